@@ -1,0 +1,1 @@
+"""The vocabulary: requests, fleets, views, decisions, policies, records. No I/O, no clock, no randomness."""

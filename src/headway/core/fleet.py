@@ -1,0 +1,153 @@
+"""What exists: GPUs, models, engines, pools of replicas. Data, not a class per GPU."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+Batching = Literal["chunked", "prefill-first", "whole-prompt", "request-level"]
+Preemption = Literal["recompute", "swap"]
+
+
+class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
+    """One accelerator. Peaks are dense (no sparsity); links are per direction and per GPU."""
+
+    name: str
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    peak_flops: dict[str, float]
+    """FLOP/s by dtype: bf16, fp8, int8, fp16. A dtype that is absent is not supported in hardware."""
+    link_bytes_per_s: float
+    """GPU to GPU within a node (NVLink, Infinity Fabric, or PCIe)."""
+    host_link_bytes_per_s: float
+    usd_per_hour: float
+    watts: float
+    gpus_per_node: int = 8
+    aliases: tuple[str, ...] = ()
+    source: str = ""
+
+
+class Moe(Struct, frozen=True, forbid_unknown_fields=True):
+    """Mixture-of-experts feed-forward: `num_experts` routed, `experts_per_token` of them chosen per token."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0
+    """Width of the always-on shared expert(s), 0 if none."""
+    num_dense_layers: int = 0
+    """Leading layers with an ordinary feed-forward (width `intermediate_size` of the model)."""
+    moe_layer_every: int = 1
+    """1: every layer past the dense ones is MoE; 2: every second."""
+
+
+class Mla(Struct, frozen=True, forbid_unknown_fields=True):
+    """Multi-head latent attention (DeepSeek-V2/V3): the cache holds one latent vector per token and layer."""
+
+    kv_lora_rank: int
+    q_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+class Model(Struct, frozen=True, forbid_unknown_fields=True):
+    """One transformer's shape."""
+
+    name: str
+    hf_id: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_context_tokens: int
+    gated_mlp: bool = True
+    tie_embeddings: bool = False
+    dtype: str = "bf16"
+    """Of the weights: bf16, fp16, fp8, int4. Activations and KV cache are 16 bit unless an engine says otherwise."""
+    moe: Moe | None = None
+    mla: Mla | None = None
+    sliding_window_tokens: int | None = None
+    sliding_window_every: int = 1
+    """With a window: 1 = every layer is windowed, 2 = every second, 4 = three of four."""
+    aliases: tuple[str, ...] = ()
+    source: str = ""
+
+
+class Engine(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a replica batches, and what it can be told. A profile from the catalog, with the user's changes."""
+
+    name: str
+    batching: Batching = "chunked"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size_tokens: int = 16
+    gpu_memory_utilization: float = 0.9
+    watermark: float = 0.0
+    """Fraction of KV blocks that admission leaves free."""
+    prefix_caching: bool = False
+    preemption: Preemption = "recompute"
+    host_memory_bytes: float = 0.0
+    """Host memory for swapped KV; with swap and no room left, preemption falls back to recompute."""
+    max_num_waiting: int | None = None
+    """Longest queue a replica accepts; beyond it requests go elsewhere or are rejected."""
+    schedule_lag: int = 0
+    """1: scheduling runs one iteration ahead of execution, so what arrives waits one iteration more."""
+    kv_dtype_bytes: float = 2.0
+    orderings: tuple[str, ...] | None = None
+    """Orderings that this engine can act out at the replica; None = any (a simulated engine)."""
+    version: str = ""
+    source: str = ""
+
+
+class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
+    """The shape of one replica: `tp * pp` GPUs. With `ep`, experts are spread over the TP group whole."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp
+
+
+class Pool(Struct, frozen=True, forbid_unknown_fields=True):
+    """Replicas that are alike."""
+
+    name: str
+    model: Model
+    gpu: Gpu
+    engine: Engine
+    parallel: Parallel = field(default_factory=Parallel)
+    replicas: int = 1
+    region: str = ""
+    usd_per_gpu_hour: float | None = None
+    """None: the catalog's price."""
+    kv_capacity_tokens: int | None = None
+    """None: from memory; a number caps it (for experiments under memory pressure)."""
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of one replica."""
+        price = self.gpu.usd_per_hour if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour
+        return price * self.parallel.num_gpus
+
+
+class Fault(Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica crashes at `at_s` and is back, empty, `down_s` later (None: never)."""
+
+    at_s: float
+    replica: int
+    down_s: float | None = None
+
+
+class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
+    """Every pool. Replicas are numbered from 0 through the pools in order."""
+
+    pools: tuple[Pool, ...]

@@ -1,0 +1,120 @@
+"""All that metrics may read: what a run leaves behind, as columns.
+
+Four tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request in a
+batch. `stretches`: one row per run of iterations of a replica with a constant batch. `replicas`: one row per
+replica. Times are seconds since the start of the workload; NaN means that it never happened.
+
+A *tick* is an iteration in which the decoding requests of a replica each gain a token; ticks are numbered per
+replica from 1. Tick `tick + k` of a stretch (k = 1..iterations) ends at
+`start_s + k*a_s + b_s*k*(k-1)/2` (`boundary_s`). A segment with `joined_tick` j and `left_tick` l produced a token
+at each of the ticks j+1..l, and before them one at `prefill_end_s` where that is not NaN.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+Columns = dict[str, npt.NDArray[np.generic]]
+
+
+class Outcome(IntEnum):
+    """How a request ended."""
+
+    FINISHED = 0
+    CANCELLED = 1
+    """The client gave up."""
+    REJECTED = 2
+    """No replica would take it: queues full, or larger than any KV cache."""
+    UNFINISHED = 3
+    """Still in the system when the run stopped."""
+
+
+class Cause(IntEnum):
+    """Why a stay in a batch ended."""
+
+    FINISHED = 0
+    PREEMPTED = 1
+    SWAPPED = 2
+    CANCELLED = 3
+    CRASHED = 4
+    UNFINISHED = 5
+
+
+REQUEST_COLUMNS = (
+    "request", "outcome", "attempts", "preemptions", "replica", "placed_s", "admitted_s", "first_token_s",
+    "answer_s", "end_s", "generated_tokens", "cached_prompt_tokens",
+)  # fmt: skip
+"""`request` is the id (row of the workload table); `replica` the last one, -1 if never placed; `placed_s` when it
+first left the gateway's hold for a replica; `admitted_s` when its first prefill began; `answer_s` its first
+answering token."""
+
+SEGMENT_COLUMNS = (
+    "request", "replica", "attempt", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",
+    "end_s", "cause",
+)  # fmt: skip
+"""`prefill_end_s` is NaN where no prefill ended with a token (swapped back in, or cut before its end)."""
+
+STRETCH_COLUMNS = (
+    "replica", "tick", "start_s", "a_s", "b_s", "iterations", "advances", "num_decode", "prefill_tokens",
+    "context_tokens", "num_waiting",
+)  # fmt: skip
+"""`advances` is 1 where the iterations are ticks, 0 where decoding stood still (a prefill-only iteration).
+`context_tokens` is the KV tokens of the decoding requests at the start."""
+
+
+class ReplicaRecord(Struct, frozen=True):
+    """One replica, and the times at which it was up."""
+
+    id: int
+    pool: str
+    model: str
+    gpu: str
+    region: str
+    num_gpus: int
+    usd_per_hour: float
+    watts: float
+    kv_capacity_tokens: int
+    max_num_seqs: int
+    up: tuple[tuple[float, float], ...]
+    """(from, to) intervals, paid for. A crashed replica is paid for while it is down."""
+    down: tuple[tuple[float, float], ...] = ()
+    """Intervals within `up` in which it was crashed."""
+
+
+class Ended(Struct, frozen=True, gc=False):
+    """One request's end, as a policy's `learn` hears of it."""
+
+    id: int
+    outcome: Outcome
+    model: str
+    tier: int
+    replica: int
+    arrival_s: float
+    first_token_s: float | None
+    end_s: float
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class Records(Struct):
+    """A run's records. `workload` is the table of what arrived, row i = request id i."""
+
+    workload: Columns
+    models: tuple[str, ...]
+    """Names behind the workload's `model` codes."""
+    regions: tuple[str, ...]
+    requests: Columns
+    segments: Columns
+    stretches: Columns
+    replicas: tuple[ReplicaRecord, ...]
+    end_s: float
+    """Virtual time at which the run stopped."""
+
+
+def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:
+    """When the k-th iteration of a stretch ends (k = 0: its start). The one clock function."""
+    return start_s + k * a_s + b_s * (k * (k - 1) // 2)
