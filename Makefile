@@ -1,0 +1,42 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint format bench docs lock clean
+
+demo: .venv/ready  ## Compare policies on the built-in workload; writes out/report.html
+	$(BIN)/headway compare --builtin chat --html out/report.html
+
+test: .venv/ready
+	$(BIN)/pytest -q -n 2
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/ready
+	$(BIN)/python bench/bench.py
+
+docs: .venv/ready  ## Write the generated pages anew
+	$(BIN)/python docs/generate.py
+
+lock:  ## Pin the newest versions that fit, in constraints.txt
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/pip install --quiet '.[all,dev]'
+	{ sed -n '/^#/p' constraints.txt; .venv-lock/bin/pip freeze --exclude headway; } > constraints.txt.new
+	mv constraints.txt.new constraints.txt
+	rm -rf .venv-lock
+
+clean:
+	rm -rf .venv out build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Headway needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

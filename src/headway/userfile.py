@@ -1,0 +1,194 @@
+"""Files that a user writes: YAML in, Structs out. Every error says file, line, key and the nearest name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from headway.core.errors import HeadwayError, unknown
+
+T = TypeVar("T")
+Key = tuple[str | int, ...]
+"""The way to a value: ("fleet", 0, "gpu") is `fleet[0].gpu`."""
+
+
+class Places:
+    """Where the values of a document come from: a line of a file, or a flag of the command line."""
+
+    def __init__(
+        self, file: str = "", lines: Mapping[Key, int] | None = None, flags: Mapping[Key, str] | None = None
+    ) -> None:
+        self.file = file
+        self.lines = dict(lines or {})
+        self.flags = dict(flags or {})
+
+    def where(self, key: Key) -> str:
+        """`chat.yaml:12: fleet[0].gpu`, or `--gpu`; the nearest known line above where the key has none."""
+        for end in range(len(key), 0, -1):
+            if key[:end] in self.flags:
+                return self.flags[key[:end]]
+        known = (self.lines[key[:end]] for end in range(len(key), -1, -1) if key[:end] in self.lines)
+        line = next(known, None)
+        parts = [f"{self.file}:{line}" if line is not None else self.file, spell(key)]
+        return ": ".join(part for part in parts if part)
+
+    @contextmanager
+    def at(self, *key: str | int) -> Iterator[None]:
+        """Errors raised inside say that they are about this key."""
+        try:
+            yield
+        except HeadwayError as error:
+            raise self.error(key, str(error)) from error
+
+    def error(self, key: Key, what: str) -> HeadwayError:
+        """An error about this key."""
+        where = self.where(key)
+        return HeadwayError(f"{where}: {what}" if where else what)
+
+
+def spell(key: Key) -> str:
+    """`fleet[0].gpu`."""
+    return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in key).lstrip(".")
+
+
+def read(path: Path) -> tuple[dict[str, Any], Places]:
+    """The mapping that a YAML file holds, and where each value stands in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise HeadwayError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
+    """As `read`, of a text; `file` is what errors call it."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        places = Places(file, dict(_lines(node, (), file)) if node else {})
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise HeadwayError(f"{file}{line}: not valid YAML: {error.problem or error}") from None
+    except RecursionError:
+        raise HeadwayError(f"{file}: refers to itself, or is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise HeadwayError(f"{file}: not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        found = "nothing" if data is None else f"a {type(data).__name__}"
+        raise HeadwayError(f"{file}: expected keys and values, found {found}")
+    return data, places
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e6 is a number, as in YAML 1.2 and JSON."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def _lines(node: yaml.Node, key: Key, file: str) -> Iterator[tuple[Key, int]]:
+    yield key, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for name, value in node.value:
+            line = name.start_mark.line + 1
+            if not isinstance(name, yaml.ScalarNode):
+                raise HeadwayError(f"{file}:{line}: a key must be a word")
+            if name.value in seen:
+                raise HeadwayError(f"{file}:{line}: {spell((*key, name.value))} stands here a second time")
+            seen.add(name.value)
+            yield from _lines(value, (*key, name.value), file)
+            yield (*key, name.value), line
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            yield from _lines(item, (*key, i), file)
+    elif node.tag == "tag:yaml.org,2002:float" and node.value.lower().lstrip("+-") in (".inf", ".nan"):
+        raise HeadwayError(f"{file}:{node.start_mark.line + 1}: {spell(key)}: expected a finite number")
+
+
+def convert(data: Any, to: type[T], places: Places, at: Key = ()) -> T:
+    """`data` as a `to`, strictly; `at` is where it stands in its document."""
+    try:
+        return msgspec.convert(data, to)
+    except msgspec.ValidationError as error:
+        raise _explained(error, data, to, places, at) from None
+
+
+def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Places, at: Key) -> HeadwayError:
+    what, _, path = str(error).partition(" - at ")
+    inner = _key(path)
+    key = (*at, *inner)
+    if name := re.fullmatch(r"Object contains unknown field `(.*)`", what):
+        return unknown("key", name[1], _fields(data, to, inner), places.where((*key, name[1])))
+    if name := re.fullmatch(r"Object missing required field `(.*)`", what):
+        return places.error(key, f"{name[1]!r} is missing")
+    if name := re.fullmatch(r"Invalid (?:enum )?value '(.*)'", what):
+        return unknown("value", name[1], _values(data, to, inner), places.where(key))
+    return places.error(key, what[:1].lower() + what[1:].replace("`", ""))
+
+
+def _key(path: str) -> Key:
+    """`$.fleet[0].gpu`, in backticks, as a key; only as far as a free key, which msgspec calls `[...]`."""
+    found = re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]|(\[\.\.\.\])", path)
+    key: list[str | int] = []
+    for name, index, free in found:
+        if free:
+            break
+        key.append(name or int(index))
+    return tuple(key)
+
+
+def _types(data: Any, to: Any, key: Key) -> Iterator[msgspec.inspect.Type]:
+    """What a value at `key` in a `to` may be."""
+    types = [msgspec.inspect.type_info(to)]
+    for step in key:
+        types = [child for t in _members(types) for child in _children(t, step, data)]
+        data = data[step]
+    yield from _members(types)
+
+
+def _fields(data: Any, to: Any, key: Key) -> set[str]:
+    """The keys that a Struct at `key` may have."""
+    structs = [t for t in _types(data, to, key) if isinstance(t, msgspec.inspect.StructType)]
+    for step in key:
+        data = data[step]
+    tagged = [t for t in structs if t.tag_field and data.get(t.tag_field) == t.tag]
+    return {field.encode_name for t in tagged or structs for field in t.fields}
+
+
+def _values(data: Any, to: Any, key: Key) -> set[str]:
+    """The words that may stand at `key`."""
+    words: set[str] = set()
+    for t in _types(data, to, key):
+        if isinstance(t, msgspec.inspect.LiteralType):
+            words.update(str(value) for value in t.values)
+    if key:
+        structs = (t for t in _types(data, to, key[:-1]) if isinstance(t, msgspec.inspect.StructType))
+        words.update(str(t.tag) for t in structs if t.tag_field == key[-1])
+    return words
+
+
+def _members(types: list[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
+    for t in types:
+        yield from _members(list(t.types)) if isinstance(t, msgspec.inspect.UnionType) else (t,)
+
+
+def _children(t: msgspec.inspect.Type, step: str | int, data: Any) -> Iterator[msgspec.inspect.Type]:
+    if isinstance(t, msgspec.inspect.StructType) and (not t.tag_field or data.get(t.tag_field) == t.tag):
+        yield from (field.type for field in t.fields if field.encode_name == step)
+    elif isinstance(t, msgspec.inspect.CollectionType):
+        yield t.item_type
+    elif isinstance(t, msgspec.inspect.DictType):
+        yield t.value_type
