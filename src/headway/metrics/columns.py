@@ -1,0 +1,23 @@
+"""Typed reading of a record's columns, without a copy where the type is right already."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.record import Columns
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
+
+
+def floats(columns: Columns, name: str, rows: Rows | Mask | slice = slice(None)) -> Floats:
+    """A column, or some of its rows, in double precision."""
+    return columns[name][rows].astype(np.float64, copy=False)
+
+
+def ints(columns: Columns, name: str, rows: Rows | Mask | slice = slice(None)) -> Ints:
+    """A column, or some of its rows, as 64-bit integers."""
+    return columns[name][rows].astype(np.int64, copy=False)

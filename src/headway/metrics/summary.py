@@ -1,0 +1,264 @@
+"""A run's summary: every number that a table, a report or a script asks for.
+
+The window runs from `warmup_s` to the end of the run. Requests count if they arrived in it, whatever became
+of them. What a run has no data for is None, not 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct, structs
+
+from headway.core.errors import HeadwayError
+from headway.core.record import Outcome, Records
+from headway.metrics.gaps import Gaps
+from headway.metrics.latency import Distribution, Sample, Slo, distribution, gap_distribution, met, sample
+from headway.metrics.tokens import inter_token_gaps, inter_token_gaps_by_replica, rows_by_replica
+from headway.metrics.usage import Level, Usage, usage
+
+
+class RequestMetrics(Struct, frozen=True, kw_only=True):
+    """Of a set of requests."""
+
+    num_requests: int
+    num_completed: int
+    num_cancelled: int
+    num_rejected: int
+    num_unfinished: int
+    ttft_s: Distribution | None
+    answer_s: Distribution | None
+    tpot_s: Distribution | None
+    itl_s: Distribution | None
+    e2e_s: Distribution | None
+    queueing_s: Distribution | None
+    slo_attainment: float | None
+    slo_ttft_attainment: float | None
+    slo_tpot_attainment: float | None
+    slo_e2e_attainment: float | None
+    goodput_rps: float | None
+    throughput_rps: float | None
+    output_tokens_per_s: float | None
+    total_tokens_per_s: float | None
+    output_tokens: int
+    preemptions: int
+    retries: int
+    cached_prompt_share: float | None
+
+
+class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
+    """Of a set of replicas, and of the requests that were served there."""
+
+    kv_use: Level | None
+    batch_size: Level | None
+    busy_share: float | None
+    gpu_hours: float
+    usd: float
+    usd_per_million_output_tokens: float | None
+
+
+class Summary(ReplicaMetrics, frozen=True, kw_only=True):
+    """Of a run. Breakdowns by tier, model and region are empty where there is only one of them."""
+
+    warmup_s: float
+    window_s: float
+    tiers: dict[str, RequestMetrics]
+    models: dict[str, ReplicaMetrics]
+    """By the model that served a request, or that it asked for if none did."""
+    regions: dict[str, RequestMetrics]
+    """By the region that a request came from."""
+    replicas: dict[str, ReplicaMetrics]
+    """By the replica that a request was last placed on. Requests never placed are in none."""
+
+
+def summarize(records: Records, *, warmup_s: float = 0.0, slo: Slo | None = None) -> Summary:
+    """The summary of a run. `slo` holds for what a request has no SLO of its own for.
+
+    Raises `HeadwayError` for a warm-up that is negative or not a number.
+    """
+    if not 0.0 <= warmup_s < float("inf"):
+        raise HeadwayError(f"warm-up is {warmup_s}; expected seconds, 0 or more")
+    chosen = sample(records, warmup_s, slo)
+    used = usage(records, warmup_s)
+    window_s = max(records.end_s - warmup_s, 0.0)
+    every = np.zeros(len(chosen.id), dtype=np.int64)
+    whole = _request_metrics(chosen, _gaps(records, chosen, every).get(0), window_s)
+    tier = records.workload.get("tier")
+    tiers = {} if tier is None else _named(tier[chosen.id])
+    return Summary(
+        **_replica_metrics(whole, used, list(range(len(records.replicas)))),
+        warmup_s=warmup_s,
+        window_s=window_s,
+        tiers=_breakdown(records, chosen, tiers, window_s),
+        models=_models(records, chosen, used, window_s),
+        regions=_breakdown(records, chosen, _regions(records, chosen), window_s),
+        replicas=_replicas(records, chosen, used, window_s),
+    )
+
+
+Groups = dict[str, npt.NDArray[np.intp]]
+"""Rows of a sample by name."""
+
+
+def _request_metrics(chosen: Sample, gaps: Gaps | None, window_s: float) -> RequestMetrics:
+    outcomes = np.bincount(chosen.outcome, minlength=len(Outcome)).tolist()
+    output_tokens = int(chosen.generated_tokens.sum())
+    started = ~np.isnan(chosen.ttft_s)
+    total_tokens = output_tokens + int(chosen.prompt_tokens[started].sum())
+    attained = met(chosen)
+    has_slo, good = attained["all"]
+    admitted = ~np.isnan(chosen.queueing_s)
+    return RequestMetrics(
+        num_requests=len(chosen.id),
+        num_completed=outcomes[Outcome.FINISHED],
+        num_cancelled=outcomes[Outcome.CANCELLED],
+        num_rejected=outcomes[Outcome.REJECTED],
+        num_unfinished=outcomes[Outcome.UNFINISHED],
+        ttft_s=distribution(chosen.ttft_s),
+        answer_s=distribution(chosen.answer_s),
+        tpot_s=distribution(chosen.tpot_s),
+        itl_s=gap_distribution(gaps),
+        e2e_s=distribution(chosen.e2e_s),
+        queueing_s=distribution(chosen.queueing_s),
+        slo_attainment=_ratio(int(good.sum()), int(has_slo.sum())),
+        slo_ttft_attainment=_ratio(int(attained["ttft"][1].sum()), int(attained["ttft"][0].sum())),
+        slo_tpot_attainment=_ratio(int(attained["tpot"][1].sum()), int(attained["tpot"][0].sum())),
+        slo_e2e_attainment=_ratio(int(attained["e2e"][1].sum()), int(attained["e2e"][0].sum())),
+        goodput_rps=_ratio(int(good.sum()), window_s) if has_slo.any() else None,
+        throughput_rps=_ratio(outcomes[Outcome.FINISHED], window_s),
+        output_tokens_per_s=_ratio(output_tokens, window_s),
+        total_tokens_per_s=_ratio(total_tokens, window_s),
+        output_tokens=output_tokens,
+        preemptions=int(chosen.preemptions.sum()),
+        retries=int(np.maximum(chosen.attempts - 1, 0).sum()),
+        cached_prompt_share=_ratio(
+            int(chosen.cached_prompt_tokens[admitted].sum()), int(chosen.prompt_tokens[admitted].sum())
+        ),
+    )
+
+
+def _replica_metrics(requests: RequestMetrics, used: Usage, rows: list[int]) -> dict[str, Any]:
+    usd = float(used.usd[rows].sum())
+    return structs.asdict(requests) | {
+        "kv_use": used.kv_use(rows),
+        "batch_size": used.batch_size(rows),
+        "busy_share": used.busy_share(rows),
+        "gpu_hours": float(used.gpu_hours[rows].sum()),
+        "usd": usd,
+        "usd_per_million_output_tokens": _ratio(usd * 1e6, requests.output_tokens),
+    }
+
+
+def _gaps(records: Records, chosen: Sample, code: npt.NDArray[np.integer]) -> dict[int, Gaps]:
+    """Inter-token latencies by a code per row of the sample."""
+    group = np.full(len(records.workload["arrival_s"]), -1, dtype=np.int32)
+    group[chosen.id] = code
+    return inter_token_gaps(records, group)
+
+
+def _breakdown(
+    records: Records, chosen: Sample, groups: Groups, window_s: float
+) -> dict[str, RequestMetrics]:
+    if len(groups) < 2:
+        return {}
+    code = np.full(len(chosen.id), -1, dtype=np.int32)
+    for position, rows in enumerate(groups.values()):
+        code[rows] = position
+    gaps = _gaps(records, chosen, code)
+    return {
+        name: _request_metrics(chosen.of(rows), gaps.get(position), window_s)
+        for position, (name, rows) in enumerate(groups.items())
+    }
+
+
+def _models(records: Records, chosen: Sample, used: Usage, window_s: float) -> dict[str, ReplicaMetrics]:
+    names = sorted({replica.model for replica in records.replicas} | set(records.models))
+    code_of = {name: code for code, name in enumerate(names)}
+    code = np.full(len(chosen.id), -1, dtype=np.int32)
+    asked = records.workload.get("model")
+    if asked is not None and records.models:
+        code_of_asked = np.array([code_of[name] for name in records.models], dtype=np.int32)
+        code[:] = code_of_asked[asked[chosen.id]]
+    for replica, rows in rows_by_replica(chosen.replica).items():
+        if replica >= 0:
+            code[rows] = code_of[_by_id(records)[replica]]
+    groups = {names[c]: rows for c, rows in rows_by_replica(code).items() if c >= 0 and names[c]}
+    return {
+        name: ReplicaMetrics(
+            **_replica_metrics(
+                found, used, [i for i, replica in enumerate(records.replicas) if replica.model == name]
+            )
+        )
+        for name, found in _breakdown(records, chosen, groups, window_s).items()
+    }
+
+
+def _by_id(records: Records) -> dict[int, str]:
+    return {replica.id: replica.model for replica in records.replicas}
+
+
+def _regions(records: Records, chosen: Sample) -> Groups:
+    code = records.workload.get("region")
+    if code is None or len(records.regions) < 2:
+        return {}
+    rows = rows_by_replica(code[chosen.id])
+    return {records.regions[c] or "none": found for c, found in rows.items() if c >= 0}
+
+
+def _named(code: npt.NDArray[np.generic]) -> Groups:
+    return {str(c): rows for c, rows in rows_by_replica(code).items()}
+
+
+def _replicas(records: Records, chosen: Sample, used: Usage, window_s: float) -> dict[str, ReplicaMetrics]:
+    rows = rows_by_replica(chosen.replica)
+    wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
+    wanted[chosen.id] = True
+    nobody = np.empty(0, dtype=np.intp)
+    itl = {r: gap_distribution(g) for r, g in inter_token_gaps_by_replica(records, wanted)}
+    result = {}
+    for position, replica in enumerate(records.replicas):
+        found = _request_metrics(chosen.of(rows.get(replica.id, nobody)), None, window_s)
+        found = structs.replace(found, itl_s=itl.get(replica.id))
+        result[str(replica.id)] = ReplicaMetrics(**_replica_metrics(found, used, [position]))
+    return result
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+BREAKDOWNS = {"tiers": "tier", "models": "model", "regions": "region", "replicas": "replica"}
+"""A summary's field -> the first word of its flat keys."""
+
+
+def flatten(summary: RequestMetrics) -> dict[str, float | int | None]:
+    """Flat keys, as in `ttft_s.p99` or `tier.0.ttft_s.p99`; None where there is no data.
+
+    `report.describe` says what each of them means.
+    """
+    return dict(_flat(summary))
+
+
+def _flat(summary: RequestMetrics) -> Iterator[tuple[str, float | int | None]]:
+    for name in summary.__struct_fields__:
+        value = getattr(summary, name)
+        if name in BREAKDOWNS:
+            for key, metrics in value.items():
+                for inner, number in _flat(metrics):
+                    yield f"{BREAKDOWNS[name]}.{key}.{inner}", number
+        elif name in PARTS:
+            for inner in PARTS[name].__struct_fields__:
+                yield f"{name}.{inner}", None if value is None else getattr(value, inner)
+        else:
+            yield name, value
+
+
+_LATENCIES = ("ttft_s", "answer_s", "tpot_s", "itl_s", "e2e_s", "queueing_s")
+
+PARTS: dict[str, type[Distribution] | type[Level]] = {
+    **dict.fromkeys(_LATENCIES, Distribution), "kv_use": Level, "batch_size": Level,
+}  # fmt: skip
+"""Fields that are several numbers."""

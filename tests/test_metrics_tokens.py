@@ -1,0 +1,104 @@
+"""Token times recovered from records, against the tokens as they came."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle_records import Run
+
+from headway.metrics.gaps import Gaps, part
+from headway.metrics.tokens import inter_token_gaps, inter_token_gaps_by_replica, token_times
+
+runs = st.builds(
+    Run,
+    seed=st.integers(0, 10**6),
+    num_requests=st.integers(1, 50),
+    num_replicas=st.integers(1, 4),
+    trouble=st.sampled_from([0.0, 0.01, 0.1]),
+    stop_s=st.sampled_from([2.0, 1e9]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs)
+def test_token_times_are_those_of_the_run(run: Run) -> None:
+    ids = list(range(len(run.jobs)))
+    found = token_times(run.records, ids)
+    assert list(found) == ids
+    for i in ids:
+        assert found[i].tolist() == run.tokens[i]
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs)
+def test_gaps_are_those_between_tokens(run: Run) -> None:
+    expected = np.sort(run.gaps())
+    gaps = inter_token_gaps(run.records, np.zeros(len(run.jobs), dtype=int)).get(0, Gaps([]))
+    assert gaps.total == len(expected)
+    if len(expected):
+        fractions = np.linspace(0, 1, 33)
+        assert gaps.quantiles_s(fractions) == pytest.approx(np.quantile(expected, fractions), abs=1e-12)
+        assert gaps.mean_s() == pytest.approx(expected.mean(), rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(runs)
+def test_gaps_by_group_are_those_of_its_requests(run: Run) -> None:
+    tier = run.records.workload["tier"].astype(int)
+    code = np.where(tier == 2, -1, tier)
+    found = inter_token_gaps(run.records, code)
+    assert 2 not in found and -1 not in found
+    for one in (0, 1):
+        expected = run.gaps(np.flatnonzero(tier == one).tolist())
+        gaps = found.get(one, Gaps([]))
+        assert gaps.total == len(expected)
+        if expected:
+            assert gaps.quantiles_s([0.5, 0.99, 1]) == pytest.approx(np.quantile(expected, [0.5, 0.99, 1]))
+
+
+def test_gaps_by_replica_add_up_without_resumptions() -> None:
+    run = Run(seed=3, trouble=0.0)
+    everyone = np.ones(len(run.jobs), dtype=bool)
+    by_replica = dict(inter_token_gaps_by_replica(run.records, everyone))
+    assert sum(gaps.total for gaps in by_replica.values()) == len(run.gaps())
+    troubled = Run(seed=3, trouble=0.1)
+    by_replica = dict(inter_token_gaps_by_replica(troubled.records, everyone))
+    assert 0 < sum(gaps.total for gaps in by_replica.values()) < len(troubled.gaps())
+
+
+def test_order_of_rows_does_not_matter() -> None:
+    run = Run(seed=5, trouble=0.05)
+    expected = inter_token_gaps(run.records, np.zeros(60, dtype=int))[0].quantiles_s(np.linspace(0, 1, 9))
+    for table in (run.records.stretches, run.records.segments):
+        order = np.random.default_rng(1).permutation(len(table["replica"]))
+        for name in table:
+            table[name] = table[name][order]
+    found = inter_token_gaps(run.records, np.zeros(60, dtype=int))[0].quantiles_s(np.linspace(0, 1, 9))
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert token_times(run.records, [7])[7].tolist() == run.tokens[7]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.001, 1), st.floats(-1e-5, 0.01), st.integers(0, 80), st.integers(0, 5)
+        ),
+        max_size=20,
+    ),
+    st.lists(st.floats(0, 1), min_size=1, max_size=9),
+)
+def test_quantiles_of_runs_are_those_written_out(
+    rows: list[tuple[float, float, int, int]], fractions: list[float]
+) -> None:
+    written = [f + s * k for f, s, n, w in rows for k in range(n) for _ in range(w)]
+    first, step, count, weight = (np.array(c) for c in zip(*rows, strict=True)) if rows else [np.empty(0)] * 4
+    gaps = Gaps([part(first, step, count, weight)])
+    assert gaps.total == len(written)
+    if written:
+        assert gaps.quantiles_s(fractions) == pytest.approx(np.quantile(written, fractions), abs=1e-12)
+        assert gaps.mean_s() == pytest.approx(np.mean(written))
+    else:
+        assert np.isnan(gaps.mean_s()) and np.isnan(gaps.quantiles_s(fractions)).all()
