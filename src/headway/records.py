@@ -1,0 +1,167 @@
+"""A run's records, to Parquet and back.
+
+A folder holds four tables. `requests.parquet` is the workload with what became of it, row i = request i: it is a
+workload file, so a run can be replayed. The others are as in `core.record`. Each carries what made it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from headway.core.errors import HeadwayError
+from headway.core.record import REQUEST_COLUMNS, Columns, Records, ReplicaRecord
+
+METADATA = b"headway"
+TABLES = ("requests", "segments", "stretches", "replicas")
+NAMES = {"model": "models", "region": "regions"}
+"""Columns of codes, kept as names."""
+
+
+class _About(msgspec.Struct, forbid_unknown_fields=True):
+    """What every file's metadata says."""
+
+    provenance: dict[str, Any]
+    end_s: float
+    models: tuple[str, ...]
+    regions: tuple[str, ...]
+    num_rows: dict[str, int]
+
+
+def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
+    """Write the tables into `folder`, made if need be. Each file appears whole or not at all.
+
+    `provenance` is JSON-like: the scenario's text, seed and version that made the run.
+    Raises `HeadwayError` where the folder cannot be written.
+    """
+    tables = {
+        "requests": _requests_table(records),
+        "segments": pa.table(records.segments),
+        "stretches": pa.table(records.stretches),
+        "replicas": _replicas_table(records.replicas),
+    }
+    num_rows = {name: table.num_rows for name, table in tables.items()}
+    about = _About(dict(provenance), records.end_s, records.models, records.regions, num_rows)
+    metadata = {METADATA: msgspec.json.encode(about)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as beside:
+            for name in TABLES:
+                table = tables.pop(name).replace_schema_metadata(metadata)
+                parquet.write_table(table, Path(beside) / name, compression="zstd")
+            for name in TABLES:
+                os.replace(Path(beside) / name, folder / f"{name}.parquet")
+    except OSError as error:
+        raise HeadwayError(f"{folder}: records cannot be written ({error.strerror or error})") from None
+
+
+def load(folder: Path) -> tuple[Records, dict[str, Any]]:
+    """What `save` wrote, and its provenance. Requests come in order of `end_s`, then of id.
+
+    Raises `HeadwayError` for a missing, damaged or foreign file.
+    """
+    tables = {name: _read(folder / f"{name}.parquet") for name in TABLES}
+    about = _about(folder / "requests.parquet", tables["requests"])
+    for name, table in tables.items():
+        if _about(folder / f"{name}.parquet", table) != about or table.num_rows != about.num_rows[name]:
+            raise HeadwayError(f"{folder}: {name}.parquet and requests.parquet are not of the same run")
+    requests = tables["requests"]
+    workload = {
+        name: _codes(requests[name], getattr(about, NAMES[name])) if name in NAMES else _numpy(requests[name])
+        for name in requests.column_names
+        if name not in REQUEST_COLUMNS
+    }
+    records = Records(
+        workload=workload,
+        models=about.models,
+        regions=about.regions,
+        requests=_outcomes(requests),
+        segments={name: _numpy(tables["segments"][name]) for name in tables["segments"].column_names},
+        stretches={name: _numpy(tables["stretches"][name]) for name in tables["stretches"].column_names},
+        replicas=msgspec.convert(tables["replicas"].to_pylist(), tuple[ReplicaRecord, ...]),
+        end_s=about.end_s,
+    )
+    return records, about.provenance
+
+
+def _requests_table(records: Records) -> pa.Table:
+    """The workload's columns and, beside them, each request's outcome; null where a request never came to be."""
+    arrays: dict[str, pa.Array] = {}
+    for name, column in records.workload.items():
+        names = getattr(records, NAMES[name]) if name in NAMES else ()
+        arrays[name] = _named(column, names) if names else pa.array(column)
+    ids = records.requests["request"].astype(np.int64)
+    num_rows = len(records.workload["arrival_s"])
+    absent = np.ones(num_rows, dtype=np.bool_)
+    absent[ids] = False
+    for name in REQUEST_COLUMNS:
+        column = records.requests[name]
+        placed = np.zeros(num_rows, dtype=column.dtype)
+        placed[ids] = column
+        arrays[name] = pa.array(placed, mask=absent) if absent.any() else pa.array(placed)
+    return pa.table(arrays)
+
+
+def _named(codes: np.ndarray[Any, Any], names: tuple[str, ...]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names, pa.string()))
+
+
+def _replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:
+    intervals = pa.list_(pa.list_(pa.float64()))
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+    fields = msgspec.structs.fields(ReplicaRecord)
+    schema = pa.schema([(field.name, kinds.get(field.type, intervals)) for field in fields])
+    return pa.Table.from_pylist([msgspec.to_builtins(replica) for replica in replicas], schema=schema)
+
+
+def _read(path: Path) -> pa.Table:
+    if not path.is_file():
+        raise HeadwayError(f"{path}: no such file; expected the records of a run")
+    try:
+        return parquet.read_table(path, memory_map=False)
+    except (pa.ArrowException, OSError) as error:
+        raise HeadwayError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+
+
+def _about(path: Path, table: pa.Table) -> _About:
+    try:
+        return msgspec.json.decode((table.schema.metadata or {})[METADATA], type=_About)
+    except (KeyError, msgspec.MsgspecError):
+        raise HeadwayError(f"{path}: not the records of a run") from None
+
+
+def _numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = column.to_numpy()
+    return array
+
+
+def _codes(column: pa.ChunkedArray, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """Names as codes into `names`, in whatever order the file keeps its dictionary."""
+    if not names:
+        return _numpy(column)
+    code_of = {name: code for code, name in enumerate(names)}
+    parts = []
+    for chunk in column.chunks:
+        coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        own = np.array([code_of[name] for name in coded.dictionary.to_pylist()], dtype=np.int16)
+        parts.append(own[coded.indices.to_numpy()])
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int16)
+
+
+def _outcomes(requests: pa.Table) -> Columns:
+    """The request table, in order of ending."""
+    rows = np.flatnonzero(~np.asarray(requests["request"].is_null()))
+    if len(rows) == requests.num_rows:
+        columns = {name: _numpy(requests[name]) for name in REQUEST_COLUMNS}
+    else:
+        columns = {name: _numpy(requests[name].take(pa.array(rows))) for name in REQUEST_COLUMNS}
+    order = np.argsort(columns["end_s"], kind="stable")
+    return {name: column[order] for name, column in columns.items()}
