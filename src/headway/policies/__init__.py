@@ -1,0 +1,39 @@
+"""Every policy by its name. Adding one is one file beside the others and one line here."""
+
+from __future__ import annotations
+
+from headway.core.policy import Ordering, Router
+from headway.policies.ordering.edf import Edf
+from headway.policies.ordering.fcfs import Fcfs
+from headway.policies.ordering.priority import Priority
+from headway.policies.ordering.round_robin import RoundRobin as RoundRobinOrdering
+from headway.policies.ordering.shortest_remaining import ShortestRemaining
+from headway.policies.routing.jsq_tokens import JsqTokens
+from headway.policies.routing.jsq_tokens_oracle import JsqTokensOracle
+from headway.policies.routing.least_kv import LeastKv
+from headway.policies.routing.least_loaded import LeastLoaded
+from headway.policies.routing.power_of_two import PowerOfTwo
+from headway.policies.routing.prefix_affinity import PrefixAffinity
+from headway.policies.routing.random import Random
+from headway.policies.routing.round_robin import RoundRobin
+from headway.policies.routing.session_affinity import SessionAffinity
+
+ROUTERS: dict[str, type[Router]] = {
+    "round-robin": RoundRobin,
+    "random": Random,
+    "least-loaded": LeastLoaded,
+    "jsq-tokens": JsqTokens,
+    "jsq-tokens-oracle": JsqTokensOracle,
+    "power-of-two": PowerOfTwo,
+    "least-kv": LeastKv,
+    "prefix-affinity": PrefixAffinity,
+    "session-affinity": SessionAffinity,
+}
+
+ORDERINGS: dict[str, type[Ordering]] = {
+    "fcfs": Fcfs,
+    "round-robin": RoundRobinOrdering,
+    "priority": Priority,
+    "edf": Edf,
+    "shortest-remaining": ShortestRemaining,
+}

@@ -1,0 +1,19 @@
+"""Checks of what a policy's constructor is given."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from headway.core.errors import HeadwayError
+
+
+def at_least(name: str, value: float, lowest: float) -> None:
+    """Refuse a number that is below `lowest`, infinite or NaN."""
+    if not isfinite(value) or value < lowest:
+        raise HeadwayError(f"{name}: expected a number of at least {lowest:g}, got {value!r}")
+
+
+def above(name: str, value: float, bound: float) -> None:
+    """Refuse a number that is not above `bound`, infinite or NaN."""
+    if not isfinite(value) or value <= bound:
+        raise HeadwayError(f"{name}: expected a number above {bound:g}, got {value!r}")

@@ -1,0 +1,1 @@
+"""Who goes first: one idea a file."""

@@ -1,0 +1,15 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from headway.core.view import RequestView
+
+
+class Fcfs:
+    """By arrival; a request that was preempted keeps its place."""
+
+    quantum: int | None = None
+    preemptive: bool = False
+
+    def rank(self, request: RequestView, now: float) -> tuple[float]:
+        return (request.arrival_s,)

@@ -1,0 +1,22 @@
+"""Time-sharing in token quanta."""
+
+from __future__ import annotations
+
+from headway.core.view import RequestView
+from headway.policies.arguments import at_least
+
+
+class RoundRobin:
+    """Requests take turns of `quantum_tokens` output tokens; who has used one up goes behind those who wait.
+
+    The default quantum is the one of the PASCAL paper's baseline.
+    """
+
+    preemptive: bool = True
+
+    def __init__(self, quantum_tokens: int = 500) -> None:
+        at_least("quantum_tokens", quantum_tokens, 1)
+        self.quantum: int | None = quantum_tokens
+
+    def rank(self, request: RequestView, now: float) -> tuple[int, float]:
+        return request.turn, request.arrival_s

@@ -1,0 +1,33 @@
+"""Join the shortest queue in tokens, with every output length known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import cast
+
+from headway.core.decision import Placement
+from headway.core.view import FleetView, OracleReplicaView, RequestView
+
+
+class JsqTokensOracle:
+    """The replica with the fewest tokens left, prompt and output, as only an oracle knows them.
+
+    What `jsq-tokens` would do with perfect estimates: the bound on what predicting lengths can bring. Of
+    equals, the first in the view's order.
+    """
+
+    oracle = True
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        replicas = cast("Sequence[OracleReplicaView]", view.replicas)
+        chosen = replicas[0].id
+        least = inf
+        for replica in replicas:
+            left = replica.prefill_tokens_left
+            if left < least:
+                left += replica.output_tokens_left
+                if left < least:
+                    least = left
+                    chosen = replica.id
+        return Placement(chosen)

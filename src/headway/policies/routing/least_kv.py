@@ -1,0 +1,38 @@
+"""Join the replica whose KV cache has the most room."""
+
+from __future__ import annotations
+
+from math import inf
+
+from headway.core.decision import Placement
+from headway.core.view import FleetView, RequestView
+from headway.policies.arguments import at_least
+
+
+class LeastKv:
+    """The replica with the smallest share of KV blocks used, or spoken for by prompts not yet computed.
+
+    Counting the prompts that wait (`block_size_tokens` to a block) tells two full caches apart, and keeps a
+    burst from going to one replica before its cache shows it. Of equals, the one with the fewest requests in
+    flight, then the first in the view's order.
+    """
+
+    def __init__(self, block_size_tokens: int = 16) -> None:
+        at_least("block_size_tokens", block_size_tokens, 1)
+        self._blocks_per_token = 1.0 / block_size_tokens
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        replicas = view.replicas
+        blocks_per_token = self._blocks_per_token
+        chosen = replicas[0].id
+        least = fewest = inf
+        for replica in replicas:
+            total = replica.kv_blocks_total or 1
+            share = replica.prefill_tokens_left * blocks_per_token / total
+            if share <= least:
+                share += replica.kv_blocks_used / total
+                if share < least or (share == least and replica.num_in_flight < fewest):
+                    least = share
+                    fewest = replica.num_in_flight
+                    chosen = replica.id
+        return Placement(chosen)

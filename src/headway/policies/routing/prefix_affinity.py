@@ -1,0 +1,59 @@
+"""Requests that share a prefix go to the replica that has it, as far as its load allows."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from headway.core.decision import Placement
+from headway.core.view import FleetView, RequestView
+from headway.policies.arguments import at_least
+from headway.policies.routing.least_loaded import least_loaded
+
+_MASK = (1 << 30) - 1  # products of two such numbers are the fastest that Python has
+
+
+class PrefixAffinity:
+    """Requests whose prompts begin alike stick to one replica, with bounded load.
+
+    Requests form a group when their first `num_segments` prefix segments are the same. A group ranks the
+    replicas by rendezvous hashing (Thaler and Ravishankar, 1998) and takes the first with room, so that a
+    replica which goes or comes moves no group but its own. There is room below `ceil(load_factor * (requests
+    in flight + 1) / replicas) + spare_requests` requests in flight (Mirrokni et al., 2016, and a few to
+    spare, so that an idle fleet does not scatter its groups). A request without a prefix goes to the least
+    loaded replica.
+    """
+
+    def __init__(self, load_factor: float = 1.25, spare_requests: int = 4, num_segments: int = 1) -> None:
+        at_least("load_factor", load_factor, 1)
+        at_least("spare_requests", spare_requests, 0)
+        at_least("num_segments", num_segments, 1)
+        self._load_factor = load_factor
+        self._spare_requests = spare_requests
+        self._num_segments = num_segments
+        self._ids: list[int] = []
+        self._salts: list[int] = []
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        prefix = request.prefix
+        replicas = view.replicas
+        if not prefix:
+            return Placement(least_loaded(replicas))
+        ids = [replica.id for replica in replicas]
+        if ids != self._ids:
+            self._ids, self._salts = ids, [_scrambled(i) | 1 for i in ids]
+        group = _scrambled(prefix[min(self._num_segments, len(prefix)) - 1].id)
+        scores = [group * salt & _MASK for salt in self._salts]
+        loads = [replica.num_in_flight for replica in replicas]
+        room = ceil(self._load_factor * (sum(loads) + 1) / len(loads)) + self._spare_requests
+        best = scores.index(max(scores))
+        if loads[best] >= room:
+            best = max((i for i, load in enumerate(loads) if load < room), key=scores.__getitem__)
+        return Placement(ids[best])
+
+
+def _scrambled(number: int) -> int:
+    """30 bits that look random and are the same on every machine (the finaliser of SplitMix64)."""
+    number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return (number ^ (number >> 31)) >> 34

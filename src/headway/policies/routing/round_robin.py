@@ -1,0 +1,40 @@
+"""Round robin over replicas."""
+
+from __future__ import annotations
+
+from headway.core.decision import Placement
+from headway.core.view import FleetView, RequestView
+
+
+class RoundRobin:
+    """Each replica in turn, whatever its load.
+
+    The cursor is the last replica's id, so that replicas which come and go move nobody else's turn: the next
+    is the one after it in the view's order or, when the last is gone, the first with a higher id.
+    """
+
+    def __init__(self) -> None:
+        self._last = -1
+        self._next = 0
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        replicas = view.replicas
+        num_replicas = len(replicas)
+        i = self._next
+        if i and (i > num_replicas or replicas[i - 1].id != self._last):
+            i = self._after_last(view)
+        if i == num_replicas:
+            i = 0
+        self._next = i + 1
+        self._last = replica = replicas[i].id
+        return Placement(replica)
+
+    def _after_last(self, view: FleetView) -> int:
+        """Where the cursor stands among replicas that have changed."""
+        higher = -1
+        for i, replica in enumerate(view.replicas):
+            if replica.id == self._last:
+                return i + 1
+            if higher < 0 and replica.id > self._last:
+                higher = i
+        return max(higher, 0)
