@@ -1,0 +1,1 @@
+"""What arrives: sources of requests, readers of public traces, generators."""

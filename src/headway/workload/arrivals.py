@@ -1,0 +1,253 @@
+"""When requests arrive: one class per process. A class is what stands under `arrivals:` in a scenario."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from numpy.random import Generator
+
+Floats = npt.NDArray[np.float64]
+
+DAY_S = 86_400.0
+WEEK_S = 7 * DAY_S
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}: {value}; expected a number above 0")
+
+
+class Poisson(Struct, frozen=True, forbid_unknown_fields=True, tag="poisson", tag_field="kind"):
+    """Independent arrivals at a constant rate."""
+
+    rate: float
+    """Requests per second."""
+
+    def __post_init__(self) -> None:
+        _positive(rate=self.rate)
+
+    def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
+        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
+        return _renewal(lambda n: random.exponential(1 / self.rate, n), self.rate, num, duration_s)
+
+
+class Gamma(Struct, frozen=True, forbid_unknown_fields=True, tag="gamma", tag_field="kind"):
+    """Gaps from a gamma distribution: burstier than Poisson with a `cv` above 1, smoother below."""
+
+    rate: float
+    """Requests per second, on average."""
+    cv: float
+    """Standard deviation of the gaps over their mean; 1 is Poisson."""
+
+    def __post_init__(self) -> None:
+        _positive(rate=self.rate, cv=self.cv)
+
+    def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
+        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
+        shape = 1 / self.cv**2
+        return _renewal(lambda n: random.gamma(shape, 1 / (shape * self.rate), n), self.rate, num, duration_s)
+
+
+class Deterministic(Struct, frozen=True, forbid_unknown_fields=True, tag="deterministic", tag_field="kind"):
+    """One arrival every 1 / rate seconds, the first at 0."""
+
+    rate: float
+    """Requests per second."""
+
+    def __post_init__(self) -> None:
+        _positive(rate=self.rate)
+
+    def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
+        """Arrival times: `num` of them, or those before `duration_s`."""
+        count = math.ceil((duration_s or 0.0) * self.rate) if num is None else num
+        arrival_s = np.arange(count) / self.rate
+        return arrival_s if duration_s is None else arrival_s[arrival_s < duration_s]
+
+
+class Diurnal(Struct, frozen=True, forbid_unknown_fields=True, tag="diurnal", tag_field="kind"):
+    """A day's and a week's curve: a sine over the day, less at weekends. Poisson at each moment."""
+
+    rate: float
+    """Requests per second, averaged over a working day."""
+    peak_to_trough: float = 3.0
+    """The busiest moment's rate over the quietest one's, 1 or more."""
+    peak_hour: float = 14.0
+    """Hour of the day with the highest rate, 0 to 24."""
+    weekend: float = 1.0
+    """What is left of the rate on the sixth and seventh day of a week."""
+    start_hour: float = 0.0
+    """Hour of the week at which the workload begins; 0 is Monday, midnight."""
+
+    def __post_init__(self) -> None:
+        _positive(rate=self.rate)
+        if not 1 <= self.peak_to_trough < math.inf:
+            raise ValueError(f"peak_to_trough: {self.peak_to_trough}; expected 1 or more")
+        if not 0 <= self.weekend < math.inf:
+            raise ValueError(f"weekend: {self.weekend}; expected 0 or more")
+
+    def rate_at(self, at_s: Floats) -> Floats:
+        """Requests per second at these times."""
+        week_s = (at_s + self.start_hour * 3600) % WEEK_S
+        swing = (self.peak_to_trough - 1) / (self.peak_to_trough + 1)
+        day = 1 + swing * np.cos(2 * np.pi * (week_s / DAY_S - self.peak_hour / 24))
+        rate: Floats = self.rate * day * np.where(week_s >= 5 * DAY_S, self.weekend, 1.0)
+        return rate
+
+    def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
+        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
+        swing = (self.peak_to_trough - 1) / (self.peak_to_trough + 1)
+        peak = self.rate * (1 + swing) * max(1.0, self.weekend)
+        return _thinned(random, self.rate_at, peak, self.rate, num, duration_s)
+
+
+class Curve(Struct, frozen=True, forbid_unknown_fields=True, tag="curve", tag_field="kind"):
+    """A measured demand curve: rates that hold for a step each, then begin again. Poisson at each moment."""
+
+    rates: tuple[float, ...]
+    """Requests per second, step by step."""
+    step_s: float
+    """How long each of them holds."""
+
+    def __post_init__(self) -> None:
+        _positive(step_s=self.step_s)
+        if not self.rates or not all(0 <= r < math.inf for r in self.rates) or not any(self.rates):
+            raise ValueError("rates: expected numbers from 0, not all of them 0")
+
+    def rate_at(self, at_s: Floats) -> Floats:
+        """Requests per second at these times."""
+        step = (at_s // self.step_s).astype("i8") % len(self.rates)
+        rate: Floats = np.asarray(self.rates, "f8")[step]
+        return rate
+
+    def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
+        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
+        mean = sum(self.rates) / len(self.rates)
+        return _thinned(random, self.rate_at, max(self.rates), mean, num, duration_s)
+
+
+class Burst(Struct, frozen=True, forbid_unknown_fields=True):
+    """A stretch of time with more (or fewer) requests than usual."""
+
+    from_s: float
+    """When it begins."""
+    to_s: float
+    """When it ends."""
+    factor: float
+    """What the base rate is multiplied by."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_s < self.to_s:
+            raise ValueError(f"from_s {self.from_s}, to_s {self.to_s}; expected 0 <= from_s < to_s")
+        if not 0 <= self.factor < math.inf:
+            raise ValueError(f"factor: {self.factor}; expected 0 or more")
+
+
+class Bursts(Struct, frozen=True, forbid_unknown_fields=True, tag="bursts", tag_field="kind"):
+    """A base rate, multiplied within windows of time (twice where two overlap). Poisson at each moment."""
+
+    rate: float
+    """Requests per second outside of every burst."""
+    bursts: tuple[Burst, ...]
+    """The windows."""
+    repeat_s: float | None = None
+    """The windows come again every so often; nothing = once."""
+
+    def __post_init__(self) -> None:
+        _positive(rate=self.rate)
+        if self.repeat_s is not None:
+            _positive(repeat_s=self.repeat_s)
+            if any(b.to_s > self.repeat_s for b in self.bursts):
+                raise ValueError(f"bursts: expected windows that end by repeat_s, {self.repeat_s}")
+
+    def rate_at(self, at_s: Floats) -> Floats:
+        """Requests per second at these times."""
+        within_s = at_s if self.repeat_s is None else at_s % self.repeat_s
+        rate = np.full(len(at_s), self.rate)
+        for burst in self.bursts:
+            rate[(within_s >= burst.from_s) & (within_s < burst.to_s)] *= burst.factor
+        return rate
+
+    def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
+        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
+        starts = np.array([0.0, *(edge for b in self.bursts for edge in (b.from_s, b.to_s))])
+        peak = float(self.rate_at(starts).max())
+        return _thinned(random, self.rate_at, peak, self.rate, num, duration_s)
+
+
+class Replay(Struct, frozen=True, forbid_unknown_fields=True, tag="replay", tag_field="kind"):
+    """The arrival times of a trace, with lengths from elsewhere."""
+
+    path: str
+    """The trace, of any format that can be read; relative to the scenario's folder."""
+    format: str | None = None
+    """Its format; nothing = recognised by the first line."""
+    rate_scale: float = 1.0
+    """2 = twice the rate, in half the time."""
+    sort: bool = False
+    """Sort the trace by arrival first."""
+
+    def __post_init__(self) -> None:
+        _positive(rate_scale=self.rate_scale)
+
+
+Process = Poisson | Gamma | Deterministic | Diurnal | Curve | Bursts
+Arrivals = Process | Replay
+
+
+def _renewal(gaps: Callable[[int], Floats], rate: float, num: int | None, duration_s: float | None) -> Floats:
+    if num is not None:
+        arrival_s = np.cumsum(gaps(num))
+        return arrival_s if duration_s is None else arrival_s[arrival_s < duration_s]
+    assert duration_s is not None
+    return _until(lambda start_s, n: start_s + np.cumsum(gaps(n)), rate, duration_s)
+
+
+def _until(more: Callable[[float, int], Floats], rate: float, duration_s: float) -> Floats:
+    """Arrivals before `duration_s`, drawn in batches of about what is still expected."""
+    parts, last_s = [np.zeros(0)], 0.0
+    while last_s < duration_s:
+        expected = (duration_s - last_s) * rate
+        part = more(last_s, int(expected + 4 * math.sqrt(expected)) + 16)
+        parts.append(part)
+        last_s = float(part[-1])
+    arrival_s = np.concatenate(parts)
+    return arrival_s[: int(np.searchsorted(arrival_s, duration_s))]
+
+
+def _thinned(
+    random: Generator,
+    rate_at: Callable[[Floats], Floats],
+    peak: float,
+    mean: float,
+    num: int | None,
+    duration_s: float | None,
+) -> Floats:
+    """A Poisson process whose rate moves: candidates at the peak rate, each kept with rate / peak.
+
+    After Lewis and Shedler, "Simulation of nonhomogeneous Poisson processes by thinning" (1979).
+    """
+    parts: list[Floats] = []
+    kept, last_s, end_s = 0, 0.0, math.inf if duration_s is None else duration_s
+    while last_s < end_s and (num is None or kept < num):
+        left = (end_s - last_s) * mean if num is None else num - kept
+        batch = int(min(max(left * peak / mean * 1.02, 0) + 1000, 4_000_000))
+        candidates = last_s + np.cumsum(random.exponential(1 / peak, batch))
+        chosen = candidates[random.random(batch) * peak < rate_at(candidates)]
+        parts.append(chosen)
+        kept, last_s = kept + len(chosen), float(candidates[-1])
+    arrival_s = np.concatenate(parts)
+    return arrival_s[: int(np.searchsorted(arrival_s, end_s))][:num]
+
+
+def of_rate(rate: float) -> Process:
+    """What a bare number under `arrivals:` stands for."""
+    try:
+        return Poisson(rate)
+    except ValueError as error:
+        raise msgspec.ValidationError(str(error)) from None

@@ -1,0 +1,172 @@
+"""How long prompts and outputs are: one class per distribution, and those fitted on public traces by name."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from numpy.random import Generator
+
+from headway.core.errors import unknown
+from headway.workload.check import MAX_TOKENS
+
+Longs = npt.NDArray[np.int64]
+Column = Literal["prompt_tokens", "output_tokens", "reasoning_tokens"]
+
+Z99 = 2.3263478740408408
+"""The 99th percentile of the standard normal distribution."""
+
+
+class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal", tag_field="kind"):
+    """A skewed spread, given by `mean` and `cv` or by `p50` and `p99`."""
+
+    mean: float | None = None
+    """Mean number of tokens."""
+    cv: float | None = None
+    """Standard deviation over mean."""
+    p50: float | None = None
+    """Median number of tokens."""
+    p99: float | None = None
+    """Exceeded by one in a hundred."""
+    min: int = 1
+    """Shorter ones are lengthened to this."""
+    max: int = MAX_TOKENS
+    """Longer ones are cut to this."""
+
+    def __post_init__(self) -> None:
+        by_mean, by_median = (self.mean, self.cv), (self.p50, self.p99)
+        if (None in by_mean or by_median != (None, None)) and (None in by_median or by_mean != (None, None)):
+            raise ValueError("lognormal: expected mean and cv, or p50 and p99")
+        if self.mean is not None and self.cv is not None and not (self.mean > 0 and self.cv >= 0):
+            raise ValueError(f"mean {self.mean}, cv {self.cv}; expected a mean above 0 and a cv of 0 or more")
+        if self.p50 is not None and self.p99 is not None and not 0 < self.p50 <= self.p99:
+            raise ValueError(f"p50 {self.p50}, p99 {self.p99}; expected 0 < p50 <= p99")
+        _bounds(self.min, self.max)
+
+    def sample(self, random: Generator, num: int) -> Longs:
+        """Token counts."""
+        if self.mean is not None and self.cv is not None:
+            sigma = math.sqrt(math.log1p(self.cv**2))
+            mu = math.log(self.mean) - sigma**2 / 2
+        else:
+            assert self.p50 is not None and self.p99 is not None
+            mu = math.log(self.p50)
+            sigma = (math.log(self.p99) - mu) / Z99
+        return _tokens(random.lognormal(mu, sigma, num), self.min, self.max)
+
+
+class Uniform(Struct, frozen=True, forbid_unknown_fields=True, tag="uniform", tag_field="kind"):
+    """Every whole number between two, both included, alike."""
+
+    min: int
+    """Fewest tokens."""
+    max: int
+    """Most tokens."""
+
+    def __post_init__(self) -> None:
+        _bounds(self.min, self.max)
+
+    def sample(self, random: Generator, num: int) -> Longs:
+        """Token counts."""
+        return random.integers(self.min, self.max, num, endpoint=True)
+
+
+class Geometric(Struct, frozen=True, forbid_unknown_fields=True, tag="geometric", tag_field="kind"):
+    """1 or more, each further one with the same probability; for the turns of a session, say."""
+
+    mean: float
+    """Mean, 1 or more."""
+    max: int = MAX_TOKENS
+    """Longer ones are cut to this."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean < math.inf:
+            raise ValueError(f"mean: {self.mean}; expected 1 or more")
+        _bounds(1, self.max)
+
+    def sample(self, random: Generator, num: int) -> Longs:
+        """Counts."""
+        return np.minimum(random.geometric(1 / self.mean, num), self.max)
+
+
+class Quantiles(Struct, frozen=True, forbid_unknown_fields=True, tag="quantiles", tag_field="kind"):
+    """An empirical distribution: straight lines between the quantiles given."""
+
+    quantiles: tuple[float, ...]
+    """Rising, from 0 to 1."""
+    tokens: tuple[float, ...]
+    """The value at each of them; not falling."""
+
+    def __post_init__(self) -> None:
+        at, tokens = np.asarray(self.quantiles), np.asarray(self.tokens)
+        if len(at) != len(tokens) or len(at) < 2:
+            raise ValueError("quantiles and tokens: expected as many of one as of the other, 2 or more")
+        if at[0] != 0 or at[-1] != 1 or not bool((np.diff(at) > 0).all()):
+            raise ValueError("quantiles: expected rising numbers from 0 to 1")
+        if not 0 <= tokens[0] <= tokens[-1] <= MAX_TOKENS or not bool((np.diff(tokens) >= 0).all()):
+            raise ValueError(f"tokens: expected numbers from 0 to {MAX_TOKENS:,} that do not fall")
+
+    def sample(self, random: Generator, num: int) -> Longs:
+        """Token counts, 1 or more."""
+        return _tokens(np.interp(random.random(num), self.quantiles, self.tokens), 1, MAX_TOKENS)
+
+
+Distribution = Lognormal | Uniform | Geometric | Quantiles
+Length = int | str | Distribution
+"""What may stand under `prompt_tokens:`: a number, the name of a built-in distribution, or a distribution."""
+
+
+def sample(length: Length, column: Column, random: Generator, num: int, where: str = "") -> Longs:
+    """`num` token counts for a column. `where` is the key that an error names."""
+    if isinstance(length, int):
+        return np.full(num, length, "i8")
+    if isinstance(length, str):
+        return builtin(length, column, where).sample(random, num)
+    return length.sample(random, num)
+
+
+class Fitted(Struct, frozen=True, forbid_unknown_fields=True):
+    """One public trace's quantiles at `quantiles` of the table, by column."""
+
+    source: str
+    prompt_tokens: tuple[float, ...] | None = None
+    output_tokens: tuple[float, ...] | None = None
+    reasoning_tokens: tuple[float, ...] | None = None
+
+
+class Fits(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of fitted distributions."""
+
+    quantiles: tuple[float, ...]
+    distributions: dict[str, Fitted]
+
+
+@cache
+def fits() -> Fits:
+    """The built-in distributions, by name."""
+    text = resources.files("headway.workload").joinpath("lengths.json").read_bytes()
+    return msgspec.json.decode(text, type=Fits)
+
+
+def builtin(name: str, column: Column, where: str = "") -> Quantiles:
+    """A built-in distribution of one column. HeadwayError where there is none."""
+    known = fits()
+    options = [n for n, f in known.distributions.items() if getattr(f, column) is not None]
+    if name not in options:
+        raise unknown("length distribution", name, options, where or column)
+    return Quantiles(known.quantiles, getattr(known.distributions[name], column))
+
+
+def _tokens(values: npt.NDArray[np.float64], low: int, high: int) -> Longs:
+    return np.clip(np.rint(values), low, high).astype("i8")
+
+
+def _bounds(low: int, high: int) -> None:
+    if not 1 <= low <= high <= MAX_TOKENS:
+        raise ValueError(f"min {low}, max {high}; expected 1 <= min <= max <= {MAX_TOKENS:,}")

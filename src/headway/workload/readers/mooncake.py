@@ -1,0 +1,113 @@
+"""Mooncake traces, JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}.
+
+A hash id stands for a block of 512 prompt tokens and all before it. Source: kvcache-ai/Mooncake.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headway.core.errors import HeadwayError
+from headway.workload.check import MAX_TOKENS
+from headway.workload.readers.blocks import blocks
+from headway.workload.readers.finish import from_zero, without_failures
+from headway.workload.readers.options import Options
+from headway.workload.table import Longs, Prefix, Workload
+
+BLOCK_TOKENS = 512
+
+
+class _Line(msgspec.Struct, gc=False):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+
+
+def matches(line: str) -> bool:
+    """By the keys of its first line."""
+    return line.startswith("{") and '"input_length"' in line and '"timestamp"' in line
+
+
+def read(path: Path, options: Options) -> Workload:
+    """Arrivals, lengths, and hash blocks as prefix segments."""
+    arrival_ms, prompt, output = array("d"), array("i"), array("i")
+    ids, counts = array("q"), array("i")
+    bad: list[str] = []
+    for line in _lines(path, options, bad):
+        arrival_ms.append(line.timestamp)
+        prompt.append(line.input_length)
+        output.append(line.output_length)
+        ids.extend(line.hash_ids)
+        counts.append(len(line.hash_ids))
+    if not arrival_ms:
+        raise HeadwayError(f"{path}: no requests in the file")
+    prompt_tokens = np.array(prompt, "i4")
+    columns = {
+        "arrival_s": np.array(arrival_ms) / 1e3,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": np.array(output),
+    }
+    prefix = _prefix(np.array(ids, "i8"), np.array(counts, "i8"), prompt_tokens.astype("i8"))
+    notes = (f"{len(bad)} bad lines skipped; the first: {bad[0]}",) if bad else ()
+    return from_zero(without_failures(Workload(columns, prefix=prefix, notes=notes)), path, options)
+
+
+def _lines(path: Path, options: Options, bad: list[str]) -> Iterator[_Line]:
+    """The good lines; `bad` gathers what was wrong with the others."""
+    decode = msgspec.json.Decoder(_Line).decode
+    left = math.inf if options.limit is None else options.limit
+    last_ms = -math.inf
+    for first, block in blocks(path):
+        for number, text in enumerate(block.split(b"\n"), first):
+            if left <= 0:
+                return
+            if not text.strip():
+                continue
+            problem, line = "", None
+            try:
+                line = decode(text)
+                problem = _problem(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                problem = f"{error}; expected timestamp, input_length, output_length and hash_ids"
+            if line is None or problem:
+                if not options.skip_bad:
+                    raise HeadwayError(f"{path}: line {number}: {problem}; --skip-bad leaves bad lines out")
+                bad.append(f"line {number}: {problem}")
+                continue
+            if line.timestamp < last_ms and not options.sort:
+                raise HeadwayError(
+                    f"{path}: line {number}: timestamp: arrives before the line above it;"
+                    " say sort=True (--sort) to sort by arrival"
+                )
+            last_ms = line.timestamp
+            left -= 1
+            yield line
+
+
+def _problem(line: _Line) -> str:
+    if not 0 <= line.timestamp < math.inf:
+        return f"timestamp: {line.timestamp}; expected milliseconds, 0 or more"
+    if not 0 <= line.input_length <= MAX_TOKENS:
+        return f"input_length: {line.input_length}; expected 0 to {MAX_TOKENS:,}"
+    if not 0 <= line.output_length <= MAX_TOKENS:
+        return f"output_length: {line.output_length}; expected 0 to {MAX_TOKENS:,}"
+    if any(not 0 <= i < 2**63 for i in line.hash_ids):
+        return "hash_ids: expected ids from 0 to 2^63"
+    return ""
+
+
+def _prefix(ids: Longs, counts: Longs, prompt_tokens: Longs) -> Prefix:
+    """Blocks of 512 tokens, the last one of what is left; blocks past the prompt's end are dropped."""
+    place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+    tokens = np.minimum(np.repeat(prompt_tokens, counts) - place * BLOCK_TOKENS, BLOCK_TOKENS)
+    held = tokens > 0
+    kept = np.bincount(np.repeat(np.arange(len(counts)), counts)[held], minlength=len(counts))
+    offsets = np.concatenate(([0], np.cumsum(kept))).astype("i8")
+    return Prefix(offsets, ids[held], tokens[held].astype("i4"))

@@ -1,0 +1,290 @@
+"""The `workload:` section of a scenario, and the source of requests that it stands for.
+
+Three ways to say what arrives: a `trace`, a `builtin` workload by name, or a synthetic one from `arrivals`,
+`prompt_tokens` and `output_tokens`. What else stands in the section applies to any of the three.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from headway.core.errors import HeadwayError, unknown
+from headway.workload.arrivals import Arrivals, Replay, of_rate
+from headway.workload.closed_loop import ClosedLoop
+from headway.workload.generate import rows_of, turns_of
+from headway.workload.lengths import Column, Geometric, Length, builtin
+from headway.workload.sessions import Sessions, flattened
+from headway.workload.source import Source
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
+
+
+class Slo(Struct, frozen=True, forbid_unknown_fields=True):
+    """What was promised to a request. Nothing = no promise."""
+
+    ttft_s: float | None = None
+    """Longest time to the first token."""
+    tpot_s: float | None = None
+    """Longest mean time per output token after the first."""
+    e2e_s: float | None = None
+    """Longest time from arrival to the last token."""
+    deadline_after_s: float | None = None
+    """Deadline, counted from arrival, that deadline orderings (EDF) go by."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "ttft_s", "tpot_s", "e2e_s", "deadline_after_s")
+
+
+class Tier(Struct, frozen=True, forbid_unknown_fields=True):
+    """One tier of requests and what it was promised."""
+
+    tier: int
+    """0 is the most urgent."""
+    share: float = 1.0
+    """Its part of all requests, relative to the other tiers' shares."""
+    ttft_s: float | None = None
+    """As in `slo`, for this tier; nothing = what `slo` says."""
+    tpot_s: float | None = None
+    """As in `slo`."""
+    e2e_s: float | None = None
+    """As in `slo`."""
+    deadline_after_s: float | None = None
+    """As in `slo`."""
+    timeout_s: float | None = None
+    """As `timeout_s` of the workload, for this tier."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tier < 32768:
+            raise ValueError(f"tier: {self.tier}; expected 0 or more")
+        if not 0 <= self.share < float("inf"):
+            raise ValueError(f"share: {self.share}; expected 0 or more")
+        _positive(self, "ttft_s", "tpot_s", "e2e_s", "deadline_after_s", "timeout_s")
+
+
+class Trace(Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests from a file."""
+
+    path: str
+    """The file, gzip or not, relative to the scenario's folder."""
+    format: str | None = None
+    """azure, mooncake, mooncake-lengths, burstgpt, servegen, headway-csv or headway-parquet; nothing =
+    recognised by the first line."""
+    limit: int | None = None
+    """Read no more than this many rows."""
+    rate_scale: float = 1.0
+    """2 = twice the rate, in half the time. Applied after from_s and to_s."""
+    sort: bool = False
+    """Sort by arrival; otherwise rows out of order are an error."""
+    skip_bad: bool = False
+    """Leave bad lines out and count them; otherwise the first one is an error."""
+    from_s: float = 0.0
+    """Leave out what arrives before this time of the trace, which becomes the new 0."""
+    to_s: float | None = None
+    """Leave out what arrives at this time of the trace or later."""
+    models: dict[str, str] | None = None
+    """What the trace's model names mean here, as {GPT-4: llama-3.1-70b}. Nothing: model names of other
+    people's traces are left out (a note says so), those of our own files are kept."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "limit", "rate_scale")
+        if not 0 <= self.from_s < (float("inf") if self.to_s is None else self.to_s):
+            raise ValueError(f"from_s {self.from_s}, to_s {self.to_s}; expected 0 <= from_s < to_s")
+
+
+class Prefixes(Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests in groups that share their first tokens, as with a few system prompts."""
+
+    num_groups: int
+    """How many different shared beginnings there are."""
+    prefix_tokens: Length
+    """Tokens of a shared beginning. They come on top of `prompt_tokens`."""
+    share: float = 1.0
+    """The part of requests (with sessions: of sessions) that has one."""
+    skew: float = 0.0
+    """Zipf exponent of the groups' popularity: 0 = all alike, 1 = the k-th is asked for 1/k as often."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_groups")
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share: {self.share}; expected 0 to 1")
+        if not 0 <= self.skew < float("inf"):
+            raise ValueError(f"skew: {self.skew}; expected 0 or more")
+        _check_length("prefix_tokens", self.prefix_tokens, "prompt_tokens")
+
+
+class SessionsSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """Conversations of several turns. A turn's prompt is all that was said before and `prompt_tokens` new
+    ones; it arrives its think time after the turn before ended. A turn that does not finish ends its
+    session."""
+
+    turns: Length = msgspec.field(default_factory=lambda: Geometric(mean=3.0))
+    """Turns of a session."""
+    think_s: float = 30.0
+    """Mean pause between an answer's end and the next turn."""
+    think_cv: float = 1.0
+    """Spread of the pauses (lognormal), standard deviation over mean; 0 = all alike."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.turns, str):
+            raise ValueError(f"turns: {self.turns!r}; expected a number or a distribution")
+        _check_length("turns", self.turns, "prompt_tokens")
+        if not 0 <= self.think_s < float("inf") or not 0 <= self.think_cv < float("inf"):
+            raise ValueError("think_s, think_cv: expected 0 or more")
+
+
+class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """What arrives. See the module's first lines for the three ways to say it."""
+
+    trace: str | Trace | None = None
+    """Requests from a file: its path, or more about it."""
+    builtin: str | None = None
+    """A workload that comes with Headway: chat, chat-sessions, reasoning, long-context. Every key given here
+    besides takes the place of its own."""
+    num_requests: int | None = None
+    """How many requests (with sessions: turns of all sessions)."""
+    duration_s: float | None = None
+    """Requests (with sessions: sessions) begin before this time. With num_requests too: what ends first."""
+    arrivals: float | Arrivals | None = None
+    """When requests (with sessions: sessions) arrive. A bare number is a Poisson rate per second."""
+    prompt_tokens: Length | None = None
+    """Prompt lengths: a number, a distribution, or the name of a built-in one: azure-conv,
+    mooncake-conversation, servegen-reasoning."""
+    output_tokens: Length | None = None
+    """Output lengths, in the same ways. With reasoning_tokens: those of the answer, reasoning not counted."""
+    reasoning_tokens: Length | None = None
+    """Reasoning tokens, which come before the answer's and on top of them."""
+    prefixes: Prefixes | None = None
+    """Groups of requests that share their first tokens."""
+    sessions: SessionsSpec | None = None
+    """Conversations of several turns."""
+    slo: Slo | None = None
+    """What every request was promised."""
+    tiers: tuple[Tier, ...] | None = None
+    """A mix of tiers, drawn for each request (with sessions: each session), with promises of their own."""
+    models: str | dict[str, float] | None = None
+    """The model asked for, or several with their shares; nothing = whichever the fleet serves."""
+    regions: str | dict[str, float] | None = None
+    """Where requests come from: a region, or several with their shares."""
+    timeout_s: float | None = None
+    """Clients give up this long after arrival; nothing = they wait."""
+    concurrency: int | None = None
+    """A closed loop: this many clients, each sending its next request when its last one ended. Arrival times
+    do not count then."""
+    think_s: float | None = None
+    """Of a closed loop: pause between an end and the client's next request; nothing = 0."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_requests", "duration_s", "timeout_s", "concurrency")
+        if isinstance(self.arrivals, (int, float)):
+            of_rate(self.arrivals)
+        for name in ("prompt_tokens", "output_tokens", "reasoning_tokens"):
+            length: Length | None = getattr(self, name)
+            if length is not None:
+                _check_length(name, length, name)
+        if self.tiers is not None and len({t.tier for t in self.tiers}) < max(len(self.tiers), 1):
+            raise ValueError("tiers: expected one or more, each with a number of its own")
+        if self.concurrency is not None and self.sessions is not None:
+            raise ValueError(
+                "concurrency and sessions: expected one of them; sessions make a loop of their own"
+            )
+        if self.think_s is not None and (self.concurrency is None or not 0 <= self.think_s < float("inf")):
+            raise ValueError("think_s: expected 0 or more, together with concurrency")
+        if self.trace is not None and self.builtin is not None:
+            raise ValueError("trace and builtin: expected one of them")
+        if self.trace is not None:
+            self._check_trace()
+        elif self.builtin is None:
+            self._check_synthetic()
+
+    def _check_trace(self) -> None:
+        for name in SYNTHETIC:
+            if getattr(self, name) is not None:
+                hint = "say trace.limit" if name == "num_requests" else "it is for synthetic workloads"
+                raise ValueError(f"{name}: not with a trace; {hint}")
+
+    def _check_synthetic(self) -> None:
+        if self.prompt_tokens is None or self.output_tokens is None:
+            raise ValueError("expected trace, builtin, or prompt_tokens and output_tokens")
+        if self.arrivals is None and self.concurrency is None:
+            raise ValueError("arrivals: missing; say a rate per second, as in `arrivals: 8`")
+        endless = self.num_requests is None and not isinstance(self.arrivals, Replay)
+        if endless and (self.duration_s is None or self.arrivals is None):
+            raise ValueError("num_requests: missing; say how many requests, or duration_s")
+
+
+SYNTHETIC = (
+    "num_requests", "duration_s", "arrivals", "prompt_tokens", "output_tokens", "reasoning_tokens",
+    "prefixes", "sessions",
+)  # fmt: skip
+
+
+def build(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Source:
+    """The source of requests, the same for the same spec and seed. Paths are relative to `base_dir`."""
+    full = resolved(spec)
+    if full.sessions is not None:
+        return Sessions(turns_of(full, seed, Path(base_dir)))
+    rows = rows_of(full, seed, Path(base_dir))
+    if full.concurrency is not None:
+        return ClosedLoop(rows, full.concurrency, full.think_s or 0.0)
+    return TraceSource(rows)
+
+
+def generate(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Workload:
+    """The requests as a table, without reactions.
+
+    Turns of a session stand their think time apart, as if answers took no time; of a closed loop, every
+    request at its own arrival time.
+    """
+    full = resolved(spec)
+    if full.sessions is not None:
+        return flattened(turns_of(full, seed, Path(base_dir)))
+    return rows_of(full, seed, Path(base_dir))
+
+
+def resolved(spec: WorkloadSpec) -> WorkloadSpec:
+    """The spec with what its `builtin` says filled in. HeadwayError for a name that there is not."""
+    if spec.builtin is None:
+        return spec
+    known = builtin_workloads()
+    if spec.builtin not in known:
+        raise unknown("builtin workload", spec.builtin, known, "workload: builtin")
+    said = {n: v for n in spec.__struct_fields__ if (v := getattr(spec, n)) is not None and n != "builtin"}
+    base = {n: getattr(known[spec.builtin], n) for n in spec.__struct_fields__}
+    if "num_requests" in said or "duration_s" in said:
+        base |= {"num_requests": None, "duration_s": None}
+    if "concurrency" in said:
+        base |= {"arrivals": None, "sessions": None}
+    try:
+        return WorkloadSpec(**{**base, **said})
+    except ValueError as error:
+        raise HeadwayError(f"workload: {error}") from None
+
+
+@cache
+def builtin_workloads() -> dict[str, WorkloadSpec]:
+    """The workloads that come with Headway, by name, written as a user would write them."""
+    text = resources.files("headway.workload").joinpath("workloads.yaml").read_bytes()
+    return msgspec.yaml.decode(text, type=dict[str, WorkloadSpec])
+
+
+def _positive(struct: Struct, *names: str) -> None:
+    for name in names:
+        value = getattr(struct, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name}: {value}; expected a number above 0")
+
+
+def _check_length(key: str, length: Length, column: Column) -> None:
+    least = 0 if key == "reasoning_tokens" else 1
+    if isinstance(length, int) and not least <= length <= 10_000_000:
+        raise ValueError(f"{key}: {length}; expected {least} to 10,000,000")
+    if isinstance(length, str):
+        try:
+            builtin(length, column, key)
+        except HeadwayError as error:
+            raise ValueError(str(error)) from None

@@ -1,0 +1,30 @@
+"""Named streams of random numbers: what one name draws does not depend on what others drew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random import PCG64, Generator, SeedSequence
+
+from headway.core.errors import HeadwayError
+
+
+def stream(seed: int, name: str) -> Generator:
+    """The stream of this name under this seed; the same on every machine."""
+    return Generator(PCG64(SeedSequence([seed, crc32(name.encode())])))
+
+
+def draw(
+    values: Sequence[int], shares: Sequence[float], num: int, seed: int, name: str
+) -> npt.NDArray[np.int64]:
+    """`num` of `values`, each with a probability proportional to its share, from the named stream."""
+    weights = np.asarray(shares, "f8")
+    if len(weights) == 0 or not bool(np.isfinite(weights).all()) or weights.min() < 0 or weights.sum() <= 0:
+        raise HeadwayError(f"{name}: shares {shares}; expected numbers from 0, not all of them 0")
+    bounds = np.cumsum(weights) / weights.sum()
+    bounds[-1] = 1.0
+    picked = np.searchsorted(bounds, stream(seed, name).random(num), side="right")
+    return np.asarray(values, "i8")[picked]
