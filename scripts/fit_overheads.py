@@ -1,0 +1,141 @@
+# ruff: noqa: T201 (a script prints)
+"""Fits engines' own time on measured runs and writes it into catalog/data/coefficients/<gpu>.json.
+
+    HEADWAY_DATA=... python scripts/fit_overheads.py
+
+The kernels' times come from the model; what is left is fitted as step, layer and sequence overhead, none
+below zero. Run scripts/fit_kernels.py first. Needs SciPy. Reads
+- measured/vllm015_serving_train.csv (vLLM 0.15.1 on H100): time per output token at a known mean
+  concurrency; prompts hit the prefix cache but for their last block;
+- measured/distserve_profile_a100_*.json: DistServe's fits of decoding steps of an early vLLM and of its own
+  C++ engine, of FasterTransformer's kind, with OPT models on A100.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+from scipy.optimize import least_squares
+
+from headway import catalog
+from headway.catalog.coefficients import Overhead
+from headway.core.fleet import Model, Parallel
+from headway.perf.step import StepModel
+
+DATA = Path(os.environ["HEADWAY_DATA"]) / "measured"
+OUT = Path(__file__).parent.parent / "src/headway/catalog/data/coefficients"
+SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
+SUSPECT = "67"
+CACHE_MISS_TOKENS = 16
+SERVING_SOURCE = ("fitted on time per output token of 11 serving experiments with vLLM 0.15.1 on H100 "
+                  "(inference-sim/sim-to-real-accuracy-validation)")  # fmt: skip
+PROFILE_SOURCE = "fitted on DistServe's profile of OPT models on A100 (LLMServe/DistServe, Apache-2.0): "
+OPT = {"facebook/opt-13b": (40, 5120, 40), "facebook/opt-66b": (64, 9216, 72)}
+"""Layers, hidden size, heads."""
+Row = dict[str, str]
+
+
+def stages() -> Iterator[Row]:
+    with open(DATA / "vllm015_serving_train.csv", newline="") as file:
+        yield from (r for r in csv.DictReader(file) if r["stage"] != "summary" and r["exp_id"] != SUSPECT)
+
+
+def model_of(row: Row) -> Model:
+    if row["model"] == SCOUT:
+        return replace(catalog.model("llama-4-scout"), dtype="fp8")
+    return catalog.model(row["model"])
+
+
+def tpot_s(row: Row, overhead: Overhead) -> float:
+    """Mean time per output token at the stage's mean concurrency, prompt blocks mixed in as they arrive."""
+    step = step_model(model_of(row), "h100-80gb-sxm", "vllm-v1", int(row["tp"]), overhead)
+    num = max(1, round(float(row["mean_concurrency_est"])))
+    prompt = int(row["sys_prompt_len"]) + int(row["question_len"])
+    context = num * (prompt + int(row["output_len"]) // 2)
+    decode_s = step.line(num, context, window_tokens=context)[0]
+    mixed_s = step.line(num, context, [(CACHE_MISS_TOKENS, prompt - CACHE_MISS_TOKENS)], context)[0]
+    found_s = decode_s
+    for _ in range(20):
+        share = min(1.0, float(row["rate_rps"]) * found_s)
+        found_s = (1 - share) * decode_s + share * mixed_s
+    return found_s
+
+
+def serving_errors(overhead: Overhead) -> dict[str, float]:
+    """Relative error by model, tp, rate and workload."""
+    return {f"{model_of(r).name} tp{r['tp']} {r['rate_rps']}/s {r['workload']}":
+            tpot_s(r, overhead) / (float(r["tpot_from_e2e_ms"]) / 1e3) - 1 for r in stages()}  # fmt: skip
+
+
+def opt(name: str) -> Model:
+    layers, hidden, heads = OPT[name]
+    return Model(name=name, hf_id=name, num_layers=layers, hidden_size=hidden, intermediate_size=4 * hidden,
+                 num_heads=heads, num_kv_heads=heads, head_dim=hidden // heads, vocab_size=50272,
+                 max_context_tokens=2048, gated_mlp=False, tie_embeddings=True)  # fmt: skip
+
+
+def profile_errors(file: str, overhead: Overhead) -> dict[str, float]:
+    """Relative error by model, tp and batch of 512-token contexts; opt-66b only where it fits well."""
+    profile = json.loads((DATA / file).read_text())
+    left = {}
+    for name in OPT:
+        for tp, fits in profile[name].items():
+            if name == "facebook/opt-66b" and int(tp) < 4:
+                continue
+            step = step_model(opt(name), "a100-80gb", "vllm-v0", int(tp), overhead)
+            for batch in (1, 8, 32, 64):
+                p = fits["decoding_smallbs"]
+                measured_s = (p[0] + p[1] * 512 * batch + p[2] * batch) / 1e3
+                left[f"{name} tp{tp} batch {batch}"] = step.line(batch, 512 * batch)[0] / measured_s - 1
+    return left
+
+
+def step_model(model: Model, gpu: str, engine: str, tp: int, overhead: Overhead) -> StepModel:
+    found = replace(catalog.coefficients(gpu, engine), overhead=overhead)
+    return StepModel(model, catalog.gpu(gpu), catalog.engine(engine), Parallel(tp=tp), found)
+
+
+def fit(errors: Callable[[Overhead], dict[str, float]]) -> Overhead:
+    def overhead(p: np.ndarray) -> Overhead:
+        return Overhead(step_s=p[0] * 1e-3, layer_s=p[1] * 1e-6, sequence_s=p[2] * 1e-6)
+
+    found = least_squares(lambda p: np.array(list(errors(overhead(p)).values())), [0.3, 8, 5], loss="soft_l1",
+                          f_scale=0.05, bounds=([0, 0, 0], [30, 500, 500]), x_scale=[0.3, 8, 5])  # fmt: skip
+    return overhead(found.x)
+
+
+def write(
+    gpu: str, engine: str, version: str, source: str, errors: Callable[[Overhead], dict[str, float]]
+) -> None:
+    best = fit(errors)
+    left = errors(best)
+    for name, error in left.items():
+        print(f"{error:+.1%}  {name}")
+    mean = sum(map(abs, left.values())) / len(left)
+    print(f"{engine} on {gpu}: mean absolute error {mean:.1%}\n")
+    path = OUT / f"{gpu}.json"
+    data = json.loads(path.read_text())
+    numbers = {key: float(f"{getattr(best, key):.3g}") for key in ("step_s", "layer_s", "sequence_s")}
+    data["engines"][engine] = {
+        **{key: value if value > 1e-9 else 0.0 for key, value in numbers.items()}, "version": version,
+        "residuals": {"mean_absolute": float(f"{mean:.3g}")}, "source": source,
+    }  # fmt: skip
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def main() -> None:
+    write("h100-80gb-sxm", "vllm-v1", "0.15.1", SERVING_SOURCE, serving_errors)
+    write("a100-80gb", "vllm-v0", "0.2", PROFILE_SOURCE + "vLLM of 2023, without CUDA graphs",
+          lambda overhead: profile_errors("distserve_profile_a100_vllm.json", overhead))  # fmt: skip
+    write("a100-80gb", "fastertransformer", "", PROFILE_SOURCE + "its own C++ engine",
+          lambda overhead: profile_errors("distserve_profile_a100_distserve.json", overhead))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

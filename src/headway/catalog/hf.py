@@ -1,0 +1,208 @@
+"""A model's shape from a Hugging Face config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Mla, Model, Moe
+
+
+def model_from_config(path: str | Path, name: str | None = None) -> Model:
+    """The model that a Hugging Face config.json describes.
+
+    Reads dense transformers of the Llama kind (Llama, Mistral, Qwen, Yi, ...), Bloom, and the mixtures of
+    experts of Mixtral, Qwen, DeepSeek-V2/V3 (with latent attention), Llama 4 and GPT-OSS. Of a multimodal
+    model only the text part counts. `name` defaults to the config's `_name_or_path`, else to the folder.
+    Raises HeadwayError naming the file and key where one is missing or is not what it should be.
+    """
+    file = Path(path)
+    config = _read(file)
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        inherited = {k: v for k, v in config.items() if k not in text and k != "text_config"}
+        config = _Config(file, {**inherited, **text})
+    shown = name or str(config.get("_name_or_path") or "") or file.resolve().parent.name
+    if config.get("model_type") == "bloom":
+        return _bloom(config, shown)
+    return _transformer(config, shown)
+
+
+class _Config(dict[str, Any]):
+    """A config's keys, with the file's name for error messages."""
+
+    def __init__(self, file: Path, keys: dict[str, Any]) -> None:
+        super().__init__(keys)
+        self.file = file
+
+    def count(self, *keys: str, default: int | None = None) -> int:
+        """The positive whole number under the first of `keys` that is there."""
+        for key in keys:
+            value = self.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise HeadwayError(f"{self.file}: {key} is {value!r}; expected a positive whole number")
+            return value
+        if default is None:
+            raise HeadwayError(
+                f"{self.file}: key {keys[0]!r} is missing; expected a positive whole number, as in a "
+                "Hugging Face config.json of a transformer"
+            )
+        return default
+
+
+def _read(file: Path) -> _Config:
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise HeadwayError(f"{file}: {error.strerror or error}") from error
+    try:
+        keys = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise HeadwayError(f"{file}: not JSON: {error}") from error
+    if not isinstance(keys, dict):
+        raise HeadwayError(f"{file}: expected an object of keys, as in a Hugging Face config.json")
+    return _Config(file, keys)
+
+
+def _bloom(config: _Config, name: str) -> Model:
+    hidden = config.count("hidden_size", "n_embed")
+    heads = config.count("n_head", "num_attention_heads")
+    return Model(
+        name=name,
+        hf_id=str(config.get("_name_or_path") or ""),
+        num_layers=config.count("n_layer", "num_hidden_layers"),
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=_head_dim(config, hidden, heads),
+        vocab_size=config.count("vocab_size"),
+        max_context_tokens=config.count("seq_length", default=2048),
+        gated_mlp=False,
+        tie_embeddings=True,
+        dtype=_dtype(config),
+        source=str(config.file),
+    )
+
+
+def _transformer(config: _Config, name: str) -> Model:
+    hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
+    mla = _mla(config)
+    window, every = _window(config)
+    return Model(
+        name=name,
+        hf_id=str(config.get("_name_or_path") or ""),
+        num_layers=config.count("num_hidden_layers"),
+        hidden_size=hidden,
+        intermediate_size=config.count("intermediate_size_mlp", "intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=config.count("num_key_value_heads", default=heads),
+        head_dim=mla.v_head_dim if mla else _head_dim(config, hidden, heads),
+        vocab_size=config.count("vocab_size"),
+        max_context_tokens=config.count("max_position_embeddings"),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        dtype=_dtype(config),
+        moe=_moe(config),
+        mla=mla,
+        sliding_window_tokens=window,
+        sliding_window_every=every,
+        source=str(config.file),
+    )
+
+
+def _head_dim(config: _Config, hidden: int, heads: int) -> int:
+    if config.get("head_dim") is None and hidden % heads:
+        raise HeadwayError(
+            f"{config.file}: hidden_size {hidden} is not a multiple of {heads} heads, and head_dim is missing"
+        )
+    return config.count("head_dim", default=hidden // heads)
+
+
+def _mla(config: _Config) -> Mla | None:
+    if config.get("kv_lora_rank") is None:
+        return None
+    return Mla(
+        kv_lora_rank=config.count("kv_lora_rank"),
+        q_lora_rank=config.count("q_lora_rank", default=0),
+        qk_nope_head_dim=config.count("qk_nope_head_dim"),
+        qk_rope_head_dim=config.count("qk_rope_head_dim"),
+        v_head_dim=config.count("v_head_dim"),
+    )
+
+
+def _moe(config: _Config) -> Moe | None:
+    experts = config.count("n_routed_experts", "num_local_experts", "num_experts", default=1)
+    if experts == 1:
+        return None
+    width = config.count("moe_intermediate_size", "intermediate_size")
+    shared = config.count("shared_expert_intermediate_size", default=0)
+    shared += width * config.count("n_shared_experts", default=0)
+    if config.get("model_type") in ("llama4", "llama4_text"):
+        shared = width
+    return Moe(
+        num_experts=experts,
+        experts_per_token=config.count("num_experts_per_tok", "experts_per_token"),
+        intermediate_size=width,
+        shared_intermediate_size=shared,
+        num_dense_layers=_zero_or(config, "first_k_dense_replace"),
+        moe_layer_every=config.count(
+            "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", default=1
+        ),
+    )
+
+
+def _zero_or(config: _Config, key: str) -> int:
+    return 0 if config.get(key) == 0 else config.count(key, default=0)
+
+
+def _window(config: _Config) -> tuple[int | None, int]:
+    """Window in tokens, and how often a layer is without one (1: never)."""
+    if config.get("use_sliding_window") is False:
+        return None, 1
+    if config.get("sliding_window") is None and config.get("attention_chunk_size") is None:
+        return None, 1
+    window = config.count("sliding_window", "attention_chunk_size")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        full = kinds.count("full_attention")
+        return (None, 1) if full == len(kinds) else (window, round(len(kinds) / full) if full else 1)
+    if config.get("attention_chunk_size") is not None:
+        return window, config.count("no_rope_layer_interval", default=4)
+    return window, 2 if config.get("model_type") == "gpt_oss" else 1
+
+
+def _dtype(config: _Config) -> str:
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict):
+        return _quantized(config, quantization)
+    written = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
+    known = {"bfloat16": "bf16", "float16": "fp16", "float32": "bf16", "float8_e4m3fn": "fp8"}
+    if written not in known:
+        raise HeadwayError(f"{config.file}: torch_dtype is {written!r}; expected one of {', '.join(known)}")
+    return known[written]
+
+
+def _quantized(config: _Config, quantization: dict[str, Any]) -> str:
+    method = str(quantization.get("quant_method", ""))
+    if method == "fp8":
+        return "fp8"
+    if method in ("mxfp4", "awq", "gptq"):
+        if quantization.get("bits", 4) == 4:
+            return "int4"
+    elif method == "compressed-tensors":
+        groups = quantization.get("config_groups")
+        weights = [g.get("weights") or {} for g in groups.values()] if isinstance(groups, dict) else []
+        bits = {(w.get("num_bits"), w.get("type")) for w in weights}
+        if bits == {(8, "float")}:
+            return "fp8"
+        if bits and all(b == 4 for b, _ in bits):
+            return "int4"
+    raise HeadwayError(
+        f"{config.file}: quantization_config of method {method!r} is not understood; expected fp8, mxfp4, "
+        "4-bit awq or gptq, or compressed-tensors of 8-bit floats or 4 bits"
+    )

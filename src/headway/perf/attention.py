@@ -1,0 +1,80 @@
+"""Seconds of attention per KV token and per pair of query and key, on one GPU, summed over the layers."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from headway.catalog.coefficients import Kernels
+from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.perf.operators import peak_flops
+from headway.perf.params import kv_bytes_per_token_layer, num_windowed_layers
+
+
+class Attention(Struct, frozen=True):
+    """Constants of the attention operators; those of windowed layers stand apart."""
+
+    decode_s: float
+    """Per KV token that a decoding sequence reads, over the layers without a window."""
+    decode_window_s: float
+    pair_s: float
+    """Per pair of a chunk's query and a key."""
+    pair_window_s: float
+    read_s: float
+    """Per KV token that a chunk reads, at least."""
+    up_s: float
+    """Per cached token that a chunk expands from its latent vector (MLA only)."""
+    half_tile: float
+    """Keys that each query row pays for in vain."""
+
+
+def attention_costs(
+    model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels
+) -> Attention:
+    """Constants for one replica."""
+    tp = parallel.tp
+    flops = peak_flops(gpu, "bf16")
+    copies = 1 if model.mla is not None else min(tp, model.num_kv_heads)
+    read_s = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes) / copies
+    read_s /= gpu.bandwidth_bytes_per_s * kernels.decode_attention.memory_efficiency
+    decode_s = max(read_s, _decode_flops(model) / tp / (flops * kernels.decode_attention.compute_efficiency))
+    pair_s = _pair_flops(model) / tp / (flops * kernels.prefill_attention.compute_efficiency)
+    up_s = _expansion_flops(model) / tp / (flops * kernels.gemm["bf16"].compute_efficiency)
+    windowed = num_windowed_layers(model)
+    full = model.num_layers - windowed
+    return Attention(
+        decode_s=full * decode_s,
+        decode_window_s=windowed * decode_s,
+        pair_s=full * pair_s,
+        pair_window_s=windowed * pair_s,
+        read_s=full * read_s,
+        up_s=full * up_s,
+        half_tile=kernels.prefill_attention.tile_tokens / 2,
+    )
+
+
+def windowed_pairs(new: int, before: int, window: int) -> float:
+    """Pairs of query and key in a chunk where each query sees at most `window` keys."""
+    rising = min(max(window - before, 0), new)
+    return rising * (before + rising / 2) + (new - rising) * window
+
+
+def _pair_flops(model: Model) -> float:
+    if model.mla is None:
+        return 4.0 * model.num_heads * model.head_dim
+    mla = model.mla
+    return 2.0 * model.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
+
+
+def _decode_flops(model: Model) -> float:
+    """Of one token's query with one cached token; MLA decodes in the latent space."""
+    if model.mla is None:
+        return 4.0 * model.num_heads * model.head_dim
+    return 2.0 * model.num_heads * (2 * model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)
+
+
+def _expansion_flops(model: Model) -> float:
+    if model.mla is None:
+        return 0.0
+    return (
+        2.0 * model.mla.kv_lora_rank * model.num_heads * (model.mla.qk_nope_head_dim + model.mla.v_head_dim)
+    )

@@ -1,0 +1,179 @@
+"""What a replica's GPU memory holds: weights, activations, and how many KV tokens fit in the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+
+from msgspec import Struct
+
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.perf.params import (
+    active_params,
+    kv_bytes_per_token_layer,
+    linear_bytes,
+    num_params,
+    weights_bytes,
+)
+
+__all__ = [
+    "MemoryPlan",
+    "active_params",
+    "check_shape",
+    "kv_bytes_per_token",
+    "num_params",
+    "plan",
+    "weights_bytes",
+]
+
+GIB = 2**30
+
+# Fitted on vLLM's own memory profiles on H100 (eight models): the sampler's copies of the logits are the peak,
+# and they are not split over the tensor-parallel group.
+SAMPLER_BYTES_PER_LOGIT = 38.0
+HIDDEN_STATES_HELD = 1.7
+RUNTIME_BYTES = 0.13 * GIB
+COLLECTIVES_BYTES = 0.41 * GIB
+
+
+class MemoryPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """One replica's memory. Per GPU means the fullest GPU of the replica."""
+
+    weights_bytes: float
+    """Per GPU."""
+    activation_bytes: float
+    """Per GPU: the peak of a step, and what the runtime and collectives hold."""
+    kv_bytes_per_token: float
+    """Of the replica, unreplicated: what a transfer of the cache moves."""
+    kv_bytes_per_token_gpu: float
+    """Per GPU. With more GPUs in the tensor-parallel group than KV heads, heads are replicated; with MLA
+    every GPU of the group holds the latent vector whole."""
+    kv_bytes_per_token_replica: float
+    """Of the replica over all its GPUs, replicas of heads counted."""
+    kv_capacity_tokens: int
+    kv_blocks: int
+
+
+def plan(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> MemoryPlan:
+    """Memory of one replica.
+
+    Layers with a sliding window count as if they kept every token: an upper bound, exact for engines that
+    give all layers the same block table. Raises HeadwayError when the shape is impossible or nothing is
+    left for the cache.
+    """
+    check_shape(model, parallel)
+    weights = _weights_bytes_gpu(model, parallel)
+    activations = _activation_bytes_gpu(model, engine, parallel)
+    per_token = _kv_bytes_per_token_gpu(model, engine, parallel)
+    available = gpu.memory_bytes * engine.gpu_memory_utilization
+    blocks = int((available - weights - activations) // (per_token * engine.block_size_tokens))
+    if blocks < 1:
+        raise _does_not_fit(model, gpu, engine, parallel)
+    return MemoryPlan(
+        weights_bytes=weights,
+        activation_bytes=activations,
+        kv_bytes_per_token=kv_bytes_per_token(model, engine.kv_dtype_bytes),
+        kv_bytes_per_token_gpu=per_token,
+        kv_bytes_per_token_replica=_kv_bytes_per_token_layer_gpu(model, engine, parallel.tp)
+        * parallel.tp
+        * model.num_layers,
+        kv_capacity_tokens=blocks * engine.block_size_tokens,
+        kv_blocks=blocks,
+    )
+
+
+def kv_bytes_per_token(model: Model, kv_dtype_bytes: float = 2.0) -> float:
+    """KV cache of one token over all layers, unreplicated."""
+    return model.num_layers * kv_bytes_per_token_layer(model, kv_dtype_bytes)
+
+
+def check_shape(model: Model, parallel: Parallel) -> None:
+    """Raises HeadwayError when no engine can split this model so."""
+    tp, pp = parallel.tp, parallel.pp
+    if tp < 1 or pp < 1:
+        raise HeadwayError(f"tp {tp} and pp {pp} must be at least 1")
+    if not _heads_divide(model, tp):
+        valid = ", ".join(str(n) for n in range(1, model.num_heads + 1) if _heads_divide(model, n))
+        raise HeadwayError(
+            f"tp {tp} does not divide the {model.num_heads} heads ({model.num_kv_heads} KV heads) of "
+            f"{model.name}; possible: {valid}"
+        )
+    if pp > model.num_layers:
+        raise HeadwayError(f"pp {pp} is more than the {model.num_layers} layers of {model.name}")
+
+
+def _heads_divide(model: Model, tp: int) -> bool:
+    if model.num_heads % tp:
+        return False
+    return model.mla is not None or model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0
+
+
+def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
+    """Of the fullest stage: its layers, an embedding, and what of the KV projections is replicated."""
+    embedding = 2.0 * model.vocab_size * model.hidden_size
+    num_embeddings = 1 if model.tie_embeddings or parallel.pp > 1 else 2
+    in_layers = weights_bytes(model) - embedding * (1 if model.tie_embeddings else 2)
+    layers = ceil(model.num_layers / parallel.pp)
+    sharded = (in_layers * layers / model.num_layers + embedding * num_embeddings) / parallel.tp
+    copies = max(1.0, parallel.tp / model.num_kv_heads) - 1.0
+    if model.mla is not None:
+        held_whole = model.hidden_size * (
+            model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank
+        )
+        return sharded + layers * held_whole * linear_bytes(model) * (1.0 - 1.0 / parallel.tp)
+    kv_projections = 2.0 * model.hidden_size * model.num_kv_heads * model.head_dim
+    return sharded + layers * kv_projections * linear_bytes(model) * copies / parallel.tp
+
+
+def _activation_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
+    tokens = max(engine.max_num_batched_tokens, engine.max_num_seqs)
+    sampler = SAMPLER_BYTES_PER_LOGIT * engine.max_num_seqs * model.vocab_size
+    width = model.intermediate_size if model.moe is None else _expert_width(model)
+    forward = 2.0 * tokens * (2 * model.hidden_size + 3.0 * width / parallel.tp)
+    peak = max(sampler, forward) + 2.0 * HIDDEN_STATES_HELD * tokens * model.hidden_size
+    return peak + RUNTIME_BYTES + (COLLECTIVES_BYTES if parallel.num_gpus > 1 else 0.0)
+
+
+def _expert_width(model: Model) -> int:
+    assert model.moe is not None
+    return model.moe.intermediate_size * model.moe.experts_per_token + model.moe.shared_intermediate_size
+
+
+def _kv_bytes_per_token_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
+    return ceil(model.num_layers / parallel.pp) * _kv_bytes_per_token_layer_gpu(model, engine, parallel.tp)
+
+
+def _kv_bytes_per_token_layer_gpu(model: Model, engine: Engine, tp: int) -> float:
+    whole = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes)
+    return whole if model.mla is not None else whole / min(tp, model.num_kv_heads)
+
+
+def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> HeadwayError:
+    need = _needed_bytes_gpu(model, engine, parallel)
+    have = gpu.memory_bytes * engine.gpu_memory_utilization
+    fits = next(
+        (tp for tp in _tps(model, gpu) if _needed_bytes_gpu(model, engine, _with_tp(parallel, tp)) <= have),
+        None,
+    )
+    hint = (
+        f"smallest tp that fits: {fits}" if fits else f"no tp up to {gpu.gpus_per_node} fits; raise pp, too"
+    )
+    return HeadwayError(
+        f"{model.name} (tp {parallel.tp}, pp {parallel.pp}) needs {need / GIB:.1f} GiB a GPU, "
+        f"{have / GIB:.1f} of {gpu.memory_bytes / GIB:.1f} available on {gpu.name}; {hint}"
+    )
+
+
+def _needed_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
+    """Weights, activations and one block of cache."""
+    block = _kv_bytes_per_token_gpu(model, engine, parallel) * engine.block_size_tokens
+    return _weights_bytes_gpu(model, parallel) + _activation_bytes_gpu(model, engine, parallel) + block
+
+
+def _tps(model: Model, gpu: Gpu) -> Iterator[int]:
+    return (tp for tp in range(1, gpu.gpus_per_node + 1) if _heads_divide(model, tp))
+
+
+def _with_tp(parallel: Parallel, tp: int) -> Parallel:
+    return Parallel(tp=tp, pp=parallel.pp, ep=parallel.ep)

@@ -1,0 +1,182 @@
+"""Seconds of the operators that depend only on how many tokens or sequences a batch has."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from headway.catalog.coefficients import AllReduce, Coefficients, Roofline
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.perf.params import (
+    expert_params,
+    linear_bytes,
+    num_dense_layers,
+    num_mlp_matrices,
+    num_moe_layers,
+    weight_dtype_bytes,
+)
+
+NETWORK_BYTES_PER_S = 50e9
+"""Between nodes, per GPU and direction: one 400 Gb/s port."""
+NETWORK_LATENCY_S = 10e-6
+SEND_LATENCY_S = 5e-6
+
+Matrix = tuple[float, float, float]
+"""(how many in the model, rows out, columns in) of a weight matrix on one GPU."""
+
+
+class Operators:
+    """Operator times on one GPU of a replica, for one micro-batch through all layers."""
+
+    def __init__(
+        self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, found: Coefficients
+    ) -> None:
+        self._model, self._gpu, self._parallel = model, gpu, parallel
+        self._kernels, self._overhead = found.kernels, found.overhead
+        dtype = compute_dtype(model.dtype, gpu)
+        self._gemm, self._gemm_flops = found.kernels.gemm[dtype], peak_flops(gpu, dtype)
+        self._matrices = _attention_matrices(model, parallel.tp) + _mlp_matrices(model, parallel.tp)
+
+    def tokens_s(self, num_tokens: int) -> float:
+        """All that depends on the number of tokens; 0 tokens still pay for the step and its weights."""
+        model = self._model
+        width = linear_bytes(model)
+        gemm_s = sum(
+            count * self._product_s(num_tokens, out, into, width, self._gemm, self._gemm_flops)
+            for count, out, into in self._matrices
+        )
+        return (
+            gemm_s
+            + num_moe_layers(model) * self._experts_s(num_tokens)
+            + self._elementwise_s(num_tokens)
+            + (2 * model.num_layers + 1) * self._all_reduce_s(2.0 * num_tokens * model.hidden_size)
+            + self._sends_s(2.0 * num_tokens * model.hidden_size)
+            + model.num_layers * (self._overhead.layer_s + self._kernels.decode_attention.latency_s)
+            + self._overhead.step_s
+        )
+
+    def rows_s(self, num_rows: int) -> float:
+        """The head and sampling for `num_rows` sequences."""
+        model, tp = self._model, self._parallel.tp
+        gemm = self._kernels.gemm["bf16"]
+        flops = peak_flops(self._gpu, "bf16")
+        head_s = self._product_s(num_rows, model.vocab_size / tp, model.hidden_size, 2.0, gemm, flops)
+        gather_s = 0.0
+        if tp > 1:
+            gather_s = 2.0 * num_rows * model.vocab_size * (tp - 1) / tp / self._link_bytes_per_s()
+        return head_s + gather_s + num_rows * self._overhead.sequence_s
+
+    def _product_s(
+        self, rows: float, out: float, into: float, width: float, c: Roofline, flops: float
+    ) -> float:
+        memory_s = (out * into * width + 2.0 * rows * (out + into)) / self._gpu.bandwidth_bytes_per_s
+        return roofline_s(c, memory_s, 2.0 * rows * out * into / flops)
+
+    def _experts_s(self, num_tokens: int) -> float:
+        """One mixture-of-experts layer: loads the experts that a batch touches; each pads its rows to a tile.
+
+        Tensor parallelism slices every expert; expert parallelism gives each GPU whole experts. Either way
+        a GPU holds and computes 1/tp (in balance), and the sum of the outputs is an all-reduce.
+        """
+        model, moe = self._model, self._model.moe
+        if moe is None:
+            return 0.0
+        c = self._kernels.moe["bf16" if model.dtype == "fp16" else model.dtype]
+        chosen = float(num_tokens * moe.experts_per_token)
+        touched = moe.num_experts * (1.0 - (1.0 - moe.experts_per_token / moe.num_experts) ** num_tokens)
+        weights = expert_params(model) / self._parallel.tp
+        memory_s = touched * weights * weight_dtype_bytes(model) / self._gpu.bandwidth_bytes_per_s
+        flops = peak_flops(self._gpu, compute_dtype(model.dtype, self._gpu))
+        return roofline_s(c, memory_s, 2.0 * (chosen + touched * c.tile_tokens) * weights / flops)
+
+    def _elementwise_s(self, num_tokens: int) -> float:
+        """Norms, residuals, rotary embedding, activations, cache writes: bytes through memory."""
+        model, tp = self._model, self._parallel.tp
+        heads = (2 * model.num_heads + 3 * model.num_kv_heads) * model.head_dim
+        width = model.intermediate_size if model.moe is None else model.moe.shared_intermediate_size
+        num_bytes = 2.0 * num_tokens * (8 * model.hidden_size + (heads + 3 * width) / tp)
+        per_s = self._gpu.bandwidth_bytes_per_s * self._kernels.elementwise_efficiency
+        return model.num_layers * num_bytes / per_s
+
+    def _all_reduce_s(self, num_bytes: float) -> float:
+        tp = self._parallel.tp
+        if tp == 1:
+            return 0.0
+        c = _nearest(self._kernels.all_reduce, tp)
+        wire_s = 2.0 * (tp - 1) / tp * num_bytes / (self._link_bytes_per_s() * c.link_efficiency)
+        hop_s = NETWORK_LATENCY_S if tp > self._gpu.gpus_per_node else 0.0
+        return c.latency_s + hop_s + c.ramp_s_per_sqrt_byte * sqrt(num_bytes) + wire_s
+
+    def _sends_s(self, num_bytes: float) -> float:
+        """A micro-batch's activations from stage to stage, and its tokens back to the first."""
+        pp, tp = self._parallel.pp, self._parallel.tp
+        if pp == 1:
+            return 0.0
+        if pp * tp > self._gpu.gpus_per_node:
+            return pp * (NETWORK_LATENCY_S + num_bytes / tp / NETWORK_BYTES_PER_S)
+        return pp * (SEND_LATENCY_S + num_bytes / tp / self._gpu.link_bytes_per_s)
+
+    def _link_bytes_per_s(self) -> float:
+        if self._parallel.tp > self._gpu.gpus_per_node:
+            return min(NETWORK_BYTES_PER_S, self._gpu.link_bytes_per_s)
+        return self._gpu.link_bytes_per_s
+
+
+def roofline_s(c: Roofline, memory_s: float, compute_s: float) -> float:
+    """Seconds of a product that would take `memory_s` and `compute_s` at the peaks."""
+    memory_s, compute_s = memory_s / c.memory_efficiency, compute_s / c.compute_efficiency
+    high, low = (memory_s, compute_s) if memory_s > compute_s else (compute_s, memory_s)
+    if high == 0.0:
+        return c.latency_s
+    return c.latency_s + float(high * (1.0 + (low / high) ** c.sharpness) ** (1.0 / c.sharpness))
+
+
+def compute_dtype(dtype: str, gpu: Gpu) -> str:
+    """The dtype that weights of `dtype` are multiplied in: 8 bit where the GPU can, else 16 bit."""
+    return "fp8" if dtype == "fp8" and "fp8" in gpu.peak_flops else "bf16"
+
+
+def peak_flops(gpu: Gpu, dtype: str) -> float:
+    """Peak FLOP/s; fp16 stands in where bf16 is not listed. Raises HeadwayError if neither is."""
+    for name in (dtype, "bf16", "fp16"):
+        if name in gpu.peak_flops:
+            return gpu.peak_flops[name]
+    raise HeadwayError(f"GPU {gpu.name}: peak_flops lists none of {dtype}, bf16, fp16")
+
+
+def _nearest(table: dict[str, AllReduce], num_gpus: int) -> AllReduce:
+    sizes = sorted(map(int, table))
+    return table[str(next((size for size in sizes if size >= num_gpus), sizes[-1]))]
+
+
+def _attention_matrices(model: Model, tp: int) -> list[Matrix]:
+    layers, h = model.num_layers, model.hidden_size
+    heads = model.num_heads / tp
+    if model.mla is None:
+        kv_heads = max(model.num_kv_heads / tp, 1.0)
+        return [(layers, (heads + 2 * kv_heads) * model.head_dim, h), (layers, h, heads * model.head_dim)]
+    mla = model.mla
+    q_dim = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    latent = mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim
+    return [
+        (layers, latent, h),
+        (layers, q_dim, mla.q_lora_rank or h),
+        (layers, heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
+        (layers, h, heads * mla.v_head_dim),
+    ]
+
+
+def _mlp_matrices(model: Model, tp: int) -> list[Matrix]:
+    h, up = model.hidden_size, num_mlp_matrices(model) - 1
+    found: list[Matrix] = []
+    dense = num_dense_layers(model)
+    if dense:
+        width = model.intermediate_size / tp
+        found += [(dense, up * width, h), (dense, h, width)]
+    if model.moe is not None:
+        sparse = num_moe_layers(model)
+        found.append((sparse, model.moe.num_experts, h))
+        if model.moe.shared_intermediate_size:
+            width = model.moe.shared_intermediate_size / tp
+            found += [(sparse, up * width, h), (sparse, h, width)]
+    return found

@@ -1,0 +1,128 @@
+"""The step-time model: one iteration of a batch, in seconds, as a line in the iteration number.
+
+An iteration is the sum of its operators on one GPU of the replica: matrix products (weights over bandwidth
+against FLOPs over peak), attention of prompt chunks and of decoding sequences, experts, all-reduces, the
+head, and the engine's own time. Only attention depends on the context, and linearly; so a batch that does
+not change takes `a + k*b` seconds in its k-th iteration.
+
+A pipeline of `pp` stages keeps `pp` equal micro-batches in flight on one clock: an iteration is the time in
+which one micro-batch passes every stage, while the others do the same one stage apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.catalog.coefficients import Coefficients
+from headway.catalog.load import coefficients as measured
+from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.perf.attention import Attention, attention_costs, windowed_pairs
+from headway.perf.memory import check_shape
+from headway.perf.operators import Operators
+
+Chunk = tuple[int, int]
+"""(new tokens, context before them)."""
+
+
+class StepModel:
+    """Step times of one kind of replica, built once. `line` is pure but for its memory of sums.
+
+    `calibrated` is False where coefficients are not measured on this very GPU and engine. Raises
+    HeadwayError when the model cannot be split so.
+    """
+
+    __slots__ = ("_attention", "_decode", "_operators", "_pp", "_rows", "_tokens", "_window", "calibrated")
+
+    def __init__(
+        self,
+        model: Model,
+        gpu: Gpu,
+        engine: Engine,
+        parallel: Parallel,
+        coefficients: Coefficients | None = None,
+    ) -> None:
+        check_shape(model, parallel)
+        found = coefficients or measured(gpu.name, engine.name)
+        self.calibrated = found.calibrated
+        self._operators = Operators(model, gpu, engine, parallel, found)
+        self._attention: Attention = attention_costs(model, gpu, engine, parallel, found.kernels)
+        self._window = model.sliding_window_tokens
+        self._pp = parallel.pp
+        self._decode: dict[int, tuple[float, float, float]] = {}
+        self._tokens: dict[int, float] = {}
+        self._rows: dict[int, float] = {}
+
+    def line(
+        self,
+        num_decode: int,
+        context_tokens: int,
+        chunks: Sequence[Chunk] = (),
+        window_tokens: int = 0,
+        num_growing: int = 0,
+    ) -> tuple[float, float, int | None]:
+        """`(a_s, b_s, iterations)`: iteration k of this batch takes `a_s + k*b_s`, for that many (None: all).
+
+        `num_decode` sequences each decode a token over `context_tokens` KV tokens in all, and each of
+        `chunks` computes new prompt tokens. For a model with a sliding window, `window_tokens` is the sum
+        of min(context, window) over the decoding sequences and `num_growing` counts those below the window;
+        the line holds until one of them reaches it, which the caller sees to. With chunks it holds for one
+        iteration.
+        """
+        if chunks:
+            return self._mixed_s(num_decode, context_tokens, chunks, window_tokens), 0.0, 1
+        try:
+            base_s, per_token_s, per_window_s = self._decode[num_decode]
+        except KeyError:
+            base_s, per_token_s, per_window_s = self._remember_decode(num_decode)
+        if per_window_s:
+            return (
+                base_s + context_tokens * per_token_s + window_tokens * per_window_s,
+                num_decode * per_token_s + num_growing * per_window_s,
+                None,
+            )
+        return base_s + context_tokens * per_token_s, num_decode * per_token_s, None
+
+    def _mixed_s(
+        self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int
+    ) -> float:
+        costs = self._attention
+        pair_s, read_s, up_s, half_tile = costs.pair_s, costs.read_s, costs.up_s, costs.half_tile
+        attention_s = context_tokens * costs.decode_s
+        num_tokens = num_decode
+        for new, before in chunks:
+            num_tokens += new
+            computed_s = new * (before + 0.5 * new + half_tile) * pair_s
+            loaded_s = (before + new) * read_s
+            attention_s += (computed_s if computed_s > loaded_s else loaded_s) + before * up_s
+        if self._window is not None:
+            attention_s += window_tokens * costs.decode_window_s
+            for new, before in chunks:
+                attention_s += (
+                    windowed_pairs(new, before, self._window) + new * half_tile
+                ) * costs.pair_window_s
+        if self._pp > 1:
+            attention_s /= min(self._pp, num_tokens) or 1
+        num_rows = num_decode + len(chunks)
+        try:
+            return self._tokens[num_tokens] + self._rows[num_rows] + attention_s
+        except KeyError:
+            return self._tokens_s(num_tokens) + self._rows_s(num_rows) + attention_s
+
+    def _remember_decode(self, num_decode: int) -> tuple[float, float, float]:
+        costs, share = self._attention, min(self._pp, num_decode) or 1
+        base_s = self._tokens_s(num_decode) + self._rows_s(num_decode)
+        found = (base_s, costs.decode_s / share, costs.decode_window_s / share)
+        self._decode[num_decode] = found
+        return found
+
+    def _tokens_s(self, num_tokens: int) -> float:
+        """What depends on the batch's tokens alone."""
+        if num_tokens not in self._tokens:
+            self._tokens[num_tokens] = self._operators.tokens_s(-(-num_tokens // self._pp))
+        return self._tokens[num_tokens]
+
+    def _rows_s(self, num_rows: int) -> float:
+        """What depends on the number of sequences alone."""
+        if num_rows not in self._rows:
+            self._rows[num_rows] = self._operators.rows_s(-(-num_rows // self._pp))
+        return self._rows[num_rows]
