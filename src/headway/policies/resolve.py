@@ -1,7 +1,7 @@
 """From what a user wrote to a policy: a name, a name with arguments, or a class of the user's own.
 
-A spec is `"least-loaded"`, or `{"name": "edf", "default_deadline_s": 30}`, or either of them with `module:Class`
-for the name, where the module may lie in the current directory.
+A spec is `"least-loaded"`, or `{"name": "edf", "default_deadline_s": 30}`, or either of them with
+`module:Class` for the name, where the module may lie in the current directory.
 """
 
 from __future__ import annotations
