@@ -1,8 +1,8 @@
 """A large weighted sample of durations, kept as arithmetic runs.
 
 The gaps between the ticks of a stretch are `first, first + step, ...`, and every request in the batch sees
-each of them. One run with a weight stands for all of these tokens; percentiles are exact, as of the sample
-written out.
+each of them. One run with a weight stands for all of these tokens. Percentiles are exact, as of the sample
+written out: a histogram finds the bins that hold a quantile, and only what lies in these is written out.
 """
 
 from __future__ import annotations
@@ -14,44 +14,41 @@ import numpy.typing as npt
 
 from headway.metrics.columns import Floats, Ints
 
-LONGEST_RUN = 16
-"""Longer runs are cut, so that few of them straddle a quantile."""
+Counts = npt.NDArray[np.int32]
 
-Part = tuple[Floats, Floats, npt.NDArray[np.int32], npt.NDArray[np.int32]]
-"""(first, step, count, weight) of some runs."""
+Part = tuple[Floats, Floats, Counts, Counts]
+"""(first, step, count, weight) of some runs. Steps are not negative."""
+
+SHIFT = 40
+"""Bits of a double that a bin leaves out: 12 bits of the mantissa stay, so a bin is 0.025% wide."""
+LOWEST = int(np.float64(2.0**-40).view(np.int64)) >> SHIFT
+BINS = (int(np.float64(2.0**30).view(np.int64)) >> SHIFT) - LOWEST
 
 
 class Gaps:
-    """Runs `first + step*k`, k = 0..count-1, each value `weight` times. Steps are not negative."""
+    """Runs `first + step*k`, k = 0..count-1, each value `weight` times."""
 
     def __init__(self, parts: Iterable[Part]) -> None:
-        first, step, count, weight = _cut(_concatenated(list(parts)))
-        order = np.argsort(first)
-        self.first, self.step = first[order], step[order]
-        self.count, self.weight = count[order], weight[order]
-        del first, step, count, weight, order
-        last = self.first + self.step * (self.count - 1)
-        sizes = self.count.astype(np.int64) * self.weight
-        self.started: Ints = np.cumsum(sizes)
-        self.widest_s = float((last - self.first).max()) if len(last) else 0.0
-        if self.widest_s > 0.0:
-            order = np.argsort(last)
-            self.last, self.completed = last[order], np.cumsum(sizes[order])
-        else:
-            self.last, self.completed = self.first, self.started
+        self.parts = [found for found in parts if len(found[0])]
+        self.sum_s = 0.0
+        started, completed = np.zeros(BINS), np.zeros(BINS)
+        for first, step, count, weight in self.parts:
+            size = count.astype(np.float64) * weight
+            last = first + step * (count - 1)
+            self.sum_s += float(np.dot((first + last) / 2, size))
+            _add(started, _bins(first), size)
+            _add(completed, _bins(last), size)
+        self._started: Ints = np.cumsum(started).astype(np.int64)
+        self._completed: Ints = np.cumsum(completed).astype(np.int64)
 
     @property
     def total(self) -> int:
         """How many durations there are."""
-        return int(self.started[-1]) if len(self.started) else 0
+        return int(self._started[-1])
 
     def mean_s(self) -> float:
         """NaN for an empty sample."""
-        if not self.total:
-            return float("nan")
-        count = self.count.astype(np.float64)
-        sums = count * self.first + self.step * (count * (count - 1) / 2)
-        return float(np.dot(sums, self.weight)) / self.total
+        return self.sum_s / self.total if self.total else float("nan")
 
     def quantiles_s(self, fractions: Sequence[float] | Floats) -> Floats:
         """Interpolated between order statistics, as `numpy.quantile` does on the sample written out."""
@@ -61,38 +58,62 @@ class Gaps:
         low = np.floor(position).astype(np.int64)
         high = np.minimum(low + 1, self.total - 1)
         ranks = np.unique(np.concatenate([low, high]))
-        values = np.array([self._order_statistic(int(rank)) for rank in ranks])
+        values = self._order_statistics(ranks)
         at_low, at_high = values[np.searchsorted(ranks, low)], values[np.searchsorted(ranks, high)]
         return np.asarray(at_low + (at_high - at_low) * (position - low))
 
-    def _order_statistic(self, rank: int) -> float:
-        """The duration with `rank` others before it."""
-        wanted = rank + 1
-        low = float(self.first[np.searchsorted(self.started, wanted)])
-        high = float(self.last[np.searchsorted(self.completed, wanted)])
-        if low >= high:
-            return high
-        return self._between(low, high, wanted)
+    def curve_s(self, fractions: Floats) -> Floats:
+        """Quantiles read off the histogram: within a bin's width, and quick for many of them."""
+        if not self.total:
+            return np.full(len(fractions), np.nan)
+        middle = (self._started + self._completed) / 2
+        index = np.searchsorted(middle, np.maximum(np.asarray(fractions) * self.total, 0.5))
+        return (_edges_s(index) + _edges_s(index + 1)) / 2
 
-    def _between(self, low: float, high: float, wanted: int) -> float:
-        """Write out only the runs that reach into [low, high], which holds the wanted duration."""
-        below = int(np.searchsorted(self.last, low))
-        before = int(self.completed[below - 1]) if below else 0
-        near = slice(
-            int(np.searchsorted(self.first, low - 2 * self.widest_s)),
-            int(np.searchsorted(self.first, high, side="right")),
-        )
-        rows = np.flatnonzero(self.first[near] + self.step[near] * (self.count[near] - 1) >= low) + near.start
-        count = self.count[rows]
-        values = np.repeat(self.first[rows], count) + np.repeat(self.step[rows], count) * _ramps(count)
-        weights = np.repeat(self.weight[rows], count)
+    def _order_statistics(self, ranks: Ints) -> Floats:
+        """The durations with this many others before them."""
+        low = np.searchsorted(self._started, ranks + 1)
+        high = np.searchsorted(self._completed, ranks + 1)
+        values = np.empty(len(ranks))
+        for window in sorted(set(zip(low.tolist(), high.tolist(), strict=True))):
+            inside = (low == window[0]) & (high == window[1])
+            values[inside] = self._within(*window, ranks[inside])
+        return values
+
+    def _within(self, low: int, high: int, ranks: Ints) -> Floats:
+        """Write out what lies in bins `low` to `high`, which hold the durations of these ranks."""
+        low_s = -np.inf if low == 0 else float(_edges_s(np.array(low)))
+        high_s = np.inf if high >= BINS - 1 else float(_edges_s(np.array(high + 1)))
+        before = int(self._completed[low - 1]) if low else 0
+        found = [_written_out(part, low_s, high_s) for part in self.parts]
+        before += sum(below for below, _, _ in found)
+        values = np.concatenate([v for _, v, _ in found])
+        weights = np.concatenate([w for _, _, w in found])
         order = np.argsort(values)
         reached = before + np.cumsum(weights[order], dtype=np.int64)
-        return float(values[order][np.searchsorted(reached, wanted)])
+        return np.asarray(values[order][np.searchsorted(reached, ranks + 1)])
+
+
+def _written_out(runs: Part, low_s: float, high_s: float) -> tuple[int, Floats, Counts]:
+    """(how many come before, values, weights) of the runs that reach into [low_s, high_s)."""
+    first, step, count, weight = runs
+    rows = np.flatnonzero((first < high_s) & (first + step * (count - 1) >= low_s))
+    first, step, count, weight = first[rows], step[rows], count[rows], weight[rows]
+    slope = np.where(step > 0, step, np.inf)
+    with np.errstate(over="ignore"):
+        to_low, to_high = (low_s - first) / slope, (high_s - first) / slope
+    # One value more on either side than the division says, so that rounding loses none.
+    begin = np.clip(np.floor(to_low) - 1, 0, count).astype(np.int64)
+    end = np.clip(np.floor(to_high) + 2, begin, count).astype(np.int64)
+    end = np.where(step > 0, end, count)
+    lengths = end - begin
+    k = _ramps(lengths) + np.repeat(begin, lengths)
+    values = np.repeat(first, lengths) + np.repeat(step, lengths) * k
+    return int(np.dot(begin, weight)), values, np.repeat(weight, lengths)
 
 
 def part(first: Floats, step: Floats, count: Ints, weight: Ints) -> Part:
-    """Runs in the types that `Gaps` keeps: those without weight left out, falling ones turned round."""
+    """Runs as `Gaps` takes them: those without weight left out, falling ones turned round."""
     keep = (weight > 0) & (count > 0)
     first, step = first[keep].astype(np.float64), step[keep].astype(np.float64)
     counts, weights = count[keep].astype(np.int32), weight[keep].astype(np.int32)
@@ -103,41 +124,35 @@ def part(first: Floats, step: Floats, count: Ints, weight: Ints) -> Part:
     return first, step, counts, weights
 
 
-def single(values: Floats) -> Part:
-    """Durations that occur once each."""
-    ones = np.ones(len(values), dtype=np.int32)
-    return values, np.zeros(len(values)), ones, ones
+def single(values: Floats, weight: Ints | None = None) -> Part:
+    """Durations on their own, each `weight` times (once, if None). A weight of 0 leaves one out."""
+    if weight is not None:
+        keep = weight > 0
+        values, weights = values[keep], weight[keep].astype(np.int32)
+    else:
+        weights = np.broadcast_to(np.int32(1), len(values))
+    return values, np.broadcast_to(0.0, len(values)), np.broadcast_to(np.int32(1), len(values)), weights
 
 
-def _concatenated(parts: list[Part]) -> Part:
-    if not parts:
-        empty = np.empty(0, dtype=np.int32)
-        return np.empty(0), np.empty(0), empty, empty
-    first, step, count, weight = zip(*parts, strict=True)
-    return np.concatenate(first), np.concatenate(step), np.concatenate(count), np.concatenate(weight)
+def _bins(values: Floats) -> Ints:
+    """A positive double's leading bits grow with its value."""
+    bits = np.maximum(values, 0.0).view(np.int64) >> SHIFT
+    return np.clip(bits - LOWEST, 0, BINS - 1, out=bits)
 
 
-def _cut(runs: Part) -> Part:
-    first, step, count, weight = runs
-    long = np.flatnonzero(count > LONGEST_RUN)
-    if not len(long):
-        return runs
-    pieces = -(-count[long] // LONGEST_RUN)
-    offset = _ramps(pieces) * LONGEST_RUN
-    counts = np.minimum(np.repeat(count[long], pieces) - offset, LONGEST_RUN).astype(np.int32)
-    steps = np.repeat(step[long], pieces)
-    firsts = np.repeat(first[long], pieces) + steps * offset
-    short = count <= LONGEST_RUN
-    return (
-        np.concatenate([first[short], firsts]),
-        np.concatenate([step[short], steps]),
-        np.concatenate([count[short], counts]),
-        np.concatenate([weight[short], np.repeat(weight[long], pieces)]),
-    )
+def _edges_s(bins: npt.NDArray[np.integer]) -> Floats:
+    """The lower edges."""
+    return ((bins.astype(np.int64) + LOWEST) << SHIFT).view(np.float64)
 
 
-def _ramps(counts: npt.NDArray[np.int32]) -> Ints:
+def _add(histogram: Floats, bins: Ints, sizes: Floats) -> None:
+    lowest = int(bins.min())
+    counts = np.bincount(bins - lowest, sizes)
+    histogram[lowest : lowest + len(counts)] += counts
+
+
+def _ramps(lengths: Ints) -> Ints:
     """0..n-1 for each n, one after the other."""
-    ends = np.cumsum(counts, dtype=np.int64)
+    ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) - np.repeat(ends - counts, counts)
+    return np.asarray(np.arange(total) - np.repeat(ends - lengths, lengths))

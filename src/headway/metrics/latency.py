@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.record import Columns, Outcome, Records
-from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints
+from headway.metrics.columns import Floats, Ints, Mask, Rows, Whole, floats, ints, whole
 from headway.metrics.gaps import Gaps
 
 FRACTIONS = (0.5, 0.9, 0.95, 0.99)
@@ -39,13 +39,13 @@ class Sample:
     """The requests that count, one element each in every array. NaN means that it never happened."""
 
     id: Ints
-    outcome: Ints
-    replica: Ints
-    generated_tokens: Ints
-    prompt_tokens: Ints
-    cached_prompt_tokens: Ints
-    preemptions: Ints
-    attempts: Ints
+    outcome: Whole
+    replica: Whole
+    generated_tokens: Whole
+    prompt_tokens: Whole
+    cached_prompt_tokens: Whole
+    preemptions: Whole
+    attempts: Whole
     ttft_s: Floats
     answer_s: Floats
     tpot_s: Floats
@@ -68,26 +68,28 @@ class Sample:
 def sample(records: Records, warmup_s: float, slo: Slo | None) -> Sample:
     """The requests that arrived at `warmup_s` or later, whatever became of them."""
     table, workload = records.requests, records.workload
-    counted = floats(workload, "arrival_s")[table["request"]] >= warmup_s
-    ended: Columns = {name: column[counted] for name, column in table.items()}
+    ended = table
+    if warmup_s > 0:
+        counted = floats(workload, "arrival_s")[table["request"]] >= warmup_s
+        ended = {name: column[counted] for name, column in table.items()}
     ids = ints(ended, "request")
     arrival_s = floats(workload, "arrival_s", ids)
     finished = ended["outcome"] == Outcome.FINISHED
     first_s, end_s = floats(ended, "first_token_s"), floats(ended, "end_s")
-    generated = ints(ended, "generated_tokens")
+    generated = whole(ended, "generated_tokens")
     several = finished & (generated > 1)
     tpot_s = np.full(len(ids), np.nan)
     tpot_s[several] = (end_s[several] - first_s[several]) / (generated[several] - 1)
     slo = slo or Slo()
     return Sample(
         id=ids,
-        outcome=ints(ended, "outcome"),
-        replica=ints(ended, "replica"),
+        outcome=whole(ended, "outcome"),
+        replica=whole(ended, "replica"),
         generated_tokens=generated,
-        prompt_tokens=ints(workload, "prompt_tokens", ids),
-        cached_prompt_tokens=ints(ended, "cached_prompt_tokens"),
-        preemptions=ints(ended, "preemptions"),
-        attempts=ints(ended, "attempts"),
+        prompt_tokens=whole(workload, "prompt_tokens", ids),
+        cached_prompt_tokens=whole(ended, "cached_prompt_tokens"),
+        preemptions=whole(ended, "preemptions"),
+        attempts=whole(ended, "attempts"),
         ttft_s=first_s - arrival_s,
         answer_s=_answer_s(records, ids, ended, arrival_s),
         tpot_s=tpot_s,
@@ -102,13 +104,18 @@ def sample(records: Records, warmup_s: float, slo: Slo | None) -> Sample:
 def _answer_s(records: Records, ids: Ints, ended: Columns, arrival_s: Floats) -> Floats:
     """Time to the first answering token, of requests that reason first."""
     if "reasoning_tokens" not in records.workload:
-        return np.full(len(ids), np.nan)
+        return _never(len(ids))
     reasons = ints(records.workload, "reasoning_tokens", ids) > 0
     return np.where(reasons, floats(ended, "answer_s") - arrival_s, np.nan)
 
 
+def _never(size: int) -> Floats:
+    """NaN throughout, without the memory."""
+    return np.broadcast_to(np.nan, size)
+
+
 def _slo(workload: Columns, name: str, ids: Ints, default_s: float | None) -> Floats:
-    own = floats(workload, name, ids) if name in workload else np.full(len(ids), np.nan)
+    own = floats(workload, name, ids) if name in workload else _never(len(ids))
     return own if default_s is None else np.where(np.isnan(own), default_s, own)
 
 

@@ -2,7 +2,7 @@
 
 A request's tokens share their times with the other requests of its batch. So the gaps between tokens are the
 gaps between a replica's ticks, each weighted by the number of requests that were there for both of its ends.
-To these come the gap from a request's first token to its first tick, and the gaps over preemptions and crashes.
+To these come the gap from a request's first token to its first tick, and those over preemptions and crashes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Clock:
         joined, left = np.sort(joined), np.sort(left)
         gone = np.searchsorted(left, self.tick, side="right")
         at_both = np.searchsorted(joined, self.tick) - gone
-        yield part(self.entry_gaps_s(), np.zeros(len(gone)), np.ones_like(gone), at_both)
+        yield single(self.entry_gaps_s(), at_both)
         inside = np.searchsorted(joined, self.tick, side="right") - gone
         yield part(self.a_s + self.b_s, self.b_s, self.iterations - 1, inside)
 
@@ -63,22 +63,43 @@ class Stays:
     """The segments in which at least one token came, of the requests asked for."""
 
     def __init__(self, segments: Columns, wanted: Mask) -> None:
+        self.segments = segments
         has_first = ~np.isnan(floats(segments, "prefill_end_s"))
-        has_tick = ints(segments, "left_tick") > ints(segments, "joined_tick")
-        has_token = (has_first | has_tick) & wanted[segments["request"]]
-        rows = np.flatnonzero(has_token)
-        self.request: Ints = ints(segments, "request", rows)
-        self.replica: Ints = ints(segments, "replica", rows)
-        self.joined: Ints = ints(segments, "joined_tick", rows)
-        self.left: Ints = ints(segments, "left_tick", rows)
-        self.prefill_end_s: Floats = floats(segments, "prefill_end_s", rows)
-        self.end_s: Floats = floats(segments, "end_s", rows)
+        has_tick = segments["left_tick"] != segments["joined_tick"]
+        self.rows = np.flatnonzero((has_first | has_tick) & wanted[segments["request"]])
+        self.by_replica = rows_by_replica(segments["replica"], self.rows)
+
+    def request(self, rows: Rows) -> Ints:
+        """Whose they are."""
+        return ints(self.segments, "request", rows)
+
+    def joined(self, rows: Rows) -> Ints:
+        """The tick after which ticks gave it tokens."""
+        return ints(self.segments, "joined_tick", rows)
+
+    def left(self, rows: Rows) -> Ints:
+        """The last tick that gave it a token."""
+        return ints(self.segments, "left_tick", rows)
+
+    def prefill_end_s(self, rows: Rows) -> Floats:
+        """When its first token came, if the prefill gave one."""
+        return floats(self.segments, "prefill_end_s", rows)
+
+    def ticking(self, rows: Rows) -> Rows:
+        """Those to which a tick gave a token."""
+        return rows[self.left(rows) > self.joined(rows)]
+
+    def begun(self, rows: Rows) -> Rows:
+        """Those to which a prefill gave a token."""
+        return rows[~np.isnan(self.prefill_end_s(rows))]
 
     def repeated(self) -> Rows:
         """Rows of requests with more than one stay, by request and then by time."""
-        stays = np.bincount(self.request) if len(self.request) else np.empty(0, dtype=np.int64)
-        rows = np.flatnonzero(stays[self.request] > 1)
-        return rows[np.lexsort((self.end_s[rows], self.request[rows]))]
+        request = self.segments["request"][self.rows]
+        stays = np.bincount(request) if len(request) else np.empty(0, dtype=np.int64)
+        rows = self.rows[stays[request] > 1]
+        order = np.lexsort((self.segments["end_s"][rows], self.segments["request"][rows]))
+        return np.asarray(rows[order])
 
 
 def rows_by_replica(replicas: npt.NDArray[np.generic], among: Rows | None = None) -> dict[int, Rows]:
@@ -103,65 +124,65 @@ def clocks(stretches: Columns) -> Iterator[tuple[int, Clock]]:
 def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[int, Gaps]:
     """Inter-token latencies by group; `group` is a code per request id, negative = left out."""
     stays = Stays(records.segments, group >= 0)
-    code = group[stays.request]
-    here = rows_by_replica(stays.replica)
-    repeated = stays.repeated()
-    first_s, last_s = np.full(len(code), np.nan), np.full(len(code), np.nan)
-    again = np.zeros(len(code), dtype=np.bool_)
-    again[repeated] = True
-    parts: dict[int, list[Part]] = {int(c): [] for c in np.unique(code)}
+    parts: dict[int, list[Part]] = {}
+    ends = _Ends(stays)
     for replica, clock in clocks(records.stretches):
-        rows = here.get(replica)
-        if rows is None:
-            continue
-        for one in np.unique(code[rows]):
-            parts[int(one)] += _stay_parts(clock, stays, rows[code[rows] == one])
-        _note_ends(clock, stays, rows[again[rows]], first_s, last_s)
-    _note_prefills(stays, repeated, first_s, last_s)
-    for one, gaps in _resumptions(stays, repeated, code, first_s, last_s):
-        parts[one].append(gaps)
+        rows = stays.by_replica.get(replica, _NO_ROWS)
+        code = group[stays.request(rows)]
+        for one in np.unique(code):
+            parts.setdefault(int(one), []).extend(_stay_parts(clock, stays, rows[code == one]))
+        ends.note(clock, replica)
+    gaps_s, requests = ends.resumptions()
+    code = group[requests]
+    for one in np.unique(code):
+        parts.setdefault(int(one), []).append(single(gaps_s[code == one]))
     return {one: Gaps(found) for one, found in parts.items()}
 
 
 def inter_token_gaps_by_replica(records: Records, wanted: Mask) -> Iterator[tuple[int, Gaps]]:
     """Within the stays at each replica: gaps over preemptions and crashes are left out."""
     stays = Stays(records.segments, wanted)
-    here = rows_by_replica(stays.replica)
     for replica, clock in clocks(records.stretches):
-        if replica in here:
-            yield replica, Gaps(_stay_parts(clock, stays, here[replica]))
+        if replica in stays.by_replica:
+            yield replica, Gaps(_stay_parts(clock, stays, stays.by_replica[replica]))
 
 
 def _stay_parts(clock: Clock, stays: Stays, rows: Rows) -> list[Part]:
     """Gaps within stays: from a prefill's token to the first tick, and between ticks."""
-    rows = rows[stays.left[rows] > stays.joined[rows]]
-    begun = rows[~np.isnan(stays.prefill_end_s[rows])]
-    to_first_tick = clock.at_s(stays.joined[begun] + 1) - stays.prefill_end_s[begun]
-    return [*clock.parts(stays.joined[rows], stays.left[rows]), single(to_first_tick)]
+    rows = stays.ticking(rows)
+    begun = stays.begun(rows)
+    to_first_tick_s = clock.at_s(stays.joined(begun) + 1) - stays.prefill_end_s(begun)
+    return [*clock.parts(stays.joined(rows), stays.left(rows)), single(to_first_tick_s)]
 
 
-def _note_ends(clock: Clock, stays: Stays, rows: Rows, first_s: Floats, last_s: Floats) -> None:
-    rows = rows[stays.left[rows] > stays.joined[rows]]
-    first_s[rows] = clock.at_s(stays.joined[rows] + 1)
-    last_s[rows] = clock.at_s(stays.left[rows])
+class _Ends:
+    """First and last token of each stay of the requests with several."""
+
+    def __init__(self, stays: Stays) -> None:
+        self.stays = stays
+        self.rows = stays.repeated()
+        # Until a clock says better: NaN where the prefill gave no token.
+        self.first_s, self.last_s = stays.prefill_end_s(self.rows), stays.prefill_end_s(self.rows)
+        self.here = rows_by_replica(stays.segments["replica"][self.rows])
+
+    def note(self, clock: Clock, replica: int) -> None:
+        """Fill in what this replica's clock tells."""
+        index = self.here.get(replica, _NO_ROWS)
+        joined, left = self.stays.joined(self.rows[index]), self.stays.left(self.rows[index])
+        ticked = left > joined
+        index, joined, left = index[ticked], joined[ticked], left[ticked]
+        self.last_s[index] = clock.at_s(left)
+        first_s = self.first_s[index]
+        self.first_s[index] = np.where(np.isnan(first_s), clock.at_s(joined + 1), first_s)
+
+    def resumptions(self) -> tuple[Floats, Ints]:
+        """From the last token of a stay to the first of the next, and whose they are."""
+        request = self.stays.request(self.rows)
+        same = request[1:] == request[:-1]
+        return (self.first_s[1:] - self.last_s[:-1])[same], request[1:][same]
 
 
-def _note_prefills(stays: Stays, rows: Rows, first_s: Floats, last_s: Floats) -> None:
-    begun = rows[~np.isnan(stays.prefill_end_s[rows])]
-    first_s[begun] = stays.prefill_end_s[begun]
-    alone = begun[stays.left[begun] == stays.joined[begun]]
-    last_s[alone] = stays.prefill_end_s[alone]
-
-
-def _resumptions(
-    stays: Stays, rows: Rows, code: npt.NDArray[np.integer], first_s: Floats, last_s: Floats
-) -> Iterator[tuple[int, Part]]:
-    """From the last token of a stay to the first of the next."""
-    same = stays.request[rows[1:]] == stays.request[rows[:-1]]
-    before, after = rows[:-1][same], rows[1:][same]
-    gaps = first_s[after] - last_s[before]
-    for one in np.unique(code[after]):
-        yield int(one), single(gaps[code[after] == one])
+_NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
 
 def token_times(records: Records, request_ids: Sequence[int]) -> dict[int, Floats]:
@@ -169,19 +190,15 @@ def token_times(records: Records, request_ids: Sequence[int]) -> dict[int, Float
     wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     wanted[np.asarray(request_ids, dtype=np.int64)] = True
     stays = Stays(records.segments, wanted)
-    here = rows_by_replica(stays.replica)
-    of_request: list[Ints] = [np.empty(0, dtype=np.int64)]
-    times: list[Floats] = [np.empty(0)]
+    begun = stays.begun(stays.rows)
+    of_request, times_s = [stays.request(begun)], [stays.prefill_end_s(begun)]
     for replica, clock in clocks(records.stretches):
-        rows = here.get(replica, np.empty(0, dtype=np.intp))
-        count = stays.left[rows] - stays.joined[rows]
-        ticks = _counted(stays.joined[rows] + 1, count)
-        times.append(clock.at_s(ticks))
-        of_request.append(np.repeat(stays.request[rows], count))
-    begun = ~np.isnan(stays.prefill_end_s)
-    times.append(stays.prefill_end_s[begun])
-    of_request.append(stays.request[begun])
-    request, time_s = np.concatenate(of_request), np.concatenate(times)
+        rows = stays.by_replica.get(replica, _NO_ROWS)
+        joined = stays.joined(rows)
+        count = stays.left(rows) - joined
+        times_s.append(clock.at_s(_counted(joined + 1, count)))
+        of_request.append(np.repeat(stays.request(rows), count))
+    request, time_s = np.concatenate(of_request), np.concatenate(times_s)
     order = np.lexsort((time_s, request))
     request, time_s = request[order], time_s[order]
     low = np.searchsorted(request, request_ids)

@@ -1,0 +1,155 @@
+"""Curves for charts: load and KV over time, arrivals against completions, distributions. Of bounded size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway.core.record import Columns, Outcome, Records
+from headway.metrics.columns import Floats, Ints, Rows, floats
+from headway.metrics.gaps import Gaps
+from headway.metrics.tokens import inter_token_gaps, rows_by_replica
+from headway.metrics.usage import integrals
+
+MAX_POINTS = 1000
+CDF_POINTS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The system at some moments: requests in it, and how many had come and gone by then."""
+
+    time_s: Floats
+    waiting: Ints
+    """In the system but in no batch: held, queued, or swapped out."""
+    running: Ints
+    arrived: Ints
+    completed: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Replicas over time: means over equal bins, one row per replica in the order of `Records.replicas`.
+
+    NaN where a replica was down or not there for the whole bin.
+    """
+
+    edges_s: Floats
+    kv_use: Floats
+    """KV in use by decoding requests as a share of capacity."""
+    batch_size: Floats
+    """Decoding requests, idle time counted as 0."""
+    num_waiting: Floats
+
+    @property
+    def middles_s(self) -> Floats:
+        """The bins' middles."""
+        return (self.edges_s[1:] + self.edges_s[:-1]) / 2
+
+
+def load(records: Records, *, points: int = MAX_POINTS) -> Load:
+    """Waiting and running requests at `points` equally spaced moments."""
+    time_s = np.linspace(0.0, records.end_s, points)
+    table, segments = records.requests, records.segments
+    finished = table["outcome"] == Outcome.FINISHED
+    arrived = _by(time_s, floats(records.workload, "arrival_s")[table["request"]])
+    ended = _by(time_s, floats(table, "end_s"))
+    begun_s = floats(segments, "admitted_s")
+    stayed = ~np.isnan(begun_s)
+    running = _by(time_s, begun_s[stayed]) - _by(time_s, floats(segments, "end_s", stayed))
+    return Load(
+        time_s=time_s,
+        waiting=np.maximum(arrived - ended - running, 0),
+        running=running,
+        arrived=arrived,
+        completed=_by(time_s, floats(table, "end_s", finished)),
+    )
+
+
+def _by(time_s: Floats, events_s: Floats) -> Ints:
+    """How many of the events had happened by each moment."""
+    first = np.searchsorted(time_s, events_s)
+    return np.asarray(np.cumsum(np.bincount(first, minlength=len(time_s) + 1)[: len(time_s)]))
+
+
+def timeline(records: Records, *, bins: int = MAX_POINTS) -> Timeline:
+    """What each replica did, in `bins` equal parts of the run."""
+    edges_s = np.linspace(0.0, max(records.end_s, 1e-9), bins + 1)
+    rows = rows_by_replica(records.stretches["replica"])
+    kv, batch, waiting = (np.zeros((len(records.replicas), bins)) for _ in range(3))
+    for position, replica in enumerate(records.replicas):
+        stretch = _in_order(records.stretches, rows.get(replica.id, np.empty(0, dtype=np.intp)))
+        duration_s, token_s, _ = integrals(stretch)
+        start_s = floats(stretch, "start_s")
+        capacity = max(replica.kv_capacity_tokens, 1)
+        kv[position] = _means(edges_s, start_s, duration_s, token_s) / capacity
+        batch[position] = _means(edges_s, start_s, duration_s, duration_s * floats(stretch, "num_decode"))
+        waiting[position] = _means(edges_s, start_s, duration_s, duration_s * floats(stretch, "num_waiting"))
+        absent = ~_present(edges_s, replica.up, replica.down)
+        for table in (kv, batch, waiting):
+            table[position, absent] = np.nan
+    return Timeline(edges_s, kv, batch, waiting)
+
+
+def _in_order(stretches: Columns, rows: Rows) -> Columns:
+    start_s = floats(stretches, "start_s", rows)
+    rows = rows[np.argsort(start_s, kind="stable")]
+    return {name: column[rows] for name, column in stretches.items()}
+
+
+def _means(edges_s: Floats, start_s: Floats, duration_s: Floats, integral: Floats) -> Floats:
+    """Means over bins of what integrates to `integral` over each stretch, spread evenly within it."""
+    if not len(start_s):
+        return np.zeros(len(edges_s) - 1)
+    total = np.cumsum(integral)
+    time_s = np.column_stack([start_s, start_s + duration_s]).ravel()
+    reached = np.column_stack([total - integral, total]).ravel()
+    return np.asarray(np.diff(np.interp(edges_s, time_s, reached)) / np.diff(edges_s))
+
+
+def _present(
+    edges_s: Floats, up: tuple[tuple[float, float], ...], down: tuple[tuple[float, float], ...]
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """In which bins the replica was up for some of the time."""
+    low, high = edges_s[:-1], edges_s[1:]
+    up_s = sum((_overlap_s(low, high, *interval) for interval in up), np.zeros(len(low)))
+    down_s = sum((_overlap_s(low, high, *interval) for interval in down), np.zeros(len(low)))
+    return np.asarray(up_s - down_s > 1e-9 * (high - low))
+
+
+def _overlap_s(low: Floats, high: Floats, since_s: float, to_s: float) -> Floats:
+    return np.asarray(np.maximum(np.minimum(high, to_s) - np.maximum(low, since_s), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Cdf:
+    """The share of values at or below `value_s`, as percentages."""
+
+    value_s: Floats
+    percent: Floats
+
+
+def cdf(values: Floats | Gaps, *, points: int = CDF_POINTS) -> Cdf | None:
+    """A distribution's curve, denser in the tail; None if there are no values. NaN are left out."""
+    even, tail = _even(points // 2), 1 - np.geomspace(1, 1e-4, points - points // 2)
+    fractions = np.unique(np.concatenate([even, tail]))
+    if isinstance(values, Gaps):
+        if not values.total:
+            return None
+        return Cdf(values.curve_s(fractions), 100 * fractions)
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return None
+    return Cdf(np.quantile(values, fractions), 100 * fractions)
+
+
+def _even(points: int) -> Floats:
+    return np.linspace(0.0, 1.0, max(points, 2))
+
+
+def itl_gaps(records: Records, warmup_s: float = 0.0) -> Gaps:
+    """Inter-token latencies of the requests that arrived at `warmup_s` or later."""
+    counted = floats(records.workload, "arrival_s") >= warmup_s
+    group = np.where(counted, 0, -1)
+    return inter_token_gaps(records, group).get(0) or Gaps([])

@@ -1,0 +1,176 @@
+"""The comparison of several runs as a terminal table: one row per run, the best value of a column marked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from headway.metrics.summary import flatten
+from headway.report.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One metric in a comparison. `better` is "low", "high" or "" (neither)."""
+
+    key: str
+    title: str
+    better: str
+    show: Callable[[float], str]
+
+
+def short_number(value: float) -> str:
+    """Three significant digits, with thousands separated."""
+    size = abs(value)
+    if size == 0 or value == int(value):
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def seconds(value: float) -> str:
+    """A duration with its unit: ms below one second."""
+    if value == 0:
+        return "0 s"
+    return f"{short_number(1000 * value)} ms" if abs(value) < 1 else f"{short_number(value)} s"
+
+
+def percent(value: float) -> str:
+    """A share as a percentage."""
+    return "100%" if value == 1 else f"{100 * value:.1f}%"
+
+
+def dollars(value: float) -> str:
+    """An amount."""
+    return f"${value:,.2f}" if abs(value) >= 1 or value == 0 else f"${value:.3g}"
+
+
+COLUMNS = (
+    Column("ttft_s.p50", "TTFT p50", "low", seconds),
+    Column("ttft_s.p99", "TTFT p99", "low", seconds),
+    Column("answer_s.p99", "TTFAT p99", "low", seconds),
+    Column("tpot_s.mean", "TPOT mean", "low", seconds),
+    Column("itl_s.p99", "ITL p99", "low", seconds),
+    Column("e2e_s.mean", "E2E mean", "low", seconds),
+    Column("e2e_s.p99", "E2E p99", "low", seconds),
+    Column("slo_attainment", "SLO met", "high", percent),
+    Column("goodput_rps", "goodput/s", "high", short_number),
+    Column("throughput_rps", "req/s", "high", short_number),
+    Column("output_tokens_per_s", "tok/s", "high", short_number),
+    Column("kv_use.mean", "KV", "", percent),
+    Column("cached_prompt_share", "cached", "high", percent),
+    Column("preemptions", "preempted", "low", short_number),
+    Column("retries", "retried", "low", short_number),
+    Column("num_unfinished", "unfinished", "low", short_number),
+    Column("num_rejected", "rejected", "low", short_number),
+    Column("num_cancelled", "cancelled", "low", short_number),
+    Column("usd_per_million_output_tokens", "$/M tok", "low", dollars),
+)
+"""In the order shown."""
+
+ONLY_IF_NONZERO = {
+    "cached_prompt_share", "preemptions", "retries", "num_unfinished", "num_rejected", "num_cancelled",
+    "usd_per_million_output_tokens",
+}  # fmt: skip
+
+GIVEN_UP_FIRST = (
+    "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "preemptions", "ttft_s.p50",
+    "throughput_rps", "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean", "answer_s.p99", "itl_s.p99",
+)  # fmt: skip
+"""Columns that a narrow console does without, in this order. What did not finish is always shown."""
+
+BEST = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a table shows for one run and metric."""
+
+    text: str
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Titles and cells, before they are drawn."""
+
+    kinds: tuple[str, ...]
+    labels: tuple[tuple[str, ...], ...]
+    columns: tuple[Column, ...]
+    cells: tuple[tuple[Cell, ...], ...]
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """What to show of these runs: the metrics with data, and the best of each where runs differ."""
+    flat = [flatten(run.summary) for run in runs]
+    columns = tuple(column for column in COLUMNS if _has_data(column.key, flat))
+    by_column = [_cells(column, [numbers[column.key] for numbers in flat]) for column in columns]
+    kinds = tuple(dict.fromkeys(kind for run in runs for kind in run.policies)) or ("run",)
+    return Comparison(
+        kinds=kinds,
+        labels=tuple(tuple(run.policies.get(kind, "") for kind in kinds) if run.policies else (run.name,) for run in runs),
+        columns=columns,
+        cells=tuple(zip(*by_column, strict=True)) if by_column else tuple(() for _ in runs),
+    )
+
+
+def _has_data(key: str, flat: Sequence[dict[str, float | int | None]]) -> bool:
+    values = [numbers[key] for numbers in flat if numbers[key] is not None]
+    return any(values) if key in ONLY_IF_NONZERO else bool(values)
+
+
+def _cells(column: Column, values: Sequence[float | int | None]) -> list[Cell]:
+    texts = ["-" if value is None else column.show(value) for value in values]
+    known = [value for value in values if value is not None]
+    if not column.better or len(values) < 2 or len(set(texts)) < 2 or not known:
+        return [Cell(text, False) for text in texts]
+    best = min(known) if column.better == "low" else max(known)
+    winner = column.show(best)
+    return [Cell(text, text == winner) for text in texts]
+
+
+def comparison_table(runs: Sequence[Run], *, width: int) -> Table:
+    """One row per run, for a console `width` characters wide: less important columns give way."""
+    compared = compare(runs)
+    dropped: set[str] = set()
+    table = _table(runs, compared, dropped)
+    console = Console(width=10_000, file=StringIO())
+    for key in GIVEN_UP_FIRST:
+        if console.measure(table).maximum <= width:
+            break
+        if key in {column.key for column in compared.columns}:
+            dropped.add(key)
+            table = _table(runs, compared, dropped)
+    return table
+
+
+def _table(runs: Sequence[Run], compared: Comparison, dropped: set[str]) -> Table:
+    notes = list(dict.fromkeys(note for run in runs for note in run.notes))
+    if not all(run.calibrated for run in runs):
+        notes.append("step times are not calibrated for this GPU and engine: trust the order more than the numbers")
+    if any(cell.best for row in compared.cells for cell in row):
+        notes.append(f"{BEST} best of its column")
+    table = Table(box=box.SIMPLE_HEAD, caption="\n".join(notes) or None, caption_justify="left", pad_edge=False)
+    for kind in compared.kinds:
+        table.add_column(kind, no_wrap=True)
+    shown = [i for i, column in enumerate(compared.columns) if column.key not in dropped]
+    for i in shown:
+        table.add_column(compared.columns[i].title, justify="right", no_wrap=True)
+    for label, cells in zip(compared.labels, compared.cells, strict=True):
+        marked = [f"[bold green]{c.text}{BEST}[/]" if c.best else f"{c.text} " for c in (cells[i] for i in shown)]
+        table.add_row(*label, *marked)
+    return table
+
+
+def render(runs: Sequence[Run], *, width: int, color: bool = False) -> str:
+    """The table as text, for a console `width` characters wide."""
+    console = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
+    with console.capture() as capture:
+        console.print(comparison_table(runs, width=width))
+    return capture.get()
