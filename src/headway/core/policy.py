@@ -37,10 +37,21 @@ class Ordering(Protocol):
 
 @runtime_checkable
 class MovingOrdering(Protocol):
-    """An ordering whose ranks move with time."""
+    """An ordering whose ranks move with time, while nothing else happens."""
 
     def next_change(self, request: RequestView, now: float) -> float | None:
         """When this request's rank changes next, after `now`; None = never."""
+
+
+@runtime_checkable
+class SteppedOrdering(Protocol):
+    """An ordering whose rank of a request gets worse as the request gains tokens.
+
+    A rank that only gets better with each token need not say so.
+    """
+
+    def next_change_tokens(self, request: RequestView) -> int | None:
+        """After how many further output tokens the rank gets worse; None = never."""
 
 
 @runtime_checkable

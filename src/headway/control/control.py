@@ -1,0 +1,166 @@
+"""The life of a request, sans I/O: it arrives, is placed or held, and ends. A driver supplies clock and effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from headway.control.live import Live, Stage
+from headway.control.recorder import Recorder
+from headway.control.service import Service
+from headway.core.record import Ended, Outcome
+from headway.core.request import Phase
+
+
+class Effects(Protocol):
+    """What a driver does when control says so."""
+
+    def start(self, live: Live, replica: int, now: float) -> None:
+        """Send the request to a replica."""
+
+    def cancel(self, live: Live, now: float) -> None:
+        """Abort it there; the driver answers with `Control.cancelled`."""
+
+    def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
+        """Call `action(time_s, argument)` then."""
+
+    def ended(self, live: Live, now: float, outcome: Outcome) -> None:
+        """Tell whoever sent the request."""
+
+
+class Control:
+    """The loop: arrived -> placed (or held until there is room) -> finished, cancelled or rejected."""
+
+    def __init__(self, effects: Effects, recorder: Recorder) -> None:
+        self.effects = effects
+        self._record = recorder.requests.add
+        self.num_live = 0
+        self.num_ended = 0
+        self.serve({})
+
+    def serve(self, services: dict[str, Service]) -> None:
+        """Take charge of these services, by model."""
+        self.services = services
+        self._only = next(iter(services.values())) if len(services) == 1 else None
+
+    def arrived(self, live: Live, now: float) -> None:
+        """A request comes in."""
+        self.num_live += 1
+        if live.reasoning_tokens:
+            live.phase = Phase.REASONING
+        if live.timeout_s is not None:
+            self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
+        service = self._only or self.services[live.model]
+        if live.prompt_tokens + live.output_tokens > service.longest_tokens:
+            self._end(live, now, Outcome.REJECTED)
+        elif service.is_holding:
+            service.hold(live, now)
+            self.release(service, now)
+        else:
+            self._place_or_hold(service, live, now)
+
+    def _place_or_hold(self, service: Service, live: Live, now: float) -> None:
+        replica = service.choose(live, now)
+        if replica is not None:
+            self._place(live, replica, now)
+        elif service.is_refusing:
+            self._end(live, now, Outcome.REJECTED)
+        else:
+            service.hold(live, now)
+
+    def _place(self, live: Live, replica: int, now: float) -> None:
+        if live.placed_s != live.placed_s:
+            live.placed_s = now
+        self.effects.start(live, replica, now)
+
+    def release(self, service: Service, now: float) -> None:
+        """Place held requests, first in line first, while there is room."""
+        while (live := service.first(now)) is not None:
+            replica = service.choose(live, now)
+            if replica is None:
+                return
+            service.unhold()
+            self._place(live, replica, now)
+
+    def finished(self, live: Live, now: float) -> None:
+        """All its tokens are out."""
+        self._end(live, now, Outcome.FINISHED)
+
+    def phase_changed(self, live: Live, now: float) -> None:
+        """Reasoning is over."""
+
+    def cancelled(self, live: Live, now: float) -> None:
+        """The driver has aborted it."""
+        self._end(live, now, Outcome.CANCELLED)
+
+    def _time_out(self, now: float, live: Live) -> None:
+        if live.stage is Stage.ENDED:
+            return
+        live.cancelled_s = now
+        if live.stage is Stage.HELD:
+            self._end(live, now, Outcome.CANCELLED)
+        else:
+            self.effects.cancel(live, now)
+
+    def crashed(self, replica: int, lost: list[Live], now: float) -> None:
+        """A replica is gone; what it had is placed anew, with the tokens that are already out kept."""
+        for service in self.services.values():
+            for member in service.members:
+                if member.view.id == replica:
+                    member.is_up = False
+                    service.refresh()
+        for live in lost:
+            live.attempt += 1
+            if live.cancelled_s == live.cancelled_s:
+                self._end(live, now, Outcome.CANCELLED)
+            else:
+                self._place_or_hold(self._only or self.services[live.model], live, now)
+
+    def recovered(self, replica: int, now: float) -> None:
+        """A replica is back, empty."""
+        for service in self.services.values():
+            for member in service.members:
+                if member.view.id == replica:
+                    member.is_up = True
+                    service.refresh()
+                    self.release(service, now)
+
+    def close(self, unfinished: list[Live], now: float) -> None:
+        """The run stops; what is still in the system is counted."""
+        for service in self.services.values():
+            unfinished = unfinished + service.held()
+        for live in sorted(unfinished, key=_by_id):
+            self._write(live, now, Outcome.UNFINISHED)
+
+    def _end(self, live: Live, now: float, outcome: Outcome) -> None:
+        live.stage = Stage.ENDED
+        end_s = live.cancelled_s if outcome is Outcome.CANCELLED else now
+        self.num_live -= 1
+        self.num_ended += 1
+        self._write(live, end_s, outcome)
+        service = self._only or self.services[live.model]
+        if service.learner is not None:
+            service.learner.learn(_as_ended(live, end_s, outcome))
+        self.effects.ended(live, now, outcome)
+        if service.is_holding:
+            self.release(service, now)
+
+    def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
+        self._record(
+            (
+                live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
+                live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
+            )  # fmt: skip
+        )
+
+
+def _as_ended(live: Live, end_s: float, outcome: Outcome) -> Ended:
+    first = live.first_token_s
+    return Ended(
+        live.id, outcome, live.model, live.tier, live.replica, live.arrival_s, None if first != first else first, end_s,
+        live.prompt_tokens, live.generated_tokens,
+    )  # fmt: skip
+
+
+def _by_id(live: Live) -> int:
+    return live.id

@@ -1,0 +1,63 @@
+"""A request while it lives: what arrived, and where it has got to."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from headway.core.request import Phase, Request
+
+NEVER = float("nan")
+"""A time that has not come. NaN, so that the record's columns need no second representation."""
+
+
+class Stage(IntEnum):
+    """Where a request is."""
+
+    HELD = 0
+    WAITING = 1
+    PREFILLING = 2
+    DECODING = 3
+    ENDED = 4
+
+
+class Live(Request, frozen=False, gc=False):
+    """What arrived, and its state. Satisfies `core.view.RequestView`; only control and the engines write to it.
+
+    `generated_tokens` of a decoding request is as of the last time the engine synced it, which it does before
+    any policy is asked about the request.
+    """
+
+    phase: Phase = Phase.ANSWERING
+    generated_tokens: int = 0
+    turn: int = 0
+    attempt: int = 0
+    preemptions: int = 0
+    replica: int = -1
+    stage: Stage = Stage.HELD
+    placed_s: float = NEVER
+    admitted_s: float = NEVER
+    first_token_s: float = NEVER
+    answer_s: float = NEVER
+    cancelled_s: float = NEVER
+    cached_tokens: int = 0
+    """Prompt tokens that a prefix cache served at the first admission."""
+
+    # The stay in the present batch, the engine's to keep.
+    enqueued_s: float = NEVER
+    stay_admitted_s: float = NEVER
+    prefill_end_s: float = NEVER
+    target_tokens: int = 0
+    """KV tokens to have before decoding (again): the prompt, and what was generated before a preemption."""
+    computed_tokens: int = 0
+    """KV tokens computed when prefilling; when decoding, those at `joined_tick`."""
+    swapped_tokens: int = 0
+    """KV tokens waiting in host memory; 0 = none."""
+    shared_blocks: int = 0
+    """Leading KV blocks held through the prefix cache."""
+    joined_tick: int = 0
+    joined_generated: int = 0
+    quantum_tick: int = 0
+    milestone: int = -1
+    """Tick at which the engine looks at the request again; -1 = not decoding."""
+    rank: object = None
+    """The key under which it stands in a queue."""

@@ -1,0 +1,120 @@
+"""The replicas that serve one model: who of them may take a request, who chooses, and who waits in front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from headway.control.live import Live, Stage
+from headway.core.errors import HeadwayError
+from headway.core.policy import Learner, MovingOrdering, Ordering, Router
+from headway.core.view import ReplicaView
+from headway.observe import View
+
+
+class Member:
+    """One replica of a service, as control knows it."""
+
+    __slots__ = ("is_up", "max_num_waiting", "max_tokens", "view")
+
+    def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None) -> None:
+        self.view = view
+        self.max_tokens = max_tokens
+        """Longest request, prompt and output together, that the replica can hold."""
+        self.max_num_waiting = max_num_waiting
+        self.is_up = True
+
+
+class Service:
+    """One model's replicas, router and hold queue."""
+
+    def __init__(
+        self, members: Sequence[Member], router: Router, hold_ordering: Ordering, window: int | None, view: View
+    ) -> None:
+        self.members = members
+        self.router = router
+        self.learner = router if isinstance(router, Learner) else None
+        self.ordering = hold_ordering
+        self.window = window
+        self.view = view
+        self.longest_tokens = max(member.max_tokens for member in members)
+        self._shortest_tokens = min(member.max_tokens for member in members)
+        self._limited = window is not None or any(member.max_num_waiting is not None for member in members)
+        self._hold: list[tuple[object, int, Live]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Members went up or down."""
+        self._up = [member.view for member in self.members if member.is_up]
+        self._up_ids = {view.id for view in self._up}
+
+    def candidates(self, live: Live) -> Sequence[ReplicaView]:
+        """Replicas that may be given this request now."""
+        tokens = live.prompt_tokens + live.output_tokens
+        if not self._limited and tokens <= self._shortest_tokens:
+            return self._up
+        return [
+            member.view
+            for member in self.members
+            if member.is_up and tokens <= member.max_tokens and self._is_open(member)
+        ]
+
+    def _is_open(self, member: Member) -> bool:
+        view = member.view
+        if self.window is not None and view.num_in_flight >= self.window:
+            return False
+        return member.max_num_waiting is None or view.num_waiting < member.max_num_waiting
+
+    @property
+    def is_refusing(self) -> bool:
+        """Every replica that is up has its queue full, and nothing holds requests back in front of them."""
+        return self.window is None and bool(self._up)
+
+    def choose(self, live: Live, now: float) -> int | None:
+        """Ask the router; None if no replica can take the request now."""
+        candidates = self.candidates(live)
+        if not candidates:
+            return None
+        view = self.view
+        view.now = now
+        view.replicas = candidates
+        replica = self.router.route(live, view).replica
+        ids = self._up_ids if candidates is self._up else {candidate.id for candidate in candidates}
+        if replica not in ids:
+            name = type(self.router).__name__
+            raise HeadwayError(f"router {name} chose replica {replica!r}; it was offered {sorted(ids)}")
+        return replica
+
+    # The hold queue.
+
+    @property
+    def is_holding(self) -> bool:
+        """Somebody may be in line."""
+        return bool(self._hold)
+
+    def hold(self, live: Live, now: float) -> None:
+        """Keep a request back."""
+        live.stage = Stage.HELD
+        live.rank = self.ordering.rank(live, now)
+        heappush(self._hold, (live.rank, live.id, live))
+
+    def first(self, now: float) -> Live | None:
+        """Who is first in line."""
+        if self._hold and isinstance(self.ordering, MovingOrdering):
+            lives = [entry[2] for entry in self._hold]
+            self._hold = [(self.ordering.rank(live, now), live.id, live) for live in lives]
+            heapify(self._hold)
+        while self._hold:
+            live = self._hold[0][2]
+            if live.stage is Stage.HELD:
+                return live
+            heappop(self._hold)
+        return None
+
+    def unhold(self) -> None:
+        """The first in line is placed."""
+        heappop(self._hold)
+
+    def held(self) -> list[Live]:
+        """Who is held back."""
+        return [entry[2] for entry in self._hold if entry[2].stage is Stage.HELD]

@@ -1,0 +1,88 @@
+"""Builds what policies see: fresh, or as stale and lossy as a fleet's scraped metrics are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from msgspec import Struct
+
+from headway.core.errors import HeadwayError
+from headway.core.view import OracleReplicaView, ReplicaView
+
+_LOADS = (
+    "num_waiting", "num_running", "kv_blocks_used", "prefill_tokens_left", "tokens_generated", "output_tokens_left",
+)  # fmt: skip
+
+
+class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
+    """How metrics reach the policies. A period of 0: every read is fresh."""
+
+    period_s: float = 0.0
+    """Time between two scrapes."""
+    delay_s: float = 0.0
+    """From the scrape to its being visible."""
+    loss: float = 0.0
+    """Share of scrapes of a replica that fail; the last values stay."""
+
+    def __post_init__(self) -> None:
+        if self.period_s < 0 or self.delay_s < 0 or not 0 <= self.loss < 1:
+            raise HeadwayError("observe: period_s and delay_s must be >= 0, and loss in [0, 1)")
+
+
+class View:
+    """`core.view.FleetView`: one object, refilled for every call."""
+
+    __slots__ = ("now", "random", "replicas")
+
+    def __init__(self, random: Random) -> None:
+        self.now = 0.0
+        self.random = random
+        self.replicas: Sequence[ReplicaView] = ()
+
+
+class ScrapedReplica:
+    """A replica as last scraped. What the placer counts itself, `num_in_flight`, is always fresh."""
+
+    def __init__(self, replica: OracleReplicaView) -> None:
+        self._replica = replica
+        self.id, self.pool, self.model = replica.id, replica.pool, replica.model
+        self.gpu, self.region = replica.gpu, replica.region
+        self.max_num_seqs, self.kv_blocks_total = replica.max_num_seqs, replica.kv_blocks_total
+        self.num_waiting = self.num_running = self.kv_blocks_used = 0
+        self.prefill_tokens_left = self.tokens_generated = self.output_tokens_left = 0
+
+    @property
+    def num_in_flight(self) -> int:
+        """Placed here and not yet ended."""
+        return self._replica.num_in_flight
+
+    def sample(self) -> tuple[int, ...]:
+        """The load right now."""
+        return tuple(getattr(self._replica, name) for name in _LOADS)
+
+    def show(self, sample: tuple[int, ...]) -> None:
+        """Make a sample visible."""
+        for name, value in zip(_LOADS, sample, strict=True):
+            setattr(self, name, value)
+
+
+class Observer:
+    """The views of a fleet's replicas. With a scrape period, the driver calls `scrape` on every tick."""
+
+    def __init__(self, replicas: Sequence[OracleReplicaView], scrape: Scrape, random: Random) -> None:
+        self.scrape_config = scrape
+        self._random = random
+        self._scraped = [ScrapedReplica(replica) for replica in replicas] if scrape.period_s else []
+        self.views: Sequence[OracleReplicaView] = self._scraped or replicas
+
+    def scrape(self) -> list[tuple[ScrapedReplica, tuple[int, ...]]]:
+        """Sample every replica; hand the result to `show` once the delay is over."""
+        loss = self.scrape_config.loss
+        return [(r, r.sample()) for r in self._scraped if not loss or self._random.random() >= loss]
+
+    @staticmethod
+    def show(samples: list[tuple[ScrapedReplica, tuple[int, ...]]]) -> None:
+        """Make samples visible."""
+        for replica, sample in samples:
+            replica.show(sample)

@@ -1,0 +1,245 @@
+"""The simulator's driver: replicas in virtual time under `control`'s command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Literal
+
+from headway.control.control import Control
+from headway.control.live import Live
+from headway.control.policies import Policies
+from headway.control.recorder import Recorder
+from headway.control.service import Member, Service
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Fault, Fleet, Pool
+from headway.core.policy import Ordering
+from headway.core.record import Cause, Outcome, Records, ReplicaRecord
+from headway.observe import Observer, Scrape, View
+from headway.perf import links, memory
+from headway.perf.step import StepModel
+from headway.policies.ordering.fcfs import Fcfs
+from headway.sim.engine import Line, Replica
+from headway.sim.kernel import Kernel, Priority
+from headway.sim.swap import HostMemory
+from headway.workload.source import Source
+
+Step = Literal["stretch", "exact"]
+Progress = Callable[[float, int], None]
+
+_PACK_EVERY = 1 << 16
+_PROGRESS_EVERY = 1 << 11
+
+
+def simulate(
+    fleet: Fleet,
+    source: Source,
+    policies: Policies,
+    *,
+    seed: int,
+    step: Step = "stretch",
+    faults: tuple[Fault, ...] = (),
+    until_s: float | None = None,
+    scrape: Scrape | None = None,
+    progress: Progress | None = None,
+    line: Callable[[Pool], Line] | None = None,
+) -> Records:
+    """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
+
+    `progress(now_s, requests arrived)` is called now and then. `until_s` stops the run; requests still in the
+    system are recorded as unfinished. `line` puts another step-time model in the place of `perf`'s. Raises HeadwayError when a model does not fit its GPUs.
+    """
+    cluster = Cluster(fleet, source, policies, seed, step, scrape or Scrape(), progress, line or _calibrated)
+    return cluster.run(faults, until_s)
+
+
+class Cluster:
+    """A fleet in virtual time. Supplies control's clock and effects."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        source: Source,
+        policies: Policies,
+        seed: int,
+        step: Step,
+        scrape: Scrape,
+        progress: Progress | None,
+        line: Callable[[Pool], Line],
+    ) -> None:
+        self._kernel = Kernel()
+        self._recorder = Recorder()
+        self._source = source
+        self._progress = progress
+        self._next_s = float("inf")
+        self._armed = 0
+        at_replica = policies.ordering_at != "gateway"
+        ordering = policies.ordering if at_replica else Fcfs
+        self._pools = [pool for pool in fleet.pools for _ in range(pool.replicas)]
+        if not self._pools:
+            raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
+        self._control = Control(self, self._recorder)
+        self._replicas = self._build(fleet, ordering, line, step == "exact")
+        self._observer = Observer(self._replicas, scrape, Random(f"{seed}/scrape"))
+        self._control.serve(self._services(policies, seed))
+        self._downs: list[list[tuple[float, float]]] = [[] for _ in self._pools]
+
+    def _build(
+        self, fleet: Fleet, ordering: Callable[[], Ordering], line: Callable[[Pool], Line], exact: bool
+    ) -> list[Replica]:
+        replicas: list[Replica] = []
+        for pool in fleet.pools:
+            pool_line = line(pool)
+            blocks = kv_blocks(pool)
+            for _ in range(pool.replicas):
+                replicas.append(
+                    Replica(
+                        len(replicas), pool, pool_line, blocks, _host_memory(pool), ordering(), self._kernel,
+                        self._control, self._recorder, exact,
+                    )  # fmt: skip
+                )
+        return replicas
+
+    def _services(self, policies: Policies, seed: int) -> dict[str, Service]:
+        hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
+        services: dict[str, Service] = {}
+        for name in dict.fromkeys(replica.model for replica in self._replicas):
+            members = [self._member(replica) for replica in self._replicas if replica.model == name]
+            random = Random(f"{seed}/router/{name}")
+            services[name] = Service(members, policies.router(), hold(), policies.window, View(random))
+        return services
+
+    def _member(self, replica: Replica) -> Member:
+        view = self._observer.views[replica.id]
+        return Member(view, replica.max_request_tokens, replica.engine.max_num_waiting)
+
+    # Control's effects.
+
+    def start(self, live: Live, replica: int, now: float) -> None:
+        """Send a request to a replica."""
+        self._replicas[replica].enqueue(live, now)
+
+    def cancel(self, live: Live, now: float) -> None:
+        """Abort a request where it is."""
+        self._replicas[live.replica].cancel(live, now)
+
+    def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
+        """Call `action(time_s, argument)` then."""
+        self._kernel.at(time_s, Priority.COMMAND, argument.id, action, argument)
+
+    def ended(self, live: Live, now: float, outcome: Outcome) -> None:
+        """Tell the workload, which may have an answer to it."""
+        if self._source.reactive:
+            self._source.ended(live, now, outcome)
+            self._arm()
+
+    # Arrivals.
+
+    def _arm(self) -> None:
+        """Wake at the next arrival known, if no earlier wake stands."""
+        time_s = self._source.peek_s()
+        if time_s is not None and time_s < self._next_s:
+            self._next_s = time_s
+            self._armed += 1
+            self._kernel.at(max(time_s, self._kernel.now), Priority.ARRIVAL, 0, self._arrive, self._armed)
+
+    def _arrive(self, now: float, armed: int) -> None:
+        if armed != self._armed:
+            return
+        live = self._source.pop(Live)
+        self._next_s = float("inf")
+        self._arm()
+        self._control.arrived(live, now)
+        if not live.id % _PROGRESS_EVERY:
+            self._report(live.id, now)
+
+    def _report(self, arrived: int, now: float) -> None:
+        if self._progress is not None:
+            self._progress(now, arrived)
+        if not arrived % _PACK_EVERY:
+            self._recorder.pack()
+
+    # The run.
+
+    def run(self, faults: tuple[Fault, ...], until_s: float | None) -> Records:
+        """Run to the end of the workload, or until `until_s`."""
+        for i, fault in enumerate(faults):
+            if not 0 <= fault.replica < len(self._replicas):
+                raise HeadwayError(f"faults[{i}].replica: {fault.replica}; the fleet has 0 to {len(self._replicas) - 1}")
+            self._kernel.at(fault.at_s, Priority.COMMAND, fault.replica - len(self._replicas), self._crash, fault)
+        if self._observer.scrape_config.period_s:
+            self._kernel.at(0.0, Priority.TICK, 0, self._scrape)
+        self._arm()
+        self._kernel.run(float("inf") if until_s is None else until_s)
+        end_s = self._kernel.now if until_s is None else until_s
+        unfinished = [live for replica in self._replicas for live in replica.halt(end_s, Cause.UNFINISHED)]
+        self._control.close(unfinished, end_s)
+        return self._records(end_s)
+
+    def _crash(self, now: float, fault: Fault) -> None:
+        replica = self._replicas[fault.replica]
+        if not replica.is_up:
+            return
+        lost = replica.crash(now)
+        self._downs[replica.id].append((now, float("inf")))
+        if fault.down_s is not None:
+            self._kernel.at(now + fault.down_s, Priority.COMMAND, replica.id - len(self._replicas), self._recover, fault)
+        self._control.crashed(replica.id, lost, now)
+
+    def _recover(self, now: float, fault: Fault) -> None:
+        downs = self._downs[fault.replica]
+        downs[-1] = (downs[-1][0], now)
+        self._replicas[fault.replica].recover()
+        self._control.recovered(fault.replica, now)
+
+    def _scrape(self, now: float, _: Any) -> None:
+        config = self._observer.scrape_config
+        self._kernel.at(now + config.delay_s, Priority.TICK, 1, self._show, self._observer.scrape())
+        if self._control.num_live or self._source.peek_s() is not None:
+            self._kernel.at(now + config.period_s, Priority.TICK, 0, self._scrape)
+
+    def _show(self, now: float, samples: Any) -> None:
+        self._observer.show(samples)
+
+    def _records(self, end_s: float) -> Records:
+        table = self._source.table()
+        return Records(
+            workload=table.columns,
+            models=table.models,
+            regions=table.regions,
+            requests=self._recorder.requests.columns(),
+            segments=self._recorder.segments.columns(),
+            stretches=self._recorder.stretches.columns(),
+            replicas=tuple(self._replica_record(replica, end_s) for replica in self._replicas),
+            end_s=end_s,
+        )
+
+    def _replica_record(self, replica: Replica, end_s: float) -> ReplicaRecord:
+        pool = self._pools[replica.id]
+        down = tuple((start, min(end, end_s)) for start, end in self._downs[replica.id])
+        num_gpus = pool.parallel.num_gpus
+        return ReplicaRecord(
+            replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
+            pool.gpu.watts * num_gpus, replica.kv_blocks_total * pool.engine.block_size_tokens, replica.max_num_seqs,
+            ((0.0, end_s),), down,
+        )  # fmt: skip
+
+
+def _calibrated(pool: Pool) -> Line:
+    return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel).line
+
+
+def kv_blocks(pool: Pool) -> int:
+    """KV blocks of one replica: what memory allows, or the pool's cap."""
+    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    tokens = plan.kv_capacity_tokens
+    if pool.kv_capacity_tokens is not None:
+        tokens = min(tokens, pool.kv_capacity_tokens)
+    return tokens // pool.engine.block_size_tokens
+
+
+def _host_memory(pool: Pool) -> HostMemory:
+    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    per_token = plan.kv_bytes_per_token
+    room = int(pool.engine.host_memory_bytes / per_token)
+    return HostMemory(room, links.host_copy_s(per_token, pool.gpu, pool.parallel.num_gpus))

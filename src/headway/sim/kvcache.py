@@ -1,0 +1,77 @@
+"""Paged KV memory of one replica, with the growth of decoding requests in closed form.
+
+Blocks are counted, not named. Three holders: `static` blocks (requests in prefill), the blocks of decoding
+requests, and `held` blocks of the prefix cache that running requests share. A decoding request that joined with
+c tokens of its own has c + (tick - joined) at any later tick, so its residue modulo the block size, less the tick,
+never changes: a histogram of those says how many blocks the coming ticks take.
+"""
+
+from __future__ import annotations
+
+
+class KvCache:
+    """Block counts. `tokens` and `count` are those of the decoding requests, at the replica's present tick."""
+
+    __slots__ = ("_residues", "block", "count", "held", "static", "tokens", "total", "watermark")
+
+    def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float) -> None:
+        self.total = total_blocks
+        self.block = block_size_tokens
+        self.watermark = int(watermark * total_blocks)
+        self.static = 0
+        self.held = 0
+        self.tokens = 0
+        self.count = 0
+        self._residues = [0] * block_size_tokens
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that this many tokens take."""
+        return -(-tokens // self.block)
+
+    def join(self, tokens: int, tick: int) -> None:
+        """A request with this many KV tokens of its own starts to decode."""
+        self.tokens += tokens
+        self.count += 1
+        self._residues[(tokens - tick) % self.block] += 1
+
+    def leave(self, tokens: int, tick: int) -> None:
+        """A decoding request that now has this many tokens of its own goes, and its blocks with it."""
+        self.tokens -= tokens
+        self.count -= 1
+        self._residues[(tokens - tick) % self.block] -= 1
+
+    def used(self, tick: int, ahead: int = 0) -> int:
+        """Blocks held by requests at `tick + ahead`, `tick` being the present one."""
+        block = self.block
+        slack = sum(n * (-(r + tick + ahead) % block) for r, n in enumerate(self._residues) if n)
+        return self.static + self.held + (self.tokens + self.count * ahead + slack) // block
+
+    def free(self, tick: int) -> int:
+        """Blocks that nobody holds."""
+        return self.total - self.used(tick)
+
+    def has_free(self, blocks: int, tick: int) -> bool:
+        """Whether `blocks` are free; counts exactly only when a bound does not settle it."""
+        bound = (self.tokens + self.count * (self.block - 1)) // self.block + self.static + self.held
+        return self.total - bound >= blocks or self.free(tick) >= blocks
+
+    def needed_next(self, tick: int) -> int:
+        """Blocks that the next tick takes: one for each decoding request whose last block is full."""
+        return self._residues[-tick % self.block]
+
+    def ticks_left(self, tick: int, wanted: int) -> int:
+        """How many ticks, at most `wanted`, the decoding requests can grow before blocks run out."""
+        block = self.block
+        bound = self.tokens + self.count * (block - 1 + wanted)
+        if bound <= (self.total - self.static - self.held) * block or not self.count:
+            return wanted
+        free = self.free(tick)
+        periods = max(0, free // self.count - 1)
+        free -= periods * self.count
+        ticks = periods * block
+        while ticks < wanted:
+            free -= self._residues[-(tick + ticks) % block]
+            if free < 0:
+                return ticks
+            ticks += 1
+        return wanted

@@ -1,0 +1,169 @@
+"""The prefix cache of one replica: full KV blocks kept by content, oldest freed blocks reused first.
+
+A node is the run of blocks that belong to one prompt segment; a segment's id stands for its tokens and all before
+them, so nodes need no parent links. A block that straddles two segments belongs to the later one. Nodes in use are
+held as a whole. Freed blocks, whether they have content or not, stand in one line and are taken from its head, as
+vLLM's free queue does; within a request the last blocks are freed first. Blocks taken by growing requests are
+settled lazily: only their number matters until somebody looks up, takes or frees.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from headway.control.live import Live
+from headway.sim.kvcache import KvCache
+
+
+class _Node:
+    __slots__ = ("cached", "users")
+
+    def __init__(self) -> None:
+        self.cached = 0
+        self.users = 0
+
+
+class PrefixCache:
+    """What is cached, who uses it, and in which order it goes."""
+
+    __slots__ = ("_accounted", "_anonymous", "_kv", "_leases", "_line", "_nodes")
+
+    def __init__(self, kv: KvCache) -> None:
+        self._kv = kv
+        self._nodes: dict[int, _Node] = {}
+        self._leases: dict[int, dict[int, None]] = {}
+        self._accounted = 0
+        self._anonymous = 0
+        self._line: OrderedDict[tuple[bool, int], int] = OrderedDict()
+        """(has content, node or running number) -> blocks. Its sum is what is not accounted as used."""
+        self._line[False, 0] = kv.total
+
+    def hit_blocks(self, live: Live, tick: int) -> int:
+        """Leading blocks of what the request must compute that are cached; its last token never is."""
+        self._settle(tick)
+        limit = (live.target_tokens - 1) // self._kv.block
+        hit = 0
+        for node_id, low, high in self._spans(live):
+            node = self._nodes.get(node_id)
+            if node is None:
+                break
+            hit = low + node.cached
+            if hit < high:
+                break
+        return min(hit, limit)
+
+    def take(self, live: Live, blocks: int) -> int:
+        """Hold the nodes behind `blocks` leading blocks for this request; free blocks fall by what is returned."""
+        before = self._kv.held
+        for node_id, low, _ in self._spans(live):
+            if low >= blocks:
+                break
+            self._use(live, node_id)
+        live.shared_blocks = blocks
+        return self._kv.held - before
+
+    def idle_blocks(self, live: Live, blocks: int) -> int:
+        """Free blocks that `take` would hold."""
+        return sum(
+            node.cached
+            for node_id, low, _ in self._spans(live)
+            if low < blocks and not (node := self._nodes[node_id]).users
+        )
+
+    def publish(self, live: Live, tick: int) -> None:
+        """Full blocks of prompt segments that the request has been given become findable, and shared."""
+        kv = self._kv
+        self._settle(tick)
+        full = live.computed_tokens // kv.block
+        for node_id, low, high in self._spans(live):
+            fresh = min(high, full) - low
+            if fresh <= 0:
+                break
+            node = self._nodes.get(node_id)
+            if node is None:
+                node = self._nodes[node_id] = _Node()
+            more = fresh - node.cached
+            if more <= 0:
+                continue
+            self._use(live, node_id)
+            node.cached += more
+            live.shared_blocks += more
+            kv.static -= more
+            kv.held += more
+
+    def release(self, live: Live, own_blocks: int, tick: int, computed_tokens: int) -> None:
+        """The request goes. Call before its `own_blocks` leave the block counts; shared ones leave here."""
+        self._settle(tick)
+        self._accounted -= own_blocks
+        output = self._output_blocks(live, own_blocks, computed_tokens)
+        if own_blocks > output:
+            self._anonymous += 1
+            self._line[False, self._anonymous] = own_blocks - output
+        if output and live.output_id is not None:
+            node = self._nodes[live.output_id] = _Node()
+            node.cached = output
+            self._line[True, live.output_id] = output
+        for node_id in reversed(self._leases.pop(live.id, {})):
+            self._unuse(node_id)
+        live.shared_blocks = 0
+
+    def _spans(self, live: Live) -> Iterator[tuple[int, int, int]]:
+        """(node, first block, end block) of the segments that own at least one full block."""
+        block = self._kv.block
+        start = 0
+        for segment in live.prefix:
+            end = start + segment.tokens
+            low, high = start // block, end // block
+            if high > low:
+                yield segment.id, low, high
+            start = end
+
+    def _output_blocks(self, live: Live, own_blocks: int, computed_tokens: int) -> int:
+        """Full blocks of output that the next turn can find."""
+        if live.output_id is None or live.output_id in self._nodes or live.generated_tokens < live.output_tokens:
+            return 0
+        if sum(segment.tokens for segment in live.prefix) != live.prompt_tokens:
+            return 0
+        block = self._kv.block
+        return min(own_blocks, computed_tokens // block - live.prompt_tokens // block)
+
+    def _use(self, live: Live, node_id: int) -> None:
+        leases = self._leases.setdefault(live.id, {})
+        if node_id in leases:
+            return
+        leases[node_id] = None
+        node = self._nodes[node_id]
+        node.users += 1
+        if node.users == 1 and node.cached:
+            self._kv.held += node.cached
+            self._accounted += node.cached
+            del self._line[True, node_id]
+
+    def _unuse(self, node_id: int) -> None:
+        node = self._nodes[node_id]
+        node.users -= 1
+        if not node.users:
+            self._kv.held -= node.cached
+            self._accounted -= node.cached
+            self._line[True, node_id] = node.cached
+
+    def _settle(self, tick: int) -> None:
+        """Take the blocks that requests have grown into from the head of the line, forgetting their content."""
+        used = self._kv.used(tick)
+        taken = used - self._accounted
+        self._accounted = used
+        line = self._line
+        while taken > 0:
+            (has_content, key), blocks = next(iter(line.items()))
+            step = min(taken, blocks)
+            taken -= step
+            if has_content:
+                node = self._nodes[key]
+                node.cached -= step
+                if not node.cached:
+                    del self._nodes[key]
+            if step == blocks:
+                del line[has_content, key]
+            else:
+                line[has_content, key] = blocks - step
