@@ -11,7 +11,9 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
@@ -67,7 +69,7 @@ def ordering(spec: Spec) -> Choice[Ordering]:
 
 
 def _choice(kind: str, spec: Spec, named: Mapping[str, type[P]]) -> Choice[P]:
-    given = {"name": spec} if isinstance(spec, str) else dict(spec)
+    given = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     name = given.pop("name", None)
     if not isinstance(name, str):
         raise HeadwayError(f"{kind}: expected a name, or `name` and arguments, got {spec!r}")
@@ -142,10 +144,14 @@ def _unknown_argument(where: str, name: str, parameters: Iterable[str]) -> Headw
 
 
 def _hints(made_by: type[Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(made_by.__init__)
-    except Exception:  # a user's annotations may name what does not exist at run time
-        return {}
+    """The types of the constructor's arguments, but for those that name what does not exist at run time."""
+    hints = {}
+    constructor = made_by.__init__
+    for name, annotation in getattr(constructor, "__annotations__", {}).items():
+        one = SimpleNamespace(__annotations__={name: annotation})
+        with suppress(Exception):
+            hints.update(get_type_hints(one, getattr(constructor, "__globals__", {})))
+    return hints
 
 
 def _converted(where: str, value: Any, hint: Any) -> Any:
@@ -180,4 +186,6 @@ def _told(error: Exception) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,99 @@
+"""Requests and fleets made by hand, for tests of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from hypothesis import strategies as st
+
+from headway.core.record import Ended, Outcome
+from headway.core.request import Phase, Segment
+
+
+@dataclass
+class FakeRequest:
+    """`core.view.OracleRequestView`."""
+
+    id: int = 0
+    arrival_s: float = 0.0
+    prompt_tokens: int = 100
+    model: str = ""
+    tier: int = 0
+    region: str = ""
+    session_id: int | None = None
+    prefix: tuple[Segment, ...] = ()
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    slo_e2e_s: float | None = None
+    deadline_s: float | None = None
+    generated_tokens: int = 0
+    phase: Phase = Phase.ANSWERING
+    turn: int = 0
+    attempt: int = 0
+    output_tokens: int = 100
+    reasoning_tokens: int = 0
+
+
+@dataclass
+class FakeReplica:
+    """`core.view.OracleReplicaView`."""
+
+    id: int = 0
+    num_in_flight: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 1000
+    prefill_tokens_left: int = 0
+    tokens_generated: int = 0
+    output_tokens_left: int = 0
+    max_num_seqs: int = 256
+    pool: str = "main"
+    model: str = ""
+    gpu: str = ""
+    region: str = ""
+
+
+@dataclass
+class FakeFleet:
+    """`core.view.FleetView`."""
+
+    replicas: Sequence[Any]
+    now: float = 0.0
+    random: Random = field(default_factory=lambda: Random(0))
+
+
+def fleet(*in_flight: int) -> FakeFleet:
+    """Replicas 0, 1, ... with this many requests in flight."""
+    return FakeFleet([FakeReplica(i, num_in_flight=n, num_running=n) for i, n in enumerate(in_flight)])
+
+
+def finished(generated_tokens: int, outcome: Outcome = Outcome.FINISHED) -> Ended:
+    """A request that ended with this many output tokens."""
+    return Ended(0, outcome, "", 0, 0, 0.0, 1.0, 2.0, 10, generated_tokens)
+
+
+counts = st.one_of(st.integers(0, 4), st.integers(0, 10**6))
+fleets = st.lists(
+    st.builds(
+        FakeReplica,
+        num_in_flight=counts,
+        num_waiting=counts,
+        num_running=counts,
+        kv_blocks_used=st.integers(0, 1000),
+        prefill_tokens_left=counts,
+        tokens_generated=counts,
+        output_tokens_left=counts,
+    ),
+    min_size=1,
+    max_size=12,
+).map(lambda replicas: FakeFleet([numbered(replica, i) for i, replica in enumerate(replicas)]))
+
+
+def numbered(replica: FakeReplica, id: int) -> FakeReplica:
+    """The replica, with this id."""
+    replica.id = id
+    return replica
