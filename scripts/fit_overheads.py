@@ -7,8 +7,9 @@ The kernels' times come from the model; what is left is fitted as step, layer an
 below zero. Run scripts/fit_kernels.py first. Needs SciPy. Reads
 - measured/vllm015_serving_train.csv (vLLM 0.15.1 on H100): time per output token at a known mean
   concurrency; prompts hit the prefix cache but for their last block;
-- measured/distserve_profile_a100_*.json: DistServe's fits of decoding steps of an early vLLM and of its own
-  C++ engine, of FasterTransformer's kind, with OPT models on A100.
+- measured/Llama-3.*-tp-*.csv: decoding alone, one sequence, with vLLM of 2024 on A100;
+- measured/distserve_profile_a100_*.json: DistServe's fits of decoding steps with OPT models on A100, of its
+  own C++ engine, of FasterTransformer's kind, and of an early vLLM, of which the time per sequence is taken.
 """
 
 from __future__ import annotations
@@ -35,10 +36,15 @@ SUSPECT = "67"
 CACHE_MISS_TOKENS = 16
 SERVING_SOURCE = ("fitted on time per output token of 11 serving experiments with vLLM 0.15.1 on H100 "
                   "(inference-sim/sim-to-real-accuracy-validation)")  # fmt: skip
-PROFILE_SOURCE = "fitted on DistServe's profile of OPT models on A100 (LLMServe/DistServe, Apache-2.0): "
+ALONE_SOURCE = ("fitted on decoding times of Llama-3.1-8B and -3.2-3B with vLLM of 2024, version not "
+                "recorded, on A100 (shashwatj07/SageServe, MIT); time per sequence from DistServe's profile "
+                "of an early vLLM (LLMServe/DistServe, Apache-2.0)")  # fmt: skip
+PROFILE_SOURCE = ("fitted on DistServe's profile of its own C++ engine with OPT models on A100 "
+                  "(LLMServe/DistServe, Apache-2.0)")  # fmt: skip
 OPT = {"facebook/opt-13b": (40, 5120, 40), "facebook/opt-66b": (64, 9216, 72)}
 """Layers, hidden size, heads."""
 Row = dict[str, str]
+Errors = Callable[[Overhead], dict[str, float]]
 
 
 def stages() -> Iterator[Row]:
@@ -101,24 +107,44 @@ def step_model(model: Model, gpu: str, engine: str, tp: int, overhead: Overhead)
     return StepModel(model, catalog.gpu(gpu), catalog.engine(engine), Parallel(tp=tp), found)
 
 
-def fit(errors: Callable[[Overhead], dict[str, float]]) -> Overhead:
+def alone_errors(overhead: Overhead) -> dict[str, float]:
+    """Relative error of the time per token of a sequence that decodes alone, by model, tp and context."""
+    left = {}
+    for name in ("Llama-3.1-8B", "Llama-3.2-3B"):
+        for tp in (2, 4):
+            with open(DATA / f"{name}-tp-{tp}.csv", newline="") as file:
+                rows = [
+                    r
+                    for r in csv.DictReader(file)
+                    if r["batch_size"] == "1" and int(r["prompt_size"]) <= 2048
+                ]
+            step = step_model(catalog.model(name), "a100-80gb", "vllm-v0", tp, overhead)
+            for row in rows:
+                prompt, tokens = int(row["prompt_size"]), int(row["token_size"])
+                measured_s = float(row["token_time"]) / (tokens - 1)
+                key = f"{name} tp{tp} prompt {prompt} tokens {tokens}"
+                left[key] = step.line(1, prompt + tokens // 2)[0] / measured_s - 1
+    return left
+
+
+def fit(errors: Errors, sequence_s: float | None = None) -> Overhead:
+    """The overhead with the least relative error, robustly; the time per sequence may be given."""
+
     def overhead(p: np.ndarray) -> Overhead:
-        return Overhead(step_s=p[0] * 1e-3, layer_s=p[1] * 1e-6, sequence_s=p[2] * 1e-6)
+        per_sequence_s = p[2] * 1e-6 if sequence_s is None else sequence_s
+        return Overhead(step_s=p[0] * 1e-3, layer_s=p[1] * 1e-6, sequence_s=per_sequence_s)
 
     found = least_squares(lambda p: np.array(list(errors(overhead(p)).values())), [0.3, 8, 5], loss="soft_l1",
                           f_scale=0.05, bounds=([0, 0, 0], [30, 500, 500]), x_scale=[0.3, 8, 5])  # fmt: skip
     return overhead(found.x)
 
 
-def write(
-    gpu: str, engine: str, version: str, source: str, errors: Callable[[Overhead], dict[str, float]]
-) -> None:
-    best = fit(errors)
+def write(gpu: str, engine: str, version: str, source: str, best: Overhead, errors: Errors) -> None:
     left = errors(best)
     for name, error in left.items():
         print(f"{error:+.1%}  {name}")
     mean = sum(map(abs, left.values())) / len(left)
-    print(f"{engine} on {gpu}: mean absolute error {mean:.1%}\n")
+    print(f"{engine} on {gpu}: mean absolute error {mean:.1%}, {best}\n")
     path = OUT / f"{gpu}.json"
     data = json.loads(path.read_text())
     numbers = {key: float(f"{getattr(best, key):.3g}") for key in ("step_s", "layer_s", "sequence_s")}
@@ -130,11 +156,14 @@ def write(
 
 
 def main() -> None:
-    write("h100-80gb-sxm", "vllm-v1", "0.15.1", SERVING_SOURCE, serving_errors)
-    write("a100-80gb", "vllm-v0", "0.2", PROFILE_SOURCE + "vLLM of 2023, without CUDA graphs",
-          lambda overhead: profile_errors("distserve_profile_a100_vllm.json", overhead))  # fmt: skip
-    write("a100-80gb", "fastertransformer", "", PROFILE_SOURCE + "its own C++ engine",
-          lambda overhead: profile_errors("distserve_profile_a100_distserve.json", overhead))  # fmt: skip
+    write("h100-80gb-sxm", "vllm-v1", "0.15.1", SERVING_SOURCE, fit(serving_errors), serving_errors)
+    early = fit(lambda overhead: profile_errors("distserve_profile_a100_vllm.json", overhead))
+    write("a100-80gb", "vllm-v0", "", ALONE_SOURCE, fit(alone_errors, early.sequence_s), alone_errors)
+
+    def own_errors(overhead: Overhead) -> dict[str, float]:
+        return profile_errors("distserve_profile_a100_distserve.json", overhead)
+
+    write("a100-80gb", "fastertransformer", "", PROFILE_SOURCE, fit(own_errors), own_errors)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,9 @@ class _Config(dict[str, Any]):
                 raise HeadwayError(f"{self.file}: {key} is {value!r}; expected a positive whole number")
             return value
         if default is None:
+            named = " or ".join(map(repr, keys))
             raise HeadwayError(
-                f"{self.file}: key {keys[0]!r} is missing; expected a positive whole number, as in a "
+                f"{self.file}: key {named} is missing; expected a positive whole number, as in a "
                 "Hugging Face config.json of a transformer"
             )
         return default

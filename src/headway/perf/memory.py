@@ -29,8 +29,8 @@ __all__ = [
 
 GIB = 2**30
 
-# Fitted on vLLM's own memory profiles on H100 (eight models): the sampler's copies of the logits are the peak,
-# and they are not split over the tensor-parallel group.
+# Fitted on vLLM's own memory profiles on H100 (eight models): the sampler's copies of the logits are the
+# peak, and they are not split over the tensor-parallel group.
 SAMPLER_BYTES_PER_LOGIT = 38.0
 HIDDEN_STATES_HELD = 1.7
 RUNTIME_BYTES = 0.13 * GIB

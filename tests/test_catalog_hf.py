@@ -1,0 +1,154 @@
+"""A Hugging Face config.json becomes the model that the catalog has, or an error that names file and key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict
+
+from headway import catalog
+from headway.core.errors import HeadwayError
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings":
+    131072,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "rope_theta": 500000.0,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": LLAMA,
+    "llama-2-7b": {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype":
+        "bfloat16",
+    },
+    "qwen2.5-32b": {
+        "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064,
+        "max_position_embeddings": 131072, "sliding_window": 131072, "use_sliding_window": False,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "decoder_sparse_step": 1, "sliding_window": None,
+    },
+    "mistral-nemo-12b": {
+        "model_type": "mistral", "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072,
+        "max_position_embeddings": 131072, "sliding_window": None,
+    },
+    "mixtral-8x7b": {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+        "max_position_embeddings": 32768, "num_experts_per_tok": 2, "sliding_window": None,
+    },
+    "bloom-176b": {
+        "model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size":
+        250880,
+        "seq_length": 2048,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+        "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280,
+        "max_position_embeddings": 163840, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
+        "moe_layer_freq": 1,
+        "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "quantization_config": {"quant_method": "fp8"},
+    },
+    "llama-4-scout": {
+        "model_type": "llama4", "torch_dtype": "bfloat16",
+        "text_config": {
+            "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40,
+            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 202048, "num_local_experts": 16,
+            "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "attention_chunk_size": 8192,
+            "max_position_embeddings": 10485760,
+        },
+        "vision_config": {"hidden_size": 1408},
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
+        "max_position_embeddings": 131072, "num_local_experts": 32, "experts_per_token": 4,
+        "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "quantization_config": {"quant_method": "mxfp4"},
+    },
+}  # fmt: skip
+
+
+def written(folder: Path, config: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_gives_the_catalogs_model(name: str, tmp_path: Path) -> None:
+    model = catalog.model_from_config(written(tmp_path, CONFIGS[name]), name)
+    own, expected = asdict(model), asdict(catalog.model(name))
+    for key in ("source", "aliases", "hf_id"):
+        del own[key], expected[key]
+    assert own == expected
+
+
+def test_name_defaults_to_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    assert catalog.model_from_config(written(folder, LLAMA)).name == "my-model"
+    named = written(folder, LLAMA | {"_name_or_path": "me/mine"})
+    assert catalog.model_from_config(named).name == "me/mine"
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"]
+)
+def test_missing_key_is_named_with_its_file(key: str, tmp_path: Path) -> None:
+    path = written(tmp_path, {k: v for k, v in LLAMA.items() if k != key})
+    with pytest.raises(HeadwayError, match=f"config.json: key .*'{key}' is missing"):
+        catalog.model_from_config(path)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1.5, "4096", True, [1]])
+def test_a_value_that_is_no_count_is_refused(value: object, tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match=r"hidden_size is .*; expected a positive whole number"):
+        catalog.model_from_config(written(tmp_path, LLAMA | {"hidden_size": value}))
+
+
+def test_what_is_not_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HeadwayError, match="nowhere"):
+        catalog.model_from_config(tmp_path / "nowhere.json")
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    with pytest.raises(HeadwayError, match=r"broken.json: not JSON"):
+        catalog.model_from_config(broken)
+    with pytest.raises(HeadwayError, match="expected an object"):
+        catalog.model_from_config(written(tmp_path, [1]))
+    with pytest.raises(HeadwayError, match="torch_dtype is 'complex64'"):
+        catalog.model_from_config(written(tmp_path, LLAMA | {"torch_dtype": "complex64"}))
+    with pytest.raises(HeadwayError, match="quantization_config of method 'bitnet'"):
+        catalog.model_from_config(
+            written(tmp_path, LLAMA | {"quantization_config": {"quant_method": "bitnet"}})
+        )
+    with pytest.raises(HeadwayError, match="not a multiple of 30 heads"):
+        catalog.model_from_config(written(tmp_path, LLAMA | {"num_attention_heads": 30}))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 4}, "int4"),
+        ({"quant_method": "compressed-tensors",
+          "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8"),
+        ({"quant_method": "compressed-tensors",
+          "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}, "int4"),
+    ],
+)  # fmt: skip
+def test_quantised_weights_are_recognised(quantization: object, dtype: str, tmp_path: Path) -> None:
+    path = written(tmp_path, LLAMA | {"quantization_config": quantization})
+    assert catalog.model_from_config(path).dtype == dtype

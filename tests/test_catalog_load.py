@@ -1,0 +1,126 @@
+"""The catalog: every name resolves, every entry has a source, nothing is read before it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from headway import catalog
+from headway.core.errors import HeadwayError
+
+GPUS = (
+    "a100-40gb", "a100-80gb", "h100-80gb-sxm", "h100-96gb-sxm", "h200-141gb-sxm", "h800-80gb-sxm", "h20-96gb",
+    "a800-80gb-sxm", "a800-80gb-pcie", "a10", "l4", "l40s", "rtx-4090", "mi210", "mi300x", "b200-180gb-sxm",
+)  # fmt: skip
+MODELS = (
+    "llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-8b", "llama-3.1-70b",
+    "llama-3.1-405b", "llama-3.2-3b", "codellama-34b", "qwen1.5-14b", "qwen2.5-7b", "qwen2.5-32b",
+    "qwen3-14b",
+    "deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-qwen-32b", "deepseek-r1-distill-llama-70b",
+    "deepseek-v3",
+    "deepseek-r1", "mixtral-8x7b", "mixtral-8x22b", "llama-4-scout", "mistral-nemo-12b", "yi-34b",
+    "bloom-176b",
+    "gpt-oss-20b", "gpt-oss-120b",
+)  # fmt: skip
+ENGINES = ("vllm-v1", "vllm-v0", "sglang", "orca", "sarathi", "fastertransformer", "llama.cpp", "simulated")
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_is_there(name: str) -> None:
+    assert catalog.gpu(name).name == name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_there(name: str) -> None:
+    model = catalog.model(name)
+    assert model.name == name
+    assert catalog.model(model.hf_id) is model
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_is_there(name: str) -> None:
+    assert catalog.engine(name).name == name
+
+
+def test_names_and_aliases_in_any_case() -> None:
+    assert catalog.gpu("A100").name == "a100-80gb"
+    assert catalog.gpu("NVIDIA H100 80GB HBM3").name == "h100-80gb-sxm"
+    assert catalog.gpu(" h100 ").name == "h100-80gb-sxm"
+    assert catalog.model("Meta-Llama/llama-3.1-8b-instruct").name == "llama-3.1-8b"
+    assert catalog.model("llama_2_70b").name == "llama-2-70b"
+    assert catalog.engine("VLLM").name == "vllm-v1"
+    assert catalog.engine("default").name == "simulated"
+
+
+def test_no_name_means_two_things() -> None:
+    for entries in (catalog.gpus(), catalog.models()):
+        names = [
+            name.lower()
+            for entry in entries
+            for name in {entry.name, getattr(entry, "hf_id", entry.name), *entry.aliases}
+        ]
+        assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_every_entry_says_where_it_is_from() -> None:
+    named = [(e.name, e.source) for e in catalog.gpus()]
+    named += [(e.name, e.source) for e in catalog.models()]
+    named += [(e.name, e.source) for e in catalog.engines()]
+    assert [name for name, source in named if len(source) < 10] == []
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(HeadwayError, match=r"unknown GPU 'a100-80g'; did you mean 'a100-80gb'\?"):
+        catalog.gpu("a100-80g")
+    with pytest.raises(HeadwayError, match=r"unknown model 'lama-2-70b'; did you mean 'llama-2-70b'\?"):
+        catalog.model("lama-2-70b")
+    with pytest.raises(HeadwayError, match="unknown engine 'vlm-v1'; did you mean 'vllm-v1'"):
+        catalog.engine("vlm-v1")
+    for find in (catalog.gpu, catalog.model, catalog.engine):
+        with pytest.raises(HeadwayError):
+            find("")
+
+
+def test_real_engines_say_what_they_can_order_by() -> None:
+    assert catalog.engine("vllm-v1").orderings == ("fcfs", "priority")
+    assert catalog.engine("llama.cpp").orderings == ("fcfs",)
+    assert catalog.engine("simulated").orderings is None
+    assert all(e.orderings for e in catalog.engines() if e.name != "simulated")
+
+
+def test_gpu_facts_hang_together() -> None:
+    for gpu in catalog.gpus():
+        assert gpu.peak_flops["bf16"] / gpu.bandwidth_bytes_per_s > 30, gpu.name
+        assert gpu.link_bytes_per_s >= gpu.host_link_bytes_per_s, gpu.name
+        assert 20e9 < gpu.memory_bytes < 300e9, gpu.name
+
+
+def test_coefficients_are_fractions_and_measured_ones_say_so() -> None:
+    for gpu in catalog.gpus():
+        for engine in catalog.engines():
+            found = catalog.coefficients(gpu.name, engine.name)
+            kernels = found.kernels
+            for roofline in (*kernels.gemm.values(), *kernels.moe.values()):
+                assert 0 < roofline.memory_efficiency <= 1
+                assert 0 < roofline.compute_efficiency <= 1
+            assert {"bf16", "fp8", "int4"} <= set(kernels.moe)
+            assert {"bf16"} | ({"fp8"} & set(gpu.peak_flops)) <= set(kernels.gemm)
+            assert kernels.source
+            assert found.overhead.source
+    assert catalog.coefficients("h100-80gb-sxm", "vllm-v1").calibrated
+    assert catalog.coefficients("h100-80gb-sxm", "simulated").calibrated
+    assert not catalog.coefficients("h800-80gb-sxm", "vllm-v1").calibrated
+    assert not catalog.coefficients("a GPU of one's own", "vllm-v1").calibrated
+
+
+def test_importing_reads_and_loads_nothing() -> None:
+    code = (
+        "import sys, headway.catalog as c; from headway.catalog import load;"
+        "assert load._gpus.cache_info().currsize == 0;"
+        "assert not {'numpy', 'yaml', 'pyarrow'} & set(sys.modules);"
+        "c.gpu('h100'); assert load._models.cache_info().currsize == 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,250 @@
+"""The step-time model: lines that hold, more work that never takes less time, operators by hand."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from headway import catalog
+from headway.catalog.coefficients import (
+    AllReduce,
+    Coefficients,
+    DecodeAttention,
+    Kernels,
+    Overhead,
+    PrefillAttention,
+    Roofline,
+)
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Parallel
+from headway.perf.attention import windowed_pairs
+from headway.perf.memory import kv_bytes_per_token, weights_bytes
+from headway.perf.step import StepModel
+
+SHAPES = [
+    ("llama-2-70b", "h100", 4, 1),
+    ("llama-3.1-8b", "a100", 1, 1),
+    ("llama-3.1-70b", "l40s", 4, 2),
+    ("deepseek-v3", "h200", 8, 2),
+    ("mixtral-8x7b", "mi300x", 2, 1),
+    ("gpt-oss-120b", "h100", 2, 1),
+    ("llama-4-scout", "h200", 4, 1),
+    ("bloom-176b", "a100", 8, 1),
+]
+shapes = st.sampled_from(SHAPES)
+sequences = st.integers(1, 400)
+contexts = st.integers(1, 40_000)
+chunks = st.lists(st.tuples(st.integers(1, 8192), st.integers(0, 100_000)), min_size=1, max_size=4)
+
+
+@cache
+def step(name: str, gpu: str, tp: int = 1, pp: int = 1, engine: str = "simulated") -> StepModel:
+    return StepModel(catalog.model(name), catalog.gpu(gpu), catalog.engine(engine), Parallel(tp=tp, pp=pp))
+
+
+@given(shapes, sequences, contexts, st.integers(0, 5000), st.data())
+def test_a_line_holds_in_every_iteration(
+    shape: tuple[str, str, int, int], num: int, context: int, k: int, data: st.DataObject
+) -> None:
+    growing = data.draw(st.integers(0, num))
+    model = step(*shape)
+    a_s, b_s, iterations = model.line(num, num * context, (), num * 100, growing)
+    assert iterations is None
+    later_s = model.line(num, num * context + k * num, (), num * 100 + k * growing, growing)[0]
+    assert later_s == pytest.approx(a_s + k * b_s, rel=1e-12)
+
+
+@given(shapes, sequences, contexts, chunks)
+def test_a_line_with_chunks_is_one_iteration(
+    shape: tuple[str, str, int, int], num: int, context: int, some: list[tuple[int, int]]
+) -> None:
+    num = max(num, shape[3])  # one to each stage at least; fewer would leave stages idle
+    a_s, b_s, iterations = step(*shape).line(num, num * context, some)
+    assert a_s > step(*shape).line(num, num * context)[0]
+    assert (b_s, iterations) == (0.0, 1)
+
+
+@given(shapes, sequences, contexts)
+def test_another_sequence_never_saves_time(shape: tuple[str, str, int, int], num: int, context: int) -> None:
+    model, num = step(*shape), max(num, shape[3])
+    less, more = model.line(num, num * context), model.line(num + 1, (num + 1) * context)
+    assert more[0] >= less[0] * (1 - 1e-12)
+    assert model.line(num, num * context + 1)[0] > less[0]
+
+
+@given(shapes, st.integers(0, 300), contexts, chunks, st.integers(1, 4096), st.integers(1, 50_000))
+def test_more_prompt_never_saves_time(
+    shape: tuple[str, str, int, int],
+    num: int,
+    context: int,
+    some: list[tuple[int, int]],
+    new: int,
+    before: int,
+) -> None:
+    name, gpu, tp, _ = shape
+    model = step(name, gpu, tp)
+    base_s = model.line(num, num * context, some)[0]
+    (first_new, first_before), rest = some[0], some[1:]
+    assert model.line(num, num * context, [(first_new + new, first_before), *rest])[0] > base_s
+    assert model.line(num, num * context, [(first_new, first_before + before), *rest])[0] >= base_s
+    assert model.line(num, num * context, [*some, (new, before)])[0] > base_s
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "mi300x", "b200"])
+@pytest.mark.parametrize("name", ["llama-2-70b", "mixtral-8x7b", "qwen2.5-32b", "deepseek-v3"])
+def test_more_gpus_are_faster_at_long_prompts(gpu: str, name: str) -> None:
+    times = [step(name, gpu, tp).line(0, 0, [(8192, 0)])[0] for tp in (1, 2, 4, 8)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] / times[3] > 3
+
+
+def test_more_gpus_are_faster_at_decoding_a_large_model() -> None:
+    times = [step("llama-2-70b", "h100", tp).line(32, 32 * 1000)[0] for tp in (1, 2, 4, 8)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_small_steps_gain_little_from_more_gpus() -> None:
+    one, eight = (step("llama-3.1-8b", "h100", tp).line(1, 100)[0] for tp in (1, 8))
+    assert one / eight < 6
+
+
+def test_a_pipeline_loads_all_weights_but_computes_in_parallel() -> None:
+    whole, piped = step("llama-2-70b", "h100", 4), step("llama-2-70b", "h100", 4, 2)
+    assert piped.line(8, 8000)[0] == pytest.approx(whole.line(4, 4000)[0], rel=0.02)
+    long = [(8192, 0)]
+    assert 0.45 < piped.line(0, 0, long)[0] / whole.line(0, 0, long)[0] < 0.6
+
+
+def test_calibrated_only_where_measured() -> None:
+    assert step("llama-3.1-8b", "h100").calibrated
+    assert step("llama-3.1-8b", "h100", engine="vllm-v1").calibrated
+    assert not step("llama-3.1-8b", "h800").calibrated
+    assert not step("llama-3.1-8b", "mi300x").calibrated
+    own = replace(catalog.gpu("h100"), name="one of my own")
+    assert not StepModel(
+        catalog.model("llama-3.1-8b"), own, catalog.engine("simulated"), Parallel()
+    ).calibrated
+
+
+def test_impossible_shapes_are_refused() -> None:
+    with pytest.raises(HeadwayError, match="tp 3 does not divide"):
+        step("llama-2-70b", "h100", 3)
+
+
+PERFECT = Coefficients(
+    Kernels(
+        gemm={d: Roofline(0.0, 1.0, 1.0, 60.0) for d in ("bf16", "fp8")},
+        moe={d: Roofline(0.0, 1.0, 1.0, 60.0) for d in ("bf16", "fp8", "int4")},
+        prefill_attention=PrefillAttention(1.0, 0.0),
+        decode_attention=DecodeAttention(0.0, 1.0, 1.0),
+        all_reduce={"2": AllReduce(0.0, 0.0, 1.0)},
+        elementwise_efficiency=1e9,
+    ),
+    Overhead(0.0, 0.0, 0.0),
+)
+"""Kernels at the peaks, no overhead: what is left can be done by hand."""
+
+
+def perfect(name: str, dtype: str | None = None, tp: int = 1) -> StepModel:
+    model = catalog.model(name)
+    model = replace(model, dtype=dtype) if dtype else model
+    return StepModel(model, catalog.gpu("h100"), catalog.engine("simulated"), Parallel(tp=tp), PERFECT)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "int4"])
+def test_decoding_at_the_peaks_reads_weights_and_cache(dtype: str) -> None:
+    model = replace(catalog.model("llama-2-70b"), dtype=dtype)
+    bandwidth = catalog.gpu("h100").bandwidth_bytes_per_s
+    embedding = 2 * model.vocab_size * model.hidden_size
+    a_s, b_s, _ = perfect("llama-2-70b", dtype).line(1, 1000)
+    read = weights_bytes(model) - embedding + 1000 * kv_bytes_per_token(model)
+    assert a_s == pytest.approx(read / bandwidth, rel=2e-3)
+    assert b_s == pytest.approx(kv_bytes_per_token(model) / bandwidth)
+
+
+def test_prefill_at_the_peaks_computes_parameters_and_pairs() -> None:
+    tokens = 8192
+    products = 2 * tokens * 80 * (8192 * 8192 * 2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+    head_bytes = 2 * 8192 * 32000
+    attention = 80 * 4 * 64 * 128 * tokens * tokens / 2
+    expected_s = (products + attention) / 989.4e12 + head_bytes / 3.35e12
+    found_s = perfect("llama-2-70b").line(0, 0, [(tokens, 0)])[0]
+    assert found_s == pytest.approx(expected_s, rel=2e-3)
+
+
+def test_one_chunk_is_the_sum_of_its_halves_attention() -> None:
+    model = perfect("llama-2-70b")
+    whole_s = model.line(0, 0, [(4096, 1000)])[0]
+    base_s = model.line(0, 0, [(4096, 0)])[0]
+    assert whole_s - base_s == pytest.approx(80 * 4 * 64 * 128 * 4096 * 1000 / 989.4e12, rel=1e-9)
+
+
+def test_all_reduce_at_the_peaks() -> None:
+    alone, paired = perfect("llama-2-70b"), perfect("llama-2-70b", tp=2)
+    tokens = 8192
+    wire_s = 161 * 2 * tokens * 8192 / 450e9 + 2 * 32000 / 2 / 450e9
+    gained_s = (alone.line(0, 0, [(tokens, 0)])[0]) / 2
+    assert paired.line(0, 0, [(tokens, 0)])[0] - gained_s == pytest.approx(wire_s, rel=0.01)
+
+
+def test_a_batch_touches_the_experts_it_would_by_chance() -> None:
+    model = catalog.model("mixtral-8x7b")
+    one, many = perfect("mixtral-8x7b").line(1, 0)[0], perfect("mixtral-8x7b").line(64, 0)[0]
+    experts_s = 32 * 8 * 3 * 4096 * 14336 * 2 / 3.35e12
+    rest_s = (weights_bytes(model) - 2 * 32000 * 4096) / 3.35e12 - experts_s
+    assert one == pytest.approx(experts_s * 2 / 8 + rest_s, rel=0.01)
+    assert many == pytest.approx(experts_s + rest_s, rel=0.02)
+
+
+def test_latent_attention_reads_the_latent_and_expands_the_context() -> None:
+    model = perfect("deepseek-v3", tp=2)
+    _, b_s, _ = model.line(1, 1000)
+    by_bytes, by_flops = 576 * 2 / 3.35e12, 2 * 64 * (2 * 512 + 64) / 989.4e12
+    assert b_s == pytest.approx(61 * max(by_bytes, by_flops))
+    extra_s = model.line(0, 0, [(100, 1000)])[0] - model.line(0, 0, [(100, 0)])[0]
+    pairs_s = 100 * 1000 * 2 * 64 * (192 + 128) / 989.4e12
+    up_s = 1000 * 2 * 512 * 64 * 256 / 989.4e12
+    assert extra_s == pytest.approx(61 * (pairs_s + up_s), rel=1e-6)
+
+
+def test_a_window_bounds_what_half_the_layers_read() -> None:
+    model = perfect("gpt-oss-20b")
+    read_s = 2 * 8 * 64 * 2 / 3.35e12
+    base_s = model.line(1, 0, (), 0, 0)[0]
+    a_s, b_s, _ = model.line(1, 1000, (), 128, 0)
+    assert a_s - base_s == pytest.approx(12 * (1000 + 128) * read_s)
+    assert b_s == pytest.approx(12 * read_s)
+    assert model.line(1, 100, (), 100, 1)[1] == pytest.approx(24 * read_s)
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 40))
+def test_windowed_pairs_are_near_the_counted_ones(new: int, before: int, window: int) -> None:
+    counted = sum(min(before + i + 0.5, window) for i in range(new))
+    assert windowed_pairs(new, before, window) == pytest.approx(counted, abs=new * 0.5 + 0.5)
+    assert windowed_pairs(new, before, 10**6) == new * (before + new / 2)
+
+
+def test_overheads_are_added() -> None:
+    plain = perfect("llama-2-70b").line(10, 1000)[0]
+    found = replace(PERFECT, overhead=Overhead(step_s=1e-3, layer_s=1e-5, sequence_s=1e-6))
+    costly = StepModel(
+        catalog.model("llama-2-70b"), catalog.gpu("h100"), catalog.engine("simulated"), Parallel(), found
+    )
+    assert costly.line(10, 1000)[0] - plain == pytest.approx(1e-3 + 80 * 1e-5 + 10 * 1e-6)
+
+
+def test_an_old_gpu_computes_eight_bit_weights_in_sixteen() -> None:
+    long = [(8192, 0)]
+    model, engine = catalog.model("llama-2-70b"), catalog.engine("simulated")
+    for gpu, faster in (("a100", False), ("h100", True)):
+        times = [
+            StepModel(replace(model, dtype=d), catalog.gpu(gpu), engine, Parallel(), PERFECT).line(
+                0, 0, long
+            )[0]
+            for d in ("bf16", "fp8")
+        ]
+        assert (times[1] < 0.7 * times[0]) is faster
