@@ -73,6 +73,8 @@ class Cluster:
         self._progress = progress
         self._next_s = float("inf")
         self._armed = 0
+        self._unseen = 0
+        self._last_s = 0.0
         at_replica = policies.ordering_at != "gateway"
         ordering = policies.ordering if at_replica else Fcfs
         self._pools = [pool for pool in fleet.pools for _ in range(pool.replicas)]
@@ -129,6 +131,7 @@ class Cluster:
 
     def ended(self, live: Live, now: float, outcome: Outcome) -> None:
         """Tell the workload, which may have an answer to it."""
+        self._last_s = now
         if self._source.reactive:
             self._source.ended(live, now, outcome)
             self._arm()
@@ -147,6 +150,7 @@ class Cluster:
         if armed != self._armed:
             return
         live = self._source.pop(Live)
+        self._last_s = now
         self._next_s = float("inf")
         self._arm()
         self._control.arrived(live, now)
@@ -171,7 +175,7 @@ class Cluster:
             self._kernel.at(0.0, Priority.TICK, 0, self._scrape)
         self._arm()
         self._kernel.run(float("inf") if until_s is None else until_s)
-        end_s = self._kernel.now if until_s is None else until_s
+        end_s = self._last_s if until_s is None else until_s
         unfinished = [live for replica in self._replicas for live in replica.halt(end_s, Cause.UNFINISHED)]
         self._control.close(unfinished, end_s)
         return self._records(end_s)
@@ -194,11 +198,13 @@ class Cluster:
 
     def _scrape(self, now: float, _: Any) -> None:
         config = self._observer.scrape_config
-        self._kernel.at(now + config.delay_s, Priority.TICK, 1, self._show, self._observer.scrape())
-        if self._control.num_live or self._source.peek_s() is not None:
+        if self._kernel.num_events > self._unseen:
             self._kernel.at(now + config.period_s, Priority.TICK, 0, self._scrape)
+        self._unseen += 1
+        self._kernel.at(now + config.delay_s, Priority.TICK, 1, self._show, self._observer.scrape())
 
     def _show(self, now: float, samples: Any) -> None:
+        self._unseen -= 1
         self._observer.show(samples)
 
     def _records(self, end_s: float) -> Records:

@@ -158,7 +158,7 @@ class Replica:
         self.queue(live, now)
         if self.k == self.k_end:
             self._ask(now)
-        elif self.waiting[0][2] is live and (
+        elif self.head() is live and (
             self.preemptive or self.num_running < self.max_num_seqs or self.quantum is not None
         ):
             self._cut(now)
@@ -626,8 +626,10 @@ class Replica:
         if not behind:
             return False
         kv = self.kv
-        gain = sum(kv.blocks(self._tokens(other)) - other.shared_blocks for _, _, other in behind)
-        if kv.free(self.tick) + gain < blocks + kv.needed_next(self.tick):
+        sizes = [(self._tokens(other), other) for _, _, other in behind]
+        gain = sum(kv.blocks(tokens) - other.shared_blocks for tokens, other in sizes)
+        growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is Stage.DECODING)
+        if kv.free(self.tick) + gain < blocks + kv.needed_next(self.tick) - growing:
             return False
         self.preempt(max(behind)[2], now)
         return True

@@ -48,6 +48,11 @@ class Kernel:
         """Schedule this replica at the end of the present instant. The caller asks once per instant."""
         self._due.append(replica)
 
+    @property
+    def num_events(self) -> int:
+        """Events that stand."""
+        return len(self._heap) + len(self._due)
+
     def run(self, until_s: float = float("inf")) -> None:
         """Run until nothing is left, or the next event lies after `until_s`."""
         heap = self._heap
