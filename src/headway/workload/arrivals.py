@@ -164,6 +164,8 @@ class Bursts(Struct, frozen=True, forbid_unknown_fields=True, tag="bursts", tag_
             _positive(repeat_s=self.repeat_s)
             if any(b.to_s > self.repeat_s for b in self.bursts):
                 raise ValueError(f"bursts: expected windows that end by repeat_s, {self.repeat_s}")
+        if self._peak() <= 0:
+            raise ValueError("bursts: expected some time with a rate above 0")
 
     def rate_at(self, at_s: Floats) -> Floats:
         """Requests per second at these times."""
@@ -175,9 +177,12 @@ class Bursts(Struct, frozen=True, forbid_unknown_fields=True, tag="bursts", tag_
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
         """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
-        starts = np.array([0.0, *(edge for b in self.bursts for edge in (b.from_s, b.to_s))])
-        peak = float(self.rate_at(starts).max())
-        return _thinned(random, self.rate_at, peak, self.rate, num, duration_s)
+        return _thinned(random, self.rate_at, self._peak(), self.rate, num, duration_s)
+
+    def _peak(self) -> float:
+        """The highest rate; it begins at some window's edge."""
+        edges = np.array([0.0, *(edge for b in self.bursts for edge in (b.from_s, b.to_s))])
+        return float(self.rate_at(edges).max())
 
 
 class Replay(Struct, frozen=True, forbid_unknown_fields=True, tag="replay", tag_field="kind"):

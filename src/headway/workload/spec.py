@@ -6,6 +6,8 @@ Three ways to say what arrives: a `trace`, a `builtin` workload by name, or a sy
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -226,12 +228,13 @@ SYNTHETIC = (
 def build(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Source:
     """The source of requests, the same for the same spec and seed. Paths are relative to `base_dir`."""
     full = resolved(spec)
-    if full.sessions is not None:
-        return Sessions(turns_of(full, seed, Path(base_dir)))
-    rows = rows_of(full, seed, Path(base_dir))
-    if full.concurrency is not None:
-        return ClosedLoop(rows, full.concurrency, full.think_s or 0.0)
-    return TraceSource(rows)
+    with enough_memory():
+        if full.sessions is not None:
+            return Sessions(turns_of(full, seed, Path(base_dir)))
+        rows = rows_of(full, seed, Path(base_dir))
+        if full.concurrency is not None:
+            return ClosedLoop(rows, full.concurrency, full.think_s or 0.0)
+        return TraceSource(rows)
 
 
 def generate(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Workload:
@@ -241,9 +244,19 @@ def generate(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Workl
     request at its own arrival time.
     """
     full = resolved(spec)
-    if full.sessions is not None:
-        return flattened(turns_of(full, seed, Path(base_dir)))
-    return rows_of(full, seed, Path(base_dir))
+    with enough_memory():
+        if full.sessions is not None:
+            return flattened(turns_of(full, seed, Path(base_dir)))
+        return rows_of(full, seed, Path(base_dir))
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Says in words that a workload is too large."""
+    try:
+        yield
+    except MemoryError as error:
+        raise HeadwayError(f"workload: does not fit in memory ({error}); ask for fewer requests") from None
 
 
 def resolved(spec: WorkloadSpec) -> WorkloadSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from headway.core.errors import HeadwayError
 from headway.workload.readers import kinds
-from headway.workload.readers.blocks import blocks, first_line
+from headway.workload.readers.blocks import blocks, first_line, reading
 from headway.workload.readers.kinds import Kind
 from headway.workload.readers.options import Options
 
@@ -61,12 +62,13 @@ def read_table(path: Path, columns: Mapping[str, Kind], arrival: str, options: O
 
 
 def _with_time_zone(path: Path, columns: Mapping[str, Kind]) -> dict[str, Kind]:
-    """Timestamps with or without a zone, whichever the first line of data has."""
+    """Timestamps with or without a zone, whichever the first of them has."""
     if kinds.TIME not in columns.values():
         return dict(columns)
-    _, block = next(blocks(path, 1), (0, b""))
-    line = block.split(b"\n", 1)[0].decode("utf-8", "replace")
-    zoned = kinds.has_zone(next(csv.reader([line.strip()]), [""])[0])
+    with reading(path) as file:
+        lines = [line.decode("utf-8", "replace") for line in islice(file, 1, 100)]
+    cells = (cell for line in lines for cell in line.split(",") if kinds.TIMESTAMP.fullmatch(cell))
+    zoned = kinds.has_zone(next(cells, ""))
     return {n: (kinds.ZONED_TIME if zoned and k is kinds.TIME else k) for n, k in columns.items()}
 
 
@@ -107,8 +109,7 @@ class _Scan:
     def _part(self, number: int, block: bytes, limit: int | None) -> pa.Table | None:
         if limit is not None and not self.options.skip_bad:
             # What lies behind the limit is not read, so it cannot be bad either.
-            lines = block.split(b"\n")
-            block = b"\n".join(lines[: limit + lines.count(b"")])
+            block = _lines(block, limit)
         part = self._parse(block)
         if part is None:
             block = self._sift(number, block)
@@ -181,6 +182,15 @@ class _Scan:
                 f"{self.path}: line {lines[int(falls[0])]}: column {self.arrival}: arrives before the line"
                 " above it; say sort=True (--sort) to sort by arrival"
             )
+
+
+def _lines(block: bytes, num: int) -> bytes:
+    """The block up to its `num`-th line that is not empty."""
+    if block.count(b"\n") < num:
+        return block
+    lines = block.split(b"\n")
+    full = (at for at, line in enumerate(lines, 1) if line.strip())
+    return b"\n".join(lines[: next(islice(full, num - 1, None), len(lines))])
 
 
 def _encode(pieces: list[pa.ChunkedArray]) -> tuple[npt.NDArray[Any], tuple[str, ...]]:

@@ -35,7 +35,7 @@ FORMATS: dict[str, tuple[Matches, Read]] = {
 
 def read(
     path: str | Path,
-    format: str | None = None,  # noqa: A002 - the word that users know
+    format: str | None = None,
     *,
     limit: int | None = None,
     sort: bool = False,
