@@ -13,6 +13,7 @@ from pyarrow import csv as arrow_csv
 from headway.core.errors import HeadwayError, unknown
 from headway.core.record import REQUEST_COLUMNS
 from headway.wholefile import whole
+from headway.workload.readers.own_csv import prefix_text
 from headway.workload.table import DTYPES, QUALITY, REQUIRED, Prefix, Workload, is_column
 
 NOTES = b"headway.notes"
@@ -57,8 +58,6 @@ def from_parquet(path: Path) -> Workload:
 
 def to_csv(workload: Workload, path: Path) -> None:
     """Write the table with columns by name; gzip if the name ends in .gz."""
-    from headway.workload.readers.own_csv import prefix_text
-
     with whole(path) as raw:
         file = gzip.GzipFile(path.name, "wb", 6, raw, mtime=0) if path.suffix == ".gz" else raw
         for start in range(0, max(len(workload), 1), CSV_ROWS):

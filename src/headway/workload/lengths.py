@@ -43,14 +43,11 @@ class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal"
         by_mean, by_median = (self.mean, self.cv), (self.p50, self.p99)
         if (None in by_mean or by_median != (None, None)) and (None in by_median or by_mean != (None, None)):
             raise ValueError("lognormal: expected mean and cv, or p50 and p99")
-        if (
-            self.mean is not None
-            and self.cv is not None
-            and not (0 < self.mean <= MAX_TOKENS and 0 <= self.cv < math.inf)
-        ):
-            raise ValueError(
-                f"mean {self.mean}, cv {self.cv}; expected a mean of 0 to {MAX_TOKENS:,} and a cv of 0 or more"
-            )
+        if self.mean is not None and self.cv is not None:
+            if not 0 < self.mean <= MAX_TOKENS:
+                raise ValueError(f"mean: {self.mean}; expected a number of tokens from 0 to {MAX_TOKENS:,}")
+            if not 0 <= self.cv < math.inf:
+                raise ValueError(f"cv: {self.cv}; expected 0 or more")
         if self.p50 is not None and self.p99 is not None and not 0 < self.p50 <= self.p99 <= MAX_TOKENS:
             raise ValueError(f"p50 {self.p50}, p99 {self.p99}; expected 0 < p50 <= p99 <= {MAX_TOKENS:,}")
         _bounds(self.min, self.max)
