@@ -1,0 +1,86 @@
+"""Writes docs/policies.md from the policies themselves: `python docs/generate_policies.py`.
+
+What a policy reads is not what somebody wrote down but what the conformance suite sees it read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.core.policy import Learner
+from headway.policies import ORDERINGS, ROUTERS
+from headway.policies.conformance import ordering_reads, router_reads
+
+PAGE = Path(__file__).with_name("policies.md")
+
+INTRO = """<!-- Written by docs/generate_policies.py from the code. Do not edit. -->
+# Policies
+
+A scenario names one policy of each kind, with arguments where the defaults do not suit:
+
+```yaml
+policies:
+  routing: least-loaded
+  ordering: {name: edf, default_deadline_s: 30}
+```
+
+*Reads* is everything that a policy was seen to read in its conformance tests, besides the replicas' ids. The
+names are those of `headway.core.view`. A policy marked *oracle* reads what only a simulation knows: use it as
+a bound. [Write a policy](write-a-policy.md) shows how to add one.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [
+        INTRO,
+        "## Routers\n\nWhich replica gets a request.\n",
+        _table(ROUTERS, router_reads),
+        *(_section(name, cls) for name, cls in ROUTERS.items()),
+        "## Orderings\n\nWho goes first, and who gives way when memory runs out: the last in the ranking.\n",
+        _table(ORDERINGS, ordering_reads),
+        *(_section(name, cls) for name, cls in ORDERINGS.items()),
+    ]
+    return "\n".join(parts)
+
+
+def _table(named: Mapping[str, type[Any]], reads: Any) -> str:
+    rows = ["| name | in a sentence | reads | arguments |", "|---|---|---|---|"]
+    for name, cls in named.items():
+        sentence = " ".join(_doc(cls).partition("\n\n")[0].split())
+        mark = " *(oracle)*" if getattr(cls, "oracle", False) else ""
+        rows.append(f"| `{name}`{mark} | {sentence} | {_reads(cls, reads(cls))} | {_arguments(cls)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _reads(cls: type[Any], reads: Iterable[str]) -> str:
+    dull = {"replica.id", "view.replicas"}
+    shown = [f"`{read}`" for read in sorted(reads) if read not in dull]
+    if issubclass(cls, Learner):
+        shown.append("requests that ended")
+    return ", ".join(shown) or "nothing"
+
+
+def _arguments(cls: type[Any]) -> str:
+    parameters = inspect.signature(cls).parameters.values()
+    shown = [f"`{p.name}: {p.annotation} = {_yaml(p.default)}`" for p in parameters]
+    return "<br>".join(shown) or "none"
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _section(name: str, cls: type[Any]) -> str:
+    return f"### {name}\n\n{_doc(cls)}\n\n*`{cls.__module__}.{cls.__name__}`*\n"
+
+
+def _doc(cls: type[Any]) -> str:
+    return inspect.cleandoc(cls.__doc__ or "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
