@@ -160,7 +160,12 @@ class Run:
     """`records`, and the truth: `tokens[id]` = the times of its tokens."""
 
     def __init__(
-        self, seed: int, num_requests: int = 60, num_replicas: int = 3, trouble: float = 0.01, stop_s: float = 1e9
+        self,
+        seed: int,
+        num_requests: int = 60,
+        num_replicas: int = 3,
+        trouble: float = 0.01,
+        stop_s: float = 1e9,
     ) -> None:
         self.rng = random.Random(seed)
         self.trouble, self.max_batch = trouble, 6
@@ -202,8 +207,8 @@ class Run:
         answer_s = tokens[job.reasoning] if len(tokens) > job.reasoning else NAN
         first_s = tokens[0] if tokens else NAN
         row = (
-            job.id, int(outcome), job.attempts, job.preemptions, replica, job.placed_s, job.admitted_s, first_s,
-            answer_s, now, len(tokens), job.prompt // 2 if tokens else 0,
+            job.id, int(outcome), job.attempts, job.preemptions, replica, job.placed_s, job.admitted_s,
+            first_s, answer_s, now, len(tokens), job.prompt // 2 if tokens else 0,
         )  # fmt: skip
         self.requests.append(row)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle_records import Run
 
 from headway.metrics.gaps import Gaps, part
 from headway.metrics.tokens import inter_token_gaps, inter_token_gaps_by_replica, token_times
+from oracle_records import Run
 
 runs = st.builds(
     Run,
@@ -83,9 +83,7 @@ def test_order_of_rows_does_not_matter() -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.tuples(
-            st.floats(0.001, 1), st.floats(-1e-5, 0.01), st.integers(0, 80), st.integers(0, 5)
-        ),
+        st.tuples(st.floats(0.001, 1), st.floats(-1e-5, 0.01), st.integers(0, 80), st.integers(0, 5)),
         max_size=20,
     ),
     st.lists(st.floats(0, 1), min_size=1, max_size=9),

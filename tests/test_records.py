@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from oracle_records import Run
 from pyarrow import parquet
 
 from headway import records as files
@@ -15,6 +14,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import REQUEST_COLUMNS
 from headway.metrics.summary import flatten, summarize
 from headway.workload.table import Workload
+from oracle_records import Run
 
 PROVENANCE = {"scenario": "seed: 7\n# é", "seed": 7, "version": "0.1.0"}
 
@@ -71,7 +71,7 @@ def test_an_empty_run(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    with pytest.raises(HeadwayError, match="requests.parquet: no such file"):
+    with pytest.raises(HeadwayError, match=r"requests\.parquet: no such file"):
         files.load(tmp_path)
     files.save(Run(seed=1).records, tmp_path / "a", {"seed": 1})
     files.save(Run(seed=2).records, tmp_path / "b", {"seed": 2})
@@ -80,7 +80,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         files.load(tmp_path / "a")
     whole = (tmp_path / "a" / "stretches.parquet").read_bytes()
     (tmp_path / "a" / "stretches.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(HeadwayError, match="stretches.parquet: cannot be read"):
+    with pytest.raises(HeadwayError, match=r"stretches\.parquet: cannot be read"):
         files.load(tmp_path / "a")
     parquet.write_table(pa.table({"x": [1]}), tmp_path / "a" / "requests.parquet")
     (tmp_path / "a" / "stretches.parquet").write_bytes(whole)

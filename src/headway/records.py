@@ -1,7 +1,7 @@
 """A run's records, to Parquet and back.
 
-A folder holds four tables. `requests.parquet` is the workload with what became of it, row i = request i: it is a
-workload file, so a run can be replayed. The others are as in `core.record`. Each carries what made it.
+A folder holds four tables. `requests.parquet` is the workload with what became of it, row i = request i: it
+is a workload file, so a run can be replayed. The others are as in `core.record`. Each carries what made it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
 
 
 def _requests_table(records: Records) -> pa.Table:
-    """The workload's columns and, beside them, each request's outcome; null where a request never came to be."""
+    """The workload's columns and, beside them, outcomes; null where a request never came to be."""
     arrays: dict[str, pa.Array] = {}
     for name, column in records.workload.items():
         names = getattr(records, NAMES[name]) if name in NAMES else ()

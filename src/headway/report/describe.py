@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from headway.metrics.summary import PARTS
 
 OVER = {
@@ -20,43 +22,52 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "num_requests": ("requests", "Requests that arrived after the warm-up, whatever became of them."),
     "num_completed": ("requests", "Requests that finished."),
     "num_cancelled": ("requests", "Requests whose client gave up."),
-    "num_rejected": ("requests", "Requests that no replica would take: queues full, or larger than any KV cache."),
+    "num_rejected": (
+        "requests",
+        "Requests that no replica would take: queues full, or larger than any KV cache.",
+    ),
     "num_unfinished": ("requests", "Requests still in the system when the run stopped."),
     "ttft_s": ("s", "Time to first token: arrival to first output token, of every request that got one."),
     "answer_s": (
         "s",
-        "Time to first answering token: arrival to the first token after the reasoning, of requests that reason.",
+        "Time to first answering token: arrival to the first token after the reasoning, of requests that "
+        "reason.",
     ),
     "tpot_s": (
         "s",
-        "Time per output token: (last token - first token) / (output tokens - 1), one value per finished request "
-        "with at least two output tokens.",
+        "Time per output token: (last token - first token) / (output tokens - 1), one value per finished "
+        "request with at least two output tokens.",
     ),
     "itl_s": (
         "s",
-        "Inter-token latency: the gap between two consecutive tokens of a request, one value per gap, over all "
-        "requests together (not a mean of means). Gaps over preemptions, crashes and moves are included; per "
-        "replica they are left out.",
+        "Inter-token latency: the gap between two consecutive tokens of a request, one value per gap, over"
+        " all requests together (not a mean of means). Gaps over preemptions, crashes and moves are "
+        "included; per replica they are left out.",
     ),
     "e2e_s": ("s", "End-to-end latency: arrival to last token, of finished requests."),
     "queueing_s": ("s", "Arrival to the start of the first prefill, of every request whose prefill began."),
     "slo_attainment": (
         "share",
-        "Share of the requests with an SLO that met all of theirs. A request that did not finish has missed them.",
+        "Share of the requests with an SLO that met all of theirs. A request that did not finish has "
+        "missed them.",
     ),
     "slo_ttft_attainment": ("share", "Share of the requests with a TTFT SLO that finished and met it."),
     "slo_tpot_attainment": (
         "share",
-        "Share of the requests with a TPOT SLO that finished and met it. A single output token cannot miss it.",
+        "Share of the requests with a TPOT SLO that finished and met it. A single output token cannot miss"
+        " it.",
     ),
     "slo_e2e_attainment": (
         "share",
-        "Share of the requests with an E2E SLO (or a deadline, where there is no such SLO) that finished and "
-        "met it.",
+        "Share of the requests with an E2E SLO (or a deadline, where there is no such SLO) that finished "
+        "and met it.",
     ),
     "goodput_rps": ("requests/s", "Requests that met all their SLOs, per second of the window."),
     "throughput_rps": ("requests/s", "Finished requests, per second of the window."),
-    "output_tokens_per_s": ("tokens/s", "Output tokens, of unfinished requests too, per second of the window."),
+    "output_tokens_per_s": (
+        "tokens/s",
+        "Output tokens, of unfinished requests too, per second of the window.",
+    ),
     "total_tokens_per_s": (
         "tokens/s",
         "Output tokens, and prompt tokens of requests that got a first token, per second of the window.",
@@ -66,12 +77,13 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "retries": ("times", "How often a request was placed anew after its replica crashed."),
     "cached_prompt_share": (
         "share",
-        "Prefix-cache hits: prompt tokens served from a cache at first admission / prompt tokens, of admitted "
-        "requests.",
+        "Prefix-cache hits: prompt tokens served from a cache at first admission / prompt tokens, of "
+        "admitted requests.",
     ),
     "kv_use": (
         "share",
-        "KV tokens of decoding requests / KV capacity, over the time that replicas were up (idle time counts as 0).",
+        "KV tokens of decoding requests / KV capacity, over the time that replicas were up (idle time "
+        "counts as 0).",
     ),
     "batch_size": ("requests", "Decoding requests in the batch, over the time that a batch ran."),
     "busy_share": ("share", "Time that a batch ran / time that replicas were up."),
@@ -81,12 +93,14 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "warmup_s": ("s", "Length of the warm-up that is left out."),
     "window_s": ("s", "Length of the window: from the end of the warm-up to the end of the run."),
 }
-"""Metric -> (unit, definition). A metric of several numbers has keys `METRIC.LAST`, with `LAST` one of `OVER`."""
+"""Metric -> (unit, definition). A metric of several numbers has keys `METRIC.LAST`, `LAST` one of `OVER`."""
 
 BREAKDOWNS: dict[str, str] = {
     "tier.N": "Requests of tier N; where there is more than one tier.",
-    "model.NAME": "Requests by the model that served them (that they asked for, if none did), with the cost and use "
-    "of that model's replicas; where there is more than one model.",
+    "model.NAME": (
+        "Requests by the model that served them (that they asked for, if none did), with the cost and use "
+        "of that model's replicas; where there is more than one model."
+    ),
     "region.NAME": "Requests by the region they came from; where there is more than one region.",
     "replica.N": "Requests by the replica they were last placed on, with that replica's cost and use.",
 }
@@ -108,10 +122,10 @@ def markdown() -> str:
         "",
         "<!-- Written by `python -m headway.report.describe > docs/metrics.md`; do not edit. -->",
         "",
-        "The keys of `metrics` in `--json`, and the numbers in tables and reports. Times are in seconds, counted",
-        "from the start of the workload. The window runs from the end of the warm-up to the end of the run;",
-        "requests count if they arrived in it. A metric without data is `null`, not 0. Percentiles interpolate",
-        "linearly between order statistics.",
+        "The keys of `metrics` in `--json`, and the numbers in tables and reports. Times are in seconds,",
+        "counted from the start of the workload. The window runs from the end of the warm-up to the end",
+        "of the run; requests count if they arrived in it. A metric without data is `null`, not 0.",
+        "Percentiles interpolate linearly between order statistics.",
         "",
         "| Key | Unit | Definition |",
         "|---|---|---|",
@@ -129,4 +143,4 @@ def markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    sys.stdout.write(markdown())

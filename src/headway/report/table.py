@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from headway.metrics.summary import flatten
@@ -80,10 +81,13 @@ ONLY_IF_NONZERO = {
 }  # fmt: skip
 
 GIVEN_UP_FIRST = (
-    "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "preemptions", "ttft_s.p50",
-    "throughput_rps", "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean", "answer_s.p99", "itl_s.p99",
+    "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "preemptions",
+    "ttft_s.p50", "throughput_rps", "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean",
+    "answer_s.p99", "itl_s.p99", "slo_attainment", "e2e_s.mean",
 )  # fmt: skip
 """Columns that a narrow console does without, in this order. What did not finish is always shown."""
+
+UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 
 BEST = "*"
 
@@ -105,6 +109,22 @@ class Comparison:
     columns: tuple[Column, ...]
     cells: tuple[tuple[Cell, ...], ...]
 
+    def without(self, dropped: Collection[str]) -> Comparison:
+        """The same without the columns of these keys."""
+        kept = [i for i, column in enumerate(self.columns) if column.key not in dropped]
+        return Comparison(
+            self.kinds,
+            self.labels,
+            tuple(self.columns[i] for i in kept),
+            tuple(tuple(row[i] for i in kept) for row in self.cells),
+        )
+
+    def without_least(self, most: int) -> Comparison:
+        """With at most this many columns in all, as far as `GIVEN_UP_FIRST` goes."""
+        too_many = len(self.kinds) + len(self.columns) - most
+        present = [key for key in GIVEN_UP_FIRST if key in {column.key for column in self.columns}]
+        return self.without(present[: max(too_many, 0)])
+
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """What to show of these runs: the metrics with data, and the best of each where runs differ."""
@@ -114,10 +134,14 @@ def compare(runs: Sequence[Run]) -> Comparison:
     kinds = tuple(dict.fromkeys(kind for run in runs for kind in run.policies)) or ("run",)
     return Comparison(
         kinds=kinds,
-        labels=tuple(tuple(run.policies.get(kind, "") for kind in kinds) if run.policies else (run.name,) for run in runs),
+        labels=tuple(_label(run, kinds) for run in runs),
         columns=columns,
         cells=tuple(zip(*by_column, strict=True)) if by_column else tuple(() for _ in runs),
     )
+
+
+def _label(run: Run, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(run.policies.get(kind, "") for kind in kinds) if run.policies else (run.name,)
 
 
 def _has_data(key: str, flat: Sequence[dict[str, float | int | None]]) -> bool:
@@ -138,34 +162,33 @@ def _cells(column: Column, values: Sequence[float | int | None]) -> list[Cell]:
 def comparison_table(runs: Sequence[Run], *, width: int) -> Table:
     """One row per run, for a console `width` characters wide: less important columns give way."""
     compared = compare(runs)
-    dropped: set[str] = set()
-    table = _table(runs, compared, dropped)
     console = Console(width=10_000, file=StringIO())
-    for key in GIVEN_UP_FIRST:
+    for num_dropped in range(len(GIVEN_UP_FIRST) + 1):
+        table = _table(runs, compared.without(GIVEN_UP_FIRST[:num_dropped]))
         if console.measure(table).maximum <= width:
             break
-        if key in {column.key for column in compared.columns}:
-            dropped.add(key)
-            table = _table(runs, compared, dropped)
     return table
 
 
-def _table(runs: Sequence[Run], compared: Comparison, dropped: set[str]) -> Table:
+def _table(runs: Sequence[Run], compared: Comparison) -> Table:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     if not all(run.calibrated for run in runs):
-        notes.append("step times are not calibrated for this GPU and engine: trust the order more than the numbers")
+        notes.append(UNCALIBRATED)
     if any(cell.best for row in compared.cells for cell in row):
-        notes.append(f"{BEST} best of its column")
-    table = Table(box=box.SIMPLE_HEAD, caption="\n".join(notes) or None, caption_justify="left", pad_edge=False)
+        notes.append(f"{BEST} best of its column.")
+    caption = "\n".join(notes) or None
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     for kind in compared.kinds:
         table.add_column(kind, no_wrap=True)
-    shown = [i for i, column in enumerate(compared.columns) if column.key not in dropped]
-    for i in shown:
-        table.add_column(compared.columns[i].title, justify="right", no_wrap=True)
+    for column in compared.columns:
+        table.add_column(column.title, justify="right", no_wrap=True)
     for label, cells in zip(compared.labels, compared.cells, strict=True):
-        marked = [f"[bold green]{c.text}{BEST}[/]" if c.best else f"{c.text} " for c in (cells[i] for i in shown)]
-        table.add_row(*label, *marked)
+        table.add_row(*map(escape, label), *map(_marked, cells))
     return table
+
+
+def _marked(cell: Cell) -> str:
+    return f"[bold green]{cell.text}{BEST}[/]" if cell.best else f"{cell.text} "
 
 
 def render(runs: Sequence[Run], *, width: int, color: bool = False) -> str:

@@ -1,0 +1,235 @@
+"""The HTML report's charts, as Plotly figures in plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.metrics.latency import sample
+from headway.metrics.series import Timeline, cdf, itl_gaps, load, timeline
+from headway.report.run import Run
+from headway.report.style import COLORS, INK, QUIET, RULE
+
+Figure = dict[str, Any]
+"""`data` and `layout`. A trace's `meta` is the index of its run."""
+
+LOAD_POINTS = 600
+MAX_CELLS = 240_000
+"""Of all replicas' timelines together, to bound the size of the page."""
+
+TIME_UNITS = ((2 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "h"), (600.0, 60.0, "min"))
+"""(from, divisor, name)."""
+
+
+def time_unit(end_s: float) -> tuple[float, str]:
+    """Seconds per unit, and the unit, for an axis that ends here."""
+    return next(((size, name) for least, size, name in TIME_UNITS if end_s >= least), (1.0, "s"))
+
+
+def numbers(values: npt.NDArray[Any], digits: int = 5) -> list[Any]:
+    """Rounded to significant digits; None for NaN."""
+    rounded = [float(f"{value:.{digits}g}") for value in values.tolist()]
+    return [None if value != value else int(value) if value == int(value) else value for value in rounded]
+
+
+def line_style(run: int) -> dict[str, Any]:
+    """A run's colour, the same in every chart."""
+    dash = ("solid", "dash", "dot")[run // len(COLORS) % 3]
+    return {"color": COLORS[run % len(COLORS)], "width": 1.8, "dash": dash}
+
+
+def _layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
+    axis = {
+        "gridcolor": RULE, "zeroline": False, "linecolor": "#c9ced4", "showline": True, "ticks": "outside",
+        "tickcolor": "#c9ced4", "ticklen": 4, "automargin": True,
+    }  # fmt: skip
+    layout = {
+        "height": height,
+        "margin": {"l": 52, "r": 10, "t": 8, "b": 44},
+        "font": {
+            "family": "system-ui, -apple-system, Segoe UI, Roboto, Arial, sans-serif",
+            "size": 12,
+            "color": INK,
+        },
+        "paper_bgcolor": "#fff",
+        "plot_bgcolor": "#fff",
+        "showlegend": False,
+        "hovermode": "closest",
+        "hoverlabel": {"bgcolor": "#fff", "bordercolor": "#c9ced4", "font": {"size": 12, "color": INK}},
+        "xaxis": axis | {"title": {"text": x, "font": {"color": QUIET}, "standoff": 8}},
+        "yaxis": axis
+        | {"title": {"text": y, "font": {"color": QUIET}, "standoff": 8}, "rangemode": "tozero"},
+    }
+    for name in ("xaxis", "yaxis"):
+        layout[name] |= more.pop(name, {})
+    return layout | more
+
+
+def _trace(run: int, name: str, x: list[Any], y: list[Any], hover: str, **more: Any) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines", "name": name, "meta": run, "x": x, "y": y,
+        "line": line_style(run), "hovertemplate": f"{hover}<extra>{name}</extra>",
+    } | more  # fmt: skip
+
+
+def distributions(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Cumulative distributions of TTFT, ITL and E2E; a chart is absent where no run has data for it."""
+    traces: dict[str, list[dict[str, Any]]] = {"ttft": [], "itl": [], "e2e": []}
+    for index, run in enumerate(runs):
+        warmup_s = run.summary.warmup_s
+        chosen = sample(run.records, warmup_s, None)
+        found = {
+            "ttft": cdf(chosen.ttft_s),
+            "itl": cdf(itl_gaps(run.records, warmup_s)),
+            "e2e": cdf(chosen.e2e_s),
+        }
+        for name, curve in found.items():
+            if curve is not None:
+                x = numbers(curve.value_s * (1000.0 if name == "itl" else 1.0))
+                hover = f"%{{y:.2f}}% within %{{x:.4g}} {'ms' if name == 'itl' else 's'}"
+                traces[name].append(_trace(index, run.name, x, numbers(curve.percent, 6), hover))
+    titles = {"ttft": "TTFT (s)", "itl": "inter-token latency (ms)", "e2e": "end-to-end latency (s)"}
+    return {
+        name: {"data": lines, "layout": _layout(titles[name], "% of values", **_log_axes(lines))}
+        for name, lines in traces.items()
+        if lines
+    }
+
+
+def _log_axes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A logarithmic x axis, unless the values are all of a size (or some are 0)."""
+    low = min(line["x"][0] for line in lines)
+    high = max(line["x"][-1] for line in lines)
+    percent = {"range": [0, 101], "ticksuffix": "%"}
+    if low > 0 and high / low > 20:
+        return {"xaxis": {"type": "log", "tickvals": _ticks(low, high)}, "yaxis": percent}
+    return {"xaxis": {"rangemode": "tozero"}, "yaxis": percent}
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 of each decade, or fewer where there are many decades."""
+    decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    leading = (1, 2, 5) if len(decades) <= 3 else (1, 3) if len(decades) <= 5 else (1,)
+    return [float(f"{digit}e{decade}") for decade in decades for digit in leading]
+
+
+def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Waiting and running requests, KV use, and arrivals against completions."""
+    unit_s, unit = time_unit(max(run.records.end_s for run in runs))
+    lines: dict[str, list[dict[str, Any]]] = {"waiting": [], "running": [], "kv": [], "progress": []}
+    for index, run in enumerate(runs):
+        found = load(run.records, points=LOAD_POINTS)
+        x = numbers(found.time_s / unit_s)
+        at = f"%{{y:,}} at %{{x:.4g}} {unit}"
+        lines["waiting"].append(_trace(index, run.name, x, found.waiting.tolist(), f"waiting: {at}"))
+        lines["running"].append(_trace(index, run.name, x, found.running.tolist(), f"running: {at}"))
+        arrived = _trace(index, run.name, x, found.arrived.tolist(), f"arrived: {at}")
+        arrived["line"] = {"color": "#aab2ba", "width": 1.4, "dash": "dot"}
+        completed = _trace(index, run.name, x, found.completed.tolist(), f"completed: {at}")
+        lines["progress"] += [arrived, completed]
+        busy = timeline(run.records, bins=LOAD_POINTS // 2)
+        share = 100 * _fleet_kv_use(run, busy)
+        hover = f"KV: %{{y:.1f}}% at %{{x:.4g}} {unit}"
+        lines["kv"].append(
+            _trace(index, run.name, numbers(busy.middles_s / unit_s), numbers(share, 4), hover)
+        )
+    time_axis = f"time ({unit})"
+    return {
+        "waiting": _counts(lines["waiting"], time_axis, "requests waiting"),
+        "running": _counts(lines["running"], time_axis, "requests running"),
+        "kv": {
+            "data": lines["kv"],
+            "layout": _layout(time_axis, "KV in use", 260, yaxis={"ticksuffix": "%"}),
+        },
+        "progress": _counts(lines["progress"], time_axis, "requests so far"),
+    }
+
+
+def _counts(lines: list[dict[str, Any]], x: str, y: str) -> Figure:
+    """An axis of whole numbers."""
+    top = max((max(line["y"]) for line in lines), default=0)
+    whole = {"tickformat": ",d"} | ({"dtick": 1} if top < 6 else {})
+    return {"data": lines, "layout": _layout(x, y, 260, yaxis=whole)}
+
+
+def _fleet_kv_use(run: Run, found: Timeline) -> npt.NDArray[np.float64]:
+    """Mean over the replicas that are up, by capacity."""
+    capacity = np.array([[float(replica.kv_capacity_tokens)] for replica in run.records.replicas])
+    weight = np.where(np.isnan(found.kv_use), 0.0, capacity)
+    total = weight.sum(axis=0)
+    used = np.nansum(found.kv_use * capacity, axis=0)
+    return np.asarray(np.divide(used, total, out=np.full(len(total), np.nan), where=total > 0))
+
+
+SCALE = [[0, "#f3f5f8"], [0.25, "#c6d8ec"], [0.5, "#86b0d8"], [0.75, "#3f78b5"], [1, "#163a66"]]
+
+QUANTITIES = {
+    "kv": ("KV use", "% of KV in use"),
+    "batch": ("Decoding requests", "decoding requests"),
+    "waiting": ("Waiting requests", "waiting requests"),
+}
+"""Of the per-replica timeline: name, and the colour bar's title."""
+
+
+def replica_timelines(runs: Sequence[Run]) -> list[dict[str, Figure]]:
+    """For each run and quantity, replicas over time. White = down or not there."""
+    num_rows = sum(len(run.records.replicas) for run in runs)
+    bins = int(np.clip(MAX_CELLS // max(num_rows * len(QUANTITIES), 1), 24, 300))
+    found = [timeline(run.records, bins=bins) for run in runs]
+    tables = {
+        "kv": [100 * each.kv_use for each in found],
+        "batch": [each.batch_size for each in found],
+        "waiting": [each.num_waiting for each in found],
+    }
+    # One scale for all runs, so that switching between them compares.
+    tops = {
+        name: max((float(np.nanmax(t, initial=0.0)) for t in each), default=0)
+        for name, each in tables.items()
+    }
+    return [
+        {name: _heatmap(run, found[i], tables[name][i], name, max(tops[name], 1e-3)) for name in QUANTITIES}
+        for i, run in enumerate(runs)
+    ]
+
+
+def _heatmap(run: Run, found: Timeline, table: npt.NDArray[np.float64], name: str, top: float) -> Figure:
+    replicas = run.records.replicas
+    pools = {replica.pool for replica in replicas}
+    labels = [f"{r.id}" if len(pools) == 1 else f"{r.pool} {r.id}" for r in replicas]
+    unit_s, unit = time_unit(run.records.end_s)
+    title = {"text": QUANTITIES[name][1], "side": "right"}
+    digits = 3 if name == "kv" else 2
+    trace = {
+        "type": "heatmap", "x": numbers(found.middles_s / unit_s), "y": labels,
+        "z": [numbers(row, digits) for row in table], "zmin": 0, "zmax": top, "hoverongaps": False,
+        "colorscale": SCALE, "colorbar": {"title": title, "thickness": 10, "outlinewidth": 0},
+        "hovertemplate": f"replica %{{y}}: %{{z}} at %{{x:.4g}} {unit}<extra></extra>",
+    }  # fmt: skip
+    height = int(np.clip(90 + 20 * len(replicas), 190, 640))
+    axis = {"type": "category", "autorange": "reversed", "showgrid": False, "rangemode": "normal"}
+    layout = _layout(f"time ({unit})", "replica", height, xaxis={"showgrid": False}, yaxis=axis)
+    return {"data": [trace], "layout": layout}
+
+
+def tiers(runs: Sequence[Run]) -> dict[str, Figure]:
+    """TTFT and E2E p99 by tier; empty where there is one tier."""
+    names = sorted({name for run in runs for name in run.summary.tiers}, key=int)
+    if not names:
+        return {}
+    figures = {}
+    for field, title in (("ttft_s", "TTFT p99 (s)"), ("e2e_s", "end-to-end latency p99 (s)")):
+        bars = []
+        for index, run in enumerate(runs):
+            parts = [run.summary.tiers.get(name) for name in names]
+            found = [getattr(part, field) if part else None for part in parts]
+            bars.append({
+                "type": "bar", "name": run.name, "meta": index, "x": [f"tier {name}" for name in names],
+                "y": [None if f is None else float(f"{f.p99:.4g}") for f in found],
+                "marker": {"color": COLORS[index % len(COLORS)]},
+                "hovertemplate": f"%{{x}}: %{{y:.4g}} s<extra>{run.name}</extra>",
+            })  # fmt: skip
+        figures[f"tier-{field}"] = {"data": bars, "layout": _layout("", title, 260, bargap=0.3)}
+    return figures

@@ -1,0 +1,262 @@
+"""The report: one HTML file that needs nothing else, not even a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import msgspec
+from plotly.offline import get_plotlyjs
+
+from headway.core.errors import HeadwayError
+from headway.metrics.summary import RequestMetrics, flatten
+from headway.report import charts
+from headway.report.describe import DEFINITIONS
+from headway.report.files import whole
+from headway.report.run import Provenance, Run
+from headway.report.style import COLORS, CSS, JS
+from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, short_number
+
+MOST_COLUMNS = 16
+"""Of the comparison, so that it fits a laptop's screen."""
+
+
+def write(runs: Sequence[Run], provenance: Provenance, path: Path) -> None:
+    """Write the report to `path`, whole or not at all. Raises `HeadwayError` where that cannot be."""
+    text = page(runs, provenance)
+    with whole(path, "the report") as file:
+        file.write(text.encode())
+
+
+def page(runs: Sequence[Run], provenance: Provenance) -> str:
+    """The whole page. Raises `HeadwayError` where there is no run."""
+    if not runs:
+        raise HeadwayError("a report needs at least one run")
+    figures = charts.distributions(runs) | charts.over_time(runs) | charts.tiers(runs)
+    timelines = charts.replica_timelines(runs)
+    title = f"Comparison of {len(runs)} runs" if len(runs) > 1 else runs[0].name
+    body = "\n".join(
+        [
+            _header(title, runs, provenance),
+            _comparison(runs),
+            _chips(runs),
+            _latency(figures),
+            _load(figures),
+            _replicas(runs),
+            _breakdowns(runs, figures),
+            _footer(provenance),
+        ]
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Headway: {escape(title)}</title>\n<style>{CSS}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n"
+        f"<script>{get_plotlyjs()}</script>\n"
+        f"<script>const charts = {_json(figures)};\nconst replicas = {_json(timelines)};\n{JS}</script>\n"
+        "</body>\n</html>\n"
+    )
+
+
+def _json(value: object) -> str:
+    """Safe inside a script element."""
+    return msgspec.json.encode(value).decode().replace("</", "<\\/").replace("<!--", "<\\!--")
+
+
+def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
+    first = runs[0]
+    facts = {
+        "Requests": f"{first.summary.num_requests:,}",
+        "Replicas": _fleet(first),
+        "Simulated time": _span(first.records.end_s),
+        "Simulated in": seconds(sum(run.simulate_s for run in runs)),
+        "Seed": str(provenance.seed),
+        "Headway": provenance.version,
+    }
+    if first.summary.warmup_s:
+        facts["Warm-up left out"] = _span(first.summary.warmup_s)
+    listed = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    notes = list(dict.fromkeys(note for run in runs for note in run.notes))
+    if not all(run.calibrated for run in runs):
+        notes.insert(0, UNCALIBRATED)
+    return "\n".join(
+        [
+            '<header>\n<div class="brand">Headway</div>',
+            f"<h1>{escape(title)}</h1>",
+            f'<dl class="facts">{listed}</dl>',
+            *(f'<p class="note">{escape(note)}</p>' for note in notes),
+            "</header>",
+        ]
+    )
+
+
+def _fleet(run: Run) -> str:
+    """As in "4 x llama-3.1-8b on a100-80gb"."""
+    counts: dict[tuple[str, str, int], int] = {}
+    for replica in run.records.replicas:
+        kind = (replica.model, replica.gpu, replica.num_gpus)
+        counts[kind] = counts.get(kind, 0) + 1
+    kinds = [
+        f"{number} × {model} on {f'{gpus} × ' if gpus > 1 else ''}{gpu}"
+        for (model, gpu, gpus), number in counts.items()
+    ]
+    return ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
+
+
+def _span(span_s: float) -> str:
+    unit_s, unit = charts.time_unit(span_s)
+    return f"{short_number(span_s / unit_s)} {unit}"
+
+
+def _swatch(run: int) -> str:
+    return f'<span class="swatch" style="background:{COLORS[run % len(COLORS)]}"></span>'
+
+
+def _cell(cell: Cell) -> str:
+    return f'<td class="best">{escape(cell.text)}</td>' if cell.best else f"<td>{escape(cell.text)}</td>"
+
+
+def _table(heads: Sequence[str], names: int, rows: Sequence[str]) -> str:
+    """A table whose first `names` columns are text."""
+    cells = [f'<th class="name">{escape(head)}</th>' for head in heads[:names]]
+    cells += [f"<th>{escape(head)}</th>" for head in heads[names:]]
+    lines = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table><thead><tr>{"".join(cells)}</tr></thead>\n<tbody>\n{lines}\n'
+        "</tbody></table></div>"
+    )
+
+
+def _comparison(runs: Sequence[Run]) -> str:
+    compared = compare(runs).without_least(MOST_COLUMNS)
+    rows = []
+    for index, (label, cells) in enumerate(zip(compared.labels, compared.cells, strict=True)):
+        names = "".join(
+            f'<td class="name">{_swatch(index) if i == 0 else ""}{escape(text)}</td>'
+            for i, text in enumerate(label)
+        )
+        rows.append(names + "".join(_cell(cell) for cell in cells))
+    heads = [*compared.kinds, *(column.title for column in compared.columns)]
+    marked = any(cell.best for row in compared.cells for cell in row)
+    legend = '<p class="quiet">The best value of a column is green.</p>' if marked else ""
+    return f"<section>\n<h2>Summary</h2>\n{legend}{_table(heads, len(compared.kinds), rows)}\n</section>"
+
+
+def _chips(runs: Sequence[Run]) -> str:
+    """A legend for all charts; a click hides a run."""
+    if len(runs) < 2:
+        return ""
+    buttons = "".join(
+        f'<button type="button" data-run="{i}" aria-pressed="true">{_swatch(i)}{escape(run.name)}</button>'
+        for i, run in enumerate(runs)
+    )
+    return f'<nav class="chips" aria-label="Runs shown">{buttons}</nav>'
+
+
+def _chart(name: str, title: str, caption: str) -> str:
+    return (
+        f"<figure><h3>{escape(title)}</h3><figcaption>{escape(caption)}</figcaption>"
+        f'<div class="chart" id="{name}"></div></figure>'
+    )
+
+
+def _latency(figures: dict[str, charts.Figure]) -> str:
+    titles = {
+        "ttft": ("Time to first token", "Share of requests within a time; up and left is better."),
+        "itl": ("Inter-token latency", "Share of all gaps between tokens within a time."),
+        "e2e": ("End-to-end latency", "Share of finished requests within a time."),
+    }
+    found = [_chart(name, *words) for name, words in titles.items() if name in figures]
+    if not found:
+        return '<section>\n<h2>Latency</h2>\n<p class="quiet">No request got a token.</p>\n</section>'
+    return f'<section>\n<h2>Latency</h2>\n<div class="grid">{"".join(found)}</div>\n</section>'
+
+
+def _load(figures: dict[str, charts.Figure]) -> str:
+    titles = {
+        "waiting": ("Waiting", "Requests in the system and in no batch."),
+        "running": ("Running", "Requests in a batch, over all replicas."),
+        "kv": ("KV use", "KV tokens of decoding requests as a share of capacity, over replicas that are up."),
+        "progress": ("Arrivals and completions", "Dotted: arrived. A growing distance is a growing backlog."),
+    }
+    found = "".join(_chart(name, *words) for name, words in titles.items() if name in figures)
+    return f'<section>\n<h2>Load over time</h2>\n<div class="grid two">{found}</div>\n</section>'
+
+
+def _replicas(runs: Sequence[Run]) -> str:
+    names = "".join(f'<option value="{i}">{escape(run.name)}</option>' for i, run in enumerate(runs))
+    kinds = "".join(f'<option value="{key}">{name}</option>' for key, (name, _) in charts.QUANTITIES.items())
+    return (
+        "<section>\n<h2>Replicas</h2>\n"
+        '<p class="quiet">Means over short spans of time, one row per replica, on one scale for all runs. '
+        "White: down, or not there.</p>\n"
+        f'<div class="choices"><select id="replica-run" aria-label="Run">{names}</select>'
+        f'<select id="replica-quantity" aria-label="Quantity">{kinds}</select></div>\n'
+        '<div class="chart" id="replicas"></div>\n</section>'
+    )
+
+
+def _breakdowns(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
+    parts = []
+    bars = {"tier-ttft_s": "Time to first token, p99", "tier-e2e_s": "End-to-end latency, p99"}
+    shown = "".join(
+        _chart(name, title, "By tier; 0 is the most urgent.")
+        for name, title in bars.items()
+        if name in figures
+    )
+    for kind, title in (("tiers", "Tiers"), ("models", "Models"), ("regions", "Regions")):
+        groups = list(dict.fromkeys(name for run in runs for name in getattr(run.summary, kind)))
+        if not groups:
+            continue
+        plots = f'<div class="grid two">{shown}</div>' if kind == "tiers" else ""
+        parts.append(
+            f"<section>\n<h2>{title}</h2>\n{plots}{_breakdown(runs, kind, sorted(groups))}\n</section>"
+        )
+    return "\n".join(parts)
+
+
+_BREAKDOWN_KEYS = (
+    "ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "itl_s.p99", "e2e_s.mean", "e2e_s.p99", "slo_attainment",
+    "throughput_rps", "num_unfinished", "num_rejected",
+)  # fmt: skip
+
+
+def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
+    columns = [column for column in COLUMNS if column.key in _BREAKDOWN_KEYS]
+    rows = []
+    for group in groups:
+        for index, run in enumerate(runs):
+            metrics: RequestMetrics | None = getattr(run.summary, kind).get(group)
+            if metrics is None:
+                continue
+            flat = flatten(metrics)
+            values = [(column, flat[column.key]) for column in columns]
+            cells = "".join(
+                f"<td>{'-' if v is None else escape(column.show(v))}</td>" for column, v in values
+            )
+            rows.append(
+                f'<td class="name">{escape(group)}</td>'
+                f'<td class="name">{_swatch(index)}{escape(run.name)}</td>'
+                f"<td>{metrics.num_requests:,}</td>{cells}"
+            )
+    return _table([kind.removesuffix("s"), "run", "requests", *(column.title for column in columns)], 2, rows)
+
+
+def _footer(provenance: Provenance) -> str:
+    definitions = [
+        f'<td class="name"><code>{key}</code></td><td class="name">{escape(unit)}</td>'
+        f'<td class="text">{escape(meaning)}</td>'
+        for key, (unit, meaning) in DEFINITIONS.items()
+    ]
+    command = (
+        f"<p class='quiet'>Command: <code>{escape(provenance.command)}</code></p>"
+        if provenance.command
+        else ""
+    )
+    meanings = _table(["key", "unit", "definition"], 3, definitions)
+    return (
+        f"<footer>\n{command}"
+        f"<details><summary>Scenario</summary><pre>{escape(provenance.scenario_yaml)}</pre></details>\n"
+        f"<details><summary>What the metrics mean</summary>{meanings}</details>\n</footer>"
+    )
