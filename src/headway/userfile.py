@@ -87,6 +87,25 @@ def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
     return data, places
 
 
+SHORT = {"engine": "name", "trace": "path"}
+"""Keys whose value may be a mere word, and what the word is short for."""
+
+
+def change(data: dict[str, Any], places: Places, changes: Mapping[Key, tuple[str, Any]]) -> None:
+    """Set values of a document, in order: key -> (the flag that says so, the value)."""
+    for key, (flag, value) in changes.items():
+        parent: Any = data
+        for step in key[:-1]:
+            child = parent.setdefault(step, {}) if isinstance(parent, dict) else parent[step]
+            if isinstance(child, str) and step in SHORT:
+                child = parent[step] = {SHORT[step]: child}
+            if not isinstance(child, dict | list):
+                raise HeadwayError(f"{flag}: {places.where(key[:-1])}: expected keys and values there")
+            parent = child
+        parent[key[-1]] = value
+        places.flags[key] = flag
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e6 is a number, as in YAML 1.2 and JSON."""
 
@@ -165,7 +184,8 @@ def _fields(data: Any, to: Any, key: Key) -> set[str]:
     for step in key:
         data = data[step]
     tagged = [t for t in structs if t.tag_field and data.get(t.tag_field) == t.tag]
-    return {field.encode_name for t in tagged or structs for field in t.fields}
+    names = {field.encode_name for t in tagged or structs for field in t.fields}
+    return names | {t.tag_field for t in structs if t.tag_field}
 
 
 def _values(data: Any, to: Any, key: Key) -> set[str]:

@@ -1,0 +1,215 @@
+"""Writes the pages that are generated: docs/scenario.md and docs/cli.md. `make docs` runs it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import click
+import msgspec
+from msgspec import inspect as schema
+
+from headway.cli import COMMANDS, commands
+from headway.core.fleet import Engine
+from headway.policies import ORDERINGS, ROUTERS
+from headway.scenario import Spec
+
+DOCS = Path(__file__).parent
+SCENARIO = """\
+# The scenario file
+
+*Written from the schema by `make docs`.*
+
+A scenario is one YAML file. `headway new` writes a commented one to start from. A key that is not listed here
+is an error, which names the file, the line and the nearest key. Paths are relative to the scenario's folder.
+"""
+CLI = """\
+# The command line
+
+*The options are written from the commands by `make docs`.*
+
+Results go to stdout, everything else to stderr. With `--json`, stdout holds JSON and nothing else.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 2 | a mistake in what was given: one line on stderr says what, where, and the nearest valid name |
+| 130 | interrupted (Ctrl-C) |
+| 1 | the reader of stdout went away |
+
+Files appear whole or not at all. Anything else, with a traceback, is a bug in Headway.
+
+## What `--json` prints
+
+`headway simulate` and `headway compare` print one object; `--out` writes the same to `results.json`.
+
+| key | value |
+|---|---|
+| `version` | Headway's version |
+| `name`, `seed` | of the scenario |
+| `scenario` | the scenario as YAML text, options included: enough to make the runs again |
+| `results` | a list, one object per run |
+| `results[].policies` | `routing` and `ordering`; `ordering_at` where that is not the replica |
+| `results[].num_requests` | requests that arrived, after the warm-up |
+| `results[].num_completed` | those of them that finished |
+| `results[].simulate_s` | wall seconds of the simulation with its records |
+| `results[].total_s` | the same with making the workload before and the metrics after |
+| `results[].calibrated` | whether step times come from measurements of this GPU and engine |
+| `results[].notes` | what was skipped or assumed when the workload was read |
+| `results[].metrics` | flat, as in `ttft_s.p50` or `tier.0.e2e_s.mean`; null where there is no data |
+
+[metrics.md](metrics.md) defines every metric.
+"""
+
+
+def scenario_page() -> str:
+    """docs/scenario.md."""
+    parts = [SCENARIO, *_sections(), _policies()]
+    return "\n".join(parts)
+
+
+def _sections() -> Iterator[str]:
+    waiting: list[tuple[str, type]] = [("", Spec)]
+    seen: set[type] = set()
+    while waiting:
+        path, cls = waiting.pop(0)
+        if cls in seen:
+            continue
+        seen.add(cls)
+        info = schema.type_info(cls)
+        assert isinstance(info, schema.StructType)
+        yield _section(path, info)
+        for field in info.fields:
+            waiting += [(f"{path}.{field.encode_name}".lstrip("."), child) for child in _structs(field.type)]
+        if path == "fleet":
+            waiting.append(("fleet.engine", Engine))
+
+
+def _section(path: str, info: schema.StructType) -> str:
+    kind = f" (`{info.tag_field}: {info.tag}`)" if info.tag_field else ""
+    title = f"`{path}`{kind}" if path else "The whole file"
+    rows = [f"## {title}", "", _prose(info.cls), "", "| key | value | default | |", "|---|---|---|---|"]
+    rows += [
+        f"| `{field.encode_name}` | {_spell(field.type)} | {_default(field)} | "
+        f"{_field_docs(info.cls).get(field.name, '')} |"
+        for field in info.fields
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _policies() -> str:
+    rows = ["## Policies by name", ""]
+    for kind, named in (("routing", ROUTERS), ("ordering", ORDERINGS)):
+        rows += [f"| {kind} | arguments | |", "|---|---|---|"]
+        for name, cls in named.items():
+            parameters = inspect.signature(cls).parameters.values()
+            arguments = ", ".join(f"`{p.name}: {p.default}`" for p in parameters)
+            rows.append(f"| `{name}` | {arguments} | {_prose(cls).splitlines()[0]} |")
+        rows.append("")
+    return "\n".join(rows)
+
+
+def _structs(kind: schema.Type) -> Iterator[type]:
+    if isinstance(kind, schema.StructType):
+        yield kind.cls
+    elif isinstance(kind, schema.UnionType):
+        for member in kind.types:
+            yield from _structs(member)
+    elif isinstance(kind, schema.CollectionType):
+        yield from _structs(kind.item_type)
+    elif isinstance(kind, schema.DictType):
+        yield from _structs(kind.value_type)
+
+
+def _spell(kind: schema.Type) -> str:
+    match kind:
+        case schema.UnionType():
+            return " or ".join(
+                dict.fromkeys(_spell(t) for t in kind.types if not isinstance(t, schema.NoneType))
+            )
+        case schema.StructType():
+            return f"`{{{kind.tag_field}: {kind.tag}, ...}}`" if kind.tag_field else "keys, see below"
+        case schema.LiteralType():
+            return " or ".join(f"`{value}`" for value in kind.values)
+        case schema.VarTupleType() | schema.ListType():
+            return f"list of ({_spell(kind.item_type)})"
+        case schema.TupleType():
+            return "list"
+        case schema.DictType():
+            value = "any" if isinstance(kind.value_type, schema.AnyType) else _spell(kind.value_type)
+            return "keys and values" if value == "any" else f"name: {value}"
+        case schema.IntType() | schema.FloatType():
+            name = "whole number" if isinstance(kind, schema.IntType) else "number"
+            limits = [
+                f"{sign} {bound:g}" for sign, bound in (("≥", kind.ge), (">", kind.gt)) if bound is not None
+            ]
+            return " ".join([name, *limits])
+        case schema.BoolType():
+            return "true or false"
+        case schema.StrType():
+            return "text"
+    return "any"
+
+
+def _default(field: schema.Field) -> str:
+    if field.required:
+        return "**required**"
+    if field.default_factory is not msgspec.NODEFAULT or field.default is None:
+        return ""
+    value = field.default
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value in ("", ()):
+        return ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _prose(cls: type) -> str:
+    """A class's docstring, its line breaks as in the source."""
+    return inspect.cleandoc(cls.__doc__ or "")
+
+
+@cache
+def _field_docs(cls: type) -> dict[str, str]:
+    """The string below each field, as one line; inherited fields included."""
+    docs: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        if each.__module__.startswith("headway"):
+            body = ast.parse(dedent(inspect.getsource(each))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for field, below in zip(body.body, body.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)
+                    docs[field.target.id] = " ".join(str(below.value.value).split()).replace("|", "\\|")
+    return docs
+
+
+def cli_page() -> str:
+    """docs/cli.md."""
+    parts = [CLI]
+    for name in COMMANDS:
+        parts += _help(commands.get_command(click.Context(commands), name), f"headway {name}")
+    return "\n".join(parts)
+
+
+def _help(command: click.Command | None, path: str) -> Iterator[str]:
+    assert command is not None
+    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+    yield f"## `{path}`\n\n```text\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            yield from _help(command.get_command(context, name), f"{path} {name}")
+
+
+PAGES: dict[str, Any] = {"scenario.md": scenario_page, "cli.md": cli_page}
+
+if __name__ == "__main__":
+    for page, write in PAGES.items():
+        (DOCS / page).write_text(write(), encoding="utf-8")
+        sys.stderr.write(f"wrote docs/{page}\n")

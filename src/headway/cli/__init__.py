@@ -1,0 +1,84 @@
+"""The command line. A command's module is imported when the command is called, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from headway import __version__
+from headway.core.errors import HeadwayError, unknown
+
+COMMANDS = {
+    "simulate": "Run a scenario and print its metrics.",
+    "compare": "Run several policies on one workload and print one table.",
+    "workload": "Describe, convert or generate request traces.",
+    "catalog": "List GPUs, models and engines; plan a model's memory.",
+    "new": "Write a commented scenario to start from.",
+}
+
+MISTAKE = 2
+INTERRUPTED = 130
+CLOSED_PIPE = 1
+
+
+class Commands(click.Group):
+    """The commands named in `COMMANDS`; `headway.cli.NAME.command` is the one called NAME."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Imports the command's module."""
+        if cmd_name not in COMMANDS:
+            raise unknown("command", cmd_name, COMMANDS)
+        command = import_module(f"headway.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="headway %(version)s")
+def commands() -> None:
+    """Plan, rehearse and run fleets of LLM serving engines.
+
+    Start with `headway new chat.yaml`, then `headway compare chat.yaml`.
+    """
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code. A mistake of the user is one line on stderr."""
+    try:
+        code = commands.main(args, prog_name="headway", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except HeadwayError as error:
+        return _mistake(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
+    except click.ClickException as error:
+        context = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "headway"
+        return _mistake(f"{error.format_message().rstrip('.')} (see: {context} --help)")
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except OSError as error:
+        return _mistake(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _mistake(what: str) -> int:
+    click.echo(f"error: {what}", err=True)
+    return MISTAKE

@@ -1,0 +1,143 @@
+"""`headway catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+
+from headway import catalog
+from headway.cli.output import print_json, print_table
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.perf.memory import num_params, plan
+
+GIB = 2**30
+
+
+def _gpu_row(gpu: Gpu) -> dict[str, object]:
+    peaks = {dtype: gpu.peak_flops.get(dtype) for dtype in ("bf16", "fp8")}
+    return {
+        "GPU": gpu.name,
+        "memory GiB": round(gpu.memory_bytes / GIB),
+        "TB/s": gpu.bandwidth_bytes_per_s / 1e12,
+        **{f"{dtype} TFLOP/s": None if peak is None else peak / 1e12 for dtype, peak in peaks.items()},
+        "link GB/s": gpu.link_bytes_per_s / 1e9,
+        "W": gpu.watts,
+        "$/h": gpu.usd_per_hour,
+    }
+
+
+def _model_row(model: Model) -> dict[str, object]:
+    return {
+        "model": model.name,
+        "10^9 parameters": num_params(model) / 1e9,
+        "layers": model.num_layers,
+        "hidden": model.hidden_size,
+        "heads": model.num_heads,
+        "KV heads": model.num_kv_heads,
+        "context": model.max_context_tokens,
+        "weights": model.dtype,
+    }
+
+
+def _engine_row(engine: Engine) -> dict[str, object]:
+    return {
+        "engine": engine.name,
+        "batching": engine.batching,
+        "sequences": engine.max_num_seqs,
+        "token budget": engine.max_num_batched_tokens,
+        "prefix cache": engine.prefix_caching,
+        "orderings at the replica": "any" if engine.orderings is None else ", ".join(engine.orderings),
+    }
+
+
+class Kind(NamedTuple):
+    """One of the catalog's lists."""
+
+    entries: Callable[[], Sequence[Any]]
+    find: Callable[[str], Any]
+    row: Callable[[Any], dict[str, object]]
+
+
+KINDS = {
+    "gpus": Kind(catalog.gpus, catalog.gpu, _gpu_row),
+    "models": Kind(catalog.models, catalog.model, _model_row),
+    "engines": Kind(catalog.engines, catalog.engine, _engine_row),
+}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """List GPUs, models and engines, or show one of them; plan a model's memory on a GPU."""
+    if ctx.invoked_subcommand is not None:
+        return
+    if as_json:
+        print_json({name: kind.entries() for name, kind in KINDS.items()})
+        return
+    for kind in KINDS.values():
+        _print(kind)
+        click.echo()
+
+
+def _print(kind: Kind) -> None:
+    rows = [kind.row(entry) for entry in kind.entries()]
+    print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _add(name: str, kind: Kind) -> None:
+    @command.command(name, help=f"List {name}, or show all that is known of one.")
+    @click.argument("name", required=False)
+    @json_option
+    def show(name: str | None, as_json: bool) -> None:
+        found = kind.entries() if name is None else kind.find(name)
+        if as_json:
+            print_json(found)
+        elif name is None:
+            _print(kind)
+        else:
+            print_table(("key", "value"), msgspec.to_builtins(found).items())
+
+
+for _name, _kind in KINDS.items():
+    _add(_name, _kind)
+
+
+@command.command("memory")
+@click.option("--model", help="A model of the catalog.")
+@click.option("--model-config", type=click.Path(path_type=Path), help="A Hugging Face config.json instead.")
+@click.option("--gpu", required=True, help="A GPU of the catalog.")
+@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
+@click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
+@click.option("--engine", default="simulated", show_default=True, help="An engine profile of the catalog.")
+@json_option
+def memory(
+    model: str | None, model_config: Path | None, gpu: str, tp: int, pp: int, engine: str, as_json: bool
+) -> None:
+    """Plan the GPU memory of one replica: weights, activations, and how many tokens the KV cache holds."""
+    if model_config is not None and model is None:
+        shape = catalog.model_from_config(model_config)
+    elif model is not None and model_config is None:
+        shape = catalog.model(model)
+    else:
+        raise HeadwayError("--model, --model-config: expected one of them")
+    planned = plan(shape, catalog.gpu(gpu), catalog.engine(engine), Parallel(tp=tp, pp=pp))
+    if as_json:
+        print_json(planned)
+        return
+    print_table(
+        (f"{shape.name} on {tp * pp} x {gpu}, {engine}", ""),
+        [
+            ("weights, GiB a GPU", f"{planned.weights_bytes / GIB:.1f}"),
+            ("activations and runtime, GiB a GPU", f"{planned.activation_bytes / GIB:.1f}"),
+            ("KV cache, KiB a token and GPU", f"{planned.kv_bytes_per_token_gpu / 1024:.1f}"),
+            ("KV cache of the replica, tokens", f"{planned.kv_capacity_tokens:,}"),
+        ],
+    )

@@ -1,0 +1,165 @@
+"""Options that several commands share, and what they stand for in a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from headway.core.errors import HeadwayError
+from headway.presets import builtin
+from headway.userfile import Key
+
+F = TypeVar("F", bound=Callable[..., Any])
+Changes = dict[Key, tuple[str, Any]]
+"""Values that flags set: key in the scenario -> (flag, value)."""
+
+
+def together(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
+    """Several options as one decorator."""
+
+    def add(function: F) -> F:
+        for option in reversed(list(options)):
+            function = option(function)
+        return function
+
+    return add
+
+
+_positive = click.IntRange(min=1)
+_above_0 = click.FloatRange(min=0, min_open=True)
+_path = click.Path(path_type=Path)
+
+scenario_options = together((
+    click.argument("scenario", type=_path, required=False),
+    click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: chat."),
+))  # fmt: skip
+
+seed_option = click.option("--seed", type=int, help="Of everything random; 0 unless given.")
+
+synthetic_options = together((
+    click.option("--workload", help="A built-in workload: chat, chat-sessions, reasoning, long-context."),
+    click.option("--rate", type=_above_0, help="Poisson arrivals per second."),
+    click.option("--num-requests", type=_positive, help="How many requests."),
+    click.option("--prompt-tokens", help="A number, or a built-in distribution: azure-conv, ..."),
+    click.option("--output-tokens", help="A number, or a built-in distribution."),
+))  # fmt: skip
+
+trace_options = together((
+    click.option("--trace", type=_path, help="A file: Azure, Mooncake, BurstGPT, Parquet or CSV."),
+    click.option("--limit", type=_positive, help="Read no more than this many requests of the trace."),
+    click.option("--rate-scale", type=_above_0, help="2: at twice the trace's rate."),
+    click.option("--concurrency", type=_positive, help="A closed loop of this many clients."),
+))  # fmt: skip
+
+policy_options = together((
+    click.option("--routing", help="Names, with commas between: round-robin,least-loaded. Or module:Class."),
+    click.option("--ordering", help="Names, with commas between: fcfs,edf. Or module:Class."),
+    click.option("--ordering-at", type=click.Choice(["replica", "gateway", "both"]), help="Where they act."),
+    click.option("--window", type=_positive, help="Requests that the gateway gives a replica at a time."),
+))  # fmt: skip
+
+run_options = together((
+    seed_option,
+    click.option("--step", type=click.Choice(["stretch", "exact"]), help="exact: iteration by iteration."),
+    click.option("--until-s", type=_above_0, help="Stop at this virtual time."),
+    click.option("--warmup-s", type=click.FloatRange(min=0), help="Metrics leave out what arrived before."),
+))  # fmt: skip
+
+fleet_options = together((
+    click.option("--model", help="A model of the catalog."),
+    click.option("--model-config", type=_path, help="A Hugging Face config.json instead."),
+    click.option("--gpu", help="A GPU of the catalog."),
+    click.option("--tp", type=_positive, help="Tensor parallel ranks of a replica."),
+    click.option("--pp", type=_positive, help="Pipeline stages of a replica."),
+    click.option("--replicas", type=_positive, help="How many replicas."),
+    click.option("--engine", help="An engine profile of the catalog."),
+    click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
+    click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
+))  # fmt: skip
+
+_WORKLOAD = {
+    "rate": "arrivals", "num_requests": "num_requests", "prompt_tokens": "prompt_tokens",
+    "output_tokens": "output_tokens", "concurrency": "concurrency",
+}  # fmt: skip
+_POOL = {
+    "model": "model", "model_config": "model", "gpu": "gpu", "tp": "tp", "pp": "pp", "replicas": "replicas",
+    "engine": "engine",
+}  # fmt: skip
+_RUN: dict[str, Key] = {
+    "seed": ("seed",), "step": ("simulation", "step"), "until_s": ("simulation", "until_s"),
+    "warmup_s": ("simulation", "warmup_s"), "routing": ("policies", "routing"),
+    "ordering": ("policies", "ordering"), "ordering_at": ("policies", "ordering_at"),
+    "window": ("policies", "window"),
+}  # fmt: skip
+
+
+def scenario_file(scenario: Path | None, preset: str | None) -> Path | None:
+    """The file that holds the scenario, if one was given."""
+    if scenario is not None and preset is not None:
+        raise HeadwayError("SCENARIO and --builtin: expected one of them")
+    return scenario if preset is None else builtin(preset)
+
+
+_LISTS = ("routing", "ordering")
+
+
+def given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that were used."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def flag(name: str) -> str:
+    """`num_requests` as it is typed: `--num-requests`."""
+    return "--" + name.replace("_", "-")
+
+
+def changes(flags: Mapping[str, Any], num_pools: int = 1) -> Changes:
+    """What the flags that were used say, in the terms of a scenario of so many pools."""
+    used = given(flags)
+    return dict([*_workload(used), *_fleet(used, num_pools), *_run(used)])
+
+
+def _workload(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
+    if "trace" in used and "workload" in used:
+        raise HeadwayError("--trace and --workload: expected one of them")
+    if "trace" in used:
+        yield ("workload",), ("--trace", {"trace": {"path": str(used["trace"].absolute())}})
+    if "workload" in used:
+        yield ("workload",), ("--workload", {"builtin": used["workload"]})
+    for name in ("limit", "rate_scale"):
+        if name in used:
+            yield ("workload", "trace", name), (flag(name), used[name])
+    for name, key in _WORKLOAD.items():
+        if name in used:
+            yield ("workload", key), (flag(name), _tokens(used[name]))
+
+
+def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple[str, Any]]]:
+    if "model" in used and "model_config" in used:
+        raise HeadwayError("--model and --model-config: expected one of them")
+    for i in range(num_pools):
+        for name, key in _POOL.items():
+            if name in used:
+                value = {"config": str(used[name].absolute())} if name == "model_config" else used[name]
+                yield ("fleet", i, key), (flag(name), value)
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if name in used:
+                yield ("fleet", i, "engine", name), (flag(name), used[name])
+
+
+def _run(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
+    for name, key in _RUN.items():
+        if name in used:
+            value = [each for each in used[name].split(",") if each] if name in _LISTS else used[name]
+            yield key, (flag(name), value)
+
+
+def _tokens(value: Any) -> Any:
+    """A whole number where it is one; otherwise the name of a distribution."""
+    try:
+        return int(value) if isinstance(value, str) else value
+    except ValueError:
+        return value

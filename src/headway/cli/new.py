@@ -1,0 +1,22 @@
+"""`headway new`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headway.core.errors import HeadwayError
+from headway.presets import builtin
+from headway.wholefile import write_text
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), default="scenario.yaml")
+@click.option("--force", is_flag=True, help="Overwrite the file if it is there.")
+def command(file: Path, force: bool) -> None:
+    """Write a commented scenario to FILE (scenario.yaml)."""
+    if file.exists() and not force:
+        raise HeadwayError(f"{file}: is there already; give another name, or --force to overwrite it")
+    write_text(file, builtin("chat").read_text(encoding="utf-8"))
+    click.echo(f"wrote {file}; try: headway compare {file}")

@@ -1,0 +1,71 @@
+"""What every command prints with: tables and JSON on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+PIPE_WIDTH = 200
+
+
+def console() -> Console:
+    """Stdout; wide where it is no terminal, so that nothing is cut off."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def print_json(value: Any) -> None:
+    """Indented JSON. What is not a number is null."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """A table; columns after the first hold numbers to the right where their first value is a number."""
+    rows = list(rows)
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for i, header in enumerate(headers):
+        number = bool(rows) and isinstance(rows[0][i], int | float)
+        table.add_column(header, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(value) for value in row))
+    terminal = console()
+    with terminal.capture() as captured:
+        terminal.print(table)
+    click.echo(captured.get(), nl=False)
+
+
+def cell(value: object) -> str:
+    """A number as a person reads it; a dash for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {cell(inner)}" for key, inner in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(cell, value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@contextmanager
+def progress(label: str, wanted: bool) -> Iterator[Callable[[float], None] | None]:
+    """A bar with the time left, on stderr, if that is a terminal. Yields what to tell the share done."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn(label), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn())
+    bar = Progress(
+        *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    )
+    with bar:
+        task = bar.add_task(label, total=1.0)
+        yield lambda share: bar.update(task, completed=share)

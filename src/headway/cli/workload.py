@@ -1,0 +1,111 @@
+"""`headway workload`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from headway import userfile
+from headway.cli.flags import changes, given, seed_option, synthetic_options, together
+from headway.cli.output import print_json, print_table
+from headway.core.errors import HeadwayError
+from headway.workload.describe import Description, Spread
+from headway.workload.readers.read import FORMATS, read
+from headway.workload.spec import WorkloadSpec, generate
+from headway.workload.table import Workload
+
+trace_options = together((
+    click.option("--format", type=click.Choice(list(FORMATS)), help="Without it: told by the first line."),
+    click.option("--limit", type=click.IntRange(min=1), help="Read no more than this many requests."),
+    click.option("--sort", is_flag=True, help="Sort by arrival; otherwise rows out of order are an error."),
+    click.option("--skip-bad", is_flag=True, help="Leave bad lines out and count them; otherwise an error."),
+))  # fmt: skip
+
+
+@click.group()
+def command() -> None:
+    """Describe, convert or generate request traces."""
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@trace_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def describe(
+    file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool
+) -> None:
+    """Say in a few numbers what the trace FILE holds."""
+    described = read(file, format, limit=limit, sort=sort, skip_bad=skip_bad).describe()
+    if as_json:
+        print_json(described)
+    else:
+        _print(described, str(file))
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@trace_options
+def convert(file: Path, out: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool) -> None:
+    """Read the trace FILE and write it to OUT: .parquet, .csv or .csv.gz."""
+    _check_name(out)
+    _write(read(file, format, limit=limit, sort=sort, skip_bad=skip_bad), out)
+
+
+@command.command("generate")
+@click.argument("out", type=click.Path(path_type=Path))
+@synthetic_options
+@seed_option
+@click.option(
+    "--spec", type=click.Path(path_type=Path), help="A YAML file with what a scenario's `workload` has."
+)
+def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> None:
+    """Write a synthetic workload to OUT: .parquet, .csv or .csv.gz."""
+    _check_name(out)
+    if spec is not None:
+        if given(flags):
+            raise HeadwayError("--spec: says it all; leave the other options out")
+        data, places = userfile.read(spec)
+        base_dir = spec.parent
+    else:
+        document: dict[str, Any] = {"workload": {}}
+        places, base_dir = userfile.Places(), Path()
+        userfile.change(document, places, changes(flags))
+        data = document["workload"]
+    parsed = userfile.convert(data, WorkloadSpec, places)
+    with places.at():
+        _write(generate(parsed, seed or 0, base_dir), out)
+
+
+def _check_name(out: Path) -> None:
+    if not out.name.endswith((".parquet", ".csv", ".csv.gz")):
+        raise HeadwayError(
+            f"{out}: the name says the format; expected it to end in .parquet, .csv or .csv.gz"
+        )
+
+
+def _write(workload: Workload, out: Path) -> None:
+    if out.suffix == ".parquet":
+        workload.to_parquet(out)
+    else:
+        workload.to_csv(out)
+    for note in workload.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"wrote {out}: {len(workload):,} requests", err=True)
+
+
+def _print(described: Description, title: str) -> None:
+    values = msgspec.structs.asdict(described)
+    spreads = {name: value for name, value in values.items() if isinstance(value, Spread)}
+    notes = values.pop("notes")
+    print_table(
+        (title, ""), [(name, value) for name, value in values.items() if value and name not in spreads]
+    )
+    click.echo()
+    columns = Spread.__struct_fields__
+    print_table(("tokens", *columns), [(name, *msgspec.structs.astuple(s)) for name, s in spreads.items()])
+    for note in notes:
+        click.echo(f"note: {note}", err=True)

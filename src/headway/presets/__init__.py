@@ -1,0 +1,17 @@
+"""Scenarios that come with Headway, as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.core.errors import unknown
+
+_FOLDER = Path(__file__).parent
+
+
+def builtin(name: str) -> Path:
+    """The file of a built-in scenario. HeadwayError for a name that there is not."""
+    files = {path.stem: path for path in _FOLDER.glob("*.yaml")}
+    if name not in files:
+        raise unknown("built-in scenario", name, files)
+    return files[name]

@@ -1,0 +1,352 @@
+"""Reads a scenario, assembles it, runs it: the only composition root."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from headway import __version__, userfile
+from headway.catalog import coefficients, engine, gpu, model, model_from_config
+from headway.control.policies import OrderingAt, Policies
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine, Fault, Fleet, Model, Parallel, Pool
+from headway.metrics.latency import Slo
+from headway.metrics.summary import summarize
+from headway.observe import Scrape
+from headway.perf import memory
+from headway.policies import resolve
+from headway.report.run import Provenance, Run
+from headway.sim.cluster import simulate
+from headway.userfile import Key, Places
+from headway.workload.source import Source
+from headway.workload.spec import WorkloadSpec
+from headway.workload.spec import build as workload
+
+Count = Annotated[int, Meta(ge=1)]
+PolicySpec = str | dict[str, Any]
+Progress = Callable[[float], None]
+"""Told now and then the share that is done, 0 to 1."""
+Changes = Mapping[Key, tuple[str, Any]]
+"""Key -> (the flag that says so, the value)."""
+DEFAULT_ENGINE = "simulated"
+
+
+class ModelFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model that is not in the catalog."""
+
+    config: str
+    """A Hugging Face `config.json`."""
+
+
+class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Replicas that are alike: one entry of `fleet`."""
+
+    model: str | ModelFile
+    """A name that `headway catalog models` lists, or `config:` and the path of a `config.json`."""
+    gpu: str
+    """A name that `headway catalog gpus` lists."""
+    replicas: Count = 1
+    """How many."""
+    tp: Count = 1
+    """Tensor parallel ranks of one replica."""
+    pp: Count = 1
+    """Pipeline stages of one replica; it takes `tp * pp` GPUs."""
+    ep: bool = False
+    """Spread the experts of a mixture-of-experts model over the tensor parallel ranks."""
+    engine: str | dict[str, Any] = DEFAULT_ENGINE
+    """A name that `headway catalog engines` lists, or `name:` with changes to the engine's settings."""
+    name: str = ""
+    """What reports call the pool. Without one: `pool-0`, `pool-1`, ..."""
+    region: str = ""
+    """Where it stands."""
+    usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None
+    """Price. Without one: the catalog's."""
+    kv_capacity_tokens: Count | None = None
+    """A cap on the KV cache of a replica, for experiments under memory pressure."""
+
+
+class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who decides. A policy is a name, or `name:` with arguments, or `module:Class` of your own."""
+
+    routing: PolicySpec | list[PolicySpec] = "least-loaded"
+    """Which replica gets a request. A list is for `headway compare`."""
+    ordering: PolicySpec | list[PolicySpec] = "fcfs"
+    """Who goes first. A list is for `headway compare`."""
+    ordering_at: OrderingAt = "replica"
+    """Where the ordering acts: in the replicas' queues, in one that the gateway keeps, or both."""
+    window: Count | None = None
+    """The gateway gives a replica at most this many requests at a time and holds the others. Without one, it
+    holds none back, unless the ordering acts at the gateway; then a replica gets as many as it can run."""
+
+
+class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How to simulate, and what to count."""
+
+    step: Literal["stretch", "exact"] = "stretch"
+    """`exact` runs every iteration on its own: the same results, many times slower."""
+    until_s: Annotated[float, Meta(gt=0)] | None = None
+    """Stop at this virtual time. Without one: when every request has ended."""
+    warmup_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Metrics leave out what arrived before."""
+
+
+class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a scenario file says."""
+
+    workload: WorkloadSpec
+    fleet: Annotated[tuple[PoolSpec, ...], Meta(min_length=1)]
+    """Pools of replicas."""
+    name: str = ""
+    """What reports call it. Without one: the file's name."""
+    seed: int = 0
+    """Of everything random. Runs that are compared get the same arrivals and lengths."""
+    policies: PolicySpecs = field(default_factory=PolicySpecs)
+    slo: Slo = field(default_factory=Slo)
+    """What metrics hold requests to that were promised nothing. Policies see only `workload`'s promises."""
+    faults: tuple[Fault, ...] = ()
+    """Replicas that crash."""
+    observe: Scrape = field(default_factory=Scrape)
+    """How fresh the loads are that policies see."""
+    simulation: Simulation = field(default_factory=Simulation)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario that holds together: its names are known, its fleet stands."""
+
+    spec: Spec
+    fleet: Fleet
+    document: dict[str, Any]
+    """What the file held."""
+    base_dir: Path
+    """Relative paths start here."""
+    places: Places
+
+
+def load(path: str | Path, changes: Changes | None = None) -> Scenario:
+    """The scenario in a file, with some values set otherwise. HeadwayError where it cannot be run."""
+    data, places = userfile.read(Path(path))
+    data.setdefault("name", Path(path).stem)
+    return assemble(data, places, Path(path).parent, changes)
+
+
+def assemble(
+    data: dict[str, Any], places: Places, base_dir: Path, changes: Changes | None = None
+) -> Scenario:
+    """A scenario from what a file would hold. `data` and `places` are changed."""
+    _importable(base_dir)
+    userfile.change(data, places, changes or {})
+    spec = userfile.convert(data, Spec, places)
+    fleet = Fleet(tuple(_pool(pool, i, base_dir, places) for i, pool in enumerate(spec.fleet)))
+    scenario = Scenario(spec, fleet, data, base_dir, places)
+    _check(scenario)
+    return scenario
+
+
+def variants(scenario: Scenario) -> tuple[Scenario, ...]:
+    """One scenario for each routing with each ordering, in the order in which they are listed."""
+    policies = scenario.spec.policies
+    pairs = product(_listed(policies.routing), _listed(policies.ordering))
+    return tuple(_with(scenario, replace(policies, routing=r, ordering=o)) for r, o in pairs)
+
+
+def run(scenario: Scenario, progress: Progress | None = None) -> Run:
+    """Simulate a scenario that has one routing and one ordering."""
+    if len(variants(scenario)) > 1:
+        key = "routing" if len(_listed(scenario.spec.policies.routing)) > 1 else "ordering"
+        raise scenario.places.error(("policies", key), "several are for headway compare; expected one")
+    _importable(scenario.base_dir)  # once more, for a process of its own
+    chosen = variants(scenario)[0]
+    spec, policies, pools = chosen.spec, _policies(chosen), chosen.fleet.pools
+    began = time.perf_counter()
+    with scenario.places.at("workload"):
+        source = workload(spec.workload, spec.seed, scenario.base_dir)
+    started = time.perf_counter()
+    records = simulate(
+        scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
+        until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
+    )  # fmt: skip
+    simulated = time.perf_counter()
+    return Run(
+        name=spec.name,
+        policies=_names(spec.policies),
+        records=records,
+        summary=summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo),
+        simulate_s=simulated - started,
+        total_s=time.perf_counter() - began,
+        calibrated=all(coefficients(pool.gpu.name, pool.engine.name).calibrated for pool in pools),
+        notes=source.table().notes,
+    )
+
+
+def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
+    """What made the runs of a scenario: enough to make them again."""
+    policies = msgspec.to_builtins(scenario.spec.policies)
+    document = {**scenario.document, "seed": scenario.spec.seed, "policies": policies}
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)
+
+
+def compare(scenario: Scenario, jobs: int = 1, progress: Progress | None = None) -> list[Run]:
+    """Simulate every variant, on so many processes. All see the same arrivals and lengths."""
+    chosen = variants(scenario)
+    if jobs == 1:
+        return [run(each, _part(progress, i, len(chosen))) for i, each in enumerate(chosen)]
+    runs: list[Run] = []
+    with ProcessPoolExecutor(min(jobs, len(chosen)), get_context("spawn")) as pool:
+        for done in pool.map(run, chosen):
+            runs.append(done)
+            if progress:
+                progress(len(runs) / len(chosen))
+    return runs
+
+
+def _importable(folder: Path) -> None:
+    """Let `module:Class` be found beside the scenario."""
+    path = str(folder.absolute())
+    if path not in sys.path:
+        sys.path.append(path)
+
+
+def _with(scenario: Scenario, policies: PolicySpecs) -> Scenario:
+    return dataclasses.replace(scenario, spec=replace(scenario.spec, policies=policies))
+
+
+def _names(policies: PolicySpecs) -> dict[str, str]:
+    """As reports call them."""
+    (routing,), (ordering,) = _listed(policies.routing), _listed(policies.ordering)
+    names = {"routing": str(resolve.router(routing)), "ordering": str(resolve.ordering(ordering))}
+    return names if policies.ordering_at == "replica" else {**names, "ordering_at": policies.ordering_at}
+
+
+def _listed(spec: PolicySpec | list[PolicySpec]) -> list[PolicySpec]:
+    return spec if isinstance(spec, list) else [spec]
+
+
+def _share(progress: Progress | None, source: Source, spec: Spec) -> Callable[[float, int], None] | None:
+    """What the simulator tells, as a share that is done."""
+    if progress is None:
+        return None
+    num_requests, until_s = source.num_requests, spec.simulation.until_s
+
+    def tell(now_s: float, num: int) -> None:
+        shares = (num / num_requests if num_requests else 0.0, now_s / until_s if until_s else 0.0)
+        progress(min(max(shares), 1.0))
+
+    return tell
+
+
+def _part(progress: Progress | None, i: int, num: int) -> Progress | None:
+    return progress and (lambda share: progress((i + share) / num))
+
+
+def _pool(spec: PoolSpec, i: int, base_dir: Path, places: Places) -> Pool:
+    at = ("fleet", i)
+    with places.at(*at, "model"):
+        shape = _model(spec.model, base_dir)
+    with places.at(*at, "gpu"):
+        accelerator = gpu(spec.gpu)
+    pool = Pool(
+        name=spec.name or f"pool-{i}",
+        model=shape,
+        gpu=accelerator,
+        engine=_engine(spec.engine, (*at, "engine"), places),
+        parallel=Parallel(spec.tp, spec.pp, spec.ep),
+        replicas=spec.replicas,
+        region=spec.region,
+        usd_per_gpu_hour=spec.usd_per_gpu_hour,
+        kv_capacity_tokens=spec.kv_capacity_tokens,
+    )
+    with places.at(*at):
+        memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    return pool
+
+
+def _model(spec: str | ModelFile, base_dir: Path) -> Model:
+    return model(spec) if isinstance(spec, str) else model_from_config(base_dir / spec.config)
+
+
+def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:
+    changes = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = changes.pop("name", DEFAULT_ENGINE)
+    with places.at(*key):
+        profile = engine(str(name))
+    changed = userfile.convert({**msgspec.to_builtins(profile), **changes}, Engine, places, key)
+    for field_name in changes:
+        _check_setting(field_name, getattr(changed, field_name), places, (*key, field_name))
+    return changed
+
+
+def _check_setting(name: str, value: object, places: Places, key: Key) -> None:
+    """Engine settings that would make no sense."""
+    low = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0}
+    low |= {"host_memory_bytes": 0, "schedule_lag": 0, "watermark": 0}
+    if name in low and isinstance(value, int | float) and value < low[name]:
+        raise places.error(key, f"{value}; expected {low[name]} or more")
+    if name in ("gpu_memory_utilization", "kv_dtype_bytes") and not (
+        isinstance(value, float | int) and value > 0
+    ):
+        raise places.error(key, f"{value}; expected more than 0")
+    if name in ("gpu_memory_utilization", "watermark") and isinstance(value, float | int) and value > 1:
+        raise places.error(key, f"{value}; expected 1 at most")
+
+
+def _check(scenario: Scenario) -> None:
+    """What the parts of a scenario must have to do with each other."""
+    spec, places = scenario.spec, scenario.places
+    names = [pool.name for pool in scenario.fleet.pools]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise places.error(("fleet", i, "name"), f"{name!r} is the name of another pool, too")
+    num_replicas = sum(pool.replicas for pool in scenario.fleet.pools)
+    for i, fault in enumerate(spec.faults):
+        if not 0 <= fault.replica < num_replicas:
+            raise places.error(("faults", i, "replica"), f"{fault.replica}; expected 0 to {num_replicas - 1}")
+        if fault.at_s < 0 or (fault.down_s is not None and fault.down_s <= 0):
+            raise places.error(("faults", i), "expected at_s of 0 or more, and down_s above 0")
+    for key in ("ttft_s", "tpot_s", "e2e_s"):
+        slo = getattr(spec.slo, key)
+        if slo is not None and slo <= 0:
+            raise places.error(("slo", key), f"{slo}; expected more than 0")
+    if not (_listed(spec.policies.routing) and _listed(spec.policies.ordering)):
+        raise places.error(("policies",), "expected at least one routing and one ordering")
+    for variant in variants(scenario):
+        _policies(variant)
+
+
+def _policies(scenario: Scenario) -> Policies:
+    """The policies of a scenario that has one of each."""
+    spec, places = scenario.spec.policies, scenario.places
+    (routing,), (ordering,) = _listed(spec.routing), _listed(spec.ordering)
+    with places.at("policies", "routing"):
+        router = resolve.router(routing)
+    with places.at("policies", "ordering"):
+        order = resolve.ordering(ordering)
+        if spec.ordering_at != "gateway":
+            _check_engines(scenario.fleet, ordering)
+    return Policies(router, order, spec.ordering_at, spec.window)
+
+
+def _check_engines(fleet: Fleet, ordering: PolicySpec) -> None:
+    """Raises HeadwayError where an engine cannot act out an ordering."""
+    name = ordering if isinstance(ordering, str) else str(ordering.get("name"))
+    for pool in fleet.pools:
+        accepted = pool.engine.orderings
+        if accepted is not None and name not in accepted:
+            raise HeadwayError(
+                f"{pool.engine.name} (pool {pool.name}) cannot order by {name} at the replica, only by"
+                f" {' or '.join(accepted)}; with ordering_at gateway, requests are ordered in front of it"
+            )
