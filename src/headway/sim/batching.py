@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def chunked(replica: Replica, now: float) -> None:
     """vLLM V1 and Sarathi: decodes first, then prefill chunks, within one token budget."""
     replica.secure(now)
-    budget = replica.engine.max_num_batched_tokens - len(replica.decoding)
+    budget = replica.max_num_batched_tokens - len(replica.decoding)
     if replica.prefilling:
         budget = _continue(replica, budget, now)
     if replica.num_waiting and not replica.again:
@@ -30,7 +30,7 @@ def whole_prompt(replica: Replica, now: float) -> None:
     """Orca: prompts join the decoding batch unsplit; one that exceeds the budget is the iteration's only one."""
     replica.secure(now)
     if replica.num_waiting and not replica.again:
-        budget = replica.engine.max_num_batched_tokens - len(replica.decoding)
+        budget = replica.max_num_batched_tokens - len(replica.decoding)
         _admit(replica, budget, now, whole=True)
     replica.advances = bool(replica.decoding)
 
@@ -38,7 +38,7 @@ def whole_prompt(replica: Replica, now: float) -> None:
 def prefill_first(replica: Replica, now: float) -> None:
     """vLLM V0: whole prompts as soon as they fit, in iterations of their own, while decoding stands still."""
     if replica.num_waiting:
-        _admit(replica, replica.engine.max_num_batched_tokens, now, whole=True, reserve=False)
+        _admit(replica, replica.max_num_batched_tokens, now, whole=True, reserve=False)
     if replica.chunks:
         replica.advances = False
         return
@@ -51,7 +51,7 @@ def request_level(replica: Replica, now: float) -> None:
     if replica.decoding:
         replica.secure(now)
     elif replica.num_waiting:
-        _admit(replica, replica.engine.max_num_batched_tokens, now, whole=True)
+        _admit(replica, replica.max_num_batched_tokens, now, whole=True)
     replica.advances = bool(replica.decoding)
 
 
@@ -96,13 +96,13 @@ def _admit(replica: Replica, budget: int, now: float, whole: bool, reserve: bool
             chunk = hit = 0
             blocks = kv.blocks(live.swapped_tokens + 1)
         else:
-            hit = replica.prefixes.hit_blocks(live, tick) if replica.prefixes and live.prefix else 0
+            hit = replica.prefixes.hit_blocks(live, tick) if replica.prefixes is not None and live.prefix else 0
             left = live.target_tokens - hit * kv.block
             chunk = left if whole else min(left, budget)
             if budget <= 0 or (chunk > budget and replica.chunks):
                 return
             blocks = kv.blocks(hit * kv.block + chunk) - hit
-            if hit and replica.prefixes:
+            if hit and replica.prefixes is not None:
                 blocks += replica.prefixes.idle_blocks(live, hit)
         if not _has_room(replica, blocks, reserve):
             if replica.preemptive and replica.displace(live, blocks + kv.watermark, now):

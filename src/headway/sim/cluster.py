@@ -20,7 +20,7 @@ from headway.perf import links, memory
 from headway.perf.step import StepModel
 from headway.policies.ordering.fcfs import Fcfs
 from headway.sim.engine import Line, Replica
-from headway.sim.kernel import Kernel, Priority
+from headway.sim.kernel import ARRIVAL, COMMAND, TICK, Kernel
 from headway.sim.swap import HostMemory
 from headway.workload.source import Source
 
@@ -127,7 +127,7 @@ class Cluster:
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` then."""
-        self._kernel.at(time_s, Priority.COMMAND, argument.id, action, argument)
+        self._kernel.at(time_s, COMMAND, argument.id, action, argument)
 
     def ended(self, live: Live, now: float, outcome: Outcome) -> None:
         """Tell the workload, which may have an answer to it."""
@@ -144,7 +144,7 @@ class Cluster:
         if time_s is not None and time_s < self._next_s:
             self._next_s = time_s
             self._armed += 1
-            self._kernel.at(max(time_s, self._kernel.now), Priority.ARRIVAL, 0, self._arrive, self._armed)
+            self._kernel.at(max(time_s, self._kernel.now), ARRIVAL, 0, self._arrive, self._armed)
 
     def _arrive(self, now: float, armed: int) -> None:
         if armed != self._armed:
@@ -170,9 +170,9 @@ class Cluster:
         for i, fault in enumerate(faults):
             if not 0 <= fault.replica < len(self._replicas):
                 raise HeadwayError(f"faults[{i}].replica: {fault.replica}; the fleet has 0 to {len(self._replicas) - 1}")
-            self._kernel.at(fault.at_s, Priority.COMMAND, fault.replica - len(self._replicas), self._crash, fault)
+            self._kernel.at(fault.at_s, COMMAND, fault.replica - len(self._replicas), self._crash, fault)
         if self._observer.scrape_config.period_s:
-            self._kernel.at(0.0, Priority.TICK, 0, self._scrape)
+            self._kernel.at(0.0, TICK, 0, self._scrape)
         self._arm()
         self._kernel.run(float("inf") if until_s is None else until_s)
         end_s = self._last_s if until_s is None else until_s
@@ -187,7 +187,7 @@ class Cluster:
         lost = replica.crash(now)
         self._downs[replica.id].append((now, float("inf")))
         if fault.down_s is not None:
-            self._kernel.at(now + fault.down_s, Priority.COMMAND, replica.id - len(self._replicas), self._recover, fault)
+            self._kernel.at(now + fault.down_s, COMMAND, replica.id - len(self._replicas), self._recover, fault)
         self._control.crashed(replica.id, lost, now)
 
     def _recover(self, now: float, fault: Fault) -> None:
@@ -199,9 +199,9 @@ class Cluster:
     def _scrape(self, now: float, _: Any) -> None:
         config = self._observer.scrape_config
         if self._kernel.num_events > self._unseen:
-            self._kernel.at(now + config.period_s, Priority.TICK, 0, self._scrape)
+            self._kernel.at(now + config.period_s, TICK, 0, self._scrape)
         self._unseen += 1
-        self._kernel.at(now + config.delay_s, Priority.TICK, 1, self._show, self._observer.scrape())
+        self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._observer.scrape())
 
     def _show(self, now: float, samples: Any) -> None:
         self._unseen -= 1

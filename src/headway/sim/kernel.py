@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
 
-class Priority(IntEnum):
-    """Who goes first at equal times. Scheduling comes after all of them."""
-
-    FINISH = 0
-    COMMAND = 1
-    ARRIVAL = 2
-    TICK = 3
+FINISH, COMMAND, ARRIVAL, TICK = range(4)
+"""Who goes first at equal times. Scheduling comes after all of them."""
 
 
 class Schedulable(Protocol):
@@ -47,6 +41,11 @@ class Kernel:
     def due(self, replica: Schedulable) -> None:
         """Schedule this replica at the end of the present instant. The caller asks once per instant."""
         self._due.append(replica)
+
+    def is_settled(self, now: float) -> bool:
+        """Nothing else happens at this instant, and nobody else is due."""
+        heap = self._heap
+        return not self._due and (not heap or heap[0][0] > now)
 
     @property
     def num_events(self) -> int:

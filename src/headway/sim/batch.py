@@ -1,0 +1,318 @@
+"""The requests of one replica: who waits, who prefills, who decodes, and the memory that they hold.
+
+No time passes here. `engine` says when things happen and `batching` what runs next; both work through these verbs:
+a request stands in the `queue`, is admitted, is given prefill chunks, joins the decoding ones, and leaves. Sums over
+the decoding requests are kept at the replica's `tick`; a decoding request has gained `tick - joined_tick` tokens.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from headway.control.live import NEVER, Live, Stage
+from headway.control.recorder import Recorder
+from headway.core.fleet import Pool
+from headway.core.policy import MovingOrdering, Ordering, SteppedOrdering
+from headway.core.record import Cause
+from headway.sim.kvcache import KvCache
+from headway.sim.prefixcache import PrefixCache
+from headway.sim.swap import HostMemory
+
+
+class Batch:
+    """Requests and memory of one replica."""
+
+    def __init__(
+        self, id: int, pool: Pool, kv_blocks: int, swap: HostMemory, ordering: Ordering, recorder: Recorder
+    ) -> None:
+        self.id = id
+        self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
+        self.engine = pool.engine
+        self.max_num_seqs = pool.engine.max_num_seqs
+        self.max_num_batched_tokens = pool.engine.max_num_batched_tokens
+        self.max_context_tokens = pool.model.max_context_tokens
+        self.window = pool.model.sliding_window_tokens
+        self.kv_blocks_total = kv_blocks
+        self.swap = swap
+        self.ordering = ordering
+        self.rank = ordering.rank
+        self.quantum, self.preemptive = ordering.quantum, ordering.preemptive
+        self.moving = ordering if isinstance(ordering, MovingOrdering) else None
+        self.stepped = ordering if isinstance(ordering, SteppedOrdering) else None
+        self._add_segment = recorder.segments.add
+        self.tick = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """No requests, and nothing cached."""
+        engine = self.engine
+        self.kv = KvCache(self.kv_blocks_total, engine.block_size_tokens, engine.watermark)
+        self.prefixes = PrefixCache(self.kv) if engine.prefix_caching else None
+        self.waiting: list[tuple[object, int, Live]] = []
+        self.prefilling: dict[int, Live] = {}
+        self.decoding: dict[int, Live] = {}
+        self.chunks: list[tuple[Live, int]] = []
+        self.milestones: list[tuple[int, int, Live]] = []
+        self.saturations: list[tuple[int, int]] = []
+        self.growing: dict[int, int] = {}
+        self.num_waiting = self.num_in_flight = 0
+        self.prefill_tokens_left = self.generated = self.output = 0
+        self.context = self.window_tokens = self.num_growing = 0
+        self.changed = self.again = False
+        self.stall_s = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch."""
+        return len(self.decoding) + len(self.prefilling)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Longest request, prompt and output together, that runs here when it is alone."""
+        in_memory = (self.kv.total - self.kv.watermark) * self.kv.block + 1
+        return min(in_memory, self.max_context_tokens)
+
+    # The line.
+
+    def stand(self, live: Live, now: float) -> None:
+        """Put a request in line, at its rank."""
+        live.rank = rank = self.rank(live, now)
+        heappush(self.waiting, (rank, live.id, live))
+
+    def queue(self, live: Live, now: float) -> None:
+        """A request waits: to prefill what it has (again), or to be swapped back in."""
+        self.expect(live)
+        self.stand(live, now)
+
+    def expect(self, live: Live) -> None:
+        """Count a request as waiting."""
+        live.stage = Stage.WAITING
+        if not live.swapped_tokens:
+            live.target_tokens = tokens = live.prompt_tokens + live.generated_tokens
+            live.computed_tokens = 0
+            self.prefill_tokens_left += tokens
+        self.num_waiting += 1
+
+    def head(self) -> Live | None:
+        """Who is first in line."""
+        waiting = self.waiting
+        while waiting:
+            live = waiting[0][2]
+            if live.stage is Stage.WAITING:
+                return live
+            heappop(waiting)
+        return None
+
+    def in_line(self) -> list[Live]:
+        """Who waits, in no order. Entries that a cancellation left behind do not."""
+        return [entry[2] for entry in self.waiting if entry[2].stage is Stage.WAITING]
+
+    def rerank(self, now: float) -> None:
+        """Rank the line anew."""
+        self.waiting = [(self.rank(live, now), live.id, live) for live in self.in_line()]
+        for rank, _, live in self.waiting:
+            live.rank = rank
+        heapify(self.waiting)
+
+    def renew_quanta(self, quantum: int) -> None:
+        """Whoever has used up its quantum goes to the end of the line; whole quanta passed count in one go."""
+        for live in self.decoding.values():
+            turns = (self.tick - live.quantum_tick) // quantum
+            if turns:
+                live.quantum_tick += turns * quantum
+                live.turn = live.quantum_tick
+
+    def withdraw(self, live: Live) -> None:
+        """A waiting request goes."""
+        if not live.swapped_tokens:
+            self.prefill_tokens_left -= live.target_tokens
+        self.num_waiting -= 1
+        self.swap.drop(live)
+        self.gone(live)
+
+    # In the batch.
+
+    def admit(self, live: Live, hit_blocks: int, now: float) -> None:
+        """Take the head of the line into the batch."""
+        heappop(self.waiting)
+        self.num_waiting -= 1
+        live.stay_admitted_s = now
+        live.quantum_tick = self.tick
+        if live.swapped_tokens:
+            live.prefill_end_s = NEVER
+            live.computed_tokens = live.swapped_tokens
+            self.stall_s += self.swap.back(live)
+            self.join(live)
+            self.plan(live)
+            return
+        if hit_blocks and self.prefixes is not None:
+            self.prefixes.take(live, hit_blocks)
+            live.computed_tokens = hit_blocks * self.kv.block
+            self.prefill_tokens_left -= live.computed_tokens
+        if live.admitted_s != live.admitted_s:
+            live.admitted_s = now
+            live.cached_tokens = live.computed_tokens
+        else:
+            live.prefill_end_s = NEVER
+        live.stage = Stage.PREFILLING
+        self.prefilling[live.id] = live
+
+    def give(self, live: Live, tokens: int) -> None:
+        """Compute this many more prompt tokens in the coming iteration; their blocks are free."""
+        kv = self.kv
+        before = live.computed_tokens
+        live.computed_tokens = after = before + tokens
+        kv.static += kv.blocks(after) - kv.blocks(before)
+        self.chunks.append((live, tokens))
+        if self.prefixes is not None and live.prefix:
+            self.prefixes.publish(live, self.tick)
+
+    def join(self, live: Live) -> None:
+        """The request decodes from the next iteration on."""
+        live.stage = Stage.DECODING
+        live.joined_tick = tick = self.tick
+        live.joined_generated = live.generated_tokens
+        tokens = live.computed_tokens
+        self.decoding[live.id] = live
+        self.context += tokens
+        self.kv.join(tokens - live.shared_blocks * self.kv.block, tick)
+        if self.window is not None:
+            self.window_tokens += min(tokens, self.window)
+            if tokens < self.window:
+                self.num_growing += 1
+                self.growing[live.id] = end = tick + self.window - tokens
+                heappush(self.saturations, (end, live.id))
+        self.changed = True
+
+    def leave(self, live: Live) -> None:
+        """A decoding request goes, and its blocks with it; `computed_tokens` becomes what it had."""
+        tick = self.tick
+        grown = tick - live.joined_tick
+        live.generated_tokens = live.joined_generated + grown
+        live.computed_tokens = tokens = live.computed_tokens + grown
+        own = tokens - live.shared_blocks * self.kv.block
+        if self.prefixes is not None:
+            self.prefixes.release(live, self.kv.blocks(own), tick, tokens)
+        self.kv.leave(own, tick)
+        self.context -= tokens
+        del self.decoding[live.id]
+        live.milestone = -1
+        if self.window is not None:
+            self.window_tokens -= min(tokens, self.window)
+            if self.growing.pop(live.id, None) is not None:
+                self.num_growing -= 1
+        self.changed = True
+
+    def drop_prefill(self, live: Live) -> None:
+        """A request in prefill goes, and its blocks with it."""
+        kv = self.kv
+        given = sum(tokens for other, tokens in self.chunks if other is live)
+        if given:
+            self.chunks = [chunk for chunk in self.chunks if chunk[0] is not live]
+        own = kv.blocks(live.computed_tokens) - live.shared_blocks
+        if self.prefixes is not None:
+            self.prefixes.release(live, own, self.tick, 0)
+        kv.static -= own
+        del self.prefilling[live.id]
+        self.prefill_tokens_left -= live.target_tokens - live.computed_tokens + given
+        live.computed_tokens = 0
+        self.changed = True
+
+    def plan(self, live: Live) -> None:
+        """Set the tick at which to look at a decoding request again: its end, or a change of phase or rank."""
+        generated = live.generated_tokens
+        if generated < live.reasoning_tokens:
+            ahead = live.reasoning_tokens - generated
+        elif live.answer_s != live.answer_s:
+            ahead = 1
+        else:
+            ahead = live.output_tokens - generated
+        if self.stepped is not None:
+            step = self.stepped.next_change_tokens(live)
+            ahead = ahead if step is None else min(ahead, step)
+        live.milestone = tick = self.tick + ahead
+        heappush(self.milestones, (tick, live.id, live))
+
+    def sync(self, live: Live) -> None:
+        """Bring `generated_tokens` of a decoding request up to the present tick."""
+        live.generated_tokens = live.joined_generated + self.tick - live.joined_tick
+
+    def saturate(self) -> None:
+        """Requests whose context has outgrown the sliding window stop growing in it."""
+        while self.saturations and self.saturations[0][0] <= self.tick:
+            tick, request = heappop(self.saturations)
+            if self.growing.get(request) == tick:
+                del self.growing[request]
+                self.num_growing -= 1
+                self.changed = True
+
+    # Preemption.
+
+    def secure(self, now: float) -> None:
+        """Preempt from the end of the ranking until the next tick's blocks are there."""
+        kv = self.kv
+        while self.decoding and not kv.has_free(kv.needed_next(self.tick), self.tick):
+            self.preempt(self.worst(now), now)
+            self.again = True
+
+    def worst(self, now: float) -> Live:
+        """Who ranks last in the batch."""
+        return max(self._ranked(now))[2]
+
+    def displace(self, live: Live, blocks: int, now: float) -> bool:
+        """Preempt the last-ranked request behind `live`, if all behind it would make room for it."""
+        behind = [entry for entry in self._ranked(now) if entry[:2] > (live.rank, live.id)]
+        if not behind:
+            return False
+        kv = self.kv
+        sizes = [(self._tokens(other), other) for _, _, other in behind]
+        gain = sum(kv.blocks(tokens) - other.shared_blocks for tokens, other in sizes)
+        growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is Stage.DECODING)
+        if kv.free(self.tick) + gain < blocks + kv.needed_next(self.tick) - growing:
+            return False
+        self.preempt(max(behind)[2], now)
+        return True
+
+    def preempt(self, live: Live, now: float) -> None:
+        """Back into the line, with the KV dropped or swapped out."""
+        live.preemptions += 1
+        cause = Cause.PREEMPTED
+        if live.stage is Stage.DECODING:
+            self.leave(live)
+            copy_s = self.swap.out(live, live.computed_tokens) if self.engine.preemption == "swap" else None
+            if copy_s is not None:
+                self.stall_s += copy_s
+                cause = Cause.SWAPPED
+        else:
+            self.drop_prefill(live)
+        self.record(live, now, cause)
+        self.queue(live, now)
+
+    def _ranked(self, now: float) -> list[tuple[object, int, Live]]:
+        for live in self.decoding.values():
+            self.sync(live)
+        lives = [*self.decoding.values(), *self.prefilling.values()]
+        return [(self.rank(live, now), live.id, live) for live in lives]
+
+    def _tokens(self, live: Live) -> int:
+        """KV tokens of a running request."""
+        grown = self.tick - live.joined_tick if live.stage is Stage.DECODING else 0
+        return live.computed_tokens + grown
+
+    # The end.
+
+    def gone(self, live: Live) -> None:
+        """The request is no longer this replica's."""
+        self.num_in_flight -= 1
+        self.generated -= live.generated_tokens
+        self.output -= live.output_tokens
+
+    def record(self, live: Live, now: float, cause: Cause) -> None:
+        """Write down the end of a stay in the batch."""
+        tick = self.tick
+        self._add_segment(
+            (
+                live.id, self.id, live.attempt, live.enqueued_s, live.stay_admitted_s, live.prefill_end_s,
+                live.joined_tick if live.stage is Stage.DECODING else tick, tick, now, cause,
+            )  # fmt: skip
+        )
