@@ -77,7 +77,14 @@ def test_table_shows_what_did_not_finish() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0 s"), (0.01234, "12.3 ms"), (0.5, "500 ms"), (2.345, "2.35 s"), (12345.6, "12,346 s")],
+    [
+        (0.0, "0 s"),
+        (0.01234, "12.3 ms"),
+        (0.5, "500 ms"),
+        (0.9999, "1 s"),
+        (2.345, "2.35 s"),
+        (12345.6, "12,346 s"),
+    ],
 )
 def test_seconds(value: float, text: str) -> None:
     assert table.seconds(value) == text
@@ -168,10 +175,11 @@ def test_page_without_tokens_still_stands() -> None:
 
 
 def test_what_cannot_be_written_is_named(runs: list[Run], tmp_path: Path) -> None:
-    with pytest.raises(HeadwayError, match="report cannot be written"):
-        html.write(runs, PROVENANCE, tmp_path / "absent" / "report.html")
-    with pytest.raises(HeadwayError, match="trace cannot be written"):
-        trace.write(runs[0], PROVENANCE, tmp_path / "absent" / "trace.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadwayError, match="cannot be written"):
+        html.write(runs, PROVENANCE, tmp_path / "file" / "report.html")
+    with pytest.raises(HeadwayError, match="cannot be written"):
+        trace.write(runs[0], PROVENANCE, tmp_path / "file" / "trace.json")
 
 
 # The trace.

@@ -13,20 +13,18 @@ from headway.core.errors import HeadwayError
 from headway.metrics.summary import RequestMetrics, flatten
 from headway.report import charts
 from headway.report.describe import DEFINITIONS
-from headway.report.files import whole
 from headway.report.run import Provenance, Run
 from headway.report.style import COLORS, CSS, JS
 from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, short_number
+from headway.wholefile import write_text
 
-MOST_COLUMNS = 16
+MOST_COLUMNS = 15
 """Of the comparison, so that it fits a laptop's screen."""
 
 
 def write(runs: Sequence[Run], provenance: Provenance, path: Path) -> None:
     """Write the report to `path`, whole or not at all. Raises `HeadwayError` where that cannot be."""
-    text = page(runs, provenance)
-    with whole(path, "the report") as file:
-        file.write(text.encode())
+    write_text(path, page(runs, provenance))
 
 
 def page(runs: Sequence[Run], provenance: Provenance) -> str:

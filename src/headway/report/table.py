@@ -39,7 +39,7 @@ def seconds(value: float) -> str:
     """A duration with its unit: ms below one second."""
     if value == 0:
         return "0 s"
-    return f"{short_number(1000 * value)} ms" if abs(value) < 1 else f"{short_number(value)} s"
+    return f"{short_number(1000 * value)} ms" if abs(value) < 0.9995 else f"{short_number(value)} s"
 
 
 def percent(value: float) -> str:
