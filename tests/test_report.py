@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from headway.core.errors import HeadwayError
 from headway.metrics.latency import Slo
 from headway.metrics.summary import PARTS, flatten, summarize
 from headway.report import describe, html, table, trace
-from headway.report.run import Provenance, Run
+from headway.report.run import Provenance, Run, told_apart
 from oracle_records import Run as Made
 
 PROVENANCE = Provenance("seed: 7\n# </script><b>&\n", 7, "0.1.0", "headway compare scenario.yaml")
@@ -180,6 +181,16 @@ def test_what_cannot_be_written_is_named(runs: list[Run], tmp_path: Path) -> Non
         html.write(runs, PROVENANCE, tmp_path / "file" / "report.html")
     with pytest.raises(HeadwayError, match="cannot be written"):
         trace.write(runs[0], PROVENANCE, tmp_path / "file" / "trace.json")
+
+
+def test_runs_are_named_by_what_tells_them_apart(runs: list[Run]) -> None:
+    alike = [replace(run, name="demo") for run in runs]
+    assert [run.name for run in told_apart(alike)] == list(ROUTERS[:3])
+    assert [run.name for run in told_apart(alike[:1])] == ["demo"]
+    twins = [alike[0], alike[0]]
+    assert [run.name for run in told_apart(twins)] == ["demo", "demo"]
+    text = html.page(alike, PROVENANCE)
+    assert "<h1>demo: 3 runs</h1>" in text and "jsq-tokens</button>" in text
 
 
 # The trace.

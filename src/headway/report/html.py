@@ -13,7 +13,7 @@ from headway.core.errors import HeadwayError
 from headway.metrics.summary import RequestMetrics, flatten
 from headway.report import charts
 from headway.report.describe import DEFINITIONS
-from headway.report.run import Provenance, Run
+from headway.report.run import Provenance, Run, told_apart
 from headway.report.style import COLORS, CSS, JS
 from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, short_number
 from headway.wholefile import write_text
@@ -31,9 +31,10 @@ def page(runs: Sequence[Run], provenance: Provenance) -> str:
     """The whole page. Raises `HeadwayError` where there is no run."""
     if not runs:
         raise HeadwayError("a report needs at least one run")
+    title = _title(runs)
+    runs = told_apart(runs)
     figures = charts.distributions(runs) | charts.over_time(runs) | charts.tiers(runs)
     timelines = charts.replica_timelines(runs)
-    title = f"Comparison of {len(runs)} runs" if len(runs) > 1 else runs[0].name
     body = "\n".join(
         [
             _header(title, runs, provenance),
@@ -55,6 +56,13 @@ def page(runs: Sequence[Run], provenance: Provenance) -> str:
         f"<script>const charts = {_json(figures)};\nconst replicas = {_json(timelines)};\n{JS}</script>\n"
         "</body>\n</html>\n"
     )
+
+
+def _title(runs: Sequence[Run]) -> str:
+    names = {run.name for run in runs}
+    if len(runs) == 1:
+        return runs[0].name
+    return f"{names.pop()}: {len(runs)} runs" if len(names) == 1 else f"Comparison of {len(runs)} runs"
 
 
 def _json(value: object) -> str:

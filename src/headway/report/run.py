@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from headway.core.record import Records
 from headway.metrics.summary import Summary
@@ -32,3 +33,13 @@ class Provenance:
     seed: int
     version: str
     command: str | None = None
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The same runs, named by the policies in which they differ, as in "least-loaded + fcfs"."""
+    kinds = dict.fromkeys(kind for run in runs for kind in run.policies)
+    differing = [kind for kind in kinds if len({run.policies.get(kind) for run in runs}) > 1]
+    names = [" + ".join(run.policies.get(kind, "none") for kind in differing) for run in runs]
+    if len(set(names)) < len(runs):
+        return list(runs)
+    return [replace(run, name=name or run.name) for run, name in zip(runs, names, strict=True)]

@@ -89,6 +89,9 @@ GIVEN_UP_FIRST = (
 
 UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 
+ALIKE = 0.005
+"""Where all runs are within this share of each other, none is best."""
+
 BEST = "*"
 
 
@@ -152,7 +155,7 @@ def _has_data(key: str, flat: Sequence[dict[str, float | int | None]]) -> bool:
 def _cells(column: Column, values: Sequence[float | int | None]) -> list[Cell]:
     texts = ["-" if value is None else column.show(value) for value in values]
     known = [value for value in values if value is not None]
-    if not column.better or len(values) < 2 or len(set(texts)) < 2 or not known:
+    if not column.better or not known or max(known) - min(known) <= ALIKE * max(map(abs, known)):
         return [Cell(text, False) for text in texts]
     best = min(known) if column.better == "low" else max(known)
     winner = column.show(best)
