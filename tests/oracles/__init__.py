@@ -1,0 +1,1 @@
+"""Slow and plain programs that say what fast ones should."""
