@@ -90,7 +90,6 @@ def test_registering_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tutorial_s_command_runs() -> None:
-    pytest.importorskip("headway.cli.compare", exc_type=ImportError)
     (command,) = blocks("bash")
     words = shlex.split(command)
     assert words[0] == "headway"
