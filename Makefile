@@ -24,6 +24,8 @@ bench: .venv/ready
 
 docs: .venv/ready  ## Write the generated pages anew
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/generate_policies.py
+	$(BIN)/python -m headway.report.describe > docs/metrics.md
 
 lock:  ## Pin the newest versions that fit, in constraints.txt
 	$(PYTHON) -m venv --clear .venv-lock

@@ -1,4 +1,4 @@
-"""Writes the pages that are generated: docs/scenario.md and docs/cli.md. `make docs` runs it."""
+"""Writes docs/scenario.md, docs/cli.md and the table in README.md: `python docs/generate.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import click
 import msgspec
@@ -17,10 +16,12 @@ from msgspec import inspect as schema
 
 from headway.cli import COMMANDS, commands
 from headway.core.fleet import Engine
-from headway.policies import ORDERINGS, ROUTERS
-from headway.scenario import Spec
+from headway.presets import builtin
+from headway.report.table import render
+from headway.scenario import Spec, compare, load
 
 DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
 SCENARIO = """\
 # The scenario file
 
@@ -28,6 +29,7 @@ SCENARIO = """\
 
 A scenario is one YAML file. `headway new` writes a commented one to start from. A key that is not listed here
 is an error, which names the file, the line and the nearest key. Paths are relative to the scenario's folder.
+[policies.md](policies.md) has the names and arguments of policies.
 """
 CLI = """\
 # The command line
@@ -39,9 +41,9 @@ Results go to stdout, everything else to stderr. With `--json`, stdout holds JSO
 | exit code | meaning |
 |---|---|
 | 0 | done |
+| 1 | the reader of stdout went away |
 | 2 | a mistake in what was given: one line on stderr says what, where, and the nearest valid name |
 | 130 | interrupted (Ctrl-C) |
-| 1 | the reader of stdout went away |
 
 Files appear whole or not at all. Anything else, with a traceback, is a bug in Headway.
 
@@ -70,7 +72,7 @@ Files appear whole or not at all. Anything else, with a traceback, is a bug in H
 
 def scenario_page() -> str:
     """docs/scenario.md."""
-    parts = [SCENARIO, *_sections(), _policies()]
+    parts = [SCENARIO, *_sections()]
     return "\n".join(parts)
 
 
@@ -101,18 +103,6 @@ def _section(path: str, info: schema.StructType) -> str:
         for field in info.fields
     ]
     return "\n".join(rows) + "\n"
-
-
-def _policies() -> str:
-    rows = ["## Policies by name", ""]
-    for kind, named in (("routing", ROUTERS), ("ordering", ORDERINGS)):
-        rows += [f"| {kind} | arguments | |", "|---|---|---|"]
-        for name, cls in named.items():
-            parameters = inspect.signature(cls).parameters.values()
-            arguments = ", ".join(f"`{p.name}: {p.default}`" for p in parameters)
-            rows.append(f"| `{name}` | {arguments} | {_prose(cls).splitlines()[0]} |")
-        rows.append("")
-    return "\n".join(rows)
 
 
 def _structs(kind: schema.Type) -> Iterator[type]:
@@ -207,9 +197,22 @@ def _help(command: click.Command | None, path: str) -> Iterator[str]:
             yield from _help(command.get_command(context, name), f"{path} {name}")
 
 
-PAGES: dict[str, Any] = {"scenario.md": scenario_page, "cli.md": cli_page}
+BEFORE, AFTER = "<!-- demo: written by make docs -->\n", "<!-- end of demo -->\n"
+
+
+def readme_page() -> str:
+    """README.md, with the table that the demo prints."""
+    text = README.read_text(encoding="utf-8")
+    head, rest = text.split(BEFORE)
+    _, tail = rest.split(AFTER)
+    table = render(compare(load(builtin("chat"))), width=110)
+    lines = [line.strip().rstrip() for line in table.splitlines() if line.strip()]
+    return "".join([head, BEFORE, "```text\n", "\n".join(lines), "\n```\n", AFTER, tail])
+
+
+PAGES = {DOCS / "scenario.md": scenario_page, DOCS / "cli.md": cli_page, README: readme_page}
 
 if __name__ == "__main__":
     for page, write in PAGES.items():
-        (DOCS / page).write_text(write(), encoding="utf-8")
-        sys.stderr.write(f"wrote docs/{page}\n")
+        page.write_text(write(), encoding="utf-8")
+        sys.stderr.write(f"wrote {page.name}\n")

@@ -216,7 +216,7 @@ def test_catalog_commands(capsys: pytest.CaptureFixture[str]) -> None:
     ("args", "message"),
     [
         ("smulate", "unknown command 'smulate'; did you mean 'simulate'?"),
-        ("simulate", "SCENARIO is missing; write one with: headway new"),
+        ("simulate", "no workload: give a SCENARIO, --trace, --workload"),
         ("simulate no.yaml", "no.yaml: no such file"),
         ("simulate x.yaml --builtin chat", "SCENARIO and --builtin: expected one of them"),
         ("simulate --builtin chat", "policies.routing: several are for headway compare; expected one"),

@@ -32,11 +32,6 @@ _positive = click.IntRange(min=1)
 _above_0 = click.FloatRange(min=0, min_open=True)
 _path = click.Path(path_type=Path)
 
-scenario_options = together((
-    click.argument("scenario", type=_path, required=False),
-    click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: chat."),
-))  # fmt: skip
-
 seed_option = click.option("--seed", type=int, help="Of everything random; 0 unless given.")
 
 synthetic_options = together((
@@ -78,6 +73,12 @@ fleet_options = together((
     click.option("--engine", help="An engine profile of the catalog."),
     click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
     click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
+))  # fmt: skip
+
+scenario_options = together((
+    click.argument("scenario", type=_path, required=False),
+    click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: chat."),
+    trace_options, synthetic_options, fleet_options, policy_options, run_options,
 ))  # fmt: skip
 
 _WORKLOAD = {

@@ -7,26 +7,24 @@ from typing import Any
 
 import click
 
-from headway.cli.flags import changes, policy_options, run_options, scenario_file, scenario_options
+from headway.cli.choose import choose
+from headway.cli.flags import scenario_options
 from headway.cli.output import progress
 from headway.cli.results import Outputs, deliver, output_options, trace_option
-from headway.core.errors import HeadwayError
-from headway.scenario import load, run
+from headway.scenario import run
 
 
 @click.command()
 @scenario_options
-@policy_options
-@run_options
 @output_options
 @trace_option
 def command(scenario: Path | None, preset: str | None, **flags: Any) -> None:
-    """Run the SCENARIO file, with one routing and one ordering, and print its metrics."""
+    """Run one routing with one ordering, and print its metrics.
+
+    Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
+    """
     outputs = Outputs.taken_from(flags)
-    file = scenario_file(scenario, preset)
-    if file is None:
-        raise HeadwayError("SCENARIO is missing; write one with: headway new")
-    chosen = load(file, changes(flags))
+    chosen = choose("simulate", scenario, preset, flags)
     with progress("simulating", wanted=not outputs.no_progress) as tell:
         done = run(chosen, tell)
     deliver([done], chosen, outputs)
