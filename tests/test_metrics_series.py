@@ -18,14 +18,20 @@ from oracle_records import Run
 @given(st.integers(0, 10**6))
 def test_load_counts_who_is_where(seed: int) -> None:
     run = Run(seed=seed, num_requests=30, trouble=0.03)
-    found = load(run.records, points=50)
+    found = load(run.records, bins=20)
     table, segments = run.records.requests, run.records.segments
     arrival_s = run.records.workload["arrival_s"][table["request"]]
-    for i, now in enumerate(found.time_s):
-        inside = (arrival_s <= now) & (table["end_s"] > now)
-        running = ((segments["admitted_s"] <= now) & (segments["end_s"] > now)).sum()
-        assert found.running[i] == running
-        assert found.waiting[i] == inside.sum() - running
+    edges_s = found.edges_s
+
+    def mean(i: int, from_s: np.ndarray, to_s: np.ndarray) -> float:
+        inside_s = np.minimum(to_s, edges_s[i + 1]) - np.maximum(from_s, edges_s[i])
+        return float(np.maximum(inside_s, 0).sum() / (edges_s[i + 1] - edges_s[i]))
+
+    for i in range(20):
+        running = mean(i, segments["admitted_s"], segments["end_s"])
+        assert found.running[i] == pytest.approx(running, abs=1e-9)
+        assert found.waiting[i] == pytest.approx(mean(i, arrival_s, table["end_s"]) - running, abs=1e-9)
+    for i, now in enumerate(edges_s):
         assert found.arrived[i] == (arrival_s <= now).sum()
         done = (table["end_s"] <= now) & (table["outcome"] == Outcome.FINISHED)
         assert found.completed[i] == done.sum()

@@ -18,14 +18,22 @@ CDF_POINTS = 400
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The system at some moments: requests in it, and how many had come and gone by then."""
+    """The system over time, in equal bins."""
 
-    time_s: Floats
-    waiting: Ints
-    """In the system but in no batch: held, queued, or swapped out."""
-    running: Ints
+    edges_s: Floats
+    waiting: Floats
+    """Mean over each bin of the requests in the system but in no batch: held, queued, or swapped out."""
+    running: Floats
+    """Mean over each bin of the requests in a batch."""
     arrived: Ints
+    """How many had come by each edge."""
     completed: Ints
+    """How many had finished by each edge."""
+
+    @property
+    def middles_s(self) -> Floats:
+        """The bins' middles."""
+        return (self.edges_s[1:] + self.edges_s[:-1]) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +56,42 @@ class Timeline:
         return (self.edges_s[1:] + self.edges_s[:-1]) / 2
 
 
-def load(records: Records, *, points: int = MAX_POINTS) -> Load:
-    """Waiting and running requests at `points` equally spaced moments."""
-    time_s = np.linspace(0.0, records.end_s, points)
+def load(records: Records, *, bins: int = MAX_POINTS - 1) -> Load:
+    """Waiting and running requests in `bins` equal parts of the run."""
+    edges_s = np.linspace(0.0, max(records.end_s, 1e-9), bins + 1)
     table, segments = records.requests, records.segments
-    finished = table["outcome"] == Outcome.FINISHED
-    arrived = _by(time_s, floats(records.workload, "arrival_s")[table["request"]])
-    ended = _by(time_s, floats(table, "end_s"))
+    arrival_s, end_s = floats(records.workload, "arrival_s")[table["request"]], floats(table, "end_s")
     begun_s = floats(segments, "admitted_s")
     stayed = ~np.isnan(begun_s)
-    running = _by(time_s, begun_s[stayed]) - _by(time_s, floats(segments, "end_s", stayed))
+    ran = _sojourn_s(edges_s, begun_s[stayed], floats(segments, "end_s", stayed))
+    inside = _sojourn_s(edges_s, arrival_s, end_s)
+    width_s = np.diff(edges_s)
     return Load(
-        time_s=time_s,
-        waiting=np.maximum(arrived - ended - running, 0),
-        running=running,
-        arrived=arrived,
-        completed=_by(time_s, floats(table, "end_s", finished)),
+        edges_s=edges_s,
+        waiting=np.maximum(inside - ran, 0.0) / width_s,
+        running=np.maximum(ran, 0.0) / width_s,
+        arrived=_by(edges_s, arrival_s),
+        completed=_by(edges_s, end_s[table["outcome"] == Outcome.FINISHED]),
     )
 
 
-def _by(time_s: Floats, events_s: Floats) -> Ints:
-    """How many of the events had happened by each moment."""
-    first = np.searchsorted(time_s, events_s)
-    return np.asarray(np.cumsum(np.bincount(first, minlength=len(time_s) + 1)[: len(time_s)]))
+def _by(edges_s: Floats, events_s: Floats) -> Ints:
+    """How many of the events had happened by each edge."""
+    first = np.searchsorted(edges_s, events_s)
+    return np.asarray(np.cumsum(np.bincount(first, minlength=len(edges_s) + 1)[: len(edges_s)]))
+
+
+def _sojourn_s(edges_s: Floats, from_s: Floats, to_s: Floats) -> Floats:
+    """Time that all the stays from `from_s` to `to_s` spend in each bin, together."""
+    return np.diff(_since_s(edges_s, from_s) - _since_s(edges_s, to_s))
+
+
+def _since_s(edges_s: Floats, events_s: Floats) -> Floats:
+    """The sum of (edge - event) over the events by each edge."""
+    first = np.searchsorted(edges_s, events_s)
+    happened = np.cumsum(np.bincount(first, minlength=len(edges_s) + 1)[: len(edges_s)])
+    times_s = np.cumsum(np.bincount(first, events_s, minlength=len(edges_s) + 1)[: len(edges_s)])
+    return np.asarray(happened * edges_s - times_s)
 
 
 def timeline(records: Records, *, bins: int = MAX_POINTS) -> Timeline:

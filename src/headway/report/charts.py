@@ -16,7 +16,7 @@ from headway.report.style import COLORS, INK, QUIET, RULE
 Figure = dict[str, Any]
 """`data` and `layout`. A trace's `meta` is the index of its run."""
 
-LOAD_POINTS = 600
+LOAD_BINS = 400
 MAX_CELLS = 240_000
 """Of all replicas' timelines together, to bound the size of the page."""
 
@@ -121,16 +121,16 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
     unit_s, unit = time_unit(max(run.records.end_s for run in runs))
     lines: dict[str, list[dict[str, Any]]] = {"waiting": [], "running": [], "kv": [], "progress": []}
     for index, run in enumerate(runs):
-        found = load(run.records, points=LOAD_POINTS)
-        x = numbers(found.time_s / unit_s)
-        at = f"%{{y:,}} at %{{x:.4g}} {unit}"
-        lines["waiting"].append(_trace(index, run.name, x, found.waiting.tolist(), f"waiting: {at}"))
-        lines["running"].append(_trace(index, run.name, x, found.running.tolist(), f"running: {at}"))
-        arrived = _trace(index, run.name, x, found.arrived.tolist(), f"arrived: {at}")
+        found = load(run.records, bins=LOAD_BINS)
+        x, edges = numbers(found.middles_s / unit_s), numbers(found.edges_s / unit_s)
+        at = f"%{{y:,.4~g}} at %{{x:.4g}} {unit}"
+        lines["waiting"].append(_trace(index, run.name, x, numbers(found.waiting, 3), f"waiting: {at}"))
+        lines["running"].append(_trace(index, run.name, x, numbers(found.running, 3), f"running: {at}"))
+        arrived = _trace(index, run.name, edges, found.arrived.tolist(), f"arrived: {at}")
         arrived["line"] = {"color": "#aab2ba", "width": 1.4, "dash": "dot"}
-        completed = _trace(index, run.name, x, found.completed.tolist(), f"completed: {at}")
+        completed = _trace(index, run.name, edges, found.completed.tolist(), f"completed: {at}")
         lines["progress"] += [arrived, completed]
-        busy = timeline(run.records, bins=LOAD_POINTS // 2)
+        busy = timeline(run.records, bins=LOAD_BINS)
         share = 100 * _fleet_kv_use(run, busy)
         hover = f"KV: %{{y:.1f}}% at %{{x:.4g}} {unit}"
         lines["kv"].append(

@@ -181,8 +181,8 @@ def _latency(figures: dict[str, charts.Figure]) -> str:
 
 def _load(figures: dict[str, charts.Figure]) -> str:
     titles = {
-        "waiting": ("Waiting", "Requests in the system and in no batch."),
-        "running": ("Running", "Requests in a batch, over all replicas."),
+        "waiting": ("Waiting", "Requests in the system and in no batch, means over short spans."),
+        "running": ("Running", "Requests in a batch, over all replicas, means over short spans."),
         "kv": ("KV use", "KV tokens of decoding requests as a share of capacity, over replicas that are up."),
         "progress": ("Arrivals and completions", "Dotted: arrived. A growing distance is a growing backlog."),
     }
