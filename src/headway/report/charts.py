@@ -138,21 +138,18 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
         )
     time_axis = f"time ({unit})"
     return {
-        "waiting": _counts(lines["waiting"], time_axis, "requests waiting"),
-        "running": _counts(lines["running"], time_axis, "requests running"),
-        "kv": {
-            "data": lines["kv"],
-            "layout": _layout(time_axis, "KV in use", 260, yaxis={"ticksuffix": "%"}),
-        },
-        "progress": _counts(lines["progress"], time_axis, "requests so far"),
+        "waiting": _over(lines["waiting"], time_axis, "requests waiting"),
+        "running": _over(lines["running"], time_axis, "requests running"),
+        "kv": _over(lines["kv"], time_axis, "KV in use", ticksuffix="%"),
+        "progress": _over(lines["progress"], time_axis, "requests so far"),
     }
 
 
-def _counts(lines: list[dict[str, Any]], x: str, y: str) -> Figure:
-    """An axis of whole numbers."""
-    top = max((max(line["y"]) for line in lines), default=0)
-    whole = {"tickformat": ",d"} | ({"dtick": 1} if top < 6 else {})
-    return {"data": lines, "layout": _layout(x, y, 260, yaxis=whole)}
+def _over(lines: list[dict[str, Any]], x: str, y: str, ticksuffix: str = "") -> Figure:
+    return {
+        "data": lines,
+        "layout": _layout(x, y, 260, yaxis={"tickformat": ",~g", "ticksuffix": ticksuffix}),
+    }
 
 
 def _fleet_kv_use(run: Run, found: Timeline) -> npt.NDArray[np.float64]:
