@@ -14,7 +14,7 @@ import click
 import msgspec
 from msgspec import inspect as schema
 
-from headway.cli import COMMANDS, commands
+from headway.cli import commands
 from headway.core.fleet import Engine
 from headway.presets import builtin
 from headway.report.table import render
@@ -182,19 +182,19 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 def cli_page() -> str:
     """docs/cli.md."""
-    parts = [CLI]
-    for name in COMMANDS:
-        parts += _help(commands.get_command(click.Context(commands), name), f"headway {name}")
-    return "\n".join(parts)
+    settings = {**commands.context_settings, "max_content_width": 100, "terminal_width": 100}
+    root = click.Context(commands, info_name="headway", **settings)
+    return "\n".join([CLI, *_helps(commands, root)])
 
 
-def _help(command: click.Command | None, path: str) -> Iterator[str]:
-    assert command is not None
-    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
-    yield f"## `{path}`\n\n```text\n{command.get_help(context)}\n```\n"
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            yield from _help(command.get_command(context, name), f"{path} {name}")
+def _helps(group: click.Group, context: click.Context) -> Iterator[str]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=context)
+        yield f"## `{inner.command_path}`\n\n```text\n{command.get_help(inner)}\n```\n"
+        if isinstance(command, click.Group):
+            yield from _helps(command, inner)
 
 
 BEFORE, AFTER = "<!-- demo: written by make docs -->\n", "<!-- end of demo -->\n"

@@ -50,7 +50,9 @@ def _numeric_arguments() -> list[tuple[Any, str, str]]:
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", None, True, [3]], ids=repr)
-@pytest.mark.parametrize(("of", "name", "argument"), _numeric_arguments(), ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(
+    ("of", "name", "argument"), _numeric_arguments(), ids=lambda each: getattr(each, "__name__", each)
+)
 def test_constructor_rejects_nonsense(of: Any, name: str, argument: str, value: object) -> None:
     with pytest.raises(HeadwayError, match=f"{name}: {argument}: "):
         of({"name": name, argument: value})
