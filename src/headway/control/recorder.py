@@ -52,7 +52,13 @@ class Recorder:
     def __init__(self) -> None:
         self.requests = Table(REQUEST_COLUMNS)
         self.segments = Table(SEGMENT_COLUMNS)
-        self.stretches = Table(STRETCH_COLUMNS)
+        self.stretches = Table(STRETCH_COLUMNS[:-1])
+
+    def stretch_columns(self) -> Columns:
+        """The stretches, with the columns that follow from others."""
+        columns = self.stretches.columns()
+        columns["advances"] = (columns["num_decode"] > 0).astype(np.int8)
+        return columns
 
     def pack(self) -> None:
         """Keep memory flat on long runs."""

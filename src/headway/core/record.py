@@ -13,12 +13,15 @@ at each of the ticks j+1..l, and before them one at `prefill_end_s` where that i
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
-Columns = dict[str, npt.NDArray[np.generic]]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Columns = dict[str, "npt.NDArray[np.generic]"]
 
 
 class Outcome(IntEnum):
@@ -59,10 +62,10 @@ SEGMENT_COLUMNS = (
 """`prefill_end_s` is NaN where no prefill ended with a token (swapped back in, or cut before its end)."""
 
 STRETCH_COLUMNS = (
-    "replica", "tick", "start_s", "a_s", "b_s", "iterations", "advances", "num_decode", "prefill_tokens",
-    "context_tokens", "num_waiting",
+    "replica", "tick", "start_s", "a_s", "b_s", "num_decode", "prefill_tokens", "context_tokens", "num_waiting",
+    "iterations", "advances",
 )  # fmt: skip
-"""`advances` is 1 where the iterations are ticks, 0 where decoding stood still (a prefill-only iteration).
+"""`advances` is 1 where the iterations are ticks, 0 where nobody decoded (a prefill-only iteration).
 `context_tokens` is the KV tokens of the decoding requests at the start."""
 
 

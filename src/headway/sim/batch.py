@@ -22,6 +22,15 @@ from headway.sim.swap import HostMemory
 class Batch:
     """Requests and memory of one replica."""
 
+    __slots__ = (
+        "_add_segment", "again", "changed", "chunks", "context", "decoding", "engine", "generated", "given", "gpu",
+        "growing", "id", "kv", "kv_blocks_total", "max_context_tokens", "max_num_batched_tokens",
+        "max_num_seqs", "milestones", "model", "moving", "num_growing", "num_in_flight", "num_waiting",
+        "ordering", "output", "pool", "preemptive", "prefill_tokens_left", "prefilling", "prefixes",
+        "quantum", "rank", "region", "saturations", "shape", "stall_s", "stepped", "swap", "tick", "waiting",
+        "window", "window_tokens",
+    )  # fmt: skip
+
     def __init__(
         self, id: int, pool: Pool, kv_blocks: int, swap: HostMemory, ordering: Ordering, recorder: Recorder
     ) -> None:
@@ -52,6 +61,8 @@ class Batch:
         self.prefilling: dict[int, Live] = {}
         self.decoding: dict[int, Live] = {}
         self.chunks: list[tuple[Live, int]] = []
+        self.shape: list[tuple[int, int]] = []
+        self.given = 0
         self.milestones: list[tuple[int, int, Live]] = []
         self.saturations: list[tuple[int, int]] = []
         self.growing: dict[int, int] = {}
@@ -164,6 +175,8 @@ class Batch:
         live.computed_tokens = after = before + tokens
         kv.static += kv.blocks(after) - kv.blocks(before)
         self.chunks.append((live, tokens))
+        self.shape.append((tokens, before))
+        self.given += tokens
         if self.prefixes is not None and live.prefix:
             self.prefixes.publish(live, self.tick)
 
@@ -208,7 +221,9 @@ class Batch:
         kv = self.kv
         given = sum(tokens for other, tokens in self.chunks if other is live)
         if given:
-            self.chunks = [chunk for chunk in self.chunks if chunk[0] is not live]
+            at = next(i for i, chunk in enumerate(self.chunks) if chunk[0] is live)
+            del self.chunks[at], self.shape[at]
+            self.given -= given
         own = kv.blocks(live.computed_tokens) - live.shared_blocks
         if self.prefixes is not None:
             self.prefixes.release(live, own, self.tick, 0)
@@ -251,7 +266,7 @@ class Batch:
     def secure(self, now: float) -> None:
         """Preempt from the end of the ranking until the next tick's blocks are there."""
         kv = self.kv
-        while self.decoding and not kv.has_free(kv.needed_next(self.tick), self.tick):
+        while not kv.can_tick(self.tick):
             self.preempt(self.worst(now), now)
             self.again = True
 

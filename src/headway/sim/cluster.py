@@ -215,7 +215,7 @@ class Cluster:
             regions=table.regions,
             requests=self._recorder.requests.columns(),
             segments=self._recorder.segments.columns(),
-            stretches=self._recorder.stretches.columns(),
+            stretches=self._recorder.stretch_columns(),
             replicas=tuple(self._replica_record(replica, end_s) for replica in self._replicas),
             end_s=end_s,
         )

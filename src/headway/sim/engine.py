@@ -39,6 +39,12 @@ class Listener(Protocol):
 class Replica(Batch):
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
+    __slots__ = (
+        "_add_stretch", "_admit", "_line", "_on_wake", "_opened", "_push", "a_s", "advances", "b_s",
+        "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end", "kernel", "listener", "start_s",
+        "valid", "version",
+    )  # fmt: skip
+
     def __init__(
         self,
         id: int,
@@ -57,6 +63,8 @@ class Replica(Batch):
         self._line = line
         self._add_stretch = recorder.stretches.add
         self._admit = ADMISSIONS[pool.engine.batching]
+        self._push = kernel.push
+        self._on_wake = self._wake
         self.is_up = True
         self.version = 0
         self._reset()
@@ -68,7 +76,7 @@ class Replica(Batch):
         self.valid: int | None = None
         self.k = self.k_end = 0
         self.advances = self.is_due = False
-        self._opened = (0, 0, 0, 0, 0)
+        self._opened = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
 
     # What a view reads, as of the last completed iteration.
 
@@ -175,7 +183,7 @@ class Replica(Batch):
         self.k_end = k
         self.version = version = self.version + 1
         time_s = boundary_s(self.start_s, self.a_s, self.b_s, k)
-        self.kernel.at(time_s, FINISH, self.id, self._wake, version)
+        self._push((time_s, FINISH, self.id, version, self._on_wake, version))
 
     # At a boundary.
 
@@ -194,7 +202,9 @@ class Replica(Batch):
             live = heappop(milestones)[2]
             if live.milestone == tick and self.decoding.get(live.id) is live:
                 self._reach(live, now)
-        if self.kernel.is_settled(now):
+        kernel = self.kernel
+        heap = kernel.heap
+        if not kernel.undecided and (not heap or heap[0][0] > now):
             self.schedule(now)
         elif not self.is_due:
             self.is_due = True
@@ -273,9 +283,9 @@ class Replica(Batch):
         self.is_due = False
         if not self.is_up:
             return
-        fresh = bool(self.chunks)
+        fresh = self.given
         if fresh:
-            self.chunks = []
+            self.chunks, self.shape, self.given = [], [], 0
         self.again = False
         if self.num_waiting:
             if self.quantum is not None:
@@ -311,27 +321,19 @@ class Replica(Batch):
             self.stall_s = 0.0
         self.start_s = now
         self.changed = False
-        self.k = self.k_end = prefill = 0
-        shape: Sequence[tuple[int, int]] = ()
-        if self.chunks:
-            shape = [(tokens, live.computed_tokens - tokens) for live, tokens in self.chunks]
-            prefill = sum(tokens for tokens, _ in shape)
-        num_decode = len(self.decoding) if self.advances else 0
-        context = self.context if num_decode else 0
-        self.a_s, self.b_s, self.valid = self._line(
-            num_decode, context, shape, self.window_tokens if num_decode else 0, self.num_growing
-        )
-        self._opened = (self.tick, num_decode, prefill, context, self.num_waiting)
+        self.k = self.k_end = 0
+        if self.advances:
+            num_decode, context = len(self.decoding), self.context
+            a_s, b_s, self.valid = self._line(num_decode, context, self.shape, self.window_tokens, self.num_growing)
+        else:
+            num_decode = context = 0
+            a_s, b_s, self.valid = self._line(0, 0, self.shape, 0, 0)
+        self.a_s, self.b_s = a_s, b_s
+        self._opened = (self.id, self.tick, now, a_s, b_s, num_decode, self.given, context, self.num_waiting)
 
     def _close_epoch(self) -> None:
         if self.k:
-            tick, num_decode, prefill, context, waiting = self._opened
-            self._add_stretch(
-                (
-                    self.id, tick, self.start_s, self.a_s, self.b_s, self.k, num_decode > 0, num_decode, prefill,
-                    context, waiting,
-                )  # fmt: skip
-            )
+            self._add_stretch((*self._opened, self.k))
 
     def _check_line(self) -> None:
         """In exact mode perf is asked for every iteration, and must agree with the line it drew."""

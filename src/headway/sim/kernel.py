@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -20,57 +21,61 @@ class Schedulable(Protocol):
 
 
 Action = Callable[[float, Any], None]
+Event = tuple[float, int, int, int, Action, Any]
+"""(time, priority, key, sequence, action, argument)."""
 
 
 class Kernel:
     """The event loop. `key` breaks ties between entities, so that the order never depends on who pushed first."""
 
-    __slots__ = ("_due", "_heap", "_sequence", "now")
+    __slots__ = ("_sequence", "heap", "now", "push", "undecided")
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, int, int, Action, Any]] = []
+        self.heap: list[Event] = []
         self._sequence = 0
-        self._due: list[Schedulable] = []
+        self.undecided: list[Schedulable] = []
+        """Who is due at this instant."""
+        self.push: Callable[[Event], None] = partial(heappush, self.heap)
+        """Add an event whose sequence its pusher numbers itself; numbers must not repeat per (priority, key)."""
 
     def at(self, time_s: float, priority: int, key: int, action: Action, argument: Any = None) -> None:
         """Call `action(time_s, argument)` then."""
         self._sequence += 1
-        heappush(self._heap, (time_s, priority, key, self._sequence, action, argument))
+        heappush(self.heap, (time_s, priority, key, self._sequence, action, argument))
 
     def due(self, replica: Schedulable) -> None:
         """Schedule this replica at the end of the present instant. The caller asks once per instant."""
-        self._due.append(replica)
-
-    def is_settled(self, now: float) -> bool:
-        """Nothing else happens at this instant, and nobody else is due."""
-        heap = self._heap
-        return not self._due and (not heap or heap[0][0] > now)
+        self.undecided.append(replica)
 
     @property
     def num_events(self) -> int:
         """Events that stand."""
-        return len(self._heap) + len(self._due)
+        return len(self.heap) + len(self.undecided)
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run until nothing is left, or the next event lies after `until_s`."""
-        heap = self._heap
-        while True:
-            while self._due and (not heap or heap[0][0] > self.now):
-                self._schedule_due()
-            if not heap or heap[0][0] > until_s:
+        heap = self.heap
+        self._settle()
+        while heap:
+            event = heappop(heap)
+            now = event[0]
+            if now > until_s:
+                heappush(heap, event)
                 return
-            time_s, _, _, _, action, argument = heappop(heap)
-            self.now = time_s
-            action(time_s, argument)
+            self.now = now
+            event[4](now, event[5])
+            if self.undecided and (not heap or heap[0][0] > now):
+                self._settle()
 
-    def _schedule_due(self) -> None:
-        due = self._due
-        self._due = []
-        if len(due) > 1:
-            due.sort(key=_by_id)
-        for replica in due:
-            replica.schedule(self.now)
+    def _settle(self) -> None:
+        """Let those that are due decide, again if that makes others due."""
+        while self.undecided and (not self.heap or self.heap[0][0] > self.now):
+            due, self.undecided = self.undecided, []
+            if len(due) > 1:
+                due.sort(key=_by_id)
+            for replica in due:
+                replica.schedule(self.now)
 
 
 def _by_id(replica: Schedulable) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 class KvCache:
     """Block counts. `tokens` and `count` are those of the decoding requests, at the replica's present tick."""
 
-    __slots__ = ("_residues", "block", "count", "held", "static", "tokens", "total", "watermark")
+    __slots__ = ("_residues", "_slack", "block", "count", "held", "static", "tokens", "total", "watermark")
 
     def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float) -> None:
         self.total = total_blocks
@@ -23,6 +23,7 @@ class KvCache:
         self.tokens = 0
         self.count = 0
         self._residues = [0] * block_size_tokens
+        self._slack: list[int] | None = None
 
     def blocks(self, tokens: int) -> int:
         """Blocks that this many tokens take."""
@@ -33,18 +34,31 @@ class KvCache:
         self.tokens += tokens
         self.count += 1
         self._residues[(tokens - tick) % self.block] += 1
+        self._slack = None
 
     def leave(self, tokens: int, tick: int) -> None:
         """A decoding request that now has this many tokens of its own goes, and its blocks with it."""
         self.tokens -= tokens
         self.count -= 1
         self._residues[(tokens - tick) % self.block] -= 1
+        self._slack = None
 
     def used(self, tick: int, ahead: int = 0) -> int:
         """Blocks held by requests at `tick + ahead`, `tick` being the present one."""
         block = self.block
-        slack = sum(n * (-(r + tick + ahead) % block) for r, n in enumerate(self._residues) if n)
+        slack = (self._slack or self._slacks())[(tick + ahead) % block]
         return self.static + self.held + (self.tokens + self.count * ahead + slack) // block
+
+    def _slacks(self) -> list[int]:
+        """Unused tokens in the last blocks of the decoding requests, by tick modulo the block size."""
+        block, residues = self.block, self._residues
+        slack = sum(n * (-r % block) for r, n in enumerate(residues) if n)
+        slacks = []
+        for tick in range(block):
+            slacks.append(slack)
+            slack += block * residues[-tick % block] - self.count
+        self._slack = slacks
+        return slacks
 
     def free(self, tick: int) -> int:
         """Blocks that nobody holds."""
@@ -58,6 +72,13 @@ class KvCache:
     def needed_next(self, tick: int) -> int:
         """Blocks that the next tick takes: one for each decoding request whose last block is full."""
         return self._residues[-tick % self.block]
+
+    def can_tick(self, tick: int) -> bool:
+        """Whether the blocks of the next tick are free."""
+        bound = self.tokens + self.count * self.block
+        if bound <= (self.total - self.static - self.held) * self.block:
+            return True
+        return self.free(tick) >= self._residues[-tick % self.block]
 
     def ticks_left(self, tick: int, wanted: int) -> int:
         """How many ticks, at most `wanted`, the decoding requests can grow before blocks run out."""
