@@ -193,3 +193,32 @@ def test_the_builtin_scenario_holds_together() -> None:
 def test_a_spec_can_be_sent_to_another_process() -> None:
     spec = scenario().spec
     assert msgspec.convert(msgspec.to_builtins(spec), type(spec)) == spec
+
+
+def test_a_fault_loses_nobody() -> None:
+    crashed = run(scenario(faults=[{"at_s": 2.0, "replica": 0, "down_s": 3.0}]))
+    assert crashed.summary.num_completed == 60
+    assert crashed.summary.retries > 0
+    assert crashed.records.replicas[0].down == ((2.0, 5.0),)
+
+
+def test_stale_loads_change_what_routers_do() -> None:
+    workload = {"builtin": "chat", "num_requests": 400, "arrivals": 40}
+    fresh, stale = (
+        run(scenario(workload=workload, policies={"routing": "least-kv"}, observe=observe))
+        for observe in ({}, {"period_s": 5.0, "delay_s": 1.0})
+    )
+    assert stale.summary.num_completed == fresh.summary.num_completed == 400
+    assert stale.summary.ttft_s != fresh.summary.ttft_s
+
+
+def test_a_run_that_is_stopped_counts_what_is_left() -> None:
+    stopped = run(scenario(simulation={"until_s": 3.0})).summary
+    assert stopped.num_unfinished > 0
+    assert stopped.num_completed + stopped.num_unfinished == stopped.num_requests < 60
+
+
+def test_slos_of_the_scenario_hold_for_requests_without_their_own() -> None:
+    workload = {"arrivals": 5, "num_requests": 50, "prompt_tokens": 100, "output_tokens": 20}
+    strict, lax = (run(scenario(workload=workload, slo={"ttft_s": s})).summary for s in (1e-6, 100.0))
+    assert (strict.slo_attainment, lax.slo_attainment) == (0.0, 1.0)
