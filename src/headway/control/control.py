@@ -25,17 +25,19 @@ class Effects(Protocol):
         """Call `action(time_s, argument)` then."""
 
     def ended(self, live: Live, now: float, outcome: Outcome) -> None:
-        """Tell whoever sent the request."""
+        """Tell whoever sent the request (if control was made to `notify`)."""
 
 
 class Control:
     """The loop: arrived -> placed (or held until there is room) -> finished, cancelled or rejected."""
 
-    def __init__(self, effects: Effects, recorder: Recorder) -> None:
+    def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
         self.effects = effects
+        self._notify = notify
         self._record = recorder.requests.add
         self.num_live = 0
-        self.num_ended = 0
+        self.last_s = 0.0
+        """When a request last ended."""
         self.serve({})
 
     def serve(self, services: dict[str, Service]) -> None:
@@ -51,9 +53,7 @@ class Control:
         if live.timeout_s is not None:
             self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
         service = self._only or self.services[live.model]
-        if live.prompt_tokens + live.output_tokens > service.longest_tokens:
-            self._end(live, now, Outcome.REJECTED)
-        elif service.is_holding:
+        if service.line:
             service.hold(live, now)
             self.release(service, now)
         else:
@@ -63,7 +63,7 @@ class Control:
         replica = service.choose(live, now)
         if replica is not None:
             self._place(live, replica, now)
-        elif service.is_refusing:
+        elif service.refuses(live):
             self._end(live, now, Outcome.REJECTED)
         else:
             service.hold(live, now)
@@ -136,13 +136,14 @@ class Control:
         live.stage = Stage.ENDED
         end_s = live.cancelled_s if outcome is Outcome.CANCELLED else now
         self.num_live -= 1
-        self.num_ended += 1
+        self.last_s = now
         self._write(live, end_s, outcome)
         service = self._only or self.services[live.model]
         if service.learner is not None:
             service.learner.learn(_as_ended(live, end_s, outcome))
-        self.effects.ended(live, now, outcome)
-        if service.is_holding:
+        if self._notify:
+            self.effects.ended(live, now, outcome)
+        if service.line:
             self.release(service, now)
 
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:

@@ -37,22 +37,20 @@ class Service:
         self.ordering = hold_ordering
         self.window = window
         self.view = view
-        self.longest_tokens = max(member.max_tokens for member in members)
+        self._longest_tokens = max(member.max_tokens for member in members)
         self._shortest_tokens = min(member.max_tokens for member in members)
         self._limited = window is not None or any(member.max_num_waiting is not None for member in members)
-        self._hold: list[tuple[object, int, Live]] = []
+        self.line: list[tuple[object, int, Live]] = []
+        """Who is held back, a heap by rank; empty = nobody."""
         self.refresh()
 
     def refresh(self) -> None:
         """Members went up or down."""
-        self._up = [member.view for member in self.members if member.is_up]
+        self._up: Sequence[ReplicaView] = [member.view for member in self.members if member.is_up]
         self._up_ids = {view.id for view in self._up}
 
-    def candidates(self, live: Live) -> Sequence[ReplicaView]:
-        """Replicas that may be given this request now."""
-        tokens = live.prompt_tokens + live.output_tokens
-        if not self._limited and tokens <= self._shortest_tokens:
-            return self._up
+    def _candidates(self, tokens: int) -> Sequence[ReplicaView]:
+        """Replicas that may be given a request of so many tokens now."""
         return [
             member.view
             for member in self.members
@@ -65,21 +63,25 @@ class Service:
             return False
         return member.max_num_waiting is None or view.num_waiting < member.max_num_waiting
 
-    @property
-    def is_refusing(self) -> bool:
-        """Every replica that is up has its queue full, and nothing holds requests back in front of them."""
+    def refuses(self, live: Live) -> bool:
+        """The request fits no replica, or all that are up have full queues and nothing is held in front of them."""
+        if live.prompt_tokens + live.output_tokens > self._longest_tokens:
+            return True
         return self.window is None and bool(self._up)
 
     def choose(self, live: Live, now: float) -> int | None:
         """Ask the router; None if no replica can take the request now."""
-        candidates = self.candidates(live)
+        tokens = live.prompt_tokens + live.output_tokens
+        candidates, ids = self._up, self._up_ids
+        if self._limited or tokens > self._shortest_tokens:
+            candidates = self._candidates(tokens)
+            ids = {candidate.id for candidate in candidates}
         if not candidates:
             return None
         view = self.view
         view.now = now
         view.replicas = candidates
         replica = self.router.route(live, view).replica
-        ids = self._up_ids if candidates is self._up else {candidate.id for candidate in candidates}
         if replica not in ids:
             name = type(self.router).__name__
             raise HeadwayError(f"router {name} chose replica {replica!r}; it was offered {sorted(ids)}")
@@ -87,34 +89,29 @@ class Service:
 
     # The hold queue.
 
-    @property
-    def is_holding(self) -> bool:
-        """Somebody may be in line."""
-        return bool(self._hold)
-
     def hold(self, live: Live, now: float) -> None:
         """Keep a request back."""
         live.stage = Stage.HELD
         live.rank = self.ordering.rank(live, now)
-        heappush(self._hold, (live.rank, live.id, live))
+        heappush(self.line, (live.rank, live.id, live))
 
     def first(self, now: float) -> Live | None:
         """Who is first in line."""
-        if self._hold and isinstance(self.ordering, MovingOrdering):
-            lives = [entry[2] for entry in self._hold]
-            self._hold = [(self.ordering.rank(live, now), live.id, live) for live in lives]
-            heapify(self._hold)
-        while self._hold:
-            live = self._hold[0][2]
+        if self.line and isinstance(self.ordering, MovingOrdering):
+            lives = [entry[2] for entry in self.line]
+            self.line = [(self.ordering.rank(live, now), live.id, live) for live in lives]
+            heapify(self.line)
+        while self.line:
+            live = self.line[0][2]
             if live.stage is Stage.HELD:
                 return live
-            heappop(self._hold)
+            heappop(self.line)
         return None
 
     def unhold(self) -> None:
         """The first in line is placed."""
-        heappop(self._hold)
+        heappop(self.line)
 
     def held(self) -> list[Live]:
         """Who is held back."""
-        return [entry[2] for entry in self._hold if entry[2].stage is Stage.HELD]
+        return [entry[2] for entry in self.line if entry[2].stage is Stage.HELD]

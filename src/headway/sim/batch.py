@@ -2,7 +2,8 @@
 
 No time passes here. `engine` says when things happen and `batching` what runs next; both work through these verbs:
 a request stands in the `queue`, is admitted, is given prefill chunks, joins the decoding ones, and leaves. Sums over
-the decoding requests are kept at the replica's `tick`; a decoding request has gained `tick - joined_tick` tokens.
+the decoding requests are kept at the replica's `tick`; a decoding request has gained `tick - joined_tick` tokens, so a sum over them is an offset plus their number times the
+tick, and costs nothing to bring up to date.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_add_segment", "again", "changed", "chunks", "context", "decoding", "engine", "generated", "given", "gpu",
+        "_add_segment", "again", "changed", "chunks", "context_offset", "decoding", "engine", "generated_offset", "given", "gpu",
         "growing", "id", "kv", "kv_blocks_total", "max_context_tokens", "max_num_batched_tokens",
         "max_num_seqs", "milestones", "model", "moving", "num_growing", "num_in_flight", "num_waiting",
         "ordering", "output", "pool", "preemptive", "prefill_tokens_left", "prefilling", "prefixes",
@@ -67,8 +68,8 @@ class Batch:
         self.saturations: list[tuple[int, int]] = []
         self.growing: dict[int, int] = {}
         self.num_waiting = self.num_in_flight = 0
-        self.prefill_tokens_left = self.generated = self.output = 0
-        self.context = self.window_tokens = self.num_growing = 0
+        self.prefill_tokens_left = self.output = 0
+        self.context_offset = self.generated_offset = self.window_tokens = self.num_growing = 0
         self.changed = self.again = False
         self.stall_s = 0.0
 
@@ -93,7 +94,8 @@ class Batch:
     def queue(self, live: Live, now: float) -> None:
         """A request waits: to prefill what it has (again), or to be swapped back in."""
         self.expect(live)
-        self.stand(live, now)
+        live.rank = rank = self.rank(live, now)
+        heappush(self.waiting, (rank, live.id, live))
 
     def expect(self, live: Live) -> None:
         """Count a request as waiting."""
@@ -173,7 +175,7 @@ class Batch:
         kv = self.kv
         before = live.computed_tokens
         live.computed_tokens = after = before + tokens
-        kv.static += kv.blocks(after) - kv.blocks(before)
+        kv.pinned += kv.blocks(after) - kv.blocks(before)
         self.chunks.append((live, tokens))
         self.shape.append((tokens, before))
         self.given += tokens
@@ -185,9 +187,10 @@ class Batch:
         live.stage = Stage.DECODING
         live.joined_tick = tick = self.tick
         live.joined_generated = live.generated_tokens
+        self.generated_offset -= tick
         tokens = live.computed_tokens
         self.decoding[live.id] = live
-        self.context += tokens
+        self.context_offset += tokens - tick
         self.kv.join(tokens - live.shared_blocks * self.kv.block, tick)
         if self.window is not None:
             self.window_tokens += min(tokens, self.window)
@@ -202,12 +205,13 @@ class Batch:
         tick = self.tick
         grown = tick - live.joined_tick
         live.generated_tokens = live.joined_generated + grown
+        self.generated_offset += tick
         live.computed_tokens = tokens = live.computed_tokens + grown
         own = tokens - live.shared_blocks * self.kv.block
         if self.prefixes is not None:
             self.prefixes.release(live, self.kv.blocks(own), tick, tokens)
         self.kv.leave(own, tick)
-        self.context -= tokens
+        self.context_offset -= tokens - tick
         del self.decoding[live.id]
         live.milestone = -1
         if self.window is not None:
@@ -227,7 +231,7 @@ class Batch:
         own = kv.blocks(live.computed_tokens) - live.shared_blocks
         if self.prefixes is not None:
             self.prefixes.release(live, own, self.tick, 0)
-        kv.static -= own
+        kv.pinned -= own
         del self.prefilling[live.id]
         self.prefill_tokens_left -= live.target_tokens - live.computed_tokens + given
         live.computed_tokens = 0
@@ -252,8 +256,9 @@ class Batch:
         """Bring `generated_tokens` of a decoding request up to the present tick."""
         live.generated_tokens = live.joined_generated + self.tick - live.joined_tick
 
-    def saturate(self) -> None:
-        """Requests whose context has outgrown the sliding window stop growing in it."""
+    def saturate(self, ticks: int) -> None:
+        """Contexts grow within the sliding window; those that have outgrown it stop."""
+        self.window_tokens += self.num_growing * ticks
         while self.saturations and self.saturations[0][0] <= self.tick:
             tick, request = heappop(self.saturations)
             if self.growing.get(request) == tick:
@@ -319,7 +324,7 @@ class Batch:
     def gone(self, live: Live) -> None:
         """The request is no longer this replica's."""
         self.num_in_flight -= 1
-        self.generated -= live.generated_tokens
+        self.generated_offset -= live.generated_tokens
         self.output -= live.output_tokens
 
     def record(self, live: Live, now: float, cause: Cause) -> None:

@@ -80,7 +80,7 @@ class Cluster:
         self._pools = [pool for pool in fleet.pools for _ in range(pool.replicas)]
         if not self._pools:
             raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
-        self._control = Control(self, self._recorder)
+        self._control = Control(self, self._recorder, source.reactive)
         self._replicas = self._build(fleet, ordering, line, step == "exact")
         self._observer = Observer(self._replicas, scrape, Random(f"{seed}/scrape"))
         self._control.serve(self._services(policies, seed))
@@ -131,10 +131,8 @@ class Cluster:
 
     def ended(self, live: Live, now: float, outcome: Outcome) -> None:
         """Tell the workload, which may have an answer to it."""
-        self._last_s = now
-        if self._source.reactive:
-            self._source.ended(live, now, outcome)
-            self._arm()
+        self._source.ended(live, now, outcome)
+        self._arm()
 
     # Arrivals.
 
@@ -175,7 +173,7 @@ class Cluster:
             self._kernel.at(0.0, TICK, 0, self._scrape)
         self._arm()
         self._kernel.run(float("inf") if until_s is None else until_s)
-        end_s = self._last_s if until_s is None else until_s
+        end_s = max(self._last_s, self._control.last_s) if until_s is None else until_s
         unfinished = [live for replica in self._replicas for live in replica.halt(end_s, Cause.UNFINISHED)]
         self._control.close(unfinished, end_s)
         return self._records(end_s)

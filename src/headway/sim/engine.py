@@ -83,12 +83,12 @@ class Replica(Batch):
     @property
     def kv_blocks_used(self) -> int:
         """Blocks that requests hold."""
-        return self.kv.used(self.tick, self._ahead(self.kernel.now))
+        return self.kv.used(self.tick + self._ahead(self.kernel.now))
 
     @property
     def tokens_generated(self) -> int:
         """Output tokens of the requests here."""
-        return self.generated + len(self.decoding) * self._ahead(self.kernel.now)
+        return self.generated_offset + len(self.decoding) * (self.tick + self._ahead(self.kernel.now))
 
     @property
     def output_tokens_left(self) -> int:
@@ -108,7 +108,7 @@ class Replica(Batch):
         self.num_in_flight += 1
         live.enqueued_s = now
         live.replica = self.id
-        self.generated += live.generated_tokens
+        self.generated_offset += live.generated_tokens
         self.output += live.output_tokens
         quantum = self.quantum
         if quantum is not None:
@@ -121,7 +121,7 @@ class Replica(Batch):
         self.queue(live, now)
         if self.k == self.k_end:
             self._look(now)
-        elif self.head() is live and (
+        elif (self.num_waiting == 1 or self.head() is live) and (
             self.preemptive or quantum is not None or self.num_running < self.max_num_seqs
         ):
             self._look(now)
@@ -140,7 +140,9 @@ class Replica(Batch):
 
     def halt(self, now: float, cause: Cause) -> list[Live]:
         """Stop in the middle of things; completed iterations stand. Returns the requests here, in order of id."""
-        self._advance(self._ahead(now))
+        n = self._ahead(now)
+        self.k += n
+        self.tick += n
         self._close_epoch()
         for live in self.decoding.values():
             self.sync(live)
@@ -190,38 +192,29 @@ class Replica(Batch):
     def _wake(self, now: float, version: int) -> None:
         if version != self.version:
             return
-        self._advance(self.k_end - self.k)
+        n = self.k_end - self.k
+        self.k = self.k_end
+        if self.advances:
+            self.tick += n
+            if self.window is not None:
+                self.saturate(n)
         if self.cancelling:
-            for live in self.cancelling:
-                self._cancel_running(live, now)
-            self.cancelling = []
-        if self.chunks:
+            self._cancel_all(now)
+        if self.given:
             self._end_prefills(now)
         milestones, tick = self.milestones, self.tick
         while milestones and milestones[0][0] <= tick:
             live = heappop(milestones)[2]
             if live.milestone == tick and self.decoding.get(live.id) is live:
-                self._reach(live, now)
+                live.generated_tokens = live.joined_generated + tick - live.joined_tick
+                self._look_at(live, now)
         kernel = self.kernel
         heap = kernel.heap
         if not kernel.undecided and (not heap or heap[0][0] > now):
             self.schedule(now)
         elif not self.is_due:
             self.is_due = True
-            self.kernel.due(self)
-
-    def _advance(self, iterations: int) -> None:
-        """Account for iterations that are over."""
-        self.k += iterations
-        if self.advances:
-            grown = len(self.decoding) * iterations
-            self.tick += iterations
-            self.context += grown
-            self.kv.tokens += grown
-            self.generated += grown
-            if self.window is not None:
-                self.window_tokens += self.num_growing * iterations
-                self.saturate()
+            kernel.due(self)
 
     def _end_prefills(self, now: float) -> None:
         """The prefill chunks of the iteration are computed; complete prompts give a token and start to decode."""
@@ -233,18 +226,13 @@ class Replica(Batch):
                 continue
             live.prefill_end_s = now
             live.generated_tokens += 1
-            self.generated += 1
+            self.generated_offset += 1
             if live.first_token_s != live.first_token_s:
                 live.first_token_s = now
             del self.prefilling[live.id]
-            self.kv.static -= self.kv.blocks(live.computed_tokens) - live.shared_blocks
+            self.kv.pinned -= self.kv.blocks(live.computed_tokens) - live.shared_blocks
             self.join(live)
             self._look_at(live, now)
-
-    def _reach(self, live: Live, now: float) -> None:
-        """A decoding request is at its milestone."""
-        self.sync(live)
-        self._look_at(live, now)
 
     def _look_at(self, live: Live, now: float) -> None:
         """Is it done, does its phase change, when to look again? Reasoning is over with its last token."""
@@ -265,6 +253,11 @@ class Replica(Batch):
         self.gone(live)
         live.stage = Stage.ENDED
         self.listener.finished(live, now)
+
+    def _cancel_all(self, now: float) -> None:
+        for live in self.cancelling:
+            self._cancel_running(live, now)
+        self.cancelling = []
 
     def _cancel_running(self, live: Live, now: float) -> None:
         if live.stage is Stage.DECODING:
@@ -287,6 +280,25 @@ class Replica(Batch):
         if fresh:
             self.chunks, self.shape, self.given = [], [], 0
         self.again = False
+        if self.num_waiting or self.prefilling:
+            self._choose(now)
+        else:
+            self.advances = True
+            if not self.kv.can_tick(self.tick):
+                self.secure(now)
+        if not self.decoding and not self.given:
+            self._rest(now)
+            return
+        if self.changed or self.given or fresh or self.k == self.valid:
+            if self.k:
+                self._add_stretch((*self._opened, self.k))
+            self._open_epoch(now)
+        elif self.exact:
+            self._check_line()
+        self._sleep_until(self.k + self._horizon(now))
+
+    def _choose(self, now: float) -> None:
+        """Somebody waits or prefills: the engine's admission rule decides."""
         if self.num_waiting:
             if self.quantum is not None:
                 self.renew_quanta(self.quantum)
@@ -295,15 +307,6 @@ class Replica(Batch):
         self._admit(self, now)
         if self.inbox:
             self._open_inbox(now)
-        if not self.decoding and not self.chunks:
-            self._rest(now)
-            return
-        if fresh or self.changed or self.chunks or self.k == self.valid:
-            self._close_epoch()
-            self._open_epoch(now)
-        elif self.exact:
-            self._check_line()
-        self._sleep_until(self.k + self._horizon(now))
 
     def _rest(self, now: float) -> None:
         """Nothing to run."""
@@ -321,15 +324,18 @@ class Replica(Batch):
             self.stall_s = 0.0
         self.start_s = now
         self.changed = False
-        self.k = self.k_end = 0
+        self.k = 0
+        tick = self.tick
+        num_decode = context = 0
         if self.advances:
-            num_decode, context = len(self.decoding), self.context
-            a_s, b_s, self.valid = self._line(num_decode, context, self.shape, self.window_tokens, self.num_growing)
-        else:
-            num_decode = context = 0
-            a_s, b_s, self.valid = self._line(0, 0, self.shape, 0, 0)
-        self.a_s, self.b_s = a_s, b_s
-        self._opened = (self.id, self.tick, now, a_s, b_s, num_decode, self.given, context, self.num_waiting)
+            num_decode = len(self.decoding)
+            context = self.context_offset + num_decode * tick
+        self.a_s, self.b_s, self.valid = line = self._line(
+            num_decode, context, self.shape, self.window_tokens, self.num_growing
+        )
+        self._opened = (
+            self.id, tick, now, line[0], line[1], num_decode, self.given, context, self.num_waiting,
+        )  # fmt: skip
 
     def _close_epoch(self) -> None:
         if self.k:
@@ -337,14 +343,15 @@ class Replica(Batch):
 
     def _check_line(self) -> None:
         """In exact mode perf is asked for every iteration, and must agree with the line it drew."""
-        a_s, _, _ = self._line(len(self.decoding), self.context, (), self.window_tokens, self.num_growing)
+        context = self.context_offset + len(self.decoding) * self.tick
+        a_s, _, _ = self._line(len(self.decoding), context, (), self.window_tokens, self.num_growing)
         line = self.a_s + self.k * self.b_s
         if abs(a_s - line) > 1e-9 * a_s:
             raise AssertionError(f"perf drew a line of {line} s for iteration {self.k}, which takes {a_s} s")
 
     def _horizon(self, now: float) -> int:
         """For how many iterations this batch repeats; at least one."""
-        if self.chunks or self.exact or (self.again and self.num_waiting):
+        if self.given or self.exact or (self.again and self.num_waiting):
             return 1
         milestones = self.milestones
         while milestones[0][2].milestone != milestones[0][0]:
@@ -356,7 +363,7 @@ class Replica(Batch):
             n = min(n, self.valid - self.k)
         if self.num_waiting:
             n = self._horizon_of_ranks(n, now)
-        return self.kv.ticks_left(self.tick, n)
+        return n if n == 1 else self.kv.ticks_left(self.tick, n)
 
     def _horizon_of_ranks(self, n: int, now: float) -> int:
         """Until a rank changes, while somebody waits."""

@@ -1,26 +1,25 @@
 """Paged KV memory of one replica, with the growth of decoding requests in closed form.
 
-Blocks are counted, not named. Three holders: `static` blocks (requests in prefill), the blocks of decoding
-requests, and `held` blocks of the prefix cache that running requests share. A decoding request that joined with
-c tokens of its own has c + (tick - joined) at any later tick, so its residue modulo the block size, less the tick,
-never changes: a histogram of those says how many blocks the coming ticks take.
+Blocks are counted, not named. Two kinds of holders: decoding requests, and `pinned` blocks (of requests in prefill,
+and of the prefix cache while running requests share them). A decoding request that joined with c tokens of its own has
+c + (tick - joined) at any later tick. So c - joined says all about it, their sum is all that is kept, and a histogram
+of it modulo the block size says how many blocks the coming ticks take.
 """
 
 from __future__ import annotations
 
 
 class KvCache:
-    """Block counts. `tokens` and `count` are those of the decoding requests, at the replica's present tick."""
+    """Block counts. At tick t the `count` decoding requests have `offset + count * t` tokens of their own."""
 
-    __slots__ = ("_residues", "_slack", "block", "count", "held", "static", "tokens", "total", "watermark")
+    __slots__ = ("_residues", "_slack", "block", "count", "offset", "pinned", "total", "watermark")
 
     def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float) -> None:
         self.total = total_blocks
         self.block = block_size_tokens
         self.watermark = int(watermark * total_blocks)
-        self.static = 0
-        self.held = 0
-        self.tokens = 0
+        self.pinned = 0
+        self.offset = 0
         self.count = 0
         self._residues = [0] * block_size_tokens
         self._slack: list[int] | None = None
@@ -31,23 +30,24 @@ class KvCache:
 
     def join(self, tokens: int, tick: int) -> None:
         """A request with this many KV tokens of its own starts to decode."""
-        self.tokens += tokens
+        offset = tokens - tick
+        self.offset += offset
         self.count += 1
-        self._residues[(tokens - tick) % self.block] += 1
+        self._residues[offset % self.block] += 1
         self._slack = None
 
     def leave(self, tokens: int, tick: int) -> None:
         """A decoding request that now has this many tokens of its own goes, and its blocks with it."""
-        self.tokens -= tokens
+        offset = tokens - tick
+        self.offset -= offset
         self.count -= 1
-        self._residues[(tokens - tick) % self.block] -= 1
+        self._residues[offset % self.block] -= 1
         self._slack = None
 
-    def used(self, tick: int, ahead: int = 0) -> int:
-        """Blocks held by requests at `tick + ahead`, `tick` being the present one."""
-        block = self.block
-        slack = (self._slack or self._slacks())[(tick + ahead) % block]
-        return self.static + self.held + (self.tokens + self.count * ahead + slack) // block
+    def used(self, tick: int) -> int:
+        """Blocks held by requests."""
+        slack = (self._slack or self._slacks())[tick % self.block]
+        return self.pinned + (self.offset + self.count * tick + slack) // self.block
 
     def _slacks(self) -> list[int]:
         """Unused tokens in the last blocks of the decoding requests, by tick modulo the block size."""
@@ -66,7 +66,7 @@ class KvCache:
 
     def has_free(self, blocks: int, tick: int) -> bool:
         """Whether `blocks` are free; counts exactly only when a bound does not settle it."""
-        bound = (self.tokens + self.count * (self.block - 1)) // self.block + self.static + self.held
+        bound = (self.offset + self.count * (tick + self.block - 1)) // self.block + self.pinned
         return self.total - bound >= blocks or self.free(tick) >= blocks
 
     def needed_next(self, tick: int) -> int:
@@ -75,20 +75,21 @@ class KvCache:
 
     def can_tick(self, tick: int) -> bool:
         """Whether the blocks of the next tick are free."""
-        bound = self.tokens + self.count * self.block
-        if bound <= (self.total - self.static - self.held) * self.block:
+        block = self.block
+        if self.offset + self.count * (tick + block) <= (self.total - self.pinned) * block:
             return True
-        return self.free(tick) >= self._residues[-tick % self.block]
+        return self.free(tick) >= self._residues[-tick % block]
 
     def ticks_left(self, tick: int, wanted: int) -> int:
         """How many ticks, at most `wanted`, the decoding requests can grow before blocks run out."""
         block = self.block
-        bound = self.tokens + self.count * (block - 1 + wanted)
-        if bound <= (self.total - self.static - self.held) * block or not self.count:
+        count = self.count
+        bound = self.offset + count * (tick + block - 1 + wanted)
+        if bound <= (self.total - self.pinned) * block or not count:
             return wanted
         free = self.free(tick)
-        periods = max(0, free // self.count - 1)
-        free -= periods * self.count
+        periods = max(0, free // count - 1)
+        free -= periods * count
         ticks = periods * block
         while ticks < wanted:
             free -= self._residues[-(tick + ticks) % block]

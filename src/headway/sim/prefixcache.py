@@ -53,15 +53,13 @@ class PrefixCache:
                 break
         return min(hit, limit)
 
-    def take(self, live: Live, blocks: int) -> int:
-        """Hold the nodes behind `blocks` leading blocks for this request; free blocks fall by what is returned."""
-        before = self._kv.held
+    def take(self, live: Live, blocks: int) -> None:
+        """Hold the nodes behind `blocks` leading blocks for this request."""
         for node_id, low, _ in self._spans(live):
             if low >= blocks:
                 break
             self._use(live, node_id)
         live.shared_blocks = blocks
-        return self._kv.held - before
 
     def idle_blocks(self, live: Live, blocks: int) -> int:
         """Free blocks that `take` would hold."""
@@ -73,9 +71,8 @@ class PrefixCache:
 
     def publish(self, live: Live, tick: int) -> None:
         """Full blocks of prompt segments that the request has been given become findable, and shared."""
-        kv = self._kv
         self._settle(tick)
-        full = live.computed_tokens // kv.block
+        full = live.computed_tokens // self._kv.block
         for node_id, low, high in self._spans(live):
             fresh = min(high, full) - low
             if fresh <= 0:
@@ -89,8 +86,6 @@ class PrefixCache:
             self._use(live, node_id)
             node.cached += more
             live.shared_blocks += more
-            kv.static -= more
-            kv.held += more
 
     def release(self, live: Live, own_blocks: int, tick: int, computed_tokens: int) -> None:
         """The request goes. Call before its `own_blocks` leave the block counts; shared ones leave here."""
@@ -136,7 +131,7 @@ class PrefixCache:
         node = self._nodes[node_id]
         node.users += 1
         if node.users == 1 and node.cached:
-            self._kv.held += node.cached
+            self._kv.pinned += node.cached
             self._accounted += node.cached
             del self._line[True, node_id]
 
@@ -144,12 +139,12 @@ class PrefixCache:
         node = self._nodes[node_id]
         node.users -= 1
         if not node.users:
-            self._kv.held -= node.cached
+            self._kv.pinned -= node.cached
             self._accounted -= node.cached
             self._line[True, node_id] = node.cached
 
     def _settle(self, tick: int) -> None:
-        """Take the blocks that requests have grown into from the head of the line, forgetting their content."""
+        """Take the blocks that requests have grown into from the head of the line, and forget their content."""
         used = self._kv.used(tick)
         taken = used - self._accounted
         self._accounted = used
