@@ -18,7 +18,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from headway.core.errors import HeadwayError
-from headway.core.record import REQUEST_COLUMNS, Columns, Records, ReplicaRecord
+from headway.core.record import REQUEST_COLUMNS, Columns, Prefixes, Records, ReplicaRecord
+from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
 
 METADATA = b"headway"
 TABLES = ("requests", "segments", "stretches", "replicas")
@@ -77,8 +78,9 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
     workload = {
         name: _codes(requests[name], getattr(about, NAMES[name])) if name in NAMES else _numpy(requests[name])
         for name in requests.column_names
-        if name not in REQUEST_COLUMNS
+        if name not in REQUEST_COLUMNS and name not in PREFIX_COLUMNS
     }
+    prefix = read_prefix(requests)
     records = Records(
         workload=workload,
         models=about.models,
@@ -88,6 +90,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
         stretches={name: _numpy(tables["stretches"][name]) for name in tables["stretches"].column_names},
         replicas=msgspec.convert(tables["replicas"].to_pylist(), tuple[ReplicaRecord, ...]),
         end_s=about.end_s,
+        prefixes=None if prefix is None else Prefixes(prefix.offsets, prefix.ids, prefix.tokens),
     )
     return records, about.provenance
 
@@ -98,6 +101,8 @@ def _requests_table(records: Records) -> pa.Table:
     for name, column in records.workload.items():
         names = getattr(records, NAMES[name]) if name in NAMES else ()
         arrays[name] = _named(column, names) if names else pa.array(column)
+    if records.prefixes is not None:
+        arrays |= prefix_lists(records.prefixes)
     ids = records.requests["request"].astype(np.int64)
     num_rows = len(records.workload["arrival_s"])
     absent = np.ones(num_rows, dtype=np.bool_)

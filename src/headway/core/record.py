@@ -103,6 +103,17 @@ class Ended(Struct, frozen=True, gc=False):
     generated_tokens: int
 
 
+class Prefixes(Struct, frozen=True):
+    """Prompt segments of the requests, ragged: those of request i are `offsets[i]:offsets[i + 1]`.
+
+    `ids` and `tokens` are as in `core.request.Segment`.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int32]
+
+
 class Records(Struct):
     """A run's records. `workload` is the table of what arrived, row i = request id i."""
 
@@ -116,6 +127,8 @@ class Records(Struct):
     replicas: tuple[ReplicaRecord, ...]
     end_s: float
     """Virtual time at which the run stopped."""
+    prefixes: Prefixes | None = None
+    """What the prompts share; None: nothing has an identity."""
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:

@@ -14,7 +14,7 @@ from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fault, Fleet, Pool
 from headway.core.policy import Ordering
-from headway.core.record import Cause, Outcome, Records, ReplicaRecord
+from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.observe import Observer, Scrape, View
 from headway.perf import links, memory
 from headway.perf.step import StepModel
@@ -216,6 +216,7 @@ class Cluster:
             stretches=self._recorder.stretch_columns(),
             replicas=tuple(self._replica_record(replica, end_s) for replica in self._replicas),
             end_s=end_s,
+            prefixes=None if (p := table.prefix) is None else Prefixes(p.offsets, p.ids, p.tokens),
         )
 
     def _replica_record(self, replica: Replica, end_s: float) -> ReplicaRecord:

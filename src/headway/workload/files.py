@@ -11,7 +11,7 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from headway.core.errors import HeadwayError, unknown
-from headway.core.record import REQUEST_COLUMNS
+from headway.core.record import REQUEST_COLUMNS, Prefixes
 from headway.wholefile import whole
 from headway.workload.readers.own_csv import prefix_text
 from headway.workload.table import DTYPES, QUALITY, REQUIRED, Prefix, Workload, is_column
@@ -25,9 +25,8 @@ def to_parquet(workload: Workload, path: Path) -> None:
     """Write the table: names as dictionary columns, prefixes as two list columns."""
     table = _arrow(workload)
     if workload.prefix is not None:
-        offsets = pa.array(workload.prefix.offsets, pa.int64())
-        for name, values in zip(PREFIX_COLUMNS, (workload.prefix.ids, workload.prefix.tokens), strict=True):
-            table = table.append_column(name, pa.LargeListArray.from_arrays(offsets, pa.array(values)))
+        for name, lists in prefix_lists(workload.prefix).items():
+            table = table.append_column(name, lists)
     table = table.replace_schema_metadata({NOTES: "\n".join(workload.notes)})
     with whole(path) as file:
         parquet.write_table(table, file, compression="zstd")
@@ -51,9 +50,29 @@ def from_parquet(path: Path) -> Workload:
         arrays,
         named["model"][1] if "model" in named else (),
         named["region"][1] if "region" in named else (),
-        _prefix(table) if set(PREFIX_COLUMNS) <= set(table.column_names) else None,
+        read_prefix(table),
         tuple(note for note in notes if note),
     )
+
+
+def prefix_lists(prefix: Prefix | Prefixes) -> dict[str, pa.Array]:
+    """Prefixes as two list columns, by name."""
+    offsets = pa.array(prefix.offsets, pa.int64())
+    return {
+        name: pa.LargeListArray.from_arrays(offsets, pa.array(values))
+        for name, values in zip(PREFIX_COLUMNS, (prefix.ids, prefix.tokens), strict=True)
+    }
+
+
+def read_prefix(table: pa.Table) -> Prefix | None:
+    """What `prefix_lists` wrote, where the table has it."""
+    if not set(PREFIX_COLUMNS) <= set(table.column_names):
+        return None
+    lists = [table[name].combine_chunks() for name in PREFIX_COLUMNS]
+    ids, tokens = (item.chunk(0) if isinstance(item, pa.ChunkedArray) else item for item in lists)
+    counts = compute.fill_null(compute.list_value_length(ids), 0).to_numpy()
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype("i8")
+    return Prefix(offsets, ids.flatten().to_numpy(), tokens.flatten().to_numpy().astype("i4"))
 
 
 def to_csv(workload: Workload, path: Path) -> None:
@@ -122,11 +141,3 @@ def _decode(column: pa.ChunkedArray) -> tuple[np.ndarray[tuple[int], np.dtype[np
     coded = text.combine_chunks().dictionary_encode()
     coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
     return coded.indices.to_numpy(), tuple(coded.dictionary.to_pylist())
-
-
-def _prefix(table: pa.Table) -> Prefix:
-    lists = [table[name].combine_chunks() for name in PREFIX_COLUMNS]
-    ids, tokens = (item.chunk(0) if isinstance(item, pa.ChunkedArray) else item for item in lists)
-    counts = compute.fill_null(compute.list_value_length(ids), 0).to_numpy()
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype("i8")
-    return Prefix(offsets, ids.flatten().to_numpy(), tokens.flatten().to_numpy().astype("i4"))
