@@ -41,7 +41,7 @@ class Replica(Batch):
 
     __slots__ = (
         "_add_stretch", "_admit", "_line", "_on_wake", "_opened", "_push", "a_s", "advances", "b_s",
-        "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end", "kernel", "listener", "start_s",
+        "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end", "kernel", "lag", "listener", "opened_s", "start_s",
         "valid", "version",
     )  # fmt: skip
 
@@ -61,6 +61,7 @@ class Replica(Batch):
         super().__init__(id, pool, kv_blocks, swap, ordering, recorder)
         self.kernel, self.listener, self.exact = kernel, listener, exact
         self._line = line
+        self.lag = pool.engine.schedule_lag
         self._add_stretch = recorder.stretches.add
         self._admit = ADMISSIONS[pool.engine.batching]
         self._push = kernel.push
@@ -72,7 +73,7 @@ class Replica(Batch):
     def _reset(self) -> None:
         self.inbox: list[Live] = []
         self.cancelling: list[Live] = []
-        self.start_s = self.a_s = self.b_s = 0.0
+        self.opened_s = self.start_s = self.a_s = self.b_s = 0.0
         self.valid: int | None = None
         self.k = self.k_end = 0
         self.advances = self.is_due = False
@@ -113,10 +114,10 @@ class Replica(Batch):
         quantum = self.quantum
         if quantum is not None:
             live.turn = self.tick + self._ahead(now)
-        if self.engine.schedule_lag and (self.k != self.k_end or self.decoding or self.prefilling):
+        if self.lag and (self.k != self.k_end or self.decoding or self.prefilling):
             self.expect(live)
             self.inbox.append(live)
-            self._look(now)
+            self._look(now, self.lag)
             return
         self.queue(live, now)
         if self.k == self.k_end:
@@ -170,14 +171,14 @@ class Replica(Batch):
         """Up again, empty."""
         self.is_up = True
 
-    def _look(self, now: float) -> None:
-        """Look again at the first boundary from now on."""
+    def _look(self, now: float, later: int = 0) -> None:
+        """Look again at the first boundary from now on, or so many boundaries later."""
         if self.k == self.k_end:
             if not self.is_due:
                 self.is_due = True
                 self.kernel.due(self)
         elif self.k_end - self.k > 1:
-            k = first_boundary_at(self.start_s, self.a_s, self.b_s, now, self.k + 1, self.k_end)
+            k = first_boundary_at(self.start_s, self.a_s, self.b_s, now, self.k + 1, self.k_end) + later
             if k < self.k_end:
                 self._sleep_until(k)
 
@@ -304,9 +305,9 @@ class Replica(Batch):
                 self.renew_quanta(self.quantum)
             if self.moving is not None:
                 self.rerank(now)
-        self._admit(self, now)
         if self.inbox:
             self._open_inbox(now)
+        self._admit(self, now)
 
     def _rest(self, now: float) -> None:
         """Nothing to run."""
@@ -319,6 +320,7 @@ class Replica(Batch):
             self._look(now)
 
     def _open_epoch(self, now: float) -> None:
+        self.opened_s = now
         if self.stall_s:
             now += self.stall_s
             self.stall_s = 0.0
@@ -351,7 +353,7 @@ class Replica(Batch):
 
     def _horizon(self, now: float) -> int:
         """For how many iterations this batch repeats; at least one."""
-        if self.given or self.exact or (self.again and self.num_waiting):
+        if self.given or self.exact or self.inbox or (self.again and self.num_waiting):
             return 1
         milestones = self.milestones
         while milestones[0][2].milestone != milestones[0][0]:
@@ -380,12 +382,18 @@ class Replica(Batch):
         return n
 
     def _open_inbox(self, now: float) -> None:
-        """With a scheduling lag, what arrived during an iteration is seen one boundary later."""
-        inbox, self.inbox = self.inbox, []
-        for live in inbox:
-            if live.stage is Stage.WAITING:
+        """With a scheduling lag, a busy engine sees at a boundary only what had arrived by the one before."""
+        seen_s = now
+        if self.decoding or self.prefilling:
+            k = self.k - 1
+            seen_s = boundary_s(self.start_s, self.a_s, self.b_s, k) if k > 0 else self.opened_s
+        hidden = []
+        for live in self.inbox:
+            if live.enqueued_s > seen_s:
+                hidden.append(live)
+            elif live.stage is Stage.WAITING:
                 self.stand(live, now)
-        self.again = True
+        self.inbox = hidden
 
 
 def _by_id(live: Live) -> int:

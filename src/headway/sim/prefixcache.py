@@ -4,7 +4,8 @@ A node is the run of blocks that belong to one prompt segment; a segment's id st
 them, so nodes need no parent links. A block that straddles two segments belongs to the later one. Nodes in use are
 held as a whole. Freed blocks, whether they have content or not, stand in one line and are taken from its head, as
 vLLM's free queue does; within a request the last blocks are freed first. Blocks taken by growing requests are
-settled lazily: only their number matters until somebody looks up, takes or frees.
+settled lazily: only their number matters until somebody looks up, takes or frees, and while nothing is cached not even
+that does.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class PrefixCache:
 
     def release(self, live: Live, own_blocks: int, tick: int, computed_tokens: int) -> None:
         """The request goes. Call before its `own_blocks` leave the block counts; shared ones leave here."""
+        if not self._nodes and live.output_id is None:
+            return
         self._settle(tick)
         self._accounted -= own_blocks
         output = self._output_blocks(live, own_blocks, computed_tokens)
@@ -149,6 +152,10 @@ class PrefixCache:
         taken = used - self._accounted
         self._accounted = used
         line = self._line
+        if not self._nodes:
+            line.clear()
+            line[False, 0] = self._kv.total - used
+            return
         while taken > 0:
             (has_content, key), blocks = next(iter(line.items()))
             step = min(taken, blocks)
