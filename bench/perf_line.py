@@ -41,10 +41,7 @@ def main() -> None:
             line(n[i], 1000 * n[i], ((new[i], 0),))
         decode_ns = best_ns(lambda i, line=line: line(n[i], 1000 * n[i])) - empty_ns
         chunk_ns = best_ns(lambda i, line=line: line(n[i], 1000 * n[i], ((new[i], 0),))) - empty_ns
-        three_ns = (
-            best_ns(lambda i, line=line: line(n[i], 1000 * n[i], ((16, 0), (64, 0), (new[i], 512))))
-            - empty_ns
-        )
+        three_ns = best_ns(lambda i, line=line: line(n[i], 1000 * n[i], ((16, 0), (64, 0), (new[i], 512)))) - empty_ns
         print(
             f"{name:14} decode {decode_ns:5.0f} ns   one chunk {chunk_ns:5.0f} ns   "
             f"three chunks {three_ns:5.0f} ns   first of its token count {first_ns / 1e3:.1f} us"

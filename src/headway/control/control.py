@@ -147,12 +147,11 @@ class Control:
             self.release(service, now)
 
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
-        self._record(
-            (
-                live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
-                live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
-            )  # fmt: skip
-        )
+        row = (
+            live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
+            live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
+        )  # fmt: skip
+        self._record(row)
 
 
 def _as_ended(live: Live, end_s: float, outcome: Outcome) -> Ended:

@@ -20,7 +20,7 @@ class Stage(IntEnum):
     ENDED = 4
 
 
-class Live(Request, frozen=False, gc=False):
+class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec allows what dataclasses do not
     """What arrived, and its state. Satisfies `core.view.RequestView`; only control and the engines write to it.
 
     `generated_tokens` of a decoding request is as of the last time the engine synced it, which it does before

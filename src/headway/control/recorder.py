@@ -57,7 +57,7 @@ class Recorder:
     def stretch_columns(self) -> Columns:
         """The stretches, with the columns that follow from others."""
         columns = self.stretches.columns()
-        columns["advances"] = (columns["num_decode"] > 0).astype(np.int8)
+        columns["advances"] = np.not_equal(columns["num_decode"], 0).astype(np.int8)
         return columns
 
     def pack(self) -> None:

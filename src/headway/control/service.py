@@ -29,7 +29,12 @@ class Service:
     """One model's replicas, router and hold queue."""
 
     def __init__(
-        self, members: Sequence[Member], router: Router, hold_ordering: Ordering, window: int | None, view: View
+        self,
+        members: Sequence[Member],
+        router: Router,
+        hold_ordering: Ordering,
+        window: int | None,
+        view: View,
     ) -> None:
         self.members = members
         self.router = router

@@ -6,7 +6,7 @@ reads what only an oracle knows (drivers that cannot know it refuse such a polic
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from headway.core.decision import Placement
 from headway.core.record import Ended
@@ -27,9 +27,9 @@ class Ordering(Protocol):
     and who ranks last is preempted first. Ties go to the lower request id.
     """
 
-    quantum: ClassVar[int | None] | int | None
+    quantum: int | None
     """Tokens after which a running request goes to the end of the line while others wait; None = never."""
-    preemptive: ClassVar[bool] | bool
+    preemptive: bool
     """True: a waiting request takes the place of running ones that rank behind it."""
 
     def rank(self, request: RequestView, now: float) -> Any: ...

@@ -27,6 +27,7 @@ class RequestView(Protocol):
     @property
     def tier(self) -> int:
         """0 is the most urgent."""
+
     @property
     def region(self) -> str: ...
     @property
@@ -42,14 +43,17 @@ class RequestView(Protocol):
     @property
     def deadline_s(self) -> float | None:
         """Absolute."""
+
     @property
     def generated_tokens(self) -> int:
         """Output tokens so far."""
+
     @property
     def phase(self) -> Phase: ...
     @property
     def turn(self) -> int:
         """Place in line: set when the request joins a queue and again at the end of each quantum; grows."""
+
     @property
     def attempt(self) -> int:
         """0, and one more each time the request was placed anew after a crash."""
@@ -80,6 +84,7 @@ class ReplicaView(Protocol):
     @property
     def num_in_flight(self) -> int:
         """Requests placed here and not yet ended: the placer's own count, never stale."""
+
     @property
     def num_waiting(self) -> int: ...
     @property
@@ -89,11 +94,13 @@ class ReplicaView(Protocol):
     @property
     def kv_blocks_used(self) -> int:
         """GPU KV blocks held by requests (a prefix cache's idle blocks are free)."""
+
     @property
     def kv_blocks_total(self) -> int: ...
     @property
     def prefill_tokens_left(self) -> int:
         """Prompt tokens not yet computed, of all requests placed here."""
+
     @property
     def tokens_generated(self) -> int:
         """Output tokens so far of the requests now placed here."""
@@ -115,5 +122,6 @@ class FleetView(Protocol):
     @property
     def random(self) -> Random:
         """This policy's own named stream."""
+
     @property
     def replicas(self) -> Sequence[ReplicaView]: ...

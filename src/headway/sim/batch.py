@@ -1,9 +1,9 @@
 """The requests of one replica: who waits, who prefills, who decodes, and the memory that they hold.
 
 No time passes here. `engine` says when things happen and `batching` what runs next; both work through these verbs:
-a request stands in the `queue`, is admitted, is given prefill chunks, joins the decoding ones, and leaves. Sums over
-the decoding requests are kept at the replica's `tick`; a decoding request has gained `tick - joined_tick` tokens, so a sum over them is an offset plus their number times the
-tick, and costs nothing to bring up to date.
+a request stands in the `queue`, is admitted, is given prefill chunks, joins the decoding ones, and leaves. A decoding
+request has gained `tick - joined_tick` tokens, so a sum over them is an offset plus their number times the tick, and
+costs nothing to bring up to date.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_add_segment", "again", "changed", "chunks", "context_offset", "decoding", "engine", "generated_offset", "given", "gpu",
-        "growing", "id", "kv", "kv_blocks_total", "max_context_tokens", "max_num_batched_tokens",
+        "_add_segment", "again", "changed", "chunks", "context_offset", "decoding", "engine", "generated_offset", "given",
+        "gpu", "growing", "id", "kv", "kv_blocks_total", "max_context_tokens", "max_num_batched_tokens",
         "max_num_seqs", "milestones", "model", "moving", "num_growing", "num_in_flight", "num_waiting",
         "ordering", "output", "pool", "preemptive", "prefill_tokens_left", "prefilling", "prefixes",
         "quantum", "rank", "region", "saturations", "shape", "stall_s", "stepped", "swap", "tick", "waiting",
@@ -175,7 +175,8 @@ class Batch:
         kv = self.kv
         before = live.computed_tokens
         live.computed_tokens = after = before + tokens
-        kv.pinned += kv.blocks(after) - kv.blocks(before)
+        block = kv.block
+        kv.pinned += -(-after // block) + -before // block
         self.chunks.append((live, tokens))
         self.shape.append((tokens, before))
         self.given += tokens
@@ -209,7 +210,7 @@ class Batch:
         live.computed_tokens = tokens = live.computed_tokens + grown
         own = tokens - live.shared_blocks * self.kv.block
         if self.prefixes is not None:
-            self.prefixes.release(live, self.kv.blocks(own), tick, tokens)
+            self.prefixes.release(live, own, tick, tokens)
         self.kv.leave(own, tick)
         self.context_offset -= tokens - tick
         del self.decoding[live.id]
@@ -228,10 +229,10 @@ class Batch:
             at = next(i for i, chunk in enumerate(self.chunks) if chunk[0] is live)
             del self.chunks[at], self.shape[at]
             self.given -= given
-        own = kv.blocks(live.computed_tokens) - live.shared_blocks
+        own = live.computed_tokens - live.shared_blocks * kv.block
         if self.prefixes is not None:
             self.prefixes.release(live, own, self.tick, 0)
-        kv.pinned -= own
+        kv.pinned -= kv.blocks(own)
         del self.prefilling[live.id]
         self.prefill_tokens_left -= live.target_tokens - live.computed_tokens + given
         live.computed_tokens = 0
@@ -330,9 +331,9 @@ class Batch:
     def record(self, live: Live, now: float, cause: Cause) -> None:
         """Write down the end of a stay in the batch."""
         tick = self.tick
-        self._add_segment(
-            (
-                live.id, self.id, live.attempt, live.enqueued_s, live.stay_admitted_s, live.prefill_end_s,
-                live.joined_tick if live.stage is Stage.DECODING else tick, tick, now, cause,
-            )  # fmt: skip
-        )
+        joined = live.joined_tick if live.stage is Stage.DECODING else tick
+        row = (
+            live.id, self.id, live.attempt, live.enqueued_s, live.stay_admitted_s, live.prefill_end_s, joined, tick,
+            now, cause,
+        )  # fmt: skip
+        self._add_segment(row)

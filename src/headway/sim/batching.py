@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headway.control.live import Live
-
 if TYPE_CHECKING:
     from headway.sim.engine import Replica
 

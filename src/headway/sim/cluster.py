@@ -47,7 +47,8 @@ def simulate(
     """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
 
     `progress(now_s, requests arrived)` is called now and then. `until_s` stops the run; requests still in the
-    system are recorded as unfinished. `line` puts another step-time model in the place of `perf`'s. Raises HeadwayError when a model does not fit its GPUs.
+    system are recorded as unfinished. `line` puts another step-time model in the place of `perf`'s. Raises
+    HeadwayError when a model does not fit its GPUs.
     """
     cluster = Cluster(fleet, source, policies, seed, step, scrape or Scrape(), progress, line or _calibrated)
     return cluster.run(faults, until_s)
@@ -94,12 +95,11 @@ class Cluster:
             pool_line = line(pool)
             blocks = kv_blocks(pool)
             for _ in range(pool.replicas):
-                replicas.append(
-                    Replica(
-                        len(replicas), pool, pool_line, blocks, _host_memory(pool), ordering(), self._kernel,
-                        self._control, self._recorder, exact,
-                    )  # fmt: skip
-                )
+                replica = Replica(
+                    len(replicas), pool, pool_line, blocks, _host_memory(pool), ordering(), self._kernel,
+                    self._control, self._recorder, exact,
+                )  # fmt: skip
+                replicas.append(replica)
         return replicas
 
     def _services(self, policies: Policies, seed: int) -> dict[str, Service]:
@@ -167,7 +167,9 @@ class Cluster:
         """Run to the end of the workload, or until `until_s`."""
         for i, fault in enumerate(faults):
             if not 0 <= fault.replica < len(self._replicas):
-                raise HeadwayError(f"faults[{i}].replica: {fault.replica}; the fleet has 0 to {len(self._replicas) - 1}")
+                raise HeadwayError(
+                    f"faults[{i}].replica: {fault.replica}; the fleet has 0 to {len(self._replicas) - 1}"
+                )
             self._kernel.at(fault.at_s, COMMAND, fault.replica - len(self._replicas), self._crash, fault)
         if self._observer.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)

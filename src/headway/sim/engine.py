@@ -41,8 +41,8 @@ class Replica(Batch):
 
     __slots__ = (
         "_add_stretch", "_admit", "_line", "_on_wake", "_opened", "_push", "a_s", "advances", "b_s",
-        "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end", "kernel", "lag", "listener", "opened_s", "start_s",
-        "valid", "version",
+        "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end", "kernel", "lag", "listener", "opened_s",
+        "start_s", "valid", "version",
     )  # fmt: skip
 
     def __init__(
@@ -111,8 +111,7 @@ class Replica(Batch):
         live.replica = self.id
         self.generated_offset += live.generated_tokens
         self.output += live.output_tokens
-        quantum = self.quantum
-        if quantum is not None:
+        if self.quantum is not None:
             live.turn = self.tick + self._ahead(now)
         if self.lag and (self.k != self.k_end or self.decoding or self.prefilling):
             self.expect(live)
@@ -120,11 +119,9 @@ class Replica(Batch):
             self._look(now, self.lag)
             return
         self.queue(live, now)
-        if self.k == self.k_end:
-            self._look(now)
-        elif (self.num_waiting == 1 or self.head() is live) and (
-            self.preemptive or quantum is not None or self.num_running < self.max_num_seqs
-        ):
+        if self.num_waiting > 1 and self.head() is not live:
+            return
+        if self.preemptive or self.num_running < self.max_num_seqs or self.k == self.k_end:
             self._look(now)
 
     def cancel(self, live: Live, now: float) -> None:
@@ -231,7 +228,7 @@ class Replica(Batch):
             if live.first_token_s != live.first_token_s:
                 live.first_token_s = now
             del self.prefilling[live.id]
-            self.kv.pinned -= self.kv.blocks(live.computed_tokens) - live.shared_blocks
+            self.kv.pinned += -live.computed_tokens // self.kv.block + live.shared_blocks
             self.join(live)
             self._look_at(live, now)
 

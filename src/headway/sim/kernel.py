@@ -7,7 +7,6 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-
 FINISH, COMMAND, ARRIVAL, TICK = range(4)
 """Who goes first at equal times. Scheduling comes after all of them."""
 

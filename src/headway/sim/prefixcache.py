@@ -88,10 +88,11 @@ class PrefixCache:
             node.cached += more
             live.shared_blocks += more
 
-    def release(self, live: Live, own_blocks: int, tick: int, computed_tokens: int) -> None:
-        """The request goes. Call before its `own_blocks` leave the block counts; shared ones leave here."""
+    def release(self, live: Live, own_tokens: int, tick: int, computed_tokens: int) -> None:
+        """The request goes. Call before its own blocks leave the block counts; shared ones leave here."""
         if not self._nodes and live.output_id is None:
             return
+        own_blocks = self._kv.blocks(own_tokens)
         self._settle(tick)
         self._accounted -= own_blocks
         output = self._output_blocks(live, own_blocks, computed_tokens)
