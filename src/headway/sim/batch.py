@@ -24,8 +24,8 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_add_segment", "again", "changed", "chunks", "context_offset", "decoding", "engine", "generated_offset", "given",
-        "gpu", "growing", "id", "kv", "kv_blocks_total", "max_context_tokens", "max_num_batched_tokens",
+        "_add_segment", "again", "changed", "chunks", "context_offset", "decoding", "engine", "generated_offset",
+        "given", "gpu", "growing", "id", "kv", "kv_blocks_total", "max_context_tokens", "max_num_batched_tokens",
         "max_num_seqs", "milestones", "model", "moving", "num_growing", "num_in_flight", "num_waiting",
         "ordering", "output", "pool", "preemptive", "prefill_tokens_left", "prefilling", "prefixes",
         "quantum", "rank", "region", "saturations", "shape", "stall_s", "stepped", "swap", "tick", "waiting",
