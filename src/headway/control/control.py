@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from headway.control.live import Live, Stage
+from headway.control.live import ENDED, HELD, Live
 from headway.control.recorder import Recorder
 from headway.control.service import Service
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase
+
+_FINISHED = Outcome.FINISHED
 
 
 class Effects(Protocol):
@@ -84,7 +86,7 @@ class Control:
 
     def finished(self, live: Live, now: float) -> None:
         """All its tokens are out."""
-        self._end(live, now, Outcome.FINISHED)
+        self._end(live, now, _FINISHED)
 
     def phase_changed(self, live: Live, now: float) -> None:
         """Reasoning is over."""
@@ -94,10 +96,10 @@ class Control:
         self._end(live, now, Outcome.CANCELLED)
 
     def _time_out(self, now: float, live: Live) -> None:
-        if live.stage is Stage.ENDED:
+        if live.stage is ENDED:
             return
         live.cancelled_s = now
-        if live.stage is Stage.HELD:
+        if live.stage is HELD:
             self._end(live, now, Outcome.CANCELLED)
         else:
             self.effects.cancel(live, now)
@@ -133,8 +135,8 @@ class Control:
             self._write(live, now, Outcome.UNFINISHED)
 
     def _end(self, live: Live, now: float, outcome: Outcome) -> None:
-        live.stage = Stage.ENDED
-        end_s = live.cancelled_s if outcome is Outcome.CANCELLED else now
+        live.stage = ENDED
+        end_s = now if live.cancelled_s != live.cancelled_s else live.cancelled_s
         self.num_live -= 1
         self.last_s = now
         self._write(live, end_s, outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-from headway.control.live import Live, Stage
+from headway.control.live import HELD, Live
 from headway.core.errors import HeadwayError
 from headway.core.policy import Learner, MovingOrdering, Ordering, Router
 from headway.core.view import ReplicaView
@@ -96,7 +96,7 @@ class Service:
 
     def hold(self, live: Live, now: float) -> None:
         """Keep a request back."""
-        live.stage = Stage.HELD
+        live.stage = HELD
         live.rank = self.ordering.rank(live, now)
         heappush(self.line, (live.rank, live.id, live))
 
@@ -108,7 +108,7 @@ class Service:
             heapify(self.line)
         while self.line:
             live = self.line[0][2]
-            if live.stage is Stage.HELD:
+            if live.stage is HELD:
                 return live
             heappop(self.line)
         return None
@@ -119,4 +119,4 @@ class Service:
 
     def held(self) -> list[Live]:
         """Who is held back."""
-        return [entry[2] for entry in self.line if entry[2].stage is Stage.HELD]
+        return [entry[2] for entry in self.line if entry[2].stage is HELD]

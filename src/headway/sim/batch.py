@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from headway.control.live import NEVER, Live, Stage
+from headway.control.live import DECODING, NEVER, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
 from headway.core.fleet import Pool
 from headway.core.policy import MovingOrdering, Ordering, SteppedOrdering
@@ -99,7 +99,7 @@ class Batch:
 
     def expect(self, live: Live) -> None:
         """Count a request as waiting."""
-        live.stage = Stage.WAITING
+        live.stage = WAITING
         if not live.swapped_tokens:
             live.target_tokens = tokens = live.prompt_tokens + live.generated_tokens
             live.computed_tokens = 0
@@ -111,14 +111,14 @@ class Batch:
         waiting = self.waiting
         while waiting:
             live = waiting[0][2]
-            if live.stage is Stage.WAITING:
+            if live.stage is WAITING:
                 return live
             heappop(waiting)
         return None
 
     def in_line(self) -> list[Live]:
         """Who waits, in no order. Entries that a cancellation left behind do not."""
-        return [entry[2] for entry in self.waiting if entry[2].stage is Stage.WAITING]
+        return [entry[2] for entry in self.waiting if entry[2].stage is WAITING]
 
     def rerank(self, now: float) -> None:
         """Rank the line anew."""
@@ -167,7 +167,7 @@ class Batch:
             live.cached_tokens = live.computed_tokens
         else:
             live.prefill_end_s = NEVER
-        live.stage = Stage.PREFILLING
+        live.stage = PREFILLING
         self.prefilling[live.id] = live
 
     def give(self, live: Live, tokens: int) -> None:
@@ -185,7 +185,7 @@ class Batch:
 
     def join(self, live: Live) -> None:
         """The request decodes from the next iteration on."""
-        live.stage = Stage.DECODING
+        live.stage = DECODING
         live.joined_tick = tick = self.tick
         live.joined_generated = live.generated_tokens
         self.generated_offset -= tick
@@ -288,7 +288,7 @@ class Batch:
         kv = self.kv
         sizes = [(self._tokens(other), other) for _, _, other in behind]
         gain = sum(kv.blocks(tokens) - other.shared_blocks for tokens, other in sizes)
-        growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is Stage.DECODING)
+        growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is DECODING)
         if kv.free(self.tick) + gain < blocks + kv.needed_next(self.tick) - growing:
             return False
         self.preempt(max(behind)[2], now)
@@ -298,7 +298,7 @@ class Batch:
         """Back into the line, with the KV dropped or swapped out."""
         live.preemptions += 1
         cause = Cause.PREEMPTED
-        if live.stage is Stage.DECODING:
+        if live.stage is DECODING:
             self.leave(live)
             copy_s = self.swap.out(live, live.computed_tokens) if self.engine.preemption == "swap" else None
             if copy_s is not None:
@@ -317,7 +317,7 @@ class Batch:
 
     def _tokens(self, live: Live) -> int:
         """KV tokens of a running request."""
-        grown = self.tick - live.joined_tick if live.stage is Stage.DECODING else 0
+        grown = self.tick - live.joined_tick if live.stage is DECODING else 0
         return live.computed_tokens + grown
 
     # The end.
@@ -331,7 +331,7 @@ class Batch:
     def record(self, live: Live, now: float, cause: Cause) -> None:
         """Write down the end of a stay in the batch."""
         tick = self.tick
-        joined = live.joined_tick if live.stage is Stage.DECODING else tick
+        joined = live.joined_tick if live.stage is DECODING else tick
         row = (
             live.id, self.id, live.attempt, live.enqueued_s, live.stay_admitted_s, live.prefill_end_s, joined, tick,
             now, cause,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop
 from typing import Protocol
 
-from headway.control.live import Live, Stage
+from headway.control.live import DECODING, ENDED, HELD, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
 from headway.core.fleet import Pool
 from headway.core.policy import Ordering
@@ -26,6 +26,9 @@ from headway.sim.swap import HostMemory
 
 Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
 """perf's answer to a batch: see `perf.step.StepModel.line`."""
+
+
+_FINISHED = Cause.FINISHED
 
 
 class Listener(Protocol):
@@ -126,9 +129,9 @@ class Replica(Batch):
 
     def cancel(self, live: Live, now: float) -> None:
         """The client gave up: a waiting request goes at once, a running one at the next boundary."""
-        if live.stage is Stage.WAITING:
+        if live.stage is WAITING:
             self.withdraw(live)
-            live.stage = Stage.ENDED
+            live.stage = ENDED
             self.listener.cancelled(live, now)
         elif self.k == self.k_end:
             self._cancel_running(live, now)
@@ -147,7 +150,7 @@ class Replica(Batch):
         running = [*self.prefilling.values(), *self.decoding.values()]
         for live in running:
             self.record(live, now, cause)
-        inbox = [live for live in self.inbox if live.stage is Stage.WAITING]
+        inbox = [live for live in self.inbox if live.stage is WAITING]
         return sorted([*self.in_line(), *inbox, *running], key=_by_id)
 
     def crash(self, now: float) -> list[Live]:
@@ -157,7 +160,7 @@ class Replica(Batch):
             self.swap.drop(live)
             live.shared_blocks = live.computed_tokens = 0
             live.milestone = -1
-            live.stage = Stage.HELD
+            live.stage = HELD
         self.version += 1
         self.clear()
         self._reset()
@@ -217,7 +220,7 @@ class Replica(Batch):
     def _end_prefills(self, now: float) -> None:
         """The prefill chunks of the iteration are computed; complete prompts give a token and start to decode."""
         for live, tokens in self.chunks:
-            if live.stage is not Stage.PREFILLING:
+            if live.stage is not PREFILLING:
                 continue
             self.prefill_tokens_left -= tokens
             if live.computed_tokens < live.target_tokens:
@@ -240,16 +243,16 @@ class Replica(Batch):
         if generated >= live.output_tokens:
             self._finish(live, now)
             return
-        if live.phase is Phase.REASONING and generated >= live.reasoning_tokens:
+        if live.reasoning_tokens and live.phase is Phase.REASONING and generated >= live.reasoning_tokens:
             live.phase = Phase.ANSWERING
             self.listener.phase_changed(live, now)
         self.plan(live)
 
     def _finish(self, live: Live, now: float) -> None:
         self.leave(live)
-        self.record(live, now, Cause.FINISHED)
+        self.record(live, now, _FINISHED)
         self.gone(live)
-        live.stage = Stage.ENDED
+        live.stage = ENDED
         self.listener.finished(live, now)
 
     def _cancel_all(self, now: float) -> None:
@@ -258,13 +261,13 @@ class Replica(Batch):
         self.cancelling = []
 
     def _cancel_running(self, live: Live, now: float) -> None:
-        if live.stage is Stage.DECODING:
+        if live.stage is DECODING:
             self.leave(live)
         else:
             self.drop_prefill(live)
         self.record(live, now, Cause.CANCELLED)
         self.gone(live)
-        live.stage = Stage.ENDED
+        live.stage = ENDED
         self.listener.cancelled(live, now)
 
     # What next.
@@ -388,7 +391,7 @@ class Replica(Batch):
         for live in self.inbox:
             if live.enqueued_s > seen_s:
                 hidden.append(live)
-            elif live.stage is Stage.WAITING:
+            elif live.stage is WAITING:
                 self.stand(live, now)
         self.inbox = hidden
 
