@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from headway.control.live import ENDED, HELD, Live
 from headway.control.recorder import Recorder
 from headway.control.service import Service
+from headway.core.errors import HeadwayError
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase
 
@@ -43,9 +44,10 @@ class Control:
         self.serve({})
 
     def serve(self, services: dict[str, Service]) -> None:
-        """Take charge of these services, by model."""
-        self.services = services
-        self._only = next(iter(services.values())) if len(services) == 1 else None
+        """Take charge of these services, by each name of their models."""
+        self._by_model = services
+        self.services = list(dict.fromkeys(services.values()))
+        self._only = self.services[0] if len(self.services) == 1 else None
 
     def arrived(self, live: Live, now: float) -> None:
         """A request comes in."""
@@ -54,12 +56,20 @@ class Control:
             live.phase = Phase.REASONING
         if live.timeout_s is not None:
             self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
-        service = self._only or self.services[live.model]
+        service = self._service(live)
         if service.line:
             service.hold(live, now)
             self.release(service, now)
         else:
             self._place_or_hold(service, live, now)
+
+    def _service(self, live: Live) -> Service:
+        """Who serves this request's model; a request that names none is for the only service."""
+        service = self._by_model.get(live.model) if live.model else self._only
+        if service is None:
+            serves = ", ".join(service.model for service in self.services)
+            raise HeadwayError(f"request {live.id} is for model {live.model!r}; the fleet serves: {serves}")
+        return service
 
     def _place_or_hold(self, service: Service, live: Live, now: float) -> None:
         replica = service.choose(live, now)
@@ -106,7 +116,7 @@ class Control:
 
     def crashed(self, replica: int, lost: list[Live], now: float) -> None:
         """A replica is gone; what it had is placed anew, with the tokens that are already out kept."""
-        for service in self.services.values():
+        for service in self.services:
             for member in service.members:
                 if member.view.id == replica:
                     member.is_up = False
@@ -116,11 +126,11 @@ class Control:
             if live.cancelled_s == live.cancelled_s:
                 self._end(live, now, Outcome.CANCELLED)
             else:
-                self._place_or_hold(self._only or self.services[live.model], live, now)
+                self._place_or_hold(self._service(live), live, now)
 
     def recovered(self, replica: int, now: float) -> None:
         """A replica is back, empty."""
-        for service in self.services.values():
+        for service in self.services:
             for member in service.members:
                 if member.view.id == replica:
                     member.is_up = True
@@ -129,7 +139,7 @@ class Control:
 
     def close(self, unfinished: list[Live], now: float) -> None:
         """The run stops; what is still in the system is counted."""
-        for service in self.services.values():
+        for service in self.services:
             unfinished = unfinished + service.held()
         for live in sorted(unfinished, key=_by_id):
             self._write(live, now, Outcome.UNFINISHED)
@@ -140,7 +150,7 @@ class Control:
         self.num_live -= 1
         self.last_s = now
         self._write(live, end_s, outcome)
-        service = self._only or self.services[live.model]
+        service = self._service(live)
         if service.learner is not None:
             service.learner.learn(_as_ended(live, end_s, outcome))
         if self._notify:

@@ -30,12 +30,14 @@ class Service:
 
     def __init__(
         self,
+        model: str,
         members: Sequence[Member],
         router: Router,
         hold_ordering: Ordering,
         window: int | None,
         view: View,
     ) -> None:
+        self.model = model
         self.members = members
         self.router = router
         self.learner = router if isinstance(router, Learner) else None

@@ -105,10 +105,12 @@ class Cluster:
     def _services(self, policies: Policies, seed: int) -> dict[str, Service]:
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
         services: dict[str, Service] = {}
-        for name in dict.fromkeys(replica.model for replica in self._replicas):
-            members = [self._member(replica) for replica in self._replicas if replica.model == name]
-            random = Random(f"{seed}/router/{name}")
-            services[name] = Service(members, policies.router(), hold(), policies.window, View(random))
+        for model in {pool.model.name: pool.model for pool in self._pools}.values():
+            members = [self._member(replica) for replica in self._replicas if replica.model == model.name]
+            view = View(Random(f"{seed}/router/{model.name}"))
+            service = Service(model.name, members, policies.router(), hold(), policies.window, view)
+            for name in (model.name, model.hf_id, *model.aliases):
+                services.setdefault(name, service)
         return services
 
     def _member(self, replica: Replica) -> Member:
