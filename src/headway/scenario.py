@@ -23,6 +23,7 @@ from headway.catalog import coefficients, engine, gpu, model, model_from_config
 from headway.control.policies import OrderingAt, Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Fault, Fleet, Model, Parallel, Pool
+from headway.core.record import Outcome, Records
 from headway.metrics.latency import Slo
 from headway.metrics.summary import summarize
 from headway.observe import Scrape
@@ -188,8 +189,23 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
         simulate_s=simulated - started,
         total_s=time.perf_counter() - began,
         calibrated=all(coefficients(pool.gpu.name, pool.engine.name).calibrated for pool in pools),
-        notes=source.table().notes,
+        notes=(*source.table().notes, *_rejections(records, pools)),
     )
+
+
+def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
+    """Why requests were turned away."""
+    rejected = records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]
+    if not len(rejected):
+        return []
+    contexts = {pool.model.name: pool.model.max_context_tokens for pool in pools}
+    limit = max(min(replica.kv_capacity_tokens, contexts[replica.model]) for replica in records.replicas)
+    tokens = records.workload["prompt_tokens"][rejected] + records.workload["output_tokens"][rejected]
+    too_long = int((tokens > limit).sum())
+    notes = [f"rejected: {too_long:,} requests of more than {limit:,} tokens, the most that a replica takes"]
+    if too_long < len(rejected):
+        notes.append(f"rejected: {len(rejected) - too_long:,} requests that no queue had room for")
+    return notes if too_long else notes[1:]
 
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
@@ -285,6 +301,12 @@ def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:
     with places.at(*key):
         profile = engine(str(name))
     changed = userfile.convert({**msgspec.to_builtins(profile), **changes}, Engine, places, key)
+    if changed.max_num_batched_tokens < changed.max_num_seqs:
+        at = (*key, "max_num_batched_tokens")
+        expected = f"at least max_num_seqs ({changed.max_num_seqs}), a token for each sequence that decodes"
+        raise places.error(at, f"{changed.max_num_batched_tokens}; expected {expected}")
+    if changed.schedule_lag > 1:
+        raise places.error((*key, "schedule_lag"), f"{changed.schedule_lag}; expected 0 or 1")
     for field_name in changes:
         _check_setting(field_name, getattr(changed, field_name), places, (*key, field_name))
     return changed
