@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headway.control.live import Live
 
 
 class HostMemory:
     """Room for swapped KV, and the time a copy takes. A copy stands in front of the next iteration."""
 
-    __slots__ = ("_s_per_token", "room_tokens", "used_tokens")
+    __slots__ = ("_copy_s", "room_tokens", "used_tokens")
 
-    def __init__(self, room_tokens: int, s_per_token: float) -> None:
+    def __init__(self, room_tokens: int, copy_s: Callable[[int], float]) -> None:
         self.room_tokens = room_tokens
         self.used_tokens = 0
-        self._s_per_token = s_per_token
+        self._copy_s = copy_s
+        """Seconds of one copy of so many tokens."""
 
     def out(self, live: Live, tokens: int) -> float | None:
         """Swap out this many KV tokens: seconds on the host link, or None if there is no room."""
@@ -21,13 +24,13 @@ class HostMemory:
             return None
         self.used_tokens += tokens
         live.swapped_tokens = tokens
-        return tokens * self._s_per_token
+        return self._copy_s(tokens)
 
     def back(self, live: Live) -> float:
         """Swap back in: seconds on the host link."""
         tokens = live.swapped_tokens
         self.drop(live)
-        return tokens * self._s_per_token
+        return self._copy_s(tokens)
 
     def drop(self, live: Live) -> None:
         """Forget what was swapped out, if anything."""
