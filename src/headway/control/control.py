@@ -146,15 +146,15 @@ class Control:
 
     def _end(self, live: Live, now: float, outcome: Outcome) -> None:
         live.stage = ENDED
-        end_s = now if live.cancelled_s != live.cancelled_s else live.cancelled_s
+        end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
         self.num_live -= 1
-        self.last_s = now
+        self.last_s = end_s
         self._write(live, end_s, outcome)
         service = self._service(live)
         if service.learner is not None:
             service.learner.learn(_as_ended(live, end_s, outcome))
         if self._notify:
-            self.effects.ended(live, now, outcome)
+            self.effects.ended(live, end_s, outcome)
         if service.line:
             self.release(service, now)
 

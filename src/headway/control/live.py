@@ -48,6 +48,10 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
 
     # The stay in the present batch, the engine's to keep.
     enqueued_s: float = NEVER
+    ready_s: float = NEVER
+    """When the engine's scheduler can see it."""
+    response_s: float = 0.0
+    """From the end of an iteration to the client."""
     stay_admitted_s: float = NEVER
     prefill_end_s: float = NEVER
     target_tokens: int = 0

@@ -97,6 +97,12 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     """Longest queue a replica accepts; beyond it requests go elsewhere or are rejected."""
     schedule_lag: int = 0
     """1: scheduling runs one iteration ahead of execution, so what arrives waits one iteration more."""
+    request_overhead_s: float = 0.0
+    """From a request's coming in to the scheduler's seeing it: HTTP, validation, queues between processes."""
+    tokenize_s_per_token: float = 0.0
+    """The same, per prompt token."""
+    response_overhead_s: float = 0.0
+    """From the end of an iteration to the client's having its tokens: sampling results, detokenising, HTTP."""
     kv_dtype_bytes: float = 2.0
     orderings: tuple[str, ...] | None = None
     """Orderings that this engine can act out at the replica; None = any (a simulated engine)."""

@@ -105,6 +105,8 @@ def _admit(replica: Replica, budget: int, now: float, whole: bool, reserve: bool
         if not _has_room(replica, blocks, reserve):
             if replica.preemptive and replica.displace(live, blocks + kv.watermark, now):
                 continue
+            # What is cached for it may be evicted as others grow, and then it asks for less.
+            replica.again |= hit > 0 and (replica.preemptive or replica.num_running < replica.max_num_seqs)
             return
         replica.admit(live, hit, now)
         if chunk:

@@ -21,7 +21,7 @@ from headway.core.request import Phase
 from headway.sim.batch import Batch
 from headway.sim.batching import ADMISSIONS
 from headway.sim.clock import completed, first_boundary_at
-from headway.sim.kernel import FINISH, Kernel
+from headway.sim.kernel import COMMAND, FINISH, Kernel
 from headway.sim.swap import HostMemory
 
 Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
@@ -43,9 +43,9 @@ class Replica(Batch):
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_add_stretch", "_admit", "_line", "_on_wake", "_opened", "_push", "a_s", "advances", "b_s",
+        "_add_stretch", "_admit", "_is_slow", "_line", "_on_wake", "_opened", "_push", "a_s", "advances", "b_s",
         "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end", "kernel", "lag", "listener", "opened_s",
-        "start_s", "valid", "version",
+        "request_s", "response_s", "start_s", "tokenize_s", "valid", "version",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +64,11 @@ class Replica(Batch):
         super().__init__(id, pool, kv_blocks, swap, ordering, recorder)
         self.kernel, self.listener, self.exact = kernel, listener, exact
         self._line = line
-        self.lag = pool.engine.schedule_lag
+        engine = pool.engine
+        self.lag = engine.schedule_lag
+        self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
+        self.response_s = engine.response_overhead_s
+        self._is_slow = bool(self.lag or self.request_s or self.tokenize_s or self.response_s)
         self._add_stretch = recorder.stretches.add
         self._admit = ADMISSIONS[pool.engine.batching]
         self._push = kernel.push
@@ -116,10 +120,10 @@ class Replica(Batch):
         self.output += live.output_tokens
         if self.quantum is not None:
             live.turn = self.tick + self._ahead(now)
-        if self.lag and (self.k != self.k_end or self.decoding or self.prefilling):
-            self.expect(live)
-            self.inbox.append(live)
-            self._look(now, self.lag)
+        if self._is_slow:
+            live.response_s = self.response_s
+            live.ready_s = now + self.request_s + self.tokenize_s * live.prompt_tokens
+            self._expect(live, now)
             return
         self.queue(live, now)
         if self.num_waiting > 1 and self.head() is not live:
@@ -127,9 +131,23 @@ class Replica(Batch):
         if self.preemptive or self.num_running < self.max_num_seqs or self.k == self.k_end:
             self._look(now)
 
+    def _expect(self, live: Live, now: float) -> None:
+        """The request is on its way to the scheduler, and visible `lag` boundaries after it is ready."""
+        self.expect(live)
+        self.inbox.append(live)
+        if self.decoding or self.prefilling:
+            self._look(live.ready_s, self.lag)
+        else:
+            self.kernel.at(live.ready_s, COMMAND, live.id, self._ready)
+
+    def _ready(self, now: float, _: object) -> None:
+        if self.k == self.k_end:
+            self._look(now)
+
     def cancel(self, live: Live, now: float) -> None:
         """The client gave up: a waiting request goes at once, a running one at the next boundary."""
         if live.stage is WAITING:
+            self.inbox = [other for other in self.inbox if other is not live]
             self.withdraw(live)
             live.stage = ENDED
             self.listener.cancelled(live, now)
@@ -150,8 +168,7 @@ class Replica(Batch):
         running = [*self.prefilling.values(), *self.decoding.values()]
         for live in running:
             self.record(live, now, cause)
-        inbox = [live for live in self.inbox if live.stage is WAITING]
-        return sorted([*self.in_line(), *inbox, *running], key=_by_id)
+        return sorted([*self.in_line(), *self.inbox, *running], key=_by_id)
 
     def crash(self, now: float) -> list[Live]:
         """Everything here is lost at once. Returns the requests, without their KV."""
@@ -229,7 +246,7 @@ class Replica(Batch):
             live.generated_tokens += 1
             self.generated_offset += 1
             if live.first_token_s != live.first_token_s:
-                live.first_token_s = now
+                live.first_token_s = now + self.response_s
             del self.prefilling[live.id]
             self.kv.pinned += -live.computed_tokens // self.kv.block + live.shared_blocks
             self.join(live)
@@ -239,7 +256,7 @@ class Replica(Batch):
         """Is it done, does its phase change, when to look again? Reasoning is over with its last token."""
         generated = live.generated_tokens
         if live.answer_s != live.answer_s and generated > live.reasoning_tokens:
-            live.answer_s = now
+            live.answer_s = now + self.response_s
         if generated >= live.output_tokens:
             self._finish(live, now)
             return
@@ -314,10 +331,12 @@ class Replica(Batch):
         self._close_epoch()
         self.k = self.k_end = 0
         self.valid, self.advances, self.changed = None, False, False
-        if self.num_waiting:
-            if not self.again:
-                raise AssertionError(f"replica {self.id} is stuck with {self.num_waiting} requests waiting")
+        if self.again:
             self._look(now)
+        elif self.head() is not None:
+            raise AssertionError(f"replica {self.id} is stuck with {self.num_waiting} requests waiting")
+        for live in self.inbox:
+            self.kernel.at(live.ready_s, COMMAND, live.id, self._ready)
 
     def _open_epoch(self, now: float) -> None:
         self.opened_s = now
@@ -353,7 +372,7 @@ class Replica(Batch):
 
     def _horizon(self, now: float) -> int:
         """For how many iterations this batch repeats; at least one."""
-        if self.given or self.exact or self.inbox or (self.again and self.num_waiting):
+        if self.given or self.exact or (self.again and self.num_waiting):
             return 1
         milestones = self.milestones
         while milestones[0][2].milestone != milestones[0][0]:
@@ -364,11 +383,15 @@ class Replica(Batch):
         if self.valid is not None:
             n = min(n, self.valid - self.k)
         if self.num_waiting:
-            n = self._horizon_of_ranks(n, now)
+            n = self._horizon_of_waiting(n, now)
         return n if n == 1 else self.kv.ticks_left(self.tick, n)
 
-    def _horizon_of_ranks(self, n: int, now: float) -> int:
-        """Until a rank changes, while somebody waits."""
+    def _horizon_of_waiting(self, n: int, now: float) -> int:
+        """Until the scheduler sees somebody new, or a rank changes while somebody waits."""
+        if self.inbox:
+            ready_s = min(live.ready_s for live in self.inbox)
+            k = first_boundary_at(self.start_s, self.a_s, self.b_s, ready_s, self.k, self.k + n) + self.lag
+            n = min(n, max(1, k - self.k))
         if self.quantum is not None and self.preemptive:
             first = min(live.quantum_tick for live in self.decoding.values())
             n = min(n, first + self.quantum - self.tick)
@@ -382,16 +405,16 @@ class Replica(Batch):
         return n
 
     def _open_inbox(self, now: float) -> None:
-        """With a scheduling lag, a busy engine sees at a boundary only what had arrived by the one before."""
+        """Who is ready stands in line. A busy engine with a scheduling lag looked one boundary earlier."""
         seen_s = now
-        if self.decoding or self.prefilling:
+        if self.lag and (self.decoding or self.prefilling):
             k = self.k - 1
             seen_s = boundary_s(self.start_s, self.a_s, self.b_s, k) if k > 0 else self.opened_s
         hidden = []
         for live in self.inbox:
-            if live.enqueued_s > seen_s:
+            if live.ready_s > seen_s:
                 hidden.append(live)
-            elif live.stage is WAITING:
+            else:
                 self.stand(live, now)
         self.inbox = hidden
 
