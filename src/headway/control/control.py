@@ -137,6 +137,17 @@ class Control:
                     service.refresh()
                     self.release(service, now)
 
+    def observed(self, now: float) -> None:
+        """Views have been refreshed; there may be room that nobody saw."""
+        for service in self.services:
+            if service.line:
+                self.release(service, now)
+
+    @property
+    def hopes(self) -> bool:
+        """Somebody is held back who may be placed when views are refreshed."""
+        return any(service.line and service.is_up for service in self.services)
+
     def close(self, unfinished: list[Live], now: float) -> None:
         """The run stops; what is still in the system is counted."""
         for service in self.services:

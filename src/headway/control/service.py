@@ -56,6 +56,11 @@ class Service:
         self._up: Sequence[ReplicaView] = [member.view for member in self.members if member.is_up]
         self._up_ids = {view.id for view in self._up}
 
+    @property
+    def is_up(self) -> bool:
+        """Some replica is."""
+        return bool(self._up)
+
     def _candidates(self, tokens: int) -> Sequence[ReplicaView]:
         """Replicas that may be given a request of so many tokens now."""
         return [

@@ -200,7 +200,7 @@ class Cluster:
 
     def _scrape(self, now: float, _: Any) -> None:
         config = self._observer.scrape_config
-        if self._kernel.num_events > self._unseen:
+        if self._kernel.num_events > self._unseen or self._control.hopes:
             self._kernel.at(now + config.period_s, TICK, 0, self._scrape)
         self._unseen += 1
         self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._observer.scrape())
@@ -208,6 +208,7 @@ class Cluster:
     def _show(self, now: float, samples: Any) -> None:
         self._unseen -= 1
         self._observer.show(samples)
+        self._control.observed(now)
 
     def _records(self, end_s: float) -> Records:
         table = self._source.table()
