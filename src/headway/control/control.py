@@ -37,7 +37,7 @@ class Control:
     def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
         self.effects = effects
         self._notify = notify
-        self._record = recorder.requests.add
+        self._pack, self._put = recorder.requests.pack, recorder.requests.write
         self.num_live = 0
         self.last_s = 0.0
         """When a request last ended."""
@@ -170,11 +170,11 @@ class Control:
             self.release(service, now)
 
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
-        row = (
+        row = self._pack(
             live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
             live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
         )  # fmt: skip
-        self._record(row)
+        self._put(row)
 
 
 def _as_ended(live: Live, end_s: float, outcome: Outcome) -> Ended:

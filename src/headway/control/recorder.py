@@ -1,49 +1,35 @@
-"""What a run writes down while it runs, kept compact: rows go to flat arrays, and those to typed columns."""
+"""What a run writes down while it runs: rows packed as bytes, which are columns already."""
 
 from __future__ import annotations
 
-from array import array
+from struct import Struct
 
 import numpy as np
-import numpy.typing as npt
 
 from headway.core.record import REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, Columns
 
-_INTEGERS = {
-    "request": np.int64, "outcome": np.int8, "attempts": np.int16, "attempt": np.int16, "preemptions": np.int32,
-    "replica": np.int32, "generated_tokens": np.int32, "cached_prompt_tokens": np.int32, "joined_tick": np.int64,
-    "left_tick": np.int64, "cause": np.int8, "tick": np.int64, "iterations": np.int32, "advances": np.int8,
-    "num_decode": np.int32, "prefill_tokens": np.int32, "context_tokens": np.int64, "num_waiting": np.int32,
+_CODES = {
+    "request": "q", "outcome": "b", "attempts": "h", "attempt": "h", "preemptions": "i", "replica": "i",
+    "generated_tokens": "i", "cached_prompt_tokens": "i", "joined_tick": "q", "left_tick": "q", "cause": "b",
+    "tick": "q", "iterations": "i", "num_decode": "i", "prefill_tokens": "i", "context_tokens": "q", "num_waiting": "i",
 }  # fmt: skip
+"""Type codes of `struct`, and of NumPy. All other columns are seconds, as doubles."""
 
 
 class Table:
-    """Rows of one table. `add(row)` takes a tuple in the order of the columns; call `pack()` now and then."""
+    """Rows of one table: `write(pack(*row))` adds one, in the order of the columns."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
-        self._names = columns
-        self._rows: array[float] = array("d")
-        self._packed: list[list[npt.NDArray[np.generic]]] = [[] for _ in columns]
-        self.add = self._rows.extend
-
-    def pack(self) -> None:
-        """Turn the rows so far into typed columns."""
-        if not self._rows:
-            return
-        block = np.frombuffer(self._rows, dtype=np.float64).reshape(-1, len(self._names))
-        for i, name in enumerate(self._names):
-            self._packed[i].append(block[:, i].astype(_INTEGERS.get(name, np.float64)))
-        del block
-        del self._rows[:]
+        codes = [_CODES.get(name, "d") for name in columns]
+        self._rows = bytearray()
+        self._dtype = np.dtype([(name, f"={code}") for name, code in zip(columns, codes, strict=True)])
+        self.pack = Struct("=" + "".join(codes)).pack
+        self.write = self._rows.extend
 
     def columns(self) -> Columns:
-        """All rows, as columns. The table is empty afterwards."""
-        self.pack()
-        out: Columns = {}
-        for i, name in enumerate(self._names):
-            parts, self._packed[i] = self._packed[i], []
-            out[name] = np.concatenate(parts) if parts else np.empty(0, _INTEGERS.get(name, np.float64))
-        return out
+        """All rows, as columns."""
+        rows = np.frombuffer(self._rows, dtype=self._dtype)
+        return {name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()}
 
 
 class Recorder:
@@ -55,13 +41,7 @@ class Recorder:
         self.stretches = Table(STRETCH_COLUMNS[:-1])
 
     def stretch_columns(self) -> Columns:
-        """The stretches, with the columns that follow from others."""
+        """The stretches, with the column that follows from others."""
         columns = self.stretches.columns()
         columns["advances"] = np.not_equal(columns["num_decode"], 0).astype(np.int8)
         return columns
-
-    def pack(self) -> None:
-        """Keep memory flat on long runs."""
-        self.requests.pack()
-        self.segments.pack()
-        self.stretches.pack()

@@ -24,10 +24,10 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_add_segment", "again", "changed", "chunks", "context_offset", "decoding", "engine", "generated_offset",
-        "given", "gpu", "growing", "id", "kv", "kv_blocks_total", "max_context_tokens", "max_num_batched_tokens",
-        "max_num_seqs", "milestones", "model", "moving", "num_growing", "num_in_flight", "num_waiting",
-        "ordering", "output", "pool", "preemptive", "prefill_tokens_left", "prefilling", "prefixes",
+        "_pack_segment", "_put_segment", "again", "changed", "chunks", "context_offset", "decoding", "engine",
+        "generated_offset", "given", "gpu", "growing", "id", "kv", "kv_blocks_total", "max_context_tokens",
+        "max_num_batched_tokens", "max_num_seqs", "milestones", "model", "moving", "num_growing", "num_in_flight",
+        "num_waiting", "ordering", "output", "pool", "preemptive", "prefill_tokens_left", "prefilling", "prefixes",
         "quantum", "rank", "region", "saturations", "shape", "stall_s", "stepped", "swap", "tick", "waiting",
         "window", "window_tokens",
     )  # fmt: skip
@@ -49,7 +49,7 @@ class Batch:
         self.quantum, self.preemptive = ordering.quantum, ordering.preemptive
         self.moving = ordering if isinstance(ordering, MovingOrdering) else None
         self.stepped = ordering if isinstance(ordering, SteppedOrdering) else None
-        self._add_segment = recorder.segments.add
+        self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
         self.tick = 0
         self.clear()
 
@@ -332,8 +332,8 @@ class Batch:
         """Write down the end of a stay in the batch."""
         tick = self.tick
         joined = live.joined_tick if live.stage is DECODING else tick
-        row = (
+        row = self._pack_segment(
             live.id, self.id, live.attempt, live.enqueued_s, live.stay_admitted_s, live.prefill_end_s, joined, tick,
             now, cause,
         )  # fmt: skip
-        self._add_segment(row)
+        self._put_segment(row)

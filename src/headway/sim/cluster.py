@@ -27,7 +27,6 @@ from headway.workload.source import Source
 Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
-_PACK_EVERY = 1 << 16
 _PROGRESS_EVERY = 1 << 11
 
 
@@ -154,14 +153,8 @@ class Cluster:
         self._next_s = float("inf")
         self._arm()
         self._control.arrived(live, now)
-        if not live.id % _PROGRESS_EVERY:
-            self._report(live.id, now)
-
-    def _report(self, arrived: int, now: float) -> None:
-        if self._progress is not None:
-            self._progress(now, arrived)
-        if not arrived % _PACK_EVERY:
-            self._recorder.pack()
+        if self._progress is not None and not live.id % _PROGRESS_EVERY:
+            self._progress(now, live.id)
 
     # The run.
 

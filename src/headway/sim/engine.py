@@ -43,9 +43,10 @@ class Replica(Batch):
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_add_stretch", "_admit", "_is_slow", "_line", "_on_wake", "_opened", "_push", "a_s", "advances", "b_s",
-        "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end", "kernel", "lag", "listener", "opened_s",
-        "request_s", "response_s", "start_s", "tokenize_s", "valid", "version",
+        "_admit", "_events", "_is_slow", "_line", "_on_wake", "_opened", "_pack_stretch", "_push", "_put_stretch",
+        "_undecided", "a_s", "advances", "b_s", "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end",
+        "kernel", "lag", "listener", "opened_s", "request_s", "response_s", "start_s", "tokenize_s", "valid",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -69,9 +70,9 @@ class Replica(Batch):
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
         self.response_s = engine.response_overhead_s
         self._is_slow = bool(self.lag or self.request_s or self.tokenize_s or self.response_s)
-        self._add_stretch = recorder.stretches.add
+        self._pack_stretch, self._put_stretch = recorder.stretches.pack, recorder.stretches.write
         self._admit = ADMISSIONS[pool.engine.batching]
-        self._push = kernel.push
+        self._push, self._events, self._undecided = kernel.push, kernel.heap, kernel.undecided
         self._on_wake = self._wake
         self.is_up = True
         self.version = 0
@@ -191,13 +192,23 @@ class Replica(Batch):
     def _look(self, now: float, later: int = 0) -> None:
         """Look again at the first boundary from now on, or so many boundaries later."""
         if self.k == self.k_end:
-            if not self.is_due:
-                self.is_due = True
-                self.kernel.due(self)
+            self._ask()
         elif self.k_end - self.k > 1:
             k = first_boundary_at(self.start_s, self.a_s, self.b_s, now, self.k + 1, self.k_end) + later
             if k < self.k_end:
                 self._sleep_until(k)
+
+    def _ask(self) -> None:
+        """Decide once everything else at this instant has happened."""
+        if not self.is_due:
+            self.is_due = True
+            self._undecided.append(self)
+
+    def decide(self, now: float) -> None:
+        """The kernel says that it is time to."""
+        self.is_due = False
+        if self.is_up:
+            self._schedule(now)
 
     def _sleep_until(self, k: int) -> None:
         self.k_end = k
@@ -210,12 +221,13 @@ class Replica(Batch):
     def _wake(self, now: float, version: int) -> None:
         if version != self.version:
             return
-        n = self.k_end - self.k
-        self.k = self.k_end
+        k = self.k_end
         if self.advances:
+            n = k - self.k
             self.tick += n
             if self.window is not None:
                 self.saturate(n)
+        self.k = k
         if self.cancelling:
             self._cancel_all(now)
         if self.given:
@@ -226,13 +238,11 @@ class Replica(Batch):
             if live.milestone == tick and self.decoding.get(live.id) is live:
                 live.generated_tokens = live.joined_generated + tick - live.joined_tick
                 self._look_at(live, now)
-        kernel = self.kernel
-        heap = kernel.heap
-        if not kernel.undecided and (not heap or heap[0][0] > now):
-            self.schedule(now)
-        elif not self.is_due:
-            self.is_due = True
-            kernel.due(self)
+        events = self._events
+        if not self._undecided and (not events or events[0][0] > now):
+            self._schedule(now)
+        else:
+            self._ask()
 
     def _end_prefills(self, now: float) -> None:
         """The prefill chunks of the iteration are computed; complete prompts give a token and start to decode."""
@@ -289,11 +299,8 @@ class Replica(Batch):
 
     # What next.
 
-    def schedule(self, now: float) -> None:
+    def _schedule(self, now: float) -> None:
         """Decide the next iteration, and sleep for as long as it repeats."""
-        self.is_due = False
-        if not self.is_up:
-            return
         fresh = self.given
         if fresh:
             self.chunks, self.shape, self.given = [], [], 0
@@ -309,7 +316,7 @@ class Replica(Batch):
             return
         if self.changed or self.given or fresh or self.k == self.valid:
             if self.k:
-                self._add_stretch((*self._opened, self.k))
+                self._put_stretch(self._pack_stretch(*self._opened, self.k))
             self._open_epoch(now)
         elif self.exact:
             self._check_line()
@@ -360,7 +367,7 @@ class Replica(Batch):
 
     def _close_epoch(self) -> None:
         if self.k:
-            self._add_stretch((*self._opened, self.k))
+            self._put_stretch(self._pack_stretch(*self._opened, self.k))
 
     def _check_line(self) -> None:
         """In exact mode perf is asked for every iteration, and must agree with the line it drew."""

@@ -16,7 +16,7 @@ class Schedulable(Protocol):
 
     id: int
 
-    def schedule(self, now: float) -> None: ...
+    def decide(self, now: float) -> None: ...
 
 
 Action = Callable[[float, Any], None]
@@ -34,7 +34,7 @@ class Kernel:
         self.heap: list[Event] = []
         self._sequence = 0
         self.undecided: list[Schedulable] = []
-        """Who is due at this instant."""
+        """Replicas that decide at the end of this instant. They put themselves here, each once."""
         self.push: Callable[[Event], None] = partial(heappush, self.heap)
         """Add an event whose sequence its pusher numbers itself; numbers must not repeat per (priority, key)."""
 
@@ -43,10 +43,6 @@ class Kernel:
         self._sequence += 1
         heappush(self.heap, (time_s, priority, key, self._sequence, action, argument))
 
-    def due(self, replica: Schedulable) -> None:
-        """Schedule this replica at the end of the present instant. The caller asks once per instant."""
-        self.undecided.append(replica)
-
     @property
     def num_events(self) -> int:
         """Events that stand."""
@@ -54,7 +50,7 @@ class Kernel:
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run until nothing is left, or the next event lies after `until_s`."""
-        heap = self.heap
+        heap, undecided = self.heap, self.undecided
         self._settle()
         while heap:
             event = heappop(heap)
@@ -64,17 +60,17 @@ class Kernel:
                 return
             self.now = now
             event[4](now, event[5])
-            if self.undecided and (not heap or heap[0][0] > now):
+            if undecided and (not heap or heap[0][0] > now):
                 self._settle()
 
     def _settle(self) -> None:
         """Let those that are due decide, again if that makes others due."""
-        while self.undecided and (not self.heap or self.heap[0][0] > self.now):
-            due, self.undecided = self.undecided, []
-            if len(due) > 1:
-                due.sort(key=_by_id)
+        undecided = self.undecided
+        while undecided and (not self.heap or self.heap[0][0] > self.now):
+            due = sorted(undecided, key=_by_id) if len(undecided) > 1 else undecided[:]
+            undecided.clear()
             for replica in due:
-                replica.schedule(self.now)
+                replica.decide(self.now)
 
 
 def _by_id(replica: Schedulable) -> int:
