@@ -35,6 +35,10 @@ GIB = 2**30
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8", "mxfp4": "int4"}
 TEXT = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
 LONG_KERNEL_S = 1e-4
+START_SOURCE = (
+    "download, load, graphs: surajssd/llm-k8s with vLLM 0.8.3 on A100-40GB; streams: run-ai/runai-model-streamer on one"
+    " A10G; compile, other start: one run of Qwen3-14B, told at second hand. A handful of runs: orders of magnitude"
+)
 Floats = npt.NDArray[np.float64]
 Row = dict[str, str]
 
@@ -86,9 +90,7 @@ def cold_start() -> ColdStart:
         stream_bytes_per_s={name.removeprefix("AWS ").lower(): digits(rate) for name, rate in streams.items()},
         init_s=digits(median(init)), graphs_s=digits(median(graphs)), compile_s=found("Qwen3-14B", "compile")[0],
         residuals={},
-        source="download, load, graphs: surajssd/llm-k8s with vLLM 0.8.3 on A100-40GB; streams: run-ai/"
-        "runai-model-streamer on one A10G; compile, other start: one run of Qwen3-14B, told at second hand. A handful of runs: orders of"
-        " magnitude, not percents",
+        source=START_SOURCE,
     )  # fmt: skip
     qwen = sum(found("Qwen3-14B", word)[0] for word in ("compile", "graph capture", "other init"))
     residuals = {

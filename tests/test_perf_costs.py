@@ -99,7 +99,7 @@ def test_cold_start_of_the_run_measured_whole() -> None:
 def test_watts_while_serving(name: str, most: float) -> None:
     """Over every text configuration of a model that the catalog knows: median and mean below `most`."""
     gpu, cost, errors = catalog.gpu(name), power(name), []
-    known = {model.hf_id for model in catalog.models()}
+    known = {name for model in catalog.models() for name in (model.hf_id, *model.aliases)}
     assert cost is not None
     for row in rows("mlenergy_llm"):
         of_text = row["task"] in ("lm-arena-chat", "gpqa", "sourcegraph-fim") and row["model_id"] in known
