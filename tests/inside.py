@@ -1,0 +1,85 @@
+"""Inside a simulated fleet: the only place in the tests that knows how a replica keeps its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.control.live import Live, Stage
+from headway.sim.cluster import Cluster
+from headway.sim.engine import Line, Replica
+
+
+def replicas_of(cluster: Cluster) -> list[Replica]:
+    """A cluster's replicas."""
+    return cluster._replicas
+
+
+def watched(cluster: Cluster, look: Callable[[Replica], None]) -> Cluster:
+    """The cluster; `look` is called whenever a replica has decided on an iteration (with `exact`, on each)."""
+
+    def wrapped(replica: Replica, line: Line) -> Line:
+        def looked_at(*batch: Any) -> tuple[float, float, int | None]:
+            look(replica)
+            return line(*batch)
+
+        return looked_at
+
+    for replica in cluster._replicas:
+        replica._line = wrapped(replica, replica._line)
+    return cluster
+
+
+def own_tokens(replica: Replica, live: Live) -> int:
+    """KV tokens of a decoding request that no other shares."""
+    return live.computed_tokens + replica.tick - live.joined_tick - live.shared_blocks * replica.kv.block
+
+
+def shared_blocks(replica: Replica) -> int:
+    """Blocks of the prefix cache that somebody uses."""
+    if replica.prefixes is None:
+        return 0
+    return sum(node.cached for node in replica.prefixes._nodes.values() if node.users)
+
+
+def assert_sound(replica: Replica) -> None:
+    """The replica's sums are those of its requests, counted one at a time, and no limit is exceeded."""
+    kv, tick, engine = replica.kv, replica.tick, replica.engine
+    decoding, prefilling = list(replica.decoding.values()), list(replica.prefilling.values())
+    own = [own_tokens(replica, live) for live in decoding]
+    pinned = sum(-(-live.computed_tokens // kv.block) - live.shared_blocks for live in prefilling)
+    assert kv.pinned == pinned + shared_blocks(replica)
+    assert kv.count == len(decoding)
+    assert kv.used(tick) == kv.pinned + sum(-(-tokens // kv.block) for tokens in own)
+    growing = sum(tokens % kv.block == 0 for tokens in own)
+    assert kv.needed_next(tick) == growing
+    assert kv.used(tick) + (growing if replica.advances else 0) <= kv.total
+    assert len(decoding) + len(prefilling) == replica.num_running <= engine.max_num_seqs
+    assert replica.given == sum(tokens for _, tokens in replica.chunks)
+    in_batch = replica.given + (len(decoding) if replica.advances else 0)
+    whole_and_alone = len(replica.chunks) == 1 and engine.batching != "chunked"
+    assert in_batch <= max(engine.max_num_batched_tokens, len(decoding)) or whole_and_alone
+    waiting = [*replica.in_line(), *replica.inbox]
+    assert replica.num_waiting == len({live.id for live in waiting}) == len(waiting)
+    assert all(live.stage is Stage.WAITING for live in waiting)
+    assert replica.num_in_flight == replica.num_running + len(waiting)
+    left = replica.given + sum(live.target_tokens - live.computed_tokens for live in prefilling)
+    queued = sum(live.target_tokens for live in waiting if not live.swapped_tokens)
+    assert replica.prefill_tokens_left == left + queued
+    assert replica.swap.used_tokens == sum(live.swapped_tokens for live in waiting) <= replica.swap.room_tokens
+    grown = sum(live.joined_generated + tick - live.joined_tick for live in decoding)
+    generated = grown + sum(live.generated_tokens for live in (*waiting, *prefilling))
+    assert replica.tokens_generated == generated
+    everybody = (*waiting, *prefilling, *decoding)
+    assert replica.output_tokens_left == sum(live.output_tokens for live in everybody) - generated
+
+
+def assert_empty(replica: Replica) -> None:
+    """Nobody is here, and nothing is held for anybody."""
+    kv = replica.kv
+    assert (replica.num_in_flight, replica.num_waiting, replica.num_running) == (0, 0, 0)
+    assert (replica.prefill_tokens_left, replica.tokens_generated, replica.output_tokens_left) == (0, 0, 0)
+    assert (kv.used(replica.tick), kv.pinned, kv.count, kv.free(replica.tick)) == (0, 0, 0, kv.total)
+    assert shared_blocks(replica) == 0
+    assert (replica.window_tokens, replica.num_growing) == (0, 0)
+    assert (replica.swap.used_tokens, replica.inbox, replica.cancelling, replica.chunks) == (0, [], [], [])
