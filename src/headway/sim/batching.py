@@ -96,7 +96,7 @@ def _admit(replica: Replica, budget: int, now: float, whole: bool, reserve: bool
         else:
             hit = replica.prefixes.hit_blocks(live, tick) if replica.prefixes is not None and live.prefix else 0
             left = live.target_tokens - hit * kv.block
-            chunk = left if whole else min(left, budget)
+            chunk = left if whole or left < budget else budget
             if budget <= 0 or (chunk > budget and replica.chunks):
                 return
             blocks = kv.blocks(hit * kv.block + chunk) - hit

@@ -142,8 +142,9 @@ class Cluster:
         time_s = self._source.peek_s()
         if time_s is not None and time_s < self._next_s:
             self._next_s = time_s
-            self._armed += 1
-            self._kernel.at(max(time_s, self._kernel.now), ARRIVAL, 0, self._arrive, self._armed)
+            self._armed = armed = self._armed + 1
+            now = self._kernel.now
+            self._kernel.push((time_s if time_s > now else now, ARRIVAL, 0, armed, self._arrive, armed))
 
     def _arrive(self, now: float, armed: int) -> None:
         if armed != self._armed:
