@@ -271,6 +271,13 @@ def test_a_time_out_during_prefill(step: str) -> None:
     assert column(records, "first_token_s") == [None, 3]
 
 
+def test_who_gave_up_gets_no_first_token_afterwards(step: str) -> None:
+    # The token is made at 1, and would be with the client at 1.5.
+    records = run(step, [request(0, 0, 10, 9, timeout_s=1.25)], pool(response_overhead_s=0.5))
+    assert column(records, "outcome") == [CANCELLED]
+    assert column(records, "first_token_s") == [None]
+
+
 def test_who_is_done_cannot_give_up(step: str) -> None:
     records = run(step, [request(0, 0, 10, 2, timeout_s=2.0), request(1, 0, 10, 2, timeout_s=1.9)])
     assert column(records, "outcome") == [FINISHED, CANCELLED]
@@ -300,6 +307,14 @@ def test_longer_than_any_memory(step: str) -> None:
     # The last token needs no KV: 128 tokens of KV are 129 of prompt and output.
     assert column(records, "outcome") == [FINISHED, REJECTED, FINISHED, FINISHED]
     assert column(records, "replica")[0] == column(records, "replica")[3] == 1
+
+
+@pytest.mark.parametrize("scrape", [Scrape(), Scrape(1.0, 0.5)], ids=["fresh", "scraped"])
+def test_longer_than_any_memory_while_others_are_held(step: str, scrape: Scrape) -> None:
+    requests = [request(i, 0.5 * i, 1, 2) for i in range(3)]
+    requests += [request(3, 1.5, 600, 96), request(4, 1.6, 1, 2)]
+    records = run(step, requests, pool(kv_capacity_tokens=600), window=2, scrape=scrape, until_s=50.0)
+    assert column(records, "outcome") == [FINISHED, FINISHED, FINISHED, REJECTED, FINISHED]
 
 
 def test_longer_than_the_context(step: str) -> None:
