@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from headway.control.live import ENDED, HELD, Live
+from headway.control.live import ENDED, HELD, NEVER, Live
 from headway.control.recorder import Recorder
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
@@ -57,7 +57,7 @@ class Control:
         if live.timeout_s is not None:
             self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
         service = self._service(live)
-        if service.line:
+        if service.line and service.fits(live):
             service.hold(live, now)
             self.release(service, now)
         else:
@@ -170,11 +170,21 @@ class Control:
             self.release(service, now)
 
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
+        if outcome is not _FINISHED:
+            _forget_after(live, end_s)
         row = self._pack(
             live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
             live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
         )  # fmt: skip
         self._put(row)
+
+
+def _forget_after(live: Live, end_s: float) -> None:
+    """What was still on its way to the client when it gave up never came."""
+    if live.first_token_s > end_s:
+        live.first_token_s = NEVER
+    if live.answer_s > end_s:
+        live.answer_s = NEVER
 
 
 def _as_ended(live: Live, end_s: float, outcome: Outcome) -> Ended:

@@ -77,9 +77,11 @@ class Service:
 
     def refuses(self, live: Live) -> bool:
         """The request fits no replica, or all that are up have full queues and nothing is held in front of them."""
-        if live.prompt_tokens + live.output_tokens > self._longest_tokens:
-            return True
-        return self.window is None and bool(self._up)
+        return not self.fits(live) or (self.window is None and bool(self._up))
+
+    def fits(self, live: Live) -> bool:
+        """Some replica can hold the request, when it has room."""
+        return live.prompt_tokens + live.output_tokens <= self._longest_tokens
 
     def choose(self, live: Live, now: float) -> int | None:
         """Ask the router; None if no replica can take the request now."""

@@ -90,6 +90,8 @@ def _admit(replica: Replica, budget: int, now: float, whole: bool, reserve: bool
     """
     kv, tick = replica.kv, replica.tick
     while (live := replica.head()) is not None:
+        if budget <= 0:
+            return
         if live.swapped_tokens:
             chunk = hit = 0
             blocks = kv.blocks(live.swapped_tokens + 1)
@@ -97,7 +99,7 @@ def _admit(replica: Replica, budget: int, now: float, whole: bool, reserve: bool
             hit = replica.prefixes.hit_blocks(live, tick) if replica.prefixes is not None and live.prefix else 0
             left = live.target_tokens - hit * kv.block
             chunk = left if whole or left < budget else budget
-            if budget <= 0 or (chunk > budget and replica.chunks):
+            if chunk > budget and replica.chunks:
                 return
             blocks = kv.blocks(hit * kv.block + chunk) - hit
             if hit and replica.prefixes is not None:
@@ -111,7 +113,7 @@ def _admit(replica: Replica, budget: int, now: float, whole: bool, reserve: bool
         replica.admit(live, hit, now)
         if chunk:
             replica.give(live, chunk)
-            budget -= chunk
+        budget -= chunk or 1
 
 
 def _has_room(replica: Replica, blocks: int, reserve: bool) -> bool:
