@@ -384,3 +384,11 @@ def test_a_fault_of_a_replica_that_does_not_exist(step: str) -> None:
 def test_no_replicas(step: str) -> None:
     with pytest.raises(HeadwayError, match="no replicas"):
         run(step, ARRIVALS, pool(replicas=0))
+
+
+def test_held_for_a_replica_that_never_comes_back(step: str) -> None:
+    # The only replica that could hold it is gone for good: scraping on would never end.
+    pools = (pool("small", kv_capacity_tokens=64), pool("large", kv_capacity_tokens=128))
+    scrape, faults = Scrape(1.0, 0.5), (Fault(0.5, 1),)
+    records = run(step, [request(0, 1.0, 100, 20)], *pools, window=4, scrape=scrape, faults=faults)
+    assert column(records, "outcome") == [Outcome.UNFINISHED]

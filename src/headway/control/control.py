@@ -143,10 +143,9 @@ class Control:
             if service.line:
                 self.release(service, now)
 
-    @property
-    def hopes(self) -> bool:
+    def hopes(self, now: float) -> bool:
         """Somebody is held back who may be placed when views are refreshed."""
-        return any(service.line and service.is_up for service in self.services)
+        return any(service.hopes(now) for service in self.services)
 
     def close(self, unfinished: list[Live], now: float) -> None:
         """The run stops; what is still in the system is counted."""

@@ -56,11 +56,6 @@ class Service:
         self._up: Sequence[ReplicaView] = [member.view for member in self.members if member.is_up]
         self._up_ids = {view.id for view in self._up}
 
-    @property
-    def is_up(self) -> bool:
-        """Some replica is."""
-        return bool(self._up)
-
     def _candidates(self, tokens: int) -> Sequence[ReplicaView]:
         """Replicas that may be given a request of so many tokens now."""
         return [
@@ -121,6 +116,14 @@ class Service:
                 return live
             heappop(self.line)
         return None
+
+    def hopes(self, now: float) -> bool:
+        """A replica that is up could hold who is first in line, if it had room."""
+        live = self.first(now)
+        if live is None:
+            return False
+        tokens = live.prompt_tokens + live.output_tokens
+        return any(member.is_up and tokens <= member.max_tokens for member in self.members)
 
     def unhold(self) -> None:
         """The first in line is placed."""

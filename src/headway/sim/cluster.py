@@ -194,7 +194,7 @@ class Cluster:
 
     def _scrape(self, now: float, _: Any) -> None:
         config = self._observer.scrape_config
-        if self._kernel.num_events > self._unseen or self._control.hopes:
+        if self._kernel.num_events > self._unseen or self._control.hopes(now):
             self._kernel.at(now + config.period_s, TICK, 0, self._scrape)
         self._unseen += 1
         self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._observer.scrape())
