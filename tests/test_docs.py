@@ -46,7 +46,7 @@ def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     made = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    assert made == {"out/requests.csv", "chat.yaml", "out/chat.html", "out/chat.json"}
+    assert made == {"out/requests.csv", "out/plan.yaml", "chat.yaml", "out/chat.html", "out/chat.json"}
 
 
 def test_the_readme_shows_what_the_demo_runs() -> None:

@@ -27,7 +27,6 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.planner import capacity as planner
 from headway.planner.bounds import Demand, lower_bounds
-from headway.policies import resolve
 from headway.rehearsal import Rehearsal, fleet_of
 from headway.scenario import Spec
 from headway.userfile import Places
@@ -147,8 +146,6 @@ def _candidates(document: dict[str, Any], spec: Spec, question: Question) -> Ite
     gpus = {catalog.gpu(name).name: catalog.gpu(name) for name in own}
     listed = spec.policies.routing if isinstance(spec.policies.routing, list) else [spec.policies.routing]
     routings = question.routings or tuple(name if isinstance(name, str) else _with_arguments() for name in listed)
-    for routing in routings:
-        resolve.router(routing)
     first = spec.fleet[0]
     for gpu in gpus.values():
         own_price = first.usd_per_gpu_hour if catalog.gpu(first.gpu).name == gpu.name else None

@@ -15,6 +15,7 @@ from headway.core.errors import HeadwayError, unknown
 COMMANDS = {
     "simulate": "Run a scenario and print its metrics.",
     "compare": "Run several policies on one workload and print one table.",
+    "plan": "Find the cheapest fleet that meets SLOs.",
     "workload": "Describe, convert or generate request traces.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "new": "Write a commented scenario to start from.",

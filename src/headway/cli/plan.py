@@ -1,0 +1,235 @@
+"""`headway plan`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from headway import catalog, userfile
+from headway.capacity import Question, plan, scenario_yaml
+from headway.cli.flags import changes, flag, given, scenario_file, synthetic_options, together, trace_options
+from headway.cli.output import console, print_json
+from headway.core.capacity import Situation, Targets
+from headway.core.errors import HeadwayError
+from headway.policies import resolve
+from headway.report.capacity import render
+from headway.report.capacity_page import page
+from headway.userfile import Places
+from headway.wholefile import write_text
+
+_path = click.Path(path_type=Path)
+_positive = click.IntRange(min=1)
+_above_0 = click.FloatRange(min=0, min_open=True)
+DEFAULT_NUM_REQUESTS = 2000
+INFEASIBLE = 3
+
+candidate_options = together((
+    click.option("--gpus", help="GPUs to choose from, with commas between; else the scenario's."),
+    click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from."),
+    click.option("--routing", help="Routers to choose from, with commas between."),
+    click.option("--max-replicas", type=_positive, default=64, show_default=True, help="No more than this many."),
+))  # fmt: skip
+
+target_options = together((
+    click.option("--ttft-p99", type=_above_0, help="Seconds: 99th percentile of the time to the first token."),
+    click.option("--tpot-p99", type=_above_0, help="Seconds: of the mean time per output token after the first."),
+    click.option("--e2e-p99", type=_above_0, help="Seconds: of the time to the last token."),
+    click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True),
+                 help="Least share of requests that meet all SLOs of theirs. Without any target: 0.99."),
+    click.option("--what-if", default="load=3,lose=1", show_default=True,
+                 help="Re-evaluate with load=N times the requests, lose=N replicas, lose-region=N regions."),
+))  # fmt: skip
+
+model_options = together((
+    click.option("--model", help="A model of the catalog."),
+    click.option("--model-config", type=_path, help="A Hugging Face config.json instead."),
+    click.option("--engine", help="An engine profile of the catalog."),
+    click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
+    click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
+    click.option("--ordering", help="One ordering for all candidates."),
+    click.option("--warmup-s", type=click.FloatRange(min=0), help="Targets leave out what arrived before."),
+    click.option("--seed", type=int, help="Of everything random; 0 unless given."),
+))  # fmt: skip
+
+result_options = together((
+    click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables."),
+    click.option("--out", type=_path, help="Write the plan as a scenario that headway simulate runs."),
+    click.option("--html", type=_path, help="Write cost against attainment, and all else, as one page."),
+    click.option("--cache", type=_path, help="Folder of rehearsals already made. Without: the user's cache."),
+    click.option("--no-cache", is_flag=True, help="Simulate everything anew."),
+    click.option("--no-progress", is_flag=True, help="No progress bar."),
+))  # fmt: skip
+
+
+@click.group()
+def command() -> None:
+    """Plan fleets: how many GPUs, and which?"""
+
+
+@command.command()
+@click.argument("scenario", type=_path, required=False)
+@click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: chat.")
+@trace_options
+@synthetic_options
+@model_options
+@candidate_options
+@target_options
+@result_options
+def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
+    """Find the cheapest GPU type, parallelism, router and number of replicas that meet SLOs for a workload.
+
+    Workload, model and engine come from the SCENARIO file, or from options alone; options override the file.
+    Every candidate that analytic bounds do not rule out is simulated, with the same arrivals and lengths.
+    What was simulated is kept in a cache, so that an interrupted search goes on where it was. Exit code 3:
+    no candidate meets the targets.
+    """
+    question = _question(flags)
+    output = {name: flags.pop(name) for name in ("as_json", "out", "html", "cache", "no_cache", "no_progress")}
+    data, places, base_dir = _document(scenario, preset, flags, question)
+    cache_dir = None if output["no_cache"] else output["cache"] or _user_cache()
+    with _progress(not output["no_progress"]) as tell:
+        found, rehearsal = plan(data, places, base_dir, question, cache_dir, tell)
+    if output["html"] is not None:
+        line = shlex.join(["headway", *sys.argv[1:]])
+        write_text(output["html"], page(found, str(data.get("name", "capacity")), line))
+    if output["out"] is not None and found.choice is not None:
+        write_text(output["out"], scenario_yaml(found, rehearsal))
+    if output["as_json"]:
+        print_json(found)
+    else:
+        click.echo(render(found, width=console().width, color=sys.stdout.isatty()), nl=False)
+    for path in (output["html"], output["out"] if found.choice is not None else None):
+        if path is not None:
+            click.echo(f"wrote {path}", err=True)
+    counted = f"{rehearsal.num_simulated} simulated, {rehearsal.num_found} found in the cache"
+    click.echo(f"rehearsals: {counted}", err=True)
+    return 0 if found.choice is not None else INFEASIBLE
+
+
+def _question(flags: dict[str, Any]) -> Question:
+    """Takes what is asked out of the flags."""
+    limits = {name: flags.pop(name) for name in ("ttft_p99", "tpot_p99", "e2e_p99")}
+    gpus, routings = (_listed(flags.pop(name), f"--{name}") for name in ("gpus", "routing"))
+    for name in gpus:
+        _known(catalog.gpu, name, "--gpus")
+    for name in routings:
+        if ":" not in name:
+            _known(resolve.router, name, "--routing")
+    return Question(
+        gpus=tuple(gpus),
+        tps=tuple(_whole(each, "--tp") for each in _listed(flags.pop("tp"), "--tp")),
+        routings=tuple(routings),
+        targets=Targets(**{f"{name}_s": value for name, value in limits.items()}, attainment=flags.pop("attainment")),
+        situations=tuple(_situations(flags.pop("what_if"))),
+        max_replicas=flags.pop("max_replicas"),
+    )
+
+
+def _known(find: Callable[[str], object], name: str, option: str) -> None:
+    """HeadwayError that names the option where there is no such name."""
+    try:
+        find(name)
+    except HeadwayError as error:
+        raise HeadwayError(f"{option}: {error}") from None
+
+
+def _listed(text: str | None, name: str) -> list[str]:
+    names = [each.strip() for each in (text or "").split(",") if each.strip()]
+    if text is not None and not names:
+        raise HeadwayError(f"{name}: nothing is listed; expected at least one")
+    return names
+
+
+def _whole(text: str, name: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise HeadwayError(f"{name}: {text!r}; expected whole numbers of 1 or more, with commas between")
+    return value
+
+
+def _situations(text: str) -> Iterator[Situation]:
+    """load=3,lose=1,lose-region=1"""
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = each.partition("=")
+        if name == "load":
+            try:
+                load = float(value)
+            except ValueError:
+                load = 0.0
+            if not 0 < load < float("inf"):
+                raise HeadwayError(f"--what-if {each}: expected a number above 0")
+            yield Situation(load=load)
+        elif name == "lose":
+            yield Situation(lost_replicas=_whole(value, f"--what-if {name}"))
+        elif name == "lose-region":
+            yield Situation(lost_regions=_whole(value, f"--what-if {name}"))
+        else:
+            raise HeadwayError(f"--what-if {each!r}: expected load=N, lose=N or lose-region=N")
+
+
+def _document(
+    scenario: Path | None, preset: str | None, flags: dict[str, Any], question: Question
+) -> tuple[dict[str, Any], Places, Path]:
+    """What a scenario file says or would say."""
+    file = scenario_file(scenario, preset)
+    if file is not None:
+        data, places = userfile.read(file)
+        data.setdefault("name", file.stem)
+        pools = data.get("fleet")
+        num_pools, base_dir = len(pools) if isinstance(pools, list) else 0, file.parent
+    else:
+        _check_complete(flags)
+        data, places, num_pools, base_dir = {"name": "capacity", "workload": {}, "fleet": [{}]}, Places(), 1, Path()
+    userfile.change(data, places, changes(flags, num_pools))
+    if file is None and "builtin" not in data["workload"] and "trace" not in data["workload"]:
+        data["workload"].setdefault("num_requests", DEFAULT_NUM_REQUESTS)
+    return data, places, base_dir
+
+
+def _check_complete(flags: dict[str, Any]) -> None:
+    """Without a scenario, the options must say it all."""
+    used = given(flags)
+    for name in ("limit", "rate_scale"):
+        if name in used and "trace" not in used:
+            raise HeadwayError(f"{flag(name)}: goes with --trace")
+    if not used.keys() & {"trace", "workload", "prompt_tokens", "output_tokens"}:
+        raise HeadwayError(
+            "no workload: give a SCENARIO, --trace, --workload, or --rate, --prompt-tokens and --output-tokens"
+        )
+    if not used.keys() & {"model", "model_config"}:
+        raise HeadwayError("--model or --model-config is missing; headway catalog models lists names")
+
+
+def _user_cache() -> Path:
+    """Where this user's programs keep what they can make again."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "headway" / "capacity"
+
+
+@contextmanager
+def _progress(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Rehearsals done of those expected, and the time left, on stderr, if that is a terminal."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    columns = (
+        TextColumn("rehearsing {task.completed:.0f} of about {task.total:.0f}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
+    bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    with bar:
+        task = bar.add_task("rehearsals", total=1.0)
+        yield lambda done, expected: bar.update(task, completed=done, total=expected)
