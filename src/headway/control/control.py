@@ -158,7 +158,8 @@ class Control:
         live.stage = ENDED
         end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
         self.num_live -= 1
-        self.last_s = end_s
+        if end_s > self.last_s:
+            self.last_s = end_s
         self._write(live, end_s, outcome)
         service = self._service(live)
         if service.learner is not None:

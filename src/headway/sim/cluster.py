@@ -171,10 +171,11 @@ class Cluster:
             self._kernel.at(0.0, TICK, 0, self._scrape)
         self._arm()
         self._kernel.run(float("inf") if until_s is None else until_s)
-        end_s = max(self._last_s, self._control.last_s) if until_s is None else until_s
-        unfinished = [live for replica in self._replicas for live in replica.halt(end_s, Cause.UNFINISHED)]
-        self._control.close(unfinished, end_s)
-        return self._records(end_s)
+        stop_s = max(self._last_s, self._control.last_s) if until_s is None else until_s
+        unfinished = [live for replica in self._replicas for live in replica.halt(stop_s, Cause.UNFINISHED)]
+        self._control.close(unfinished, stop_s)
+        # The last tokens may have been on their way to the client when the run stopped.
+        return self._records(max(stop_s, self._control.last_s))
 
     def _crash(self, now: float, fault: Fault) -> None:
         replica = self._replicas[fault.replica]
