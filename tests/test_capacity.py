@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from headway.core.capacity import Plan, Situation, Targets, misses
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel, Pool
 from headway.planner.bounds import Demand, lower_bounds
-from headway.rehearsal import Rehearsal
+from headway.rehearsal import Rehearsal, fleet_of
 from headway.report.capacity import render
 from headway.report.capacity_page import page
 from headway.userfile import Places
@@ -276,3 +279,29 @@ def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
         assert "a &lt;plan&gt;" in shown and shown.count('class="chart"') == 2
     text = render(good, width=160)
     assert "load x3" in text and "1 replica lost" in text and "the plan" in text
+
+
+def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    file = tmp_path / "plan.html"
+    file.write_text(page(planned(asked(), cache=small)[0], "small", "headway plan capacity"))
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
+        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1600", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    dom = re.sub(r"<script>.*?</script>", "", dom, flags=re.DOTALL)
+    drawn = re.findall(r'<div class="chart[^"]*js-plotly-plot[^"]*" id="([^"]+)"', dom)
+    assert drawn == ["attainment", "goodput"]
+    assert dom.count('class="point"') >= 4
+
+
+def test_own_coefficients_go_with_their_own_gpu() -> None:
+    made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "coefficients": "own.json"}])
+    own, other = (
+        fleet_of(made, capacity.Candidate(gpu, Parallel(), "least-loaded", 1.0), 2)["fleet"][0]
+        for gpu in ("h100-80gb-sxm", "l40s")
+    )
+    assert own["coefficients"] == "own.json" and "coefficients" not in other

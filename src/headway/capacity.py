@@ -164,7 +164,9 @@ def _floor(rehearsal: Rehearsal, candidate: Candidate, demand: Demand) -> Floor:
     try:
         pool = rehearsal.scenario(candidate, max(1, len(rehearsal.regions)), Situation()).fleet.pools[0]
     except HeadwayError as error:
-        return Floor(reason=str(error))
+        return Floor(reason=str(error).rpartition("fleet[0]: ")[2])
+    if "coefficients" in rehearsal.document["fleet"][0]:
+        return Floor()  # the bounds know only the catalog's
     if not pool.engine.prefix_caching:
         demand = with_(demand, computed_tokens=demand.prompt_tokens)
     return lower_bounds(pool, demand, rehearsal.targets)
@@ -226,8 +228,8 @@ def _absolute(document: dict[str, Any], base_dir: Path) -> None:
     workload = document["workload"]
     if isinstance(workload.get("trace"), str):
         workload["trace"] = {"path": workload["trace"]}
-    sections = [workload.get("trace"), workload.get("arrivals"), *(pool["model"] for pool in document["fleet"])]
-    for section in sections:
-        for name in ("path", "config"):
+    fleet = document["fleet"]
+    for section in (workload.get("trace"), workload.get("arrivals"), *fleet, *(pool["model"] for pool in fleet)):
+        for name in ("path", "config", "coefficients"):
             if isinstance(section, dict) and name in section:
                 section[name] = str((base_dir / section[name]).absolute())

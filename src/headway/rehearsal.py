@@ -74,8 +74,8 @@ def fleet_of(
     made = copy.deepcopy(document)
     first = made["fleet"][0]
     kept = {name: first[name] for name in ("model", "engine", "pp", "ep") if name in first}
-    if "usd_per_gpu_hour" in first and catalog.gpu(first["gpu"]).name == candidate.gpu:
-        kept["usd_per_gpu_hour"] = first["usd_per_gpu_hour"]
+    if catalog.gpu(first["gpu"]).name == candidate.gpu:
+        kept |= {name: first[name] for name in ("usd_per_gpu_hour", "coefficients") if name in first}
     pool = {**kept, "gpu": candidate.gpu, "tp": candidate.parallel.tp}
     if regions:
         shares = zip(regions, _shares(replicas, len(regions)), strict=True)
@@ -158,16 +158,19 @@ def _key(chosen: scenario.Scenario, base_dir: Path) -> str:
     facts = [catalog.coefficients(pool.gpu.name, pool.engine.name) for pool in pools]
     spec = structs.replace(chosen.spec, name="")
     digest = hashlib.sha256(msgspec.json.encode([__version__, _code(), spec, chosen.fleet, facts]))
-    for path in _paths(msgspec.to_builtins(chosen.spec.workload)):
+    for path in _paths(msgspec.to_builtins([chosen.spec.workload, chosen.spec.fleet])):
         digest.update((base_dir / path).read_bytes())
     return digest.hexdigest()[:32]
 
 
 def _paths(section: Any) -> Iterator[str]:
-    """Files that a workload reads."""
-    if isinstance(section, dict):
+    """Files that a workload and a fleet are read from."""
+    if isinstance(section, list | tuple):
+        for each in section:
+            yield from _paths(each)
+    elif isinstance(section, dict):
         for name, value in section.items():
-            if isinstance(value, str) and (name == "path" or name == "trace"):
+            if isinstance(value, str) and name in ("path", "trace", "config", "coefficients"):
                 yield value
             else:
                 yield from _paths(value)

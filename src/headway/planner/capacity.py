@@ -42,8 +42,8 @@ from headway.core.errors import HeadwayError
 Tell = Callable[[int, int], None]
 """Told (rehearsals done, rehearsals to be expected in all)."""
 AS_ASKED = Situation()
-GALLOP = (1, 2, 4)
-"""Multiples of the lower bound that are tried before the most."""
+GAIN = 0.05
+"""Doubling the replicas gains something where a missed target comes nearer by this share."""
 
 
 @dataclass
@@ -99,12 +99,11 @@ class _Search:
         return not missed
 
     def settle(self, each: _Candidate, most: int) -> None:
-        """Find its smallest number up to `most`: doubling, then bisection."""
-        start = each.low
-        tries = [*(n for k in GALLOP if (n := k * start) < most), most]
-        for n in tries:
-            if each.high is not None or self.will_do(each, n):
-                break
+        """Find its smallest number up to `most`: doubling, then bisection. Doubling that gains nothing ends early."""
+        before, n = None, each.low
+        while each.high is None and not self.will_do(each, n) and n < most:
+            gains = before is None or _gains(each.points[before], each.points[n])
+            before, n = n, min(2 * n, most) if gains else most
         while each.high is not None and each.low < each.high:
             self.will_do(each, (each.low + each.high) // 2)
 
@@ -126,6 +125,15 @@ class _Search:
                 self.settle(each, most if each.high is None else each.high)
             if each.settled_usd < _below(limit):
                 best = each
+
+
+def _gains(before: Point, after: Point) -> bool:
+    """Whether a target that is still missed came nearer."""
+    for name in after.misses:
+        old, new = getattr(before.measured, name), getattr(after.measured, name)
+        if new is not None and (old is None or abs(new - old) > GAIN * abs(old)):
+            return True
+    return False
 
 
 def _below(limit: float) -> float:
@@ -213,8 +221,13 @@ def _runners_up(search: _Search, found: Sequence[_Candidate], best: _Candidate) 
     options = []
     for gpu in gpus:
         among = [each for each in found if each.is_.gpu == gpu]
-        options.append(_option(search.cheapest(among) or among[0]))
+        options.append(_option(search.cheapest(among) or max(among, key=_told)))
     return tuple(sorted(options, key=lambda each: inf if each.usd_per_hour is None else each.usd_per_hour))
+
+
+def _told(each: _Candidate) -> tuple[bool, bool, int]:
+    """Of candidates that will not do, the one that says most: rehearsed, else bounded, else merely the largest."""
+    return bool(each.points), each.floor.ttft_p99_s is not None, each.is_.parallel.num_gpus
 
 
 def _what_if(search: _Search, best: _Candidate, replicas: int, situation: Situation) -> WhatIf:
