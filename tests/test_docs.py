@@ -92,7 +92,7 @@ def test_every_dependency_has_its_reason() -> None:
     pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     for name in names - {"headway"}:
         assert re.search(rf"\b{name}\b", design), name
-        assert name in pinned, name
+        assert name in pinned or name == "torch", name  # the GPU decides which build
 
 
 def test_the_makefile_says_what_contributors_are_told() -> None:

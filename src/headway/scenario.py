@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from headway import __version__, userfile
 from headway.catalog import coefficients, engine, gpu, model, model_from_config
+from headway.catalog.coefficients import Coefficients
+from headway.catalog.own import coefficients_in
 from headway.control.policies import OrderingAt, Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Fault, Fleet, Model, Parallel, Pool
@@ -28,9 +30,11 @@ from headway.metrics.latency import Slo
 from headway.metrics.summary import summarize
 from headway.observe import Scrape
 from headway.perf import memory
+from headway.perf.step import StepModel
 from headway.policies import resolve
 from headway.report.run import Provenance, Run
 from headway.sim.cluster import simulate
+from headway.sim.engine import Line
 from headway.userfile import Key, Places
 from headway.workload.source import Source
 from headway.workload.spec import WorkloadSpec
@@ -77,6 +81,8 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Price. Without one: the catalog's."""
     kv_capacity_tokens: Count | None = None
     """A cap on the KV cache of a replica, for experiments under memory pressure."""
+    coefficients: str | None = None
+    """A file of step-time coefficients that `headway calibrate` wrote. Without one: the catalog's."""
 
 
 class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -144,9 +150,7 @@ def load(path: str | Path, changes: Changes | None = None) -> Scenario:
     return assemble(data, places, Path(path).parent, changes)
 
 
-def assemble(
-    data: dict[str, Any], places: Places, base_dir: Path, changes: Changes | None = None
-) -> Scenario:
+def assemble(data: dict[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
     """A scenario from what a file would hold. `data` and `places` are changed."""
     _importable(base_dir)
     userfile.change(data, places, changes or {})
@@ -173,12 +177,14 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
     chosen = variants(scenario)[0]
     spec, policies, pools = chosen.spec, _policies(chosen), chosen.fleet.pools
     began = time.perf_counter()
+    known = _known(chosen)
     with scenario.places.at("workload"):
         source = workload(spec.workload, spec.seed, scenario.base_dir)
     started = time.perf_counter()
     records = simulate(
         scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
         until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
+        line=lambda pool: _line(pool, known[pool.name]),
     )  # fmt: skip
     simulated = time.perf_counter()
     return Run(
@@ -188,9 +194,27 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
         summary=summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo),
         simulate_s=simulated - started,
         total_s=time.perf_counter() - began,
-        calibrated=all(coefficients(pool.gpu.name, pool.engine.name).calibrated for pool in pools),
+        calibrated=all(found.calibrated for found in known.values()),
         notes=(*source.table().notes, *_rejections(records, pools)),
     )
+
+
+def _known(scenario: Scenario) -> dict[str, Coefficients]:
+    """Step-time coefficients by pool."""
+    pairs = enumerate(zip(scenario.spec.fleet, scenario.fleet.pools, strict=True))
+    return {pool.name: _coefficients(spec, pool, i, scenario.base_dir, scenario.places) for i, (spec, pool) in pairs}
+
+
+def _coefficients(spec: PoolSpec, pool: Pool, i: int, base_dir: Path, places: Places) -> Coefficients:
+    """Of the pool's own file, else of the catalog."""
+    if spec.coefficients is None:
+        return coefficients(pool.gpu.name, pool.engine.name)
+    with places.at("fleet", i, "coefficients"):
+        return coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
+
+
+def _line(pool: Pool, known: Coefficients) -> Line:
+    return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, known).line
 
 
 def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
@@ -288,6 +312,7 @@ def _pool(spec: PoolSpec, i: int, base_dir: Path, places: Places) -> Pool:
     )
     with places.at(*at):
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    _coefficients(spec, pool, i, base_dir, places)
     return pool
 
 
@@ -318,9 +343,7 @@ def _check_setting(name: str, value: object, places: Places, key: Key) -> None:
     low |= {"host_memory_bytes": 0, "schedule_lag": 0, "watermark": 0}
     if name in low and isinstance(value, int | float) and value < low[name]:
         raise places.error(key, f"{value}; expected {low[name]} or more")
-    if name in ("gpu_memory_utilization", "kv_dtype_bytes") and not (
-        isinstance(value, float | int) and value > 0
-    ):
+    if name in ("gpu_memory_utilization", "kv_dtype_bytes") and not (isinstance(value, float | int) and value > 0):
         raise places.error(key, f"{value}; expected more than 0")
     if name in ("gpu_memory_utilization", "watermark") and isinstance(value, float | int) and value > 1:
         raise places.error(key, f"{value}; expected 1 at most")

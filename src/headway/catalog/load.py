@@ -74,8 +74,17 @@ def coefficients(gpu_name: str, engine_name: str) -> Coefficients:
     What was not measured is taken from the same silicon, else from the generic file; `calibrated` says
     which. The `simulated` engine stands for vLLM V1 and has its overhead.
     """
+    return resolved(*_coefficients_of(gpu_name), engine_name)
+
+
+def measured_kernels(gpu_name: str) -> bool:
+    """Whether the catalog's kernels of this GPU were measured on it, and not on a relation."""
+    return _coefficients_of(gpu_name)[1]
+
+
+def resolved(data: CoefficientFile, measured: bool, engine_name: str) -> Coefficients:
+    """An engine's coefficients in a file, which may have been `measured` on the GPU; generic ones fill its gaps."""
     engine_name = "vllm-v1" if engine_name == "simulated" else engine_name
-    data, measured = _coefficients_of(gpu_name)
     generic = _coefficient_file(GENERIC)
     moe = {**generic.kernels.moe, **data.kernels.moe}
     kernels = msgspec.structs.replace(data.kernels, moe=moe)

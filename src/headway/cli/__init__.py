@@ -17,6 +17,8 @@ COMMANDS = {
     "compare": "Run several policies on one workload and print one table.",
     "plan": "Find the cheapest fleet that meets SLOs.",
     "workload": "Describe, convert or generate request traces.",
+    "calibrate": "Fit step-time coefficients on measurements of your own.",
+    "measure": "Time the operators of a model on a GPU at hand.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "new": "Write a commented scenario to start from.",
 }

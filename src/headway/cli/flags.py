@@ -71,6 +71,7 @@ fleet_options = together((
     click.option("--pp", type=_positive, help="Pipeline stages of a replica."),
     click.option("--replicas", type=_positive, help="How many replicas."),
     click.option("--engine", help="An engine profile of the catalog."),
+    click.option("--coefficients", type=_path, help="A file that headway calibrate wrote."),
     click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
     click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
 ))  # fmt: skip
@@ -87,8 +88,9 @@ _WORKLOAD = {
 }  # fmt: skip
 _POOL = {
     "model": "model", "model_config": "model", "gpu": "gpu", "tp": "tp", "pp": "pp", "replicas": "replicas",
-    "engine": "engine",
+    "engine": "engine", "coefficients": "coefficients",
 }  # fmt: skip
+_PATHS = ("model_config", "coefficients")
 _RUN: dict[str, Key] = {
     "seed": ("seed",), "step": ("simulation", "step"), "until_s": ("simulation", "until_s"),
     "warmup_s": ("simulation", "warmup_s"), "routing": ("policies", "routing"),
@@ -144,7 +146,8 @@ def _fleet(used: Mapping[str, Any], num_pools: int) -> Iterator[tuple[Key, tuple
     for i in range(num_pools):
         for name, key in _POOL.items():
             if name in used:
-                value = {"config": str(used[name].absolute())} if name == "model_config" else used[name]
+                value = str(used[name].absolute()) if name in _PATHS else used[name]
+                value = {"config": value} if name == "model_config" else value
                 yield ("fleet", i, key), (flag(name), value)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if name in used:

@@ -1,0 +1,1 @@
+"""Measurements of real serving: read, replayed and compared; and coefficients fitted on them."""

@@ -1,0 +1,143 @@
+"""Kernels' coefficients from operator latencies. The functions of the shapes are those of `perf`, over columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from msgspec.structs import replace
+
+from headway.calibration.operators import Floats, Samples
+from headway.calibration.peaks import expert_weights, kv_bytes, moe_compute, peaks, touched_experts
+from headway.calibration.solve import Coefficient, Fitted, solve
+from headway.core.fleet import Gpu
+from headway.perf.operators import peak_flops
+
+L2_RESIDENT_BYTES = 96e6
+"""A smaller KV cache is in the L2 cache when a benchmark reads it again, which no engine finds it in."""
+MOST_HEADS_PER_KV_HEAD = 8
+"""Kernels for more are compute-bound, or pad."""
+SMALL_MATRIX = 4e6
+SMALL_SIDE = 512
+"""Weight matrices below these are of no model worth planning for; they would weigh as much as the others."""
+SHORT_PREFILL_S = 50e-6
+"""Prefill attention below this at the peak is launch time."""
+MIN_SHAPES = 3
+"""For each coefficient; fewer do not tell them apart."""
+
+_EFFICIENCIES = (Coefficient("memory_efficiency", 0.8, 0.1, 1), Coefficient("compute_efficiency", 0.7, 0.02, 1))
+ROOFLINE = (Coefficient("latency_s", 4, 0, 100, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12))
+EXPERTS = (
+    Coefficient("latency_s", 20, 0, 300, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12),
+    Coefficient("tile_tokens", 16, 0, 256),
+)  # fmt: skip
+PREFILL = (Coefficient("compute_efficiency", 0.5, 0.02, 1), Coefficient("tile_tokens", 256, 0, 4096))
+DECODE = (Coefficient("latency_s", 1.2, 1, 2), Coefficient("memory_efficiency", 0.8, 0.1, 1))
+"""Latency in those of the shortest contexts: starting and ending a long kernel takes no more than two of them."""
+ALL_REDUCE = (
+    Coefficient("latency_s", 5, 0, 1000, 1e-6), Coefficient("ramp_s_per_sqrt_byte", 5, 0, 1000, 1e-9),
+    Coefficient("link_efficiency", 0.7, 0.01, 1),
+)  # fmt: skip
+COPY = (Coefficient("latency_s", 5, 0, 1000, 1e-6), Coefficient("efficiency", 0.7, 0.02, 1))
+
+
+def roofline(p: Floats, memory_s: Floats, compute_s: Floats) -> Floats:
+    """`perf.operators.roofline_s` over columns; `p` is latency, memory and compute efficiency, sharpness."""
+    memory_s, compute_s = memory_s / p[1], compute_s / p[2]
+    high, low = np.maximum(memory_s, compute_s), np.minimum(memory_s, compute_s)
+    return np.asarray(p[0] + high * (1 + (low / high) ** p[3]) ** (1 / p[3]))
+
+
+def fit(samples: Samples, gpu: Gpu) -> tuple[list[Fitted], list[str]]:
+    """The coefficients that samples of one operator tell, and what was left out on purpose.
+
+    Raises HeadwayError where a fit fails: see `solve`.
+    """
+    if samples.kind == "all_reduce":
+        sizes = sorted({int(num) for num in samples.shape["num_gpus"]})
+        found = [_all_reduce(samples.only(samples.shape["num_gpus"] == num), gpu, num) for num in sizes]
+    else:
+        found = [FITS[samples.kind](samples, gpu)]
+    return [one for one in found if isinstance(one, Fitted)], [one for one in found if isinstance(one, str)]
+
+
+def fit_all(all_samples: Iterable[Samples], gpu: Gpu) -> tuple[list[Fitted], list[str]]:
+    """`fit` of each, in order."""
+    fits, notes = [], []
+    for samples in all_samples:
+        found, left = fit(samples, gpu)
+        fits += found
+        notes += left
+    return fits, notes
+
+
+def _gemm(samples: Samples, gpu: Gpu) -> Fitted | str:
+    n, k = samples.shape["n"], samples.shape["k"]
+    samples = samples.only((n >= SMALL_SIDE) & (k >= SMALL_SIDE) & (n * k >= SMALL_MATRIX))
+    at_peak = peaks(samples, gpu)
+    if why := _too_few(samples, ROOFLINE):
+        return why
+    return solve(samples.key, ROOFLINE, lambda p: roofline(p, *at_peak), samples.seconds)
+
+
+def _moe(samples: Samples, gpu: Gpu) -> Fitted | str:
+    if why := _too_few(samples, EXPERTS):
+        return why
+    at_peak = peaks(samples, gpu)
+    row_s = 2 * expert_weights(samples) / peak_flops(gpu, moe_compute(samples.dtype))
+    padded_s = row_s * touched_experts(samples)
+
+    def model(p: Floats) -> Floats:
+        return roofline(p, at_peak.memory_s, at_peak.compute_s + p[4] * padded_s)
+
+    return solve(samples.key, EXPERTS, model, samples.seconds)
+
+
+def _prefill(samples: Samples, gpu: Gpu) -> Fitted | str:
+    samples = samples.only(peaks(samples, gpu).compute_s > SHORT_PREFILL_S)
+    if why := _too_few(samples, PREFILL):
+        return why
+    compute_s = peaks(samples, gpu).compute_s
+    s = samples.shape
+    per_key_s = compute_s / (s["context_tokens"] + s["new_tokens"] / 2)
+    return solve(samples.key, PREFILL, lambda p: (compute_s + per_key_s * p[1] / 2) / p[0], samples.seconds)
+
+
+def _decode(samples: Samples, gpu: Gpu) -> Fitted | str:
+    s = samples.shape
+    usual = s["num_heads"] <= MOST_HEADS_PER_KV_HEAD * s["num_kv_heads"]
+    large = samples.only((kv_bytes(samples) >= L2_RESIDENT_BYTES) & usual)
+    small = (s["batch_size"] <= 64) & (s["context_tokens"] <= 64)
+    if why := _too_few(large, DECODE) or ("" if small.any() else f"{samples.key}: no short context, so no latency"):
+        return why
+    shortest_s = float(np.median(samples.seconds[small]))
+    latency, efficiency = DECODE
+    coefficients = (replace(latency, unit=shortest_s), efficiency)
+    read_s = peaks(large, gpu).memory_s
+    return solve(samples.key, coefficients, lambda p: p[0] + read_s / p[1], large.seconds)
+
+
+def _all_reduce(samples: Samples, gpu: Gpu, num_gpus: int) -> Fitted | str:
+    if why := _too_few(samples, ALL_REDUCE):
+        return f"{why} (among {num_gpus} GPUs)"
+    wire_s, root = peaks(samples, gpu).memory_s, np.sqrt(samples.shape["num_bytes"])
+    key = f"{samples.key}.{num_gpus}"
+    return solve(key, ALL_REDUCE, lambda p: p[0] + p[1] * root + wire_s / p[2], samples.seconds)
+
+
+def _copy(samples: Samples, gpu: Gpu) -> Fitted | str:
+    if why := _too_few(samples, COPY):
+        return why
+    moved_s = peaks(samples, gpu).memory_s
+    return solve(samples.key, COPY, lambda p: p[0] + moved_s / p[1], samples.seconds)
+
+
+def _too_few(samples: Samples, coefficients: tuple[Coefficient, ...]) -> str:
+    num, need = len(samples.seconds), MIN_SHAPES * len(coefficients) + 1
+    return "" if num >= need else f"{samples.key}: {num} shapes that count, {need} are needed; not fitted"
+
+
+FITS = {
+    "gemm": _gemm, "moe": _moe, "prefill_attention": _prefill, "decode_attention": _decode,
+    "device_copy": _copy, "host_copy": _copy,
+}  # fmt: skip

@@ -1,0 +1,160 @@
+"""An engine's own time from served loads: what is left of the time per output token when that of kernels is taken off.
+
+A load is looked at in the mean: so many sequences decode, and prompts come in at a rate and share iterations with them.
+Only the few coefficients of `Overhead` are fitted, over all loads at once, none below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headway import catalog
+from headway.calibration.operators import Floats
+from headway.calibration.solve import Coefficient, Fitted, solve
+from headway.catalog.coefficients import Coefficients, Overhead
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Gpu, Model, Parallel
+from headway.perf.step import StepModel
+
+if TYPE_CHECKING:
+    from headway.calibration.serving import Experiment
+
+STEP = Coefficient("step_s", 0.3, 0, 30, 1e-3)
+LAYER = Coefficient("layer_s", 8, 0, 500, 1e-6)
+SEQUENCE = Coefficient("sequence_s", 5, 0, 500, 1e-6)
+MIN_LOADS = 4
+ROUNDS = 20
+LAST_BLOCK_TOKENS = 16
+"""Of a prompt that is in the prefix cache, the last block is computed all the same."""
+
+
+class Load(Struct, frozen=True):
+    """One engine under a steady load, and how long it took for a token."""
+
+    name: str
+    model: Model
+    tp: int
+    rate_rps: float
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, those that the prefix cache spares."""
+    output_tokens: int
+    tpot_s: float
+    """Time per output token after the first, in the mean."""
+    max_num_batched_tokens: int
+
+    @property
+    def num_decode(self) -> int:
+        """Sequences that decode at a time, by Little's law."""
+        return max(1, round(self.rate_rps * self.tpot_s * (self.output_tokens - 1)))
+
+
+def loads(experiments: Iterable[Experiment], gpu: Gpu) -> tuple[list[Load], list[str]]:
+    """A load for each stage on `gpu`, prompts cached but for their last block; and what is left out."""
+    found, left = [], []
+    for e in experiments:
+        if e.gpu.name != gpu.name:
+            left.append(f"experiment {e.id}: on {e.gpu.name}")
+        elif e.contradiction:
+            left.append(f"experiment {e.id}: {e.contradiction}")
+        else:
+            prompt = e.sys_prompt_tokens + e.question_tokens
+            cached = max(0, prompt - LAST_BLOCK_TOKENS)
+            found += [
+                Load(
+                    f"{e.model.name} tp{e.tp} {stage.rate_rps:g}/s {e.workload}".rstrip(), e.model, e.tp,
+                    stage.rate_rps / e.dp, prompt, cached, e.output_tokens,
+                    stage.measured.tpot_ms(e.output_tokens) / 1e3, e.max_num_batched_tokens,
+                )
+                for stage in e.stages if e.output_tokens > 1
+            ]  # fmt: skip
+    return found, left
+
+
+def tpot_s(load: Load, gpu: Gpu, engine: str, coefficients: Coefficients) -> float:
+    """Mean time per output token: a share of the iterations carries a chunk of a prompt, the others only decode."""
+    step = StepModel(load.model, gpu, catalog.engine(engine), Parallel(tp=load.tp), coefficients)
+    num = load.num_decode
+    context = num * (load.prompt_tokens + load.output_tokens // 2)
+    new = max(1, load.prompt_tokens - load.cached_tokens)
+    chunks = -(-new // max(1, load.max_num_batched_tokens - num))
+    chunk = -(-new // chunks)
+    decode_s = step.line(num, context, window_tokens=context)[0]
+    before = load.cached_tokens + (new - chunk) // 2
+    mixed_s = step.line(num, context, [(chunk, before)], context)[0]
+    per_s = load.rate_rps * chunks
+    found_s = decode_s
+    for _ in range(ROUNDS):
+        share = min(1.0, per_s * found_s)
+        found_s = (1 - share) * decode_s + share * mixed_s
+    return found_s
+
+
+def fit_overhead(all_loads: Sequence[Load], gpu: Gpu, engine: str, known: Coefficients) -> tuple[Fitted, list[str]]:
+    """The engine's overhead with the least relative error over all loads, on the kernels of `known`.
+
+    What the loads cannot tell apart keeps the value of `known`. Raises HeadwayError for too few loads, loads that are
+    faster than kernels alone, and where `solve` does.
+    """
+    if len(all_loads) < MIN_LOADS:
+        raise HeadwayError(f"{len(all_loads)} served loads; expected at least {MIN_LOADS}, at different rates")
+    ordered = sorted(all_loads, key=lambda load: (load.model.name, load.tp, load.rate_rps, load.name))
+    seconds = np.array([load.tpot_s for load in ordered])
+    bare = replace(known.overhead, step_s=0.0, layer_s=0.0, sequence_s=0.0)
+    _check_possible(ordered, seconds, predicted(ordered, gpu, engine, replace(known, overhead=bare)), gpu)
+    chosen, notes = _told_apart(ordered)
+
+    def model(p: Floats) -> Floats:
+        return predicted(ordered, gpu, engine, replace(known, overhead=_overhead(known.overhead, chosen, p)))
+
+    fixed = {c.name: getattr(known.overhead, c.name) for c in (STEP, LAYER, SEQUENCE) if c not in chosen}
+    return solve(f"overhead.{engine}", chosen, model, seconds, fixed), notes
+
+
+def predicted(all_loads: Sequence[Load], gpu: Gpu, engine: str, coefficients: Coefficients) -> Floats:
+    """`tpot_s` of each load."""
+    return np.array([tpot_s(load, gpu, engine, coefficients) for load in all_loads])
+
+
+def _overhead(known: Overhead, chosen: Sequence[Coefficient], p: Floats) -> Overhead:
+    return replace(known, **{c.name: float(value) for c, value in zip(chosen, p, strict=True)})
+
+
+def _told_apart(all_loads: Sequence[Load]) -> tuple[tuple[Coefficient, ...], list[str]]:
+    """Which coefficients loads like these determine."""
+    chosen, notes = [STEP], []
+    if len({load.model.num_layers for load in all_loads}) > 1:
+        chosen.append(LAYER)
+    else:
+        notes.append("all models have the same number of layers: the time per layer is kept, not fitted")
+    nums = [load.num_decode for load in all_loads]
+    if max(nums) >= 4 * min(nums):
+        chosen.append(SEQUENCE)
+    else:
+        notes.append("the loads are alike in how many sequences decode: the time per sequence is kept, not fitted")
+    return tuple(chosen), notes
+
+
+def _check_possible(all_loads: Sequence[Load], seconds: Floats, bare_s: Floats, gpu: Gpu) -> None:
+    ratios = seconds / bare_s
+    if np.median(ratios) < 0.5:
+        raise HeadwayError(
+            f"times per token are {np.median(ratios):.2g} of what the kernels alone take on {gpu.name} (median); are"
+            " units, GPU, model and tp right?"
+        )
+    if np.median(ratios) > 50:
+        raise HeadwayError(
+            f"times per token are {np.median(ratios):.0f} times what the kernels take on {gpu.name} (median); are"
+            " units, GPU, model and tp right?"
+        )
+    usual = float(np.median(ratios))
+    odd = [load.name for load, ratio in zip(all_loads, ratios, strict=True) if not usual / 50 < ratio < usual * 50]
+    if odd:
+        raise HeadwayError(
+            f"{len(odd)} of {len(all_loads)} loads are far from the rest (mixed units?): {'; '.join(odd[:5])}"
+        )

@@ -1,0 +1,115 @@
+"""What an operator would take at the GPU's peaks: the bounds that measurements are checked against, and fitted on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from headway.calibration.operators import Floats, Samples
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Gpu
+from headway.perf.operators import peak_flops
+from headway.perf.params import WEIGHT_BYTES
+
+CACHE_SPEED = 12.0
+"""A cache may be this many times faster than memory; small operands stay in it between repeated measurements."""
+LAUNCH_S = 5e-6
+"""About what any kernel takes; only to tell units apart."""
+UNIT = 60.0
+"""A table further than this from the peaks is in another unit, or of another GPU: units differ by 1,000."""
+MIXED = 150.0
+"""A row further than this from what is usual in its table is in another unit than the others."""
+
+
+class Peaks(NamedTuple):
+    """Seconds at the peaks, by row."""
+
+    memory_s: Floats
+    """At peak bandwidth; of the link for collectives and host copies."""
+    compute_s: Floats
+
+
+def peaks(samples: Samples, gpu: Gpu) -> Peaks:
+    """What moving the bytes and computing the FLOPs takes at the least."""
+    s = samples.shape
+    none = np.zeros(len(samples.seconds))
+    if samples.kind == "gemm":
+        width = WEIGHT_BYTES[samples.dtype]
+        num_bytes = s["n"] * s["k"] * width + s["m"] * s["k"] * width + s["m"] * s["n"] * 2
+        flops = 2 * s["m"] * s["n"] * s["k"] / peak_flops(gpu, samples.dtype)
+        return Peaks(num_bytes / gpu.bandwidth_bytes_per_s, flops)
+    if samples.kind == "moe":
+        weights = expert_weights(samples)
+        num_bytes = touched_experts(samples) * weights * WEIGHT_BYTES[samples.dtype]
+        flops = 2 * s["num_tokens"] * s["experts_per_token"] * weights / peak_flops(gpu, moe_compute(samples.dtype))
+        return Peaks(num_bytes / gpu.bandwidth_bytes_per_s, flops)
+    if samples.kind == "prefill_attention":
+        new, before = s["new_tokens"], s["context_tokens"]
+        flops = 4 * s["batch_size"] * s["num_heads"] * s["head_dim"] * new * (before + new / 2)
+        num_bytes = 4 * s["batch_size"] * s["num_kv_heads"] * s["head_dim"] * (before + new)
+        return Peaks(num_bytes / gpu.bandwidth_bytes_per_s, flops / peak_flops(gpu, "bf16"))
+    if samples.kind == "decode_attention":
+        return Peaks(kv_bytes(samples) / gpu.bandwidth_bytes_per_s, none)
+    if samples.kind == "all_reduce":
+        n = s["num_gpus"]
+        return Peaks(2 * (n - 1) / n * s["num_bytes"] / gpu.link_bytes_per_s, none)
+    if samples.kind == "device_copy":
+        return Peaks(2 * s["num_bytes"] / gpu.bandwidth_bytes_per_s, none)
+    return Peaks(s["num_bytes"] / gpu.host_link_bytes_per_s, none)
+
+
+def kv_bytes(samples: Samples) -> Floats:
+    """Of the 16 bit KV cache that decoding attention reads."""
+    s = samples.shape
+    return 4 * s["head_dim"] * s["num_kv_heads"] * s["batch_size"] * s["context_tokens"]
+
+
+def expert_weights(samples: Samples) -> Floats:
+    """Parameters of one expert on one GPU."""
+    s = samples.shape
+    return 3 * s["hidden_size"] * s["intermediate_size"] / s["tp"]
+
+
+def touched_experts(samples: Samples) -> Floats:
+    """How many experts the tokens of a batch choose."""
+    s = samples.shape
+    e, k, t = s["num_experts"], s["experts_per_token"], s["num_tokens"]
+    return np.asarray(np.where(s["balanced"] > 0, np.minimum(e, t * k), e * (1 - (1 - k / e) ** t)))
+
+
+def moe_compute(dtype: str) -> str:
+    """The dtype that experts of a weight dtype compute in."""
+    return "fp8" if dtype == "fp8" else "bf16"
+
+
+def physical(samples: Samples, gpu: Gpu, left_out: dict[str, int], file: str) -> Samples:
+    """The rows that can be true, the others counted by reason.
+
+    Raises HeadwayError where most rows are beyond the GPU's peaks, or all are 1,000 times off: the wrong unit.
+    """
+    at_peak = peaks(samples, gpu)
+    least_s = np.maximum(at_peak.memory_s / CACHE_SPEED, at_peak.compute_s)
+    ratio = samples.seconds / (LAUNCH_S + np.maximum(at_peak.memory_s, at_peak.compute_s))
+    usual = float(np.median(ratio))
+    impossible = samples.seconds < least_s
+    where = f"{file}: {samples.key}"
+    if impossible.mean() > 0.5 or usual < 1 / UNIT:
+        raise HeadwayError(
+            f"{where}: {impossible.sum():,} of {len(ratio):,} rows are faster than the peaks of {gpu.name} allow "
+            f"(median {usual:.2g} of the bound); is the unit right, and the GPU?"
+        )
+    if usual > UNIT:
+        raise HeadwayError(
+            f"{where}: latencies are {usual:,.0f} times what the peaks of {gpu.name} imply (median); is the unit right,"
+            " and the GPU?"
+        )
+    mixed = (ratio > usual * MIXED) | (ratio < usual / MIXED)
+    _count(left_out, f"{samples.key}: far from the rest (mixed units?)", int(mixed.sum()))
+    _count(left_out, f"{samples.key}: faster than the GPU's peaks", int((impossible & ~mixed).sum()))
+    return samples.only(~(mixed | impossible))
+
+
+def _count(left_out: dict[str, int], why: str, num: int) -> None:
+    if num:
+        left_out[why] = left_out.get(why, 0) + num

@@ -1,0 +1,82 @@
+"""`headway measure`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headway import catalog
+from headway.cli.output import print_table, progress
+from headway.core.errors import HeadwayError
+
+_path = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option("--model", help="A model of the catalog: its shapes are timed.")
+@click.option("--model-config", type=_path, help="A Hugging Face config.json instead.")
+@click.option("--gpu", help="A GPU of the catalog. Without it: the one that PyTorch finds.")
+@click.option("--out", type=_path, help="The file, measured-GPU.csv if not given. One that is there is continued.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be timed, and how long. Needs no PyTorch.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="cpu: a trial.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Stop after so long; call again to go on.")
+@click.option("--no-progress", is_flag=True, help="No progress bar.")
+def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minutes: float | None, **flags: Any) -> None:
+    """Time the operators of a model on a GPU at hand, for headway calibrate.
+
+    Matrix products by number of tokens, attention of prompts and of decoding sequences, copies, and all-reduces where
+    there are several GPUs. The file is whole at any time; a sweep that was stopped goes on where it was.
+    """
+    from headway.measure import plan, sweep
+
+    model = _model(flags["model"], flags["model_config"])
+    known = None if gpu is None else catalog.gpu(gpu)
+    if dry_run and known is None and device == "cuda":
+        raise HeadwayError("--dry-run asks no GPU what it is: give --gpu, or --device cpu")
+    kernels = None
+    if not dry_run:
+        from headway.measure.torch_kernels import TorchKernels
+
+        kernels = TorchKernels(device)
+        if known is None and device == "cuda":
+            known = _found(kernels.gpu_name)
+    num_gpus = kernels.num_gpus if kernels else (known.gpus_per_node if known and device == "cuda" else 1)
+    on = plan.CPU if device == "cpu" or known is None else plan.device(known, num_gpus)
+    operations, notes = plan.sweep(model, on)
+    name = known.name if known is not None else "cpu"
+    _print_plan(operations, notes, plan.seconds(operations, on), f"{model.name} on {name}")
+    if kernels is None:
+        return
+    path = out or Path(f"measured-{name}.csv")
+    with progress("measuring", wanted=not flags["no_progress"]) as tell:
+        limit_s = None if minutes is None else 60 * minutes
+        swept = sweep.run(operations, kernels, time.perf_counter, path, name, kernels.software, limit_s, tell)
+    for why, num in swept.failures.items():
+        click.echo(f"* {num} could not be timed: {why}")
+    rest = f", {swept.num_left} left: the same command goes on" if swept.num_left else ""
+    click.echo(f"{swept.num_timed} timed, {swept.num_known} were there{rest}; {path}")
+
+
+def _model(name: str | None, config: Path | None) -> Any:
+    if (name is None) == (config is None):
+        raise HeadwayError("--model, --model-config: expected one of them")
+    return catalog.model_from_config(config) if config is not None else catalog.model(str(name))
+
+
+def _found(name: str) -> Any:
+    try:
+        return catalog.gpu(name)
+    except HeadwayError as error:
+        raise HeadwayError(f"{error}; say with --gpu which of the catalog's it is") from None
+
+
+def _print_plan(operations: Any, notes: list[str], seconds: float, title: str) -> None:
+    counted = Counter((each.kind, each.dtype or None) for each in operations)
+    print_table(("operator", "dtype", "shapes"), [(*key, num) for key, num in counted.items()], title)
+    for note in notes:
+        click.echo(f"* {note}")
+    click.echo(f"{len(operations)} shapes, about {seconds / 60:.1f} minutes")

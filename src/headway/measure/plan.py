@@ -1,0 +1,170 @@
+"""Which operators to time for a model, and about how long that takes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product, zip_longest
+
+from msgspec import Struct
+
+from headway.calibration.operators import SHAPES, Kind
+from headway.core.fleet import Gpu, Model
+
+GIB = 2**30
+TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+PROMPTS = (512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+PROMPT_BATCHES = (1, 2, 4)
+CONTEXTS = (16, 64, 1024, 2048, 4096, 8192, 16384)
+BATCHES = (1, 4, 16, 64, 128, 256)
+COPIES = tuple(2**i for i in range(16, 31))
+MESSAGES = tuple(2**i for i in range(10, 29))
+DEGREES = (1, 2, 4, 8)
+"""Tensor parallel degrees whose shapes are timed, on one GPU."""
+MEMORY_SHARE = 0.4
+"""Of the device's memory, for the operands of one operator."""
+OPERATOR_S = 0.15
+"""About what one operator takes: setting up, warming up, and rounds of 20 ms."""
+ROUNDS = 8
+LONGEST_S = 2.0
+"""An operator that takes longer than this is left out."""
+
+
+class Operation(Struct, frozen=True):
+    """One operator to time. `shape` has the columns that `SHAPES` lists for its kind."""
+
+    kind: Kind
+    dtype: str
+    shape: tuple[float, ...]
+
+    def columns(self) -> dict[str, float]:
+        """Column -> value."""
+        return dict(zip(SHAPES[self.kind], self.shape, strict=True))
+
+
+class Device(Struct, frozen=True):
+    """What the plan has to know of the machine."""
+
+    memory_bytes: float
+    flops: dict[str, float]
+    bandwidth_bytes_per_s: float
+    host_bytes_per_s: float
+    link_bytes_per_s: float
+    num_gpus: int = 1
+
+
+CPU = Device(4 * GIB, {"bf16": 1e11}, 1e10, 1e10, 1e10)
+"""Round numbers, for trying out."""
+
+
+def device(gpu: Gpu, num_gpus: int) -> Device:
+    """So many GPUs of this kind."""
+    return Device(
+        gpu.memory_bytes, gpu.peak_flops, gpu.bandwidth_bytes_per_s, gpu.host_link_bytes_per_s, gpu.link_bytes_per_s,
+        num_gpus,
+    )  # fmt: skip
+
+
+def sweep(model: Model, on: Device) -> tuple[list[Operation], list[str]]:
+    """The operators to time, coarse shapes first, so that half a sweep is worth something; and what is left out."""
+    fitting: dict[Operation, None] = {}
+    too_large = 0
+    for operation in _interleaved(_all(model, on)):
+        if num_bytes(operation) > MEMORY_SHARE * on.memory_bytes or least_s(operation, on) * ROUNDS > LONGEST_S:
+            too_large += 1
+        else:
+            fitting[operation] = None
+    notes = [f"{too_large} shapes are too large for this device"] if too_large else []
+    if model.mla is not None:
+        notes.append(f"{model.name}: PyTorch has no kernel for decoding with latent attention; not timed")
+    if model.moe is not None:
+        notes.append(f"{model.name}: mixtures of experts are not timed; their coefficients stay the catalog's")
+    if on.num_gpus == 1:
+        notes.append("one GPU: no all-reduce")
+    return list(fitting), notes
+
+
+def seconds(operations: Iterable[Operation], on: Device) -> float:
+    """About how long timing them takes."""
+    return sum(OPERATOR_S + ROUNDS * 2 * least_s(operation, on) for operation in operations)
+
+
+def least_s(operation: Operation, on: Device) -> float:
+    """What the operator takes at the device's peaks."""
+    s = operation.columns()
+    if operation.kind == "all_reduce":
+        return 2 * s["num_bytes"] / on.link_bytes_per_s
+    if operation.kind == "host_copy":
+        return s["num_bytes"] / on.host_bytes_per_s
+    peak = on.flops.get(operation.dtype) or on.flops.get("bf16") or max(on.flops.values())
+    return max(num_bytes(operation) / on.bandwidth_bytes_per_s, _flops(operation.kind, s) / peak)
+
+
+def num_bytes(operation: Operation) -> float:
+    """Of the operands."""
+    s = operation.columns()
+    if operation.kind == "gemm":
+        width = 1 if operation.dtype == "fp8" else 2
+        return width * (s["n"] * s["k"] + s["m"] * s["k"]) + 2 * s["m"] * s["n"]
+    if operation.kind == "decode_attention":
+        return 4 * s["batch_size"] * s["num_kv_heads"] * s["head_dim"] * s["context_tokens"]
+    if operation.kind == "prefill_attention":
+        return 4 * s["batch_size"] * s["head_dim"] * s["new_tokens"] * (s["num_heads"] + s["num_kv_heads"])
+    return 2 * s["num_bytes"]
+
+
+def _flops(kind: Kind, s: dict[str, float]) -> float:
+    if kind == "gemm":
+        return 2 * s["m"] * s["n"] * s["k"]
+    if kind == "prefill_attention":
+        return 2 * s["batch_size"] * s["num_heads"] * s["head_dim"] * s["new_tokens"] ** 2
+    return 0.0
+
+
+def _all(model: Model, on: Device) -> Iterator[list[Operation]]:
+    """The operators of each kind."""
+    for dtype in ("bf16", "fp8"):
+        if dtype in on.flops:
+            matrices = sorted({each for tp in DEGREES for each in matrices_of(model, tp)})
+            yield [Operation("gemm", dtype, (m, n, k)) for m, (n, k) in product(TOKENS, matrices)]
+    heads = sorted({(model.num_heads // tp, max(1, model.num_kv_heads // tp)) for tp in _degrees(model)}, reverse=True)
+    dim = model.head_dim
+    yield [
+        Operation("prefill_attention", "", (b, new, 0, h, kv, dim))
+        for new, b, (h, kv) in product(PROMPTS, PROMPT_BATCHES, heads)
+    ]
+    if model.mla is None:
+        yield [
+            Operation("decode_attention", "", (b, context, h, kv, dim))
+            for b, context, (h, kv) in product(BATCHES, CONTEXTS, heads)
+        ]
+    yield [Operation("device_copy", "", (size,)) for size in COPIES]
+    yield [Operation("host_copy", "", (size,)) for size in COPIES]
+    degrees = [num for num in DEGREES[1:] if num <= on.num_gpus]
+    yield [Operation("all_reduce", "", (num, size)) for size, num in product(MESSAGES, degrees)]
+
+
+def matrices_of(model: Model, tp: int) -> list[tuple[int, int]]:
+    """(rows out, columns in) of a layer's weight matrices and the head on one of `tp` GPUs; none where it cannot be."""
+    if tp not in _degrees(model):
+        return []
+    h, wide, dim = model.hidden_size, model.intermediate_size // tp, model.head_dim
+    heads, kv_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
+    queries = (heads * dim, h) if model.mla is not None else ((heads + 2 * kv_heads) * dim, h)
+    found = [queries, (h, heads * dim), (model.vocab_size // tp, h)]
+    if wide:
+        found += [((2 if model.gated_mlp else 1) * wide, h), (h, wide)]
+    return found
+
+
+def _degrees(model: Model) -> list[int]:
+    """Those that divide the model."""
+    whole = (model.num_heads, model.intermediate_size, model.vocab_size)
+    return [tp for tp in DEGREES if all(size % tp == 0 for size in whole)]
+
+
+def _interleaved(groups: Iterable[list[Operation]]) -> Iterator[Operation]:
+    """Every eighth of each kind, kinds in turn, then those halfway between, and so on."""
+    lists = list(groups)
+    for offset in (0, 4, 2, 6, 1, 5, 3, 7):
+        for turn in zip_longest(*(group[offset::8] for group in lists)):
+            yield from (operation for operation in turn if operation is not None)

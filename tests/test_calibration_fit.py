@@ -1,0 +1,109 @@
+"""Fits: known coefficients are found again; what is beyond physics is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.calibration import solve as solving
+from headway.calibration.fit import COPY, fit_all, roofline
+from headway.calibration.operators import Samples, read
+from headway.calibration.solve import Coefficient, Fitted, held_out, solve
+from headway.catalog.coefficients import Roofline
+from headway.core.errors import HeadwayError
+from headway.perf.operators import roofline_s
+from measured import GPU, KERNELS, all_reduce, attention, gemm, write
+
+
+def fitted(path: Path) -> dict[str, Fitted]:
+    fits, notes = fit_all(read(path, GPU).samples, GPU)
+    assert not notes
+    return {fit.key: fit for fit in fits}
+
+
+shares, times = st.floats(0.1, 1), st.floats(1e-7, 1)
+
+
+@given(st.tuples(st.floats(0, 1e-4), shares, shares, st.floats(1, 12)), times, times)
+def test_the_roofline_is_that_of_perf(p: tuple[float, ...], memory_s: float, compute_s: float) -> None:
+    known = roofline_s(Roofline(*p), memory_s, compute_s)
+    assert roofline(np.array(p), np.array([memory_s]), np.array([compute_s])) == pytest.approx([known])
+
+
+def test_known_coefficients_are_found_again(tmp_path: Path) -> None:
+    products = fitted(write(tmp_path / "a.csv", gemm()))["gemm.bf16"]
+    known = KERNELS.gemm["bf16"]
+    assert products.values["memory_efficiency"] == pytest.approx(known.memory_efficiency, rel=0.03)
+    assert products.values["compute_efficiency"] == pytest.approx(known.compute_efficiency, rel=0.03)
+    found = fitted(write(tmp_path / "b.csv", attention()))
+    assert found["decode_attention"].values["memory_efficiency"] == pytest.approx(
+        KERNELS.decode_attention.memory_efficiency, rel=0.03
+    )
+    assert found["decode_attention"].values["latency_s"] == pytest.approx(KERNELS.decode_attention.latency_s, rel=0.03)
+    assert found["prefill_attention"].values["compute_efficiency"] == pytest.approx(
+        KERNELS.prefill_attention.compute_efficiency, rel=0.05
+    )
+    reduced = fitted(write(tmp_path / "c.csv", all_reduce(4)))["all_reduce.4"]
+    assert reduced.values["link_efficiency"] == pytest.approx(KERNELS.all_reduce["4"].link_efficiency, rel=0.05)
+    for fit in (products, *found.values(), reduced):
+        assert fit.residual < 0.03
+        assert fit.num_held_out == (fit.num_fitted + fit.num_held_out) // 5
+
+
+def test_every_fifth_shape_is_held_out() -> None:
+    assert held_out(11).nonzero()[0].tolist() == [4, 9]
+
+
+def test_held_out_shapes_do_not_touch_the_fit() -> None:
+    size = np.geomspace(1e3, 1e9, 40)
+    seconds = 5e-6 + size / 1e11
+
+    def found(seconds: Any) -> Fitted:
+        return solve("copy", COPY, lambda p: p[0] + size / 2e11 / p[1], seconds)
+
+    spoilt = np.where(held_out(40), seconds * 1.4, seconds)
+    assert found(spoilt).values == found(seconds).values
+    assert found(seconds).residual < 1e-3
+    assert found(spoilt).residual == pytest.approx(1 - 1 / 1.4, rel=0.01)
+
+
+def test_too_few_shapes_are_not_fitted(tmp_path: Path) -> None:
+    samples = read(write(tmp_path / "a.csv", gemm()[-5:]), GPU).samples
+    assert fit_all(samples, GPU) == ([], ["gemm.bf16: 5 shapes that count, 13 are needed; not fitted"])
+
+
+@pytest.mark.parametrize(("speed", "word"), [(3.0, "faster"), (1e-3, "slower")])
+def test_beyond_physical_bounds(speed: float, word: str) -> None:
+    size = np.geomspace(1e6, 1e9, 40)
+    samples = Samples("device_copy", "", {"num_bytes": size}, 2 * size / (GPU.bandwidth_bytes_per_s * speed))
+    with pytest.raises(HeadwayError, match=f"device_copy: efficiency leaves its physical bounds.*{word} than any"):
+        fit_all([samples], GPU)
+
+
+def test_nothing_fits() -> None:
+    rng = np.random.default_rng(1)
+    size, seconds = np.geomspace(1e3, 1e9, 60), np.exp(rng.uniform(-12, 0, 60))
+    with pytest.raises(HeadwayError, match=r"copy: .*(nothing fits|physical bounds)"):
+        solve("copy", COPY, lambda p: p[0] + size / 1e12 / p[1], seconds)
+
+
+def test_a_fit_that_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(status=0, x=np.array([1.0]), message="too many steps")
+
+    monkeypatch.setattr(solving, "least_squares", lambda: stuck)
+    with pytest.raises(HeadwayError, match="copy: the fit did not converge: too many steps"):
+        solve("copy", (Coefficient("a", 1, 0, 2),), lambda p: p[0] * np.ones(9), np.ones(9))
+
+
+def test_without_scipy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(HeadwayError, match=r"pip install 'headway\[calibrate\]'"):
+        fitted(write(tmp_path / "a.csv", gemm()))

@@ -1,0 +1,155 @@
+"""`headway calibrate`, from files to a file that a simulation uses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from headway.catalog.coefficients import CoefficientFile
+from headway.cli import main
+from measured import all_reduce, attention, gemm, write
+
+SIMULATE = (
+    "simulate --model llama-3.1-8b --gpu h100 --engine vllm-v1 --rate 2 --num-requests 40 --prompt-tokens 500"
+    " --output-tokens 50 --json --coefficients"
+).split()
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> list[str]:
+    found = {"gemm": gemm(), "attention": attention(), "all_reduce": [*all_reduce(2), *all_reduce(8)]}
+    return [str(write(tmp_path / f"{name}.csv", rows)) for name, rows in found.items()]
+
+
+def calibrate(*args: object) -> int:
+    return main(["calibrate", "--gpu", "h100", "--engine", "vllm-v1", *map(str, args)])
+
+
+def test_tables_to_coefficients_to_a_simulation(
+    tables: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine.json"
+    assert calibrate(*tables, "--out", out, "--source", "us, 2026") == 0
+    printed = capsys.readouterr().out
+    assert "gemm.bf16" in printed and f"wrote {out}" in printed
+    assert "taken from the catalog for h100-80gb-sxm (measured on it): gemm.fp8" in printed
+    file = msgspec.json.decode(out.read_bytes(), type=CoefficientFile)
+    assert file.gpus == ("h100-80gb-sxm",)
+    assert "us, 2026: all_reduce.2, all_reduce.8, decode_attention, gemm.bf16" in file.kernels.source
+    assert file.kernels.residuals["gemm.bf16"] < 0.05
+    assert main([*SIMULATE, str(out)]) == 0
+    mine = json.loads(capsys.readouterr().out)["results"][0]
+    assert main(SIMULATE[:-1]) == 0
+    catalogs = json.loads(capsys.readouterr().out)["results"][0]
+    assert mine["calibrated"] is True
+    assert mine["metrics"]["tpot_s.mean"] == pytest.approx(catalogs["metrics"]["tpot_s.mean"], rel=0.1)
+    slow = json.loads(out.read_text())
+    slow["kernels"]["decode_attention"]["latency_s"] *= 50
+    out.write_text(json.dumps(slow))
+    assert main([*SIMULATE, str(out)]) == 0
+    slower = json.loads(capsys.readouterr().out)["results"][0]
+    assert slower["metrics"]["tpot_s.mean"] > 2 * mine["metrics"]["tpot_s.mean"]
+
+
+def test_json_says_all(tables: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate(*tables, "--json") == 0
+    found: Any = json.loads(capsys.readouterr().out)
+    assert {fit["key"] for fit in found["fits"]} >= {"gemm.bf16", "decode_attention", "all_reduce.8"}
+    assert [file["num_used"] for file in found["files"]] == [len(gemm()), len(attention()), 46]
+    assert found["out"] is None
+
+
+def test_a_gpu_without_all_kernels_is_not_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, out = write(tmp_path / "a.csv", gemm("l4")), tmp_path / "l4.json"
+    args = ["calibrate", str(table), "--gpu", "l4", "--engine", "vllm-v1", "--out", str(out), "--source", "us"]
+    assert main(args) == 2
+    assert "are faster than the peaks of l4 allow" in capsys.readouterr().err
+    table = write(tmp_path / "a.csv", [{**r, "latency_ms": float(str(r["latency_ms"])) * 12} for r in gemm("l4")])
+    assert main(args) == 0
+    assert "count as uncalibrated" in capsys.readouterr().out
+    file = msgspec.json.decode(out.read_bytes(), type=CoefficientFile)
+    assert (file.gpus, file.like) == ((), ("l4",))
+
+
+def test_rows_of_another_gpu_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate(write(tmp_path / "a.csv", gemm("l40s"))) == 2
+    assert f"nothing that can be used for h100-80gb-sxm: {tmp_path / 'a.csv'}: 42 of l40s" in capsys.readouterr().err
+
+
+def test_the_same_table_twice_counts_once(tables: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate(tables[0], tables[0], "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["files"][-1]["left_out"] == {"that stand there a second time": 42}
+    assert found["fits"][0]["num_fitted"] + found["fits"][0]["num_held_out"] == 42
+
+
+def test_a_fit_that_fails_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, out = write(tmp_path / "a.csv", attention()), tmp_path / "mine.json"
+    slow = write(tmp_path / "b.csv", [
+        {**row, "latency_ms": float(str(row["latency_ms"])) * (20 if row["isl"] == 1 else 1)} for row in attention()
+    ])  # fmt: skip
+    out.write_text("before")
+    assert calibrate(slow, "--out", out, "--source", "us") == 2
+    assert "memory_efficiency leaves its physical bounds" in capsys.readouterr().err
+    assert out.read_text() == "before"
+    assert calibrate(table, "--out", out, "--source", "us") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", "mine.json"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nowhere.csv"], "nowhere.csv: no such file"),
+        (["nowhere.json"], "nowhere.json: no such file"),
+        (["odd.csv"], "odd.csv: line 1: not recognised; expected operator tables"),
+        (["empty.csv"], "empty.csv: is empty"),
+        (["binary.csv"], "binary.csv: cannot be read as text"),
+        (["torn.gz"], "torn.gz: cannot be read as text"),
+        (["odd.csv", "--out", "x.json"], "--source is missing"),
+        (["odd.csv", "--gpu", "h1000"], "unknown GPU 'h1000'; did you mean"),
+        (["odd.csv", "--engine", "vlm"], "unknown engine 'vlm'; did you mean"),
+        ([], "Missing argument 'MEASUREMENTS...'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("odd.csv").write_text("a,b\n1,2\n")
+    Path("empty.csv").write_text("")
+    Path("binary.csv").write_bytes(b"\x80\x81\xff\n")
+    Path("torn.gz").write_bytes(b"\x1f\x8b\x08")
+    assert calibrate(*args) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message in error
+
+
+def test_mistakes_in_coefficients_of_a_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, message in (("{", "not a file of coefficients"), ("{}", "not a file of coefficients")):
+        (tmp_path / "c.json").write_text(text)
+        assert main([*SIMULATE, str(tmp_path / "c.json")]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*SIMULATE, str(tmp_path / "none.json")]) == 2
+    assert "--coefficients" in capsys.readouterr().err
+
+
+@pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "l40s"])
+def test_on_measured_tables(gpu: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Medians on held-out shapes. FP8 products, and all-reduces among 8 A100, are not described as well."""
+    folder = Path(os.environ["HEADWAY_DATA"]) / "measured"
+    tables = sorted(folder.glob("aic_[acgm]*.csv.gz"))
+    args = ["calibrate", *map(str, tables), "--gpu", gpu, "--engine", "vllm-v1", "--json"]
+    assert main(args) == 0
+    found = {fit["key"]: fit for fit in json.loads(capsys.readouterr().out)["fits"]}
+    for key in ("gemm.bf16", "decode_attention", "prefill_attention", "all_reduce.2", "all_reduce.4"):
+        assert found[key]["residual"] < 0.085, key
+    for fit in found.values():
+        for name, value in fit["values"].items():
+            assert value >= 0 and (not name.endswith("efficiency") or value <= 1)
