@@ -248,7 +248,7 @@ def test_what_cannot_be_met_is_told_and_nothing_written(tmp_path: Path, capsys: 
         ("--what-if quake=1", "expected load=N, lose=N or lose-region=N"),
         ("--what-if lose-region=1", "not in several regions"),
         ("--max-replicas 0", "--max-replicas"),
-        ("--ordering fcfs,edf", "expected one"),
+        ("--ordering fcfs,edg", "--ordering: unknown ordering 'edg'; did you mean"),
         ("--engine vlm-v1", "unknown engine 'vlm-v1'"),
     ],
 )

@@ -158,7 +158,7 @@ def test_infeasible_plans_say_how_near_they_came() -> None:
     (reach,) = found.reach
     assert reach.best == 1.5 and "unloaded" in reach.where and reach.target == 1.0
     assert [option.status for option in found.options] == ["infeasible", "pruned"]
-    assert "ttft_p99_s" in found.options[0].reason
+    assert found.options[0].reason == "misses TTFT p99 with 12 replicas"
 
 
 def test_more_work_than_is_allowed_is_no_reason_to_simulate() -> None:

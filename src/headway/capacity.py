@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace as with_
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Question(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     tps: tuple[int, ...] = (1, 2, 4, 8)
     routings: tuple[str, ...] = ()
+    orderings: tuple[str, ...] = ()
     targets: Targets = field(default_factory=Targets)
     situations: tuple[Situation, ...] = (Situation(load=3.0), Situation(lost_replicas=1))
     max_replicas: int = 64
@@ -110,13 +112,6 @@ def _base(
     spec = userfile.convert(made, Spec, places)
     if len({str(pool.model) for pool in spec.fleet}) > 1:
         raise places.error(("fleet",), "several models; a capacity plan is for one")
-    ordering = spec.policies.ordering
-    if isinstance(ordering, list) and len(ordering) != 1:
-        raise places.error(("policies", "ordering"), "several; expected one, as with --ordering")
-    policies = {**made.get("policies", {})}
-    if isinstance(ordering, list):
-        policies["ordering"] = ordering[0]
-    made["policies"] = policies
     first = spec.fleet[0]
     with places.at("fleet", 0, "model"):
         if isinstance(first.model, str):
@@ -141,23 +136,27 @@ def _names_gpu(document: dict[str, Any]) -> bool:
 
 
 def _candidates(document: dict[str, Any], spec: Spec, question: Question) -> Iterator[Candidate]:
-    """Every GPU with every tp and every routing; a name that there is not is an error."""
+    """Every GPU with every tp, routing and ordering; a name that there is not is an error."""
     own = tuple(pool.gpu for pool in spec.fleet) if not question.gpus else question.gpus
     gpus = {catalog.gpu(name).name: catalog.gpu(name) for name in own}
-    listed = spec.policies.routing if isinstance(spec.policies.routing, list) else [spec.policies.routing]
-    routings = question.routings or tuple(name if isinstance(name, str) else _with_arguments() for name in listed)
+    routings = question.routings or _listed("routing", spec.policies.routing)
+    orderings = question.orderings or _listed("ordering", spec.policies.ordering)
     first = spec.fleet[0]
     for gpu in gpus.values():
         own_price = first.usd_per_gpu_hour if catalog.gpu(first.gpu).name == gpu.name else None
         price = gpu.usd_per_hour if own_price is None else own_price
         for tp in dict.fromkeys(question.tps):
             parallel = Parallel(tp, first.pp, first.ep)
-            for routing in dict.fromkeys(routings):
-                yield Candidate(gpu.name, parallel, routing, price * parallel.num_gpus)
+            for routing, ordering in dict.fromkeys(product(routings, orderings)):
+                yield Candidate(gpu.name, parallel, routing, price * parallel.num_gpus, ordering)
 
 
-def _with_arguments() -> str:
-    raise HeadwayError("policies.routing: a router with arguments cannot be planned with yet; expected names")
+def _listed(key: str, policies: Any) -> tuple[str, ...]:
+    """The names of a scenario's policies of one kind."""
+    names = policies if isinstance(policies, list) else [policies]
+    if not all(isinstance(name, str) for name in names):
+        raise HeadwayError(f"policies.{key}: a policy with arguments cannot be planned with yet; expected names")
+    return tuple(names)
 
 
 def _floor(rehearsal: Rehearsal, candidate: Candidate, demand: Demand) -> Floor:

@@ -45,7 +45,7 @@ class Rehearsal:
     def __call__(self, candidate: Candidate, replicas: int, situation: Situation) -> Measured:
         """As `Evaluator` says."""
         chosen = self.scenario(candidate, replicas, situation)
-        key = _key(chosen, self.base_dir) if self.folder is not None and ":" not in candidate.routing else None
+        key = _key(chosen, self.base_dir) if self.folder is not None and ":" not in candidate.policy else None
         file = self.folder / f"{key}.json" if self.folder is not None and key else None
         if file is not None and (known := _cached(file)) is not None:
             self.num_found += 1
@@ -70,7 +70,7 @@ class Rehearsal:
 def fleet_of(
     document: dict[str, Any], candidate: Candidate, replicas: int, regions: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """A scenario's document with this fleet and router in place of its own."""
+    """A scenario's document with this fleet and these policies in place of its own."""
     made = copy.deepcopy(document)
     first = made["fleet"][0]
     kept = {name: first[name] for name in ("model", "engine", "pp", "ep") if name in first}
@@ -82,7 +82,7 @@ def fleet_of(
         made["fleet"] = [{"name": at, **pool, "replicas": n, "region": at} for at, n in shares if n]
     else:
         made["fleet"] = [{"name": "planned", **pool, "replicas": replicas}]
-    made["policies"] = {**made.get("policies", {}), "routing": candidate.routing}
+    made["policies"] = {**made.get("policies", {}), "routing": candidate.routing, "ordering": candidate.ordering}
     return made
 
 

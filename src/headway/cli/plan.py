@@ -36,6 +36,7 @@ candidate_options = together((
     click.option("--gpus", help="GPUs to choose from, with commas between; else the scenario's."),
     click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from."),
     click.option("--routing", help="Routers to choose from, with commas between."),
+    click.option("--ordering", help="Orderings to choose from, with commas between."),
     click.option("--max-replicas", type=_positive, default=64, show_default=True, help="No more than this many."),
 ))  # fmt: skip
 
@@ -55,7 +56,6 @@ model_options = together((
     click.option("--engine", help="An engine profile of the catalog."),
     click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
     click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
-    click.option("--ordering", help="One ordering for all candidates."),
     click.option("--warmup-s", type=click.FloatRange(min=0), help="Targets leave out what arrived before."),
     click.option("--seed", type=int, help="Of everything random; 0 unless given."),
 ))  # fmt: skip
@@ -85,7 +85,7 @@ def command() -> None:
 @target_options
 @result_options
 def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
-    """Find the cheapest GPU type, parallelism, router and number of replicas that meet SLOs for a workload.
+    """Find the cheapest GPU type, parallelism, policies and number of replicas that meet SLOs for a workload.
 
     Workload, model and engine come from the SCENARIO file, or from options alone; options override the file.
     Every candidate that analytic bounds do not rule out is simulated, with the same arrivals and lengths.
@@ -118,20 +118,27 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
 def _question(flags: dict[str, Any]) -> Question:
     """Takes what is asked out of the flags."""
     limits = {name: flags.pop(name) for name in ("ttft_p99", "tpot_p99", "e2e_p99")}
-    gpus, routings = (_listed(flags.pop(name), f"--{name}") for name in ("gpus", "routing"))
+    gpus, routings, orderings = (_listed(flags.pop(name), f"--{name}") for name in ("gpus", "routing", "ordering"))
     for name in gpus:
         _known(catalog.gpu, name, "--gpus")
-    for name in routings:
-        if ":" not in name:
-            _known(resolve.router, name, "--routing")
+    for name in filter(_is_built_in, routings):
+        _known(resolve.router, name, "--routing")
+    for name in filter(_is_built_in, orderings):
+        _known(resolve.ordering, name, "--ordering")
     return Question(
         gpus=tuple(gpus),
         tps=tuple(_whole(each, "--tp") for each in _listed(flags.pop("tp"), "--tp")),
         routings=tuple(routings),
+        orderings=tuple(orderings),
         targets=Targets(**{f"{name}_s": value for name, value in limits.items()}, attainment=flags.pop("attainment")),
         situations=tuple(_situations(flags.pop("what_if"))),
         max_replicas=flags.pop("max_replicas"),
     )
+
+
+def _is_built_in(name: str) -> bool:
+    """Not a `module:Class` of the user's own, which is looked up beside the scenario."""
+    return ":" not in name
 
 
 def _known(find: Callable[[str], object], name: str, option: str) -> None:

@@ -26,17 +26,23 @@ class Targets(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
-    """One way to serve: a kind of replica, and who routes."""
+    """One way to serve: a kind of replica, who routes, and who goes first."""
 
     gpu: str
     parallel: Parallel
     routing: str
     usd_per_replica_hour: float
+    ordering: str = "fcfs"
+
+    @property
+    def policy(self) -> str:
+        """As in "least-loaded", or "least-loaded + edf"."""
+        return self.routing if self.ordering == "fcfs" else f"{self.routing} + {self.ordering}"
 
     @property
     def label(self) -> str:
         """As in "h100-80gb-sxm tp 2, least-loaded"."""
-        return f"{self.gpu} tp {self.parallel.tp}, {self.routing}"
+        return f"{self.gpu} tp {self.parallel.tp}, {self.policy}"
 
 
 class Situation(Struct, frozen=True, forbid_unknown_fields=True):

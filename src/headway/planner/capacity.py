@@ -42,6 +42,7 @@ from headway.core.errors import HeadwayError
 Tell = Callable[[int, int], None]
 """Told (rehearsals done, rehearsals to be expected in all)."""
 AS_ASKED = Situation()
+WORDS = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "attainment"}
 GAIN = 0.05
 """Doubling the replicas gains something where a missed target comes nearer by this share."""
 
@@ -262,7 +263,11 @@ def _option(each: _Candidate) -> Option:
     elif each.bound_usd == inf:
         status = "infeasible"
         missed = points[-1].misses if points else ()
-        how = f"misses {', '.join(missed)}" if missed else f"the work takes {each.low} replicas or more"
+        how = (
+            f"misses {', '.join(WORDS[name] for name in missed)}"
+            if missed
+            else f"the work takes {each.low} replicas or more"
+        )
         reason = f"{how} with {each.most} replicas" if missed else f"{how}; {each.most} are allowed"
     else:
         status, reason = "open", f"needs {each.low} or more, which is no cheaper than what was found"

@@ -46,7 +46,7 @@ def headline(plan: Plan) -> str:
     each = f", {chosen.parallel.num_gpus} GPUs each" if chosen.parallel.num_gpus > 1 else ""
     number = f"{replicas} replica{'s' if replicas != 1 else ''} on {chosen.gpu}{each}"
     price = dollars(plan.objective_usd_per_hour or 0.0)
-    return f"{number}, routed by {chosen.routing}: {gpus} GPU{'s' if gpus != 1 else ''}, {price} an hour."
+    return f"{number}, {chosen.policy}: {gpus} GPU{'s' if gpus != 1 else ''}, {price} an hour."
 
 
 def facts(plan: Plan) -> Iterator[str]:
@@ -96,14 +96,14 @@ def _at(option: Option) -> Measured | None:
 def table_of_options(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """Heads and rows: the plan, then the cheapest of each other GPU."""
     names = _shown_slos(plan)
-    heads = ["GPU", "tp", "routing", "replicas", "GPUs", "$/h", *(NAMES[name] for name in names), "goodput/s", ""]
+    heads = ["GPU", "tp", "policy", "replicas", "GPUs", "$/h", *(NAMES[name] for name in names), "goodput/s", ""]
     listed = [plan.choice, *plan.runners_up] if plan.choice else list(_one_each(plan.options))
     rows = []
     for i, option in enumerate(each for each in listed if each is not None):
         number = option.replicas
         note = "the plan" if i == 0 and plan.choice else option.reason
         rows.append([
-            option.candidate.gpu, str(option.candidate.parallel.tp), option.candidate.routing,
+            option.candidate.gpu, str(option.candidate.parallel.tp), option.candidate.policy,
             "-" if number is None else str(number),
             "-" if number is None else str(number * option.candidate.parallel.num_gpus),
             "-" if option.usd_per_hour is None else dollars(option.usd_per_hour),
@@ -150,7 +150,7 @@ def render(plan: Plan, *, width: int, color: bool = False) -> str:
 def _rich(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in heads:
-        left = head in ("GPU", "routing", "what if", "still met", "")
+        left = head in ("GPU", "policy", "what if", "still met", "")
         table.add_column(head, justify="left" if left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(value) for value in row))

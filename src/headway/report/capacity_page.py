@@ -26,7 +26,7 @@ def page(plan: Plan, title: str, command: str) -> str:
     """A self-contained page."""
     charts = {"attainment": _chart(plan, "attainment"), "goodput": _chart(plan, "goodput_rps")}
     answer = "".join(f"<p>{escape(line)}</p>" for line in facts(plan))
-    heads = _table(*table_of_options(plan), names=("GPU", "routing", ""))
+    heads = _table(*table_of_options(plan), names=("GPU", "policy", ""))
     what_ifs = _table(*table_of_what_ifs(plan), names=("what if", "still met"))
     body = f"""<header>
 <div class="brand">Headway · capacity</div>
@@ -34,7 +34,7 @@ def page(plan: Plan, title: str, command: str) -> str:
 {answer}
 </header>
 <section><h2>What every candidate costs and reaches</h2>
-<p class="quiet">A point is a rehearsal of so many replicas, a line one GPU with one tp and router. Filled: every
+<p class="quiet">A point is a rehearsal of so many replicas, a line one GPU with one tp and policy. Filled: every
 target is met. The star is the plan. Points to the left and up are better.</p>
 <p class="quiet legend">{_legend(plan)}</p>
 <div class="grid two">
@@ -43,7 +43,7 @@ target is met. The star is the plan. Points to the left and up are better.</p>
 </div></section>
 <section><h2>{"The plan and the runners-up" if plan.choice else "Candidates"}</h2>{heads}</section>
 {f"<section><h2>What if</h2>{what_ifs}</section>" if plan.what_ifs else ""}
-<section><h2>All candidates</h2>{_table(*_every(plan), names=("GPU", "routing", "status", "why"))}</section>
+<section><h2>All candidates</h2>{_table(*_every(plan), names=("GPU", "policy", "status", "why"))}</section>
 <footer><p class="quiet">{escape(title)}: {escape(asked(plan.targets))}. {plan.num_rehearsals} rehearsals, all on the
 same arrivals and lengths.</p><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
     data = msgspec.json.encode(charts).decode().replace("</", "<\\/")
@@ -79,10 +79,10 @@ def _every(plan: Plan) -> tuple[list[str], list[list[str]]]:
         bound = "-" if option.bound_usd_per_hour is None else f"${option.bound_usd_per_hour:,.2f}"
         number = "-" if option.replicas is None else str(option.replicas)
         rows.append([
-            option.candidate.gpu, str(option.candidate.parallel.tp), option.candidate.routing, option.status, number,
+            option.candidate.gpu, str(option.candidate.parallel.tp), option.candidate.policy, option.status, number,
             bound, str(len(option.points)), option.reason,
         ])  # fmt: skip
-    return ["GPU", "tp", "routing", "status", "replicas", "at least $/h", "rehearsals", "why"], rows
+    return ["GPU", "tp", "policy", "status", "replicas", "at least $/h", "rehearsals", "why"], rows
 
 
 def _legend(plan: Plan) -> str:
