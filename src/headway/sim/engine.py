@@ -246,7 +246,9 @@ class Replica(Batch):
 
     def _end_prefills(self, now: float) -> None:
         """The prefill chunks of the iteration are computed; complete prompts give a token and start to decode."""
-        for live, tokens in self.chunks:
+        chunks, self.chunks, self.shape, self.given = self.chunks, [], [], 0
+        self.changed = True
+        for live, tokens in chunks:
             if live.stage is not PREFILLING:
                 continue
             self.prefill_tokens_left -= tokens
@@ -301,9 +303,6 @@ class Replica(Batch):
 
     def _schedule(self, now: float) -> None:
         """Decide the next iteration, and sleep for as long as it repeats."""
-        fresh = self.given
-        if fresh:
-            self.chunks, self.shape, self.given = [], [], 0
         self.again = False
         if self.num_waiting or self.prefilling:
             self._choose(now)
@@ -314,7 +313,7 @@ class Replica(Batch):
         if not self.decoding and not self.given:
             self._rest(now)
             return
-        if self.changed or self.given or fresh or self.k == self.valid:
+        if self.changed or self.given or self.k == self.valid:
             if self.k:
                 self._put_stretch(self._pack_stretch(*self._opened, self.k))
             self._open_epoch(now)
