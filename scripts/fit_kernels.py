@@ -2,9 +2,11 @@
 """Fits the kernels' coefficients on measured operator tables and writes catalog/data/coefficients/<gpu>.json.
 
     HEADWAY_DATA=... python scripts/fit_kernels.py [gpu ...]
+    HEADWAY_DATA=... python scripts/fit_kernels.py --held-out [gpu ...]
 
 Reads measured/aic_*.csv.gz (AIConfigurator's operator tables, Apache-2.0). Engines' overheads that the
-files already hold are kept. Needs SciPy.
+files already hold are kept. With --held-out, every fit leaves out a fifth of its rows and is scored on
+those, and nothing is written. Needs SciPy.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ SYSTEMS = {
     "h200-141gb-sxm": ("h200_sxm", []),
     "l40s": ("l40s", ["l4", "rtx-4090", "a10"]),
 }
-SOURCE = (
-    "fitted on AIConfigurator's operator tables (ai-dynamo/aiconfigurator, Apache-2.0), vLLM {vllm} kernels"
-)
+SOURCE = "fitted on AIConfigurator's operator tables (ai-dynamo/aiconfigurator, Apache-2.0), vLLM {vllm} kernels"
+HELD_OUT = "--held-out" in sys.argv
 L2_RESIDENT_BYTES = 96e6
+MOST_FLOORS = 2.0
+"""Starting and ending a long decoding kernel takes no more than this many of the shortest kernels."""
 Row = dict[str, str]
 Fit = tuple[dict[str, float], float]
 
@@ -53,9 +56,13 @@ def column(rows: list[Row], name: str) -> np.ndarray:
 def fit(model: Callable[[np.ndarray], np.ndarray], start: list[float], low: list[float], high: list[float],
         seconds: np.ndarray) -> tuple[np.ndarray, float]:  # fmt: skip
     """Robust least squares on relative error; the parameters, and the median absolute relative error."""
-    found = least_squares(lambda p: np.log(model(p) / seconds), start, bounds=(low, high), loss="soft_l1",
-                          f_scale=0.2, x_scale=np.maximum(np.abs(start), 1e-9))  # fmt: skip
-    return found.x, float(np.median(np.abs(model(found.x) / seconds - 1)))
+    used = scored = np.ones(len(seconds), dtype=bool)
+    if HELD_OUT:
+        used = np.random.default_rng(0).random(len(seconds)) >= 0.2
+        scored = ~used
+    found = least_squares(lambda p: np.log(model(p) / seconds)[used], start, bounds=(low, high), loss="soft_l1",
+                          f_scale=0.05, x_scale=np.maximum(np.abs(start), 1e-9))  # fmt: skip
+    return found.x, float(np.median(np.abs(model(found.x) / seconds - 1)[scored]))
 
 
 def roofline(p: np.ndarray, memory_s: np.ndarray, compute_s: np.ndarray) -> np.ndarray:
@@ -128,8 +135,8 @@ def fit_decode(gpu: Any, system: str) -> Fit:
     floor = float(np.median(seconds[(b <= 64) & (step <= 63)]))
     usual = (num_bytes > L2_RESIDENT_BYTES) & (heads / kv <= 8)
     read_s = num_bytes[usual] / gpu.bandwidth_bytes_per_s
-    p, error = fit(lambda p: floor + read_s / p[0], [0.8], [0.1], [1], seconds[usual])
-    return dict(latency_s=floor, memory_efficiency=float(p[0]), compute_efficiency=0.4), error
+    p, error = fit(lambda p: floor * p[1] + read_s / p[0], [0.8, 1.2], [0.1, 1], [1, MOST_FLOORS], seconds[usual])
+    return dict(latency_s=floor * p[1], memory_efficiency=float(p[0]), compute_efficiency=0.4), error
 
 
 def fit_all_reduce(gpu: Any, system: str, num_gpus: int) -> Fit:
@@ -137,9 +144,7 @@ def fit_all_reduce(gpu: Any, system: str, num_gpus: int) -> Fit:
     for r in table("aic_comm"):
         if r["system"] != system or r["op_name"] != "all_reduce" or int(r["num_gpus"]) != num_gpus:
             continue
-        if r["kernel_source"] == "vLLM_custom_graph" or (
-            r["kernel_source"] == "NCCL" and r["nccl_dtype"] == "half"
-        ):
+        if r["kernel_source"] == "vLLM_custom_graph" or (r["kernel_source"] == "NCCL" and r["nccl_dtype"] == "half"):
             size = float(r["message_size"])
             best[size] = min(best.get(size, 1e9), float(r["latency_ms"]) / 1e3)
     size, seconds = np.array(list(best)), np.array(list(best.values()))
@@ -180,18 +185,15 @@ def kernels(name: str, system: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    for name in sys.argv[1:] or SYSTEMS:
+    for name in [given for given in sys.argv[1:] if given != "--held-out"] or SYSTEMS:
         system, like = SYSTEMS[name]
-        path = OUT / f"{name}.json"
-        old = json.loads(path.read_text()) if path.exists() else {}
-        new = {
-            "gpus": [name],
-            "like": like,
-            "kernels": kernels(name, system),
-            "engines": old.get("engines", {}),
-        }
-        path.write_text(json.dumps(new, indent=1) + "\n")
-        print(name, json.dumps(new["kernels"]["residuals"]))
+        found = kernels(name, system)
+        print(name, json.dumps(found["residuals"]))
+        if not HELD_OUT:
+            path = OUT / f"{name}.json"
+            old = json.loads(path.read_text()) if path.exists() else {}
+            new = {"gpus": [name], "like": like, "kernels": found, "engines": old.get("engines", {})}
+            path.write_text(json.dumps(new, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 # ruff: noqa: T201 (a script prints)
-"""Fits engines' own time on measured runs and writes it into catalog/data/coefficients/<gpu>.json.
+"""Fits older engines' own time on measured runs and writes it into catalog/data/coefficients/<gpu>.json.
 
     HEADWAY_DATA=... python scripts/fit_overheads.py
 
 The kernels' times come from the model; what is left is fitted as step, layer and sequence overhead, none
-below zero. Run scripts/fit_kernels.py first. Needs SciPy. Reads
-- measured/vllm015_serving_train.csv (vLLM 0.15.1 on H100): time per output token at a known mean
-  concurrency; prompts hit the prefix cache but for their last block;
+below zero. Run scripts/fit_kernels.py first;
+scripts/fit_serving.py is for vLLM V1. Needs SciPy. Reads
 - measured/Llama-3.*-tp-*.csv: decoding alone, one sequence, with vLLM of 2024 on A100;
 - measured/distserve_profile_a100_*.json: DistServe's fits of decoding steps with OPT models on A100, of its
   own C++ engine, of FasterTransformer's kind, and of an early vLLM, of which the time per sequence is taken.
@@ -17,7 +16,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +30,6 @@ from headway.perf.step import StepModel
 
 DATA = Path(os.environ["HEADWAY_DATA"]) / "measured"
 OUT = Path(__file__).parent.parent / "src/headway/catalog/data/coefficients"
-SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
-SUSPECT = "67"
-CACHE_MISS_TOKENS = 16
-SERVING_SOURCE = ("fitted on time per output token of 11 serving experiments with vLLM 0.15.1 on H100 "
-                  "(inference-sim/sim-to-real-accuracy-validation)")  # fmt: skip
 ALONE_SOURCE = ("fitted on decoding times of Llama-3.1-8B and -3.2-3B with vLLM of 2024, version not "
                 "recorded, on A100 (shashwatj07/SageServe, MIT); time per sequence from DistServe's profile "
                 "of an early vLLM (LLMServe/DistServe, Apache-2.0)")  # fmt: skip
@@ -45,38 +39,6 @@ OPT = {"facebook/opt-13b": (40, 5120, 40), "facebook/opt-66b": (64, 9216, 72)}
 """Layers, hidden size, heads."""
 Row = dict[str, str]
 Errors = Callable[[Overhead], dict[str, float]]
-
-
-def stages() -> Iterator[Row]:
-    with open(DATA / "vllm015_serving_train.csv", newline="") as file:
-        yield from (r for r in csv.DictReader(file) if r["stage"] != "summary" and r["exp_id"] != SUSPECT)
-
-
-def model_of(row: Row) -> Model:
-    if row["model"] == SCOUT:
-        return replace(catalog.model("llama-4-scout"), dtype="fp8")
-    return catalog.model(row["model"])
-
-
-def tpot_s(row: Row, overhead: Overhead) -> float:
-    """Mean time per output token at the stage's mean concurrency, prompt blocks mixed in as they arrive."""
-    step = step_model(model_of(row), "h100-80gb-sxm", "vllm-v1", int(row["tp"]), overhead)
-    num = max(1, round(float(row["mean_concurrency_est"])))
-    prompt = int(row["sys_prompt_len"]) + int(row["question_len"])
-    context = num * (prompt + int(row["output_len"]) // 2)
-    decode_s = step.line(num, context, window_tokens=context)[0]
-    mixed_s = step.line(num, context, [(CACHE_MISS_TOKENS, prompt - CACHE_MISS_TOKENS)], context)[0]
-    found_s = decode_s
-    for _ in range(20):
-        share = min(1.0, float(row["rate_rps"]) * found_s)
-        found_s = (1 - share) * decode_s + share * mixed_s
-    return found_s
-
-
-def serving_errors(overhead: Overhead) -> dict[str, float]:
-    """Relative error by model, tp, rate and workload."""
-    return {f"{model_of(r).name} tp{r['tp']} {r['rate_rps']}/s {r['workload']}":
-            tpot_s(r, overhead) / (float(r["tpot_from_e2e_ms"]) / 1e3) - 1 for r in stages()}  # fmt: skip
 
 
 def opt(name: str) -> Model:
@@ -113,11 +75,7 @@ def alone_errors(overhead: Overhead) -> dict[str, float]:
     for name in ("Llama-3.1-8B", "Llama-3.2-3B"):
         for tp in (2, 4):
             with open(DATA / f"{name}-tp-{tp}.csv", newline="") as file:
-                rows = [
-                    r
-                    for r in csv.DictReader(file)
-                    if r["batch_size"] == "1" and int(r["prompt_size"]) <= 2048
-                ]
+                rows = [r for r in csv.DictReader(file) if r["batch_size"] == "1" and int(r["prompt_size"]) <= 2048]
             step = step_model(catalog.model(name), "a100-80gb", "vllm-v0", tp, overhead)
             for row in rows:
                 prompt, tokens = int(row["prompt_size"]), int(row["token_size"])
@@ -156,7 +114,6 @@ def write(gpu: str, engine: str, version: str, source: str, best: Overhead, erro
 
 
 def main() -> None:
-    write("h100-80gb-sxm", "vllm-v1", "0.15.1", SERVING_SOURCE, fit(serving_errors), serving_errors)
     early = fit(lambda overhead: profile_errors("distserve_profile_a100_vllm.json", overhead))
     write("a100-80gb", "vllm-v0", "", ALONE_SOURCE, fit(alone_errors, early.sequence_s), alone_errors)
 

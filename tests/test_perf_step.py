@@ -89,9 +89,9 @@ def test_more_prompt_never_saves_time(
     model = step(name, gpu, tp)
     base_s = model.line(num, num * context, some)[0]
     (first_new, first_before), rest = some[0], some[1:]
-    assert model.line(num, num * context, [(first_new + new, first_before), *rest])[0] > base_s
+    assert model.line(num, num * context, [(first_new + new, first_before), *rest])[0] >= base_s
     assert model.line(num, num * context, [(first_new, first_before + before), *rest])[0] >= base_s
-    assert model.line(num, num * context, [*some, (new, before)])[0] > base_s
+    assert model.line(num, num * context, [*some, (new, before)])[0] >= base_s
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "mi300x", "b200"])
@@ -125,9 +125,7 @@ def test_calibrated_only_where_measured() -> None:
     assert not step("llama-3.1-8b", "h800").calibrated
     assert not step("llama-3.1-8b", "mi300x").calibrated
     own = replace(catalog.gpu("h100"), name="one of my own")
-    assert not StepModel(
-        catalog.model("llama-3.1-8b"), own, catalog.engine("simulated"), Parallel()
-    ).calibrated
+    assert not StepModel(catalog.model("llama-3.1-8b"), own, catalog.engine("simulated"), Parallel()).calibrated
 
 
 def test_impossible_shapes_are_refused() -> None:
@@ -242,9 +240,7 @@ def test_an_old_gpu_computes_eight_bit_weights_in_sixteen() -> None:
     model, engine = catalog.model("llama-2-70b"), catalog.engine("simulated")
     for gpu, faster in (("a100", False), ("h100", True)):
         times = [
-            StepModel(replace(model, dtype=d), catalog.gpu(gpu), engine, Parallel(), PERFECT).line(
-                0, 0, long
-            )[0]
+            StepModel(replace(model, dtype=d), catalog.gpu(gpu), engine, Parallel(), PERFECT).line(0, 0, long)[0]
             for d in ("bf16", "fp8")
         ]
         assert (times[1] < 0.7 * times[0]) is faster

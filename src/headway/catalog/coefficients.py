@@ -68,6 +68,10 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     """Once a layer and iteration: small kernels and the gaps between kernels."""
     sequence_s: float
     """Once a sequence and iteration."""
+    launch_layer_s: float = 0.0
+    """Host time to launch a layer's kernels one by one, which bounds iterations too large for a captured graph."""
+    launch_expert_layer_s: float = 0.0
+    """The same for a layer with a mixture of experts."""
     version: str = ""
     residuals: dict[str, float] = field(default_factory=dict)
     source: str = ""

@@ -19,6 +19,7 @@ COMMANDS = {
     "workload": "Describe, convert or generate request traces.",
     "calibrate": "Fit step-time coefficients on measurements of your own.",
     "measure": "Time the operators of a model on a GPU at hand.",
+    "validate": "Compare predictions with measured serving.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "new": "Write a commented scenario to start from.",
 }

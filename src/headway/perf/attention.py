@@ -27,9 +27,7 @@ class Attention(Struct, frozen=True):
     """Keys that each query row pays for in vain."""
 
 
-def attention_costs(
-    model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels
-) -> Attention:
+def attention_costs(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels) -> Attention:
     """Constants for one replica."""
     tp = parallel.tp
     flops = peak_flops(gpu, "bf16")
@@ -75,6 +73,4 @@ def _decode_flops(model: Model) -> float:
 def _expansion_flops(model: Model) -> float:
     if model.mla is None:
         return 0.0
-    return (
-        2.0 * model.mla.kv_lora_rank * model.num_heads * (model.mla.qk_nope_head_dim + model.mla.v_head_dim)
-    )
+    return 2.0 * model.mla.kv_lora_rank * model.num_heads * (model.mla.qk_nope_head_dim + model.mla.v_head_dim)

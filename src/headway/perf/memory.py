@@ -118,9 +118,7 @@ def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
     sharded = (in_layers * layers / model.num_layers + embedding * num_embeddings) / parallel.tp
     copies = max(1.0, parallel.tp / model.num_kv_heads) - 1.0
     if model.mla is not None:
-        held_whole = model.hidden_size * (
-            model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank
-        )
+        held_whole = model.hidden_size * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank)
         return sharded + layers * held_whole * linear_bytes(model) * (1.0 - 1.0 / parallel.tp)
     kv_projections = 2.0 * model.hidden_size * model.num_kv_heads * model.head_dim
     return sharded + layers * kv_projections * linear_bytes(model) * copies / parallel.tp
@@ -156,9 +154,7 @@ def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) ->
         (tp for tp in _tps(model, gpu) if _needed_bytes_gpu(model, engine, _with_tp(parallel, tp)) <= have),
         None,
     )
-    hint = (
-        f"smallest tp that fits: {fits}" if fits else f"no tp up to {gpu.gpus_per_node} fits; raise pp, too"
-    )
+    hint = f"smallest tp that fits: {fits}" if fits else f"no tp up to {gpu.gpus_per_node} fits; raise pp, too"
     return HeadwayError(
         f"{model.name} (tp {parallel.tp}, pp {parallel.pp}) needs {need / GIB:.1f} GiB a GPU, "
         f"{have / GIB:.1f} of {gpu.memory_bytes / GIB:.1f} available on {gpu.name}; {hint}"

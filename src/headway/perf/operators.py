@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import sqrt
 
 from headway.catalog.coefficients import AllReduce, Coefficients, Roofline
@@ -20,6 +21,9 @@ NETWORK_BYTES_PER_S = 50e9
 """Between nodes, per GPU and direction: one 400 Gb/s port."""
 NETWORK_LATENCY_S = 10e-6
 SEND_LATENCY_S = 5e-6
+ROUTING_SKEW = 0.4
+"""Exponent of the power law of how often experts are chosen; 0: all equally."""
+SKEW_BINS = 16
 
 Matrix = tuple[float, float, float]
 """(how many in the model, rows out, columns in) of a weight matrix on one GPU."""
@@ -28,14 +32,13 @@ Matrix = tuple[float, float, float]
 class Operators:
     """Operator times on one GPU of a replica, for one micro-batch through all layers."""
 
-    def __init__(
-        self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, found: Coefficients
-    ) -> None:
+    def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, found: Coefficients) -> None:
         self._model, self._gpu, self._parallel = model, gpu, parallel
         self._kernels, self._overhead = found.kernels, found.overhead
         dtype = compute_dtype(model.dtype, gpu)
         self._gemm, self._gemm_flops = found.kernels.gemm[dtype], peak_flops(gpu, dtype)
         self._matrices = _attention_matrices(model, parallel.tp) + _mlp_matrices(model, parallel.tp)
+        self._chances = expert_chances(model)
 
     def tokens_s(self, num_tokens: int) -> float:
         """All that depends on the number of tokens; 0 tokens still pay for the step and its weights."""
@@ -66,9 +69,7 @@ class Operators:
             gather_s = 2.0 * num_rows * model.vocab_size * (tp - 1) / tp / self._link_bytes_per_s()
         return head_s + gather_s + num_rows * self._overhead.sequence_s
 
-    def _product_s(
-        self, rows: float, out: float, into: float, width: float, c: Roofline, flops: float
-    ) -> float:
+    def _product_s(self, rows: float, out: float, into: float, width: float, c: Roofline, flops: float) -> float:
         memory_s = (out * into * width + 2.0 * rows * (out + into)) / self._gpu.bandwidth_bytes_per_s
         return roofline_s(c, memory_s, 2.0 * rows * out * into / flops)
 
@@ -83,7 +84,7 @@ class Operators:
             return 0.0
         c = self._kernels.moe["bf16" if model.dtype == "fp16" else model.dtype]
         chosen = float(num_tokens * moe.experts_per_token)
-        touched = moe.num_experts * (1.0 - (1.0 - moe.experts_per_token / moe.num_experts) ** num_tokens)
+        touched = sum(count * (1.0 - (1.0 - chance) ** num_tokens) for count, chance in self._chances)
         weights = expert_params(model) / self._parallel.tp
         memory_s = touched * weights * weight_dtype_bytes(model) / self._gpu.bandwidth_bytes_per_s
         flops = peak_flops(self._gpu, compute_dtype(model.dtype, self._gpu))
@@ -120,6 +121,22 @@ class Operators:
         if self._parallel.tp > self._gpu.gpus_per_node:
             return min(NETWORK_BYTES_PER_S, self._gpu.link_bytes_per_s)
         return self._gpu.link_bytes_per_s
+
+
+def expert_chances(model: Model) -> list[tuple[float, float]]:
+    """(how many experts, chance that a token chooses one of them), by a power law over the experts' ranks.
+
+    Routers are trained to choose evenly, but texts of one kind do not: a batch touches fewer experts than by
+    even chance. Experts of like rank share a bin.
+    """
+    if model.moe is None:
+        return []
+    num = model.moe.num_experts
+    weights = [rank**-ROUTING_SKEW for rank in range(1, num + 1)]
+    bins = min(num, SKEW_BINS)
+    edges = [num * i // bins for i in range(bins + 1)]
+    scale = model.moe.experts_per_token / sum(weights)
+    return [(high - low, min(1.0, scale * sum(weights[low:high]) / (high - low))) for low, high in pairwise(edges)]
 
 
 def roofline_s(c: Roofline, memory_s: float, compute_s: float) -> float:

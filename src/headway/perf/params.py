@@ -76,9 +76,7 @@ def dense_mlp_params(model: Model) -> float:
 
 def expert_params(model: Model) -> float:
     """Of one routed expert; 0 without experts."""
-    return (
-        num_mlp_matrices(model) * float(model.hidden_size) * model.moe.intermediate_size if model.moe else 0.0
-    )
+    return num_mlp_matrices(model) * float(model.hidden_size) * model.moe.intermediate_size if model.moe else 0.0
 
 
 def moe_shared_params(model: Model) -> float:

@@ -19,6 +19,10 @@ from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.attention import Attention, attention_costs, windowed_pairs
 from headway.perf.memory import check_shape
 from headway.perf.operators import Operators
+from headway.perf.params import num_dense_layers, num_moe_layers
+
+MOST_GRAPH_TOKENS = 512
+"""Engines capture graphs for batches of up to twice `max_num_seqs` tokens, and no more than this (vLLM)."""
 
 Chunk = tuple[int, int]
 """(new tokens, context before them)."""
@@ -31,7 +35,10 @@ class StepModel:
     HeadwayError when the model cannot be split so.
     """
 
-    __slots__ = ("_attention", "_decode", "_operators", "_pp", "_rows", "_tokens", "_window", "calibrated")
+    __slots__ = (
+        "_attention", "_decode", "_graph_tokens", "_launch_s", "_operators", "_pp", "_rows", "_tokens", "_window",
+        "calibrated",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -48,6 +55,11 @@ class StepModel:
         self._attention: Attention = attention_costs(model, gpu, engine, parallel, found.kernels)
         self._window = model.sliding_window_tokens
         self._pp = parallel.pp
+        self._graph_tokens = min(2 * engine.max_num_seqs, MOST_GRAPH_TOKENS)
+        self._launch_s = (
+            num_dense_layers(model) * found.overhead.launch_layer_s
+            + num_moe_layers(model) * found.overhead.launch_expert_layer_s
+        )
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._tokens: dict[int, float] = {}
         self._rows: dict[int, float] = {}
@@ -82,9 +94,7 @@ class StepModel:
             )
         return base_s + context_tokens * per_token_s, num_decode * per_token_s, None
 
-    def _mixed_s(
-        self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int
-    ) -> float:
+    def _mixed_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
         costs = self._attention
         pair_s, read_s, up_s, half_tile = costs.pair_s, costs.read_s, costs.up_s, costs.half_tile
         attention_s = context_tokens * costs.decode_s
@@ -97,16 +107,17 @@ class StepModel:
         if self._window is not None:
             attention_s += window_tokens * costs.decode_window_s
             for new, before in chunks:
-                attention_s += (
-                    windowed_pairs(new, before, self._window) + new * half_tile
-                ) * costs.pair_window_s
+                attention_s += (windowed_pairs(new, before, self._window) + new * half_tile) * costs.pair_window_s
         if self._pp > 1:
             attention_s /= min(self._pp, num_tokens) or 1
         num_rows = num_decode + len(chunks)
         try:
-            return self._tokens[num_tokens] + self._rows[num_rows] + attention_s
+            step_s = self._tokens[num_tokens] + self._rows[num_rows] + attention_s
         except KeyError:
-            return self._tokens_s(num_tokens) + self._rows_s(num_rows) + attention_s
+            step_s = self._tokens_s(num_tokens) + self._rows_s(num_rows) + attention_s
+        if step_s < self._launch_s and num_tokens > self._graph_tokens:
+            return self._launch_s
+        return step_s
 
     def _remember_decode(self, num_decode: int) -> tuple[float, float, float]:
         costs, share = self._attention, min(self._pp, num_decode) or 1

@@ -1,0 +1,336 @@
+"""Measured serving experiments: a CSV with a row for each stage of load and a summary row for each experiment.
+
+Every row is checked before any is used. What is wrong is named with its line and counted; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headway import catalog
+from headway.core.errors import HeadwayError, unknown
+from headway.core.fleet import Gpu, Model, Parallel
+from headway.perf.memory import check_shape
+
+T = TypeVar("T")
+Row = dict[str, str]
+
+LATENCIES = (
+    "e2e_mean_ms", "e2e_p90_ms", "e2e_p99_ms", "ttft_mean_ms", "ttft_p90_ms", "ttft_p99_ms", "itl_mean_ms",
+)  # fmt: skip
+REQUIRED = (
+    "exp_id", "model", "gpu", "tp", "max_num_batched_tokens", "sys_prompt_len", "question_len", "output_len",
+    "stage", "rate_rps", "duration_s", *LATENCIES,
+)  # fmt: skip
+OPTIONAL = (
+    "set", "folder", "workload", "precision", "cpu_kv_offload", "gpu_mem_util", "dp", "engine",
+    "tpot_from_e2e_ms", "mean_concurrency_est",
+)  # fmt: skip
+SUMMARY = "summary"
+DTYPES = {"": "", "FP16": "bf16", "BF16": "bf16", "FP8": "fp8", "INT4": "int4"}
+OFFLOAD_BYTES = 32e9
+"""Host memory for the KV cache where a file only says that there is some."""
+SLOWEST_RATIO = 10.0
+"""A latency this many times larger or smaller than the others imply is in another unit."""
+SHORTEST_MS = 0.1
+"""No token comes faster; a latency below this is not in milliseconds."""
+CONTRADICTION = 0.1
+"""An ITL further than this from the time per token in E2E contradicts it."""
+NAMED = 10
+
+_QUANTISED = re.compile(r"[-_](fp8|w8a8|w4a16|awq|gptq|int4|quantized)([-_.].*)?$", re.IGNORECASE)
+
+
+class Measured(Struct, frozen=True):
+    """Latencies of one stage, or of a whole experiment, in milliseconds."""
+
+    e2e_mean_ms: float
+    e2e_p90_ms: float
+    e2e_p99_ms: float
+    ttft_mean_ms: float
+    ttft_p90_ms: float
+    ttft_p99_ms: float
+    itl_mean_ms: float
+
+    def tpot_ms(self, output_tokens: int) -> float:
+        """Time per output token after the first, as E2E and TTFT have it."""
+        return (self.e2e_mean_ms - self.ttft_mean_ms) / max(output_tokens - 1, 1)
+
+
+class Stage(Struct, frozen=True):
+    """Poisson arrivals at one rate for a while."""
+
+    rate_rps: float
+    duration_s: float
+    measured: Measured
+
+
+class Experiment(Struct, frozen=True):
+    """One engine under load, and what was measured."""
+
+    id: str
+    workload: str
+    model: Model
+    gpu: Gpu
+    tp: int
+    dp: int
+    engine: str
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float | None
+    kv_offload_bytes: float
+    """Host memory that extends the KV cache."""
+    sys_prompt_tokens: int
+    question_tokens: int
+    output_tokens: int
+    stages: tuple[Stage, ...]
+    measured: Measured
+    """Over all stages."""
+
+    @property
+    def contradiction(self) -> str | None:
+        """What in the measurement contradicts itself, if anything does."""
+        ratio = self.measured.itl_mean_ms / self.measured.tpot_ms(self.output_tokens)
+        if abs(ratio - 1) <= CONTRADICTION:
+            return None
+        return f"its ITL is {ratio:.2f}x the time per token that its E2E and TTFT leave"
+
+
+class _BadRowError(Exception):
+    """What is wrong with a row."""
+
+
+def read(path: Path, skip_bad: bool = False) -> tuple[list[Experiment], list[str]]:
+    """The experiments in a file, and what was left out and why.
+
+    Raises HeadwayError for missing columns, and for bad rows unless `skip_bad` leaves out the experiments that
+    they belong to: unknown model or GPU, latencies that are no positive number, mixed units, duplicates.
+    """
+    rows = list(_rows(path))
+    problems: list[str] = []
+    bad: set[str] = set()
+    for exp_id, line, what in _problems(rows):
+        problems.append(f"line {line}: experiment {exp_id}: {what}")
+        bad.add(exp_id)
+    if problems and not skip_bad:
+        named = "; ".join(problems[:NAMED]) + ("; ..." if len(problems) > NAMED else "")
+        raise HeadwayError(f"{path}: {_count(len(problems), 'bad row')}: {named}; --skip-bad leaves them out")
+    good = [_experiment(group) for exp_id, group in _grouped(rows).items() if exp_id not in bad]
+    if not good:
+        raise HeadwayError(f"{path}: no experiment that can be used; {_count(len(problems), 'bad row')}")
+    return good, problems
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        header = [name.strip() for name in reader.fieldnames or ()]
+        _check_header(path, header)
+        reader.fieldnames = header
+        for row in reader:
+            yield reader.line_num, {name: (row[name] or "").strip() for name in header}
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if twice := {name for name in header if header.count(name) > 1}:
+        raise HeadwayError(f"{path}: line 1: columns given twice: {', '.join(sorted(twice))}")
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        seconds = [name for name in missing if name.endswith("_ms") and f"{name[:-3]}_s" in header]
+        hint = f"; {seconds[0][:-3]}_s is there: give milliseconds" if seconds else ""
+        raise HeadwayError(f"{path}: line 1: missing columns: {', '.join(missing)}{hint}")
+    if others := [name for name in header if name not in (*REQUIRED, *OPTIONAL)]:
+        raise unknown("column", others[0], (*REQUIRED, *OPTIONAL), f"{path}: line 1")
+
+
+def _problems(rows: list[tuple[int, Row]]) -> Iterator[tuple[str, int, str]]:
+    """(experiment, line, what is wrong) for every bad row; one problem a row."""
+    seen: dict[tuple[str, str], int] = {}
+    for line, row in rows:
+        key = (row["exp_id"], row["stage"])
+        if key in seen:
+            yield row["exp_id"], line, f"stage {row['stage']} a second time (first on line {seen[key]})"
+            continue
+        seen[key] = line
+        try:
+            _check(row)
+        except (_BadRowError, HeadwayError) as error:
+            yield row["exp_id"], line, str(error)
+    for exp_id, group in _grouped(rows).items():
+        line = group[0][0]
+        if sum(row["stage"] == SUMMARY for _, row in group) != 1:
+            yield exp_id, line, f"needs one row with stage {SUMMARY!r}"
+        elif len(group) < 2:
+            yield exp_id, line, "has no stage, only a summary"
+        elif changed := _changed([row for _, row in group]):
+            yield exp_id, line, f"{changed} differs between its rows"
+
+
+def _grouped(rows: list[tuple[int, Row]]) -> dict[str, list[tuple[int, Row]]]:
+    groups: dict[str, list[tuple[int, Row]]] = {}
+    for line, row in rows:
+        groups.setdefault(row["exp_id"], []).append((line, row))
+    return groups
+
+
+def _changed(rows: list[Row]) -> str | None:
+    own = (*REQUIRED[:8], *OPTIONAL[3:8])
+    return next((name for name in own if len({row.get(name) for row in rows}) > 1), None)
+
+
+def _check(row: Row) -> None:
+    """Raises for anything in the row that cannot be used."""
+    if not row["exp_id"]:
+        raise _BadRowError("exp_id is empty")
+    experiment = _settings(row, (), _measured(row))
+    check_shape(experiment.model, Parallel(tp=experiment.tp))
+    if row["stage"] != SUMMARY:
+        _number(row, "stage", int, low=0)
+        _stage(row)
+    _check_latencies(experiment.measured, experiment.output_tokens)
+
+
+def _check_latencies(found: Measured, output_tokens: int) -> None:
+    for kind in ("e2e", "ttft"):
+        mean, p90, p99 = (getattr(found, f"{kind}_{name}_ms") for name in ("mean", "p90", "p99"))
+        if p99 < p90 or p99 < mean / SLOWEST_RATIO:
+            raise _BadRowError(f"{kind}_p99_ms {p99:g} is below {kind}_p90_ms {p90:g}: mixed units or columns swapped")
+        if p90 * SLOWEST_RATIO**2 < mean or mean * SLOWEST_RATIO**2 < p90:
+            raise _BadRowError(f"{kind}_p90_ms {p90:g} beside {kind}_mean_ms {mean:g}: mixed units")
+    if found.e2e_mean_ms < found.ttft_mean_ms:
+        raise _BadRowError(
+            f"e2e_mean_ms {found.e2e_mean_ms:g} is below ttft_mean_ms {found.ttft_mean_ms:g}: mixed units?"
+        )
+    if found.itl_mean_ms < SHORTEST_MS or found.ttft_mean_ms < SHORTEST_MS:
+        raise _BadRowError(f"latencies below {SHORTEST_MS} ms: seconds in a column of milliseconds?")
+    if output_tokens > 1:
+        ratio = found.itl_mean_ms / max(found.tpot_ms(output_tokens), 1e-9)
+        if not 1 / SLOWEST_RATIO < ratio < SLOWEST_RATIO:
+            raise _BadRowError(
+                f"itl_mean_ms {found.itl_mean_ms:g} is {ratio:.3g}x what e2e_mean_ms implies: mixed units"
+            )
+
+
+def _experiment(group: list[tuple[int, Row]]) -> Experiment:
+    rows = [row for _, row in group]
+    summary = next(row for row in rows if row["stage"] == SUMMARY)
+    stages = sorted((row for row in rows if row is not summary), key=lambda row: int(row["stage"]))
+    return _settings(summary, tuple(map(_stage, stages)), _measured(summary))
+
+
+def _stage(row: Row) -> Stage:
+    return Stage(_number(row, "rate_rps", float), _number(row, "duration_s", float), _measured(row))
+
+
+def _measured(row: Row) -> Measured:
+    return Measured(*(_number(row, name, float) for name in LATENCIES))
+
+
+def _settings(row: Row, stages: tuple[Stage, ...], measured: Measured) -> Experiment:
+    utilization = _optional(row, "gpu_mem_util", float)
+    if utilization is not None and utilization > 1:
+        raise _BadRowError(f"gpu_mem_util {utilization:g}; expected a share, above 0 and at most 1")
+    return Experiment(
+        id=row["exp_id"],
+        workload=row.get("workload", ""),
+        model=_model(row),
+        gpu=_gpu(row["gpu"]),
+        tp=_number(row, "tp", int),
+        dp=_optional(row, "dp", int) or 1,
+        engine=_engine(row.get("engine", "")),
+        max_num_batched_tokens=_number(row, "max_num_batched_tokens", int),
+        gpu_memory_utilization=utilization,
+        kv_offload_bytes=_offload(row.get("cpu_kv_offload", "")),
+        sys_prompt_tokens=_number(row, "sys_prompt_len", int, low=0),
+        question_tokens=_number(row, "question_len", int),
+        output_tokens=_number(row, "output_len", int),
+        stages=stages,
+        measured=measured,
+    )
+
+
+def _number(row: Row, name: str, kind: Callable[[str], T], low: float | None = None) -> T:
+    """A number above 0, or from `low` on. Whole numbers may be written as 2.0."""
+    text = row[name]
+    number = float("nan")
+    with suppress(ValueError):
+        number = float(text)
+    good = number >= low if low is not None else number > 0
+    if not good or number == float("inf") or (kind is int and number != int(number)):
+        wanted = "a whole number" if kind is int else "a number"
+        raise _BadRowError(
+            f"{name} is {text!r}; expected {wanted} {'above 0' if low is None else f'of at least {low:g}'}"
+        )
+    return kind(number)  # type: ignore[arg-type]
+
+
+def _optional(row: Row, name: str, kind: Callable[[str], T]) -> T | None:
+    return _number(row, name, kind) if row.get(name) else None
+
+
+def _offload(text: str) -> float:
+    """Bytes; the column says yes or no, or GiB."""
+    lowered = text.lower()
+    if lowered in ("", "0", "0.0", "no", "false", "off", "none"):
+        return 0.0
+    if lowered in ("yes", "true", "on", "enabled"):
+        return OFFLOAD_BYTES
+    with suppress(ValueError):
+        number = float(lowered)
+        if 0 < number < float("inf"):
+            return number * 2**30
+    raise _BadRowError(f"cpu_kv_offload is {text!r}; expected yes, no or GiB")
+
+
+def _engine(text: str) -> str:
+    """The catalog's name: what comes before the version."""
+    name = text.split()[0] if text else "vllm-v1"
+    return catalog.engine(name).name
+
+
+def _gpu(name: str) -> Gpu:
+    """By the catalog's names, or one of those without its dashes and unit."""
+    with suppress(HeadwayError):
+        return catalog.gpu(name)
+    with suppress(HeadwayError):
+        return catalog.gpu(f"{name}gb")
+    return catalog.gpu(name)
+
+
+def _model(row: Row) -> Model:
+    """By the catalog's names; a repackaging (another organisation, quantised) by the name behind it."""
+    name = row["model"]
+    precision = row.get("precision", "").upper()
+    if precision not in DTYPES:
+        raise unknown("precision", precision, [key for key in DTYPES if key])
+    model = next((found for one in _names(name) if (found := _known(one))), None) or catalog.model(name)
+    return replace(model, dtype=DTYPES[precision]) if precision else model
+
+
+def _names(name: str) -> Iterator[str]:
+    base = _QUANTISED.sub("", name)
+    yield name
+    yield base
+    short = base.rsplit("/", 1)[-1]
+    yield short
+    for model in catalog.models():
+        if any(short.lower() == known.rsplit("/", 1)[-1].lower() for known in (model.hf_id, *model.aliases)):
+            yield model.name
+    yield re.sub(r"(-(instruct|chat|it|hf|base|v0\.\d))+$", "", short, flags=re.IGNORECASE)
+
+
+def _known(name: str) -> Model | None:
+    with suppress(HeadwayError):
+        return catalog.model(name)
+    return None
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,114 @@
+"""`headway validate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from headway import catalog
+from headway.calibration.errors import OVERALL, Compared, Pair, Validation, compare, validation
+from headway.calibration.replay import replay
+from headway.calibration.serving import Experiment, read
+from headway.cli.output import print_json, print_table, progress
+
+EXCEEDED = 3
+"""Exit code where an error is above --max-error."""
+JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
+
+
+@click.command()
+@click.argument("measurements", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: `overall`, and `experiments` with every pair.")
+@click.option(
+    "--max-error",
+    type=click.FloatRange(min=0),
+    metavar="PCT",
+    help=f"Exit with {EXCEEDED} if the mean absolute error of E2E, ITL or TTFT (means) is above this.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Simulate each experiment with so many seeds, and pool the requests.",
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out experiments with bad rows, and name them.")
+@click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
+def command(
+    measurements: Path, as_json: bool, max_error: float | None, seeds: int, skip_bad: bool, no_progress: bool
+) -> int:
+    """Replay measured serving experiments and print how far the predictions lie from the measurements.
+
+    MEASUREMENTS is a CSV with a row for each stage of load and a summary row for each experiment: engine
+    settings, arrival rate, lengths, and measured latencies in milliseconds. An error is the predicted latency over
+    the measured one, less 1, of the summary row; `overall` is the mean absolute error over experiments. An
+    experiment whose ITL contradicts its own E2E is marked, and the means are given with and without it.
+    """
+    experiments, refused = read(measurements, skip_bad)
+    with progress("validating", wanted=not no_progress) as tell:
+        compared = []
+        for i, experiment in enumerate(experiments):
+            compared.append(_compared(experiment, seeds))
+            if tell is not None:
+                tell((i + 1) / len(experiments))
+    found = validation(compared, refused)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    return _verdict(found, max_error)
+
+
+def _compared(experiment: Experiment, seeds: int) -> Compared:
+    calibrated = catalog.coefficients(experiment.gpu.name, experiment.engine).calibrated
+    return compare(experiment, replay(experiment, range(seeds)), calibrated)
+
+
+def _verdict(found: Validation, max_error: float | None) -> int:
+    if max_error is None:
+        return 0
+    above = [f"{key} {found.overall[key]:.1f}%" for key in JUDGED if found.overall.get(key, 0.0) > max_error]
+    if above:
+        click.echo(f"above --max-error {max_error:g}%: {', '.join(above)}", err=True)
+    return EXCEEDED if above else 0
+
+
+def _print(found: Validation) -> None:
+    rows = [_row(one) for one in found.experiments]
+    rows.append(["mean absolute error", *_means(found.overall)])
+    rows.append(["bias", *_means(found.bias, signed=True)])
+    if found.contradicting and found.consistent:
+        rows.append([f"mean absolute error without {', '.join(found.contradicting)}", *_means(found.consistent)])
+    print_table(["experiment", *OVERALL], rows, "Error of the prediction, %")
+    for line in _notes(found):
+        click.echo(line)
+
+
+def _notes(found: Validation) -> Iterator[str]:
+    for one in found.experiments:
+        if one.contradiction is not None:
+            yield f"experiment {one.id}: the measurement contradicts itself: {one.contradiction}"
+        if one.num_unfinished:
+            yield f"experiment {one.id}: {one.num_unfinished} requests could not be served, and are left out"
+    rough = [one.id for one in found.experiments if not one.calibrated]
+    if rough:
+        yield f"step times not measured on this GPU and engine: experiments {', '.join(rough)}"
+    for what in found.refused:
+        yield f"left out: {what}"
+
+
+def _row(one: Compared) -> list[object]:
+    mark = " *" if one.contradiction is not None else ""
+    dp = f" dp{one.dp}" if one.dp > 1 else ""
+    name = f"{one.id} {one.model} tp{one.tp}{dp} {one.gpu} {one.workload}{mark}"
+    return [name, *(_signed(one.errors.get(key)) for key in OVERALL)]
+
+
+def _signed(pair: Pair | None) -> str:
+    return "-" if pair is None else f"{pair.error_pct:+.1f}"
+
+
+def _means(means: dict[str, float], signed: bool = False) -> list[str]:
+    return [("-" if key not in means else f"{means[key]:{'+' if signed else ''}.1f}") for key in OVERALL]
