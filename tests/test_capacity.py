@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +306,19 @@ def test_own_coefficients_go_with_their_own_gpu() -> None:
         for gpu in ("h100-80gb-sxm", "l40s")
     )
     assert own["coefficients"] == "own.json" and "coefficients" not in other
+
+
+def test_own_coefficients_change_bounds_and_rehearsals(tmp_path: Path, small: Path) -> None:
+    """A GPU with an engine that takes a second for every step can serve nobody in time, and no rehearsal is needed."""
+    shipped = Path(str(resources.files("headway.catalog") / "data" / "coefficients" / "h100-80gb-sxm.json"))
+    slow = json.loads(shipped.read_text())
+    for overhead in slow["engines"].values():
+        overhead["step_s"] = 1.0
+    for name, data in (("same", json.loads(shipped.read_text())), ("slow", slow)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    plans = {}
+    for name in ("same", "slow"):
+        made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "coefficients": f"{name}.json"}])
+        plans[name], _ = plan(made, Places(), tmp_path, asked(gpus=("h100",)), small)
+    assert plans["same"].objective_usd_per_hour == planned(asked(gpus=("h100",)), cache=small)[0].objective_usd_per_hour
+    assert plans["slow"].num_rehearsals == 0 and "TTFT p99 is 1." in plans["slow"].options[0].reason

@@ -15,6 +15,7 @@ import yaml
 from msgspec import Struct, field, structs
 
 from headway import catalog, userfile
+from headway.catalog.own import coefficients_in
 from headway.core.capacity import (
     Candidate,
     Evaluator,
@@ -161,14 +162,14 @@ def _listed(key: str, policies: Any) -> tuple[str, ...]:
 
 def _floor(rehearsal: Rehearsal, candidate: Candidate, demand: Demand) -> Floor:
     try:
-        pool = rehearsal.scenario(candidate, max(1, len(rehearsal.regions)), Situation()).fleet.pools[0]
+        chosen = rehearsal.scenario(candidate, max(1, len(rehearsal.regions)), Situation())
     except HeadwayError as error:
         return Floor(reason=str(error).rpartition("fleet[0]: ")[2])
-    if "coefficients" in rehearsal.document["fleet"][0]:
-        return Floor()  # the bounds know only the catalog's
+    pool, known = chosen.fleet.pools[0], chosen.spec.fleet[0].coefficients
+    own = None if known is None else coefficients_in(rehearsal.base_dir / known, pool.gpu.name, pool.engine.name)
     if not pool.engine.prefix_caching:
         demand = with_(demand, computed_tokens=demand.prompt_tokens)
-    return lower_bounds(pool, demand, rehearsal.targets)
+    return lower_bounds(pool, demand, rehearsal.targets, own)
 
 
 def _same_mistake(floors: list[Floor]) -> None:

@@ -54,6 +54,7 @@ model_options = together((
     click.option("--model", help="A model of the catalog."),
     click.option("--model-config", type=_path, help="A Hugging Face config.json instead."),
     click.option("--engine", help="An engine profile of the catalog."),
+    click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed."),
     click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
     click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
     click.option("--warmup-s", type=click.FloatRange(min=0), help="Targets leave out what arrived before."),

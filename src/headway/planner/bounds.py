@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from headway.catalog.coefficients import Coefficients
 from headway.core.capacity import Floor, Targets
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
@@ -39,11 +40,14 @@ class Demand:
     """From the first arrival to the last; None where arrivals wait for answers."""
 
 
-def lower_bounds(pool: Pool, demand: Demand, targets: Targets) -> Floor:
-    """Latencies of an unloaded replica and the fewest replicas for the work; or why no number will do."""
+def lower_bounds(pool: Pool, demand: Demand, targets: Targets, own: Coefficients | None = None) -> Floor:
+    """Latencies of an unloaded replica and the fewest replicas for the work; or why no number will do.
+
+    `own`: step-time coefficients in place of the catalog's.
+    """
     try:
         room = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_capacity_tokens
-        step = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel)
+        step = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, own)
     except HeadwayError as error:
         return Floor(reason=str(error))
     if pool.parallel.num_gpus > pool.gpu.gpus_per_node:
