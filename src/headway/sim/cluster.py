@@ -181,6 +181,7 @@ class Cluster:
         replica = self._replicas[fault.replica]
         if not replica.is_up:
             return
+        self._last_s = now
         lost = replica.crash(now)
         self._downs[replica.id].append((now, float("inf")))
         if fault.down_s is not None:
