@@ -1,4 +1,4 @@
-"""Made-up operator tables that follow known coefficients, for the tests of calibration."""
+"""Made-up measurements that follow known coefficients, for the tests of calibration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from headway import catalog
+from headway.calibration.overhead import Load, predicted
 from headway.perf.operators import roofline_s
 
 GPU = catalog.gpu("h100")
-KERNELS = catalog.coefficients("h100-80gb-sxm", "vllm-v1").kernels
+KNOWN = catalog.coefficients("h100-80gb-sxm", "vllm-v1")
+KERNELS = KNOWN.kernels
+TRUE = replace(KNOWN, overhead=replace(KNOWN.overhead, step_s=0.002, layer_s=2e-5, sequence_s=4e-5))
 Row = dict[str, object]
 
 
@@ -80,3 +84,15 @@ def all_reduce(num_gpus: int = 4, system: str = "h100_sxm") -> list[Row]:
             "latency_ms": seconds * 1e3,
         })  # fmt: skip
     return rows
+
+
+def loads(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[Load]:
+    """Loads at rising rates whose times per token follow `TRUE`."""
+    found = []
+    for name in models:
+        for i in range(num):
+            load = Load(f"{name} {i}", catalog.model(name), 1, 0.5 * 2**i, 512, 0, 256, 0.01, 8192)
+            for _ in range(30):
+                load = replace(load, tpot_s=float(predicted([load], GPU, "vllm-v1", TRUE)[0]))
+            found.append(load)
+    return found

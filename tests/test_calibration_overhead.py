@@ -9,27 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headway import catalog
 from headway.calibration.benchmarks import Told, is_benchmark, read
-from headway.calibration.overhead import Load, fit_overhead, predicted
-from headway.catalog.coefficients import Overhead
+from headway.calibration.overhead import fit_overhead
 from headway.core.errors import HeadwayError
-from measured import GPU
-
-KNOWN = catalog.coefficients(GPU.name, "vllm-v1")
-TRUE = replace(KNOWN, overhead=Overhead(step_s=0.002, layer_s=2e-5, sequence_s=4e-5))
-
-
-def loads(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[Load]:
-    """Loads at rising rates whose times per token follow `TRUE`."""
-    found = []
-    for name in models:
-        for i in range(num):
-            load = Load(f"{name} {i}", catalog.model(name), 1, 0.5 * 2**i, 512, 0, 256, 0.01, 8192)
-            for _ in range(30):
-                load = replace(load, tpot_s=float(predicted([load], GPU, "vllm-v1", TRUE)[0]))
-            found.append(load)
-    return found
+from measured import GPU, KNOWN, loads
 
 
 def test_a_known_overhead_is_found_again() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from headway.catalog.coefficients import CoefficientFile
 from headway.cli import main
-from measured import all_reduce, attention, gemm, write
+from measured import all_reduce, attention, gemm, loads, write
 
+needs_data = pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
 SIMULATE = (
     "simulate --model llama-3.1-8b --gpu h100 --engine vllm-v1 --rate 2 --num-requests 40 --prompt-tokens 500"
     " --output-tokens 50 --json --coefficients"
@@ -139,7 +140,47 @@ def test_mistakes_in_coefficients_of_a_scenario(tmp_path: Path, capsys: pytest.C
     assert "--coefficients" in capsys.readouterr().err
 
 
-@pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
+def served(folder: Path) -> list[str]:
+    """Results of `vllm bench serve` on an engine with an overhead of 2 ms a step."""
+    paths = []
+    for i, load in enumerate(loads()):
+        num, tokens = 1000, load.output_tokens
+        result = {
+            "model_id": load.model.hf_id, "completed": num, "duration": num / load.rate_rps, "mean_ttft_ms": 50.0,
+            "total_input_tokens": num * load.prompt_tokens, "total_output_tokens": num * tokens,
+            "mean_tpot_ms": load.tpot_s * 1e3, "mean_e2el_ms": 50.0 + load.tpot_s * 1e3 * (tokens - 1),
+        }  # fmt: skip
+        paths.append(folder / f"bench-{i}.json")
+        paths[-1].write_text(json.dumps(result))
+    return [str(path) for path in paths]
+
+
+def test_results_of_a_load_generator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.json"
+    args = ["--out", out, "--source", "us", "--engine-version", "0.99", "--max-num-batched-tokens", 8192]
+    assert calibrate(*served(tmp_path), *args) == 0
+    assert "overhead.vllm-v1" in capsys.readouterr().out
+    file = msgspec.json.decode(out.read_bytes(), type=CoefficientFile)
+    overhead = file.engines["vllm-v1"]
+    assert overhead.step_s == pytest.approx(0.002, rel=0.1)
+    assert (overhead.version, overhead.source) == ("0.99", "us")
+    assert overhead.residuals["median_absolute"] < 0.02
+    assert "us" not in file.kernels.source.split(":")[0]
+
+
+@needs_data
+def test_on_served_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three numbers for all models; the experiment that contradicts itself is left out."""
+    path = Path(os.environ["HEADWAY_DATA"]) / "measured" / "vllm015_serving_train.csv"
+    assert calibrate(path, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "experiment 67: its ITL is 1.29x" in found["files"][0]["notes"][0]
+    (fit,) = found["fits"]
+    assert fit["residual"] < 0.12
+    assert all(value >= 0 for value in fit["values"].values())
+
+
+@needs_data
 @pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "l40s"])
 def test_on_measured_tables(gpu: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Medians on held-out shapes. FP8 products, and all-reduces among 8 A100, are not described as well."""

@@ -32,7 +32,7 @@ class File(Struct, frozen=True):
     file: str
     format: str
     num_rows: int
-    """Rows, stages or runs."""
+    """Rows, stages or runs; of serving results, those that could be read and each that could not."""
     num_used: int
     left_out: dict[str, int] = {}
     """Why, and how many."""
@@ -109,9 +109,9 @@ def _serving(path: Path, gpu: Gpu) -> tuple[File, list[Load]]:
 
     experiments, problems = serving.read(path, skip_bad=True)
     found, left = loads(experiments, gpu)
-    num_stages = sum(len(each.stages) for each in experiments)
+    num_rows = sum(len(each.stages) for each in experiments) + len(problems)
     notes = (*(f"left out: {each}" for each in problems), *(f"left out: {each}" for each in left))
-    return File(str(path), "serving", num_stages, len(found), notes=notes), found
+    return File(str(path), "serving", num_rows, len(found), notes=notes), found
 
 
 def _merged(samples: Sequence[Samples]) -> tuple[list[Samples], dict[str, int]]:

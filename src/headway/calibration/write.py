@@ -35,8 +35,8 @@ class Calibration(msgspec.Struct, frozen=True):
     """What was not fitted, and where it is from instead."""
 
 
-def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str) -> Calibration:
-    """Fit all that the measurements tell; what they do not is taken from the catalog.
+def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, version: str = "") -> Calibration:
+    """Fit all that the measurements tell; what they do not is taken from the catalog. `version` is the engine's.
 
     Raises HeadwayError where one fit fails: see `solve`.
     """
@@ -54,7 +54,7 @@ def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str) -> Cal
         notes += left
         residuals = {"median_absolute": _rounded(overhead.residual)}
         numbers = {name: _rounded(value) for name, value in overhead.values.items()}
-        overheads[engine] = replace(known.overhead, **numbers, version="", residuals=residuals, source=source)
+        overheads[engine] = replace(known.overhead, **numbers, version=version, residuals=residuals, source=source)
     else:
         notes.append(f"no served loads: the overhead of {engine} is the catalog's")
         if known.calibrated:

@@ -18,6 +18,7 @@ _path = click.Path(path_type=Path)
 @click.argument("measurements", nargs=-1, required=True, type=_path)
 @click.option("--gpu", required=True, help="A GPU of the catalog: what was measured.")
 @click.option("--engine", required=True, help="An engine profile of the catalog: what served.")
+@click.option("--engine-version", default="", help="Which version served: kept in the file.")
 @click.option("--out", type=_path, help="Write the coefficients here, as JSON.")
 @click.option("--source", default="", help="Who measured what, and when: kept in the file. Needed with --out.")
 @click.option("--model", help="The model of benchmark results that name none, or not as the catalog does.")
@@ -41,7 +42,8 @@ def command(measurements: tuple[Path, ...], gpu: str, engine: str, out: Path | N
     model = None if flags["model"] is None else catalog.model(flags["model"])
     budget = flags["max_num_batched_tokens"] or profile.max_num_batched_tokens
     measured = read(measurements, accelerator, Told(model, flags["tp"], budget))
-    found = calibrate(measured, accelerator, profile.name, source.strip() or "measurements without a source")
+    said = source.strip() or "measurements without a source"
+    found = calibrate(measured, accelerator, profile.name, said, flags["engine_version"])
     if out is not None:
         write(out, found.file)
     if flags["as_json"]:
