@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from headway.calibration import benchmarks, operators
+from headway.calibration import benchmarks, operators, serving
 from headway.calibration.benchmarks import Told
 from headway.calibration.operators import Samples
 from headway.calibration.overhead import Load, loads
@@ -105,8 +105,6 @@ def _operators(path: Path, gpu: Gpu) -> tuple[File, list[Samples]]:
 
 
 def _serving(path: Path, gpu: Gpu) -> tuple[File, list[Load]]:
-    from headway.calibration import serving
-
     experiments, problems = serving.read(path, skip_bad=True)
     found, left = loads(experiments, gpu)
     num_rows = sum(len(each.stages) for each in experiments) + len(problems)

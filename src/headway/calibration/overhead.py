@@ -7,7 +7,6 @@ Only the few coefficients of `Overhead` are fitted, over all loads at once, none
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -15,14 +14,12 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.calibration.operators import Floats
+from headway.calibration.serving import Experiment
 from headway.calibration.solve import Coefficient, Fitted, solve
 from headway.catalog.coefficients import Coefficients, Overhead
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Model, Parallel
 from headway.perf.step import StepModel
-
-if TYPE_CHECKING:
-    from headway.calibration.serving import Experiment
 
 STEP = Coefficient("step_s", 0.3, 0, 30, 1e-3)
 LAYER = Coefficient("layer_s", 8, 0, 500, 1e-6)
