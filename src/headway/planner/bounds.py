@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 SLACK = 0.9
 TAIL = 0.01
 """Requests that a 99th percentile does not look at."""
+MOST_TOKENS = 2**18
+"""In one iteration; larger ones gain nothing."""
 WORDS = {"ttft_p99_s": "TTFT", "tpot_p99_s": "TPOT", "e2e_p99_s": "E2E"}
 
 
@@ -117,7 +119,8 @@ class _Replica:
         least = 1.0
         first_s = ttft_s or e2e_s
         if first_s is not None:
-            work_s = _without_tail(demand.computed_tokens * self._s_per_prompt_token(), kept)
+            per_token_s = self._s_per_prompt_token(float(demand.computed_tokens.max()))
+            work_s = _without_tail(demand.computed_tokens * per_token_s, kept)
             least = max(least, SLACK * work_s / (demand.span_s + first_s))
         last_s = e2e_s
         if last_s is None and ttft_s is not None and tpot_s is not None:
@@ -127,9 +130,14 @@ class _Replica:
             least = max(least, SLACK * work_s / (demand.span_s + last_s))
         return max(1, ceil(least))
 
-    def _s_per_prompt_token(self) -> float:
-        """The cheapest way to compute one: a full budget of short chunks."""
+    def _s_per_prompt_token(self, longest_tokens: float) -> float:
+        """The cheapest way to compute one: a full budget of short chunks.
+
+        Where prompts are not cut to fit a budget, an iteration may hold as many as there are seats.
+        """
         budget = self.engine.max_num_batched_tokens
+        if self.engine.batching != "chunked":
+            budget = max(budget, min(self.engine.max_num_seqs * int(longest_tokens), MOST_TOKENS))
         sizes = {min(size, budget) for size in (256, 1024, budget)}
         return min(self.line(0, 0, [(size, 0)] * (budget // size))[0] / (size * (budget // size)) for size in sizes)
 
