@@ -79,9 +79,15 @@ def fit_gemm(gpu: Any, system: str, dtype: str) -> Fit | None:
     width = 1.0 if dtype == "fp8" else 2.0
     memory_s = (n * k * width + m * k * width + m * n * 2) / gpu.bandwidth_bytes_per_s
     compute_s = 2 * m * n * k / gpu.peak_flops[dtype]
-    start, low, high = [4, 0.8, 0.75, 4], [0, 0.2, 0.2, 1], [40, 1, 1, 12]
-    p, error = fit(lambda p: roofline(p, memory_s, compute_s), start, low, high, seconds / 1e3)
-    return dict(latency_s=p[0] * 1e-6, memory_efficiency=p[1], compute_efficiency=p[2], sharpness=p[3]), error
+    if dtype == "fp8":
+        cast_s = 3 * m * k / gpu.bandwidth_bytes_per_s
+        start, low, high = [5, 0.8, 0.6, 3, 0.3], [0, 0.2, 0.2, 1, 0.03], [40, 1, 1, 12, 1]
+        p, error = fit(lambda p: cast_s / p[4] + roofline(p, memory_s, compute_s), start, low, high, seconds / 1e3)
+    else:
+        start, low, high = [4, 0.8, 0.75, 4], [0, 0.2, 0.2, 1], [40, 1, 1, 12]
+        p, error = fit(lambda p: roofline(p, memory_s, compute_s), start, low, high, seconds / 1e3)
+    found = dict(latency_s=p[0] * 1e-6, memory_efficiency=p[1], compute_efficiency=p[2], sharpness=p[3])
+    return found | (dict(cast_efficiency=p[4]) if dtype == "fp8" else {}), error
 
 
 MOE_DTYPES = {

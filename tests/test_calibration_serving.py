@@ -285,6 +285,18 @@ def test_the_command_prints_json_and_fails_above_the_limit(tmp_path: Path, capsy
     assert "mean absolute error" in capsys.readouterr().out
 
 
+def test_the_command_names_what_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(rows: list[Row]) -> None:
+        rows += [{**row, "exp_id": "2", "model": "llama-3.1-70b"} for row in rows]
+
+    assert main(["validate", str(write(tmp_path / "m.csv", change)), "--json", "--seeds", "1"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [one["id"] for one in printed["experiments"]] == ["1"]
+    assert "experiment 2: cannot be replayed: llama-3.1-70b (tp 1, pp 1) needs" in printed["refused"][0]
+    assert main(["validate", str(write(tmp_path / "m.csv", model="llama-3.1-70b"))]) == 2
+    assert "smallest tp that fits" in capsys.readouterr().err
+
+
 def test_the_command_names_bad_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(write(tmp_path / "m.csv", put(1, gpu="H1000")))
     assert main(["validate", file]) == 2

@@ -67,7 +67,7 @@ def test_all_reduces(name: str, num_gpus: int) -> None:
             wire_s = 2 * (num_gpus - 1) / num_gpus * size / (gpu.link_bytes_per_s * c.link_efficiency)
             yield c.latency_s + c.ramp_s_per_sqrt_byte * sqrt(size) + wire_s, measured_s
 
-    assert median_error(pairs()) < 0.12
+    assert median_error(pairs()) < 0.08
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -82,7 +82,7 @@ def test_decode_attention(name: str) -> None:
                 read_s = num_bytes / (gpu.bandwidth_bytes_per_s * c.memory_efficiency)
                 yield c.latency_s + read_s, float(row["latency_ms"]) / 1e3
 
-    assert median_error(pairs()) < 0.12
+    assert median_error(pairs()) < 0.08
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -97,7 +97,7 @@ def test_prefill_attention(name: str) -> None:
                 found_s = flops * (n + c.tile_tokens) / 2 / (gpu.peak_flops["bf16"] * c.compute_efficiency)
                 yield found_s, float(row["latency_ms"]) / 1e3
 
-    assert median_error(pairs()) < 0.1
+    assert median_error(pairs()) < 0.08
 
 
 def test_time_per_output_token_of_served_models() -> None:

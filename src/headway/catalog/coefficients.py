@@ -16,6 +16,8 @@ class Roofline(Struct, frozen=True, forbid_unknown_fields=True):
     sharpness: float
     tile_tokens: float = 0.0
     """Mixture of experts only: rows of padding that each touched expert computes in vain."""
+    cast_efficiency: float = 0.0
+    """Of the peak bandwidth, at which 16-bit inputs are read and written as 8-bit ones first; 0: they are not."""
 
 
 class PrefillAttention(Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from headway.calibration.errors import OVERALL, Compared, Pair, Validation, comp
 from headway.calibration.replay import replay
 from headway.calibration.serving import Experiment, read
 from headway.cli.output import print_json, print_table, progress
+from headway.core.errors import HeadwayError
 
 EXCEEDED = 3
 """Exit code where an error is above --max-error."""
@@ -50,9 +51,14 @@ def command(
     with progress("validating", wanted=not no_progress) as tell:
         compared = []
         for i, experiment in enumerate(experiments):
-            compared.append(_compared(experiment, seeds))
+            try:
+                compared.append(_compared(experiment, seeds))
+            except HeadwayError as error:
+                refused.append(f"experiment {experiment.id}: cannot be replayed: {error}")
             if tell is not None:
                 tell((i + 1) / len(experiments))
+    if not compared:
+        raise HeadwayError(f"{measurements}: {'; '.join(refused)}")
     found = validation(compared, refused)
     if as_json:
         print_json(found)

@@ -21,6 +21,8 @@ NETWORK_BYTES_PER_S = 50e9
 """Between nodes, per GPU and direction: one 400 Gb/s port."""
 NETWORK_LATENCY_S = 10e-6
 SEND_LATENCY_S = 5e-6
+CAST_BYTES = 3.0
+"""Read 16 bit, write 8 bit."""
 ROUTING_SKEW = 0.4
 """Exponent of the power law of how often experts are chosen; 0: all equally."""
 SKEW_BINS = 16
@@ -70,8 +72,10 @@ class Operators:
         return head_s + gather_s + num_rows * self._overhead.sequence_s
 
     def _product_s(self, rows: float, out: float, into: float, width: float, c: Roofline, flops: float) -> float:
-        memory_s = (out * into * width + 2.0 * rows * (out + into)) / self._gpu.bandwidth_bytes_per_s
-        return roofline_s(c, memory_s, 2.0 * rows * out * into / flops)
+        per_s = self._gpu.bandwidth_bytes_per_s
+        memory_s = (out * into * width + rows * (2.0 * out + (1.0 if c.cast_efficiency else 2.0) * into)) / per_s
+        cast_s = CAST_BYTES * rows * into / (per_s * c.cast_efficiency) if c.cast_efficiency else 0.0
+        return cast_s + roofline_s(c, memory_s, 2.0 * rows * out * into / flops)
 
     def _experts_s(self, num_tokens: int) -> float:
         """One mixture-of-experts layer: loads the experts that a batch touches; each pads its rows to a tile.
