@@ -48,12 +48,14 @@ class Clock:
         return Kernel(run, wait, calls)
 
     def device(self, wrong: Callable[[Operation], str | None] = lambda _: None) -> Callable[[Operation], Kernel]:
-        """A GPU that takes 5 microseconds and what 70% of the peaks allow."""
+        """A GPU that takes 5 microseconds and what 70% of the peaks allow, and casts at half its bandwidth."""
 
         def make(operation: Operation) -> Kernel:
             if why := wrong(operation):
                 raise sweep.Failure(why)
-            return self.kernel(5e-6 + plan.least_s(operation, ON) / 0.7)
+            m, _, k = operation.shape if operation.dtype == "fp8" else (0, 0, 0)
+            cast_s = 3 * m * k / (0.5 * ON.bandwidth_bytes_per_s)
+            return self.kernel(5e-6 + plan.least_s(operation, ON) / 0.7 + cast_s)
 
         return make
 
@@ -123,6 +125,7 @@ def test_a_sweep_writes_what_calibration_reads(tmp_path: Path) -> None:
     found = {fit.key: fit.values for fit in fits}
     assert found["gemm.bf16"]["memory_efficiency"] == pytest.approx(0.7, rel=0.02)
     assert found["gemm.fp8"]["compute_efficiency"] == pytest.approx(0.7, rel=0.02)
+    assert found["gemm.fp8"]["cast_efficiency"] == pytest.approx(0.5, rel=0.1)
     assert found["host_copy"] == {"latency_s": pytest.approx(5e-6, rel=0.1), "efficiency": pytest.approx(0.7, rel=0.01)}
     assert {"decode_attention", "prefill_attention", "device_copy", "all_reduce.2"} <= set(found)
     assert not notes

@@ -11,7 +11,7 @@ from headway.calibration.operators import Floats, Samples
 from headway.calibration.peaks import expert_weights, kv_bytes, moe_compute, peaks, touched_experts
 from headway.calibration.solve import Coefficient, Fitted, solve
 from headway.core.fleet import Gpu
-from headway.perf.operators import peak_flops
+from headway.perf.operators import CAST_BYTES, peak_flops
 
 L2_RESIDENT_BYTES = 96e6
 """A smaller KV cache is in the L2 cache when a benchmark reads it again, which no engine finds it in."""
@@ -27,6 +27,7 @@ MIN_SHAPES = 3
 
 _EFFICIENCIES = (Coefficient("memory_efficiency", 0.8, 0.1, 1), Coefficient("compute_efficiency", 0.7, 0.02, 1))
 ROOFLINE = (Coefficient("latency_s", 4, 0, 100, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12))
+CASTING = (*ROOFLINE, Coefficient("cast_efficiency", 0.3, 0.01, 1))
 EXPERTS = (
     Coefficient("latency_s", 20, 0, 300, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12),
     Coefficient("tile_tokens", 16, 0, 256),
@@ -75,9 +76,15 @@ def _gemm(samples: Samples, gpu: Gpu) -> Fitted | str:
     n, k = samples.shape["n"], samples.shape["k"]
     samples = samples.only((n >= SMALL_SIDE) & (k >= SMALL_SIDE) & (n * k >= SMALL_MATRIX))
     at_peak = peaks(samples, gpu)
-    if why := _too_few(samples, ROOFLINE):
+    coefficients = CASTING if samples.dtype == "fp8" else ROOFLINE
+    if why := _too_few(samples, coefficients):
         return why
-    return solve(samples.key, ROOFLINE, lambda p: roofline(p, *at_peak), samples.seconds)
+    cast_s = CAST_BYTES * samples.shape["m"] * samples.shape["k"] / gpu.bandwidth_bytes_per_s
+
+    def model(p: Floats) -> Floats:
+        return np.asarray(roofline(p, *at_peak) + (cast_s / p[4] if len(p) > 4 else 0.0))
+
+    return solve(samples.key, coefficients, model, samples.seconds)
 
 
 def _moe(samples: Samples, gpu: Gpu) -> Fitted | str:

@@ -93,8 +93,8 @@ class TorchKernels:
             return lambda i: self._torch.nn.functional.linear(x, weights[i % len(weights)])
         fp8, one = self._torch.float8_e4m3fn, self._torch.ones((), device=self._device)
         eights = [weight.to(fp8) for weight in weights]
-        y, out = x.to(fp8), self._torch.bfloat16
-        return lambda i: self._torch._scaled_mm(y, eights[i % len(eights)].t(), one, one, out_dtype=out)
+        out = self._torch.bfloat16
+        return lambda i: self._torch._scaled_mm(x.to(fp8), eights[i % len(eights)].t(), one, one, out_dtype=out)
 
     def _prefill_attention(self, _: str, s: dict[str, int]) -> Callable[[int], object]:
         q, k, v = self._qkv(s["batch_size"], s["new_tokens"], s["new_tokens"], s)
