@@ -151,6 +151,14 @@ def test_runners_up_are_the_cheapest_of_each_other_gpu() -> None:
     assert (other.candidate.gpu, other.replicas, other.usd_per_hour) == ("gpu-1", 9, 9.0)
 
 
+def test_progress_never_goes_beyond_what_is_expected() -> None:
+    problem, evaluate = made([(2, 0.0, 4.0), (1, 0.0, 9.0), (4, 0.0, 1.0)], 1.0)
+    told: list[tuple[int, int]] = []
+    found = plan(problem, [Floor()] * 3, evaluate, lambda done, expected: told.append((done, expected)))
+    assert [done for done, _ in told] == list(range(found.num_rehearsals))
+    assert all(done < expected for done, expected in told)
+
+
 def test_infeasible_plans_say_how_near_they_came() -> None:
     problem, evaluate = made([(1, 2.0, 1.0), (1, 3.0, 1.0)], 1.0)
     found = plan(problem, [Floor(), Floor(reason="too slow", ttft_p99_s=1.5)], evaluate)

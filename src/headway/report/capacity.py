@@ -94,14 +94,16 @@ def _at(option: Option) -> Measured | None:
 
 
 def table_of_options(plan: Plan) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: the plan, then the cheapest of each other GPU."""
+    """Heads and rows: the plan, then the cheapest of each other GPU. Without a plan: what is wrong with each kind."""
+    if plan.choice is None:
+        kinds = ((each.candidate, each.reason) for each in _one_each(plan.options))
+        return ["GPU", "tp", "policy", ""], [[c.gpu, str(c.parallel.tp), c.policy, reason] for c, reason in kinds]
     names = _shown_slos(plan)
     heads = ["GPU", "tp", "policy", "replicas", "GPUs", "$/h", *(NAMES[name] for name in names), "goodput/s", ""]
-    listed = [plan.choice, *plan.runners_up] if plan.choice else list(_one_each(plan.options))
     rows = []
-    for i, option in enumerate(each for each in listed if each is not None):
+    for option in (plan.choice, *plan.runners_up):
         number = option.replicas
-        note = "the plan" if i == 0 and plan.choice else option.reason
+        note = "the plan" if option is plan.choice else option.reason
         rows.append([
             option.candidate.gpu, str(option.candidate.parallel.tp), option.candidate.policy,
             "-" if number is None else str(number),

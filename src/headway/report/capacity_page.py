@@ -24,7 +24,8 @@ for (const [id, figure] of Object.entries(charts)) Plotly.newPlot(id, figure.dat
 
 def page(plan: Plan, title: str, command: str) -> str:
     """A self-contained page."""
-    charts = {"attainment": _chart(plan, "attainment"), "goodput": _chart(plan, "goodput_rps")}
+    picture = _picture(plan)
+    charts = {"attainment": _chart(plan, "attainment"), "goodput": _chart(plan, "goodput_rps")} if picture else {}
     answer = "".join(f"<p>{escape(line)}</p>" for line in facts(plan))
     heads = _table(*table_of_options(plan), names=("GPU", "policy", ""))
     what_ifs = _table(*table_of_what_ifs(plan), names=("what if", "still met"))
@@ -33,14 +34,7 @@ def page(plan: Plan, title: str, command: str) -> str:
 <h1>{escape(headline(plan))}</h1>
 {answer}
 </header>
-<section><h2>What every candidate costs and reaches</h2>
-<p class="quiet">A point is a rehearsal of so many replicas, a line one GPU with one tp and policy. Filled: every
-target is met. The star is the plan. Points to the left and up are better.</p>
-<p class="quiet legend">{_legend(plan)}</p>
-<div class="grid two">
-<figure><h3>SLO attainment</h3><div class="chart" id="attainment"></div></figure>
-<figure><h3>Goodput</h3><div class="chart" id="goodput"></div></figure>
-</div></section>
+{picture}
 <section><h2>{"The plan and the runners-up" if plan.choice else "Candidates"}</h2>{heads}</section>
 {f"<section><h2>What if</h2>{what_ifs}</section>" if plan.what_ifs else ""}
 <section><h2>All candidates</h2>{_table(*_every(plan), names=("GPU", "policy", "status", "why"))}</section>
@@ -83,6 +77,20 @@ def _every(plan: Plan) -> tuple[list[str], list[list[str]]]:
             bound, str(len(option.points)), option.reason,
         ])  # fmt: skip
     return ["GPU", "tp", "policy", "status", "replicas", "at least $/h", "rehearsals", "why"], rows
+
+
+def _picture(plan: Plan) -> str:
+    """Both charts; nothing where nothing was rehearsed."""
+    if not any(option.points for option in plan.options):
+        return ""
+    return f"""<section><h2>What every candidate costs and reaches</h2>
+<p class="quiet">A point is a rehearsal of so many replicas, a line one GPU with one tp and policy. Filled: every
+target is met. The star is the plan. Points to the left and up are better.</p>
+<p class="quiet legend">{_legend(plan)}</p>
+<div class="grid two">
+<figure><h3>SLO attainment</h3><div class="chart" id="attainment"></div></figure>
+<figure><h3>Goodput</h3><div class="chart" id="goodput"></div></figure>
+</div></section>"""
 
 
 def _legend(plan: Plan) -> str:
