@@ -35,7 +35,7 @@ def page(plan: Plan, title: str, command: str) -> str:
 {answer}
 </header>
 {picture}
-<section><h2>{"The plan and the runners-up" if plan.choice else "Candidates"}</h2>{heads}</section>
+{f"<section><h2>The plan and the runners-up</h2>{heads}</section>" if plan.choice else ""}
 {f"<section><h2>What if</h2>{what_ifs}</section>" if plan.what_ifs else ""}
 <section><h2>All candidates</h2>{_table(*_every(plan), names=("GPU", "policy", "status", "why"))}</section>
 <footer><p class="quiet">{escape(title)}: {escape(asked(plan.targets))}. {plan.num_rehearsals} rehearsals, all on the
