@@ -54,7 +54,8 @@ def test_known_coefficients_are_found_again(tmp_path: Path) -> None:
     assert reduced.values["link_efficiency"] == pytest.approx(KERNELS.all_reduce["4"].link_efficiency, rel=0.05)
     for fit in (products, *found.values(), reduced):
         assert fit.residual < 0.03
-        assert fit.num_held_out == (fit.num_fitted + fit.num_held_out) // 5
+    assert (products.num_fitted, products.num_held_out) == (34, 8)
+    assert (reduced.num_fitted, reduced.num_held_out) == (23, 23)
 
 
 def test_every_fifth_shape_is_held_out() -> None:
@@ -72,6 +73,15 @@ def test_held_out_shapes_do_not_touch_the_fit() -> None:
     assert found(spoilt).values == found(seconds).values
     assert found(seconds).residual < 1e-3
     assert found(spoilt).residual == pytest.approx(1 - 1 / 1.4, rel=0.01)
+
+
+def test_of_few_shapes_each_is_held_out_once() -> None:
+    size = np.geomspace(1e3, 1e9, 20)
+    odd = np.where(np.arange(20) == 0, 3.0, 1.0)
+    fit = solve("copy", COPY, lambda p: p[0] + size / 2e11 / p[1], (5e-6 + size / 1e11) * odd)
+    assert (fit.num_fitted, fit.num_held_out) == (20, 20)
+    assert fit.values["efficiency"] == pytest.approx(0.5, rel=0.01)
+    assert fit.residual < 0.1
 
 
 def test_too_few_shapes_are_not_fitted(tmp_path: Path) -> None:

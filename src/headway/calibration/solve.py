@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
-from headway.calibration.operators import Floats
+from headway.calibration.operators import Floats, Mask
 from headway.core.errors import HeadwayError
 
 HOLD_OUT = 5
 """Every fifth shape is not fitted on, but tells the residual."""
+FEW = 30
+"""Of fewer shapes, each fifth is held out in turn, and the coefficients are those of all."""
 ROBUST = 0.05
 """Relative errors beyond this count by their size, not by its square."""
 PINNED = 1e-3
@@ -40,15 +41,15 @@ class Fitted(Struct, frozen=True):
     num_fitted: int
     num_held_out: int
     residual: float
-    """Median absolute relative error on the held-out shapes; on the fitted ones where none is held out."""
+    """Median absolute relative error on shapes while they were held out."""
     bias: float
     """Median relative error there: above 0, predicted too slow."""
     at_bounds: tuple[str, ...] = ()
 
 
-def held_out(num: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def held_out(num: int, turn: int = HOLD_OUT - 1) -> Mask:
     """Which of so many shapes, in order, are not fitted on."""
-    return np.asarray(np.arange(num) % HOLD_OUT == HOLD_OUT - 1)
+    return np.asarray(np.arange(num) % HOLD_OUT == turn)
 
 
 def solve(
@@ -63,23 +64,31 @@ def solve(
     Raises HeadwayError where the fit does not converge, is pressed against a physical bound by measurements that
     want it beyond, or misses the held-out shapes by more than half in the median.
     """
+    num = len(seconds)
     units = np.array([c.unit for c in coefficients])
+
+    def errors(unseen: Mask) -> tuple[Floats, Floats]:
+        """Values fitted without these rows, and the relative errors on them."""
+        p = _fitted(key, coefficients, lambda p: np.log(model(p * units)[~unseen] / seconds[~unseen]))
+        return p, np.asarray(model(p * units)[unseen] / seconds[unseen] - 1)
+
+    if num >= FEW:
+        p, left = errors(held_out(num))
+        return _checked(key, coefficients, p, left, fixed or {}, num - len(left))
+    left = np.concatenate([errors(held_out(num, i))[1] for i in range(min(HOLD_OUT, num))])
+    p, _ = errors(np.zeros(num, dtype=bool))
+    return _checked(key, coefficients, p, left, fixed or {}, num)
+
+
+def _fitted(key: str, coefficients: tuple[Coefficient, ...], errors: Callable[[Floats], Floats]) -> Floats:
     low, high = (np.array([getattr(c, side) for c in coefficients]) for side in ("low", "high"))
     start = np.array([c.start for c in coefficients])
-    out = held_out(len(seconds))
-
-    def errors(p: Floats) -> Floats:
-        return np.asarray(np.log(model(p * units)[~out] / seconds[~out]))
-
     found = least_squares()(
         errors, start, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, x_scale=np.maximum(np.abs(start), 1e-9)
     )
     if found.status <= 0 or not np.isfinite(found.x).all():
         raise HeadwayError(f"{key}: the fit did not converge: {found.message}")
-    judged = out if out.any() else ~out
-    left = model(found.x * units)[judged] / seconds[judged] - 1
-    checked = _checked(key, coefficients, found.x, left, fixed or {}, int((~out).sum()))
-    return checked if out.any() else replace(checked, num_held_out=0)
+    return np.asarray(found.x)
 
 
 def _checked(

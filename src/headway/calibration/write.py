@@ -64,7 +64,6 @@ def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, versio
     if not complete:
         notes.append(f"{', '.join(CORE)} are not all measured: results with this file count as uncalibrated")
     notes += [f"{fit.key}: {', '.join(fit.at_bounds)} at its bound" for fit in fits if fit.at_bounds]
-    notes += [f"{fit.key}: no shapes held out, too few" for fit in fits if not fit.num_held_out]
     return Calibration(CoefficientFile(ours, kernels, overheads, like), tuple(fits), tuple(notes))
 
 
