@@ -7,7 +7,8 @@ from typing import Any
 
 from headway.control.live import Live, Stage
 from headway.sim.cluster import Cluster
-from headway.sim.engine import Line, Replica
+from headway.sim.engine import Replica
+from headway.sim.timeline import Line
 
 
 def replicas_of(cluster: Cluster) -> list[Replica]:

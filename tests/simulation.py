@@ -29,7 +29,7 @@ from headway.policies.ordering.priority import Priority
 from headway.policies.ordering.round_robin import RoundRobin as TakeTurns
 from headway.policies.routing.round_robin import RoundRobin
 from headway.sim.cluster import Cluster, Step
-from headway.sim.engine import Line
+from headway.sim.timeline import Line
 from headway.workload.closed_loop import ClosedLoop
 from headway.workload.rows import FIELDS
 from headway.workload.source import Source

@@ -34,7 +34,7 @@ from headway.perf.step import StepModel
 from headway.policies import resolve
 from headway.report.run import Provenance, Run
 from headway.sim.cluster import simulate
-from headway.sim.engine import Line
+from headway.sim.timeline import Line
 from headway.userfile import Key, Places
 from headway.workload.source import Source
 from headway.workload.spec import WorkloadSpec

@@ -20,7 +20,7 @@ from headway.core.record import Outcome
 from headway.perf.step import StepModel
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import simulate
-from headway.sim.engine import Line
+from headway.sim.timeline import Line
 from headway.workload.streams import stream
 from headway.workload.table import Prefix, Workload
 from headway.workload.trace import TraceSource

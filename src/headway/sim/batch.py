@@ -24,12 +24,12 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_pack_segment", "_put_segment", "again", "changed", "chunks", "context_offset", "decoding", "engine",
-        "generated_offset", "given", "gpu", "growing", "id", "kv", "kv_blocks_total", "max_context_tokens",
-        "max_num_batched_tokens", "max_num_seqs", "milestones", "model", "moving", "num_growing", "num_in_flight",
-        "num_waiting", "ordering", "output", "pool", "preemptive", "prefill_tokens_left", "prefilling", "prefixes",
-        "quantum", "rank", "region", "saturations", "shape", "stall_s", "stepped", "swap", "tick", "waiting",
-        "window", "window_tokens",
+        "_pack_segment", "_put_segment", "advances", "again", "changed", "chunks", "context_offset", "decoding",
+        "engine", "generated_offset", "given", "gpu", "growing", "id", "kv", "kv_blocks_total",
+        "max_context_tokens", "max_num_batched_tokens", "max_num_seqs", "milestones", "model", "moving",
+        "num_growing", "num_in_flight", "num_waiting", "ordering", "output", "pool", "preemptive",
+        "prefill_tokens_left", "prefilling", "prefixes", "quantum", "rank", "region", "saturations", "shape",
+        "stall_s", "stepped", "swap", "tick", "waiting", "window", "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +70,7 @@ class Batch:
         self.num_waiting = self.num_in_flight = 0
         self.prefill_tokens_left = self.output = 0
         self.context_offset = self.generated_offset = self.window_tokens = self.num_growing = 0
-        self.changed = self.again = False
+        self.changed = self.again = self.advances = False
         self.stall_s = 0.0
 
     @property

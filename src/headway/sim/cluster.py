@@ -19,9 +19,10 @@ from headway.observe import Observer, Scrape, View
 from headway.perf import links, memory
 from headway.perf.step import StepModel
 from headway.policies.ordering.fcfs import Fcfs
-from headway.sim.engine import Line, Replica
+from headway.sim.engine import Replica
 from headway.sim.kernel import ARRIVAL, COMMAND, TICK, Kernel
 from headway.sim.swap import HostMemory
+from headway.sim.timeline import Line
 from headway.workload.source import Source
 
 Step = Literal["stretch", "exact"]

@@ -8,7 +8,6 @@ short at the next boundary. With `exact`, the horizon is always the next boundar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from heapq import heappop
 from typing import Protocol
 
@@ -18,15 +17,11 @@ from headway.core.fleet import Pool
 from headway.core.policy import Ordering
 from headway.core.record import Cause, boundary_s
 from headway.core.request import Phase
-from headway.sim.batch import Batch
 from headway.sim.batching import ADMISSIONS
-from headway.sim.clock import completed, first_boundary_at
-from headway.sim.kernel import COMMAND, FINISH, Kernel
+from headway.sim.clock import first_boundary_at
+from headway.sim.kernel import COMMAND, Kernel
 from headway.sim.swap import HostMemory
-
-Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
-"""perf's answer to a batch: see `perf.step.StepModel.line`."""
-
+from headway.sim.timeline import Line, Timeline
 
 _FINISHED = Cause.FINISHED
 
@@ -39,14 +34,12 @@ class Listener(Protocol):
     def phase_changed(self, live: Live, now: float) -> None: ...
 
 
-class Replica(Batch):
+class Replica(Timeline):
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_admit", "_events", "_is_slow", "_line", "_on_wake", "_opened", "_pack_stretch", "_push", "_put_stretch",
-        "_undecided", "a_s", "advances", "b_s", "cancelling", "exact", "inbox", "is_due", "is_up", "k", "k_end",
-        "kernel", "lag", "listener", "opened_s", "request_s", "response_s", "start_s", "tokenize_s", "valid",
-        "version",
+        "_admit", "_is_slow", "cancelling", "exact", "inbox", "is_up", "lag", "listener", "request_s", "response_s",
+        "tokenize_s",
     )  # fmt: skip
 
     def __init__(
@@ -62,53 +55,17 @@ class Replica(Batch):
         recorder: Recorder,
         exact: bool,
     ) -> None:
-        super().__init__(id, pool, kv_blocks, swap, ordering, recorder)
-        self.kernel, self.listener, self.exact = kernel, listener, exact
-        self._line = line
+        super().__init__(id, pool, line, kv_blocks, swap, ordering, kernel, recorder)
+        self.listener, self.exact = listener, exact
         engine = pool.engine
+        self._admit = ADMISSIONS[engine.batching]
         self.lag = engine.schedule_lag
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
         self.response_s = engine.response_overhead_s
         self._is_slow = bool(self.lag or self.request_s or self.tokenize_s or self.response_s)
-        self._pack_stretch, self._put_stretch = recorder.stretches.pack, recorder.stretches.write
-        self._admit = ADMISSIONS[pool.engine.batching]
-        self._push, self._events, self._undecided = kernel.push, kernel.heap, kernel.undecided
-        self._on_wake = self._wake
-        self.is_up = True
-        self.version = 0
-        self._reset()
-
-    def _reset(self) -> None:
         self.inbox: list[Live] = []
         self.cancelling: list[Live] = []
-        self.opened_s = self.start_s = self.a_s = self.b_s = 0.0
-        self.valid: int | None = None
-        self.k = self.k_end = 0
-        self.advances = self.is_due = False
-        self._opened = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
-
-    # What a view reads, as of the last completed iteration.
-
-    @property
-    def kv_blocks_used(self) -> int:
-        """Blocks that requests hold."""
-        return self.kv.used(self.tick + self._ahead(self.kernel.now))
-
-    @property
-    def tokens_generated(self) -> int:
-        """Output tokens of the requests here."""
-        return self.generated_offset + len(self.decoding) * (self.tick + self._ahead(self.kernel.now))
-
-    @property
-    def output_tokens_left(self) -> int:
-        """True output tokens to come (an oracle's)."""
-        return self.output - self.tokens_generated
-
-    def _ahead(self, now: float) -> int:
-        """Ticks completed since the last boundary at which something happened."""
-        if not self.advances or self.k_end == self.k:
-            return 0
-        return completed(self.start_s, self.a_s, self.b_s, now, self.k, self.k_end) - self.k
+        self.is_up = True
 
     # What comes from outside.
 
@@ -181,7 +138,8 @@ class Replica(Batch):
             live.stage = HELD
         self.version += 1
         self.clear()
-        self._reset()
+        self.idle()
+        self.inbox, self.cancelling = [], []
         self.is_up = False
         return lost
 
@@ -189,32 +147,11 @@ class Replica(Batch):
         """Up again, empty."""
         self.is_up = True
 
-    def _look(self, now: float, later: int = 0) -> None:
-        """Look again at the first boundary from now on, or so many boundaries later."""
-        if self.k == self.k_end:
-            self._ask()
-        elif self.k_end - self.k > 1:
-            k = first_boundary_at(self.start_s, self.a_s, self.b_s, now, self.k + 1, self.k_end) + later
-            if k < self.k_end:
-                self._sleep_until(k)
-
-    def _ask(self) -> None:
-        """Decide once everything else at this instant has happened."""
-        if not self.is_due:
-            self.is_due = True
-            self._undecided.append(self)
-
     def decide(self, now: float) -> None:
         """The kernel says that it is time to."""
         self.is_due = False
         if self.is_up:
             self._schedule(now)
-
-    def _sleep_until(self, k: int) -> None:
-        self.k_end = k
-        self.version = version = self.version + 1
-        time_s = boundary_s(self.start_s, self.a_s, self.b_s, k)
-        self._push((time_s, FINISH, self.id, version, self._on_wake, version))
 
     # At a boundary.
 
@@ -335,46 +272,14 @@ class Replica(Batch):
     def _rest(self, now: float) -> None:
         """Nothing to run."""
         self._close_epoch()
-        self.k = self.k_end = 0
-        self.valid, self.advances, self.changed = None, False, False
+        self.idle()
+        self.changed = False
         if self.again:
             self._look(now)
         elif self.head() is not None:
             raise AssertionError(f"replica {self.id} is stuck with {self.num_waiting} requests waiting")
         for live in self.inbox:
             self.kernel.at(live.ready_s, COMMAND, live.id, self._ready)
-
-    def _open_epoch(self, now: float) -> None:
-        self.opened_s = now
-        if self.stall_s:
-            now += self.stall_s
-            self.stall_s = 0.0
-        self.start_s = now
-        self.changed = False
-        self.k = 0
-        tick = self.tick
-        num_decode = context = 0
-        if self.advances:
-            num_decode = len(self.decoding)
-            context = self.context_offset + num_decode * tick
-        self.a_s, self.b_s, self.valid = line = self._line(
-            num_decode, context, self.shape, self.window_tokens, self.num_growing
-        )
-        self._opened = (
-            self.id, tick, now, line[0], line[1], num_decode, self.given, context, self.num_waiting,
-        )  # fmt: skip
-
-    def _close_epoch(self) -> None:
-        if self.k:
-            self._put_stretch(self._pack_stretch(*self._opened, self.k))
-
-    def _check_line(self) -> None:
-        """In exact mode perf is asked for every iteration, and must agree with the line it drew."""
-        context = self.context_offset + len(self.decoding) * self.tick
-        a_s, _, _ = self._line(len(self.decoding), context, (), self.window_tokens, self.num_growing)
-        line = self.a_s + self.k * self.b_s
-        if abs(a_s - line) > 1e-9 * a_s:
-            raise AssertionError(f"perf drew a line of {line} s for iteration {self.k}, which takes {a_s} s")
 
     def _horizon(self, now: float) -> int:
         """For how many iterations this batch repeats; at least one."""
