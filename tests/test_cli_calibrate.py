@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headway import catalog
 from headway.catalog.coefficients import CoefficientFile
 from headway.cli import main
 from measured import all_reduce, attention, gemm, loads, write
@@ -183,14 +184,17 @@ def test_on_served_experiments(capsys: pytest.CaptureFixture[str]) -> None:
 @needs_data
 @pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "l40s"])
 def test_on_measured_tables(gpu: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Medians on held-out shapes. FP8 products, and all-reduces among 8 A100, are not described as well."""
+    """Medians on held-out shapes, FP8 products apart; and the shipped coefficients are what this gives."""
     folder = Path(os.environ["HEADWAY_DATA"]) / "measured"
     tables = sorted(folder.glob("aic_[acgm]*.csv.gz"))
     args = ["calibrate", *map(str, tables), "--gpu", gpu, "--engine", "vllm-v1", "--json"]
     assert main(args) == 0
     found = {fit["key"]: fit for fit in json.loads(capsys.readouterr().out)["fits"]}
-    for key in ("gemm.bf16", "decode_attention", "prefill_attention", "all_reduce.2", "all_reduce.4"):
-        assert found[key]["residual"] < 0.085, key
+    for key in ("gemm.bf16", "decode_attention", "prefill_attention", "all_reduce.2", "all_reduce.4", "all_reduce.8"):
+        assert found[key]["residual"] < 0.0805, key
+    shipped = catalog.coefficients(catalog.gpu(gpu).name, "vllm-v1").kernels
+    for key, known in (("gemm.bf16", shipped.gemm["bf16"]), ("decode_attention", shipped.decode_attention)):
+        assert found[key]["values"]["memory_efficiency"] == pytest.approx(known.memory_efficiency, rel=0.03)
     for fit in found.values():
         for name, value in fit["values"].items():
             assert value >= 0 and (not name.endswith("efficiency") or value <= 1)
