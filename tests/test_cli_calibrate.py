@@ -112,6 +112,9 @@ def test_a_fit_that_fails_writes_nothing(tmp_path: Path, capsys: pytest.CaptureF
         (["empty.csv"], "empty.csv: is empty"),
         (["binary.csv"], "binary.csv: cannot be read as text"),
         (["torn.gz"], "torn.gz: cannot be read as text"),
+        (["header.csv"], "nothing that can be used for h100-80gb-sxm: header.csv: no rows"),
+        (["short.csv"], "nothing could be fitted for h100-80gb-sxm: gemm.bf16: 1 shapes that count, 13 are needed"),
+        (["nan.json"], "rate_rps is nan"),
         (["odd.csv", "--out", "x.json"], "--source is missing"),
         (["odd.csv", "--gpu", "h1000"], "unknown GPU 'h1000'; did you mean"),
         (["odd.csv", "--engine", "vlm"], "unknown engine 'vlm'; did you mean"),
@@ -124,6 +127,11 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(tmp_path)
     Path("odd.csv").write_text("a,b\n1,2\n")
     Path("empty.csv").write_text("")
+    header = '"gemm_dtype","m","n","k","latency_ms","system"\r\n'
+    Path("header.csv").write_text(header)
+    Path("short.csv").write_text(header + '"bfloat16",1,4096,4096,"0.02",h100_sxm\r\n')
+    keys = ("completed", "duration", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
+    Path("nan.json").write_text(json.dumps(dict.fromkeys(keys, float("nan"))))
     Path("binary.csv").write_bytes(b"\x80\x81\xff\n")
     Path("torn.gz").write_bytes(b"\x1f\x8b\x08")
     assert calibrate(*args) == 2

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from headway import catalog
@@ -85,16 +85,18 @@ def _runs(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _documents(path: Path) -> list[Any]:
     """The objects of a JSON file, of a list in one, or of a file with one a line."""
     try:
-        text = path.read_bytes()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise HeadwayError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
     try:
-        found = msgspec.json.decode(text)
+        found = json.loads(text)  # which takes the NaN that load generators write
         return found if isinstance(found, list) else [found]
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         try:
-            return [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
-        except msgspec.DecodeError:
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
             raise HeadwayError(f"{path}: not valid JSON: {error}") from None
 
 

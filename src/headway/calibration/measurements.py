@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 from collections.abc import Sequence
 from itertools import groupby
@@ -87,11 +88,12 @@ def header(path: Path) -> list[str]:
         raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
     if not line.strip():
         raise HeadwayError(f"{path}: is empty; expected {KNOWN}")
-    return [name.strip() for name in line.split(",")]
+    return [name.strip() for name in next(csv.reader([line]))]
 
 
 def _left(file: File) -> str:
-    return f"{file.file}: " + ", ".join((*(f"{num:,} {why}" for why, num in file.left_out.items()), *file.notes))
+    why = (*(f"{num:,} {why}" for why, num in file.left_out.items()), *file.notes)
+    return f"{file.file}: {', '.join(why) or 'no rows'}"
 
 
 def _operators(path: Path, gpu: Gpu) -> tuple[File, list[Samples]]:

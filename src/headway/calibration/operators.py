@@ -5,6 +5,7 @@ A table is recognised by its columns. Every row is checked before any is used; w
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, get_args
@@ -318,7 +319,7 @@ def _table(path: Path) -> tuple[pa.Table, int]:
 
     try:
         with pa.input_stream(str(path), compression="detect") as file:
-            header = file.read(1 << 16).split(b"\n", 1)[0].decode("utf-8-sig").strip().split(",")
+            header = next(csv.reader([file.read(1 << 16).split(b"\n", 1)[0].decode("utf-8-sig").strip()]))
         options = pc.ConvertOptions(column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False)
         with pa.input_stream(str(path), compression="detect") as file:
             table = pc.read_csv(file, parse_options=pc.ParseOptions(invalid_row_handler=skip), convert_options=options)

@@ -16,6 +16,7 @@ from headway.calibration.overhead import fit_overhead
 from headway.calibration.solve import Fitted
 from headway.catalog.coefficients import CoefficientFile, Coefficients, Kernels
 from headway.catalog.load import measured_kernels
+from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.wholefile import write_text
 
@@ -38,10 +39,12 @@ class Calibration(msgspec.Struct, frozen=True):
 def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, version: str = "") -> Calibration:
     """Fit all that the measurements tell; what they do not is taken from the catalog. `version` is the engine's.
 
-    Raises HeadwayError where one fit fails: see `solve`.
+    Raises HeadwayError where one fit fails (see `solve`), or nothing is there to fit on.
     """
     known = catalog.coefficients(gpu.name, engine)
     fits, notes = fit_all(measured.samples, gpu)
+    if not fits and not measured.loads:
+        raise HeadwayError(f"nothing could be fitted for {gpu.name}: {'; '.join(notes)}")
     kernels, kept = _kernels(known.kernels, fits, source)
     if kept:
         origin = "measured on it" if measured_kernels(gpu.name) else "not measured on it"
