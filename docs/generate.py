@@ -121,9 +121,7 @@ def _structs(kind: schema.Type) -> Iterator[type]:
 def _spell(kind: schema.Type) -> str:
     match kind:
         case schema.UnionType():
-            return " or ".join(
-                dict.fromkeys(_spell(t) for t in kind.types if not isinstance(t, schema.NoneType))
-            )
+            return " or ".join(dict.fromkeys(_spell(t) for t in kind.types if not isinstance(t, schema.NoneType)))
         case schema.StructType():
             return f"`{{{kind.tag_field}: {kind.tag}, ...}}`" if kind.tag_field else "keys, see below"
         case schema.LiteralType():
@@ -137,9 +135,7 @@ def _spell(kind: schema.Type) -> str:
             return "keys and values" if value == "any" else f"name: {value}"
         case schema.IntType() | schema.FloatType():
             name = "whole number" if isinstance(kind, schema.IntType) else "number"
-            limits = [
-                f"{sign} {bound:g}" for sign, bound in (("≥", kind.ge), (">", kind.gt)) if bound is not None
-            ]
+            limits = [f"{sign} {bound:g}" for sign, bound in (("≥", kind.ge), (">", kind.gt)) if bound is not None]
             return " ".join([name, *limits])
         case schema.BoolType():
             return "true or false"

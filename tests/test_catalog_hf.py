@@ -131,9 +131,7 @@ def test_what_is_not_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="torch_dtype is 'complex64'"):
         catalog.model_from_config(written(tmp_path, LLAMA | {"torch_dtype": "complex64"}))
     with pytest.raises(HeadwayError, match="quantization_config of method 'bitnet'"):
-        catalog.model_from_config(
-            written(tmp_path, LLAMA | {"quantization_config": {"quant_method": "bitnet"}})
-        )
+        catalog.model_from_config(written(tmp_path, LLAMA | {"quantization_config": {"quant_method": "bitnet"}}))
     with pytest.raises(HeadwayError, match="not a multiple of 30 heads"):
         catalog.model_from_config(written(tmp_path, LLAMA | {"num_attention_heads": 30}))
 

@@ -146,9 +146,7 @@ def test_flags_override_the_file(scenario: Path, trace: Path, capsys: pytest.Cap
     assert printed["results"][0]["num_requests"] == 10
 
 
-def test_out_holds_results_and_records(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_holds_results_and_records(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "deep" / "out"
     assert main(["compare", str(scenario), "--routing", "random,round-robin", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == [
@@ -179,10 +177,7 @@ def test_a_new_scenario_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "is there already" in error_of(capsys, "new", file)
     assert main(["new", str(file), "--force"]) == 0
     capsys.readouterr()
-    assert (
-        len(json_of(capsys, "compare", file, "--num-requests", 50, "--warmup-s", 0, "--json")["results"])
-        == 10
-    )
+    assert len(json_of(capsys, "compare", file, "--num-requests", 50, "--warmup-s", 0, "--json")["results"]) == 10
 
 
 def test_workload_commands(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,18 +255,14 @@ def test_mistakes_are_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failing_run_leaves_no_output(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_run_leaves_no_output(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,ten,5\n")
     flags = ["--trace", tmp_path / "bad.csv", "--out", tmp_path / "out", "--html", tmp_path / "r.html"]
     assert "bad.csv: line 3" in error_of(capsys, "compare", scenario, *flags)
     assert not (tmp_path / "out").exists() and not (tmp_path / "r.html").exists()
 
 
-def test_interrupted(
-    scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted(scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import headway.cli.simulate as module
 
     def interrupt(*_: object) -> None:

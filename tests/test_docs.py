@@ -22,9 +22,7 @@ from headway.scenario import load, variants
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    ROOT.glob("docs/*.md")
-)
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +83,7 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
 def test_every_dependency_has_its_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    names = {
-        re.split(r"[\[<>=]", each)[0].lower() for each in chain(project["dependencies"], *extras.values())
-    }
+    names = {re.split(r"[\[<>=]", each)[0].lower() for each in chain(project["dependencies"], *extras.values())}
     design = (ROOT / "docs" / "design.md").read_text().lower()
     pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     for name in names - {"headway"}:
@@ -96,9 +92,7 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_the_makefile_says_what_contributors_are_told() -> None:
-    told = set(
-        re.findall(r"^(?:`)?make (\w+)", (ROOT / "CONTRIBUTING.md").read_text() + README, re.MULTILINE)
-    )
+    told = set(re.findall(r"^(?:`)?make (\w+)", (ROOT / "CONTRIBUTING.md").read_text() + README, re.MULTILINE))
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert told <= targets
 

@@ -62,9 +62,7 @@ def test_summary_is_what_each_request_adds_up_to(seed: int, warmup_s: float, sto
     first = [r["first_token_s"] - r["arrival_s"] for r in counted if not math.isnan(r["first_token_s"])]
     assert found.num_requests == len(counted)
     assert found.num_completed == len(done)
-    assert found.num_completed + found.num_cancelled + found.num_rejected + found.num_unfinished == len(
-        counted
-    )
+    assert found.num_completed + found.num_cancelled + found.num_rejected + found.num_unfinished == len(counted)
     assert found.ttft_s is not None
     assert found.ttft_s.count == len(first)
     assert found.ttft_s.mean == pytest.approx(np.mean(first))
@@ -121,9 +119,7 @@ def test_breakdowns_partition_the_run() -> None:
         assert found.itl_s is not None
         assert sum(part.itl_s.count for part in parts.values() if part.itl_s) == found.itl_s.count
     assert sum(part.usd for part in found.models.values()) == pytest.approx(found.usd)
-    assert (
-        sum(part.num_requests for part in found.replicas.values()) == found.num_requests - 1
-    )  # one rejected
+    assert sum(part.num_requests for part in found.replicas.values()) == found.num_requests - 1  # one rejected
     slow = [r["first_token_s"] - r["arrival_s"] for r in rows(run.records) if r["tier"] == 2]
     assert found.tiers["2"].ttft_s is not None
     assert found.tiers["2"].ttft_s.p90 == pytest.approx(np.nanquantile(slow, 0.9))

@@ -109,12 +109,8 @@ def test_time_per_output_token_of_served_models() -> None:
             if row["stage"] == "summary" or row["exp_id"] == "67":
                 continue
             scout = row["model"].startswith("RedHatAI/Llama-4-Scout")
-            model = (
-                replace(catalog.model("llama-4-scout"), dtype="fp8") if scout else catalog.model(row["model"])
-            )
-            step = StepModel(
-                model, catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=int(row["tp"]))
-            )
+            model = replace(catalog.model("llama-4-scout"), dtype="fp8") if scout else catalog.model(row["model"])
+            step = StepModel(model, catalog.gpu("h100"), catalog.engine("vllm-v1"), Parallel(tp=int(row["tp"])))
             num = round(float(row["mean_concurrency_est"]))
             prompt = int(row["sys_prompt_len"]) + int(row["question_len"])
             context = num * (prompt + int(row["output_len"]) // 2)

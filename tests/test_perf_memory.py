@@ -89,9 +89,7 @@ def test_kv_heads_are_replicated_beyond_their_number() -> None:
 
 
 def test_mla_holds_the_latent_on_every_gpu() -> None:
-    found = plan(
-        catalog.model("deepseek-v3"), catalog.gpu("h200"), catalog.engine("simulated"), Parallel(tp=8)
-    )
+    found = plan(catalog.model("deepseek-v3"), catalog.gpu("h200"), catalog.engine("simulated"), Parallel(tp=8))
     assert found.kv_bytes_per_token_gpu == found.kv_bytes_per_token == 70_272
     assert found.kv_bytes_per_token_replica == 8 * 70_272
 
@@ -115,9 +113,7 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 def test_impossible_shapes_are_refused() -> None:
     llama = catalog.model("llama-2-70b")
-    with pytest.raises(
-        HeadwayError, match=r"tp 3 does not divide the 64 heads .8 KV heads.*possible: 1, 2, 4, 8"
-    ):
+    with pytest.raises(HeadwayError, match=r"tp 3 does not divide the 64 heads .8 KV heads.*possible: 1, 2, 4, 8"):
         check_shape(llama, Parallel(tp=3))
     with pytest.raises(HeadwayError, match="pp 81 is more than the 80 layers"):
         check_shape(llama, Parallel(pp=81))
@@ -132,9 +128,7 @@ def test_what_is_planned_fits_and_no_more_would(name: str, tp: int, utilization:
     engine = replace(catalog.engine("simulated"), gpu_memory_utilization=utilization, block_size_tokens=block)
     gpu = catalog.gpu("h200")
     found = plan(catalog.model(name), gpu, engine, Parallel(tp=tp))
-    used = (
-        found.weights_bytes + found.activation_bytes + found.kv_capacity_tokens * found.kv_bytes_per_token_gpu
-    )
+    used = found.weights_bytes + found.activation_bytes + found.kv_capacity_tokens * found.kv_bytes_per_token_gpu
     left = gpu.memory_bytes * utilization - used
     assert 0 <= left < block * found.kv_bytes_per_token_gpu
     assert found.kv_capacity_tokens == found.kv_blocks * block

@@ -38,9 +38,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_list_of_policies_is_current() -> None:
     page = load(ROOT / "docs" / "generate_policies.py").page()
-    assert (ROOT / "docs" / "policies.md").read_text(encoding="utf-8") == page, (
-        "run `python docs/generate_policies.py`"
-    )
+    assert (ROOT / "docs" / "policies.md").read_text(encoding="utf-8") == page, "run `python docs/generate_policies.py`"
     assert all(f"| `{name}`" in page for name in (*ROUTERS, *ORDERINGS))
 
 

@@ -54,9 +54,7 @@ def test_shortest_remaining_counts_what_is_left() -> None:
 
 
 @given(num_requests=st.integers(1, 6), quantum=st.integers(1, 5), rounds=st.integers(1, 12))
-def test_round_robin_gives_each_a_quantum_before_anyone_gets_two(
-    num_requests: int, quantum: int, rounds: int
-) -> None:
+def test_round_robin_gives_each_a_quantum_before_anyone_gets_two(num_requests: int, quantum: int, rounds: int) -> None:
     ordering = RoundRobin(quantum_tokens=quantum)
     requests = [FakeRequest(i, arrival_s=float(i)) for i in range(num_requests)]
     for clock in range(1, rounds * num_requests + 1):

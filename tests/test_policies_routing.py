@@ -134,8 +134,7 @@ def test_jsq_tokens_is_the_first_minimum(view: FakeFleet, lengths: list[int]) ->
         router.learn(finished(length))
     mean = (400 + sum(lengths)) / (4 + len(lengths))
     left = [
-        r.prefill_tokens_left + max(r.num_in_flight * mean - r.tokens_generated, r.num_in_flight)
-        for r in view.replicas
+        r.prefill_tokens_left + max(r.num_in_flight * mean - r.tokens_generated, r.num_in_flight) for r in view.replicas
     ]
     assert left[route(router, view)] == pytest.approx(min(left))
 

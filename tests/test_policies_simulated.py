@@ -21,9 +21,7 @@ from headway.workload.trace import TraceSource
 NUM_REQUESTS = 200
 
 
-def line(
-    num_decode: int, context: int, chunks: Sequence[tuple[int, int]], *window: int
-) -> tuple[float, float, None]:
+def line(num_decode: int, context: int, chunks: Sequence[tuple[int, int]], *window: int) -> tuple[float, float, None]:
     """An engine whose steps take 10 ms, and a little more for each token."""
     prefill = sum(tokens for tokens, _ in chunks)
     return 0.01 + 1e-4 * num_decode + 1e-5 * prefill, 0.0, None
@@ -58,9 +56,7 @@ def test_every_request_ends(routing: str, ordering: Any) -> None:
     records = run(routing, ordering)
     assert (records.requests["outcome"] == Outcome.FINISHED).sum() == NUM_REQUESTS
     again = run(routing, ordering)
-    assert all(
-        np.array_equal(records.requests[c], again.requests[c], equal_nan=True) for c in records.requests
-    )
+    assert all(np.array_equal(records.requests[c], again.requests[c], equal_nan=True) for c in records.requests)
 
 
 def test_the_example_runs_in_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:

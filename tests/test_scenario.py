@@ -86,9 +86,7 @@ def test_exact_steps_agree() -> None:
     stretch, exact = (run(scenario(simulation={"step": step})) for step in ("stretch", "exact"))
     for key, value in flatten(stretch.summary).items():
         other = flatten(exact.summary)[key]
-        same = value == other or (
-            value is not None and other is not None and math.isclose(value, other, rel_tol=1e-6)
-        )
+        same = value == other or (value is not None and other is not None and math.isclose(value, other, rel_tol=1e-6))
         assert same, key
 
 

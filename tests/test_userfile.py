@@ -93,9 +93,7 @@ def test_changes_name_their_flag() -> None:
     change(data, places, {("fleet", 0, "tp"): ("--tp", 0)})
     with pytest.raises(HeadwayError, match=r"^--tp: expected int >= 1$"):
         convert(data, Doc, places)
-    with pytest.raises(
-        HeadwayError, match=r"^--x: f\.yaml:2: fleet\[0\]\.gpu: expected keys and values there$"
-    ):
+    with pytest.raises(HeadwayError, match=r"^--x: f\.yaml:2: fleet\[0\]\.gpu: expected keys and values there$"):
         change(data, places, {("fleet", 0, "gpu", "x"): ("--x", 0)})
 
 

@@ -58,9 +58,7 @@ def test_a_short_section_makes_a_trace() -> None:
 def test_bare_numbers_and_names_are_short_for_distributions() -> None:
     workload = made("{duration_s: 100, arrivals: 8, prompt_tokens: azure-conv, output_tokens: azure-conv}")
     assert 700 < len(workload) < 900 and workload.arrival_s[-1] < 100
-    assert (
-        made("{num_requests: 9, arrivals: 8, prompt_tokens: 5, output_tokens: 6}").prompt_tokens == 5
-    ).all()
+    assert (made("{num_requests: 9, arrivals: 8, prompt_tokens: 5, output_tokens: 6}").prompt_tokens == 5).all()
 
 
 def test_a_seed_gives_one_workload_and_changing_one_thing_leaves_the_others() -> None:
@@ -110,8 +108,7 @@ def test_reasoning_comes_on_top_of_the_answer() -> None:
 
 def test_prefix_groups_share_their_beginning() -> None:
     text = (
-        SYNTHETIC
-        + "prefixes: {num_groups: 4, prefix_tokens: {kind: uniform, min: 50, max: 90}, share: 0.8, skew: 1}"
+        SYNTHETIC + "prefixes: {num_groups: 4, prefix_tokens: {kind: uniform, min: 50, max: 90}, share: 0.8, skew: 1}"
     )
     rows = list(made(text).validate().rows(Request))
     bare = list(made(SYNTHETIC).rows(Request))
@@ -156,9 +153,7 @@ def test_a_duration_bounds_session_starts() -> None:
 
 
 def test_a_closed_loop_needs_no_arrivals() -> None:
-    source = build(
-        spec("{num_requests: 9, concurrency: 4, prompt_tokens: 5, output_tokens: 6, think_s: 2}"), 1
-    )
+    source = build(spec("{num_requests: 9, concurrency: 4, prompt_tokens: 5, output_tokens: 6, think_s: 2}"), 1)
     assert isinstance(source, ClosedLoop)
     assert [r.arrival_s for r in issue(source)] == [0.0] * 4
 
@@ -198,9 +193,7 @@ def test_arrivals_of_a_trace_with_other_lengths(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(OWN)
     rest = "prompt_tokens: 100, output_tokens: 5"
     replay = "arrivals: {kind: replay, path: t.csv, rate_scale: 4}"
-    assert generate(spec(f"{{{replay}, {rest}}}"), 1, tmp_path).arrival_s.tolist() == [
-        i / 4 for i in range(10)
-    ]
+    assert generate(spec(f"{{{replay}, {rest}}}"), 1, tmp_path).arrival_s.tolist() == [i / 4 for i in range(10)]
     assert len(generate(spec(f"{{{replay}, num_requests: 3, {rest}}}"), 1, tmp_path)) == 3
     with pytest.raises(HeadwayError, match=r"num_requests: 11; the trace t\.csv has 10 arrivals"):
         generate(spec(f"{{{replay}, num_requests: 11, {rest}}}"), 1, tmp_path)
@@ -274,9 +267,7 @@ def test_every_key_of_the_section_has_a_docstring_and_a_place_in_the_schema() ->
     assert set(schema["WorkloadSpec"]["properties"]) == set(WorkloadSpec.__struct_fields__)
     modules = (spec_module, arrivals_module, lengths_module)
     for tree in (ast.parse(inspect.getsource(module)) for module in modules):
-        for struct in (
-            node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name in schema
-        ):
+        for struct in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name in schema):
             for field, after in pairwise(struct.body):
                 if isinstance(field, ast.AnnAssign):
                     assert isinstance(after, ast.Expr), f"{struct.name}.{ast.unparse(field.target)}"

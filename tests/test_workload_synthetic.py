@@ -57,9 +57,7 @@ def test_arrivals_rise_from_zero_in_the_number_asked_for(process: Process) -> No
         assert (arrival_s != times(process, 1000, seed=2)).any()
 
 
-@pytest.mark.parametrize(
-    ("process", "cv"), [(Poisson(8.0), 1.0), (Gamma(8.0, 3.0), 3.0), (Gamma(8.0, 0.2), 0.2)]
-)
+@pytest.mark.parametrize(("process", "cv"), [(Poisson(8.0), 1.0), (Gamma(8.0, 3.0), 3.0), (Gamma(8.0, 0.2), 0.2)])
 def test_rate_and_burstiness(process: Process, cv: float) -> None:
     gaps = np.diff(times(process))
     error = 4 * cv / math.sqrt(NUM)  # four standard errors of the mean
@@ -174,9 +172,7 @@ def test_lengths_that_cannot_be(text: str) -> None:
 
 
 def test_an_unknown_distribution_says_which_there_are() -> None:
-    with pytest.raises(
-        HeadwayError, match=r"unknown length distribution 'azure-con'; did you mean 'azure-conv'\?"
-    ):
+    with pytest.raises(HeadwayError, match=r"unknown length distribution 'azure-con'; did you mean 'azure-conv'\?"):
         sampled("azure-con")
     with pytest.raises(HeadwayError, match="reasoning_tokens"):
         sampled("azure-conv", "reasoning_tokens")

@@ -50,9 +50,7 @@ def full() -> Workload:
         "quality:small": [0.1, 0.2, NONE],
     }
     prefix = prefixed([[(7, 40), (8, 60)], [], [(7, 40)]])
-    return Workload(
-        {n: np.asarray(c) for n, c in columns.items()}, ("a", "b"), ("eu, west",), prefix, ("a note",)
-    )
+    return Workload({n: np.asarray(c) for n, c in columns.items()}, ("a", "b"), ("eu, west",), prefix, ("a note",))
 
 
 EXPECTED = [

@@ -151,9 +151,7 @@ def _moe(config: _Config) -> Moe | None:
         intermediate_size=width,
         shared_intermediate_size=shared,
         num_dense_layers=_zero_or(config, "first_k_dense_replace"),
-        moe_layer_every=config.count(
-            "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", default=1
-        ),
+        moe_layer_every=config.count("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", default=1),
     )
 
 

@@ -63,9 +63,7 @@ def progress(label: str, wanted: bool) -> Iterator[Callable[[float], None] | Non
         yield None
         return
     columns = (TextColumn(label), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn())
-    bar = Progress(
-        *columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    )
+    bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
     with bar:
         task = bar.add_task(label, total=1.0)
         yield lambda share: bar.update(task, completed=share)

@@ -124,9 +124,7 @@ def _placed(path: Path) -> Path:
 def _write_folder(runs: Sequence[Run], scenario: Scenario, folder: Path) -> None:
     """`results.json` and the records: of a single run in the folder itself, of several in a folder each."""
     for run, variant in zip(runs, variants(scenario), strict=True):
-        own = (
-            folder if len(runs) == 1 else folder / re.sub(r"[^\w.-]+", "-", "--".join(run.policies.values()))
-        )
+        own = folder if len(runs) == 1 else folder / re.sub(r"[^\w.-]+", "-", "--".join(run.policies.values()))
         records.save(run.records, own, asdict(provenance(variant)))
     text = json.format(json.encode(results(runs, scenario)), indent=2).decode()
     write_text(folder / "results.json", text + "\n")

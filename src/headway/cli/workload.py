@@ -34,9 +34,7 @@ def command() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @trace_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def describe(
-    file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool
-) -> None:
+def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool) -> None:
     """Say in a few numbers what the trace FILE holds."""
     described = read(file, format, limit=limit, sort=sort, skip_bad=skip_bad).describe()
     if as_json:
@@ -59,9 +57,7 @@ def convert(file: Path, out: Path, format: str | None, limit: int | None, sort: 
 @click.argument("out", type=click.Path(path_type=Path))
 @synthetic_options
 @seed_option
-@click.option(
-    "--spec", type=click.Path(path_type=Path), help="A YAML file with what a scenario's `workload` has."
-)
+@click.option("--spec", type=click.Path(path_type=Path), help="A YAML file with what a scenario's `workload` has.")
 def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> None:
     """Write a synthetic workload to OUT: .parquet, .csv or .csv.gz."""
     _check_name(out)
@@ -82,9 +78,7 @@ def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> N
 
 def _check_name(out: Path) -> None:
     if not out.name.endswith((".parquet", ".csv", ".csv.gz")):
-        raise HeadwayError(
-            f"{out}: the name says the format; expected it to end in .parquet, .csv or .csv.gz"
-        )
+        raise HeadwayError(f"{out}: the name says the format; expected it to end in .parquet, .csv or .csv.gz")
 
 
 def _write(workload: Workload, out: Path) -> None:
@@ -101,9 +95,7 @@ def _print(described: Description, title: str) -> None:
     values = msgspec.structs.asdict(described)
     spreads = {name: value for name, value in values.items() if isinstance(value, Spread)}
     notes = values.pop("notes")
-    print_table(
-        (title, ""), [(name, value) for name, value in values.items() if value and name not in spreads]
-    )
+    print_table((title, ""), [(name, value) for name, value in values.items() if value and name not in spreads])
     click.echo()
     columns = Spread.__struct_fields__
     print_table(("tokens", *columns), [(name, *msgspec.structs.astuple(s)) for name, s in spreads.items()])

@@ -159,9 +159,7 @@ def _gaps(records: Records, chosen: Sample, code: npt.NDArray[np.integer]) -> di
     return inter_token_gaps(records, group)
 
 
-def _breakdown(
-    records: Records, chosen: Sample, groups: Groups, window_s: float
-) -> dict[str, RequestMetrics]:
+def _breakdown(records: Records, chosen: Sample, groups: Groups, window_s: float) -> dict[str, RequestMetrics]:
     if len(groups) < 2:
         return {}
     code = np.full(len(chosen.id), -1, dtype=np.int32)
@@ -188,9 +186,7 @@ def _models(records: Records, chosen: Sample, used: Usage, window_s: float) -> d
     groups = {names[c]: rows for c, rows in rows_by_replica(code).items() if c >= 0 and names[c]}
     return {
         name: ReplicaMetrics(
-            **_replica_metrics(
-                found, used, [i for i, replica in enumerate(records.replicas) if replica.model == name]
-            )
+            **_replica_metrics(found, used, [i for i, replica in enumerate(records.replicas) if replica.model == name])
         )
         for name, found in _breakdown(records, chosen, groups, window_s).items()
     }

@@ -93,9 +93,7 @@ def survives_pickling(make: MakeRouter, seed: int) -> None:
     _play(router, steps[:middle], Random(seed))
     copy = _pickled(router)
     if _play(router, steps[middle:], Random(1)) != _play(copy, steps[middle:], Random(1)):
-        raise BrokenPolicyError(
-            "decides differently once it was pickled and unpickled: some of its state was lost"
-        )
+        raise BrokenPolicyError("decides differently once it was pickled and unpickled: some of its state was lost")
 
 
 def leaves_views_alone(make: MakeRouter, seed: int) -> None:
@@ -213,9 +211,7 @@ def holds_its_ranks_between_changes(make: MakeOrdering, seed: int) -> None:
         for share in (0.1, 0.5, 0.999):
             now = _NOW + share * (horizon - _NOW)
             if now < until and _rank(ordering, values, now) != rank:
-                raise BrokenPolicyError(
-                    f"the rank moved between {_NOW} s and {now} s; next_change said {until} s"
-                )
+                raise BrokenPolicyError(f"the rank moved between {_NOW} s and {now} s; next_change said {until} s")
 
 
 def worsens_only_as_announced(make: MakeOrdering, seed: int) -> None:

@@ -108,9 +108,7 @@ def _own(kind: str, name: str) -> type[Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise HeadwayError(f"{kind} {name}: {module_name} cannot be imported: {_told(error)}") from error
-        raise HeadwayError(
-            f"{kind} {name}: no module {error.name!r} here or among the installed packages"
-        ) from None
+        raise HeadwayError(f"{kind} {name}: no module {error.name!r} here or among the installed packages") from None
     except Exception as error:
         raise HeadwayError(f"{kind} {name}: {module_name} cannot be imported: {_told(error)}") from error
     found = getattr(module, class_name, None)
@@ -132,9 +130,7 @@ def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any]) -> dict
         if named and parameter.default is parameter.empty and parameter.name not in given:
             raise HeadwayError(f"{where}: needs the argument {parameter.name!r}")
     hints = _hints(made_by)
-    return {
-        name: _converted(f"{where}: {name}", value, hints.get(name, Any)) for name, value in given.items()
-    }
+    return {name: _converted(f"{where}: {name}", value, hints.get(name, Any)) for name, value in given.items()}
 
 
 def _unknown_argument(where: str, name: str, parameters: Iterable[str]) -> HeadwayError:

@@ -48,9 +48,7 @@ class StrictView:
         if name not in self._values:
             raise AttributeError(f"{shown} is not in headway.core.view")
         if self._visit.is_over:
-            raise BrokenPolicyError(
-                f"read {shown} after the call that it was shown to: a policy may not keep a view"
-            )
+            raise BrokenPolicyError(f"read {shown} after the call that it was shown to: a policy may not keep a view")
         if name in self._hidden and not self._visit.oracle:
             raise BrokenPolicyError(f"read {shown}, which only a policy with `oracle = True` may")
         self._visit.reads.add(shown)

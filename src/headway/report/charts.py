@@ -60,8 +60,7 @@ def _layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
         "hovermode": "closest",
         "hoverlabel": {"bgcolor": "#fff", "bordercolor": "#c9ced4", "font": {"size": 12, "color": INK}},
         "xaxis": axis | {"title": {"text": x, "font": {"color": QUIET}, "standoff": 8}},
-        "yaxis": axis
-        | {"title": {"text": y, "font": {"color": QUIET}, "standoff": 8}, "rangemode": "tozero"},
+        "yaxis": axis | {"title": {"text": y, "font": {"color": QUIET}, "standoff": 8}, "rangemode": "tozero"},
     }
     for name in ("xaxis", "yaxis"):
         layout[name] |= more.pop(name, {})
@@ -133,9 +132,7 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
         busy = timeline(run.records, bins=LOAD_BINS)
         share = 100 * _fleet_kv_use(run, busy)
         hover = f"KV: %{{y:.1f}}% at %{{x:.4g}} {unit}"
-        lines["kv"].append(
-            _trace(index, run.name, numbers(busy.middles_s / unit_s), numbers(share, 4), hover)
-        )
+        lines["kv"].append(_trace(index, run.name, numbers(busy.middles_s / unit_s), numbers(share, 4), hover))
     time_axis = f"time ({unit})"
     return {
         "waiting": _over(lines["waiting"], time_axis, "requests waiting"),
@@ -182,10 +179,7 @@ def replica_timelines(runs: Sequence[Run]) -> list[dict[str, Figure]]:
         "waiting": [each.num_waiting for each in found],
     }
     # One scale for all runs, so that switching between them compares.
-    tops = {
-        name: max((float(np.nanmax(t, initial=0.0)) for t in each), default=0)
-        for name, each in tables.items()
-    }
+    tops = {name: max((float(np.nanmax(t, initial=0.0)) for t in each), default=0) for name, each in tables.items()}
     return [
         {name: _heatmap(run, found[i], tables[name][i], name, max(tops[name], 1e-3)) for name in QUANTITIES}
         for i, run in enumerate(runs)

@@ -30,8 +30,7 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "ttft_s": ("s", "Time to first token: arrival to first output token, of every request that got one."),
     "answer_s": (
         "s",
-        "Time to first answering token: arrival to the first token after the reasoning, of requests that "
-        "reason.",
+        "Time to first answering token: arrival to the first token after the reasoning, of requests that reason.",
     ),
     "tpot_s": (
         "s",
@@ -48,19 +47,16 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "queueing_s": ("s", "Arrival to the start of the first prefill, of every request whose prefill began."),
     "slo_attainment": (
         "share",
-        "Share of the requests with an SLO that met all of theirs. A request that did not finish has "
-        "missed them.",
+        "Share of the requests with an SLO that met all of theirs. A request that did not finish has missed them.",
     ),
     "slo_ttft_attainment": ("share", "Share of the requests with a TTFT SLO that finished and met it."),
     "slo_tpot_attainment": (
         "share",
-        "Share of the requests with a TPOT SLO that finished and met it. A single output token cannot miss"
-        " it.",
+        "Share of the requests with a TPOT SLO that finished and met it. A single output token cannot miss it.",
     ),
     "slo_e2e_attainment": (
         "share",
-        "Share of the requests with an E2E SLO (or a deadline, where there is no such SLO) that finished "
-        "and met it.",
+        "Share of the requests with an E2E SLO (or a deadline, where there is no such SLO) that finished and met it.",
     ),
     "goodput_rps": ("requests/s", "Requests that met all their SLOs, per second of the window."),
     "throughput_rps": ("requests/s", "Finished requests, per second of the window."),
@@ -82,8 +78,7 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     ),
     "kv_use": (
         "share",
-        "KV tokens of decoding requests / KV capacity, over the time that replicas were up (idle time "
-        "counts as 0).",
+        "KV tokens of decoding requests / KV capacity, over the time that replicas were up (idle time counts as 0).",
     ),
     "batch_size": ("requests", "Decoding requests in the batch, over the time that a batch ran."),
     "busy_share": ("share", "Time that a batch ran / time that replicas were up."),

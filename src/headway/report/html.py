@@ -129,8 +129,7 @@ def _table(heads: Sequence[str], names: int, rows: Sequence[str]) -> str:
     cells += [f"<th>{escape(head)}</th>" for head in heads[names:]]
     lines = "\n".join(f"<tr>{row}</tr>" for row in rows)
     return (
-        f'<div class="scroll"><table><thead><tr>{"".join(cells)}</tr></thead>\n<tbody>\n{lines}\n'
-        "</tbody></table></div>"
+        f'<div class="scroll"><table><thead><tr>{"".join(cells)}</tr></thead>\n<tbody>\n{lines}\n</tbody></table></div>'
     )
 
 
@@ -139,8 +138,7 @@ def _comparison(runs: Sequence[Run]) -> str:
     rows = []
     for index, (label, cells) in enumerate(zip(compared.labels, compared.cells, strict=True)):
         names = "".join(
-            f'<td class="name">{_swatch(index) if i == 0 else ""}{escape(text)}</td>'
-            for i, text in enumerate(label)
+            f'<td class="name">{_swatch(index) if i == 0 else ""}{escape(text)}</td>' for i, text in enumerate(label)
         )
         rows.append(names + "".join(_cell(cell) for cell in cells))
     heads = [*compared.kinds, *(column.title for column in compared.columns)]
@@ -207,18 +205,14 @@ def _breakdowns(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
     parts = []
     bars = {"tier-ttft_s": "Time to first token, p99", "tier-e2e_s": "End-to-end latency, p99"}
     shown = "".join(
-        _chart(name, title, "By tier; 0 is the most urgent.")
-        for name, title in bars.items()
-        if name in figures
+        _chart(name, title, "By tier; 0 is the most urgent.") for name, title in bars.items() if name in figures
     )
     for kind, title in (("tiers", "Tiers"), ("models", "Models"), ("regions", "Regions")):
         groups = list(dict.fromkeys(name for run in runs for name in getattr(run.summary, kind)))
         if not groups:
             continue
         plots = f'<div class="grid two">{shown}</div>' if kind == "tiers" else ""
-        parts.append(
-            f"<section>\n<h2>{title}</h2>\n{plots}{_breakdown(runs, kind, sorted(groups))}\n</section>"
-        )
+        parts.append(f"<section>\n<h2>{title}</h2>\n{plots}{_breakdown(runs, kind, sorted(groups))}\n</section>")
     return "\n".join(parts)
 
 
@@ -238,9 +232,7 @@ def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
                 continue
             flat = flatten(metrics)
             values = [(column, flat[column.key]) for column in columns]
-            cells = "".join(
-                f"<td>{'-' if v is None else escape(column.show(v))}</td>" for column, v in values
-            )
+            cells = "".join(f"<td>{'-' if v is None else escape(column.show(v))}</td>" for column, v in values)
             rows.append(
                 f'<td class="name">{escape(group)}</td>'
                 f'<td class="name">{_swatch(index)}{escape(run.name)}</td>'
@@ -255,11 +247,7 @@ def _footer(provenance: Provenance) -> str:
         f'<td class="text">{escape(meaning)}</td>'
         for key, (unit, meaning) in DEFINITIONS.items()
     ]
-    command = (
-        f"<p class='quiet'>Command: <code>{escape(provenance.command)}</code></p>"
-        if provenance.command
-        else ""
-    )
+    command = f"<p class='quiet'>Command: <code>{escape(provenance.command)}</code></p>" if provenance.command else ""
     meanings = _table(["key", "unit", "definition"], 3, definitions)
     return (
         f"<footer>\n{command}"

@@ -163,9 +163,7 @@ def _stages(
         yield _async(request, "queue", reached_s, end_s, {})
 
 
-def _async(
-    request: int, name: str, start_s: float, end_s: float, args: dict[str, Any]
-) -> tuple[Event, Event]:
+def _async(request: int, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> tuple[Event, Event]:
     common = {"cat": "request", "id": request, "pid": 0, "tid": 0, "name": name}
     begin = common | {"ph": "b", "ts": _us(start_s), "args": args}
     return begin, common | {"ph": "e", "ts": _us(end_s)}

@@ -26,9 +26,7 @@ def validate(workload: Workload, where: str = "") -> None:
         _prefixes(workload, where)
 
 
-def _require(
-    good: npt.NDArray[np.bool_], column: str, values: npt.NDArray[Any], expected: str, where: str
-) -> None:
+def _require(good: npt.NDArray[np.bool_], column: str, values: npt.NDArray[Any], expected: str, where: str) -> None:
     if bool(good.all()):
         return
     row = int(np.argmin(good))

@@ -87,9 +87,7 @@ def to_csv(workload: Workload, path: Path) -> None:
                 table = table.append_column("prefix", pa.array(texts, pa.string()))
             if start == 0:
                 file.write((",".join(table.column_names) + "\n").encode())
-            arrow_csv.write_csv(
-                table, file, arrow_csv.WriteOptions(include_header=False, quoting_style="needed")
-            )
+            arrow_csv.write_csv(table, file, arrow_csv.WriteOptions(include_header=False, quoting_style="needed"))
         if file is not raw:
             file.close()
 
@@ -99,9 +97,7 @@ def _arrow(workload: Workload, empty_for_none: bool = False) -> pa.Table:
     for name, column in workload.columns.items():
         if name in ("model", "region"):
             names = workload.models if name == "model" else workload.regions
-            coded = pa.DictionaryArray.from_arrays(
-                pa.array(column.astype("i4")), pa.array(names, pa.string())
-            )
+            coded = pa.DictionaryArray.from_arrays(pa.array(column.astype("i4")), pa.array(names, pa.string()))
             arrays[name] = coded.cast(pa.string()) if empty_for_none else coded
         elif empty_for_none and name.endswith("_id"):
             arrays[name] = pa.array(column, mask=column < 0)

@@ -50,9 +50,7 @@ def turns_of(spec: WorkloadSpec, seed: int, base_dir: Path) -> Turns:
     turns = Turns(rows, offsets, think_s, group, group_tokens)
     longest = turns.requests().prompt_tokens.max(initial=0)
     if longest > MAX_TOKENS:
-        raise HeadwayError(
-            f"workload: a session grows to {longest:,} prompt tokens; expected {MAX_TOKENS:,} at most"
-        )
+        raise HeadwayError(f"workload: a session grows to {longest:,} prompt tokens; expected {MAX_TOKENS:,} at most")
     return turns
 
 
@@ -85,9 +83,7 @@ def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str) ->
         if format_name.startswith("headway"):
             return rows
         note = f"the trace's models ({', '.join(rows.models)}) are left out; trace.models would keep them"
-        return Workload(
-            rows.with_columns({"model": None}).columns, (), rows.regions, rows.prefix, (*rows.notes, note)
-        )
+        return Workload(rows.with_columns({"model": None}).columns, (), rows.regions, rows.prefix, (*rows.notes, note))
     for name in rows.models:
         if name not in models:
             raise HeadwayError(f"workload: trace.models: says nothing of the trace's model {name!r}")
@@ -116,9 +112,7 @@ def _replayed(replay: Replay, num: int | None, duration_s: float | None, base_di
     arrival_s = read(base_dir / replay.path, replay.format, sort=replay.sort).arrival_s / replay.rate_scale
     arrival_s = arrival_s[arrival_s < (math.inf if duration_s is None else duration_s)]
     if num is not None and duration_s is None and num > len(arrival_s):
-        raise HeadwayError(
-            f"workload: num_requests: {num:,}; the trace {replay.path} has {len(arrival_s):,} arrivals"
-        )
+        raise HeadwayError(f"workload: num_requests: {num:,}; the trace {replay.path} has {len(arrival_s):,} arrivals")
     return arrival_s[:num]
 
 
@@ -157,9 +151,7 @@ def _groups(
     if prefixes.share < 1:
         group[stream(seed, "prefix share").random(num) >= prefixes.share] = -1
     random = stream(seed, "prefix_tokens")
-    tokens = lengths.sample(
-        prefixes.prefix_tokens, "prompt_tokens", random, prefixes.num_groups, "prefix_tokens"
-    )
+    tokens = lengths.sample(prefixes.prefix_tokens, "prompt_tokens", random, prefixes.num_groups, "prefix_tokens")
     return group, tokens.astype("i4")
 
 

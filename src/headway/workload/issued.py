@@ -42,6 +42,4 @@ class Issued:
         deadline_s = table.columns.get("deadline_s")
         if deadline_s is not None:
             deadline_s = deadline_s + (arrival_s - table.arrival_s)
-        return table.with_columns(
-            {"arrival_s": arrival_s} | ({} if deadline_s is None else {"deadline_s": deadline_s})
-        )
+        return table.with_columns({"arrival_s": arrival_s} | ({} if deadline_s is None else {"deadline_s": deadline_s}))

@@ -191,9 +191,7 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
         if self.tiers is not None and len({t.tier for t in self.tiers}) < max(len(self.tiers), 1):
             raise ValueError("tiers: expected one or more, each with a number of its own")
         if self.concurrency is not None and self.sessions is not None:
-            raise ValueError(
-                "concurrency and sessions: expected one of them; sessions make a loop of their own"
-            )
+            raise ValueError("concurrency and sessions: expected one of them; sessions make a loop of their own")
         if self.think_s is not None and (self.concurrency is None or not 0 <= self.think_s < float("inf")):
             raise ValueError("think_s: expected 0 or more, together with concurrency")
         if self.trace is not None and self.builtin is not None:

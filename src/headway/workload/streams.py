@@ -17,9 +17,7 @@ def stream(seed: int, name: str) -> Generator:
     return Generator(PCG64(SeedSequence([seed, crc32(name.encode())])))
 
 
-def draw(
-    values: Sequence[int], shares: Sequence[float], num: int, seed: int, name: str
-) -> npt.NDArray[np.int64]:
+def draw(values: Sequence[int], shares: Sequence[float], num: int, seed: int, name: str) -> npt.NDArray[np.int64]:
     """`num` of `values`, each with a probability proportional to its share, from the named stream."""
     weights = np.asarray(shares, "f8")
     if len(weights) == 0 or not bool(np.isfinite(weights).all()) or weights.min() < 0 or weights.sum() <= 0:

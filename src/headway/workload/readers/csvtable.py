@@ -75,9 +75,7 @@ def _with_time_zone(path: Path, columns: Mapping[str, Kind]) -> dict[str, Kind]:
 class _Scan:
     """One pass over a file, with what it skipped."""
 
-    def __init__(
-        self, path: Path, header: list[str], columns: dict[str, Kind], arrival: str, options: Options
-    ) -> None:
+    def __init__(self, path: Path, header: list[str], columns: dict[str, Kind], arrival: str, options: Options) -> None:
         self.path, self.header, self.columns, self.arrival, self.options = (
             path,
             header,
@@ -125,9 +123,7 @@ class _Scan:
         """The block as a table, or None where any line of it is bad."""
         if not block.strip():
             return None
-        read = arrow_csv.ReadOptions(
-            column_names=self.header, use_threads=False, block_size=max(len(block), 1)
-        )
+        read = arrow_csv.ReadOptions(column_names=self.header, use_threads=False, block_size=max(len(block), 1))
         types = {name: kind.arrow for name, kind in self.columns.items()}
         convert = arrow_csv.ConvertOptions(
             column_types=types, include_columns=list(types), null_values=[""], strings_can_be_null=False

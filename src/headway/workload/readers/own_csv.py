@@ -69,9 +69,7 @@ def _segments(path: Path, text: str) -> list[tuple[int, int]]:
     try:
         return [(int(i), int(t)) for i, t in (pair.split(":") for pair in text.split())]
     except ValueError:
-        raise HeadwayError(
-            f"{path}: column prefix: {text!r}; expected id:tokens pairs, as in 7:512 8:40"
-        ) from None
+        raise HeadwayError(f"{path}: column prefix: {text!r}; expected id:tokens pairs, as in 7:512 8:40") from None
 
 
 def prefix_text(workload: Workload) -> list[str] | None:
