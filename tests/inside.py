@@ -40,7 +40,7 @@ def shared_blocks(replica: Replica) -> int:
     """Blocks of the prefix cache that somebody uses."""
     if replica.prefixes is None:
         return 0
-    return sum(node.cached for node in replica.prefixes._nodes.values() if node.users)
+    return sum(node.cached for node in replica.prefixes.nodes.values() if node.users)
 
 
 def assert_sound(replica: Replica) -> None:

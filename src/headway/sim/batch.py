@@ -209,8 +209,9 @@ class Batch:
         self.generated_offset += tick
         live.computed_tokens = tokens = live.computed_tokens + grown
         own = tokens - live.shared_blocks * self.kv.block
-        if self.prefixes is not None:
-            self.prefixes.release(live, own, tick, tokens)
+        prefixes = self.prefixes
+        if prefixes is not None and (prefixes.nodes or live.output_id is not None):
+            prefixes.release(live, own, tick, tokens)
         self.kv.leave(own, tick)
         self.context_offset -= tokens - tick
         del self.decoding[live.id]

@@ -13,7 +13,8 @@ from headway.sim.batch import Batch
 
 def chunked(batch: Batch, now: float) -> None:
     """vLLM V1 and Sarathi: decodes first, then prefill chunks, within one token budget."""
-    batch.secure(now)
+    if not batch.kv.can_tick(batch.tick):
+        batch.secure(now)
     budget = batch.max_num_batched_tokens - len(batch.decoding)
     if batch.prefilling:
         budget = _continue(batch, budget, now)
@@ -69,7 +70,7 @@ def _continue(batch: Batch, budget: int, now: float) -> int:
             continue
         chunk = min(live.target_tokens - live.computed_tokens, budget)
         need = kv.blocks(live.computed_tokens + chunk) - kv.blocks(live.computed_tokens)
-        while not kv.has_free(need + kv.needed_next(batch.tick), batch.tick):
+        while not kv.can_tick(batch.tick, need):
             victim = batch.worst(now)
             batch.preempt(victim, now)
             batch.again = True
@@ -115,8 +116,8 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
 
 
 def _has_room(batch: Batch, blocks: int, reserve: bool) -> bool:
-    kv, tick = batch.kv, batch.tick
-    if batch.num_running >= batch.max_num_seqs:
+    kv = batch.kv
+    if len(batch.decoding) + len(batch.prefilling) >= batch.max_num_seqs:
         return False
-    kept = kv.watermark + (kv.needed_next(tick) if reserve else 0)
-    return kv.has_free(blocks + kept, tick)
+    blocks += kv.watermark
+    return kv.can_tick(batch.tick, blocks) if reserve else kv.has_free(blocks, batch.tick)

@@ -38,8 +38,8 @@ class Replica(Timeline):
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_admit", "_is_slow", "cancelling", "exact", "inbox", "is_up", "lag", "listener", "request_s", "response_s",
-        "tokenize_s",
+        "_admit", "_is_slow", "_restless", "cancelling", "exact", "inbox", "is_up", "lag", "listener", "request_s",
+        "response_s", "tokenize_s",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,7 @@ class Replica(Timeline):
         self.listener, self.exact = listener, exact
         engine = pool.engine
         self._admit = ADMISSIONS[engine.batching]
+        self._restless = ordering.quantum is not None or self.moving is not None
         self.lag = engine.schedule_lag
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
         self.response_s = engine.response_overhead_s
@@ -241,8 +242,12 @@ class Replica(Timeline):
     def _schedule(self, now: float) -> None:
         """Decide the next iteration, and sleep for as long as it repeats."""
         self.again = False
-        if self.num_waiting or self.prefilling:
-            self._choose(now)
+        if self.inbox:
+            self._open_inbox(now)
+        if self.waiting or self.prefilling:
+            if self._restless and self.waiting:
+                self._move_ranks(now)
+            self._admit(self, now)
         else:
             self.advances = True
             if not self.kv.can_tick(self.tick):
@@ -258,16 +263,12 @@ class Replica(Timeline):
             self._check_line()
         self._sleep_until(self.k + self._horizon(now))
 
-    def _choose(self, now: float) -> None:
-        """Somebody waits or prefills: the engine's admission rule decides."""
-        if self.num_waiting:
-            if self.quantum is not None:
-                self.renew_quanta(self.quantum)
-            if self.moving is not None:
-                self.rerank(now)
-        if self.inbox:
-            self._open_inbox(now)
-        self._admit(self, now)
+    def _move_ranks(self, now: float) -> None:
+        """Quanta that are used up, and ranks that time has changed."""
+        if self.quantum is not None:
+            self.renew_quanta(self.quantum)
+        if self.moving is not None:
+            self.rerank(now)
 
     def _rest(self, now: float) -> None:
         """Nothing to run."""
@@ -293,16 +294,20 @@ class Replica(Timeline):
             n = min(n, self.saturations[0][0] - self.tick)
         if self.valid is not None:
             n = min(n, self.valid - self.k)
-        if self.num_waiting:
-            n = self._horizon_of_waiting(n, now)
+        if self.inbox:
+            n = self._until_ready(n)
+        if self._restless and self.waiting:
+            n = self._until_ranks_move(n, now)
         return n if n == 1 else self.kv.ticks_left(self.tick, n)
 
-    def _horizon_of_waiting(self, n: int, now: float) -> int:
-        """Until the scheduler sees somebody new, or a rank changes while somebody waits."""
-        if self.inbox:
-            ready_s = min(live.ready_s for live in self.inbox)
-            k = first_boundary_at(self.start_s, self.a_s, self.b_s, ready_s, self.k, self.k + n) + self.lag
-            n = min(n, max(1, k - self.k))
+    def _until_ready(self, n: int) -> int:
+        """Until the scheduler sees somebody new."""
+        ready_s = min([live.ready_s for live in self.inbox])
+        k = first_boundary_at(self.start_s, self.a_s, self.b_s, ready_s, self.k, self.k + n) + self.lag - self.k
+        return n if k > n else k if k > 1 else 1
+
+    def _until_ranks_move(self, n: int, now: float) -> int:
+        """Until a rank changes, while somebody waits."""
         if self.quantum is not None and self.preemptive:
             first = min(live.quantum_tick for live in self.decoding.values())
             n = min(n, first + self.quantum - self.tick)

@@ -73,12 +73,12 @@ class KvCache:
         """Blocks that the next tick takes: one for each decoding request whose last block is full."""
         return self._residues[-tick % self.block]
 
-    def can_tick(self, tick: int) -> bool:
-        """Whether the blocks of the next tick are free."""
+    def can_tick(self, tick: int, more: int = 0) -> bool:
+        """Whether the blocks of the next tick are free, and `more` besides."""
         block = self.block
-        if self.offset + self.count * (tick + block) <= (self.total - self.pinned) * block:
+        if self.offset + self.count * (tick + block) <= (self.total - self.pinned - more) * block:
             return True
-        return self.free(tick) >= self._residues[-tick % block]
+        return self.free(tick) - more >= self._residues[-tick % block]
 
     def ticks_left(self, tick: int, wanted: int) -> int:
         """How many ticks, at most `wanted`, the decoding requests can grow before blocks run out."""

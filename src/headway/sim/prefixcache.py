@@ -28,11 +28,11 @@ class _Node:
 class PrefixCache:
     """What is cached, who uses it, and in which order it goes."""
 
-    __slots__ = ("_accounted", "_anonymous", "_kv", "_leases", "_line", "_nodes")
+    __slots__ = ("_accounted", "_anonymous", "_kv", "_leases", "_line", "nodes")
 
     def __init__(self, kv: KvCache) -> None:
         self._kv = kv
-        self._nodes: dict[int, _Node] = {}
+        self.nodes: dict[int, _Node] = {}
         self._leases: dict[int, dict[int, None]] = {}
         self._accounted = 0
         self._anonymous = 0
@@ -46,7 +46,7 @@ class PrefixCache:
         limit = (live.target_tokens - 1) // self._kv.block
         hit = 0
         for node_id, low, high in self._spans(live):
-            node = self._nodes.get(node_id)
+            node = self.nodes.get(node_id)
             if node is None:
                 break
             hit = low + node.cached
@@ -67,7 +67,7 @@ class PrefixCache:
         return sum(
             node.cached
             for node_id, low, _ in self._spans(live)
-            if low < blocks and not (node := self._nodes[node_id]).users
+            if low < blocks and not (node := self.nodes[node_id]).users
         )
 
     def publish(self, live: Live, tick: int) -> None:
@@ -78,9 +78,9 @@ class PrefixCache:
             fresh = min(high, full) - low
             if fresh <= 0:
                 break
-            node = self._nodes.get(node_id)
+            node = self.nodes.get(node_id)
             if node is None:
-                node = self._nodes[node_id] = _Node()
+                node = self.nodes[node_id] = _Node()
             more = fresh - node.cached
             if more <= 0:
                 continue
@@ -90,8 +90,6 @@ class PrefixCache:
 
     def release(self, live: Live, own_tokens: int, tick: int, computed_tokens: int) -> None:
         """The request goes. Call before its own blocks leave the block counts; shared ones leave here."""
-        if not self._nodes and live.output_id is None:
-            return
         own_blocks = self._kv.blocks(own_tokens)
         self._settle(tick)
         self._accounted -= own_blocks
@@ -100,7 +98,7 @@ class PrefixCache:
             self._anonymous += 1
             self._line[False, self._anonymous] = own_blocks - output
         if output and live.output_id is not None:
-            node = self._nodes[live.output_id] = _Node()
+            node = self.nodes[live.output_id] = _Node()
             node.cached = output
             self._line[True, live.output_id] = output
         for node_id in reversed(self._leases.pop(live.id, {})):
@@ -120,7 +118,7 @@ class PrefixCache:
 
     def _output_blocks(self, live: Live, own_blocks: int, computed_tokens: int) -> int:
         """Full blocks of output that the next turn can find."""
-        if live.output_id is None or live.output_id in self._nodes or live.generated_tokens < live.output_tokens:
+        if live.output_id is None or live.output_id in self.nodes or live.generated_tokens < live.output_tokens:
             return 0
         if sum(segment.tokens for segment in live.prefix) != live.prompt_tokens:
             return 0
@@ -132,7 +130,7 @@ class PrefixCache:
         if node_id in leases:
             return
         leases[node_id] = None
-        node = self._nodes[node_id]
+        node = self.nodes[node_id]
         node.users += 1
         if node.users == 1 and node.cached:
             self._kv.pinned += node.cached
@@ -140,7 +138,7 @@ class PrefixCache:
             del self._line[True, node_id]
 
     def _unuse(self, node_id: int) -> None:
-        node = self._nodes[node_id]
+        node = self.nodes[node_id]
         node.users -= 1
         if not node.users:
             self._kv.pinned -= node.cached
@@ -153,7 +151,7 @@ class PrefixCache:
         taken = used - self._accounted
         self._accounted = used
         line = self._line
-        if not self._nodes:
+        if not self.nodes:
             line.clear()
             line[False, 0] = self._kv.total - used
             return
@@ -162,10 +160,10 @@ class PrefixCache:
             step = min(taken, blocks)
             taken -= step
             if has_content:
-                node = self._nodes[key]
+                node = self.nodes[key]
                 node.cached -= step
                 if not node.cached:
-                    del self._nodes[key]
+                    del self.nodes[key]
             if step == blocks:
                 del line[has_content, key]
             else:
