@@ -276,6 +276,7 @@ _pools = st.builds(
     prefix_caching=st.booleans(),
     preemption=st.sampled_from(("swap", "recompute")),
     host_memory_bytes=st.sampled_from((0.0, 1e8, 1e9, 1e9)),
+    kv_offload_bytes=st.sampled_from((0.0, 0.0, 1e8, 4e8, 1e10)),
     schedule_lag=st.sampled_from((0, 0, 1)),
     request_overhead_s=st.sampled_from((0.0, 0.0, 0.0, 0.0625)),
     tokenize_s_per_token=st.sampled_from((0.0, 0.0, 2e-4)),

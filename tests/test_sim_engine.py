@@ -179,6 +179,23 @@ def test_a_hit_pays_only_for_the_suffix(step: str) -> None:
     assert without.stretches["prefill_tokens"].tolist() == [70, 80, 80]
 
 
+def test_what_the_gpu_let_go_comes_back_from_host_memory(step: str) -> None:
+    # Memory for one of the two prompts: each takes the blocks of the other.
+    first, second = (Segment(1, 64),), (Segment(2, 64),)
+    requests = [request(i, 2.0 * i, 64, 1, prefix=second if i % 2 else first) for i in range(4)]
+    small = {"kv_capacity_tokens": 64, "prefix_caching": True}
+    assert column(run(step, requests, pool(**small)), "cached_prompt_tokens") == [0, 0, 0, 0]
+    records = run(step, requests, pool(**small, kv_offload_bytes=1e9))
+    # All blocks but the last, whose last token is always computed; the copy stands in front of the iteration.
+    assert column(records, "cached_prompt_tokens") == [0, 0, 48, 48]
+    assert records.stretches["prefill_tokens"].tolist() == [64, 64, 16, 16]
+    copy_s = links.host_copy_s(48 * links.kv_bytes(MODEL, 1), GPU)
+    assert records.stretches["start_s"] - [0.0, 2.0, 4.0, 6.0] == pytest.approx([0.0, 0.0, copy_s, copy_s])
+    # Room for one prompt in host memory as well: the other has always pushed it out.
+    one = run(step, requests, pool(**small, kv_offload_bytes=64 * links.kv_bytes(MODEL, 1)))
+    assert column(one, "cached_prompt_tokens") == [0, 0, 0, 0]
+
+
 def test_the_last_prompt_token_is_never_a_hit(step: str) -> None:
     same = (Segment(1, 64),)
     records = run(step, [request(i, 2.0 * i, 64, 1, prefix=same) for i in range(2)], pool(prefix_caching=True))

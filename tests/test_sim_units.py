@@ -20,6 +20,7 @@ from headway.perf import links
 from headway.sim.clock import completed, first_boundary_at
 from headway.sim.kernel import ARRIVAL, COMMAND, FINISH, TICK, Kernel
 from headway.sim.kvcache import KvCache
+from headway.sim.offload import HostTier
 from inside import replicas_of
 from simulation import GPU, MODEL, Scenario, play, pool, request, seconds
 
@@ -277,3 +278,17 @@ def test_prefix_hits_are_those_of_named_blocks(chains: Any, block: int, spare: i
     naive = NaiveCache(blocks, block)
     expected = [naive.serve(r.prefix, r.output_tokens, r.output_id) for r in requests]
     assert records.requests["cached_prompt_tokens"].tolist() == expected
+
+
+def test_host_tier_forgets_the_least_recently_used() -> None:
+    tier = HostTier(10, lambda blocks: float(blocks))
+    tier.store(1, 4)
+    tier.store(2, 4)
+    tier.store(1, 0)  # used again
+    tier.store(3, 4)
+    assert [tier.blocks(segment) for segment in (1, 2, 3)] == [4, 2, 4]
+    tier.store(3, 9)
+    assert [tier.blocks(segment) for segment in (1, 2, 3)] == [1, 0, 9]
+    tier.store(4, 99)
+    assert [tier.blocks(segment) for segment in (1, 2, 3, 4)] == [0, 0, 0, 10]
+    assert tier.load_s(3) == 3.0

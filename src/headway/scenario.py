@@ -330,6 +330,8 @@ def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:
         at = (*key, "max_num_batched_tokens")
         expected = f"at least max_num_seqs ({changed.max_num_seqs}), a token for each sequence that decodes"
         raise places.error(at, f"{changed.max_num_batched_tokens}; expected {expected}")
+    if changed.kv_offload_bytes and not changed.prefix_caching:
+        raise places.error((*key, "kv_offload_bytes"), "host memory extends the prefix cache; set prefix_caching: true")
     if changed.schedule_lag > 1:
         raise places.error((*key, "schedule_lag"), f"{changed.schedule_lag}; expected 0 or 1")
     for field_name in changes:
@@ -340,7 +342,7 @@ def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:
 def _check_setting(name: str, value: object, places: Places, key: Key) -> None:
     """Engine settings that would make no sense."""
     low = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0}
-    low |= {"host_memory_bytes": 0, "schedule_lag": 0, "watermark": 0}
+    low |= {"host_memory_bytes": 0, "kv_offload_bytes": 0, "schedule_lag": 0, "watermark": 0}
     if name in low and isinstance(value, int | float) and value < low[name]:
         raise places.error(key, f"{value}; expected {low[name]} or more")
     if name in ("gpu_memory_utilization", "kv_dtype_bytes") and not (isinstance(value, float | int) and value > 0):

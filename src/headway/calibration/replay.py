@@ -15,7 +15,7 @@ from headway import catalog
 from headway.calibration.serving import Experiment
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
-from headway.core.fleet import Engine, Fleet, Gpu, Parallel, Pool
+from headway.core.fleet import Engine, Fleet, Parallel, Pool
 from headway.core.record import Outcome
 from headway.perf.step import StepModel
 from headway.policies.resolve import ordering, router
@@ -54,7 +54,7 @@ def fleet(experiment: Experiment, profile: Engine | None = None) -> Fleet:
     pool = Pool(
         name="measured",
         model=experiment.model,
-        gpu=_with_offload(experiment),
+        gpu=experiment.gpu,
         engine=engine(experiment, profile),
         parallel=Parallel(tp=experiment.tp),
         replicas=experiment.dp,
@@ -73,19 +73,8 @@ def engine(experiment: Experiment, profile: Engine | None = None) -> Engine:
         block_size_tokens=16,
         gpu_memory_utilization=profile.gpu_memory_utilization if utilization is None else utilization,
         prefix_caching=True,
+        kv_offload_bytes=experiment.kv_offload_bytes,
     )
-
-
-def _with_offload(experiment: Experiment) -> Gpu:
-    """Host memory that takes what the cache evicts keeps prompts findable, as more GPU memory would.
-
-    The copies back, some milliseconds a prompt and overlapped with other steps, are not counted.
-    """
-    gpu = experiment.gpu
-    if not experiment.kv_offload_bytes:
-        return gpu
-    share = engine(experiment).gpu_memory_utilization
-    return replace(gpu, memory_bytes=gpu.memory_bytes + experiment.kv_offload_bytes / experiment.tp / share)
 
 
 def workload(experiment: Experiment, seed: int) -> Workload:

@@ -93,6 +93,8 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     preemption: Preemption = "recompute"
     host_memory_bytes: float = 0.0
     """Host memory for swapped KV; with swap and no room left, preemption falls back to recompute."""
+    kv_offload_bytes: float = 0.0
+    """Host memory of one replica that keeps the prefix cache's blocks after the GPU has let them go."""
     max_num_waiting: int | None = None
     """Longest queue a replica accepts; beyond it requests go elsewhere or are rejected."""
     schedule_lag: int = 0

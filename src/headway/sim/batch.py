@@ -57,7 +57,7 @@ class Batch:
         """No requests, and nothing cached."""
         engine = self.engine
         self.kv = KvCache(self.kv_blocks_total, engine.block_size_tokens, engine.watermark)
-        self.prefixes = PrefixCache(self.kv) if engine.prefix_caching else None
+        self.prefixes = PrefixCache(self.kv, self.swap.tier(self.kv.block)) if engine.prefix_caching else None
         self.waiting: list[tuple[object, int, Live]] = []
         self.prefilling: dict[int, Live] = {}
         self.decoding: dict[int, Live] = {}
@@ -145,8 +145,8 @@ class Batch:
 
     # In the batch.
 
-    def admit(self, live: Live, hit_blocks: int, now: float) -> None:
-        """Take the head of the line into the batch."""
+    def admit(self, live: Live, hit_blocks: int, loaded_blocks: int, now: float) -> None:
+        """Take the head of the line into the batch, with what is cached for it on the GPU and in host memory."""
         heappop(self.waiting)
         self.num_waiting -= 1
         live.stay_admitted_s = now
@@ -158,10 +158,8 @@ class Batch:
             self.join(live)
             self.plan(live)
             return
-        if hit_blocks and self.prefixes is not None:
-            self.prefixes.take(live, hit_blocks)
-            live.computed_tokens = hit_blocks * self.kv.block
-            self.prefill_tokens_left -= live.computed_tokens
+        if (hit_blocks or loaded_blocks) and self.prefixes is not None:
+            self._use_cached(self.prefixes, live, hit_blocks, loaded_blocks)
         if live.admitted_s != live.admitted_s:
             live.admitted_s = now
             live.cached_tokens = live.computed_tokens
@@ -169,6 +167,15 @@ class Batch:
             live.prefill_end_s = NEVER
         live.stage = PREFILLING
         self.prefilling[live.id] = live
+
+    def _use_cached(self, prefixes: PrefixCache, live: Live, hit_blocks: int, loaded_blocks: int) -> None:
+        prefixes.take(live, hit_blocks)
+        prefixes.touch(live, hit_blocks + loaded_blocks)
+        live.computed_tokens = (hit_blocks + loaded_blocks) * self.kv.block
+        self.prefill_tokens_left -= live.computed_tokens
+        if loaded_blocks and prefixes.host is not None:
+            self.kv.pinned += loaded_blocks
+            self.stall_s += prefixes.host.load_s(loaded_blocks)
 
     def give(self, live: Live, tokens: int) -> None:
         """Compute this many more prompt tokens in the coming iteration; their blocks are free."""

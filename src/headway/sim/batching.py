@@ -92,24 +92,28 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
         if budget <= 0:
             return
         if live.swapped_tokens:
-            chunk = hit = 0
+            chunk = hit = loaded = 0
             blocks = kv.blocks(live.swapped_tokens + 1)
         else:
-            hit = batch.prefixes.hit_blocks(live, tick) if batch.prefixes is not None and live.prefix else 0
-            left = live.target_tokens - hit * kv.block
+            hit = loaded = 0
+            if batch.prefixes is not None and live.prefix:
+                hit = batch.prefixes.hit_blocks(live, tick)
+                loaded = batch.prefixes.host_blocks(live, hit)
+            cached_tokens = (hit + loaded) * kv.block
+            left = live.target_tokens - cached_tokens
             chunk = left if whole or left < budget else budget
             if chunk > budget and batch.chunks:
                 return
-            blocks = kv.blocks(hit * kv.block + chunk) - hit
+            blocks = kv.blocks(cached_tokens + chunk) - hit
             if hit and batch.prefixes is not None:
                 blocks += batch.prefixes.idle_blocks(live, hit)
         if not _has_room(batch, blocks, reserve):
             if batch.preemptive and batch.displace(live, blocks + kv.watermark, now):
                 continue
             # What is cached for it may be evicted as others grow, and then it asks for less.
-            batch.again |= hit > 0 and (batch.preemptive or batch.num_running < batch.max_num_seqs)
+            batch.again |= hit + loaded > 0 and (batch.preemptive or batch.num_running < batch.max_num_seqs)
             return
-        batch.admit(live, hit, now)
+        batch.admit(live, hit, loaded, now)
         if chunk:
             batch.give(live, chunk)
         budget -= chunk or 1

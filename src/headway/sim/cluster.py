@@ -247,7 +247,8 @@ def kv_blocks(pool: Pool) -> int:
 
 def _host_memory(pool: Pool) -> HostMemory:
     per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token
-    room_tokens = int(pool.engine.host_memory_bytes / per_token)
     return HostMemory(
-        room_tokens, lambda tokens: links.host_copy_s(tokens * per_token, pool.gpu, pool.parallel.num_gpus)
+        int(pool.engine.host_memory_bytes / per_token),
+        lambda tokens: links.host_copy_s(tokens * per_token, pool.gpu, pool.parallel.num_gpus),
+        int(pool.engine.kv_offload_bytes / per_token),
     )

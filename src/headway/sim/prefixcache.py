@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from headway.control.live import Live
 from headway.sim.kvcache import KvCache
+from headway.sim.offload import HostTier
 
 
 class _Node:
@@ -28,10 +29,11 @@ class _Node:
 class PrefixCache:
     """What is cached, who uses it, and in which order it goes."""
 
-    __slots__ = ("_accounted", "_anonymous", "_kv", "_leases", "_line", "nodes")
+    __slots__ = ("_accounted", "_anonymous", "_kv", "_leases", "_line", "host", "nodes")
 
-    def __init__(self, kv: KvCache) -> None:
+    def __init__(self, kv: KvCache, host: HostTier | None = None) -> None:
         self._kv = kv
+        self.host = host
         self.nodes: dict[int, _Node] = {}
         self._leases: dict[int, dict[int, None]] = {}
         self._accounted = 0
@@ -53,6 +55,28 @@ class PrefixCache:
             if hit < high:
                 break
         return min(hit, limit)
+
+    def host_blocks(self, live: Live, hit: int) -> int:
+        """Blocks right behind the `hit` leading ones that host memory has."""
+        if self.host is None:
+            return 0
+        reach = hit
+        for node_id, low, high in self._spans(live):
+            if high <= reach:
+                continue
+            if low > reach:
+                break
+            reach = max(reach, low + self.host.blocks(node_id))
+            if reach < high:
+                break
+        return max(0, min(reach, (live.target_tokens - 1) // self._kv.block) - hit)
+
+    def touch(self, live: Live, blocks: int) -> None:
+        """The segments behind `blocks` leading blocks are in use: in host memory, others go first."""
+        if self.host is not None:
+            for node_id, low, _ in self._spans(live):
+                if low < blocks and self.host.blocks(node_id):
+                    self.host.store(node_id, 0)
 
     def take(self, live: Live, blocks: int) -> None:
         """Hold the nodes behind `blocks` leading blocks for this request."""
@@ -87,6 +111,8 @@ class PrefixCache:
             self._use(live, node_id)
             node.cached += more
             live.shared_blocks += more
+            if self.host is not None:
+                self.host.store(node_id, node.cached)
 
     def release(self, live: Live, own_tokens: int, tick: int, computed_tokens: int) -> None:
         """The request goes. Call before its own blocks leave the block counts; shared ones leave here."""
@@ -101,6 +127,8 @@ class PrefixCache:
             node = self.nodes[live.output_id] = _Node()
             node.cached = output
             self._line[True, live.output_id] = output
+            if self.host is not None:
+                self.host.store(live.output_id, output)
         for node_id in reversed(self._leases.pop(live.id, {})):
             self._unuse(node_id)
         live.shared_blocks = 0
