@@ -409,3 +409,21 @@ def test_held_for_a_replica_that_never_comes_back(step: str) -> None:
     scrape, faults = Scrape(1.0, 0.5), (Fault(0.5, 1),)
     records = run(step, [request(0, 1.0, 100, 20)], *pools, window=4, scrape=scrape, faults=faults)
     assert column(records, "outcome") == [Outcome.UNFINISHED]
+
+
+def test_a_crash_and_recovery_at_a_boundary(step: str) -> None:
+    # Down for no time, at the instant at which the replica was about to decide: it decides once, within its budget.
+    requests = [request(i, 0.0, 6, 3) for i in range(6)]
+    engine = pool(max_num_batched_tokens=8, max_num_seqs=8)
+    records = run(step, requests, engine, faults=(Fault(2.0, 0, 0.0),))
+    assert set(column(records, "outcome")) == {Outcome.FINISHED}
+    assert (records.stretches["num_decode"] + records.stretches["prefill_tokens"]).max() <= 8
+
+
+def test_the_way_to_the_client_is_that_of_the_replica_that_finished(step: str) -> None:
+    far = pool("far", response_overhead_s=0.5)
+    near = pool("near")
+    records = run(step, [request(0, 0.0, 4, 8)], far, near, faults=(Fault(2.5, 0),))
+    assert column(records, "replica") == [1]
+    ends = token_times(records, [0])[0][-1]
+    assert column(records, "end_s") == [ends]

@@ -38,7 +38,6 @@ class Control:
         self.effects = effects
         self._notify = notify
         self._pack, self._put = recorder.requests.pack, recorder.requests.write
-        self.num_live = 0
         self.last_s = 0.0
         """When a request last ended."""
         self.serve({})
@@ -51,7 +50,6 @@ class Control:
 
     def arrived(self, live: Live, now: float) -> None:
         """A request comes in."""
-        self.num_live += 1
         if live.reasoning_tokens:
             live.phase = Phase.REASONING
         if live.timeout_s is not None:
@@ -157,7 +155,6 @@ class Control:
     def _end(self, live: Live, now: float, outcome: Outcome) -> None:
         live.stage = ENDED
         end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
-        self.num_live -= 1
         if end_s > self.last_s:
             self.last_s = end_s
         self._write(live, end_s, outcome)

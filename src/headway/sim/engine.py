@@ -63,7 +63,7 @@ class Replica(Timeline):
         self.lag = engine.schedule_lag
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
         self.response_s = engine.response_overhead_s
-        self._is_slow = bool(self.lag or self.request_s or self.tokenize_s or self.response_s)
+        self._is_slow = bool(self.lag or self.request_s or self.tokenize_s)
         self.inbox: list[Live] = []
         self.cancelling: list[Live] = []
         self.is_up = True
@@ -79,8 +79,8 @@ class Replica(Timeline):
         self.output += live.output_tokens
         if self.quantum is not None:
             live.turn = self.tick + self._ahead(now)
+        live.response_s = self.response_s
         if self._is_slow:
-            live.response_s = self.response_s
             live.ready_s = now + self.request_s + self.tokenize_s * live.prompt_tokens
             self._expect(live, now)
             return

@@ -48,6 +48,7 @@ class Timeline(Batch):
         self._line = line
         self._on_wake = self._wake
         self.version = 0
+        self.is_due = False
         self.idle()
 
     def idle(self) -> None:
@@ -55,7 +56,7 @@ class Timeline(Batch):
         self.opened_s = self.start_s = self.a_s = self.b_s = 0.0
         self.valid: int | None = None
         self.k = self.k_end = 0
-        self.advances = self.is_due = False
+        self.advances = False
         self._opened = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
 
     def _wake(self, now: float, version: int) -> None:
