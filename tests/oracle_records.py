@@ -206,9 +206,11 @@ class Run:
         tokens = job.tokens
         answer_s = tokens[job.reasoning] if len(tokens) > job.reasoning else NAN
         first_s = tokens[0] if tokens else NAN
+        reasoning_end_s = tokens[job.reasoning - 1] if 0 < job.reasoning <= len(tokens) else NAN
         row = (
             job.id, int(outcome), job.attempts, job.preemptions, replica, job.placed_s, job.admitted_s,
             first_s, answer_s, now, len(tokens), job.prompt // 2 if tokens else 0,
+            reasoning_end_s, 0,
         )  # fmt: skip
         self.requests.append(row)
 

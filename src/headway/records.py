@@ -1,6 +1,6 @@
 """A run's records, to Parquet and back.
 
-A folder holds four tables. `requests.parquet` is the workload with what became of it, row i = request i: it
+A folder holds five tables. `requests.parquet` is the workload with what became of it, row i = request i: it
 is a workload file, so a run can be replayed. The others are as in `core.record`. Each carries what made it.
 """
 
@@ -22,7 +22,7 @@ from headway.core.record import REQUEST_COLUMNS, Columns, Prefixes, Records, Rep
 from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
 
 METADATA = b"headway"
-TABLES = ("requests", "segments", "stretches", "replicas")
+TABLES = ("requests", "segments", "stretches", "moves", "replicas")
 NAMES = {"model": "models", "region": "regions"}
 """Columns of codes, kept as names."""
 
@@ -47,6 +47,7 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
         "requests": _requests_table(records),
         "segments": pa.table(records.segments),
         "stretches": pa.table(records.stretches),
+        "moves": pa.table(records.moves),
         "replicas": _replicas_table(records.replicas),
     }
     num_rows = {name: table.num_rows for name, table in tables.items()}
@@ -90,6 +91,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
         stretches={name: _numpy(tables["stretches"][name]) for name in tables["stretches"].column_names},
         replicas=msgspec.convert(tables["replicas"].to_pylist(), tuple[ReplicaRecord, ...]),
         end_s=about.end_s,
+        moves={name: _numpy(tables["moves"][name]) for name in tables["moves"].column_names},
         prefixes=None if prefix is None else Prefixes(prefix.offsets, prefix.ids, prefix.tokens),
     )
     return records, about.provenance

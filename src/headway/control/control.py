@@ -172,6 +172,7 @@ class Control:
         row = self._pack(
             live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
             live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
+            live.reasoning_end_s, live.moves,
         )  # fmt: skip
         self._put(row)
 
@@ -188,7 +189,7 @@ def _as_ended(live: Live, end_s: float, outcome: Outcome) -> Ended:
     first = live.first_token_s
     return Ended(
         live.id, outcome, live.model, live.tier, live.replica, live.arrival_s, None if first != first else first, end_s,
-        live.prompt_tokens, live.generated_tokens,
+        live.prompt_tokens, live.generated_tokens, live.slo_ttft_s, live.slo_tpot_s, live.slo_e2e_s,
     )  # fmt: skip
 
 

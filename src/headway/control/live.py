@@ -18,9 +18,11 @@ class Stage(IntEnum):
     PREFILLING = 2
     DECODING = 3
     ENDED = 4
+    PAUSED = 5
+    """Its KV cache is on the way to another replica."""
 
 
-HELD, WAITING, PREFILLING, DECODING, ENDED = Stage
+HELD, WAITING, PREFILLING, DECODING, ENDED, PAUSED = Stage
 """Under names of their own: reading a member from its enum takes as long as a dozen other steps."""
 
 
@@ -42,6 +44,8 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     admitted_s: float = NEVER
     first_token_s: float = NEVER
     answer_s: float = NEVER
+    reasoning_end_s: float = NEVER
+    moves: int = 0
     cancelled_s: float = NEVER
     cached_tokens: int = 0
     """Prompt tokens that a prefix cache served at the first admission."""

@@ -6,12 +6,13 @@ from struct import Struct
 
 import numpy as np
 
-from headway.core.record import REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, Columns
+from headway.core.record import MOVE_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, Columns
 
 _CODES = {
     "request": "q", "outcome": "b", "attempts": "h", "attempt": "h", "preemptions": "i", "replica": "i",
     "generated_tokens": "i", "cached_prompt_tokens": "i", "joined_tick": "q", "left_tick": "q", "cause": "b",
     "tick": "q", "iterations": "i", "num_decode": "i", "prefill_tokens": "i", "context_tokens": "q", "num_waiting": "i",
+    "moves": "h", "source": "i", "target": "i", "kv_tokens": "q",
 }  # fmt: skip
 """Type codes of `struct`, and of NumPy. All other columns are seconds, as doubles."""
 
@@ -33,12 +34,13 @@ class Table:
 
 
 class Recorder:
-    """The three tables that grow with a run."""
+    """The tables that grow with a run."""
 
     def __init__(self) -> None:
         self.requests = Table(REQUEST_COLUMNS)
         self.segments = Table(SEGMENT_COLUMNS)
         self.stretches = Table(STRETCH_COLUMNS[:-1])
+        self.moves = Table(MOVE_COLUMNS)
 
     def stretch_columns(self) -> Columns:
         """The stretches, with the column that follows from others."""

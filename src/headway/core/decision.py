@@ -10,3 +10,16 @@ class Placement(Struct, frozen=True, gc=False):
 
     replica: int
     scores: tuple[tuple[int, float], ...] = ()
+
+
+class Move(Struct, frozen=True, gc=False):
+    """Take a request to another replica, with its KV cache if it has one.
+
+    With `stage_blocks`, a decoding request goes on while so many KV blocks are copied at a time, and stands still
+    only for the last of them. Without, it stops, is copied, and goes on there.
+    """
+
+    request: int
+    target: int
+    stage_blocks: int | None = None
+    scores: tuple[tuple[int, float], ...] = ()

@@ -6,11 +6,12 @@ reads what only an oracle knows (drivers that cannot know it refuse such a polic
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from headway.core.decision import Placement
+from headway.core.decision import Move, Placement
 from headway.core.record import Ended
-from headway.core.view import FleetView, RequestView
+from headway.core.view import FleetView, PoolsView, RequestView
 
 
 class Router(Protocol):
@@ -52,6 +53,46 @@ class SteppedOrdering(Protocol):
 
     def next_change_tokens(self, request: RequestView) -> int | None:
         """After how many further output tokens the rank gets worse; None = never."""
+
+
+@runtime_checkable
+class QueuedOrdering(Protocol):
+    """An ordering that keeps its requests in several queues, those of queue 0 first.
+
+    `rank` begins with the queue. A request that changes queues starts a quantum, and a place in line, anew. With
+    tokens, it may only go to a later queue, and `next_change_tokens` says when; a change of phase may do either.
+    """
+
+    num_queues: int
+
+    def queue(self, request: RequestView) -> int:
+        """Which queue the request stands in, 0 to `num_queues - 1`."""
+
+
+class Migration(Protocol):
+    """Who goes to another replica."""
+
+    interval_s: float | None
+    """`moves` is asked this often; None = never."""
+
+    def moves(self, view: FleetView) -> Sequence[Move]:
+        """Moves to begin now. One that cannot be made (any more) is left out."""
+
+    def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
+        """The request's reasoning is over: where to answer; None = where it is.
+
+        `view.replicas` are those that may take it, and its own.
+        """
+
+
+class Scaler(Protocol):
+    """How many replicas there are."""
+
+    interval_s: float
+    """`scale` is asked this often."""
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        """Replicas wanted (up, and not draining) by pool; pools left out stay as they are."""
 
 
 @runtime_checkable

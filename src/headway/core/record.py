@@ -1,8 +1,8 @@
 """All that metrics may read: what a run leaves behind, as columns.
 
-Four tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request in a
-batch. `stretches`: one row per run of iterations of a replica with a constant batch. `replicas`: one row per
-replica. Times are seconds since the start of the workload; NaN means that it never happened.
+Five tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request in a
+batch. `stretches`: one row per run of iterations of a replica with a constant batch. `moves`: one row per move of a
+request between replicas. `replicas`: one row per replica. Times are seconds since the start of the workload; NaN means that it never happened.
 
 A *tick* is an iteration in which the decoding requests of a replica each gain a token; ticks are numbered per
 replica from 1. Tick `tick + k` of a stretch (k = 1..iterations) ends at
@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,15 +45,34 @@ class Cause(IntEnum):
     CANCELLED = 3
     CRASHED = 4
     UNFINISHED = 5
+    MOVED = 6
+    """Its KV cache goes to another replica; also where it then came back, as the other could not take it."""
+
+
+class MoveOutcome(IntEnum):
+    """How a move ended."""
+
+    DONE = 0
+    ENDED = 1
+    """The request ended before."""
+    PREEMPTED = 2
+    """The request had to leave its batch before."""
+    FULL = 3
+    """The target ran out of KV blocks."""
+    CRASHED = 4
+    """Source or target crashed."""
+    UNFINISHED = 5
+    """Still under way when the run stopped."""
 
 
 REQUEST_COLUMNS = (
     "request", "outcome", "attempts", "preemptions", "replica", "placed_s", "admitted_s", "first_token_s",
-    "answer_s", "end_s", "generated_tokens", "cached_prompt_tokens",
+    "answer_s", "end_s", "generated_tokens", "cached_prompt_tokens", "reasoning_end_s", "moves",
 )  # fmt: skip
 """`request` is the id (row of the workload table); `replica` the last one, -1 if never placed; `placed_s` when it
 first left the gateway's hold for a replica; `admitted_s` when its first prefill began; `answer_s` its first
-answering token."""
+answering token; `reasoning_end_s` its last reasoning token, if it answers too; `moves` how often it went on at
+another replica."""
 
 SEGMENT_COLUMNS = (
     "request", "replica", "attempt", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",
@@ -67,6 +86,9 @@ STRETCH_COLUMNS = (
 )  # fmt: skip
 """`advances` is 1 where the iterations are ticks, 0 where nobody decoded (a prefill-only iteration).
 `context_tokens` is the KV tokens of the decoding requests at the start."""
+
+MOVE_COLUMNS = ("request", "source", "target", "start_s", "paused_s", "end_s", "kv_tokens", "num_bytes", "outcome")
+"""`paused_s` is when the request stopped decoding at the source (NaN: it never did, or was not decoding)."""
 
 
 class ReplicaRecord(Struct, frozen=True):
@@ -101,6 +123,9 @@ class Ended(Struct, frozen=True, gc=False):
     end_s: float
     prompt_tokens: int
     generated_tokens: int
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    slo_e2e_s: float | None = None
 
 
 class Prefixes(Struct, frozen=True):
@@ -129,6 +154,8 @@ class Records(Struct):
     """Virtual time at which the run stopped."""
     prefixes: Prefixes | None = None
     """What the prompts share; None: nothing has an identity."""
+    moves: Columns = field(default_factory=dict)
+    """Empty where nothing could move."""
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:

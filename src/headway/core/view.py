@@ -6,7 +6,7 @@ stale as the fleet's metrics are (see `observe`); `in_flight` never is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
@@ -58,6 +58,28 @@ class RequestView(Protocol):
     def attempt(self) -> int:
         """0, and one more each time the request was placed anew after a crash."""
 
+    @property
+    def replica(self) -> int:
+        """Where it was placed last; -1 = nowhere yet."""
+
+
+class PlacedRequestView(RequestView, Protocol):
+    """A request at a replica, as a migration policy sees it."""
+
+    @property
+    def is_running(self) -> bool:
+        """It decodes. What waits or prefills does not."""
+
+    @property
+    def is_waiting(self) -> bool: ...
+    @property
+    def has_kv(self) -> bool:
+        """Its KV cache is at the replica, on the GPU or in host memory; without, it moves for nothing."""
+
+    @property
+    def is_moving(self) -> bool:
+        """A move is under way; until it is over, another is not begun."""
+
 
 class OracleRequestView(RequestView, Protocol):
     """What only an oracle may read. The gateway refuses policies that do."""
@@ -98,6 +120,40 @@ class ReplicaView(Protocol):
     @property
     def kv_blocks_total(self) -> int: ...
     @property
+    def block_size_tokens(self) -> int: ...
+    @property
+    def kv_blocks_host(self) -> int:
+        """KV blocks of preempted requests that wait in host memory."""
+
+    @property
+    def head_demand_blocks(self) -> int:
+        """KV blocks that the first in line needs to run; 0 = nobody waits."""
+
+    @property
+    def num_by_tier(self) -> Mapping[int, int]:
+        """Requests placed here, by tier; tiers without any may be absent or 0."""
+
+    @property
+    def queue_lengths(self) -> Sequence[int]:
+        """Requests placed here by the queue of the ordering that they stand in (`QueuedOrdering`); else all in one."""
+
+    @property
+    def answers_on_pace(self) -> bool:
+        """Every reader of an answer that is produced here still has tokens to read (`core.pacer`)."""
+
+    @property
+    def num_arriving(self) -> int:
+        """Requests that are being moved here."""
+
+    @property
+    def is_draining(self) -> bool:
+        """It takes nothing new, and stops once it is empty."""
+
+    @property
+    def requests(self) -> Sequence[PlacedRequestView]:
+        """Who is placed here, in no order. Takes time in their number."""
+
+    @property
     def prefill_tokens_left(self) -> int:
         """Prompt tokens not yet computed, of all requests placed here."""
 
@@ -115,7 +171,10 @@ class OracleReplicaView(ReplicaView, Protocol):
 
 
 class FleetView(Protocol):
-    """What a router sees: the replicas that may be chosen now, in a fixed order, and never none of them."""
+    """What a router sees: the replicas that may be chosen now, in a fixed order, and never none of them.
+
+    A migration policy sees all of a model's replicas that are up, draining ones too.
+    """
 
     @property
     def now(self) -> float: ...
@@ -125,3 +184,40 @@ class FleetView(Protocol):
 
     @property
     def replicas(self) -> Sequence[ReplicaView]: ...
+
+
+class PoolView(Protocol):
+    """Replicas that are alike, as a scaler sees them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def region(self) -> str: ...
+    @property
+    def num_starting(self) -> int:
+        """Replicas that have been asked for and are not up yet."""
+
+    @property
+    def min_replicas(self) -> int: ...
+    @property
+    def max_replicas(self) -> int: ...
+    @property
+    def replicas(self) -> Sequence[ReplicaView]:
+        """Those that are up, draining ones too."""
+
+
+class PoolsView(Protocol):
+    """What a scaler sees."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def random(self) -> Random:
+        """This policy's own named stream."""
+
+    @property
+    def pools(self) -> Sequence[PoolView]: ...

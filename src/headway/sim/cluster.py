@@ -219,6 +219,7 @@ class Cluster:
             replicas=tuple(self._replica_record(replica, end_s) for replica in self._replicas),
             end_s=end_s,
             prefixes=None if (p := table.prefix) is None else Prefixes(p.offsets, p.ids, p.tokens),
+            moves=self._recorder.moves.columns(),
         )
 
     def _replica_record(self, replica: Replica, end_s: float) -> ReplicaRecord:

@@ -212,6 +212,7 @@ class Replica(Timeline):
             return
         if live.reasoning_tokens and live.phase is Phase.REASONING and generated >= live.reasoning_tokens:
             live.phase = Phase.ANSWERING
+            live.reasoning_end_s = now + self.response_s
             self.listener.phase_changed(live, now)
         self.plan(live)
 
