@@ -147,7 +147,7 @@ def _candidates(document: dict[str, Any], spec: Spec, question: Question) -> Ite
         own_price = first.usd_per_gpu_hour if catalog.gpu(first.gpu).name == gpu.name else None
         price = gpu.usd_per_hour if own_price is None else own_price
         for tp in dict.fromkeys(question.tps):
-            parallel = Parallel(tp, first.pp, first.ep)
+            parallel = Parallel(tp, first.pp, first.ep, first.dp)
             for routing, ordering in dict.fromkeys(product(routings, orderings)):
                 yield Candidate(gpu.name, parallel, routing, price * parallel.num_gpus, ordering)
 

@@ -73,7 +73,7 @@ def fleet_of(
     """A scenario's document with this fleet and these policies in place of its own."""
     made = copy.deepcopy(document)
     first = made["fleet"][0]
-    kept = {name: first[name] for name in ("model", "engine", "pp", "ep") if name in first}
+    kept = {name: first[name] for name in ("model", "engine", "pp", "ep", "dp") if name in first}
     if catalog.gpu(first["gpu"]).name == candidate.gpu:
         kept |= {name: first[name] for name in ("usd_per_gpu_hour", "coefficients") if name in first}
     pool = {**kept, "gpu": candidate.gpu, "tp": candidate.parallel.tp}

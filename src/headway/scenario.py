@@ -68,9 +68,12 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tp: Count = 1
     """Tensor parallel ranks of one replica."""
     pp: Count = 1
-    """Pipeline stages of one replica; it takes `tp * pp` GPUs."""
+    """Pipeline stages of one replica; it takes `tp * pp * dp` GPUs."""
     ep: bool = False
-    """Spread the experts of a mixture-of-experts model over the tensor parallel ranks."""
+    """Spread the experts of a mixture-of-experts model over the `tp * dp` ranks."""
+    dp: Count = 1
+    """Data parallel ranks of one replica, which step together; above 1 only with `ep`. The engine's limits are of
+    all ranks together. Dense models: use `replicas`."""
     engine: str | dict[str, Any] = DEFAULT_ENGINE
     """A name that `headway catalog engines` lists, or `name:` with changes to the engine's settings."""
     name: str = ""
@@ -304,7 +307,7 @@ def _pool(spec: PoolSpec, i: int, base_dir: Path, places: Places) -> Pool:
         model=shape,
         gpu=accelerator,
         engine=_engine(spec.engine, (*at, "engine"), places),
-        parallel=Parallel(spec.tp, spec.pp, spec.ep),
+        parallel=Parallel(spec.tp, spec.pp, spec.ep, spec.dp),
         replicas=spec.replicas,
         region=spec.region,
         usd_per_gpu_hour=spec.usd_per_gpu_hour,

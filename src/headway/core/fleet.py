@@ -24,6 +24,8 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_hour: float
     watts: float
     gpus_per_node: int = 8
+    num_sms: int | None = None
+    """Streaming multiprocessors, among which a kernel's tiles are dealt out; None: unknown, or another maker's."""
     aliases: tuple[str, ...] = ()
     source: str = ""
 
@@ -113,16 +115,18 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
-    """The shape of one replica: `tp * pp` GPUs. With `ep`, experts are spread over the TP group whole."""
+    """The shape of one replica: `tp * pp * dp` GPUs. With `ep`, whole experts are spread over the `tp * dp` ranks."""
 
     tp: int = 1
     pp: int = 1
     ep: bool = False
+    dp: int = 1
+    """Data parallel ranks that step together, as mixtures of experts with `ep` do. Dense ranks are replicas."""
 
     @property
     def num_gpus(self) -> int:
         """GPUs of one replica."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.dp
 
 
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
@@ -14,6 +15,7 @@ from headway.perf.params import (
     kv_bytes_per_token_layer,
     linear_bytes,
     num_params,
+    routed_bytes,
     weights_bytes,
 )
 
@@ -52,6 +54,7 @@ class MemoryPlan(Struct, frozen=True, forbid_unknown_fields=True):
     kv_bytes_per_token_replica: float
     """Of the replica over all its GPUs, replicas of heads counted."""
     kv_capacity_tokens: int
+    """Of the replica: of all its data parallel ranks, as if any sequence could be anywhere."""
     kv_blocks: int
 
 
@@ -67,7 +70,7 @@ def plan(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> MemoryPl
     activations = _activation_bytes_gpu(model, engine, parallel)
     per_token = _kv_bytes_per_token_gpu(model, engine, parallel)
     available = gpu.memory_bytes * engine.gpu_memory_utilization
-    blocks = int((available - weights - activations) // (per_token * engine.block_size_tokens))
+    blocks = int((available - weights - activations) // (per_token * engine.block_size_tokens)) * parallel.dp
     if blocks < 1:
         raise _does_not_fit(model, gpu, engine, parallel)
     return MemoryPlan(
@@ -90,9 +93,13 @@ def kv_bytes_per_token(model: Model, kv_dtype_bytes: float = 2.0) -> float:
 
 def check_shape(model: Model, parallel: Parallel) -> None:
     """Raises HeadwayError when no engine can split this model so."""
-    tp, pp = parallel.tp, parallel.pp
-    if tp < 1 or pp < 1:
-        raise HeadwayError(f"tp {tp} and pp {pp} must be at least 1")
+    tp, pp, dp = parallel.tp, parallel.pp, parallel.dp
+    if min(tp, pp, dp) < 1:
+        raise HeadwayError(f"tp {tp}, pp {pp} and dp {dp} must be at least 1")
+    if dp > 1 and model.moe is None:
+        raise HeadwayError(f"dp {dp}: {model.name} is dense, so its ranks run on their own; use replicas: {dp}, dp: 1")
+    if dp > 1 and not parallel.ep:
+        raise HeadwayError(f"dp {dp}: ranks step together where they share experts; set ep: true")
     if not _heads_divide(model, tp):
         valid = ", ".join(str(n) for n in range(1, model.num_heads + 1) if _heads_divide(model, n))
         raise HeadwayError(
@@ -110,10 +117,14 @@ def _heads_divide(model: Model, tp: int) -> bool:
 
 
 def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
-    """Of the fullest stage: its layers, an embedding, and what of the KV projections is replicated."""
+    """Of the fullest stage: its layers, an embedding, and what of the KV projections is replicated.
+
+    Data parallel ranks hold all of it but the routed experts, of which each has its share.
+    """
     embedding = 2.0 * model.vocab_size * model.hidden_size
     num_embeddings = 1 if model.tie_embeddings or parallel.pp > 1 else 2
     in_layers = weights_bytes(model) - embedding * (1 if model.tie_embeddings else 2)
+    in_layers -= routed_bytes(model) * (1.0 - 1.0 / parallel.dp)
     layers = ceil(model.num_layers / parallel.pp)
     sharded = (in_layers * layers / model.num_layers + embedding * num_embeddings) / parallel.tp
     copies = max(1.0, parallel.tp / model.num_kv_heads) - 1.0
@@ -125,8 +136,9 @@ def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
 
 
 def _activation_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
-    tokens = max(engine.max_num_batched_tokens, engine.max_num_seqs)
-    sampler = SAMPLER_BYTES_PER_LOGIT * engine.max_num_seqs * model.vocab_size
+    seqs = ceil(engine.max_num_seqs / parallel.dp)
+    tokens = max(ceil(engine.max_num_batched_tokens / parallel.dp), seqs)
+    sampler = SAMPLER_BYTES_PER_LOGIT * seqs * model.vocab_size
     width = model.intermediate_size if model.moe is None else _expert_width(model)
     forward = 2.0 * tokens * (2 * model.hidden_size + 3.0 * width / parallel.tp)
     peak = max(sampler, forward) + 2.0 * HIDDEN_STATES_HELD * tokens * model.hidden_size
@@ -151,12 +163,13 @@ def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) ->
     need = _needed_bytes_gpu(model, engine, parallel)
     have = gpu.memory_bytes * engine.gpu_memory_utilization
     fits = next(
-        (tp for tp in _tps(model, gpu) if _needed_bytes_gpu(model, engine, _with_tp(parallel, tp)) <= have),
+        (tp for tp in _tps(model, gpu) if _needed_bytes_gpu(model, engine, replace(parallel, tp=tp)) <= have),
         None,
     )
+    dp = f", dp {parallel.dp}" if parallel.dp > 1 else ""
     hint = f"smallest tp that fits: {fits}" if fits else f"no tp up to {gpu.gpus_per_node} fits; raise pp, too"
     return HeadwayError(
-        f"{model.name} (tp {parallel.tp}, pp {parallel.pp}) needs {need / GIB:.1f} GiB a GPU, "
+        f"{model.name} (tp {parallel.tp}, pp {parallel.pp}{dp}) needs {need / GIB:.1f} GiB a GPU, "
         f"{have / GIB:.1f} of {gpu.memory_bytes / GIB:.1f} available on {gpu.name}; {hint}"
     )
 
@@ -169,7 +182,3 @@ def _needed_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float
 
 def _tps(model: Model, gpu: Gpu) -> Iterator[int]:
     return (tp for tp in range(1, gpu.gpus_per_node + 1) if _heads_divide(model, tp))
-
-
-def _with_tp(parallel: Parallel, tp: int) -> Parallel:
-    return Parallel(tp=tp, pp=parallel.pp, ep=parallel.ep)

@@ -56,6 +56,11 @@ def moe_layer_bytes(model: Model) -> float:
     return experts + moe_shared_params(model) * linear_bytes(model)
 
 
+def routed_bytes(model: Model) -> float:
+    """Bytes of all routed experts; 0 without experts."""
+    return num_moe_layers(model) * _num_experts(model) * expert_params(model) * weight_dtype_bytes(model)
+
+
 def attention_params(model: Model) -> float:
     """Of one layer: projections of query, key, value and output."""
     h, heads = model.hidden_size, model.num_heads
