@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -15,7 +15,7 @@ from headway.core.request import Phase, Segment
 
 @dataclass
 class FakeRequest:
-    """`core.view.OracleRequestView`."""
+    """`core.view.PlacedRequestView`, and what an oracle sees."""
 
     id: int = 0
     arrival_s: float = 0.0
@@ -30,11 +30,23 @@ class FakeRequest:
     slo_e2e_s: float | None = None
     deadline_s: float | None = None
     generated_tokens: int = 0
+    answer_tokens: int = 0
     phase: Phase = Phase.ANSWERING
     turn: int = 0
     attempt: int = 0
+    replica: int = -1
     output_tokens: int = 100
     reasoning_tokens: int = 0
+
+
+@dataclass
+class FakePlaced(FakeRequest):
+    """`core.view.PlacedRequestView`."""
+
+    is_running: bool = True
+    is_waiting: bool = False
+    has_kv: bool = True
+    is_moving: bool = False
 
 
 @dataclass
@@ -55,6 +67,15 @@ class FakeReplica:
     model: str = ""
     gpu: str = ""
     region: str = ""
+    block_size_tokens: int = 16
+    kv_blocks_host: int = 0
+    head_demand_blocks: int = 0
+    num_by_tier: dict[int, int] = field(default_factory=dict)
+    queue_lengths: Sequence[int] = (0,)
+    answers_on_pace: bool = True
+    num_arriving: int = 0
+    is_draining: bool = False
+    requests: Sequence[FakePlaced] = ()
 
 
 @dataclass
@@ -62,6 +83,29 @@ class FakeFleet:
     """`core.view.FleetView`."""
 
     replicas: Sequence[Any]
+    now: float = 0.0
+    random: Random = field(default_factory=lambda: Random(0))
+
+
+@dataclass
+class FakePool:
+    """`core.view.PoolView`."""
+
+    name: str = "main"
+    replicas: Sequence[FakeReplica] = ()
+    num_starting: int = 0
+    min_replicas: int = 1
+    max_replicas: int = 10
+    model: str = ""
+    gpu: str = ""
+    region: str = ""
+
+
+@dataclass
+class FakePools:
+    """`core.view.PoolsView`."""
+
+    pools: Sequence[FakePool]
     now: float = 0.0
     random: Random = field(default_factory=lambda: Random(0))
 
