@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from headway.core.errors import HeadwayError
 from headway.metrics.latency import Slo
@@ -137,7 +138,7 @@ def test_page_is_one_file_that_fetches_nothing(runs: list[Run], tmp_path: Path) 
     parser.feed(text)
     assert parser.found == []
     assert {"ttft", "itl", "e2e", "waiting", "running", "kv", "replicas", "tier-ttft_s"} <= set(parser.charts)
-    own = text.replace(html.get_plotlyjs(), "")
+    own = text.replace(get_plotlyjs(), "")
     assert not re.search(r"https?://|@import|url\(", own)
     for word in (
         "headway compare scenario.yaml",

@@ -20,6 +20,7 @@ COMMANDS = {
     "calibrate": "Fit step-time coefficients on measurements of your own.",
     "measure": "Time the operators of a model on a GPU at hand.",
     "validate": "Compare predictions with measured serving.",
+    "reproduce": "Make a paper's tables and figures anew, and judge its claims.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "new": "Write a commented scenario to start from.",
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -67,3 +69,22 @@ def progress(label: str, wanted: bool) -> Iterator[Callable[[float], None] | Non
     with bar:
         task = bar.add_task(label, total=1.0)
         yield lambda share: bar.update(task, completed=share)
+
+
+@contextmanager
+def counting(doing: str, wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """As `progress`, as in "rehearsing 3 of about 20". Yields what to tell the number done and the number expected."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    words = TextColumn(f"{doing} {{task.completed:.0f}} of about {{task.total:.0f}}")
+    columns = (words, BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=1.0)
+        yield lambda done, expected: bar.update(task, completed=done, total=expected)
+
+
+def user_cache(name: str) -> Path:
+    """Where this user's programs keep what they can make again."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "headway" / name

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from headway import catalog, userfile
 from headway.capacity import Question, plan, scenario_yaml
 from headway.cli.flags import changes, flag, given, scenario_file, synthetic_options, together, trace_options
-from headway.cli.output import console, print_json
+from headway.cli.output import console, counting, print_json, user_cache
 from headway.core.capacity import Situation, Targets
 from headway.core.errors import HeadwayError
 from headway.policies import resolve
@@ -96,8 +92,8 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     question = _question(flags)
     output = {name: flags.pop(name) for name in ("as_json", "out", "html", "cache", "no_cache", "no_progress")}
     data, places, base_dir = _document(scenario, preset, flags, question)
-    cache_dir = None if output["no_cache"] else output["cache"] or _user_cache()
-    with _progress(not output["no_progress"]) as tell:
+    cache_dir = None if output["no_cache"] else output["cache"] or user_cache("capacity")
+    with counting("rehearsing", not output["no_progress"]) as tell:
         found, rehearsal = plan(data, places, base_dir, question, cache_dir, tell)
     if output["html"] is not None:
         line = shlex.join(["headway", *sys.argv[1:]])
@@ -218,26 +214,3 @@ def _check_complete(flags: dict[str, Any]) -> None:
         )
     if not used.keys() & {"model", "model_config"}:
         raise HeadwayError("--model or --model-config is missing; headway catalog models lists names")
-
-
-def _user_cache() -> Path:
-    """Where this user's programs keep what they can make again."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "headway" / "capacity"
-
-
-@contextmanager
-def _progress(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Rehearsals done of those expected, and the time left, on stderr, if that is a terminal."""
-    if not wanted or not sys.stderr.isatty():
-        yield None
-        return
-    columns = (
-        TextColumn("rehearsing {task.completed:.0f} of about {task.total:.0f}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-    )
-    bar = Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    with bar:
-        task = bar.add_task("rehearsals", total=1.0)
-        yield lambda done, expected: bar.update(task, completed=done, total=expected)

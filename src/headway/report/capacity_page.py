@@ -6,20 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-import msgspec
-from plotly.offline import get_plotlyjs
-
 from headway.core.capacity import SLOS, Option, Plan, Point
 from headway.report.capacity import NAMES, asked, facts, headline, shown, table_of_options, table_of_what_ifs
-from headway.report.style import COLORS, CSS, INK, QUIET, RULE
+from headway.report.page import DRAW, document, literal
+from headway.report.style import COLORS, INK, QUIET, RULE
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 GLYPHS = "●■◆▲✚⬢"
 """By tp, in the charts and in the legend."""
-_SCRIPT = """
-const config = {displaylogo: false, responsive: true, displayModeBar: false};
-for (const [id, figure] of Object.entries(charts)) Plotly.newPlot(id, figure.data, figure.layout, config);
-"""
 
 
 def page(plan: Plan, title: str, command: str) -> str:
@@ -40,13 +34,7 @@ def page(plan: Plan, title: str, command: str) -> str:
 <section><h2>All candidates</h2>{_table(*_every(plan), names=("GPU", "policy", "status", "why"))}</section>
 <footer><p class="quiet">{escape(title)}: {escape(asked(plan.targets))}. {plan.num_rehearsals} rehearsals, all on the
 same arrivals and lengths.</p><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
-    data = msgspec.json.encode(charts).decode().replace("</", "<\\/")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Headway: {escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f"<script>{get_plotlyjs()}</script>\n<script>const charts = {data};\n{_SCRIPT}</script>\n</body>\n</html>\n"
-    )
+    return document(title, body, f"const charts = {literal(charts)};\n{DRAW}")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], names: Sequence[str]) -> str:

@@ -41,12 +41,13 @@ def line_style(run: int) -> dict[str, Any]:
     return {"color": COLORS[run % len(COLORS)], "width": 1.8, "dash": dash}
 
 
-def _layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
+def layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
+    """Of a chart with these axis titles; `more` changes it, `xaxis` and `yaxis` key by key."""
     axis = {
         "gridcolor": RULE, "zeroline": False, "linecolor": "#c9ced4", "showline": True, "ticks": "outside",
         "tickcolor": "#c9ced4", "ticklen": 4, "automargin": True,
     }  # fmt: skip
-    layout = {
+    made = {
         "height": height,
         "margin": {"l": 52, "r": 10, "t": 8, "b": 44},
         "font": {
@@ -63,8 +64,8 @@ def _layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
         "yaxis": axis | {"title": {"text": y, "font": {"color": QUIET}, "standoff": 8}, "rangemode": "tozero"},
     }
     for name in ("xaxis", "yaxis"):
-        layout[name] |= more.pop(name, {})
-    return layout | more
+        made[name] |= more.pop(name, {})
+    return made | more
 
 
 def _trace(run: int, name: str, x: list[Any], y: list[Any], hover: str, **more: Any) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def distributions(runs: Sequence[Run]) -> dict[str, Figure]:
                 traces[name].append(_trace(index, run.name, x, numbers(curve.percent, 6), hover))
     titles = {"ttft": "TTFT (s)", "itl": "inter-token latency (ms)", "e2e": "end-to-end latency (s)"}
     return {
-        name: {"data": lines, "layout": _layout(titles[name], "% of values", **_log_axes(lines))}
+        name: {"data": lines, "layout": layout(titles[name], "% of values", **_log_axes(lines))}
         for name, lines in traces.items()
         if lines
     }
@@ -145,7 +146,7 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
 def _over(lines: list[dict[str, Any]], x: str, y: str, ticksuffix: str = "") -> Figure:
     return {
         "data": lines,
-        "layout": _layout(x, y, 260, yaxis={"tickformat": ",~g", "ticksuffix": ticksuffix}),
+        "layout": layout(x, y, 260, yaxis={"tickformat": ",~g", "ticksuffix": ticksuffix}),
     }
 
 
@@ -201,8 +202,8 @@ def _heatmap(run: Run, found: Timeline, table: npt.NDArray[np.float64], name: st
     }  # fmt: skip
     height = int(np.clip(90 + 20 * len(replicas), 190, 640))
     axis = {"type": "category", "autorange": "reversed", "showgrid": False, "rangemode": "normal"}
-    layout = _layout(f"time ({unit})", "replica", height, xaxis={"showgrid": False}, yaxis=axis)
-    return {"data": [trace], "layout": layout}
+    axes = layout(f"time ({unit})", "replica", height, xaxis={"showgrid": False}, yaxis=axis)
+    return {"data": [trace], "layout": axes}
 
 
 def tiers(runs: Sequence[Run]) -> dict[str, Figure]:
@@ -222,5 +223,5 @@ def tiers(runs: Sequence[Run]) -> dict[str, Figure]:
                 "marker": {"color": COLORS[index % len(COLORS)]},
                 "hovertemplate": f"%{{x}}: %{{y:.4g}} s<extra>{run.name}</extra>",
             })  # fmt: skip
-        figures[f"tier-{field}"] = {"data": bars, "layout": _layout("", title, 260, bargap=0.3)}
+        figures[f"tier-{field}"] = {"data": bars, "layout": layout("", title, 260, bargap=0.3)}
     return figures

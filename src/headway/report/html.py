@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-import msgspec
-from plotly.offline import get_plotlyjs
-
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import RequestMetrics, flatten
 from headway.report import charts
 from headway.report.describe import DEFINITIONS
+from headway.report.page import DRAW, chart, document, facts, literal, table
 from headway.report.run import Provenance, Run, told_apart
-from headway.report.style import COLORS, CSS, JS
+from headway.report.style import COLORS, JS
 from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, short_number
 from headway.wholefile import write_text
 
@@ -47,15 +45,8 @@ def page(runs: Sequence[Run], provenance: Provenance) -> str:
             _footer(provenance),
         ]
     )
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Headway: {escape(title)}</title>\n<style>{CSS}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n"
-        f"<script>{get_plotlyjs()}</script>\n"
-        f"<script>const charts = {_json(figures)};\nconst replicas = {_json(timelines)};\n{JS}</script>\n"
-        "</body>\n</html>\n"
-    )
+    data = f"const charts = {literal(figures)};\nconst replicas = {literal(timelines)};"
+    return document(title, body, f"{data}\n{DRAW}{JS}")
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -65,14 +56,9 @@ def _title(runs: Sequence[Run]) -> str:
     return f"{names.pop()}: {len(runs)} runs" if len(names) == 1 else f"Comparison of {len(runs)} runs"
 
 
-def _json(value: object) -> str:
-    """Safe inside a script element."""
-    return msgspec.json.encode(value).decode().replace("</", "<\\/").replace("<!--", "<\\!--")
-
-
 def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
     first = runs[0]
-    facts = {
+    about = {
         "Requests": f"{first.summary.num_requests:,}",
         "Replicas": _fleet(first),
         "Simulated time": _span(first.records.end_s),
@@ -81,8 +67,7 @@ def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
         "Headway": provenance.version,
     }
     if first.summary.warmup_s:
-        facts["Warm-up left out"] = _span(first.summary.warmup_s)
-    listed = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+        about["Warm-up left out"] = _span(first.summary.warmup_s)
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     if not all(run.calibrated for run in runs):
         notes.insert(0, UNCALIBRATED)
@@ -90,7 +75,7 @@ def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
         [
             '<header>\n<div class="brand">Headway</div>',
             f"<h1>{escape(title)}</h1>",
-            f'<dl class="facts">{listed}</dl>',
+            facts(about),
             *(f'<p class="note">{escape(note)}</p>' for note in notes),
             "</header>",
         ]
@@ -123,16 +108,6 @@ def _cell(cell: Cell) -> str:
     return f'<td class="best">{escape(cell.text)}</td>' if cell.best else f"<td>{escape(cell.text)}</td>"
 
 
-def _table(heads: Sequence[str], names: int, rows: Sequence[str]) -> str:
-    """A table whose first `names` columns are text."""
-    cells = [f'<th class="name">{escape(head)}</th>' for head in heads[:names]]
-    cells += [f"<th>{escape(head)}</th>" for head in heads[names:]]
-    lines = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table><thead><tr>{"".join(cells)}</tr></thead>\n<tbody>\n{lines}\n</tbody></table></div>'
-    )
-
-
 def _comparison(runs: Sequence[Run]) -> str:
     compared = compare(runs).without_least(MOST_COLUMNS)
     rows = []
@@ -144,7 +119,7 @@ def _comparison(runs: Sequence[Run]) -> str:
     heads = [*compared.kinds, *(column.title for column in compared.columns)]
     marked = any(cell.best for row in compared.cells for cell in row)
     legend = '<p class="quiet">The best value of a column is green.</p>' if marked else ""
-    return f"<section>\n<h2>Summary</h2>\n{legend}{_table(heads, len(compared.kinds), rows)}\n</section>"
+    return f"<section>\n<h2>Summary</h2>\n{legend}{table(heads, len(compared.kinds), rows)}\n</section>"
 
 
 def _chips(runs: Sequence[Run]) -> str:
@@ -158,20 +133,13 @@ def _chips(runs: Sequence[Run]) -> str:
     return f'<nav class="chips" aria-label="Runs shown">{buttons}</nav>'
 
 
-def _chart(name: str, title: str, caption: str) -> str:
-    return (
-        f"<figure><h3>{escape(title)}</h3><figcaption>{escape(caption)}</figcaption>"
-        f'<div class="chart" id="{name}"></div></figure>'
-    )
-
-
 def _latency(figures: dict[str, charts.Figure]) -> str:
     titles = {
         "ttft": ("Time to first token", "Share of requests within a time; up and left is better."),
         "itl": ("Inter-token latency", "Share of all gaps between tokens within a time."),
         "e2e": ("End-to-end latency", "Share of finished requests within a time."),
     }
-    found = [_chart(name, *words) for name, words in titles.items() if name in figures]
+    found = [chart(name, *words) for name, words in titles.items() if name in figures]
     if not found:
         return '<section>\n<h2>Latency</h2>\n<p class="quiet">No request got a token.</p>\n</section>'
     return f'<section>\n<h2>Latency</h2>\n<div class="grid">{"".join(found)}</div>\n</section>'
@@ -184,7 +152,7 @@ def _load(figures: dict[str, charts.Figure]) -> str:
         "kv": ("KV use", "KV tokens of decoding requests as a share of capacity, over replicas that are up."),
         "progress": ("Arrivals and completions", "Dotted: arrived. A growing distance is a growing backlog."),
     }
-    found = "".join(_chart(name, *words) for name, words in titles.items() if name in figures)
+    found = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
     return f'<section>\n<h2>Load over time</h2>\n<div class="grid two">{found}</div>\n</section>'
 
 
@@ -205,7 +173,7 @@ def _breakdowns(runs: Sequence[Run], figures: dict[str, charts.Figure]) -> str:
     parts = []
     bars = {"tier-ttft_s": "Time to first token, p99", "tier-e2e_s": "End-to-end latency, p99"}
     shown = "".join(
-        _chart(name, title, "By tier; 0 is the most urgent.") for name, title in bars.items() if name in figures
+        chart(name, title, "By tier; 0 is the most urgent.") for name, title in bars.items() if name in figures
     )
     for kind, title in (("tiers", "Tiers"), ("models", "Models"), ("regions", "Regions")):
         groups = list(dict.fromkeys(name for run in runs for name in getattr(run.summary, kind)))
@@ -238,7 +206,7 @@ def _breakdown(runs: Sequence[Run], kind: str, groups: Sequence[str]) -> str:
                 f'<td class="name">{_swatch(index)}{escape(run.name)}</td>'
                 f"<td>{metrics.num_requests:,}</td>{cells}"
             )
-    return _table([kind.removesuffix("s"), "run", "requests", *(column.title for column in columns)], 2, rows)
+    return table([kind.removesuffix("s"), "run", "requests", *(column.title for column in columns)], 2, rows)
 
 
 def _footer(provenance: Provenance) -> str:
@@ -248,7 +216,7 @@ def _footer(provenance: Provenance) -> str:
         for key, (unit, meaning) in DEFINITIONS.items()
     ]
     command = f"<p class='quiet'>Command: <code>{escape(provenance.command)}</code></p>" if provenance.command else ""
-    meanings = _table(["key", "unit", "definition"], 3, definitions)
+    meanings = table(["key", "unit", "definition"], 3, definitions)
     return (
         f"<footer>\n{command}"
         f"<details><summary>Scenario</summary><pre>{escape(provenance.scenario_yaml)}</pre></details>\n"

@@ -1,4 +1,4 @@
-"""The HTML report's look, and the little it does when clicked."""
+"""The pages' look, and the little that the report of runs does when clicked."""
 
 from __future__ import annotations
 
@@ -65,8 +65,6 @@ footer { margin-top: 48px; padding-top: 14px; border-top: 1px solid var(--rule);
 """
 
 JS = """
-const config = {displaylogo: false, responsive: true, displayModeBar: false};
-for (const [id, figure] of Object.entries(charts)) Plotly.newPlot(id, figure.data, figure.layout, config);
 const hidden = new Set();
 function showRuns() {
   for (const [id, figure] of Object.entries(charts)) {

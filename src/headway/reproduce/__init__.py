@@ -1,0 +1,6 @@
+"""The papers' tables and figures: claims with rules fixed beforehand, measured over seeds, and charts."""
+
+from __future__ import annotations
+
+SYSTEMS: dict[str, str] = {}
+"""Name -> module. docs/reproduce.md says what a module offers."""

@@ -1,0 +1,68 @@
+"""Charts over seeds in the reports' style: means, with 95% intervals where there is more than one seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from headway.metrics.series import cdf
+from headway.report.charts import Figure, layout, line_style, numbers
+from headway.report.style import COLORS
+from headway.reproduce.interval import interval
+
+Seeds = Sequence[float | None]
+"""A value a seed; None where there is none."""
+
+
+def curves(lines: Mapping[str, Sequence[tuple[float, Seeds]]], x: str, y: str, **more: Any) -> Figure:
+    """Named lines through (x, a value a seed). `more` goes into the layout, as in xaxis={"type": "log"}."""
+    traces = []
+    for i, (name, points) in enumerate(lines.items()):
+        values = [seeds for _, seeds in points]
+        trace = {"type": "scatter", "mode": "lines+markers", "line": line_style(i), "marker": {"size": 6}}
+        traces.append(trace | {"x": [at for at, _ in points]} | _over_seeds(name, values))
+    return {"data": traces, "layout": _layout(x, y, more)}
+
+
+def bars(groups: Sequence[str], series: Mapping[str, Sequence[Seeds]], y: str, **more: Any) -> Figure:
+    """Groups of named bars: for each series, a value a seed for every group."""
+    traces = []
+    for i, (name, values) in enumerate(series.items()):
+        trace = {"type": "bar", "x": list(groups), "marker": {"color": COLORS[i % len(COLORS)]}}
+        traces.append(trace | _over_seeds(name, values))
+    return {"data": traces, "layout": _layout("", y, {"barmode": "group", "bargap": 0.3, **more})}
+
+
+def distributions(samples: Mapping[str, Sequence[float]], x: str, **more: Any) -> Figure:
+    """Cumulative distributions of named samples."""
+    traces = []
+    for i, (name, values) in enumerate(samples.items()):
+        found = cdf(np.asarray(values, dtype=np.float64))
+        if found is not None:
+            hover = f"%{{y:.1f}}% within %{{x:.4g}}<extra>{name}</extra>"
+            curve = {"x": numbers(found.value_s), "y": numbers(found.percent, 6), "line": line_style(i)}
+            traces.append({"type": "scatter", "mode": "lines", "name": name, "hovertemplate": hover} | curve)
+    percent = {"range": [0, 101], "ticksuffix": "%"}
+    return {"data": traces, "layout": _layout(x, "% of values", {"yaxis": percent, **more})}
+
+
+def _over_seeds(name: str, values: Sequence[Seeds]) -> dict[str, Any]:
+    """Means, error bars, and what hovering says."""
+    known = [[float(value) for value in seeds if value is not None] for seeds in values]
+    means = [fmean(seeds) if seeds else None for seeds in known]
+    halves = [(ends[1] - ends[0]) / 2 if (ends := interval(seeds)) else 0.0 for seeds in known]
+    error = {"type": "data", "array": halves, "thickness": 1.2, "width": 3, "visible": any(halves)}
+    hover = f"%{{x}}: %{{y:.4g}} ± %{{error_y.array:.2g}}<extra>{name}</extra>"
+    if not any(halves):
+        hover = f"%{{x}}: %{{y:.4g}}<extra>{name}</extra>"
+    return {"name": name, "y": means, "error_y": error, "hovertemplate": hover}
+
+
+def _layout(x: str, y: str, more: Mapping[str, Any]) -> Any:
+    """With a legend above."""
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
+    margin = {"l": 52, "r": 10, "t": 34, "b": 44}
+    return layout(x, y, **{"height": 330, "showlegend": True, "legend": legend, "margin": margin, **more})

@@ -1,0 +1,119 @@
+"""What a system's `run` is handed: seeds, and a pool of processes that simulates and remembers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from headway.core.errors import HeadwayError
+from headway.reproduce import store
+from headway.reproduce.store import Store
+from headway.reproduce.tasks import Measurement, Task, perform
+
+K = TypeVar("K", bound=Hashable)
+Tell = Callable[[int, int], None]
+"""Told how many tasks are done, of how many that are known so far."""
+
+
+@dataclass
+class Experiment:
+    """The seeds to measure with, and `run` to measure."""
+
+    seeds: tuple[int, ...]
+    quick: bool = False
+    """Take fewer requests, smaller fleets: whatever makes it a matter of a minute or two."""
+    data: Path | None = None
+    """A folder with public traces, if there is one."""
+    claims: frozenset[str] | None = None
+    """Ids of the claims that were asked for; None = all."""
+    store: Store | None = None
+    tell: Tell | None = None
+    pool: Executor | None = None
+    num_measured: int = 0
+    num_found: int = 0
+    num_known: int = 0
+
+    def wants(self, *claims: str) -> bool:
+        """Whether any of these claims was asked for, so that what only they need can be left out."""
+        return self.claims is None or bool(self.claims.intersection(claims))
+
+    def run(self, tasks: Mapping[K, Task]) -> dict[K, Measurement]:
+        """Measure them all: the same keys, in the same order, whatever the number of processes.
+
+        HeadwayError, with the key in it, where a scenario cannot be run. What has been measured by then is kept.
+        """
+        base_dir = self.data or Path()
+        self.num_known += len(tasks)
+        keys = {name: store.key(task, base_dir) if self.store else "" for name, task in tasks.items()}
+        found = {name: known for name in tasks if (known := self._known(keys[name])) is not None}
+        self._told()
+        left = {name: task for name, task in tasks.items() if name not in found}
+        for name, text in self._performed(left, base_dir):
+            found[name] = msgspec.json.decode(text)
+            self.num_measured += 1
+            if self.store:
+                self.store.keep(keys[name], found[name])
+            self._told()
+        return {name: found[name] for name in tasks}
+
+    def _known(self, key: str) -> Measurement | None:
+        known = self.store.find(key) if self.store else None
+        self.num_found += known is not None
+        return known
+
+    def _told(self) -> None:
+        if self.tell:
+            self.tell(self.num_found + self.num_measured, self.num_known)
+
+    def _performed(self, tasks: Mapping[K, Task], base_dir: Path) -> Iterator[tuple[K, bytes]]:
+        """As they are done."""
+        if self.pool is None:
+            for name, task in tasks.items():
+                with _about(name):
+                    text = perform(task, base_dir)
+                yield name, text
+            return
+        futures = {self.pool.submit(perform, task, base_dir): name for name, task in tasks.items()}
+        try:
+            for future in as_completed(futures):
+                with _about(futures[future]):
+                    text = future.result()
+                yield futures[future], text
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Executor | None]:
+    """A pool of so many processes; None for one, which is this one. Interrupted, its processes end at once."""
+    if jobs == 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _about(name: Hashable) -> Iterator[None]:
+    """Errors say which task they are of."""
+    label = ", ".join(map(str, name)) if isinstance(name, tuple) else str(name)
+    try:
+        yield
+    except HeadwayError as error:
+        raise HeadwayError(f"{label}: {error}") from error
+    except BrokenProcessPool:
+        what = "a process died, perhaps for want of memory; with fewer --jobs, go on from what the cache holds"
+        raise HeadwayError(f"{label}: {what}") from None

@@ -1,0 +1,103 @@
+"""A reproduction as one page: the claims, then every figure and table, then how it was done."""
+
+from __future__ import annotations
+
+from html import escape
+
+from headway import __version__
+from headway.report.page import DRAW, document, facts, literal, table
+from headway.report.table import seconds, short_number
+from headway.reproduce.findings import Figure, Table
+from headway.reproduce.interval import LEVEL
+from headway.reproduce.reproduction import Reproduced, Row
+from headway.reproduce.text import MARKS, WORDS, counted
+
+CSS = """
+.claims td { vertical-align: top; padding-top: 9px; padding-bottom: 9px; }
+.claims td.verdict { text-align: left; font-weight: 650; }
+.claims td.claim { min-width: 230px; }
+.claims td.result { text-align: left; min-width: 130px; white-space: normal; }
+.claims .rule { color: var(--quiet); font-size: 12px; }
+.holds { color: #1d7a46; } .fails { color: #b5423f; } .open { color: #96690c; }
+.mark { display: inline-block; width: 20px; height: 20px; line-height: 20px; border-radius: 50%; text-align: center;
+  color: #fff; margin-right: 7px; font-size: 12px; }
+.holds .mark { background: #1d7a46; } .fails .mark { background: #b5423f; } .open .mark { background: #b98415; }
+.exhibits { grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 34px 28px; }
+.exhibits figcaption { margin-bottom: 4px; }
+.exhibits .wide { grid-column: 1 / -1; }
+"""
+
+_CLASSES = {True: "holds", False: "fails", None: "open"}
+
+
+def page(made: Reproduced, command: str) -> str:
+    """A self-contained page."""
+    charts = {f"exhibit-{i}": each.chart for i, each in enumerate(made.exhibits) if isinstance(each, Figure)}
+    shown = "\n".join(_exhibit(i, each) for i, each in enumerate(made.exhibits))
+    exhibits = f'<section>\n<h2>Figures and tables</h2>\n<div class="grid exhibits">{shown}</div>\n</section>'
+    parts = [_header(made), _claims(made), exhibits if made.exhibits else "", _method(made, command)]
+    script = f"const charts = {literal(charts)};\n{DRAW}"
+    return document(made.title, "\n".join(parts), script, CSS)
+
+
+def _header(made: Reproduced) -> str:
+    result = made.result
+    about = {
+        "Claims": counted(result.claims),
+        "Seeds": str(result.seeds),
+        "Took": seconds(result.wall_s),
+        "Headway": __version__,
+    }
+    quick = "A quick run: fewer seeds and requests than the full one, so that more remains undecided."
+    note = f'<p class="note">{quick}</p>' if result.quick else ""
+    brand = f'<div class="brand">Headway · reproduce {escape(result.system)}</div>'
+    return f"<header>\n{brand}\n<h1>{escape(made.title)}</h1>\n{facts(about)}{note}\n</header>"
+
+
+def _claims(made: Reproduced) -> str:
+    rows = [_row(row) for row in made.result.claims]
+    shown = table(["", "id", "claim", "paper", "Headway, and what the rule asks for", "why"], 6, rows)
+    return f'<section class="claims">\n<h2>Claims</h2>\n{shown}\n</section>'
+
+
+def _row(row: Row) -> str:
+    kind = _CLASSES[row.holds]
+    return (
+        f'<td class="verdict {kind}"><span class="mark" aria-hidden="true">{MARKS[row.holds]}</span>'
+        f'{WORDS[row.holds]}</td><td class="name"><code>{escape(row.id)}</code></td>'
+        f'<td class="text claim">{escape(row.claim)}</td><td class="text">{escape(str(row.paper))}</td>'
+        f'<td class="result">{escape(row.headway)}<div class="rule">{escape(row.rule)}</div></td>'
+        f'<td class="text">{escape(row.why)}</td>'
+    )
+
+
+def _exhibit(i: int, each: Figure | Table) -> str:
+    head = f"<h3>{escape(each.label)}: {escape(each.title)}</h3><figcaption>{escape(each.shows)}</figcaption>"
+    if isinstance(each, Figure):
+        return f'<figure>{head}<div class="chart" id="exhibit-{i}"></div></figure>'
+    rows = ["".join(map(_cell, row)) for row in each.rows]
+    wide = ' class="wide"' if len(each.heads) > 5 else ""
+    return f"<figure{wide}>{head}{table(each.heads, 1, rows)}</figure>"
+
+
+def _cell(value: str | float | None) -> str:
+    if isinstance(value, str):
+        return f'<td class="name">{escape(value)}</td>'
+    return f"<td>{'-' if value is None else short_number(value)}</td>"
+
+
+def _method(made: Reproduced, command: str) -> str:
+    result = made.result
+    again = f" {made.num_found:,} more were in the cache." if made.num_found else ""
+    level = f"{100 * LEVEL:.0f}%"
+    return f"""<footer>
+<h2>Method</h2>
+<p>Rules were fixed before anything ran. A rule looks at one value a seed, for {result.seeds}
+seed{"" if result.seeds == 1 else "s"} (0 to {result.seeds - 1}); seeds change arrivals and lengths, and systems that
+are compared see the same ones. In brackets: Student's t interval of the mean at {level}. A claim holds where the whole
+interval meets the threshold, does not hold where the whole interval misses it, and is undecided where the interval has
+parts on both sides, as one seed alone leaves it. Unless a row argues for another share, the threshold is half of the
+paper's effect. Error bars are such intervals, too.</p>
+<p>{made.num_measured:,} measurements in {seconds(result.wall_s)}.{again} Headway {__version__}.</p>
+<p class="quiet">Command: <code>{escape(command)}</code></p>
+</footer>"""

@@ -1,0 +1,127 @@
+"""Reproduces a system: runs it, judges every claim."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from msgspec import Struct
+
+from headway.core.errors import HeadwayError, unknown
+from headway.reproduce import SYSTEMS
+from headway.reproduce.claims import Claim, Value
+from headway.reproduce.experiment import Experiment, Tell, processes
+from headway.reproduce.findings import Figure, Findings, Outcome, Table
+from headway.reproduce.store import Store
+
+
+class System(Protocol):
+    """What a module of `SYSTEMS` offers."""
+
+    TITLE: str
+    """The paper: its system and title."""
+    SEEDS: int
+    """How many, unless --seeds says."""
+    QUICK_SEEDS: int
+    """How many with --quick."""
+    CLAIMS: tuple[Claim, ...]
+
+    def run(self, experiment: Experiment) -> Findings:
+        """Measure. An outcome for every claim that `experiment.wants`; others may be left out."""
+        ...
+
+
+class Row(Struct, frozen=True):
+    """A claim and what became of it."""
+
+    id: str
+    claim: str
+    paper: str | float
+    headway: str
+    rule: str
+    holds: bool | None
+    """None = undecided."""
+    why: str
+    values: tuple[Value, ...]
+    """One a seed."""
+
+
+class Reproduction(Struct, frozen=True):
+    """What `--json` prints."""
+
+    system: str
+    quick: bool
+    seeds: int
+    wall_s: float
+    claims: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A reproduction, with all that the page shows of it."""
+
+    title: str
+    result: Reproduction
+    exhibits: Sequence[Figure | Table]
+    num_measured: int
+    num_found: int
+    """In the cache."""
+
+
+def load(name: str) -> System:
+    """A system by its name."""
+    if name not in SYSTEMS:
+        raise unknown("system", name, SYSTEMS)
+    return cast(System, import_module(SYSTEMS[name]))
+
+
+def chosen(system: System, ids: Collection[str]) -> tuple[Claim, ...]:
+    """The claims with these ids, in the system's order; all of them without any."""
+    known = {claim.id for claim in system.CLAIMS}
+    for each in ids:
+        if each not in known:
+            raise unknown("claim", each, known)
+    return tuple(claim for claim in system.CLAIMS if not ids or claim.id in ids)
+
+
+def reproduce(
+    name: str, *, quick: bool = False, seeds: int | None = None, jobs: int = 1, ids: Collection[str] = (),
+    store: Store | None = None, data: Path | None = None, tell: Tell | None = None,
+) -> Reproduced:  # fmt: skip
+    """Run a system and judge its claims, or those with the ids given."""
+    began = time.perf_counter()
+    system = load(name)
+    claims = chosen(system, ids)
+    if data is not None and not data.is_dir():
+        raise HeadwayError(f"{data}: no such folder")
+    num_seeds = seeds or (system.QUICK_SEEDS if quick else system.SEEDS)
+    with processes(jobs) as pool:
+        wanted = frozenset(claim.id for claim in claims) if ids else None
+        experiment = Experiment(tuple(range(num_seeds)), quick, data, wanted, store, tell, pool)
+        findings = system.run(experiment)
+    rows = tuple(_row(claim, findings.outcomes[claim.id]) for claim in claims)
+    return Reproduced(
+        title=system.TITLE,
+        result=Reproduction(name, quick, num_seeds, time.perf_counter() - began, rows),
+        exhibits=findings.exhibits,
+        num_measured=experiment.num_measured,
+        num_found=experiment.num_found,
+    )
+
+
+def _row(claim: Claim, outcome: Outcome) -> Row:
+    verdict = claim.rule.judge(outcome.values)
+    return Row(
+        id=claim.id,
+        claim=claim.claim,
+        paper=claim.paper,
+        headway=verdict.headway,
+        rule=str(claim.rule),
+        holds=verdict.holds,
+        why=" ".join(part for part in (verdict.reason, outcome.why) if part),
+        values=tuple(outcome.values),
+    )
