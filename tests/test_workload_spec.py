@@ -199,6 +199,44 @@ def test_arrivals_of_a_trace_with_other_lengths(tmp_path: Path) -> None:
         generate(spec(f"{{{replay}, num_requests: 11, {rest}}}"), 1, tmp_path)
 
 
+REASONING = "input_tokens,reason_tokens,answer_tokens\n" + "".join(f"{i + 1},{2 * i},{i + 3}\n" for i in range(10))
+LENGTHS_ONLY = {
+    "servegen.csv": REASONING,
+    "own.csv": "prompt_tokens,output_tokens,reasoning_tokens\n"
+    + "".join(f"{i + 1},{3 * i + 3},{2 * i}\n" for i in range(10)),
+}
+
+
+@pytest.mark.parametrize("file", LENGTHS_ONLY)
+def test_a_trace_of_lengths_arrives_as_arrivals_say(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text(LENGTHS_ONLY[file])
+    still = generate(spec(f"trace: {file}"), 1, tmp_path)
+    assert (still.arrival_s == 0).all() and "no arrival times" in still.notes[-1]
+    moved = generate(spec(f"{{trace: {file}, arrivals: 8}}"), 1, tmp_path)
+    assert moved.arrival_s.tolist() == made(SYNTHETIC).arrival_s[:10].tolist()
+    assert moved.prompt_tokens.tolist() == list(range(1, 11))
+    assert moved.column("reasoning_tokens").tolist() == list(range(0, 20, 2))
+    assert (moved.output_tokens - moved.column("reasoning_tokens")).tolist() == list(range(3, 13))
+    few = generate(spec(f"{{trace: {{path: {file}, rate_scale: 2}}, arrivals: 8, num_requests: 4}}"), 1, tmp_path)
+    assert np.allclose(few.arrival_s * 2, moved.arrival_s[:4]) and few.prompt_tokens.tolist() == [1, 2, 3, 4]
+    short = generate(spec(f"{{trace: {file}, arrivals: 8, duration_s: 0.5}}"), 1, tmp_path)
+    assert len(short) == int((moved.arrival_s < 0.5).sum())
+    with pytest.raises(HeadwayError, match=rf"num_requests: 11; the trace {file} has 10 requests"):
+        generate(spec(f"{{trace: {file}, arrivals: 8, num_requests: 11}}"), 1, tmp_path)
+    with pytest.raises(HeadwayError, match=r"the trace \S+ has 10 requests"):
+        generate(spec(f"{{trace: {file}, arrivals: 8, num_requests: 20}}"), 1, tmp_path)
+
+
+def test_a_trace_can_take_its_arrivals_from_another(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(OWN)
+    (tmp_path / "l.csv").write_text(REASONING.replace("10,18,12\n", ""))
+    both = generate(spec("{trace: l.csv, arrivals: {kind: replay, path: t.csv}}"), 1, tmp_path)
+    assert both.arrival_s.tolist() == list(range(9)) and both.prompt_tokens.tolist() == list(range(1, 10))
+    windowed = "{trace: {path: t.csv, from_s: 4}, arrivals: 2, slo: {ttft_s: 1}}"
+    late = generate(spec(windowed), 1, tmp_path)
+    assert late.prompt_tokens.tolist() == [5, 6, 7, 8, 9, 10] and (late.column("slo_ttft_s") == 1).all()
+
+
 @pytest.mark.parametrize("name", builtin_workloads())
 def test_builtin_workloads_make_sense_and_can_be_changed(name: str) -> None:
     text = f"{{builtin: {name}, num_requests: 300}}"
@@ -207,7 +245,9 @@ def test_builtin_workloads_make_sense_and_can_be_changed(name: str) -> None:
     assert resolved(spec(f"{{builtin: {name}, duration_s: 9}}")).num_requests is None
     assert isinstance(build(spec(f"{{builtin: {name}, num_requests: 9, concurrency: 2}}"), 1), ClosedLoop)
     faster = resolved(spec(f"{{builtin: {name}, arrivals: 99}}"))
-    assert faster.arrivals == 99 and faster.prompt_tokens is not None
+    assert faster.arrivals == 99
+    kinds = faster.mix if faster.mix is not None else (faster,)
+    assert all(kind.prompt_tokens is not None and kind.output_tokens is not None for kind in kinds)
 
 
 def test_an_unknown_builtin_says_which_there_are() -> None:
@@ -216,11 +256,14 @@ def test_an_unknown_builtin_says_which_there_are() -> None:
 
 
 WRONG = [
-    ("{}", "expected trace, builtin, or prompt_tokens and output_tokens"),
+    ("{}", "expected trace, builtin, mix, or prompt_tokens and output_tokens"),
     ("{arrivals: 8, prompt_tokens: 5, output_tokens: 5}", "num_requests: missing"),
     ("{num_requests: 5, prompt_tokens: 5, output_tokens: 5}", "arrivals: missing"),
-    (SYNTHETIC + "trace: x.csv", "num_requests: not with a trace; say trace.limit"),
-    ("{trace: x.csv, arrivals: 8}", "arrivals: not with a trace"),
+    (SYNTHETIC + "trace: x.csv", "prompt_tokens: not with a trace"),
+    ("{trace: x.csv, num_requests: 8}", "num_requests: not with a trace; say trace.limit, or arrivals too"),
+    ("{trace: x.csv, duration_s: 8}", "duration_s: not with a trace; say trace.to_s"),
+    ("{trace: x.csv, arrivals: 8, correlation: 0.5}", "correlation: not with a trace"),
+    ("{trace: x.csv, arrivals: 8, mix: [{builtin: chat}]}", "mix: not with a trace"),
     ("{trace: x.csv, builtin: chat}", "trace and builtin"),
     ("{builtin: chat, num_requests: 0}", "num_requests: 0"),
     (SYNTHETIC.replace("200", "0"), "output_tokens: 0; expected 1 to 10,000,000"),
@@ -232,6 +275,18 @@ WRONG = [
     (SYNTHETIC.replace("{kind: poisson, rate: 8}", "-1"), "rate: -1"),
     (SYNTHETIC + "tiers: [{tier: 0}, {tier: 0}]", "a number of its own"),
     (SYNTHETIC + "tiers: []", "tiers: expected one or more"),
+    (SYNTHETIC + "tiers: {mix: enterprise, num_tiers: 11}", "num_tiers: 11; expected 1 to 10"),
+    (SYNTHETIC + "tiers: {mix: enterprise, num_tiers: 0}", "num_tiers: 0; expected 1 to 10"),
+    (SYNTHETIC + "tiers: {mix: gausian, num_tiers: 4}", "gausian"),
+    (SYNTHETIC + "tiers: {mix: gaussian}", "num_tiers"),
+    (SYNTHETIC + "correlation: -0.1", "correlation: -0.1; expected 0 to 1"),
+    (SYNTHETIC + "correlation: 1.5", "correlation: 1.5; expected 0 to 1"),
+    (SYNTHETIC + "mix: [{builtin: chat}]", "mix and prompt_tokens: expected one of them"),
+    ("{num_requests: 5, arrivals: 8, mix: []}", "mix: expected one part or more"),
+    ("{num_requests: 5, arrivals: 8, mix: [{prompt_tokens: 3}]}", "expected builtin, or prompt_tokens and output"),
+    ("{num_requests: 5, arrivals: 8, mix: [{builtin: chat, share: -1}]}", "share: -1"),
+    ("{num_requests: 5, arrivals: 8, mix: [{builtin: chat, output_tokens: 0}]}", "output_tokens: 0"),
+    (SYNTHETIC.replace("200", "{kind: uniform, min: 128, max: 300, step: 128}"), "step: 128"),
     (SYNTHETIC + "tiers: [{tier: -1}]", "tier: -1"),
     (SYNTHETIC + "timeout_s: 0", "timeout_s: 0"),
     (SYNTHETIC + "slo: {ttft_s: -2}", "ttft_s: -2"),

@@ -35,7 +35,7 @@ _path = click.Path(path_type=Path)
 seed_option = click.option("--seed", type=int, help="Of everything random; 0 unless given.")
 
 synthetic_options = together((
-    click.option("--workload", help="A built-in workload: chat, chat-sessions, reasoning, long-context."),
+    click.option("--workload", help="A built-in workload, such as chat, reasoning or arena-hard."),
     click.option("--rate", type=_above_0, help="Poisson arrivals per second."),
     click.option("--num-requests", type=_positive, help="How many requests."),
     click.option("--prompt-tokens", help="A number, or a built-in distribution: azure-conv, ..."),

@@ -14,6 +14,7 @@ from headway.core.errors import HeadwayError
 from headway.workload import lengths, transform
 from headway.workload.arrivals import Replay, of_rate
 from headway.workload.check import MAX_TOKENS
+from headway.workload.joint import token_columns
 from headway.workload.sessions import Turns
 from headway.workload.streams import draw, stream
 from headway.workload.table import Floats, Longs, Prefix, Workload
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def rows_of(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
     """One row per request, of a trace or synthetic, with tiers, SLOs, models and regions."""
     if spec.trace is not None:
-        return _dressed(_traced(spec, base_dir), spec, seed).validate(_path(spec, base_dir).name)
+        return _dressed(_traced(spec, seed, base_dir), spec, seed).validate(_path(spec, base_dir).name)
     arrival_s = _starts(spec, seed, spec.num_requests, base_dir)
     rows = _with_lengths(arrival_s, spec, seed)
     if spec.prefixes is not None:
@@ -54,20 +55,36 @@ def turns_of(spec: WorkloadSpec, seed: int, base_dir: Path) -> Turns:
     return turns
 
 
-def _traced(spec: WorkloadSpec, base_dir: Path) -> Workload:
+def _traced(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
     # Readers need pyarrow, which synthetic workloads do without.
     from headway.workload.readers.read import detect, read
 
     trace, path = spec.trace, _path(spec, base_dir)
     if isinstance(trace, str) or trace is None:
-        return _renamed(read(path), None, detect(path))
+        rows = _renamed(read(path), None, detect(path))
+        return rows if spec.arrivals is None else _rescheduled(rows, spec, seed, base_dir)
     rows = read(path, trace.format, limit=trace.limit, sort=trace.sort, skip_bad=trace.skip_bad)
     rows = _renamed(rows, trace.models, trace.format or detect(path))
     if trace.from_s > 0 or trace.to_s is not None:
         rows = transform.window(rows, trace.from_s, trace.to_s)
     if not len(rows):
         raise HeadwayError(f"{path}: no request arrives from {trace.from_s} s to {trace.to_s} s")
+    if spec.arrivals is not None:
+        rows = _rescheduled(rows, spec, seed, base_dir)
     return rows if trace.rate_scale == 1.0 else transform.scale_rate(rows, trace.rate_scale)
+
+
+def _rescheduled(rows: Workload, spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
+    """The rows of a trace in their order, at the times that `arrivals` says."""
+    all_rows = None if isinstance(spec.arrivals, Replay) else len(rows)
+    arrival_s = _starts(spec, seed, spec.num_requests or all_rows, base_dir)
+    if spec.num_requests is None:
+        arrival_s = arrival_s[: len(rows)]
+    if len(arrival_s) > len(rows):
+        name = _path(spec, base_dir).name
+        raise HeadwayError(f"workload: num_requests: {len(arrival_s):,}; the trace {name} has {len(rows):,} requests")
+    moved = transform.arriving_at(rows.head(len(arrival_s)), arrival_s)
+    return moved.with_notes("requests arrive as `arrivals` says, not at the times of the trace")
 
 
 def _path(spec: WorkloadSpec, base_dir: Path) -> Path:
@@ -123,20 +140,7 @@ def _empty(arrival_s: Floats) -> Workload:
 
 def _with_lengths(arrival_s: Floats, spec: WorkloadSpec, seed: int) -> Workload:
     """A row for each arrival."""
-
-    def drawn(column: lengths.Column) -> npt.NDArray[np.int32]:
-        length = getattr(spec, column)
-        return lengths.sample(length, column, stream(seed, column), len(arrival_s), column).astype("i4")
-
-    columns: dict[str, Any] = {
-        "arrival_s": arrival_s,
-        "prompt_tokens": drawn("prompt_tokens"),
-        "output_tokens": drawn("output_tokens"),
-    }
-    if spec.reasoning_tokens is not None:
-        columns["reasoning_tokens"] = drawn("reasoning_tokens")
-        columns["output_tokens"] = columns["output_tokens"] + columns["reasoning_tokens"]
-    return Workload(columns)
+    return Workload({"arrival_s": arrival_s, **token_columns(spec, len(arrival_s), seed)})
 
 
 def _groups(
@@ -171,7 +175,7 @@ def _dressed(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
         rows = transform.with_slo(rows, **_promises(spec.slo))
     if spec.timeout_s is not None:
         rows = transform.with_slo(rows, timeout_s=spec.timeout_s)
-    if spec.tiers is not None:
+    if isinstance(spec.tiers, tuple):  # `resolved` has spelled out a mix.
         rows = transform.retier(rows, {t.tier: t.share for t in spec.tiers}, seed)
         for tier in spec.tiers:
             rows = transform.with_slo(rows, tier=tier.tier, timeout_s=tier.timeout_s, **_promises(tier))

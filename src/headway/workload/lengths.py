@@ -16,11 +16,14 @@ from numpy.random import Generator
 from headway.core.errors import unknown
 from headway.workload.check import MAX_TOKENS
 
+Floats = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 Column = Literal["prompt_tokens", "output_tokens", "reasoning_tokens"]
 
 Z99 = 2.3263478740408408
 """The 99th percentile of the standard normal distribution."""
+
+_ERFC = np.frompyfunc(math.erfc, 1, 1)
 
 
 class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal", tag_field="kind"):
@@ -54,30 +57,49 @@ class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal"
 
     def sample(self, random: Generator, num: int) -> Longs:
         """Token counts."""
+        return _tokens(random.lognormal(*self._mu_sigma(), num), self.min, self.max)
+
+    def at(self, scores: Floats) -> Longs:
+        """The token counts that stand at these standard normal scores."""
+        mu, sigma = self._mu_sigma()
+        return _tokens(np.exp(mu + sigma * scores), self.min, self.max)
+
+    def _mu_sigma(self) -> tuple[float, float]:
+        """Mean and standard deviation of the logarithm."""
         if self.mean is not None and self.cv is not None:
             sigma = math.sqrt(math.log1p(self.cv**2))
-            mu = math.log(self.mean) - sigma**2 / 2
-        else:
-            assert self.p50 is not None and self.p99 is not None
-            mu = math.log(self.p50)
-            sigma = (math.log(self.p99) - mu) / Z99
-        return _tokens(random.lognormal(mu, sigma, num), self.min, self.max)
+            return math.log(self.mean) - sigma**2 / 2, sigma
+        assert self.p50 is not None and self.p99 is not None
+        mu = math.log(self.p50)
+        return mu, (math.log(self.p99) - mu) / Z99
 
 
 class Uniform(Struct, frozen=True, forbid_unknown_fields=True, tag="uniform", tag_field="kind"):
-    """Every whole number between two, both included, alike."""
+    """Every whole number between two, or every so-many-th, both included, alike."""
 
     min: int
     """Fewest tokens."""
     max: int
     """Most tokens."""
+    step: int = 1
+    """Only min, min + step, min + 2 step and so on, up to max."""
 
     def __post_init__(self) -> None:
         _bounds(self.min, self.max)
+        if self.step < 1 or (self.max - self.min) % self.step:
+            raise ValueError(f"step: {self.step}; expected 1 or more, and max a whole number of steps above min")
 
     def sample(self, random: Generator, num: int) -> Longs:
         """Token counts."""
-        return random.integers(self.min, self.max, num, endpoint=True)
+        return self.min + self.step * random.integers(0, self._steps(), num, endpoint=True)
+
+    def at(self, scores: Floats) -> Longs:
+        """The token counts that stand at these standard normal scores."""
+        steps = np.minimum(_quantile(scores) * (self._steps() + 1), self._steps()).astype("i8")
+        return self.min + self.step * steps
+
+    def _steps(self) -> int:
+        return (self.max - self.min) // self.step
 
 
 class Geometric(Struct, frozen=True, forbid_unknown_fields=True, tag="geometric", tag_field="kind"):
@@ -96,6 +118,13 @@ class Geometric(Struct, frozen=True, forbid_unknown_fields=True, tag="geometric"
     def sample(self, random: Generator, num: int) -> Longs:
         """Counts."""
         return np.minimum(random.geometric(1 / self.mean, num), self.max)
+
+    def at(self, scores: Floats) -> Longs:
+        """The counts that stand at these standard normal scores."""
+        if self.mean == 1:
+            return np.ones(len(scores), "i8")
+        further = np.log(_quantile(-scores)) / math.log1p(-1 / self.mean)
+        return _tokens(np.ceil(further), 1, self.max)
 
 
 class Quantiles(Struct, frozen=True, forbid_unknown_fields=True, tag="quantiles", tag_field="kind"):
@@ -119,6 +148,10 @@ class Quantiles(Struct, frozen=True, forbid_unknown_fields=True, tag="quantiles"
         """Token counts, 1 or more."""
         return _tokens(np.interp(random.random(num), self.quantiles, self.tokens), 1, MAX_TOKENS)
 
+    def at(self, scores: Floats) -> Longs:
+        """The token counts that stand at these standard normal scores."""
+        return _tokens(np.interp(_quantile(scores), self.quantiles, self.tokens), 1, MAX_TOKENS)
+
 
 Distribution = Lognormal | Uniform | Geometric | Quantiles
 Length = int | str | Distribution
@@ -132,6 +165,15 @@ def sample(length: Length, column: Column, random: Generator, num: int, where: s
     if isinstance(length, str):
         return builtin(length, column, where).sample(random, num)
     return length.sample(random, num)
+
+
+def at(length: Length, column: Column, scores: Floats, where: str = "") -> Longs:
+    """The token counts of a column that stand at these standard normal scores."""
+    if isinstance(length, int):
+        return np.full(len(scores), length, "i8")
+    if isinstance(length, str):
+        return builtin(length, column, where).at(scores)
+    return length.at(scores)
 
 
 class Fitted(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,7 +208,12 @@ def builtin(name: str, column: Column, where: str = "") -> Quantiles:
     return Quantiles(known.quantiles, getattr(known.distributions[name], column))
 
 
-def _tokens(values: npt.NDArray[np.float64], low: int, high: int) -> Longs:
+def _quantile(scores: Floats) -> Floats:
+    """The part of a standard normal distribution below each score."""
+    return np.asarray(_ERFC(-scores / math.sqrt(2)), "f8") / 2
+
+
+def _tokens(values: Floats, low: int, high: int) -> Longs:
     return np.clip(np.rint(values), low, high).astype("i8")
 
 

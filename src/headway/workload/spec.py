@@ -1,7 +1,7 @@
 """The `workload:` section of a scenario, and the source of requests that it stands for.
 
-Three ways to say what arrives: a `trace`, a `builtin` workload by name, or a synthetic one from `arrivals`,
-`prompt_tokens` and `output_tokens`. What else stands in the section applies to any of the three.
+Three ways to say what arrives: a `trace`, a `builtin` workload by name, or a synthetic one from `arrivals` and
+lengths (`prompt_tokens` and `output_tokens`, or a `mix`). What else stands in the section applies to any of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError, unknown
 from headway.workload.arrivals import Arrivals, Replay, of_rate
@@ -23,6 +23,7 @@ from headway.workload.lengths import Column, Geometric, Length, builtin
 from headway.workload.sessions import Sessions, flattened
 from headway.workload.source import Source
 from headway.workload.table import Workload
+from headway.workload.tiermix import MixName, shares
 from headway.workload.trace import TraceSource
 
 
@@ -68,18 +69,34 @@ class Tier(Struct, frozen=True, forbid_unknown_fields=True):
         _positive(self, "ttft_s", "tpot_s", "e2e_s", "deadline_after_s", "timeout_s")
 
 
+class TierMix(Struct, frozen=True, forbid_unknown_fields=True):
+    """Tiers by the name of a mix, as K-tier Llumnix is measured with. What they are promised stands in `slo`."""
+
+    mix: MixName
+    """uniform: all alike. gaussian: most in the middle. enterprise: 10% in tier 0, 20% in the last one."""
+    num_tiers: int
+    """K: tiers 0 to K - 1; 1 to 10."""
+
+    def __post_init__(self) -> None:
+        try:
+            shares(self.mix, self.num_tiers)
+        except HeadwayError as error:
+            raise ValueError(str(error)) from None
+
+
 class Trace(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests from a file."""
 
     path: str
-    """The file, gzip or not, relative to the scenario's folder."""
+    """The file, gzip or not, relative to the scenario's folder. With `arrivals` beside it, the file gives only the
+    requests, in their order, and needs no arrival times."""
     format: str | None = None
     """azure, mooncake, mooncake-lengths, burstgpt, servegen, headway-csv or headway-parquet; nothing =
     recognised by the first line."""
     limit: int | None = None
     """Read no more than this many rows."""
     rate_scale: float = 1.0
-    """2 = twice the rate, in half the time. Applied after from_s and to_s."""
+    """2 = twice the rate, in half the time. Applied after from_s and to_s, and to `arrivals` where they are given."""
     sort: bool = False
     """Sort by arrival; otherwise rows out of order are an error."""
     skip_bad: bool = False
@@ -139,14 +156,39 @@ class SessionsSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("think_s, think_cv: expected 0 or more")
 
 
+class Part(Struct, frozen=True, forbid_unknown_fields=True):
+    """One kind of request in a `mix`."""
+
+    share: float = 1.0
+    """Its part of all requests, relative to the other parts' shares."""
+    builtin: str | None = None
+    """Lengths of this built-in workload; what is given besides takes the place of its own."""
+    prompt_tokens: Length | None = None
+    """As outside of a mix."""
+    output_tokens: Length | None = None
+    """As outside of a mix."""
+    reasoning_tokens: Length | None = None
+    """As outside of a mix."""
+    correlation: float | None = None
+    """As outside of a mix."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < float("inf"):
+            raise ValueError(f"share: {self.share}; expected 0 or more")
+        _check_lengths(self)
+        if self.builtin is None and (self.prompt_tokens is None or self.output_tokens is None):
+            raise ValueError("mix: expected builtin, or prompt_tokens and output_tokens")
+
+
 class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """What arrives. See the module's first lines for the three ways to say it."""
 
     trace: str | Trace | None = None
     """Requests from a file: its path, or more about it."""
     builtin: str | None = None
-    """A workload that comes with Headway: chat, chat-sessions, reasoning, long-context. Every key given here
-    besides takes the place of its own."""
+    """A workload that comes with Headway: chat, chat-sessions, reasoning, long-context, alpaca-eval, arena-hard,
+    arena-hard-reasoning-heavy, math-500, gpqa, live-code-bench, pascal-reasoning, pascal-answering, ktier. Every
+    key given here besides takes the place of its own."""
     num_requests: int | None = None
     """How many requests (with sessions: turns of all sessions)."""
     duration_s: float | None = None
@@ -160,14 +202,19 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Output lengths, in the same ways. With reasoning_tokens: those of the answer, reasoning not counted."""
     reasoning_tokens: Length | None = None
     """Reasoning tokens, which come before the answer's and on top of them."""
+    correlation: float | None = None
+    """Rank correlation (Spearman) of prompt, reasoning and answer within a request, each pair alike: 1 = the longer
+    the one, the longer the others; nothing = 0, drawn one by one."""
+    mix: tuple[Part, ...] | None = None
+    """Several kinds of request, drawn for each, in place of prompt_tokens, output_tokens and reasoning_tokens."""
     prefixes: Prefixes | None = None
     """Groups of requests that share their first tokens."""
     sessions: SessionsSpec | None = None
     """Conversations of several turns."""
     slo: Slo | None = None
     """What every request was promised."""
-    tiers: tuple[Tier, ...] | None = None
-    """A mix of tiers, drawn for each request (with sessions: each session), with promises of their own."""
+    tiers: tuple[Tier, ...] | TierMix | None = None
+    """Tiers, drawn for each request (with sessions: each session), with promises of their own; or a mix by name."""
     models: str | dict[str, float] | None = None
     """The model asked for, or several with their shares; nothing = whichever the fleet serves."""
     regions: str | dict[str, float] | None = None
@@ -184,11 +231,9 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
         _positive(self, "num_requests", "duration_s", "timeout_s", "concurrency")
         if isinstance(self.arrivals, (int, float)):
             of_rate(self.arrivals)
-        for name in ("prompt_tokens", "output_tokens", "reasoning_tokens"):
-            length: Length | None = getattr(self, name)
-            if length is not None:
-                _check_length(name, length, name)
-        if self.tiers is not None and len({t.tier for t in self.tiers}) < max(len(self.tiers), 1):
+        _check_lengths(self)
+        self._check_mix()
+        if isinstance(self.tiers, tuple) and len({t.tier for t in self.tiers}) < max(len(self.tiers), 1):
             raise ValueError("tiers: expected one or more, each with a number of its own")
         if self.concurrency is not None and self.sessions is not None:
             raise ValueError("concurrency and sessions: expected one of them; sessions make a loop of their own")
@@ -201,15 +246,28 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
         elif self.builtin is None:
             self._check_synthetic()
 
-    def _check_trace(self) -> None:
-        for name in SYNTHETIC:
+    def _check_mix(self) -> None:
+        if self.mix is None:
+            return
+        for name in ONE_KIND:
             if getattr(self, name) is not None:
-                hint = "say trace.limit" if name == "num_requests" else "it is for synthetic workloads"
+                raise ValueError(f"mix and {name}: expected one of them; the parts of a mix say their own")
+        if not self.mix:
+            raise ValueError("mix: expected one part or more")
+
+    def _check_trace(self) -> None:
+        for name in (*ONE_KIND, "mix", "prefixes", "sessions"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: not with a trace; it is for synthetic workloads")
+        if self.arrivals is not None:
+            return
+        for name, hint in (("num_requests", "say trace.limit, or arrivals too"), ("duration_s", "say trace.to_s")):
+            if getattr(self, name) is not None:
                 raise ValueError(f"{name}: not with a trace; {hint}")
 
     def _check_synthetic(self) -> None:
-        if self.prompt_tokens is None or self.output_tokens is None:
-            raise ValueError("expected trace, builtin, or prompt_tokens and output_tokens")
+        if self.mix is None and (self.prompt_tokens is None or self.output_tokens is None):
+            raise ValueError("expected trace, builtin, mix, or prompt_tokens and output_tokens")
         if self.arrivals is None and self.concurrency is None:
             raise ValueError("arrivals: missing; say a rate per second, as in `arrivals: 8`")
         endless = self.num_requests is None and not isinstance(self.arrivals, Replay)
@@ -217,10 +275,8 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("num_requests: missing; say how many requests, or duration_s")
 
 
-SYNTHETIC = (
-    "num_requests", "duration_s", "arrivals", "prompt_tokens", "output_tokens", "reasoning_tokens",
-    "prefixes", "sessions",
-)  # fmt: skip
+ONE_KIND = ("prompt_tokens", "output_tokens", "reasoning_tokens", "correlation")
+"""The lengths of requests that are all of one kind."""
 
 
 def build(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Source:
@@ -258,22 +314,48 @@ def enough_memory() -> Iterator[None]:
 
 
 def resolved(spec: WorkloadSpec) -> WorkloadSpec:
-    """The spec with what its `builtin` says filled in. HeadwayError for a name that there is not."""
-    if spec.builtin is None:
-        return spec
-    known = builtin_workloads()
-    if spec.builtin not in known:
-        raise unknown("builtin workload", spec.builtin, known, "workload: builtin")
+    """The spec with what its names stand for filled in. HeadwayError for a built-in workload that there is not."""
+    full = spec if spec.builtin is None else _over(_builtin(spec.builtin, "workload: builtin"), spec)
+    if full.mix is not None:
+        full = structs.replace(full, mix=tuple(_filled(part) for part in full.mix))
+    if isinstance(full.tiers, TierMix):
+        drawn = enumerate(shares(full.tiers.mix, full.tiers.num_tiers))
+        full = structs.replace(full, tiers=tuple(Tier(tier, share) for tier, share in drawn))
+    return full
+
+
+def _over(known: WorkloadSpec, spec: WorkloadSpec) -> WorkloadSpec:
+    """A built-in workload with what `spec` says in place of its own."""
     said = {n: v for n in spec.__struct_fields__ if (v := getattr(spec, n)) is not None and n != "builtin"}
-    base = {n: getattr(known[spec.builtin], n) for n in spec.__struct_fields__}
+    base = {n: getattr(known, n) for n in spec.__struct_fields__}
     if "num_requests" in said or "duration_s" in said:
         base |= {"num_requests": None, "duration_s": None}
     if "concurrency" in said:
         base |= {"arrivals": None, "sessions": None}
+    if "mix" in said:
+        base |= dict.fromkeys(ONE_KIND)
     try:
         return WorkloadSpec(**{**base, **said})
     except ValueError as error:
         raise HeadwayError(f"workload: {error}") from None
+
+
+def _filled(part: Part) -> Part:
+    """The part with the lengths of its built-in workload."""
+    if part.builtin is None:
+        return part
+    known = _builtin(part.builtin, "workload: mix: builtin")
+    if known.mix is not None:
+        raise HeadwayError(f"workload: mix: builtin: {part.builtin} is a mix itself; expected a workload of one kind")
+    own = {n: getattr(known, n) if (said := getattr(part, n)) is None else said for n in ONE_KIND}
+    return Part(part.share, **own)
+
+
+def _builtin(name: str, where: str) -> WorkloadSpec:
+    known = builtin_workloads()
+    if name not in known:
+        raise unknown("builtin workload", name, known, where)
+    return known[name]
 
 
 @cache
@@ -288,6 +370,16 @@ def _positive(struct: Struct, *names: str) -> None:
         value = getattr(struct, name)
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name}: {value}; expected a number above 0")
+
+
+def _check_lengths(said: Part | WorkloadSpec) -> None:
+    """The lengths of requests of one kind, and how they move together."""
+    for name in ("prompt_tokens", "output_tokens", "reasoning_tokens"):
+        length: Length | None = getattr(said, name)
+        if length is not None:
+            _check_length(name, length, name)
+    if said.correlation is not None and not 0 <= said.correlation <= 1:
+        raise ValueError(f"correlation: {said.correlation}; expected 0 to 1")
 
 
 def _check_length(key: str, length: Length, column: Column) -> None:

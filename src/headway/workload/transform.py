@@ -11,7 +11,7 @@ from headway.workload.streams import draw
 from headway.workload.table import Floats, Workload
 
 
-def _arriving_at(workload: Workload, arrival_s: Floats) -> Workload:
+def arriving_at(workload: Workload, arrival_s: Floats) -> Workload:
     """With new arrival times; deadlines keep their distance."""
     deadline_s = workload.columns.get("deadline_s")
     moved = workload.with_columns({"arrival_s": arrival_s})
@@ -24,7 +24,7 @@ def scale_rate(workload: Workload, factor: float) -> Workload:
     """Arrivals `factor` times as dense: 2 = twice the rate, in half the time."""
     if not 0 < factor < float("inf"):
         raise HeadwayError(f"rate scale: {factor}; expected a number above 0")
-    return _arriving_at(workload, workload.arrival_s / factor)
+    return arriving_at(workload, workload.arrival_s / factor)
 
 
 def window(workload: Workload, from_s: float = 0.0, to_s: float | None = None) -> Workload:
@@ -34,7 +34,7 @@ def window(workload: Workload, from_s: float = 0.0, to_s: float | None = None) -
         raise HeadwayError(f"window: from_s {from_s} to to_s {to_s}; expected 0 <= from_s < to_s")
     start, stop = np.searchsorted(workload.arrival_s, [from_s, end_s]).tolist()
     part = workload.slice(start, stop)
-    return _arriving_at(part, part.arrival_s - from_s)
+    return arriving_at(part, part.arrival_s - from_s)
 
 
 def retier(workload: Workload, mix: Mapping[int, float], seed: int) -> Workload:

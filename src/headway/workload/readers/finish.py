@@ -10,6 +10,8 @@ from headway.core.errors import HeadwayError
 from headway.workload.readers.options import Options
 from headway.workload.table import Workload
 
+NO_ARRIVALS = "the file has no arrival times: without `arrivals` beside the trace, all requests arrive at 0"
+
 
 def without_failures(workload: Workload) -> Workload:
     """Without the rows of no prompt or no output tokens: failed requests. The notes count them."""

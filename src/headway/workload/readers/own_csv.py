@@ -1,4 +1,4 @@
-"""Our own CSV: columns named as in the workload table, an empty cell = none.
+"""Our own CSV: columns named as in the workload table, an empty cell = none. It may lack `arrival_s`.
 
 `model` and `region` are names; `prefix` is `id:tokens` pairs separated by spaces.
 """
@@ -10,15 +10,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from headway.core.errors import HeadwayError, unknown
 from headway.workload.readers import kinds
 from headway.workload.readers.blocks import first_line
 from headway.workload.readers.csvtable import CsvTable, header_of, read_table
+from headway.workload.readers.finish import NO_ARRIVALS
 from headway.workload.readers.kinds import Kind
 from headway.workload.readers.options import Options
-from headway.workload.table import DTYPES, QUALITY, REQUIRED, Prefix, Workload, is_column
+from headway.workload.table import DTYPES, QUALITY, Prefix, Workload, is_column
 
+LENGTHS = ("prompt_tokens", "output_tokens")
 KINDS: dict[str, Kind] = {
     "arrival_s": kinds.SECONDS,
     "prompt_tokens": kinds.TOKENS,
@@ -35,7 +38,7 @@ KINDS: dict[str, Kind] = {
 
 def matches(line: str) -> bool:
     """By its header."""
-    return set(REQUIRED) <= set(header_of(line))
+    return set(LENGTHS) <= set(header_of(line))
 
 
 def read(path: Path, options: Options) -> Workload:
@@ -44,15 +47,16 @@ def read(path: Path, options: Options) -> Workload:
     for name in header:
         if name != "prefix" and not is_column(name):
             raise unknown("column", name, [*DTYPES, "prefix", f"{QUALITY}MODEL"], f"{path}: line 1")
-    columns = {name: KINDS.get(name, kinds.OPTIONAL) for name in [*REQUIRED, *header]}
-    table = read_table(path, columns, "arrival_s", options)
+    timed = "arrival_s" in header
+    columns = {name: KINDS.get(name, kinds.OPTIONAL) for name in [*LENGTHS, *header]}
+    table = read_table(path, columns, "arrival_s", structs.replace(options, sort=options.sort or not timed))
     codes = table.columns.pop("prefix", None)
     workload = Workload(
-        dict(table.columns),
+        {"arrival_s": np.zeros(len(table)), **table.columns},
         table.names.get("model", ()),
         table.names.get("region", ()),
         None if codes is None else _prefix(path, table, codes.tolist()),
-        tuple(table.notes),
+        tuple(table.notes) if timed else (*table.notes, NO_ARRIVALS),
     )
     return (workload.sorted() if options.sort else workload).validate(str(path))
 
