@@ -15,7 +15,7 @@ from headway.core.request import Phase, Segment
 
 @dataclass
 class FakeRequest:
-    """`core.view.PlacedRequestView`, and what an oracle sees."""
+    """`core.view.OracleRequestView`."""
 
     id: int = 0
     arrival_s: float = 0.0

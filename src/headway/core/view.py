@@ -49,6 +49,10 @@ class RequestView(Protocol):
         """Output tokens so far."""
 
     @property
+    def answer_tokens(self) -> int:
+        """Answering tokens so far: output tokens that came after the reasoning."""
+
+    @property
     def phase(self) -> Phase: ...
     @property
     def turn(self) -> int:

@@ -7,8 +7,6 @@ what is wrong.
 
 from __future__ import annotations
 
-import gc
-import pickle
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
@@ -16,17 +14,11 @@ from random import Random
 from typing import Any
 
 from headway.core.decision import Placement
-from headway.core.policy import Learner, MovingOrdering, Ordering, Router, SteppedOrdering
+from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, Router, SteppedOrdering
 from headway.policies.purity import nothing_outside
-from headway.policies.strict_views import (
-    BrokenPolicyError,
-    Step,
-    Visit,
-    draw_request,
-    draw_story,
-    fleet_view,
-    request_view,
-)
+from headway.policies.stories import Step, draw_request, draw_story, progress
+from headway.policies.strict_views import BrokenPolicyError, Visit, fleet_view, request_view
+from headway.policies.trial import check_let_go, is_oracle, learn, pickled
 
 MakeRouter = Callable[[], Router]
 MakeOrdering = Callable[[], Ordering]
@@ -58,7 +50,7 @@ def router_reads(make: MakeRouter, seeds: Iterable[int] = range(20)) -> set[str]
 def ordering_reads(make: MakeOrdering, seeds: Iterable[int] = range(20)) -> set[str]:
     """What an ordering was seen to read, such as `request.tier`."""
     ordering = make()
-    visit = Visit(_is_oracle(ordering))
+    visit = Visit(is_oracle(ordering))
     for seed in seeds:
         for values in _requests(seed):
             _rank(ordering, values, _NOW, visit)
@@ -89,9 +81,9 @@ def survives_pickling(make: MakeRouter, seed: int) -> None:
     """A copy of it, made when fresh or in mid-run, goes on as the original does."""
     steps = draw_story(seed)
     middle = len(steps) // 2
-    router = _pickled(make())
+    router = pickled(make())
     _play(router, steps[:middle], Random(seed))
-    copy = _pickled(router)
+    copy = pickled(router)
     if _play(router, steps[middle:], Random(1)) != _play(copy, steps[middle:], Random(1)):
         raise BrokenPolicyError("decides differently once it was pickled and unpickled: some of its state was lost")
 
@@ -100,8 +92,8 @@ def leaves_views_alone(make: MakeRouter, seed: int) -> None:
     """It neither changes what it is shown nor keeps it."""
     router, random = make(), Random(seed)
     for step in draw_story(seed, num_steps=12):
-        _learn(router, step)
-        visit = Visit(_is_oracle(router))
+        learn(router, step.ended)
+        visit = Visit(is_oracle(router))
         view = fleet_view(step.now, random, _dicts(step), visit)
         request = request_view(step.request, visit)
         shown = list(view.replicas)
@@ -110,18 +102,18 @@ def leaves_views_alone(make: MakeRouter, seed: int) -> None:
             raise BrokenPolicyError("changed view.replicas: sort a copy instead")
         kept = [weakref.ref(one) for one in (view, request, *shown)]
         del view, request, shown
-        _check_let_go(kept)
+        check_let_go(kept)
 
 
 def reaches_for_nothing_else(make: MakeRouter, seed: int) -> None:
     """No clock, no environment, no I/O, no randomness but `view.random`."""
     router, random = make(), Random(seed)
     for step in draw_story(seed, num_steps=20):
-        visit = Visit(_is_oracle(router))
+        visit = Visit(is_oracle(router))
         view = fleet_view(step.now, random, _dicts(step), visit)
         request = request_view(step.request, visit)
         with nothing_outside():
-            _learn(router, step)
+            learn(router, step.ended)
             router.route(request, view)
 
 
@@ -138,8 +130,8 @@ def _play(router: Router, steps: Sequence[Step], random: Random, reads: set[str]
     """The replicas that a router chooses. It may read what only oracles may if it says that it is one."""
     chosen = []
     for step in steps:
-        _learn(router, step)
-        visit = Visit(_is_oracle(router))
+        learn(router, step.ended)
+        visit = Visit(is_oracle(router))
         view = fleet_view(step.now, random, _dicts(step), visit)
         placement = router.route(request_view(step.request, visit), view)
         if not isinstance(placement, Placement):
@@ -153,11 +145,6 @@ def _play(router: Router, steps: Sequence[Step], random: Random, reads: set[str]
 
 def _dicts(step: Step) -> list[Any]:
     return list(step.replicas)
-
-
-def _learn(router: Router, step: Step) -> None:
-    if step.ended is not None and isinstance(router, Learner):
-        router.learn(step.ended)
 
 
 # Orderings.
@@ -196,7 +183,7 @@ def ranks_the_same_again(make: MakeOrdering, seed: int) -> None:
     used, fresh = make(), make()
     requests = _requests(seed)
     ranks = [_rank(used, values, _NOW) for values in requests]
-    for which, other in (("a fresh instance", fresh), ("a pickled copy", _pickled(used)), ("it", used)):
+    for which, other in (("a fresh instance", fresh), ("a pickled copy", pickled(used)), ("it", used)):
         if [_rank(other, values, _NOW) for values in requests] != ranks:
             raise BrokenPolicyError(f"{which} ranked the same requests differently")
 
@@ -221,36 +208,52 @@ def worsens_only_as_announced(make: MakeOrdering, seed: int) -> None:
         left = values["output_tokens"] - values["generated_tokens"]
         steps = min(left, 50)
         if isinstance(ordering, SteppedOrdering):
-            said = ordering.next_change_tokens(request_view(values, Visit(_is_oracle(ordering))))
+            said = ordering.next_change_tokens(request_view(values, Visit(is_oracle(ordering))))
             if said is not None and said < 1:
                 raise BrokenPolicyError(f"next_change_tokens said {said}; it must be at least 1")
             steps = steps if said is None else min(steps, said - 1)
-        rank = _rank(ordering, values, _NOW)
+        rank, phase = _rank(ordering, values, _NOW), values["phase"]
         for gained in range(1, steps + 1):
-            grown = {**values, "generated_tokens": values["generated_tokens"] + gained}
+            grown = {**values, **progress(values["generated_tokens"] + gained, values["reasoning_tokens"])}
             before, rank = rank, _rank(ordering, grown, _NOW)
-            if rank > before:
+            may_change = isinstance(ordering, QueuedOrdering) and grown["phase"] != phase
+            phase = grown["phase"]
+            if rank > before and not may_change:
                 raise BrokenPolicyError(
                     f"the rank got worse after {gained} tokens, and next_change_tokens did not say so"
                 )
+
+
+def keeps_its_queues(make: MakeOrdering, seed: int) -> None:
+    """With several queues: each request is in one of them, and its rank begins with it."""
+    ordering = make()
+    if not isinstance(ordering, QueuedOrdering):
+        return
+    for values in _requests(seed):
+        rank = _rank(ordering, values, _NOW)
+        queue = ordering.queue(request_view(values, Visit(is_oracle(ordering))))
+        if type(queue) is not int or not 0 <= queue < ordering.num_queues:
+            raise BrokenPolicyError(f"queue {queue!r} of a request is none of 0 to {ordering.num_queues - 1}")
+        if not isinstance(rank, tuple) or not rank or rank[0] != queue:
+            raise BrokenPolicyError(f"rank {rank!r} of a request in queue {queue} does not begin with its queue")
 
 
 def leaves_requests_alone(make: MakeOrdering, seed: int) -> None:
     """It neither changes a request nor keeps it."""
     ordering = make()
     for values in _requests(seed):
-        request = request_view(values, Visit(_is_oracle(ordering)))
+        request = request_view(values, Visit(is_oracle(ordering)))
         ordering.rank(request, _NOW)
         kept = [weakref.ref(request)]
         del request
-        _check_let_go(kept)
+        check_let_go(kept)
 
 
 def looks_at_nothing_else(make: MakeOrdering, seed: int) -> None:
     """No clock, no environment, no I/O, no randomness."""
     ordering = make()
     for values in _requests(seed):
-        request = request_view(values, Visit(_is_oracle(ordering)))
+        request = request_view(values, Visit(is_oracle(ordering)))
         with nothing_outside():
             ordering.rank(request, _NOW)
             if isinstance(ordering, MovingOrdering):
@@ -265,6 +268,7 @@ ORDERING_CHECKS: tuple[Callable[[MakeOrdering, int], None], ...] = (
     ranks_the_same_again,
     holds_its_ranks_between_changes,
     worsens_only_as_announced,
+    keeps_its_queues,
     leaves_requests_alone,
     looks_at_nothing_else,
 )
@@ -276,36 +280,13 @@ def _requests(seed: int) -> list[dict[str, Any]]:
 
 
 def _rank(ordering: Ordering, values: dict[str, Any], now: float, visit: Visit | None = None) -> Any:
-    return ordering.rank(request_view(values, visit or Visit(_is_oracle(ordering))), now)
+    return ordering.rank(request_view(values, visit or Visit(is_oracle(ordering))), now)
 
 
 def _next_change(ordering: Ordering, values: dict[str, Any], now: float) -> float:
     if not isinstance(ordering, MovingOrdering):
         return float("inf")
-    change = ordering.next_change(request_view(values, Visit(_is_oracle(ordering))), now)
+    change = ordering.next_change(request_view(values, Visit(is_oracle(ordering))), now)
     if change is not None and not change > now:
         raise BrokenPolicyError(f"next_change said {change} s at {now} s; it must be later, or None")
     return float("inf") if change is None else change
-
-
-# Both.
-
-
-def _is_oracle(policy: object) -> bool:
-    return bool(getattr(policy, "oracle", False))
-
-
-def _pickled(policy: Any) -> Any:
-    try:
-        return pickle.loads(pickle.dumps(policy))
-    except BrokenPolicyError:
-        raise
-    except Exception as error:
-        raise BrokenPolicyError(f"cannot be pickled: {error}") from error
-
-
-def _check_let_go(kept: Sequence[weakref.ref[Any]]) -> None:
-    if any(ref() is not None for ref in kept):
-        gc.collect()
-    if any(ref() is not None for ref in kept):
-        raise BrokenPolicyError("kept a view after the call: copy the values that you need")

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
 
-from headway.core.record import Ended, Outcome
-from headway.core.request import Phase, Segment
 from headway.core.view import (
     FleetView,
     OracleReplicaView,
     OracleRequestView,
+    PlacedRequestView,
+    PoolsView,
+    PoolView,
     ReplicaView,
     RequestView,
 )
@@ -69,8 +70,11 @@ _ORACLE_REQUEST = _attributes(OracleRequestView)
 _ORACLE_REPLICA = _attributes(OracleReplicaView)
 _SHOWN = {
     "request": _attributes(RequestView) | _ORACLE_REQUEST,
+    "placed": _attributes(RequestView) | _attributes(PlacedRequestView) | _ORACLE_REQUEST,
     "replica": _attributes(ReplicaView) | _ORACLE_REPLICA,
     "view": _attributes(FleetView),
+    "pool": _attributes(PoolView),
+    "pools": _attributes(PoolsView),
 }
 
 
@@ -80,10 +84,27 @@ def request_view(values: Values, visit: Visit) -> RequestView:
 
 
 def fleet_view(now: float, random: Random, replicas: list[Values], visit: Visit) -> FleetView:
-    """A fleet as a router sees it."""
-    views = [_view("replica", values, _ORACLE_REPLICA, visit) for values in replicas]
-    values = {"now": now, "random": random, "replicas": views}
+    """A fleet as a router or a migration policy sees it."""
+    values = {"now": now, "random": random, "replicas": _replica_views(replicas, visit)}
     return cast(FleetView, _view("view", values, frozenset(), visit))
+
+
+def pools_view(now: float, random: Random, pools: list[Values], visit: Visit) -> PoolsView:
+    """Pools as a scaler sees them."""
+    views = [
+        _view("pool", {**pool, "replicas": _replica_views(pool["replicas"], visit)}, frozenset(), visit)
+        for pool in pools
+    ]
+    values = {"now": now, "random": random, "pools": views}
+    return cast(PoolsView, _view("pools", values, frozenset(), visit))
+
+
+def _replica_views(replicas: list[Values], visit: Visit) -> list[StrictView]:
+    views = []
+    for values in replicas:
+        placed = [_view("placed", one, _ORACLE_REQUEST, visit) for one in values["requests"]]
+        views.append(_view("replica", {**values, "requests": placed}, _ORACLE_REPLICA, visit))
+    return views
 
 
 def _view(kind: str, values: Values, hidden: frozenset[str], visit: Visit) -> StrictView:
@@ -91,90 +112,3 @@ def _view(kind: str, values: Values, hidden: frozenset[str], visit: Visit) -> St
         odd = sorted(values.keys() ^ _SHOWN[kind])
         raise ValueError(f"a {kind} view differs from headway.core.view in {', '.join(odd)}")
     return StrictView(kind, values, hidden, visit)
-
-
-def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
-    """A request with some generated tokens, and more to come; anything optional may be there or not."""
-    arrival_s = now - rng.choice((0.0, rng.expovariate(0.1)))
-    generated = rng.choice((0, 0, rng.randrange(3000)))
-    output = generated + rng.randrange(1, 3000)
-    return {
-        "id": id,
-        "arrival_s": arrival_s,
-        "prompt_tokens": rng.choice((1, rng.randrange(1, 100_000))),
-        "model": "",
-        "tier": rng.randrange(4),
-        "region": rng.choice(("", "east", "west")),
-        "session_id": rng.choice((None, rng.randrange(12))),
-        "prefix": tuple(Segment(rng.randrange(6), rng.randrange(1, 900)) for _ in range(rng.randrange(4))),
-        "slo_ttft_s": rng.choice((None, rng.uniform(0.1, 5))),
-        "slo_tpot_s": rng.choice((None, rng.uniform(0.01, 1))),
-        "slo_e2e_s": rng.choice((None, rng.uniform(1, 300))),
-        "deadline_s": rng.choice((None, arrival_s + rng.uniform(-1, 300))),
-        "generated_tokens": generated,
-        "phase": rng.choice(tuple(Phase)),
-        "turn": rng.choice((0, rng.randrange(100_000))),
-        "attempt": rng.randrange(3),
-        "output_tokens": output,
-        "reasoning_tokens": rng.randrange(output + 1),
-    }
-
-
-_HUGE = 10**15
-_MOST = {"idle": 0, "equal": 0, "ordinary": 400, "huge": _HUGE}
-
-
-def draw_replica(rng: Random, id: int, mood: str) -> dict[str, Any]:
-    """A replica that is `idle`, `equal` to all others, `ordinary`, or reports `huge` or missing loads."""
-    most = _MOST[mood]
-    level = 7 if mood == "equal" else 0
-    kv_blocks_total = rng.choice((0, 1, _HUGE)) if mood == "huge" else 10_000
-    loads = {
-        name: level + rng.randrange(most * scale + 1)
-        for name, scale in (
-            ("num_in_flight", 1), ("num_waiting", 1), ("num_running", 1), ("prefill_tokens_left", 200),
-            ("tokens_generated", 200), ("output_tokens_left", 200),
-        )
-    }  # fmt: skip
-    identity = {"id": id, "pool": "main", "model": "", "gpu": "", "region": "", "max_num_seqs": 256}
-    blocks = {"kv_blocks_used": rng.randrange(kv_blocks_total + 1) if most else level}
-    return {**identity, **loads, **blocks, "kv_blocks_total": kv_blocks_total}
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a router meets at one moment: an ending to learn from, then a request to place."""
-
-    now: float
-    request: dict[str, Any]
-    replicas: list[dict[str, Any]]
-    ended: Ended | None
-
-
-def draw_story(seed: int, num_steps: int = 60) -> list[Step]:
-    """A run in brief: requests come, replicas vanish and return, at times there is only one."""
-    rng = Random(seed)
-    steps = []
-    now = 0.0
-    for i in range(num_steps):
-        if i % 6 == 0:
-            num_replicas = rng.choice((1, 2, 3, 8, 20))
-            ids = rng.sample(range(24), num_replicas)
-            mood = rng.choice(tuple(_MOST))
-        now += rng.choice((0.0, rng.expovariate(1.0)))
-        replicas = [draw_replica(rng, id, mood) for id in ids]
-        ended = draw_ended(rng, i, now) if rng.random() < 0.4 else None
-        steps.append(Step(now, draw_request(rng, i, now), replicas, ended))
-    return steps
-
-
-def draw_ended(rng: Random, id: int, now: float) -> Ended:
-    """A request that ended just now, in whichever way."""
-    outcome = rng.choice(tuple(Outcome))
-    generated = 0 if outcome is Outcome.REJECTED else rng.randrange(1, 2000)
-    replica = -1 if outcome is Outcome.REJECTED else rng.randrange(24)
-    first_token_s = now - 1.0 if generated else None
-    return Ended(
-        id, outcome, "", rng.randrange(4), replica, now - 2.0, first_token_s, now,
-        rng.randrange(1, 9000), generated,
-    )  # fmt: skip

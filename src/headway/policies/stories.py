@@ -1,0 +1,181 @@
+"""Requests, fleets and pools drawn at random, to try policies on: plain values for `strict_views`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from headway.core.record import Ended, Outcome
+from headway.core.request import Phase, Segment
+
+
+def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
+    """A request with some generated tokens, and more to come; anything optional may be there or not."""
+    arrival_s = now - rng.choice((0.0, rng.expovariate(0.1)))
+    generated = rng.choice((0, 0, rng.randrange(3000)))
+    output = generated + rng.randrange(1, 3000)
+    reasoning = rng.choice((0, min(generated + rng.randrange(60), output), rng.randrange(output + 1)))
+    return {
+        "id": id,
+        "arrival_s": arrival_s,
+        "prompt_tokens": rng.choice((1, rng.randrange(1, 100_000))),
+        "model": "",
+        "tier": rng.randrange(4),
+        "region": rng.choice(("", "east", "west")),
+        "session_id": rng.choice((None, rng.randrange(12))),
+        "prefix": tuple(Segment(rng.randrange(6), rng.randrange(1, 900)) for _ in range(rng.randrange(4))),
+        "slo_ttft_s": rng.choice((None, rng.uniform(0.1, 5))),
+        "slo_tpot_s": rng.choice((None, rng.uniform(0.01, 1))),
+        "slo_e2e_s": rng.choice((None, rng.uniform(1, 300))),
+        "deadline_s": rng.choice((None, arrival_s + rng.uniform(-1, 300))),
+        **progress(generated, reasoning),
+        "turn": rng.choice((0, rng.randrange(100_000))),
+        "attempt": rng.randrange(3),
+        "replica": -1,
+        "output_tokens": output,
+        "reasoning_tokens": reasoning,
+    }
+
+
+def progress(generated: int, reasoning: int) -> dict[str, Any]:
+    """What a request shows of itself after so many output tokens, if it reasons for so many."""
+    return {
+        "generated_tokens": generated,
+        "answer_tokens": max(generated - reasoning, 0),
+        "phase": Phase.REASONING if generated < reasoning else Phase.ANSWERING,
+    }
+
+
+def draw_placed(rng: Random, request: dict[str, Any], replica: int) -> dict[str, Any]:
+    """The request as one of a replica's."""
+    is_waiting = rng.random() < 0.5
+    has_kv = not is_waiting or rng.random() < 0.5
+    flags = {"is_waiting": is_waiting, "is_running": not is_waiting and rng.random() < 0.7, "has_kv": has_kv}
+    return {**request, **flags, "is_moving": rng.random() < 0.1, "replica": replica}
+
+
+_HUGE = 10**15
+_MOST = {"idle": 0, "equal": 0, "ordinary": 400, "huge": _HUGE}
+
+
+def draw_replica(
+    rng: Random, id: int, mood: str, placed: Sequence[dict[str, Any]] = (), drains: float = 0.0
+) -> dict[str, Any]:
+    """A replica that is `idle`, `equal` to all others, `ordinary`, or reports `huge` or missing loads."""
+    most = _MOST[mood]
+    level = 7 if mood == "equal" else 0
+    kv_blocks_total = rng.choice((0, 1, _HUGE)) if mood == "huge" else 10_000
+    loads = {
+        name: level + rng.randrange(most * scale + 1)
+        for name, scale in (
+            ("num_in_flight", 1), ("num_waiting", 1), ("num_running", 1), ("prefill_tokens_left", 200),
+            ("tokens_generated", 200), ("output_tokens_left", 200), ("kv_blocks_host", 20),
+            ("head_demand_blocks", 1), ("num_arriving", 1),
+        )
+    }  # fmt: skip
+    identity = {"id": id, "pool": "main", "model": "", "gpu": "", "region": "", "max_num_seqs": 256}
+    blocks = {"kv_blocks_used": rng.randrange(kv_blocks_total + 1) if most else level, "block_size_tokens": 16}
+    first = rng.randrange(loads["num_in_flight"] + 1)
+    queues = rng.choice(((loads["num_in_flight"],), (first, loads["num_in_flight"] - first)))
+    return {
+        **identity, **loads, **blocks, "kv_blocks_total": kv_blocks_total, "queue_lengths": queues,
+        "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
+        "answers_on_pace": mood == "equal" or rng.random() < 0.7, "is_draining": rng.random() < drains,
+        "requests": [draw_placed(rng, request, id) for request in placed],
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a policy meets at one moment: an ending to learn from, then a request to decide on."""
+
+    now: float
+    request: dict[str, Any]
+    replicas: list[dict[str, Any]]
+    ended: Ended | None
+
+
+def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> list[Step]:
+    """A run in brief: requests come, replicas vanish and return, at times there is only one.
+
+    A replica drains with probability `drains`.
+    """
+    rng = Random(seed)
+    steps = []
+    now = 0.0
+    for i in range(num_steps):
+        if i % 6 == 0:
+            num_replicas = rng.choice((1, 2, 3, 8, 20))
+            ids = rng.sample(range(24), num_replicas)
+            mood = rng.choice(tuple(_MOST))
+            present = [draw_request(rng, num_steps + i + k, now) for k in range(rng.choice((1, 6)))]
+        now += rng.choice((0.0, rng.expovariate(1.0)))
+        homes = [rng.choice(ids) for _ in present]
+        placed = {id: [one for one, home in zip(present, homes, strict=True) if home == id] for id in ids}
+        replicas = [draw_replica(rng, id, mood, placed[id], drains) for id in ids]
+        ended = draw_ended(rng, i, now) if rng.random() < 0.4 else None
+        steps.append(Step(now, draw_request(rng, i, now), replicas, ended))
+    return steps
+
+
+def draw_migration_story(seed: int, num_steps: int = 60) -> list[Step]:
+    """As `draw_story`, some replicas draining; the request of each step is a placed one whose reasoning ends now."""
+    return [_with_phase_over(Random(seed), step) for step in draw_story(seed, num_steps, drains=0.15)]
+
+
+def _with_phase_over(rng: Random, step: Step) -> Step:
+    chosen = rng.choice([one for replica in step.replicas for one in replica["requests"]])
+    reasoning = max(chosen["generated_tokens"], 1)
+    chosen |= {**progress(reasoning, reasoning), "reasoning_tokens": reasoning, "is_moving": False}
+    chosen["output_tokens"] = max(chosen["output_tokens"], reasoning + 1)
+    return replace(step, request=chosen)
+
+
+@dataclass(frozen=True)
+class PoolsStep:
+    """What a scaler meets at one moment."""
+
+    now: float
+    pools: list[dict[str, Any]]
+    ended: Ended | None
+
+
+def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
+    """A few pools over time: idle, ordinary and overloaded, replicas coming, going and starting."""
+    rng = Random(seed)
+    named = [_draw_pool(rng, name) for name in rng.sample(("a", "b", "c", "west"), rng.choice((1, 2, 4)))]
+    steps = []
+    now = 0.0
+    for i in range(num_steps):
+        now += rng.choice((1.0, rng.expovariate(0.01)))
+        mood = rng.choice(tuple(_MOST))
+        pools = []
+        for first, pool in enumerate(named):
+            num_up = rng.randrange(pool["max_replicas"] + 1)
+            replicas = [draw_replica(rng, 100 * first + k, mood, drains=0.15) for k in range(num_up)]
+            of_pool = {"pool": pool["name"], **{key: pool[key] for key in ("model", "gpu", "region")}}
+            num_starting = rng.randrange(pool["max_replicas"] - num_up + 1)
+            pools.append({**pool, "num_starting": num_starting, "replicas": [r | of_pool for r in replicas]})
+        steps.append(PoolsStep(now, pools, draw_ended(rng, i, now) if rng.random() < 0.4 else None))
+    return steps
+
+
+def _draw_pool(rng: Random, name: str) -> dict[str, Any]:
+    fewest = rng.choice((0, 1, 3))
+    most = fewest + rng.choice((0, 1, 6))
+    identity = {"name": name, "model": rng.choice(("m", "n")), "gpu": "h100", "region": rng.choice(("", "east"))}
+    return {**identity, "min_replicas": fewest, "max_replicas": most}
+
+
+def draw_ended(rng: Random, id: int, now: float) -> Ended:
+    """A request that ended just now, in whichever way."""
+    outcome = rng.choice(tuple(Outcome))
+    generated = 0 if outcome is Outcome.REJECTED else rng.randrange(1, 2000)
+    replica = -1 if outcome is Outcome.REJECTED else rng.randrange(24)
+    first_token_s = now - 1.0 if generated else None
+    return Ended(
+        id, outcome, "", rng.randrange(4), replica, now - 2.0, first_token_s, now,
+        rng.randrange(1, 9000), generated,
+    )  # fmt: skip
