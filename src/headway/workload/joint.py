@@ -2,7 +2,7 @@
 
 Prompt, reasoning and answer are drawn one by one, or tied by a rank correlation: a Gaussian copula with one
 common factor, so that each keeps its own distribution. In real traces long thoughts come with long answers
-(Spearman 0.43 in ServeGen's reasoning requests), which sets how much memory a request holds at its end.
+(Spearman 0.43 in ServeGen's reasoning requests, over its clients), and the two share a request's memory.
 """
 
 from __future__ import annotations
