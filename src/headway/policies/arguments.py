@@ -13,6 +13,12 @@ def at_least(name: str, value: float, lowest: float) -> None:
         raise HeadwayError(f"{name}: expected a number of at least {lowest:g}, got {value!r}")
 
 
+def between(name: str, value: float, lowest: float, highest: float) -> None:
+    """Refuse a number outside of `lowest` to `highest`, or NaN."""
+    if not lowest <= value <= highest:
+        raise HeadwayError(f"{name}: expected a number from {lowest:g} to {highest:g}, got {value!r}")
+
+
 def above(name: str, value: float, bound: float) -> None:
     """Refuse a number that is not above `bound`, infinite or NaN."""
     if not isfinite(value) or value <= bound:

@@ -1,0 +1,1 @@
+"""Who goes to another replica: one idea a file."""

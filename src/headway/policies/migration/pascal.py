@@ -1,0 +1,61 @@
+"""Where to answer: PASCAL's Algorithm 2, and its adaptive migration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.decision import Move
+from headway.core.request import Phase
+from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.policies.arguments import at_least
+
+
+class Pascal:
+    """When its reasoning ends, a request goes where the fewest others reason, of replicas whose answers keep pace.
+
+    Those who reason are counted by the ordering's first queue (see the ordering `pascal`). Where no replica's
+    answers keep their pace, all are eligible, and answers that have not used up their first `quantum_tokens`, or
+    are on their way there, count too. With `adaptive`, a request stays where its replica has a free KV block and
+    the chosen one lacks room for its KV cache and a block to grow. Of equals, its own replica, then the lowest id.
+    Source: PASCAL, Algorithm 2 and Fig. 7.
+    """
+
+    interval_s: float | None = None
+
+    def __init__(self, adaptive: bool = True, quantum_tokens: int = 500) -> None:
+        at_least("quantum_tokens", quantum_tokens, 1)
+        self._adaptive = adaptive
+        self._quantum_tokens = quantum_tokens
+
+    def moves(self, view: FleetView) -> Sequence[Move]:
+        return ()
+
+    def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
+        own = request.replica
+        eligible = [i for i in view.replicas if i.answers_on_pace]
+        if eligible:
+            load = {i.id: i.queue_lengths[0] for i in eligible}
+        else:
+            load = {i.id: i.queue_lengths[0] + self._fresh(i, request.id) for i in view.replicas}
+        selected = min(load, key=lambda i: (load[i], i != own, i))
+        if selected == own or (self._adaptive and _stays(request, view.replicas, selected)):
+            return None
+        return Move(request.id, selected, scores=tuple(load.items()))
+
+    def _fresh(self, replica: ReplicaView, but: int) -> int:
+        """Answers at a replica within their first quantum, and those about to arrive."""
+        return replica.num_arriving + sum(
+            one.phase is Phase.ANSWERING
+            and one.answer_tokens < self._quantum_tokens
+            and one.id != but
+            and not one.is_moving
+            for one in replica.requests
+        )
+
+
+def _stays(request: RequestView, replicas: Sequence[ReplicaView], selected: int) -> bool:
+    """The request's replica has room for it to go on, and the selected one has not."""
+    free = {i.id: i.kv_blocks_total - i.kv_blocks_used for i in replicas}
+    block = next(i.block_size_tokens for i in replicas if i.id == selected)
+    needed = -(-(request.prompt_tokens + request.generated_tokens) // block) + 1
+    return free[request.replica] >= 1 and free[selected] < needed

@@ -1,0 +1,50 @@
+"""Join the freest replica (K-tier Llumnix, section 3.4)."""
+
+from __future__ import annotations
+
+from math import inf
+
+from headway.core.decision import Placement
+from headway.core.record import Ended
+from headway.core.view import FleetView, RequestView
+from headway.policies.freeness import full_freeness
+from headway.policies.headroom import Decay, Kind, headroom_of
+from headway.policies.routing.least_loaded import least_loaded
+
+
+class Freest:
+    """The replica with the most KV blocks left per running request, headroom for its tiers taken off.
+
+    Freeness is `(M - used - head of the line - headroom) / running` in blocks (K-tier Llumnix, eq. 1-4), so a
+    replica that runs nothing is freer by orders of magnitude than one that is half full, and what waits behind
+    the first in line counts for nothing: bursts shorter than a prefill go to one replica. Of equals, the one with
+    the fewest requests in flight, then the lower id. A draining replica is chosen only where all are, and then the
+    least loaded. Headroom: a tier that is present takes `h_max * exp(-decay * tier)` of the cache; `decay: auto`
+    leaves the last of `num_tiers` a hundredth of that; `headroom: binary` keeps `h_max` for tier 0 alone, as
+    Llumnix does. `adaptive` budgets rise while a tier misses its SLOs.
+    """
+
+    def __init__(
+        self,
+        num_tiers: int = 4,
+        h_max: float = 0.2,
+        decay: Decay = 1.0,
+        headroom: Kind = "exponential",
+        adaptive: bool = False,
+    ) -> None:
+        self._headroom = headroom_of(num_tiers, h_max, decay, headroom, adaptive)
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        chosen, most, fewest = -1, -inf, 0
+        for replica in view.replicas:
+            free = full_freeness(replica, self._headroom)
+            if free < most or free == -inf:
+                continue
+            load = replica.num_in_flight
+            if free > most or (load, replica.id) < (fewest, chosen):
+                chosen, most, fewest = replica.id, free, load
+        return Placement(least_loaded(view.replicas) if most == -inf else chosen)
+
+    def learn(self, record: Ended) -> None:
+        """What adaptive headroom goes by."""
+        self._headroom.learn(record)

@@ -1,0 +1,89 @@
+"""INFaaS's routing by cost, as K-tier Llumnix has it for a baseline (section 3.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from headway.core.decision import Placement
+from headway.core.record import Ended, Outcome
+from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.policies.arguments import at_least, between
+
+
+class State(Enum):
+    """How a replica does; the value is its penalty."""
+
+    ACTIVE = 0.0
+    INTERFERED = 0.5
+    """Slow, and not for its queue: something else is at its GPU."""
+    OVERLOADED = 1.0
+    """More wait than it can take in soon."""
+    INACTIVE = 2.0
+    """It drains, and is chosen only where all others do."""
+
+
+class Infaas:
+    """The lowest cost: `alpha * requests there + beta * their usual time + gamma * penalty of the state`.
+
+    Requests there are all that wait or run; their usual time is an EWMA, in seconds, of the time from arrival to end
+    of those that finished at the replica (the fleet's mean while none did). A replica is OVERLOADED (penalty 1)
+    when more than `overload_share` of `max_num_seqs` requests wait, INTERFERED (penalty 0.5) when it is not but its
+    usual time is over `interference_factor` times the fleet's mean, INACTIVE (penalty 2) when it drains,
+    otherwise ACTIVE (no penalty). It knows nothing of KV caches, never moves a request, and balances rather
+    than packs. The source gives no constants: all defaults are Headway's, and `gamma` says how many requests a whole
+    penalty outweighs. Of equals, the one with the fewest requests, then the lower id.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        gamma: float = 100.0,
+        ewma_weight: float = 0.2,
+        overload_share: float = 0.1,
+        interference_factor: float = 1.5,
+    ) -> None:
+        for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma), ("overload_share", overload_share)):
+            at_least(name, value, 0)
+        between("ewma_weight", ewma_weight, 0, 1)
+        at_least("interference_factor", interference_factor, 1)
+        self._alpha, self._beta, self._gamma = alpha, beta, gamma
+        self._weight = ewma_weight
+        self._overload_share = overload_share
+        self._interference_factor = interference_factor
+        self._usual_s: dict[int, float] = {}
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        replicas = view.replicas
+        mean_s = self._mean_s(replicas)
+        costs = []
+        for replica in replicas:
+            queue = max(replica.num_in_flight, replica.num_waiting + replica.num_running)
+            usual_s = self._usual_s.get(replica.id, mean_s)
+            penalty = self.state(replica, mean_s).value
+            cost = self._alpha * queue + self._beta * usual_s + self._gamma * penalty
+            costs.append((cost, queue, replica.id))
+        return Placement(min(costs)[2])
+
+    def state(self, replica: ReplicaView, mean_s: float) -> State:
+        """How the replica does, among others whose usual time is `mean_s` on average."""
+        if replica.is_draining:
+            return State.INACTIVE
+        if replica.num_waiting > self._overload_share * replica.max_num_seqs:
+            return State.OVERLOADED
+        if self._usual_s.get(replica.id, mean_s) > self._interference_factor * mean_s:
+            return State.INTERFERED
+        return State.ACTIVE
+
+    def learn(self, record: Ended) -> None:
+        """Only requests that finished say how long they take."""
+        if record.outcome is Outcome.FINISHED:
+            took_s = record.end_s - record.arrival_s
+            before_s = self._usual_s.get(record.replica, took_s)
+            self._usual_s[record.replica] = before_s + self._weight * (took_s - before_s)
+
+    def _mean_s(self, replicas: Sequence[ReplicaView]) -> float:
+        """The mean of the replicas' usual times; 0 while no request finished at any of them."""
+        known = [self._usual_s[replica.id] for replica in replicas if replica.id in self._usual_s]
+        return sum(known) / len(known) if known else 0.0

@@ -1,0 +1,1 @@
+"""How many replicas there are: one idea a file."""
