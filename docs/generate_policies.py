@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.policy import Learner
-from headway.policies import ORDERINGS, ROUTERS
+from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 from headway.policies.conformance import ordering_reads, router_reads
+from headway.policies.conformance_migration import migration_reads
+from headway.policies.conformance_scaler import scaler_reads
 
 PAGE = Path(__file__).with_name("policies.md")
 
@@ -28,22 +30,30 @@ policies:
 ```
 
 *Reads* is everything that a policy was seen to read in its conformance tests, besides the replicas' ids. The
-names are those of `headway.core.view`. A policy marked *oracle* reads what only a simulation knows: use it as
-a bound. [Write a policy](write-a-policy.md) shows how to add one.
+names are those of `headway.core.view`; `placed` is one of a replica's requests. A policy marked *oracle* reads
+what only a simulation knows: use it as a bound. [Write a policy](write-a-policy.md) shows how to add one.
 """
+
+
+KINDS: tuple[tuple[str, str, Mapping[str, type[Any]], Any], ...] = (
+    ("Routers", "Which replica gets a request.", ROUTERS, router_reads),
+    (
+        "Orderings", "Who goes first, and who gives way when memory runs out: the last in the ranking.",
+        ORDERINGS, ordering_reads,
+    ),
+    ("Migrations", "Who goes to another replica. Without one, nobody does.", MIGRATIONS, migration_reads),
+    ("Scalers", "How many replicas there are. Without one, as many as the fleet says.", SCALERS, scaler_reads),
+)  # fmt: skip
+"""(title, what such a policy decides, all by name, what says what one reads)."""
 
 
 def page() -> str:
     """The whole page."""
-    parts = [
-        INTRO,
-        "## Routers\n\nWhich replica gets a request.\n",
-        _table(ROUTERS, router_reads),
-        *(_section(name, cls) for name, cls in ROUTERS.items()),
-        "## Orderings\n\nWho goes first, and who gives way when memory runs out: the last in the ranking.\n",
-        _table(ORDERINGS, ordering_reads),
-        *(_section(name, cls) for name, cls in ORDERINGS.items()),
-    ]
+    parts = [INTRO]
+    for title, decides, named, reads in KINDS:
+        if named:
+            parts += [f"## {title}\n\n{decides}\n", _table(named, reads)]
+            parts += [_section(name, cls) for name, cls in named.items()]
     return "\n".join(parts)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from headway.core.policy import Ordering, Router
+from headway.core.policy import Migration, Ordering, Router, Scaler
+from headway.policies.migration.pascal import Pascal as PascalMigration
 from headway.policies.ordering.edf import Edf
 from headway.policies.ordering.fcfs import Fcfs
+from headway.policies.ordering.pascal import Pascal as PascalOrdering
 from headway.policies.ordering.priority import Priority
 from headway.policies.ordering.round_robin import RoundRobin as RoundRobinOrdering
 from headway.policies.ordering.shortest_remaining import ShortestRemaining
+from headway.policies.ordering.shortest_to_answer import ShortestToAnswer
 from headway.policies.routing.jsq_tokens import JsqTokens
 from headway.policies.routing.jsq_tokens_oracle import JsqTokensOracle
+from headway.policies.routing.least_footprint import LeastFootprint
 from headway.policies.routing.least_kv import LeastKv
 from headway.policies.routing.least_loaded import LeastLoaded
+from headway.policies.routing.pascal import Pascal
 from headway.policies.routing.power_of_two import PowerOfTwo
 from headway.policies.routing.prefix_affinity import PrefixAffinity
 from headway.policies.routing.random import Random
@@ -26,8 +31,10 @@ ROUTERS: dict[str, type[Router]] = {
     "jsq-tokens-oracle": JsqTokensOracle,
     "power-of-two": PowerOfTwo,
     "least-kv": LeastKv,
+    "least-footprint": LeastFootprint,
     "prefix-affinity": PrefixAffinity,
     "session-affinity": SessionAffinity,
+    "pascal": Pascal,
 }
 
 ORDERINGS: dict[str, type[Ordering]] = {
@@ -36,4 +43,12 @@ ORDERINGS: dict[str, type[Ordering]] = {
     "priority": Priority,
     "edf": Edf,
     "shortest-remaining": ShortestRemaining,
+    "shortest-to-answer": ShortestToAnswer,
+    "pascal": PascalOrdering,
 }
+
+MIGRATIONS: dict[str, type[Migration]] = {
+    "pascal": PascalMigration,
+}
+
+SCALERS: dict[str, type[Scaler]] = {}

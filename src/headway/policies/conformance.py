@@ -1,4 +1,5 @@
-"""What every policy must hold to, your own as well: `check_router(MyRouter)`, `check_ordering(MyOrdering)`.
+"""What every policy must hold to, your own as well: `check_router(MyRouter)`, `check_ordering(MyOrdering)`,
+`check_migration(MyMigration)`, `check_scaler(MyScaler)`.
 
 `make` is whatever makes a fresh instance when called: the class itself, a lambda with arguments, or what
 `headway.policies.resolve` gives. A check that fails raises `BrokenPolicyError`, an AssertionError that says
@@ -15,24 +16,30 @@ from typing import Any
 
 from headway.core.decision import Placement
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, Router, SteppedOrdering
+from headway.policies.conformance_migration import check_migration
+from headway.policies.conformance_scaler import check_scaler
 from headway.policies.purity import nothing_outside
 from headway.policies.stories import Step, draw_request, draw_story, progress
 from headway.policies.strict_views import BrokenPolicyError, Visit, fleet_view, request_view
-from headway.policies.trial import check_let_go, is_oracle, learn, pickled
+from headway.policies.trial import SEEDS, check_let_go, is_oracle, learn, pickled
+
+__all__ = [
+    "ORDERING_CHECKS", "ROUTER_CHECKS", "check_migration", "check_ordering", "check_router", "check_scaler",
+    "ordering_reads", "router_reads",
+]  # fmt: skip
 
 MakeRouter = Callable[[], Router]
 MakeOrdering = Callable[[], Ordering]
-_SEEDS = range(8)
 
 
-def check_router(make: MakeRouter, seeds: Iterable[int] = _SEEDS) -> None:
+def check_router(make: MakeRouter, seeds: Iterable[int] = SEEDS) -> None:
     """Every check of a router, over stories drawn from these seeds."""
     for seed in seeds:
         for check in ROUTER_CHECKS:
             check(make, seed)
 
 
-def check_ordering(make: MakeOrdering, seeds: Iterable[int] = _SEEDS) -> None:
+def check_ordering(make: MakeOrdering, seeds: Iterable[int] = SEEDS) -> None:
     """Every check of an ordering, over requests drawn from these seeds."""
     for seed in seeds:
         for check in ORDERING_CHECKS:

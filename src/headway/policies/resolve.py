@@ -13,14 +13,15 @@ import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 
 from headway.core.errors import HeadwayError, unknown
-from headway.core.policy import Ordering, Router
-from headway.policies import ORDERINGS, ROUTERS
+from headway.core.policy import Migration, Ordering, Router, Scaler
+from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 
 P = TypeVar("P", covariant=True)
 Spec = str | Mapping[str, Any]
@@ -65,6 +66,26 @@ def ordering(spec: Spec) -> Choice[Ordering]:
         raise HeadwayError(f"ordering {choice.name}: `quantum` must be a number of tokens, or None for none")
     if type(preemptive) is not bool:
         raise HeadwayError(f"ordering {choice.name}: `preemptive` must be True or False")
+    return choice
+
+
+def migration(spec: Spec) -> Choice[Migration]:
+    """The migration policy that a spec asks for. Raises HeadwayError if it cannot be had."""
+    choice: Choice[Migration] = _choice("migration", spec, MIGRATIONS)
+    made = choice()
+    _check_verb("migration", choice.name, made, "moves", ("view",))
+    _check_verb("migration", choice.name, made, "at_phase", ("request", "view"))
+    if getattr(made, "interval_s", "") is not None:
+        _check_interval("migration", choice.name, made, ", or None for never")
+    return choice
+
+
+def scaler(spec: Spec) -> Choice[Scaler]:
+    """The scaler that a spec asks for. Raises HeadwayError if it cannot be had."""
+    choice: Choice[Scaler] = _choice("scaler", spec, SCALERS)
+    made = choice()
+    _check_verb("scaler", choice.name, made, "scale", ("view",))
+    _check_interval("scaler", choice.name, made, "")
     return choice
 
 
@@ -169,6 +190,12 @@ def _check_verb(kind: str, name: str, made: object, verb: str, arguments: tuple[
         inspect.signature(method).bind(*arguments)
     except TypeError:
         raise HeadwayError(f"{kind} {name}: expected a method {shown}") from None
+
+
+def _check_interval(kind: str, name: str, made: object, otherwise: str) -> None:
+    interval_s: Any = getattr(made, "interval_s", None)
+    if type(interval_s) not in (int, float) or not 0 < interval_s < inf:
+        raise HeadwayError(f"{kind} {name}: `interval_s` must be seconds, more than 0{otherwise}")
 
 
 def _told(error: Exception) -> str:

@@ -78,8 +78,10 @@ _SHOWN = {
 }
 
 
-def request_view(values: Values, visit: Visit) -> RequestView:
-    """A request as a policy sees it."""
+def request_view(values: Values, visit: Visit, *, placed: bool = False) -> RequestView:
+    """A request as a policy sees it; `placed`: the values are of one that is at a replica."""
+    if placed:
+        values = {name: value for name, value in values.items() if name in _SHOWN["request"]}
     return cast(RequestView, _view("request", values, _ORACLE_REQUEST, visit))
 
 

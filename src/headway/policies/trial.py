@@ -6,6 +6,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Sequence
+from math import inf
 from typing import Any, TypeVar
 
 from headway.core.policy import Learner
@@ -13,6 +14,12 @@ from headway.core.record import Ended
 from headway.policies.strict_views import BrokenPolicyError
 
 P = TypeVar("P")
+SEEDS = range(8)
+
+
+def wrong_interval(interval_s: object) -> bool:
+    """It is no number of seconds above 0."""
+    return not isinstance(interval_s, int | float) or isinstance(interval_s, bool) or not 0 < interval_s < inf
 
 
 def is_oracle(policy: object) -> bool:

@@ -1,0 +1,18 @@
+"""Join the replica whose requests hold the least KV cache."""
+
+from __future__ import annotations
+
+from headway.core.decision import Placement
+from headway.core.view import FleetView, RequestView
+
+
+class LeastFootprint:
+    """The replica with the smallest KV footprint: blocks on the GPU, and those of preempted requests in host memory.
+
+    Of equals, the lowest id. The placement of the PASCAL paper's baselines (section V-A). Unlike `least-kv`, it
+    looks at what requests hold, not at shares of capacity or at prompts that wait.
+    """
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        selected = min(view.replicas, key=lambda i: (i.kv_blocks_used + i.kv_blocks_host, i.id))
+        return Placement(selected.id)

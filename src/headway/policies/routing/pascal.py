@@ -1,0 +1,19 @@
+"""Where to reason: PASCAL's Algorithm 1."""
+
+from __future__ import annotations
+
+from headway.core.decision import Placement
+from headway.core.view import FleetView, RequestView
+
+
+class Pascal:
+    """The replica with the smallest KV footprint, GPU and host, among those whose answers keep their pace.
+
+    Where no replica's answers do, among all. Of equals, the lowest id. Meant for new requests, which begin to
+    reason; the migration policy of the same name says where they answer. Source: PASCAL, Algorithm 1.
+    """
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        eligible = [i for i in view.replicas if i.answers_on_pace] or view.replicas
+        selected = min(eligible, key=lambda i: (i.kv_blocks_used + i.kv_blocks_host, i.id))
+        return Placement(selected.id)
