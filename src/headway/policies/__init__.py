@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.core.policy import Migration, Ordering, Router, Scaler
+from headway.policies.migration.llumnix import Llumnix
 from headway.policies.migration.pascal import Pascal as PascalMigration
 from headway.policies.ordering.edf import Edf
 from headway.policies.ordering.fcfs import Fcfs
@@ -11,6 +12,10 @@ from headway.policies.ordering.priority import Priority
 from headway.policies.ordering.round_robin import RoundRobin as RoundRobinOrdering
 from headway.policies.ordering.shortest_remaining import ShortestRemaining
 from headway.policies.ordering.shortest_to_answer import ShortestToAnswer
+from headway.policies.ordering.tier_promotion import TierPromotion
+from headway.policies.ordering.tiers_and_phases import TiersAndPhases
+from headway.policies.routing.freest import Freest
+from headway.policies.routing.infaas import Infaas
 from headway.policies.routing.jsq_tokens import JsqTokens
 from headway.policies.routing.jsq_tokens_oracle import JsqTokensOracle
 from headway.policies.routing.least_footprint import LeastFootprint
@@ -22,6 +27,7 @@ from headway.policies.routing.prefix_affinity import PrefixAffinity
 from headway.policies.routing.random import Random
 from headway.policies.routing.round_robin import RoundRobin
 from headway.policies.routing.session_affinity import SessionAffinity
+from headway.policies.scaling.freeness import Freeness
 
 ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
@@ -32,6 +38,8 @@ ROUTERS: dict[str, type[Router]] = {
     "power-of-two": PowerOfTwo,
     "least-kv": LeastKv,
     "least-footprint": LeastFootprint,
+    "freest": Freest,
+    "infaas": Infaas,
     "prefix-affinity": PrefixAffinity,
     "session-affinity": SessionAffinity,
     "pascal": Pascal,
@@ -45,10 +53,15 @@ ORDERINGS: dict[str, type[Ordering]] = {
     "shortest-remaining": ShortestRemaining,
     "shortest-to-answer": ShortestToAnswer,
     "pascal": PascalOrdering,
+    "tier-promotion": TierPromotion,
+    "tiers-and-phases": TiersAndPhases,
 }
 
 MIGRATIONS: dict[str, type[Migration]] = {
     "pascal": PascalMigration,
+    "llumnix": Llumnix,
 }
 
-SCALERS: dict[str, type[Scaler]] = {}
+SCALERS: dict[str, type[Scaler]] = {
+    "freeness": Freeness,
+}
