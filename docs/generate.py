@@ -41,7 +41,7 @@ Results go to stdout, everything else to stderr. With `--json`, stdout holds JSO
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | the reader of stdout went away |
+| 1 | the reader of stdout went away; `headway reproduce --strict`: a claim does not hold |
 | 2 | a mistake in what was given: one line on stderr says what, where, and the nearest valid name |
 | 3 | `headway plan`: no candidate meets the targets, and how near they come; `headway validate`: error over limit |
 | 130 | interrupted (Ctrl-C) |
@@ -68,6 +68,8 @@ Files appear whole or not at all. Anything else, with a traceback, is a bug in H
 | `results[].metrics` | flat, as in `ttft_s.p50` or `tier.0.e2e_s.mean`; null where there is no data |
 
 [metrics.md](metrics.md) defines every metric.
+
+[reproduce.md](reproduce.md#what---json-prints) says what `headway reproduce` prints.
 """
 
 

@@ -74,12 +74,12 @@ class _Threshold:
 
     def text(self, side: str) -> str:
         """As in "at least 36% (half of the paper's 72%)"."""
-        bound, paper = shown(self.threshold, self.unit), shown(self.effect, self.unit)
-        size = {0.0: "the direction of", 0.5: "half of", 1.0: ""}.get(self.share, f"{short_number(self.share)} of")
-        origin = f" against {shown(self.neutral, self.unit)}" if self.neutral else ""
-        parts = [f"{size} the paper's {paper}{origin}"] if size else []
-        parts += [self.because] if self.because else []
-        return f"{side} {bound}" + (f" ({': '.join(parts)})" if parts else "")
+        paper = f"the paper's {shown(self.effect, self.unit)}"
+        way = f"the way from {shown(self.neutral, self.unit)} to {paper}" if self.neutral else paper
+        size = {0.0: f"the direction of {paper}", 0.5: f"half of {way}", 1.0: ""}
+        parts = [size.get(self.share, f"{short_number(100 * self.share)}% of {way}"), self.because]
+        inner = ": ".join(part for part in parts if part)
+        return f"{side} {shown(self.threshold, self.unit)}" + (f" ({inner})" if inner else "")
 
 
 class AtLeast(_Threshold):
@@ -116,6 +116,8 @@ class Between:
     """As for `AtLeast`."""
 
     def __str__(self) -> str:
+        if self.low == self.high:
+            return f"exactly {shown(self.low, self.unit)}"
         return f"between {shown(self.low, self.unit)} and {shown(self.high, self.unit)}"
 
     def judge(self, values: Sequence[Value]) -> Verdict:

@@ -25,6 +25,7 @@ CSS = """
 .exhibits { grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 34px 28px; }
 .exhibits figcaption { margin-bottom: 4px; }
 .exhibits .wide { grid-column: 1 / -1; }
+footer h2 { margin-top: 10px; } footer p { margin-top: 8px; }
 """
 
 _CLASSES = {True: "holds", False: "fails", None: "open"}
@@ -89,15 +90,15 @@ def _cell(value: str | float | None) -> str:
 def _method(made: Reproduced, command: str) -> str:
     result = made.result
     again = f" {made.num_found:,} more were in the cache." if made.num_found else ""
+    seeds = f"{result.seeds} seeds (0 to {result.seeds - 1})" if result.seeds > 1 else "1 seed (0)"
     level = f"{100 * LEVEL:.0f}%"
     return f"""<footer>
 <h2>Method</h2>
-<p>Rules were fixed before anything ran. A rule looks at one value a seed, for {result.seeds}
-seed{"" if result.seeds == 1 else "s"} (0 to {result.seeds - 1}); seeds change arrivals and lengths, and systems that
-are compared see the same ones. In brackets: Student's t interval of the mean at {level}. A claim holds where the whole
-interval meets the threshold, does not hold where the whole interval misses it, and is undecided where the interval has
-parts on both sides, as one seed alone leaves it. Unless a row argues for another share, the threshold is half of the
-paper's effect. Error bars are such intervals, too.</p>
+<p>Rules were fixed before anything ran. A rule looks at one value a seed, for {seeds}; seeds change arrivals and
+lengths, and systems that are compared see the same ones. In brackets: Student's t interval of the mean at {level}. A
+claim holds where the whole interval meets the threshold, does not hold where the whole interval misses it, and is
+undecided where the interval has parts on both sides, as one seed alone leaves it. Unless a row argues for another
+share, the threshold is half of the paper's effect. Error bars are such intervals, too.</p>
 <p>{made.num_measured:,} measurements in {seconds(result.wall_s)}.{again} Headway {__version__}.</p>
 <p class="quiet">Command: <code>{escape(command)}</code></p>
 </footer>"""

@@ -16,6 +16,7 @@ from headway.reproduce.reproduction import Reproduced, Row
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 WORDS = {True: "holds", False: "does not hold", None: "undecided"}
+_SHORT = {True: "yes", False: "no", None: "undecided"}
 _STYLES = {True: "green", False: "bold red", None: "yellow"}
 
 
@@ -39,7 +40,7 @@ def render(made: Reproduced, *, width: int, color: bool = False) -> str:
     rows = made.result.claims
     table = _table("id", "claim", "paper", "headway", "holds")
     for row in rows:
-        holds = Text(f"{MARKS[row.holds]} {WORDS[row.holds].removeprefix('does ')}", style=_STYLES[row.holds])
+        holds = Text(f"{MARKS[row.holds]} {_SHORT[row.holds]}", style=_STYLES[row.holds])
         table.add_row(*map(Text, (row.id, row.claim, str(row.paper), row.headway)), holds)
     reasons = [Text(f"{row.id}: asked for {row.rule}. {row.why}") for row in rows if row.holds is not True]
     quick = " Quick: fewer seeds and requests than the full run." if made.result.quick else ""
