@@ -54,7 +54,7 @@ def kernels(name: str) -> dict[str, Any]:
 
 
 def _short(values: dict[str, float]) -> dict[str, float]:
-    optional = ("tile_tokens", "cast_efficiency")
+    optional = ("tile_tokens", "cast_efficiency", "wave_share")
     return {key: value for key, value in values.items() if value or key not in optional}
 
 

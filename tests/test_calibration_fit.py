@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headway.calibration import solve as solving
-from headway.calibration.fit import COPY, fit_all, roofline
+from headway.calibration.fit import COPY, fit_all, roofline, tiled_rows
 from headway.calibration.operators import Samples, read
 from headway.calibration.solve import Coefficient, Fitted, held_out, solve
 from headway.catalog.coefficients import Roofline
 from headway.core.errors import HeadwayError
-from headway.perf.operators import roofline_s
+from headway.perf.operators import CAST_BYTES, roofline_s
+from headway.perf.tiles import tiled_rows as perf_tiled_rows
 from measured import GPU, KERNELS, all_reduce, attention, gemm, write
 
 
@@ -35,6 +37,58 @@ shares, times = st.floats(0.1, 1), st.floats(1e-7, 1)
 def test_the_roofline_is_that_of_perf(p: tuple[float, ...], memory_s: float, compute_s: float) -> None:
     known = roofline_s(Roofline(*p), memory_s, compute_s)
     assert roofline(np.array(p), np.array([memory_s]), np.array([compute_s])) == pytest.approx([known])
+
+
+@given(st.lists(st.tuples(st.integers(1, 9000), st.integers(1, 70_000)), min_size=1), st.floats(0, 1))
+def test_tiles_are_those_of_perf(shapes: list[tuple[int, int]], share: float) -> None:
+    rows, out = np.array(shapes, dtype=float).T
+    known = [perf_tiled_rows(m, n, 132, share) for m, n in shapes]
+    assert tiled_rows(rows, out, 132, share) == pytest.approx(known)
+
+
+def fp8_products(wave_share: float, noise: float) -> Samples:
+    """Of a GPU with 70% of its peaks, 5 microseconds, casts at half the bandwidth, and tiles or none."""
+    m, n, k = np.meshgrid(
+        [1, 8, 17, 64, 65, 128, 129, 256, 300, 600, 1025, 2048, 4096],
+        [1024, 2560, 4096, 7168, 14336, 28672],
+        [4096, 8192],
+        indexing="ij",
+    )
+    m, n, k = (axis.ravel().astype(float) for axis in (m, n, k))
+    rows = tiled_rows(m, n, 132, wave_share) if wave_share else m
+    memory_s = (n * k + m * k + 2 * m * n) / GPU.bandwidth_bytes_per_s
+    compute_s = 2 * rows * n * k / GPU.peak_flops["fp8"]
+    cast_s = CAST_BYTES * m * k / GPU.bandwidth_bytes_per_s / 0.5
+    seconds = roofline(np.array([5e-6, 0.7, 0.7, 4.0]), memory_s, compute_s) + cast_s
+    seconds *= np.exp(np.random.default_rng(3).normal(0.0, noise, len(m)))
+    return Samples("gemm", "fp8", {"m": m, "n": n, "k": k}, seconds)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("wave_share", [0.0, 0.6])
+def test_tiles_are_found_where_there_are_any(wave_share: float, noise: float) -> None:
+    (fit,), notes = fit_all([fp8_products(wave_share, noise)], GPU)
+    assert not notes
+    assert fit.values.get("wave_share", 0.0) == pytest.approx(wave_share, abs=0.1)
+    assert fit.values["compute_efficiency"] == pytest.approx(0.7, rel=0.06)
+    assert fit.residual < 0.03 + noise
+
+
+def test_without_a_count_of_multiprocessors_the_fit_is_smooth() -> None:
+    samples = fp8_products(0.6, 0.01)
+    (smooth,), _ = fit_all([samples], replace(GPU, num_sms=None))
+    (tiled,), _ = fit_all([samples], GPU)
+    assert "wave_share" not in smooth.values and smooth.residual > 2 * tiled.residual
+
+
+def test_matrices_that_the_cache_holds_between_runs_do_not_count() -> None:
+    samples = fp8_products(0.0, 0.0)
+    num_bytes = samples.shape["n"] * samples.shape["k"]
+    cached = 6 * num_bytes < 120e6
+    spoilt = replace(samples, seconds=np.where(cached, samples.seconds / 2, samples.seconds))
+    large, none = replace(GPU, l2_bytes=120e6), replace(GPU, l2_bytes=None)
+    assert fit_all([spoilt], large)[0] == fit_all([samples.only(~cached)], none)[0]
+    assert fit_all([spoilt], none)[0][0].residual > 0.02
 
 
 def test_known_coefficients_are_found_again(tmp_path: Path) -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import os
+import runpy
 from collections.abc import Iterator
 from math import sqrt
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.fleet import Parallel
-from headway.perf.operators import roofline_s
+from headway.perf.operators import peak_flops, roofline_s
 from headway.perf.step import StepModel
+from headway.perf.tiles import tiled_rows
 
 pytestmark = pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
+ROOT = Path(__file__).parent.parent
 SYSTEMS = {"a100-80gb": "a100_sxm", "h100-80gb-sxm": "h100_sxm", "h200-141gb-sxm": "h200_sxm", "l40s": "l40s"}
 Row = dict[str, str]
 
@@ -33,19 +38,48 @@ def median_error(pairs: Iterator[tuple[float, float]]) -> float:
     return median(abs(found / measured - 1) for found, measured in pairs)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_matrix_products(name: str) -> None:
-    gpu, kernels = catalog.gpu(name), catalog.coefficients(name, "vllm-v1").kernels
+def test_matrix_products(name: str, dtype: str) -> None:
+    """Of matrices that come from memory: the tables multiply with six in turn, which the L2 cache holds if small."""
+    gpu, width = catalog.gpu(name), 1 if dtype == "fp8" else 2
+    if width == 1 and "fp8" not in gpu.peak_flops:
+        pytest.skip(f"no FP8 on {name}")
+    c = catalog.coefficients(name, "vllm-v1").kernels.gemm["fp8" if width == 1 else "bf16"]
+    assert gpu.l2_bytes and gpu.num_sms
 
     def pairs() -> Iterator[tuple[float, float]]:
         for row in rows("aic_gemm_vllm", SYSTEMS[name]):
             m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
-            if row["gemm_dtype"] == "bfloat16" and min(n, k) >= 512 and n * k >= 4e6:
-                memory_s = 2 * (n * k + m * k + m * n) / gpu.bandwidth_bytes_per_s
-                found_s = roofline_s(kernels.gemm["bf16"], memory_s, 2 * m * n * k / gpu.peak_flops["bf16"])
-                yield found_s, float(row["latency_ms"]) / 1e3
+            large = min(n, k) >= 512 and n * k >= 4e6 and 6 * n * k * width >= gpu.l2_bytes
+            if row["gemm_dtype"] == dtype and large:
+                memory_s = (width * (n * k + m * k) + 2 * m * n) / gpu.bandwidth_bytes_per_s
+                computed = tiled_rows(m, n, gpu.num_sms, c.wave_share) if c.wave_share else m
+                cast_s = 3 * m * k / (gpu.bandwidth_bytes_per_s * c.cast_efficiency) if width == 1 else 0.0
+                compute_s = 2 * computed * n * k / peak_flops(gpu, "fp8" if width == 1 else "bf16")
+                yield cast_s + roofline_s(c, memory_s, compute_s), float(row["latency_ms"]) / 1e3
 
     assert median_error(pairs()) < 0.08
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_script_fits_what_is_shipped(name: str) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "fit_kernels.py"))
+    written = json.loads((script["OUT"] / f"{name}.json").read_text())
+    found = numbers(script["kernels"](name))
+    assert found.keys() == numbers(written["kernels"]).keys()
+    assert found == pytest.approx(numbers(written["kernels"]), rel=0.02)
+
+
+def numbers(tree: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The leaves that are numbers, by their path."""
+    found = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= numbers(value, f"{prefix}{key}.")
+        elif not isinstance(value, str):
+            found[prefix + key] = value
+    return found
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

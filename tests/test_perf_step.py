@@ -24,6 +24,7 @@ from headway.core.fleet import Parallel
 from headway.perf.attention import windowed_pairs
 from headway.perf.memory import kv_bytes_per_token, weights_bytes
 from headway.perf.step import StepModel
+from headway.perf.tiles import tiled_rows
 
 SHAPES = [
     ("llama-2-70b", "h100", 4, 1),
@@ -224,6 +225,46 @@ def test_windowed_pairs_are_near_the_counted_ones(new: int, before: int, window:
     counted = sum(min(before + i + 0.5, window) for i in range(new))
     assert windowed_pairs(new, before, window) == pytest.approx(counted, abs=new * 0.5 + 0.5)
     assert windowed_pairs(new, before, 10**6) == new * (before + new / 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "share", "expected"),
+    [
+        (0, 4096, 1.0, 0),
+        (1, 4096, 0.0, 64),
+        (1, 4096, 1.0, 64 * 132 / 64),  # 64 tiles of 64 x 64 keep 132 multiprocessors busy
+        (65, 4096, 1.0, 128 * 132 / 64),  # 2 x 32 tiles of 64 x 128
+        (129, 4096, 1.0, 256 * 132 / 64),  # 2 x 32 tiles of 128 x 128
+        (256, 132 * 128, 1.0, 256),  # two whole waves
+        (257, 132 * 128, 0.5, 512),
+        (256, 133 * 128, 1.0, 256 * 3 * 132 / 266),  # the third holds two tiles
+        (256, 133 * 128, 0.5, 256 * (0.5 + 0.5 * 3 * 132 / 266)),
+    ],
+)
+def test_tiles_by_hand(rows: int, out: int, share: float, expected: float) -> None:
+    assert tiled_rows(rows, out, 132, share) == pytest.approx(expected)
+
+
+@given(st.integers(1, 20_000), st.integers(1, 2000), st.integers(1, 70_000), st.floats(0, 1))
+def test_more_rows_are_never_computed_sooner(rows: int, more: int, out: int, share: float) -> None:
+    least, most = tiled_rows(rows, out, 132, share), tiled_rows(rows + more, out, 132, share)
+    assert rows <= least * (1 + 1e-12) and least <= most * (1 + 1e-12)
+
+
+def test_tiles_are_of_eight_bit_products_on_known_gpus() -> None:
+    fp8 = Roofline(0.0, 1.0, 1.0, 60.0, wave_share=1.0)
+    found = replace(PERFECT, kernels=replace(PERFECT.kernels, gemm={**PERFECT.kernels.gemm, "fp8": fp8}))
+    engine, dense = catalog.engine("simulated"), catalog.model("llama-2-70b")
+
+    def chunk_s(tokens: int, dtype: str = "fp8", num_sms: int | None = 132) -> float:
+        gpu = replace(catalog.gpu("h100"), num_sms=num_sms)
+        step = StepModel(replace(dense, dtype=dtype), gpu, engine, Parallel(), found)
+        return step.line(0, 0, [(tokens, 0)])[0]
+
+    assert chunk_s(2049) > 1.05 * chunk_s(2048)
+    assert chunk_s(2049) == pytest.approx(chunk_s(2304), rel=0.02)
+    for same in ({"dtype": "bf16"}, {"num_sms": None}):
+        assert chunk_s(2049, **same) == pytest.approx(chunk_s(2048, **same), rel=0.002)
 
 
 def test_overheads_are_added() -> None:

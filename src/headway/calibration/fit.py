@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from msgspec.structs import replace
 
 from headway.calibration.operators import Floats, Samples
 from headway.calibration.peaks import expert_weights, kv_bytes, moe_compute, peaks, touched_experts
-from headway.calibration.solve import Coefficient, Fitted, solve
+from headway.calibration.solve import Coefficient, Fitted, held_out, solve
+from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.perf.operators import CAST_BYTES, peak_flops
+from headway.perf.params import WEIGHT_BYTES
+from headway.perf.tiles import TILES
 
 L2_RESIDENT_BYTES = 96e6
 """A smaller KV cache is in the L2 cache when a benchmark reads it again, which no engine finds it in."""
+MATRICES_IN_TURN = 6
+"""How many matrices of one shape AIConfigurator's collector multiplies with in turn."""
 MOST_HEADS_PER_KV_HEAD = 8
 """Kernels for more are compute-bound, or pad."""
 SMALL_MATRIX = 4e6
@@ -28,6 +33,9 @@ MIN_SHAPES = 3
 _EFFICIENCIES = (Coefficient("memory_efficiency", 0.8, 0.1, 1), Coefficient("compute_efficiency", 0.7, 0.02, 1))
 ROOFLINE = (Coefficient("latency_s", 4, 0, 100, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12))
 CASTING = (*ROOFLINE, Coefficient("cast_efficiency", 0.3, 0.01, 1))
+WAVES = Coefficient("wave_share", 0.3, 0, 1)
+LEAST_GAIN = 0.01
+"""By so much a refinement must lower the median error of shapes that it has not seen."""
 EXPERTS = (
     Coefficient("latency_s", 20, 0, 300, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12),
     Coefficient("tile_tokens", 16, 0, 256),
@@ -47,6 +55,15 @@ def roofline(p: Floats, memory_s: Floats, compute_s: Floats) -> Floats:
     memory_s, compute_s = memory_s / p[1], compute_s / p[2]
     high, low = np.maximum(memory_s, compute_s), np.minimum(memory_s, compute_s)
     return np.asarray(p[0] + high * (1 + (low / high) ** p[3]) ** (1 / p[3]))
+
+
+def tiled_rows(rows: Floats, out: Floats, num_sms: int, wave_share: float) -> Floats:
+    """`perf.tiles.tiled_rows` over columns."""
+    which = np.searchsorted([tile[0] for tile in TILES], rows)
+    _, unit, high, wide = np.array(TILES)[which].T
+    padded = unit * np.ceil(rows / unit)
+    waves = padded / high * np.ceil(out / wide) / num_sms
+    return np.asarray(padded * (1 - wave_share + wave_share * np.ceil(waves) / waves))
 
 
 def fit(samples: Samples, gpu: Gpu) -> tuple[list[Fitted], list[str]]:
@@ -74,17 +91,49 @@ def fit_all(all_samples: Iterable[Samples], gpu: Gpu) -> tuple[list[Fitted], lis
 
 def _gemm(samples: Samples, gpu: Gpu) -> Fitted | str:
     n, k = samples.shape["n"], samples.shape["k"]
-    samples = samples.only((n >= SMALL_SIDE) & (k >= SMALL_SIDE) & (n * k >= SMALL_MATRIX))
-    at_peak = peaks(samples, gpu)
+    from_memory = MATRICES_IN_TURN * n * k * WEIGHT_BYTES[samples.dtype] >= (gpu.l2_bytes or 0.0)
+    samples = samples.only((n >= SMALL_SIDE) & (k >= SMALL_SIDE) & (n * k >= SMALL_MATRIX) & from_memory)
     coefficients = CASTING if samples.dtype == "fp8" else ROOFLINE
     if why := _too_few(samples, coefficients):
         return why
-    cast_s = CAST_BYTES * samples.shape["m"] * samples.shape["k"] / gpu.bandwidth_bytes_per_s
+    s, at_peak = samples.shape, peaks(samples, gpu)
+    cast_s = CAST_BYTES * s["m"] * s["k"] / gpu.bandwidth_bytes_per_s
 
     def model(p: Floats) -> Floats:
-        return np.asarray(roofline(p, *at_peak) + (cast_s / p[4] if len(p) > 4 else 0.0))
+        compute_s = at_peak.compute_s
+        if len(p) > len(CASTING) and gpu.num_sms:
+            compute_s = compute_s * tiled_rows(s["m"], s["n"], gpu.num_sms, p[5]) / s["m"]
+        return np.asarray(roofline(p, at_peak.memory_s, compute_s) + (cast_s / p[4] if len(p) > 4 else 0.0))
 
-    return solve(samples.key, coefficients, model, samples.seconds)
+    smooth = solve(samples.key, coefficients, model, samples.seconds)
+    if samples.dtype != "fp8" or not gpu.num_sms:
+        return smooth
+    return _refined(smooth, coefficients, (WAVES,), model, samples.seconds)
+
+
+def _refined(
+    plain: Fitted,
+    coefficients: tuple[Coefficient, ...],
+    more: tuple[Coefficient, ...],
+    model: Callable[[Floats], Floats],
+    seconds: Floats,
+) -> Fitted:
+    """The fit with `more` coefficients, if it is clearly better; `plain` where it is not, or does not converge.
+
+    Judged on shapes that are held out from those that the residual is not of.
+    """
+    found = tuple(replace(c, start=plain.values[c.name] / c.unit) for c in coefficients) + more
+    seen = ~held_out(len(seconds))
+
+    def error(candidates: tuple[Coefficient, ...]) -> float:
+        return solve(plain.key, candidates, lambda p: model(p)[seen], seconds[seen]).residual
+
+    try:
+        if error(coefficients) - error(found) < LEAST_GAIN:
+            return plain
+        return solve(plain.key, found, model, seconds)
+    except HeadwayError:
+        return plain
 
 
 def _moe(samples: Samples, gpu: Gpu) -> Fitted | str:

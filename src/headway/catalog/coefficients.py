@@ -18,6 +18,8 @@ class Roofline(Struct, frozen=True, forbid_unknown_fields=True):
     """Mixture of experts only: rows of padding that each touched expert computes in vain."""
     cast_efficiency: float = 0.0
     """Of the peak bandwidth, at which 16-bit inputs are read and written as 8-bit ones first; 0: they are not."""
+    wave_share: float = 0.0
+    """How much of a partly filled wave of tiles is lost, 0 to 1. Above 0, rows are computed in whole tiles."""
 
 
 class PrefillAttention(Struct, frozen=True, forbid_unknown_fields=True):

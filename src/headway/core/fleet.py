@@ -26,6 +26,8 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     gpus_per_node: int = 8
     num_sms: int | None = None
     """Streaming multiprocessors, among which a kernel's tiles are dealt out; None: unknown, or another maker's."""
+    l2_bytes: float | None = None
+    """Of the L2 cache; None: unknown."""
     aliases: tuple[str, ...] = ()
     source: str = ""
 

@@ -16,6 +16,7 @@ from headway.perf.params import (
     num_moe_layers,
     weight_dtype_bytes,
 )
+from headway.perf.tiles import tiled_rows
 
 NETWORK_BYTES_PER_S = 50e9
 """Between nodes, per GPU and direction: one 400 Gb/s port."""
@@ -75,6 +76,8 @@ class Operators:
         per_s = self._gpu.bandwidth_bytes_per_s
         memory_s = (out * into * width + rows * (2.0 * out + (1.0 if c.cast_efficiency else 2.0) * into)) / per_s
         cast_s = CAST_BYTES * rows * into / (per_s * c.cast_efficiency) if c.cast_efficiency else 0.0
+        if c.wave_share and self._gpu.num_sms:
+            rows = tiled_rows(rows, out, self._gpu.num_sms, c.wave_share)
         return cast_s + roofline_s(c, memory_s, 2.0 * rows * out * into / flops)
 
     def _experts_s(self, num_tokens: int) -> float:
