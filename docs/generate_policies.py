@@ -77,7 +77,7 @@ def _reads(cls: type[Any], reads: Iterable[str]) -> str:
 def _arguments(cls: type[Any]) -> str:
     parameters = inspect.signature(cls).parameters.values()
     shown = [f"`{p.name}: {p.annotation} = {_yaml(p.default)}`" for p in parameters]
-    return "<br>".join(shown) or "none"
+    return "<br>".join(shown).replace("|", r"\|") or "none"  # a bare bar would end the table's cell
 
 
 def _yaml(value: object) -> str:

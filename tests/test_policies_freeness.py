@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from dataclasses import replace
+from itertools import pairwise
 from math import exp, inf, isinf
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_the_paper_s_four_tiers_take_31_percent_of_the_cache() -> None:
 def test_auto_decay_leaves_the_last_tier_a_hundredth(num_tiers: int) -> None:
     shares = Headroom(num_tiers, decay="auto").shares
     assert shares[-1] == pytest.approx(0.2 / 100)
-    assert all(a > b for a, b in itertools.pairwise(shares))
+    assert all(a > b for a, b in pairwise(shares))
 
 
 def test_a_budget_is_charged_once_for_each_tier_that_is_present() -> None:

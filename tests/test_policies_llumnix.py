@@ -90,7 +90,7 @@ def test_then_the_least_urgent_with_the_least_kv() -> None:
     assert ids == [3, 4, 2, 1]
     swapped = waiting(5, 70, 2, has_kv=True)
     ids = [r.id for r in movable([*FULL, swapped, waiting(6, 999), prefilling(7), running(8, is_moving=True)])]
-    assert ids == [6, 5, 2, 1, 3]
+    assert ids == [6, 2, 1, 3, 5]
 
 
 def test_only_a_request_that_decodes_is_copied_live() -> None:

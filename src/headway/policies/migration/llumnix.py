@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from headway.core.decision import Move
 from headway.core.record import Ended
 from headway.core.view import FleetView, PlacedRequestView, ReplicaView, RequestView
 from headway.policies.arguments import above, at_least
-from headway.policies.headroom import Decay, Headroom, Kind, headroom_of
+from headway.policies.headroom import Headroom, headroom_of
 
 
 class Llumnix:
@@ -17,12 +18,12 @@ class Llumnix:
     Freeness is as in `freest`, headroom included. Two replicas pair while theirs differ by `threshold`, in blocks
     per running request; each is in one pair at most. The source gives one request: first who waits without a KV
     cache, as it moves for nothing (the most urgent of them, then the earliest: it gains most from a freer
-    replica), then who has one (of the least urgent tier, the one with the least KV). With thousands of blocks to
-    a cache, freeness differs by the paper's 0.3 nearly always, and requests would be sent back and forth. So a
-    request goes only if it leaves the destination freer than the source was, and above 0, and not while a move
-    from that source or to that destination is under way. A draining replica receives nothing and sends away up
-    to `evacuations` requests a tick, each to the freest replica that stays above 0. A decoding request is copied
-    live, `stage_blocks` at a time (16 is the most for which Llumnix stops a request).
+    replica), then who decodes (of the least urgent tier, the one with the least KV), then who waits with one.
+    With thousands of blocks to a cache, freeness differs by the paper's 0.3 nearly always, and requests would be
+    sent back and forth. So a request goes only if it leaves the destination freer than the source was, and
+    above 0, and not while a move from that source or to that destination is under way. A draining replica
+    receives nothing and sends away up to `evacuations` requests a tick, each to the freest replica that stays
+    above 0. A decoding request is copied live, `stage_blocks` at a time (16 is the most for which Llumnix stops one).
     """
 
     def __init__(
@@ -33,8 +34,8 @@ class Llumnix:
         evacuations: int = 4,
         num_tiers: int = 4,
         h_max: float = 0.2,
-        decay: Decay = 1.0,
-        headroom: Kind = "exponential",
+        decay: float | Literal["auto"] = 1.0,
+        headroom: Literal["exponential", "binary", "none"] = "exponential",
         adaptive: bool = False,
     ) -> None:
         above("interval_s", interval_s, 0)
@@ -102,10 +103,10 @@ def movable(requests: Iterable[PlacedRequestView]) -> list[PlacedRequestView]:
     return sorted(chosen, key=_reluctance)
 
 
-def _reluctance(request: PlacedRequestView) -> tuple[bool, int, float, int]:
-    if request.has_kv:
-        return True, -request.tier, request.prompt_tokens + request.generated_tokens, request.id
-    return False, request.tier, request.arrival_s, request.id
+def _reluctance(request: PlacedRequestView) -> tuple[int, int, float, int]:
+    if not request.has_kv:
+        return 0, request.tier, request.arrival_s, request.id
+    return 2 - request.is_running, -request.tier, request.prompt_tokens + request.generated_tokens, request.id
 
 
 class _Site:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Literal
 
 from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.core.view import FleetView, RequestView
 from headway.policies.freeness import full_freeness
-from headway.policies.headroom import Decay, Kind, headroom_of
+from headway.policies.headroom import headroom_of
 from headway.policies.routing.least_loaded import least_loaded
 
 
@@ -28,8 +29,8 @@ class Freest:
         self,
         num_tiers: int = 4,
         h_max: float = 0.2,
-        decay: Decay = 1.0,
-        headroom: Kind = "exponential",
+        decay: float | Literal["auto"] = 1.0,
+        headroom: Literal["exponential", "binary", "none"] = "exponential",
         adaptive: bool = False,
     ) -> None:
         self._headroom = headroom_of(num_tiers, h_max, decay, headroom, adaptive)
