@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -238,6 +240,21 @@ def test_a_key_is_of_all_that_matters(tmp_path: Path) -> None:
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,11\n")
     assert store.key(tasks[4], tmp_path) != keys[4]
     assert store.key(tasks[0], tmp_path) == keys[0]
+
+
+def test_a_module_counts_with_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"outer": "from headway.reproduce import inner\n", "headway.reproduce.inner": "import headway.metrics\n"}
+    digests = []
+    for name, text in names.items():
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / name)
+        Path(module.__file__).write_text(text)
+        monkeypatch.setitem(sys.modules, name, module)
+    for change in ("", "RATE = 3\n", ""):
+        (tmp_path / "headway.reproduce.inner").write_text(names["headway.reproduce.inner"] + change)
+        store._source.cache_clear()
+        digests.append(store._source("outer"))
+    assert digests[0] == digests[2] != digests[1]
 
 
 def test_a_bad_scenario_and_a_dead_process_are_named() -> None:

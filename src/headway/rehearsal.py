@@ -157,7 +157,7 @@ def _key(chosen: scenario.Scenario, base_dir: Path) -> str:
     pools = chosen.fleet.pools
     facts = [catalog.coefficients(pool.gpu.name, pool.engine.name) for pool in pools]
     spec = structs.replace(chosen.spec, name="")
-    digest = hashlib.sha256(msgspec.json.encode([__version__, _code(), spec, chosen.fleet, facts]))
+    digest = hashlib.sha256(msgspec.json.encode([__version__, code(), spec, chosen.fleet, facts]))
     for path in _paths(msgspec.to_builtins([chosen.spec.workload, chosen.spec.fleet])):
         digest.update((base_dir / path).read_bytes())
     return digest.hexdigest()[:32]
@@ -176,18 +176,28 @@ def _paths(section: Any) -> Iterator[str]:
                 yield from _paths(value)
 
 
+OTHER = ("cli", "report", "reproduce")
+"""Of Headway's code, what no simulation depends on."""
+
+
 @cache
-def _code() -> str:
-    """A digest of the package's own source: what was rehearsed by other code does not count."""
+def code() -> str:
+    """A digest of the source that simulates: what was simulated by other code does not count."""
     digest = hashlib.sha256()
-    for text in _sources(files("headway")):
-        digest.update(text)
+    for entry in _entries(files("headway")):
+        if entry.name not in OTHER:
+            for text in _sources(entry):
+                digest.update(text)
     return digest.hexdigest()
 
 
-def _sources(folder: Traversable) -> Iterator[bytes]:
-    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
-        if entry.is_dir():
-            yield from _sources(entry)
-        elif entry.name.endswith((".py", ".json", ".yaml")):
-            yield entry.read_bytes()
+def _sources(entry: Traversable) -> Iterator[bytes]:
+    if entry.is_dir():
+        for inner in _entries(entry):
+            yield from _sources(inner)
+    elif entry.name.endswith((".py", ".json", ".yaml", ".csv")):
+        yield entry.read_bytes()
+
+
+def _entries(folder: Traversable) -> list[Traversable]:
+    return sorted(folder.iterdir(), key=lambda each: each.name)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
-import inspect
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headway import __version__
+from headway.rehearsal import code
 from headway.reproduce.tasks import Measurement, Task
 from headway.wholefile import write_text
-
-OTHER = ("cli", "report", "reproduce")
-"""Of Headway's code, what no simulation depends on."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -65,13 +62,12 @@ class Store:
 def key(task: Task, base_dir: Path) -> str:
     """Of everything that a result depends on: arguments, files they name, and the code.
 
-    Of the code in `reproduce`, only the module of the task's function counts: captions and claims may change.
+    Of the code in `reproduce`, only the module of the task's function counts, with what it imports from there: a
+    system that keeps claims and captions in another module may change them without simulating again.
     """
-    source = inspect.getsourcefile(task.function)
-    code = Path(source).read_bytes() if source else b""
     name = f"{task.function.__module__}.{task.function.__qualname__}"
-    digest = hashlib.sha256(msgspec.json.encode([__version__, _code(), name, type(task).__name__, task.content]))
-    digest.update(code)
+    digest = hashlib.sha256(msgspec.json.encode([__version__, code(), name, type(task).__name__, task.content]))
+    digest.update(_source(task.function.__module__))
     for text in _texts(task.content):
         path = os.path.join(base_dir, text)
         if os.path.isfile(path):
@@ -95,20 +91,26 @@ def _digest(path: str, _changed_ns: int) -> bytes:
 
 
 @cache
-def _code() -> str:
-    """A digest of the source that simulates."""
+def _source(module: str) -> bytes:
+    """A digest of a module and of those of `reproduce` that it imports, directly or not."""
     digest = hashlib.sha256()
-    package = files("headway")
-    for entry in sorted(package.iterdir(), key=lambda each: each.name):
-        if entry.name not in OTHER:
-            for text in _sources(entry):
-                digest.update(text)
-    return digest.hexdigest()
+    waiting, seen = [module], set[str]()
+    while waiting:
+        name = waiting.pop()
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and name not in seen:
+            seen.add(name)
+            text = Path(file).read_bytes()
+            digest.update(text)
+            waiting += sorted(each for each in _imported(text) if each.startswith(f"{__package__}."))
+    return digest.digest()
 
 
-def _sources(entry: Traversable) -> Iterator[bytes]:
-    if entry.is_dir():
-        for inner in sorted(entry.iterdir(), key=lambda each: each.name):
-            yield from _sources(inner)
-    elif entry.name.endswith((".py", ".json", ".yaml", ".csv")):
-        yield entry.read_bytes()
+def _imported(source: bytes) -> Iterator[str]:
+    """Names that may be modules."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
