@@ -23,7 +23,7 @@ NAN = float("nan")
 FLOATS = {"a_s", "b_s"}
 
 
-def _columns(names: tuple[str, ...], rows: list[tuple]) -> Columns:
+def columns(names: tuple[str, ...], rows: list[tuple]) -> Columns:
     values = zip(*rows, strict=True) if rows else [()] * len(names)
     return {
         name: np.array(column, dtype="f8" if name.endswith("_s") or name in FLOATS else "i8")
@@ -239,9 +239,9 @@ class Run:
             workload=workload,
             models=("llama-a", "llama-b"),
             regions=("east", "west"),
-            requests=_columns(REQUEST_COLUMNS, self.requests),
-            segments=_columns(SEGMENT_COLUMNS, self.segments),
-            stretches=_columns(STRETCH_COLUMNS, self.stretches),
+            requests=columns(REQUEST_COLUMNS, self.requests),
+            segments=columns(SEGMENT_COLUMNS, self.segments),
+            stretches=columns(STRETCH_COLUMNS, self.stretches),
             replicas=replicas,
             end_s=self.end_s,
         )

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import Struct
 
+from headway.core.pacer import Pacer
 from headway.core.record import Columns, Outcome, Records
 from headway.metrics.columns import Floats, Ints, Mask, Rows, Whole, floats, ints, whole
 from headway.metrics.gaps import Gaps
+from headway.metrics.qoe import Phases, phases
 
 FRACTIONS = (0.5, 0.9, 0.95, 0.99)
 
@@ -45,6 +47,7 @@ class Sample:
     prompt_tokens: Whole
     cached_prompt_tokens: Whole
     preemptions: Whole
+    moves: Whole
     attempts: Whole
     ttft_s: Floats
     answer_s: Floats
@@ -54,6 +57,8 @@ class Sample:
     slo_ttft_s: Floats
     slo_tpot_s: Floats
     slo_e2e_s: Floats
+    phases: Phases | None
+    """None where nothing reasons, or where nobody asked."""
 
     @property
     def finished(self) -> Mask:
@@ -62,11 +67,12 @@ class Sample:
 
     def of(self, rows: Rows) -> Sample:
         """Some of them."""
-        return Sample(*(getattr(self, name)[rows] for name in Sample.__slots__))
+        columns = {name: getattr(self, name)[rows] for name in Sample.__slots__ if name != "phases"}
+        return Sample(**columns, phases=None if self.phases is None else self.phases[rows])
 
 
-def sample(records: Records, warmup_s: float, slo: Slo | None) -> Sample:
-    """The requests that arrived at `warmup_s` or later, whatever became of them."""
+def sample(records: Records, warmup_s: float, slo: Slo | None, pacer: Pacer | None = None) -> Sample:
+    """The requests that arrived at `warmup_s` or later, whatever became of them; phases only for a pacer."""
     table, workload = records.requests, records.workload
     ended = table
     if warmup_s > 0:
@@ -89,6 +95,7 @@ def sample(records: Records, warmup_s: float, slo: Slo | None) -> Sample:
         prompt_tokens=whole(workload, "prompt_tokens", ids),
         cached_prompt_tokens=whole(ended, "cached_prompt_tokens"),
         preemptions=whole(ended, "preemptions"),
+        moves=whole(ended, "moves"),
         attempts=whole(ended, "attempts"),
         ttft_s=first_s - arrival_s,
         answer_s=_answer_s(records, ids, ended, arrival_s),
@@ -98,6 +105,7 @@ def sample(records: Records, warmup_s: float, slo: Slo | None) -> Sample:
         slo_ttft_s=_slo(workload, "slo_ttft_s", ids, slo.ttft_s),
         slo_tpot_s=_slo(workload, "slo_tpot_s", ids, slo.tpot_s),
         slo_e2e_s=_slo_e2e(workload, ids, arrival_s, slo.e2e_s),
+        phases=phases(records, ended, pacer) if pacer else None,
     )
 
 

@@ -14,7 +14,9 @@ import numpy.typing as npt
 from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError
-from headway.core.record import Outcome, Records
+from headway.core.pacer import Pacer
+from headway.core.record import MoveOutcome, Outcome, Records
+from headway.metrics.columns import floats
 from headway.metrics.gaps import Gaps
 from headway.metrics.latency import Distribution, Sample, Slo, distribution, gap_distribution, met, sample
 from headway.metrics.tokens import inter_token_gaps, inter_token_gaps_by_replica, rows_by_replica
@@ -35,6 +37,10 @@ class RequestMetrics(Struct, frozen=True, kw_only=True):
     itl_s: Distribution | None
     e2e_s: Distribution | None
     queueing_s: Distribution | None
+    reasoning_s: Distribution | None
+    ttfat_s: Distribution | None
+    blocking_s: Distribution | None
+    qoe_violations: float | None
     slo_attainment: float | None
     slo_ttft_attainment: float | None
     slo_tpot_attainment: float | None
@@ -45,6 +51,7 @@ class RequestMetrics(Struct, frozen=True, kw_only=True):
     total_tokens_per_s: float | None
     output_tokens: int
     preemptions: int
+    moves: int
     retries: int
     cached_prompt_share: float | None
 
@@ -65,6 +72,7 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
 
     warmup_s: float
     window_s: float
+    transfer_s: Distribution | None
     tiers: dict[str, RequestMetrics]
     models: dict[str, ReplicaMetrics]
     """By the model that served a request, or that it asked for if none did."""
@@ -74,14 +82,16 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     """By the replica that a request was last placed on. Requests never placed are in none."""
 
 
-def summarize(records: Records, *, warmup_s: float = 0.0, slo: Slo | None = None) -> Summary:
-    """The summary of a run. `slo` holds for what a request has no SLO of its own for.
+def summarize(
+    records: Records, *, warmup_s: float = 0.0, slo: Slo | None = None, pacer: Pacer | None = None
+) -> Summary:
+    """The summary of a run. `slo` holds for what a request has no SLO of its own for, `pacer` for who reads answers.
 
     Raises `HeadwayError` for a warm-up that is negative or not a number.
     """
     if not 0.0 <= warmup_s < float("inf"):
         raise HeadwayError(f"warm-up is {warmup_s}; expected seconds, 0 or more")
-    chosen = sample(records, warmup_s, slo)
+    chosen = sample(records, warmup_s, slo, pacer or Pacer())
     used = usage(records, warmup_s)
     window_s = max(records.end_s - warmup_s, 0.0)
     every = np.zeros(len(chosen.id), dtype=np.int64)
@@ -92,6 +102,7 @@ def summarize(records: Records, *, warmup_s: float = 0.0, slo: Slo | None = None
         **_replica_metrics(whole, used, list(range(len(records.replicas)))),
         warmup_s=warmup_s,
         window_s=window_s,
+        transfer_s=_transfer_s(records, chosen),
         tiers=_breakdown(records, chosen, tiers, window_s),
         models=_models(records, chosen, used, window_s),
         regions=_breakdown(records, chosen, _regions(records, chosen), window_s),
@@ -111,6 +122,7 @@ def _request_metrics(chosen: Sample, gaps: Gaps | None, window_s: float) -> Requ
     attained = met(chosen)
     has_slo, good = attained["all"]
     admitted = ~np.isnan(chosen.queueing_s)
+    phases = chosen.phases
     return RequestMetrics(
         num_requests=len(chosen.id),
         num_completed=outcomes[Outcome.FINISHED],
@@ -123,6 +135,10 @@ def _request_metrics(chosen: Sample, gaps: Gaps | None, window_s: float) -> Requ
         itl_s=gap_distribution(gaps),
         e2e_s=distribution(chosen.e2e_s),
         queueing_s=distribution(chosen.queueing_s),
+        reasoning_s=distribution(phases.reasoning_s) if phases else None,
+        ttfat_s=distribution(phases.ttfat_s) if phases else None,
+        blocking_s=distribution(phases.blocking_s) if phases else None,
+        qoe_violations=phases.violations if phases else None,
         slo_attainment=_ratio(int(good.sum()), int(has_slo.sum())),
         slo_ttft_attainment=_ratio(int(attained["ttft"][1].sum()), int(attained["ttft"][0].sum())),
         slo_tpot_attainment=_ratio(int(attained["tpot"][1].sum()), int(attained["tpot"][0].sum())),
@@ -133,6 +149,7 @@ def _request_metrics(chosen: Sample, gaps: Gaps | None, window_s: float) -> Requ
         total_tokens_per_s=_ratio(total_tokens, window_s),
         output_tokens=output_tokens,
         preemptions=int(chosen.preemptions.sum()),
+        moves=int(chosen.moves.sum()),
         retries=int(np.maximum(chosen.attempts - 1, 0).sum()),
         cached_prompt_share=_ratio(
             int(chosen.cached_prompt_tokens[admitted].sum()), int(chosen.prompt_tokens[admitted].sum())
@@ -150,6 +167,17 @@ def _replica_metrics(requests: RequestMetrics, used: Usage, rows: list[int]) -> 
         "usd": usd,
         "usd_per_million_output_tokens": _ratio(usd * 1e6, requests.output_tokens),
     }
+
+
+def _transfer_s(records: Records, chosen: Sample) -> Distribution | None:
+    """How long KV caches were on their way to other replicas."""
+    table = records.moves
+    if not table:
+        return None
+    made = (
+        (table["outcome"] == MoveOutcome.DONE) & (floats(table, "num_bytes") > 0) & np.isin(table["request"], chosen.id)
+    )
+    return distribution(floats(table, "end_s", made) - floats(table, "start_s", made))
 
 
 def _gaps(records: Records, chosen: Sample, code: npt.NDArray[np.integer]) -> dict[int, Gaps]:
@@ -252,7 +280,10 @@ def _flat(summary: RequestMetrics) -> Iterator[tuple[str, float | int | None]]:
             yield name, value
 
 
-_LATENCIES = ("ttft_s", "answer_s", "tpot_s", "itl_s", "e2e_s", "queueing_s")
+_LATENCIES = (
+    "ttft_s", "answer_s", "tpot_s", "itl_s", "e2e_s", "queueing_s", "reasoning_s", "ttfat_s", "blocking_s",
+    "transfer_s",
+)  # fmt: skip
 
 PARTS: dict[str, type[Distribution] | type[Level]] = {
     **dict.fromkeys(_LATENCIES, Distribution), "kv_use": Level, "batch_size": Level,

@@ -36,6 +36,21 @@ class Clock:
         index = np.searchsorted(self.tick, ticks) - 1
         return self._boundary_s(index, ticks - self.tick[index])
 
+    def begun_s(self, ticks: Ints) -> Floats:
+        """When the iterations of these ticks began."""
+        index = np.searchsorted(self.tick, ticks) - 1
+        return self._boundary_s(index, ticks - self.tick[index] - 1)
+
+    def ticks_after_gaps(self, longer_than_s: float) -> Ints:
+        """Ticks that came so long after the one before, and perhaps others of the same stretches; in order."""
+        n = self.iterations
+        inside = np.maximum(self.a_s + self.b_s, self.a_s + self.b_s * (n - 1)) > longer_than_s
+        with np.errstate(invalid="ignore"):
+            entry = self.entry_gaps_s() > longer_than_s
+        skipped = 1 - entry.astype(np.int64)
+        count = np.where(inside & (n > 1), n, 1) - skipped
+        return counted(self.tick + 1 + skipped, count)
+
     def _boundary_s(self, index: npt.NDArray[np.intp], k: Ints) -> Floats:
         # Term by term as `core.record.boundary_s`, so that both round alike.
         return self.start_s[index] + k * self.a_s[index] + self.b_s[index] * (k * (k - 1) // 2)
@@ -196,7 +211,7 @@ def token_times(records: Records, request_ids: Sequence[int]) -> dict[int, Float
         rows = stays.by_replica.get(replica, _NO_ROWS)
         joined = stays.joined(rows)
         count = stays.left(rows) - joined
-        times_s.append(clock.at_s(_counted(joined + 1, count)))
+        times_s.append(clock.at_s(counted(joined + 1, count)))
         of_request.append(np.repeat(stays.request(rows), count))
     request, time_s = np.concatenate(of_request), np.concatenate(times_s)
     order = np.lexsort((time_s, request))
@@ -206,7 +221,7 @@ def token_times(records: Records, request_ids: Sequence[int]) -> dict[int, Float
     return {int(i): time_s[a:b] for i, a, b in zip(request_ids, low, high, strict=True)}
 
 
-def _counted(first: Ints, count: Ints) -> Ints:
+def counted(first: Ints, count: Ints) -> Ints:
     """first, first + 1, ..., `count` numbers for each pair, one after the other."""
     ends = np.cumsum(count)
     total = int(ends[-1]) if len(ends) else 0

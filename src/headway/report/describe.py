@@ -45,6 +45,23 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     ),
     "e2e_s": ("s", "End-to-end latency: arrival to last token, of finished requests."),
     "queueing_s": ("s", "Arrival to the start of the first prefill, of every request whose prefill began."),
+    "reasoning_s": ("s", "Arrival to the last reasoning token, of requests that reason and answer."),
+    "ttfat_s": (
+        "s",
+        "Time to first answering token from the end of the reasoning: last reasoning token to first answering token.",
+    ),
+    "blocking_s": (
+        "s",
+        "Last reasoning token to the start of the iteration that made the first answering token: how long an answer "
+        "was kept from beginning by its queue, a preemption or a move.",
+    ),
+    "qoe_violations": (
+        "share",
+        "Share of the answers with a quality of experience (QoE) below 0.95, of requests that began to answer; where "
+        "requests reason. QoE is the area under the curve of tokens read / the area under that of tokens wanted, up "
+        "to when the last token has been read. Tokens are wanted at the pacer's pace from the end of the reasoning "
+        "(of the arrival, without) and its TTFAT target on, or from the first token if it has no such target.",
+    ),
     "slo_attainment": (
         "share",
         "Share of the requests with an SLO that met all of theirs. A request that did not finish has missed them.",
@@ -70,6 +87,7 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     ),
     "output_tokens": ("tokens", "Output tokens that came, of unfinished requests too."),
     "preemptions": ("times", "How often a running request was taken out of its batch to make room."),
+    "moves": ("times", "How often a request went on at another replica."),
     "retries": ("times", "How often a request was placed anew after its replica crashed."),
     "cached_prompt_share": (
         "share",
@@ -87,6 +105,7 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "usd_per_million_output_tokens": ("$/M tokens", "Cost / output tokens, times a million."),
     "warmup_s": ("s", "Length of the warm-up that is left out."),
     "window_s": ("s", "Length of the window: from the end of the warm-up to the end of the run."),
+    "transfer_s": ("s", "How long the KV cache of a request that went on at another replica was on its way."),
 }
 """Metric -> (unit, definition). A metric of several numbers has keys `METRIC.LAST`, `LAST` one of `OVER`."""
 

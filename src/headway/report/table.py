@@ -55,7 +55,9 @@ def dollars(value: float) -> str:
 COLUMNS = (
     Column("ttft_s.p50", "TTFT p50", "low", seconds),
     Column("ttft_s.p99", "TTFT p99", "low", seconds),
-    Column("answer_s.p99", "TTFAT p99", "low", seconds),
+    Column("answer_s.p99", "answer p99", "low", seconds),
+    Column("blocking_s.p99", "blocked p99", "low", seconds),
+    Column("qoe_violations", "QoE missed", "low", percent),
     Column("tpot_s.mean", "TPOT mean", "low", seconds),
     Column("itl_s.p99", "ITL p99", "low", seconds),
     Column("e2e_s.mean", "E2E mean", "low", seconds),
@@ -67,6 +69,7 @@ COLUMNS = (
     Column("kv_use.mean", "KV", "", percent),
     Column("cached_prompt_share", "cached", "high", percent),
     Column("preemptions", "preempted", "low", short_number),
+    Column("moves", "moved", "", short_number),
     Column("retries", "retried", "low", short_number),
     Column("num_unfinished", "unfinished", "low", short_number),
     Column("num_rejected", "rejected", "low", short_number),
@@ -76,14 +79,14 @@ COLUMNS = (
 """In the order shown."""
 
 ONLY_IF_NONZERO = {
-    "cached_prompt_share", "preemptions", "retries", "num_unfinished", "num_rejected", "num_cancelled",
+    "cached_prompt_share", "preemptions", "moves", "retries", "num_unfinished", "num_rejected", "num_cancelled",
     "usd_per_million_output_tokens",
 }  # fmt: skip
 
 GIVEN_UP_FIRST = (
-    "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "preemptions",
+    "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "moves", "preemptions",
     "ttft_s.p50", "throughput_rps", "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean",
-    "answer_s.p99", "itl_s.p99", "slo_attainment", "e2e_s.mean",
+    "blocking_s.p99", "answer_s.p99", "itl_s.p99", "qoe_violations", "slo_attainment", "e2e_s.mean",
 )  # fmt: skip
 """Columns that a narrow console does without, in this order. What did not finish is always shown."""
 
