@@ -33,7 +33,10 @@ Matrix = tuple[float, float, float]
 
 
 class Operators:
-    """Operator times on one GPU of a replica, for one micro-batch through all layers."""
+    """Operator times on one GPU of a replica, for one micro-batch through all layers.
+
+    With several data parallel ranks, `tokens_s` and `rows_s` are of one rank, and `joint_s` of all together.
+    """
 
     def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, found: Coefficients) -> None:
         self._model, self._gpu, self._parallel = model, gpu, parallel
@@ -51,15 +54,20 @@ class Operators:
             count * self._product_s(num_tokens, out, into, width, self._gemm, self._gemm_flops)
             for count, out, into in self._matrices
         )
+        experts_s = num_moe_layers(model) * self._experts_s(num_tokens) if self._parallel.dp == 1 else 0.0
         return (
             gemm_s
-            + num_moe_layers(model) * self._experts_s(num_tokens)
+            + experts_s
             + self._elementwise_s(num_tokens)
             + (2 * model.num_layers + 1) * self._all_reduce_s(2.0 * num_tokens * model.hidden_size)
             + self._sends_s(2.0 * num_tokens * model.hidden_size)
             + model.num_layers * (self._overhead.layer_s + self._kernels.decode_attention.latency_s)
             + self._overhead.step_s
         )
+
+    def joint_s(self, num_tokens: int) -> float:
+        """Experts, and the ways to them and back, for the tokens of all ranks."""
+        return num_moe_layers(self._model) * (self._experts_s(num_tokens) + self._exchange_s(num_tokens))
 
     def rows_s(self, num_rows: int) -> float:
         """The head and sampling for `num_rows` sequences."""
@@ -69,7 +77,7 @@ class Operators:
         head_s = self._product_s(num_rows, model.vocab_size / tp, model.hidden_size, 2.0, gemm, flops)
         gather_s = 0.0
         if tp > 1:
-            gather_s = 2.0 * num_rows * model.vocab_size * (tp - 1) / tp / self._link_bytes_per_s()
+            gather_s = 2.0 * num_rows * model.vocab_size * (tp - 1) / tp / self._link_bytes_per_s(tp)
         return head_s + gather_s + num_rows * self._overhead.sequence_s
 
     def _product_s(self, rows: float, out: float, into: float, width: float, c: Roofline, flops: float) -> float:
@@ -84,7 +92,7 @@ class Operators:
         """One mixture-of-experts layer: loads the experts that a batch touches; each pads its rows to a tile.
 
         Tensor parallelism slices every expert; expert parallelism gives each GPU whole experts. Either way
-        a GPU holds and computes 1/tp (in balance), and the sum of the outputs is an all-reduce.
+        a GPU holds and computes its equal share (in balance), and the sum of the outputs is an all-reduce.
         """
         model, moe = self._model, self._model.moe
         if moe is None:
@@ -92,7 +100,7 @@ class Operators:
         c = self._kernels.moe["bf16" if model.dtype == "fp16" else model.dtype]
         chosen = float(num_tokens * moe.experts_per_token)
         touched = sum(count * (1.0 - (1.0 - chance) ** num_tokens) for count, chance in self._chances)
-        weights = expert_params(model) / self._parallel.tp
+        weights = expert_params(model) / (self._parallel.tp * self._parallel.dp)
         memory_s = touched * weights * weight_dtype_bytes(model) / self._gpu.bandwidth_bytes_per_s
         flops = peak_flops(self._gpu, compute_dtype(model.dtype, self._gpu))
         return roofline_s(c, memory_s, 2.0 * (chosen + touched * c.tile_tokens) * weights / flops)
@@ -111,21 +119,36 @@ class Operators:
         if tp == 1:
             return 0.0
         c = _nearest(self._kernels.all_reduce, tp)
-        wire_s = 2.0 * (tp - 1) / tp * num_bytes / (self._link_bytes_per_s() * c.link_efficiency)
+        wire_s = 2.0 * (tp - 1) / tp * num_bytes / (self._link_bytes_per_s(tp) * c.link_efficiency)
         hop_s = NETWORK_LATENCY_S if tp > self._gpu.gpus_per_node else 0.0
         return c.latency_s + hop_s + c.ramp_s_per_sqrt_byte * sqrt(num_bytes) + wire_s
+
+    def _exchange_s(self, num_tokens: int) -> float:
+        """Between data parallel ranks: all tokens to every rank, and the sums of the experts' outputs back.
+
+        An all-gather and a reduce-scatter, as vLLM does by default; together an all-reduce with two latencies.
+        """
+        dp, span = self._parallel.dp, self._parallel.tp * self._parallel.dp
+        if dp == 1:
+            return 0.0
+        c = _nearest(self._kernels.all_reduce, dp)
+        num_bytes = 2.0 * num_tokens * self._model.hidden_size
+        wire_s = (dp - 1) / dp * num_bytes / (self._link_bytes_per_s(span) * c.link_efficiency)
+        hop_s = NETWORK_LATENCY_S if span > self._gpu.gpus_per_node else 0.0
+        return 2.0 * (c.latency_s + hop_s + c.ramp_s_per_sqrt_byte * sqrt(num_bytes) + wire_s)
 
     def _sends_s(self, num_bytes: float) -> float:
         """A micro-batch's activations from stage to stage, and its tokens back to the first."""
         pp, tp = self._parallel.pp, self._parallel.tp
         if pp == 1:
             return 0.0
-        if pp * tp > self._gpu.gpus_per_node:
+        if self._parallel.num_gpus > self._gpu.gpus_per_node:
             return pp * (NETWORK_LATENCY_S + num_bytes / tp / NETWORK_BYTES_PER_S)
         return pp * (SEND_LATENCY_S + num_bytes / tp / self._gpu.link_bytes_per_s)
 
-    def _link_bytes_per_s(self) -> float:
-        if self._parallel.tp > self._gpu.gpus_per_node:
+    def _link_bytes_per_s(self, num_gpus: int) -> float:
+        """Of a group of so many GPUs."""
+        if num_gpus > self._gpu.gpus_per_node:
             return min(NETWORK_BYTES_PER_S, self._gpu.link_bytes_per_s)
         return self._gpu.link_bytes_per_s
 

@@ -7,6 +7,9 @@ not change takes `a + k*b` seconds in its k-th iteration.
 
 A pipeline of `pp` stages keeps `pp` equal micro-batches in flight on one clock: an iteration is the time in
 which one micro-batch passes every stage, while the others do the same one stage apart.
+
+Data parallel ranks step together: an iteration is that of the slowest rank, with decoding sequences dealt out evenly
+and chunks one by one, and of the experts, which compute all ranks' tokens. See `perf.ranks`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from headway.perf.attention import Attention, attention_costs, windowed_pairs
 from headway.perf.memory import check_shape
 from headway.perf.operators import Operators
 from headway.perf.params import num_dense_layers, num_moe_layers
+from headway.perf.ranks import dealt, fullest
 
 MOST_GRAPH_TOKENS = 512
 """Engines capture graphs for batches of up to twice `max_num_seqs` tokens, and no more than this (vLLM)."""
@@ -36,8 +40,8 @@ class StepModel:
     """
 
     __slots__ = (
-        "_attention", "_decode", "_graph_tokens", "_launch_s", "_operators", "_pp", "_rows", "_tokens", "_window",
-        "calibrated",
+        "_attention", "_decode", "_dp", "_graph_tokens", "_joint", "_launch_s", "_operators", "_pp", "_rows",
+        "_tokens", "_window", "calibrated",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +58,8 @@ class StepModel:
         self._operators = Operators(model, gpu, engine, parallel, found)
         self._attention: Attention = attention_costs(model, gpu, engine, parallel, found.kernels)
         self._window = model.sliding_window_tokens
-        self._pp = parallel.pp
-        self._graph_tokens = min(2 * engine.max_num_seqs, MOST_GRAPH_TOKENS)
+        self._pp, self._dp = parallel.pp, parallel.dp
+        self._graph_tokens = min(2 * fullest(engine.max_num_seqs, parallel.dp), MOST_GRAPH_TOKENS)
         self._launch_s = (
             num_dense_layers(model) * found.overhead.launch_layer_s
             + num_moe_layers(model) * found.overhead.launch_expert_layer_s
@@ -63,6 +67,7 @@ class StepModel:
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._tokens: dict[int, float] = {}
         self._rows: dict[int, float] = {}
+        self._joint: dict[int, float] = {}
 
     def line(
         self,
@@ -81,6 +86,8 @@ class StepModel:
         iteration.
         """
         if chunks:
+            if self._dp > 1:
+                return self._ranks_s(num_decode, context_tokens, chunks, window_tokens), 0.0, 1
             return self._mixed_s(num_decode, context_tokens, chunks, window_tokens), 0.0, 1
         try:
             base_s, per_token_s, per_window_s = self._decode[num_decode]
@@ -94,7 +101,22 @@ class StepModel:
             )
         return base_s + context_tokens * per_token_s, num_decode * per_token_s, None
 
-    def _mixed_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
+    def _ranks_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
+        """`_mixed_s` of the slowest rank."""
+        own = fullest(num_decode, self._dp)
+        share = own / num_decode if num_decode else 0.0
+        joint_s = self._joint_s(self._dp * own + sum(new for new, _ in chunks))
+        context, window = context_tokens * share, window_tokens * share
+        return max(self._mixed_s(own, context, some, window, joint_s) for some in dealt(chunks, self._dp))
+
+    def _mixed_s(
+        self,
+        num_decode: int,
+        context_tokens: float,
+        chunks: Sequence[Chunk],
+        window_tokens: float,
+        joint_s: float = 0.0,
+    ) -> float:
         costs = self._attention
         pair_s, read_s, up_s, half_tile = costs.pair_s, costs.read_s, costs.up_s, costs.half_tile
         attention_s = context_tokens * costs.decode_s
@@ -112,25 +134,35 @@ class StepModel:
             attention_s /= min(self._pp, num_tokens) or 1
         num_rows = num_decode + len(chunks)
         try:
-            step_s = self._tokens[num_tokens] + self._rows[num_rows] + attention_s
+            step_s = self._tokens[num_tokens] + self._rows[num_rows] + attention_s + joint_s
         except KeyError:
-            step_s = self._tokens_s(num_tokens) + self._rows_s(num_rows) + attention_s
+            step_s = self._tokens_s(num_tokens) + self._rows_s(num_rows) + attention_s + joint_s
         if step_s < self._launch_s and num_tokens > self._graph_tokens:
             return self._launch_s
         return step_s
 
     def _remember_decode(self, num_decode: int) -> tuple[float, float, float]:
-        costs, share = self._attention, min(self._pp, num_decode) or 1
-        base_s = self._tokens_s(num_decode) + self._rows_s(num_decode)
-        found = (base_s, costs.decode_s / share, costs.decode_window_s / share)
+        own = fullest(num_decode, self._dp)
+        costs, stages = self._attention, min(self._pp, own) or 1
+        share = own / num_decode if num_decode else 1.0
+        base_s = self._tokens_s(own) + self._rows_s(own) + self._joint_s(self._dp * own)
+        found = (base_s, costs.decode_s * share / stages, costs.decode_window_s * share / stages)
         self._decode[num_decode] = found
         return found
 
     def _tokens_s(self, num_tokens: int) -> float:
-        """What depends on the batch's tokens alone."""
+        """What depends on a rank's tokens alone."""
         if num_tokens not in self._tokens:
             self._tokens[num_tokens] = self._operators.tokens_s(-(-num_tokens // self._pp))
         return self._tokens[num_tokens]
+
+    def _joint_s(self, num_tokens: int) -> float:
+        """What the data parallel ranks do together, for the tokens of all of them; 0 of one rank alone."""
+        if self._dp == 1:
+            return 0.0
+        if num_tokens not in self._joint:
+            self._joint[num_tokens] = self._operators.joint_s(-(-num_tokens // self._pp))
+        return self._joint[num_tokens]
 
     def _rows_s(self, num_rows: int) -> float:
         """What depends on the number of sequences alone."""
