@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.ordering.priority import Priority
 from headway.policies.ordering.round_robin import RoundRobin
 from headway.policies.ordering.shortest_remaining import ShortestRemaining
+from headway.policies.ordering.shortest_to_answer import ShortestToAnswer
 
 
 def served(ordering: Ordering, requests: list[FakeRequest]) -> list[int]:
@@ -51,6 +55,39 @@ def test_shortest_remaining_counts_what_is_left() -> None:
         FakeRequest(2, 1.0, output_tokens=50),
     ]
     assert served(ShortestRemaining(), requests) == [1, 0, 2]
+
+
+def test_shortest_to_answer_counts_to_the_first_answering_token() -> None:
+    requests = [
+        FakeRequest(0, output_tokens=900, reasoning_tokens=50, generated_tokens=40),  # 11 to go
+        FakeRequest(1, output_tokens=20, reasoning_tokens=12),  # 13 to go
+        FakeRequest(2, output_tokens=900),  # its first token is its answer's
+        FakeRequest(3, output_tokens=900, reasoning_tokens=50, generated_tokens=51),  # answers, 849 left
+        FakeRequest(4, output_tokens=60, reasoning_tokens=50, generated_tokens=51),  # answers, 9 left
+        FakeRequest(5, 1.0, output_tokens=40, reasoning_tokens=12),  # as 1, but later
+    ]
+    ordering = ShortestToAnswer()
+    assert served(ordering, requests) == [2, 0, 1, 5, 4, 3]
+    assert [ordering.next_change_tokens(request) for request in requests] == [11, 13, 1, None, None, 13]
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 12)), min_size=1, max_size=5), st.data())
+def test_no_order_of_service_brings_answers_sooner_in_the_mean(lengths: list[tuple[int, int]], data: Any) -> None:
+    """One token at a time, all requests there from the start: against any other order of service."""
+
+    def mean_first_answer(first: Callable[[list[FakeRequest]], FakeRequest]) -> float:
+        requests = [FakeRequest(i, output_tokens=r + a, reasoning_tokens=r) for i, (r, a) in enumerate(lengths)]
+        began, clock = {}, 0
+        while left := [request for request in requests if request.generated_tokens < request.output_tokens]:
+            clock += 1
+            served = first(left)
+            served.generated_tokens += 1
+            if served.generated_tokens == served.reasoning_tokens + 1:
+                began[served.id] = clock
+        return sum(began.values()) / len(began)
+
+    best = mean_first_answer(lambda left: min(left, key=lambda request: ShortestToAnswer().rank(request, 0.0)))
+    assert best <= mean_first_answer(lambda left: data.draw(st.sampled_from(left)))
 
 
 @given(num_requests=st.integers(1, 6), quantum=st.integers(1, 5), rounds=st.integers(1, 12))
