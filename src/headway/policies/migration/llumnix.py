@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop
 from typing import Literal
 
 from headway.core.decision import Move
@@ -97,10 +98,12 @@ class Llumnix:
         return Move(request.id, target.replica.id, self._stage_blocks if request.is_running else None)
 
 
-def movable(requests: Iterable[PlacedRequestView]) -> list[PlacedRequestView]:
+def movable(requests: Iterable[PlacedRequestView]) -> Iterator[PlacedRequestView]:
     """Those that may move, the first to go first. One that prefills may not, nor one that moves already."""
-    chosen = [r for r in requests if (r.is_running or r.is_waiting) and not r.is_moving]
-    return sorted(chosen, key=_reluctance)
+    heap = [(_reluctance(r), r) for r in requests if (r.is_running or r.is_waiting) and not r.is_moving]
+    heapify(heap)
+    while heap:
+        yield heappop(heap)[1]
 
 
 def _reluctance(request: PlacedRequestView) -> tuple[int, int, float, int]:
