@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.policies import ORDERINGS, ROUTERS, resolve
+from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
 from headway.policies.conformance import check_ordering, check_router
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ def blocks(language: str) -> list[str]:
 def test_the_list_of_policies_is_current() -> None:
     page = load(ROOT / "docs" / "generate_policies.py").page()
     assert (ROOT / "docs" / "policies.md").read_text(encoding="utf-8") == page, "run `python docs/generate_policies.py`"
-    assert all(f"| `{name}`" in page for name in (*ROUTERS, *ORDERINGS))
+    assert all(f"| `{name}`" in page for name in (*ROUTERS, *ORDERINGS, *MIGRATIONS, *SCALERS))
 
 
 def test_the_tutorial_shows_the_example() -> None:

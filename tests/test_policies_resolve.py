@@ -13,7 +13,7 @@ import pytest
 
 from fakes import FakeRequest, fleet
 from headway.core.errors import HeadwayError
-from headway.policies import ORDERINGS, ROUTERS, resolve
+from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
 from headway.policies.ordering.edf import Edf
 
 MINE = """
@@ -47,6 +47,38 @@ class OddQuantum(NoQuantum):
 class OddPreemptive(NoQuantum):
     quantum = None
     preemptive = 1
+
+class Stays:
+    interval_s = None
+
+    def moves(self, view):
+        return ()
+
+    def at_phase(self, request, view):
+        return None
+
+class OddInterval(Stays):
+    interval_s = 0
+
+class NoInterval:
+    moves = Stays.moves
+    at_phase = Stays.at_phase
+
+class NoPhase:
+    interval_s = 1
+    moves = Stays.moves
+
+class Sizes:
+    interval_s = 30
+
+    def scale(self, view):
+        return {}
+
+class NeverSizes(Sizes):
+    interval_s = None
+
+class EndlessSizes(Sizes):
+    interval_s = float("inf")
 
 class NoVerb:
     pass
@@ -85,7 +117,18 @@ def test_routers_by_name(name: str) -> None:
 def test_orderings_by_name(name: str) -> None:
     choice = resolve.ordering(name)
     assert type(choice()) is ORDERINGS[name]
-    assert choice.oracle == (name == "shortest-remaining")
+    assert choice.oracle == (name in ("shortest-remaining", "shortest-to-answer"))
+
+
+@pytest.mark.parametrize(
+    ("of", "named"), [(resolve.migration, MIGRATIONS), (resolve.scaler, SCALERS)], ids=["migration", "scaler"]
+)
+def test_migrations_and_scalers_by_name(of: Any, named: dict[str, type[Any]]) -> None:
+    for name, cls in named.items():
+        choice = of(name)
+        assert type(choice()) is cls
+        assert str(choice) == choice.name == name
+        assert not choice.oracle
 
 
 def test_arguments_reach_the_constructor() -> None:
@@ -183,6 +226,36 @@ def test_what_is_said_about_an_ordering_spec(spec: Any, says: str) -> None:
     with pytest.raises(HeadwayError) as caught:
         resolve.ordering(spec)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("of", "spec", "says"),
+    [
+        ("migration", "pascall", "unknown migration 'pascall'; did you mean 'pascal'?"),
+        ("migration", {"name": "pascal", "adaptive": 1}, "migration pascal: adaptive: expected bool, got int: 1"),
+        ("migration", {"name": "pascal", "quantum_tokens": 0}, "quantum_tokens: expected a number of at least 1"),
+        ("migration", "mine_for_test:OddInterval", "`interval_s` must be seconds, more than 0, or None for never"),
+        ("migration", "mine_for_test:NoInterval", "`interval_s` must be seconds, more than 0, or None for never"),
+        ("migration", "mine_for_test:NoPhase", "has no method `at_phase(request, view)`"),
+        ("migration", "mine_for_test:Sizes", "has no method `moves(view)`"),
+        ("scaler", "pascal", "unknown scaler 'pascal'"),
+        ("scaler", "mine_for_test:NeverSizes", "`interval_s` must be seconds, more than 0"),
+        ("scaler", "mine_for_test:EndlessSizes", "`interval_s` must be seconds, more than 0"),
+        ("scaler", "mine_for_test:Stays", "has no method `scale(view)`"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("here")
+def test_what_is_said_about_other_specs(of: str, spec: Any, says: str) -> None:
+    with pytest.raises(HeadwayError) as caught:
+        getattr(resolve, of)(spec)
+    assert says in str(caught.value)
+
+
+@pytest.mark.usefixtures("here")
+def test_other_classes_of_ones_own() -> None:
+    assert resolve.migration("mine_for_test:Stays")().interval_s is None
+    assert resolve.scaler("mine_for_test:Sizes")().interval_s == 30
 
 
 def test_policies_are_light_to_import() -> None:
