@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
-from headway.policies.conformance import check_ordering, check_router
+from headway.policies.conformance import check_migration, check_ordering, check_router, check_scaler
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "my_router.py"
@@ -58,15 +58,20 @@ def test_the_tutorial_s_own_test_passes(monkeypatch: pytest.MonkeyPatch) -> None
     names["test_my_router"]()
 
 
-def test_the_tutorial_s_ordering_passes_the_conformance_suite() -> None:
-    (block,) = (block for block in blocks("python") if "def rank" in block)
-    names: dict[str, Any] = {"__name__": "tutorial_ordering"}
-    exec(block, names)
-    ordering = names["ShortPromptsFirst"]
-    module = ModuleType("tutorial_ordering")
-    module.ShortPromptsFirst = ordering  # type: ignore[attr-defined]
-    sys.modules["tutorial_ordering"] = module
-    check_ordering(ordering)
+@pytest.mark.parametrize(
+    ("verb", "name", "check"),
+    [
+        ("rank", "ShortPromptsFirst", check_ordering),
+        ("at_phase", "AnswerWhereFewest", check_migration),
+        ("scale", "OneForEachHundred", check_scaler),
+    ],
+)
+def test_the_tutorial_s_other_policies_pass_the_conformance_suite(verb: str, name: str, check: Any) -> None:
+    (block,) = (block for block in blocks("python") if f"def {verb}" in block)
+    module = ModuleType(f"tutorial_{verb}")
+    exec(block, module.__dict__)
+    sys.modules[module.__name__] = module  # where pickle looks for its classes
+    check(getattr(module, name))
 
 
 def test_the_tutorial_s_scenario_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
