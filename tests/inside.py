@@ -26,6 +26,14 @@ def watched(cluster: Cluster, look: Callable[[Replica], None]) -> Cluster:
 
         return looked_at
 
+    add = cluster._add
+
+    def add_watched(*given: Any) -> Replica:
+        replica = add(*given)
+        replica._line = wrapped(replica, replica._line)
+        return replica
+
+    cluster._add = add_watched  # type: ignore[method-assign]
     for replica in cluster._replicas:
         replica._line = wrapped(replica, replica._line)
     return cluster
@@ -49,6 +57,9 @@ def assert_sound(replica: Replica) -> None:
     decoding, prefilling = list(replica.decoding.values()), list(replica.prefilling.values())
     own = [own_tokens(replica, live) for live in decoding]
     pinned = sum(-(-live.computed_tokens // kv.block) - live.shared_blocks for live in prefilling)
+    leaving = [live for live in replica.leaving.values() if not live.swapped_tokens]
+    pinned += sum(-(-live.computed_tokens // kv.block) - live.shared_blocks for live in leaving)
+    pinned += sum(live.resident_blocks for live in replica.resident.values()) + replica.reserved_blocks
     assert kv.pinned == pinned + shared_blocks(replica)
     assert kv.count == len(decoding)
     assert kv.used(tick) == kv.pinned + sum(-(-tokens // kv.block) for tokens in own)
@@ -63,15 +74,18 @@ def assert_sound(replica: Replica) -> None:
     waiting = [*replica.in_line(), *replica.inbox]
     assert replica.num_waiting == len({live.id for live in waiting}) == len(waiting)
     assert all(live.stage is Stage.WAITING for live in waiting)
-    assert replica.num_in_flight == replica.num_running + len(waiting)
+    assert replica.num_in_flight == replica.num_running + len(waiting) + len(replica.leaving)
     left = replica.given + sum(live.target_tokens - live.computed_tokens for live in prefilling)
     queued = sum(live.target_tokens for live in waiting if not live.swapped_tokens)
     assert replica.prefill_tokens_left == left + queued
-    assert replica.swap.used_tokens == sum(live.swapped_tokens for live in waiting) <= replica.swap.room_tokens
+    swapped = [live for live in (*waiting, *replica.leaving.values()) if live.id not in replica.resident]
+    assert sum(live.swapped_tokens for live in swapped) <= replica.swap.used_tokens <= replica.swap.room_tokens
     grown = sum(live.joined_generated + tick - live.joined_tick for live in decoding)
-    generated = grown + sum(live.generated_tokens for live in (*waiting, *prefilling))
+    standing = (*waiting, *prefilling, *replica.leaving.values())
+    generated = grown + sum(live.generated_tokens for live in standing)
     assert replica.tokens_generated == generated
-    everybody = (*waiting, *prefilling, *decoding)
+    everybody = (*standing, *decoding)
+    assert sum(replica.num_by_tier.values()) == sum(replica.queue_lengths) == len(everybody)
     assert replica.output_tokens_left == sum(live.output_tokens for live in everybody) - generated
 
 
@@ -83,4 +97,6 @@ def assert_empty(replica: Replica) -> None:
     assert (kv.used(replica.tick), kv.pinned, kv.count, kv.free(replica.tick)) == (0, 0, 0, kv.total)
     assert shared_blocks(replica) == 0
     assert (replica.window_tokens, replica.num_growing) == (0, 0)
+    assert (replica.resident, replica.leaving, replica.reserved_blocks, replica.num_arriving) == ({}, {}, 0, 0)
+    assert not any(replica.num_by_tier.values()) and not any(replica.queue_lengths)
     assert (replica.swap.used_tokens, replica.inbox, replica.cancelling, replica.chunks) == (0, [], [], [])

@@ -15,14 +15,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headway.control.policies import Policies
+from headway.core.decision import Move
 from headway.core.fleet import Engine, Fault, Fleet, Gpu, Model, Pool
-from headway.core.policy import Ordering, Router
+from headway.core.pacer import Pacer
+from headway.core.policy import Migration, Ordering, Router, Scaler
 from headway.core.record import Columns, Records
 from headway.core.request import Request, Segment
-from headway.core.view import RequestView
+from headway.core.view import FleetView, PoolsView, RequestView
 from headway.observe import Scrape
 from headway.perf.step import StepModel
-from headway.policies import ORDERINGS, ROUTERS
+from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 from headway.policies.ordering.edf import Edf
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.ordering.priority import Priority
@@ -157,6 +159,8 @@ class Scenario:
     line: Callable[[Pool], Line] | None = sloped
     """None: the step times of `perf`."""
     seed: int = 0
+    migration: Callable[[], Migration] | None = None
+    scaler: Callable[[], Scaler] | None = None
 
     def source(self) -> Source:
         """The requests, as a workload."""
@@ -165,9 +169,11 @@ class Scenario:
 
     def cluster(self, step: Step = "stretch") -> Cluster:
         """A fleet that is about to run it."""
-        policies = Policies(self.router, self.ordering, self.ordering_at, self.window)
+        policies = Policies(
+            self.router, self.ordering, self.ordering_at, self.window, self.migration, self.scaler
+        )
         fleet, line = Fleet(self.pools), self.line or _measured
-        return Cluster(fleet, self.source(), policies, self.seed, step, self.scrape, None, line)
+        return Cluster(fleet, self.source(), policies, self.seed, step, self.scrape, None, line, Pacer())
 
     def play(self, step: Step = "stretch") -> Records:
         """Run it."""
@@ -238,6 +244,38 @@ class Demoting:
         return 40 - request.generated_tokens if request.generated_tokens < 40 else None
 
 
+class Restless:
+    """Requests go elsewhere all the time: copied live, or stopped for it."""
+
+    def __init__(self, interval_s: float | None = 0.05, stage_blocks: int | None = 3, share: float = 0.3) -> None:
+        self.interval_s = interval_s
+        self._stage_blocks = stage_blocks
+        self._share = share
+
+    def moves(self, view: FleetView) -> list[Move]:
+        chosen = []
+        for replica in view.replicas:
+            for request in sorted(replica.requests, key=lambda request: request.id):
+                if view.random.random() < self._share:
+                    target = view.random.choice(view.replicas).id
+                    chosen.append(Move(request.id, target, self._stage_blocks))
+        return chosen
+
+    def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
+        paced = [replica for replica in view.replicas if replica.answers_on_pace]
+        target = min(paced or view.replicas, key=lambda r: (r.queue_lengths[0], r.kv_blocks_used + r.kv_blocks_host))
+        return Move(request.id, target.id, None if view.random.random() < 0.7 else 2)
+
+
+class Breathing:
+    """Replicas come and go."""
+
+    interval_s = 0.2
+
+    def scale(self, view: PoolsView) -> dict[str, int]:
+        return {pool.name: view.random.randint(pool.min_replicas, min(pool.max_replicas, 4)) for pool in view.pools}
+
+
 @dataclass(frozen=True)
 class Made:
     """A maker of policies that says what it makes."""
@@ -282,7 +320,20 @@ _pools = st.builds(
     tokenize_s_per_token=st.sampled_from((0.0, 0.0, 2e-4)),
     response_overhead_s=st.sampled_from((0.0, 0.0, 0.0, 0.03125)),
     max_num_waiting=st.sampled_from((None, None, 3)),
+    network_bytes_per_s=st.sampled_from((1e8, 2e9, 12.5e9)),
+    start_s=st.sampled_from((0.0, 0.25, 1.5)),
 )
+_migrations = st.one_of(
+    st.none(),
+    st.sampled_from(tuple(MIGRATIONS.values())),
+    st.builds(
+        lambda *given: Made(Restless, given),
+        st.sampled_from((None, 0.05, 0.25)),
+        st.sampled_from((None, 1, 3, 50)),
+        st.sampled_from((0.05, 0.5)),
+    ),
+)
+_scalers = st.sampled_from((None, None, Breathing, *SCALERS.values()))
 _faults = st.builds(Fault, st.floats(0.0, 3.0), st.integers(0, 5), st.sampled_from((None, 0.25, 1.0, 1.0)))
 _scrapes = st.sampled_from((Scrape(), Scrape(), Scrape(0.125, 0.0625, 0.2)))
 _prompts = st.one_of(st.sampled_from((1, 16, 17, 100)), st.integers(1, 400))
@@ -375,5 +426,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         concurrency=draw(st.one_of(st.none(), st.none(), st.integers(1, 10))),
         line=draw(st.sampled_from((sloped, sloped, kinked, None))),
         seed=draw(st.integers(0, 3)),
+        migration=draw(_migrations),
+        scaler=draw(_scalers),
     )
     return _coinciding(scenario, draw(st.sampled_from((0.25, 0.03125)))) if draw(st.integers(0, 3)) == 3 else scenario

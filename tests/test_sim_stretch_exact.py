@@ -37,6 +37,7 @@ def assert_agree(scenario: Scenario) -> Records:
     assert_alike(stretch.requests, exact.requests)
     assert_alike(stretch.segments, exact.segments)
     assert_alike(by_replica(stretch.stretches), by_replica(exact.stretches))
+    assert_alike(stretch.moves, exact.moves)
     assert_alike(stretch.workload, exact.workload)
     assert stretch.replicas == exact.replicas
     assert stretch.end_s == exact.end_s

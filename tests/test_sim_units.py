@@ -174,7 +174,8 @@ def test_host_memory_is_taken_and_given_back() -> None:
 
 def test_fresh_views_are_the_replicas() -> None:
     replicas = [FakeReplica(0), FakeReplica(1)]
-    assert Observer(replicas, Scrape(), Random(0)).views is replicas
+    views = Observer(replicas, Scrape(), Random(0)).views
+    assert all(view is replica for view, replica in zip(views, replicas, strict=True))
 
 
 def test_a_scrape_is_seen_when_it_is_shown() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.core.view import OracleReplicaView, ReplicaView
+from headway.core.view import OracleReplicaView, PlacedRequestView, PoolView, ReplicaView
 
 _LOADS = (
-    "num_waiting", "num_running", "kv_blocks_used", "prefill_tokens_left", "tokens_generated", "output_tokens_left",
+    "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "answers_on_pace",
+    "prefill_tokens_left", "tokens_generated", "output_tokens_left",
 )  # fmt: skip
 
 
@@ -41,21 +42,59 @@ class View:
         self.replicas: Sequence[ReplicaView] = ()
 
 
+class FleetOfPools:
+    """`core.view.PoolsView`: one object, refilled for every call."""
+
+    __slots__ = ("now", "pools", "random")
+
+    def __init__(self, random: Random) -> None:
+        self.now = 0.0
+        self.random = random
+        self.pools: Sequence[PoolView] = ()
+
+
 class ScrapedReplica:
-    """A replica as last scraped. What the placer counts itself, `num_in_flight`, is always fresh."""
+    """A replica as last scraped. What the placer knows itself, who is placed there, is always fresh."""
 
     def __init__(self, replica: OracleReplicaView) -> None:
         self._replica = replica
         self.id, self.pool, self.model = replica.id, replica.pool, replica.model
         self.gpu, self.region = replica.gpu, replica.region
         self.max_num_seqs, self.kv_blocks_total = replica.max_num_seqs, replica.kv_blocks_total
-        self.num_waiting = self.num_running = self.kv_blocks_used = 0
+        self.block_size_tokens = replica.block_size_tokens
+        self.num_waiting = self.num_running = self.kv_blocks_used = self.kv_blocks_host = self.head_demand_blocks = 0
+        self.answers_on_pace = True
         self.prefill_tokens_left = self.tokens_generated = self.output_tokens_left = 0
 
     @property
     def num_in_flight(self) -> int:
         """Placed here and not yet ended."""
         return self._replica.num_in_flight
+
+    @property
+    def num_by_tier(self) -> Mapping[int, int]:
+        """The same, by tier."""
+        return self._replica.num_by_tier
+
+    @property
+    def queue_lengths(self) -> Sequence[int]:
+        """The same, by the ordering's queue."""
+        return self._replica.queue_lengths
+
+    @property
+    def num_arriving(self) -> int:
+        """Moves under way to it."""
+        return self._replica.num_arriving
+
+    @property
+    def is_draining(self) -> bool:
+        """It takes nothing new."""
+        return self._replica.is_draining
+
+    @property
+    def requests(self) -> Sequence[PlacedRequestView]:
+        """Who is placed here."""
+        return self._replica.requests
 
     def sample(self) -> tuple[int, ...]:
         """The load right now."""
@@ -73,8 +112,20 @@ class Observer:
     def __init__(self, replicas: Sequence[OracleReplicaView], scrape: Scrape, random: Random) -> None:
         self.scrape_config = scrape
         self._random = random
-        self._scraped = [ScrapedReplica(replica) for replica in replicas] if scrape.period_s else []
-        self.views: Sequence[OracleReplicaView] = self._scraped or replicas
+        self._scraped: list[ScrapedReplica] = []
+        self.views: list[OracleReplicaView] = []
+        for replica in replicas:
+            self.add(replica)
+
+    def add(self, replica: OracleReplicaView) -> OracleReplicaView:
+        """One more replica; returns its view."""
+        if self.scrape_config.period_s:
+            scraped = ScrapedReplica(replica)
+            self._scraped.append(scraped)
+            self.views.append(scraped)
+        else:
+            self.views.append(replica)
+        return self.views[-1]
 
     def scrape(self) -> list[tuple[ScrapedReplica, tuple[int, ...]]]:
         """Sample every replica; hand the result to `show` once the delay is over."""

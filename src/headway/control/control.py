@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from headway.control.live import ENDED, HELD, NEVER, Live
+from headway.control.migrations import Migrations
 from headway.control.recorder import Recorder
-from headway.control.service import Service
+from headway.control.scaling import Scaling
+from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase
@@ -23,6 +25,9 @@ class Effects(Protocol):
 
     def cancel(self, live: Live, now: float) -> None:
         """Abort it there; the driver answers with `Control.cancelled`."""
+
+    def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
+        """Take it to another replica, if that can be; the driver answers with `Control.moved` when it has."""
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` then."""
@@ -42,11 +47,23 @@ class Control:
         """When a request last ended."""
         self.serve({})
 
-    def serve(self, services: dict[str, Service]) -> None:
+    def serve(
+        self,
+        services: dict[str, Service],
+        migrations: Sequence[Migrations] = (),
+        scaling: Scaling | None = None,
+    ) -> None:
         """Take charge of these services, by each name of their models."""
         self._by_model = services
         self.services = list(dict.fromkeys(services.values()))
         self._only = self.services[0] if len(self.services) == 1 else None
+        self._migrations = {each.service: each for each in migrations}
+        self._scaling = scaling
+        for service in self.services:
+            if service in self._migrations:
+                service.hear(self._migrations[service].policy)
+            if scaling is not None:
+                service.hear(scaling.scaler)
 
     def arrived(self, live: Live, now: float) -> None:
         """A request comes in."""
@@ -98,6 +115,24 @@ class Control:
 
     def phase_changed(self, live: Live, now: float) -> None:
         """Reasoning is over."""
+        if self._migrations:
+            migrations = self._migrations.get(self._service(live))
+            if migrations is not None:
+                migrations.at_phase(live, now)
+
+    def moved(self, live: Live, source: int, now: float) -> None:
+        """A request goes on at another replica."""
+        live.moves += 1
+        service = self._service(live)
+        if service.line:
+            self.release(service, now)
+        if self._scaling is not None:
+            self._scaling.stop_empty(now)
+
+    def started(self, pool: str, member: Member, now: float) -> None:
+        """A replica that scaling asked for is up."""
+        assert self._scaling is not None
+        self.release(self._scaling.started(pool, member), now)
 
     def cancelled(self, live: Live, now: float) -> None:
         """The driver has aborted it."""
@@ -145,6 +180,10 @@ class Control:
         """Somebody is held back who may be placed when views are refreshed."""
         return any(service.hopes(now) for service in self.services)
 
+    def holds(self) -> bool:
+        """Somebody is held back."""
+        return any(service.line for service in self.services)
+
     def close(self, unfinished: list[Live], now: float) -> None:
         """The run stops; what is still in the system is counted."""
         for service in self.services:
@@ -159,12 +198,16 @@ class Control:
             self.last_s = end_s
         self._write(live, end_s, outcome)
         service = self._service(live)
-        if service.learner is not None:
-            service.learner.learn(_as_ended(live, end_s, outcome))
+        if service.learners:
+            record = _as_ended(live, end_s, outcome)
+            for learner in service.learners:
+                learner.learn(record)
         if self._notify:
             self.effects.ended(live, end_s, outcome)
         if service.line:
             self.release(service, now)
+        if self._scaling is not None:
+            self._scaling.stop_empty(now)
 
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
         if outcome is not _FINISHED:

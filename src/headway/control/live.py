@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from headway.core.request import Phase, Request
 
@@ -63,7 +64,15 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     computed_tokens: int = 0
     """KV tokens computed when prefilling; when decoding, those at `joined_tick`."""
     swapped_tokens: int = 0
-    """KV tokens waiting in host memory; 0 = none."""
+    """KV tokens of a waiting request that are kept: in host memory, or in `resident_blocks`; 0 = none."""
+    resident_blocks: int = 0
+    """GPU blocks that a waiting request holds."""
+    queue: int = 0
+    """Which of the ordering's queues it stands in."""
+    pace: int = 0
+    """Counts the changes of what is noted of its reader (`sim.pace`)."""
+    move: Any = None
+    """The driver's, while the request is being moved."""
     shared_blocks: int = 0
     """Leading KV blocks held through the prefix cache."""
     joined_tick: int = 0
@@ -73,3 +82,30 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     """Tick at which the engine looks at the request again; -1 = not decoding."""
     rank: object = None
     """The key under which it stands in a queue."""
+
+    @property
+    def answer_tokens(self) -> int:
+        """Answering tokens so far."""
+        return max(self.generated_tokens - self.reasoning_tokens, 0)
+
+    # What a migration policy sees besides (`core.view.PlacedRequestView`).
+
+    @property
+    def is_running(self) -> bool:
+        """It decodes."""
+        return self.stage is DECODING
+
+    @property
+    def is_waiting(self) -> bool:
+        """It waits at its replica."""
+        return self.stage is WAITING
+
+    @property
+    def has_kv(self) -> bool:
+        """Its KV cache is at its replica."""
+        return self.stage is not WAITING or self.swapped_tokens > 0
+
+    @property
+    def is_moving(self) -> bool:
+        """A move is under way."""
+        return self.move is not None

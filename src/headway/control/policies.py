@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from headway.core.policy import Ordering, Router
+from headway.core.policy import Migration, Ordering, Router, Scaler
 
 OrderingAt = Literal["replica", "gateway", "both"]
 
@@ -21,3 +21,7 @@ class Policies(Struct, frozen=True):
     """Where the ordering acts; elsewhere the line is first come, first served."""
     window: int | None = None
     """A replica is given at most this many requests in flight, the others are held back; None = no holding."""
+    migration: Callable[[], Migration] | None = None
+    """Who goes to another replica; every model's replicas get one. None = nobody."""
+    scaler: Callable[[], Scaler] | None = None
+    """How many replicas each pool has; one for the whole fleet. None = as many as at the start."""

@@ -15,7 +15,7 @@ from headway.observe import View
 class Member:
     """One replica of a service, as control knows it."""
 
-    __slots__ = ("is_up", "max_num_waiting", "max_tokens", "view")
+    __slots__ = ("is_draining", "is_up", "max_num_waiting", "max_tokens", "view")
 
     def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None) -> None:
         self.view = view
@@ -23,6 +23,11 @@ class Member:
         """Longest request, prompt and output together, that the replica can hold."""
         self.max_num_waiting = max_num_waiting
         self.is_up = True
+        self.is_draining = False
+
+    def takes(self, tokens: int) -> bool:
+        """It may be given a request of so many tokens, room or not."""
+        return self.is_up and not self.is_draining and tokens <= self.max_tokens
 
 
 class Service:
@@ -38,31 +43,40 @@ class Service:
         view: View,
     ) -> None:
         self.model = model
-        self.members = members
+        self.members = list(members)
         self.router = router
-        self.learner = router if isinstance(router, Learner) else None
+        self.learners: list[Learner] = []
+        """Policies that hear of every end."""
+        self.hear(router)
         self.ordering = hold_ordering
         self.window = window
         self.view = view
-        self._longest_tokens = max(member.max_tokens for member in members)
-        self._shortest_tokens = min(member.max_tokens for member in members)
-        self._limited = window is not None or any(member.max_num_waiting is not None for member in members)
         self.line: list[tuple[object, int, Live]] = []
         """Who is held back, a heap by rank; empty = nobody."""
         self.refresh()
 
+    def hear(self, policy: object) -> None:
+        """Let a policy hear of every end, if it wants to."""
+        if isinstance(policy, Learner):
+            self.learners.append(policy)
+
     def refresh(self) -> None:
-        """Members went up or down."""
-        self._up: Sequence[ReplicaView] = [member.view for member in self.members if member.is_up]
+        """Members came, went up or down, or drain. While all that are up drain, they are all that there is."""
+        up = [member for member in self.members if member.is_up]
+        self._open = [member for member in up if not member.is_draining] or up
+        self._up: Sequence[ReplicaView] = [member.view for member in self._open]
         self._up_ids = {view.id for view in self._up}
+        self._longest_tokens = max(member.max_tokens for member in self.members)
+        self._shortest_tokens = min(member.max_tokens for member in self.members)
+        self._limited = self.window is not None or any(m.max_num_waiting is not None for m in self.members)
+
+    def member(self, replica: int) -> Member | None:
+        """The member that this replica is."""
+        return next((member for member in self.members if member.view.id == replica), None)
 
     def _candidates(self, tokens: int) -> Sequence[ReplicaView]:
         """Replicas that may be given a request of so many tokens now."""
-        return [
-            member.view
-            for member in self.members
-            if member.is_up and tokens <= member.max_tokens and self._is_open(member)
-        ]
+        return [member.view for member in self._open if tokens <= member.max_tokens and self._is_open(member)]
 
     def _is_open(self, member: Member) -> bool:
         view = member.view
@@ -123,7 +137,7 @@ class Service:
         if live is None:
             return False
         tokens = live.prompt_tokens + live.output_tokens
-        return any(member.is_up and tokens <= member.max_tokens for member in self.members)
+        return any(tokens <= member.max_tokens for member in self._open)
 
     def unhold(self) -> None:
         """The first in line is placed."""

@@ -145,6 +145,13 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """None: the catalog's price."""
     kv_capacity_tokens: int | None = None
     """None: from memory; a number caps it (for experiments under memory pressure)."""
+    network_bytes_per_s: float = 12.5e9
+    """Of one replica, each way, to other replicas: 100 Gbit/s."""
+    min_replicas: int = 1
+    max_replicas: int | None = None
+    """Limits of scaling; None: as many as a scaler wants."""
+    start_s: float | None = None
+    """From asking for one more replica to its first request; None: from what loading and starting an engine take."""
 
     @property
     def usd_per_hour(self) -> float:

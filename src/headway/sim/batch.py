@@ -13,9 +13,10 @@ from heapq import heapify, heappop, heappush
 from headway.control.live import DECODING, NEVER, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
 from headway.core.fleet import Pool
-from headway.core.policy import MovingOrdering, Ordering, SteppedOrdering
+from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
 from headway.core.record import Cause
 from headway.sim.kvcache import KvCache
+from headway.sim.pace import Pace
 from headway.sim.prefixcache import PrefixCache
 from headway.sim.swap import HostMemory
 
@@ -27,9 +28,10 @@ class Batch:
         "_pack_segment", "_put_segment", "advances", "again", "changed", "chunks", "context_offset", "decoding",
         "engine", "generated_offset", "given", "gpu", "growing", "id", "kv", "kv_blocks_total",
         "max_context_tokens", "max_num_batched_tokens", "max_num_seqs", "milestones", "model", "moving",
-        "num_growing", "num_in_flight", "num_waiting", "ordering", "output", "pool", "preemptive",
-        "prefill_tokens_left", "prefilling", "prefixes", "quantum", "rank", "region", "saturations", "shape",
-        "stall_s", "stepped", "swap", "tick", "waiting", "window", "window_tokens",
+        "num_by_tier", "num_growing", "num_in_flight", "num_waiting", "ordering", "output", "pace", "pool",
+        "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queue_lengths", "queued", "rank",
+        "region", "resident", "saturations", "shape", "stall_s", "stepped", "swap", "tick", "waiting", "window",
+        "window_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +51,8 @@ class Batch:
         self.quantum, self.preemptive = ordering.quantum, ordering.preemptive
         self.moving = ordering if isinstance(ordering, MovingOrdering) else None
         self.stepped = ordering if isinstance(ordering, SteppedOrdering) else None
+        self.queued = ordering if isinstance(ordering, QueuedOrdering) else None
+        self.pace: Pace | None = None
         self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
         self.tick = 0
         self.clear()
@@ -67,6 +71,11 @@ class Batch:
         self.milestones: list[tuple[int, int, Live]] = []
         self.saturations: list[tuple[int, int]] = []
         self.growing: dict[int, int] = {}
+        self.resident: dict[int, Live] = {}
+        self.num_by_tier: dict[int, int] = {}
+        self.queue_lengths = [0] * (1 if self.queued is None else self.queued.num_queues)
+        if self.pace is not None:
+            self.pace = Pace(self.pace.pacer)
         self.num_waiting = self.num_in_flight = 0
         self.prefill_tokens_left = self.output = 0
         self.context_offset = self.generated_offset = self.window_tokens = self.num_growing = 0
@@ -100,6 +109,8 @@ class Batch:
     def expect(self, live: Live) -> None:
         """Count a request as waiting."""
         live.stage = WAITING
+        if self.pace is not None:
+            self.pace.waits(live)
         if not live.swapped_tokens:
             live.target_tokens = tokens = live.prompt_tokens + live.generated_tokens
             live.computed_tokens = 0
@@ -140,7 +151,7 @@ class Batch:
         if not live.swapped_tokens:
             self.prefill_tokens_left -= live.target_tokens
         self.num_waiting -= 1
-        self.swap.drop(live)
+        self.drop_kept(live)
         self.gone(live)
 
     # In the batch.
@@ -154,7 +165,14 @@ class Batch:
         if live.swapped_tokens:
             live.prefill_end_s = NEVER
             live.computed_tokens = live.swapped_tokens
-            self.stall_s += self.swap.back(live)
+            if live.id in self.resident:
+                own = live.computed_tokens - live.shared_blocks * self.kv.block
+                spare = live.resident_blocks - self.kv.blocks(own)
+                if spare and self.prefixes is not None:
+                    self.prefixes.free(spare, self.tick)
+                self.unkeep(live)
+            else:
+                self.stall_s += self.swap.back(live)
             self.join(live)
             self.plan(live)
             return
@@ -206,10 +224,15 @@ class Batch:
                 self.num_growing += 1
                 self.growing[live.id] = end = tick + self.window - tokens
                 heappush(self.saturations, (end, live.id))
+        if self.pace is not None:
+            self.pace.runs(live)
         self.changed = True
 
-    def leave(self, live: Live) -> None:
-        """A decoding request goes, and its blocks with it; `computed_tokens` becomes what it had."""
+    def leave(self, live: Live, keeping: bool = False) -> None:
+        """A decoding request goes, and its blocks with it; `computed_tokens` becomes what it had.
+
+        With `keeping`, its blocks stay taken, until `let_go`.
+        """
         tick = self.tick
         grown = tick - live.joined_tick
         live.generated_tokens = live.joined_generated + grown
@@ -217,7 +240,9 @@ class Batch:
         live.computed_tokens = tokens = live.computed_tokens + grown
         own = tokens - live.shared_blocks * self.kv.block
         prefixes = self.prefixes
-        if prefixes is not None and (prefixes.nodes or live.output_id is not None):
+        if keeping:
+            self.kv.pinned += self.kv.blocks(own)
+        elif prefixes is not None and (prefixes.nodes or live.output_id is not None):
             prefixes.release(live, own, tick, tokens)
         self.kv.leave(own, tick)
         self.context_offset -= tokens - tick
@@ -275,58 +300,27 @@ class Batch:
                 self.num_growing -= 1
                 self.changed = True
 
-    # Preemption.
+    # Blocks that requests hold while they do not run.
 
-    def secure(self, now: float) -> None:
-        """Preempt from the end of the ranking until the next tick's blocks are there."""
-        kv = self.kv
-        while not kv.can_tick(self.tick):
-            self.preempt(self.worst(now), now)
-            self.again = True
+    def keep(self, live: Live, blocks: int) -> None:
+        """A waiting request holds its KV on the GPU; the blocks are taken already."""
+        live.resident_blocks = blocks
+        self.resident[live.id] = live
 
-    def worst(self, now: float) -> Live:
-        """Who ranks last in the batch."""
-        return max(self._ranked(now))[2]
+    def unkeep(self, live: Live) -> None:
+        """It holds them no longer."""
+        self.kv.pinned -= live.resident_blocks
+        live.swapped_tokens = live.resident_blocks = 0
+        del self.resident[live.id]
 
-    def displace(self, live: Live, blocks: int, now: float) -> bool:
-        """Preempt the last-ranked request behind `live`, if all behind it would make room for it."""
-        behind = [entry for entry in self._ranked(now) if entry[:2] > (live.rank, live.id)]
-        if not behind:
-            return False
-        kv = self.kv
-        sizes = [(self._tokens(other), other) for _, _, other in behind]
-        gain = sum(kv.blocks(tokens) - other.shared_blocks for tokens, other in sizes)
-        growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is DECODING)
-        if kv.free(self.tick) + gain < blocks + kv.needed_next(self.tick) - growing:
-            return False
-        self.preempt(max(behind)[2], now)
-        return True
-
-    def preempt(self, live: Live, now: float) -> None:
-        """Back into the line, with the KV dropped or swapped out."""
-        live.preemptions += 1
-        cause = Cause.PREEMPTED
-        if live.stage is DECODING:
-            self.leave(live)
-            copy_s = self.swap.out(live, live.computed_tokens) if self.engine.preemption == "swap" else None
-            if copy_s is not None:
-                self.stall_s += copy_s
-                cause = Cause.SWAPPED
+    def drop_kept(self, live: Live) -> None:
+        """Forget the KV of a waiting request, wherever it is."""
+        if live.id in self.resident:
+            if self.prefixes is not None:
+                self.prefixes.give_up(live, live.resident_blocks, self.tick)
+            self.unkeep(live)
         else:
-            self.drop_prefill(live)
-        self.record(live, now, cause)
-        self.queue(live, now)
-
-    def _ranked(self, now: float) -> list[tuple[object, int, Live]]:
-        for live in self.decoding.values():
-            self.sync(live)
-        lives = [*self.decoding.values(), *self.prefilling.values()]
-        return [(self.rank(live, now), live.id, live) for live in lives]
-
-    def _tokens(self, live: Live) -> int:
-        """KV tokens of a running request."""
-        grown = self.tick - live.joined_tick if live.stage is DECODING else 0
-        return live.computed_tokens + grown
+            self.swap.drop(live)
 
     # The end.
 
@@ -335,6 +329,31 @@ class Batch:
         self.num_in_flight -= 1
         self.generated_offset -= live.generated_tokens
         self.output -= live.output_tokens
+        self.num_by_tier[live.tier] -= 1
+        self.queue_lengths[live.queue] -= 1
+        if self.pace is not None:
+            self.pace.forget(live)
+
+    def come(self, live: Live) -> None:
+        """The request is this replica's now."""
+        self.num_in_flight += 1
+        self.generated_offset += live.generated_tokens
+        self.output += live.output_tokens
+        tier = live.tier
+        self.num_by_tier[tier] = self.num_by_tier.get(tier, 0) + 1
+        live.queue = 0 if self.queued is None else self.queued.queue(live)
+        self.queue_lengths[live.queue] += 1
+
+    def requeue(self, live: Live) -> None:
+        """Its place in line begins anew if it has changed to another queue of the ordering."""
+        if self.queued is None:
+            return
+        queue = self.queued.queue(live)
+        if queue != live.queue:
+            self.queue_lengths[live.queue] -= 1
+            self.queue_lengths[queue] += 1
+            live.queue = queue
+            live.turn = live.quantum_tick = self.tick
 
     def record(self, live: Live, now: float, cause: Cause) -> None:
         """Write down the end of a stay in the batch."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headway.sim.batch import Batch
+from headway.sim.preemption import Preempting
 
 
-def chunked(batch: Batch, now: float) -> None:
+def chunked(batch: Preempting, now: float) -> None:
     """vLLM V1 and Sarathi: decodes first, then prefill chunks, within one token budget."""
     if not batch.kv.can_tick(batch.tick):
         batch.secure(now)
@@ -23,7 +23,7 @@ def chunked(batch: Batch, now: float) -> None:
     batch.advances = bool(batch.decoding)
 
 
-def whole_prompt(batch: Batch, now: float) -> None:
+def whole_prompt(batch: Preempting, now: float) -> None:
     """Orca: prompts join the decoding batch unsplit; one that exceeds the budget is the iteration's only one."""
     batch.secure(now)
     if batch.num_waiting and not batch.again:
@@ -32,7 +32,7 @@ def whole_prompt(batch: Batch, now: float) -> None:
     batch.advances = bool(batch.decoding)
 
 
-def prefill_first(batch: Batch, now: float) -> None:
+def prefill_first(batch: Preempting, now: float) -> None:
     """vLLM V0: whole prompts as soon as they fit, in iterations of their own, while decoding stands still."""
     if batch.num_waiting:
         _admit(batch, batch.max_num_batched_tokens, now, whole=True, reserve=False)
@@ -43,7 +43,7 @@ def prefill_first(batch: Batch, now: float) -> None:
     batch.advances = bool(batch.decoding)
 
 
-def request_level(batch: Batch, now: float) -> None:
+def request_level(batch: Preempting, now: float) -> None:
     """FasterTransformer: a batch runs to its end before the next is formed."""
     if batch.decoding:
         batch.secure(now)
@@ -52,7 +52,7 @@ def request_level(batch: Batch, now: float) -> None:
     batch.advances = bool(batch.decoding)
 
 
-ADMISSIONS: dict[str, Callable[[Batch, float], None]] = {
+ADMISSIONS: dict[str, Callable[[Preempting, float], None]] = {
     "chunked": chunked,
     "whole-prompt": whole_prompt,
     "prefill-first": prefill_first,
@@ -60,7 +60,7 @@ ADMISSIONS: dict[str, Callable[[Batch, float], None]] = {
 }
 
 
-def _continue(batch: Batch, budget: int, now: float) -> int:
+def _continue(batch: Preempting, budget: int, now: float) -> int:
     """Give the prompts in progress their next chunks; returns what is left of the budget."""
     kv = batch.kv
     for live in list(batch.prefilling.values()):
@@ -82,7 +82,7 @@ def _continue(batch: Batch, budget: int, now: float) -> int:
     return budget
 
 
-def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = True) -> None:
+def _admit(batch: Preempting, budget: int, now: float, whole: bool, reserve: bool = True) -> None:
     """Take requests from the head of the line while seats, blocks and budget last.
 
     With `reserve`, the blocks that decoding requests need in this iteration are left to them.
@@ -93,7 +93,8 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
             return
         if live.swapped_tokens:
             chunk = hit = loaded = 0
-            blocks = kv.blocks(live.swapped_tokens + 1)
+            own = live.swapped_tokens - live.shared_blocks * kv.block
+            blocks = kv.blocks(own + 1) - live.resident_blocks
         else:
             hit = loaded = 0
             if batch.prefixes is not None and live.prefix:
@@ -110,8 +111,11 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
         if not _has_room(batch, blocks, reserve):
             if batch.preemptive and batch.displace(live, blocks + kv.watermark, now):
                 continue
+            if batch.resident and not batch.num_running and batch.evict_behind(live, now):
+                continue
             # What is cached for it may be evicted as others grow, and then it asks for less.
-            batch.again |= hit + loaded > 0 and (batch.preemptive or batch.num_running < batch.max_num_seqs)
+            if hit + loaded and batch.num_running and (batch.preemptive or batch.num_running < batch.max_num_seqs):
+                batch.again = True
             return
         batch.admit(live, hit, loaded, now)
         if chunk:
@@ -119,7 +123,7 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
         budget -= chunk or 1
 
 
-def _has_room(batch: Batch, blocks: int, reserve: bool) -> bool:
+def _has_room(batch: Preempting, blocks: int, reserve: bool) -> bool:
     kv = batch.kv
     if len(batch.decoding) + len(batch.prefilling) >= batch.max_num_seqs:
         return False

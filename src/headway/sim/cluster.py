@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from random import Random
 from typing import Any, Literal
 
+from headway.catalog.costs import costs
 from headway.control.control import Control
 from headway.control.live import Live
+from headway.control.migrations import Migrations
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
+from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fault, Fleet, Pool
-from headway.core.policy import Ordering
+from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
-from headway.observe import Observer, Scrape, View
+from headway.observe import FleetOfPools, Observer, Scrape, View
 from headway.perf import links, memory
+from headway.perf.coldstart import LOCAL, cold_start_s
 from headway.perf.step import StepModel
 from headway.policies.ordering.fcfs import Fcfs
 from headway.sim.engine import Replica
+from headway.sim.fabric import Fabric
 from headway.sim.kernel import ARRIVAL, COMMAND, TICK, Kernel
+from headway.sim.moves import Mover
 from headway.sim.swap import HostMemory
 from headway.sim.timeline import Line
 from headway.workload.source import Source
@@ -28,7 +35,11 @@ from headway.workload.source import Source
 Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
+NETWORK = "mooncake-h800"
+"""Whose measured latency a transfer has; its rate is the pool's."""
 _PROGRESS_EVERY = 1 << 11
+_BEFORE = 1 << 40
+"""Less than this, keys of replicas come before those of requests."""
 
 
 def simulate(
@@ -43,14 +54,17 @@ def simulate(
     scrape: Scrape | None = None,
     progress: Progress | None = None,
     line: Callable[[Pool], Line] | None = None,
+    pacer: Pacer | None = None,
 ) -> Records:
     """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
 
     `progress(now_s, requests arrived)` is called now and then. `until_s` stops the run; requests still in the
-    system are recorded as unfinished. `line` puts another step-time model in the place of `perf`'s. Raises
-    HeadwayError when a model does not fit its GPUs.
+    system are recorded as unfinished. `line` puts another step-time model in the place of `perf`'s. `pacer` is what
+    readers of answers expect. Raises HeadwayError when a model does not fit its GPUs.
     """
-    cluster = Cluster(fleet, source, policies, seed, step, scrape or Scrape(), progress, line or _calibrated)
+    cluster = Cluster(
+        fleet, source, policies, seed, step, scrape or Scrape(), progress, line or _calibrated, pacer or Pacer()
+    )
     return cluster.run(faults, until_s)
 
 
@@ -67,6 +81,7 @@ class Cluster:
         scrape: Scrape,
         progress: Progress | None,
         line: Callable[[Pool], Line],
+        pacer: Pacer,
     ) -> None:
         self._kernel = Kernel()
         self._recorder = Recorder()
@@ -74,35 +89,44 @@ class Cluster:
         self._progress = progress
         self._next_s = float("inf")
         self._armed = 0
-        self._unseen = 0
+        self._pending = 0
+        """Crashes, recoveries and starts to come."""
         self._last_s = 0.0
-        at_replica = policies.ordering_at != "gateway"
-        ordering = policies.ordering if at_replica else Fcfs
-        self._pools = [pool for pool in fleet.pools for _ in range(pool.replicas)]
-        if not self._pools:
-            raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
+        self._ordering = policies.ordering if policies.ordering_at != "gateway" else Fcfs
+        self._lines = {pool.name: line(pool) for pool in fleet.pools}
+        self._pacer, self._exact = pacer, step == "exact"
         self._control = Control(self, self._recorder, source.reactive)
-        self._replicas = self._build(fleet, ordering, line, step == "exact")
-        self._observer = Observer(self._replicas, scrape, Random(f"{seed}/scrape"))
-        self._control.serve(self._services(policies, seed))
-        self._downs: list[list[tuple[float, float]]] = [[] for _ in self._pools]
-
-    def _build(
-        self, fleet: Fleet, ordering: Callable[[], Ordering], line: Callable[[Pool], Line], exact: bool
-    ) -> list[Replica]:
-        replicas: list[Replica] = []
+        self._pools: list[Pool] = []
+        self._replicas: list[Replica] = []
+        self._ups: list[list[tuple[float, float]]] = []
+        self._downs: list[list[tuple[float, float]]] = []
         for pool in fleet.pools:
-            pool_line = line(pool)
-            blocks = kv_blocks(pool)
             for _ in range(pool.replicas):
-                replica = Replica(
-                    len(replicas), pool, pool_line, blocks, _host_memory(pool), ordering(), self._kernel,
-                    self._control, self._recorder, exact,
-                )  # fmt: skip
-                replicas.append(replica)
-        return replicas
+                self._add(pool, 0.0)
+        if not self._replicas:
+            raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
+        self._by_pool = {pool.name: pool for pool in fleet.pools}
+        self._observer = Observer(self._replicas, scrape, Random(f"{seed}/scrape"))
+        fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
+        self._mover = Mover(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
+        self._migrations: list[Migrations] = []
+        self._scaling: Scaling | None = None
+        self._serve(policies, seed)
 
-    def _services(self, policies: Policies, seed: int) -> dict[str, Service]:
+    def _add(self, pool: Pool, now: float) -> Replica:
+        """A replica, paid for from now on."""
+        replica = Replica(
+            len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), _host_memory(pool), self._ordering(),
+            self._kernel, self._control, self._recorder, self._exact, self._pacer,
+        )  # fmt: skip
+        self._replicas.append(replica)
+        self._pools.append(pool)
+        self._ups.append([(now, float("inf"))])
+        self._downs.append([])
+        return replica
+
+    def _serve(self, policies: Policies, seed: int) -> None:
+        """Hand the replicas to control, model by model."""
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
         services: dict[str, Service] = {}
         for model in {pool.model.name: pool.model for pool in self._pools}.values():
@@ -111,11 +135,24 @@ class Cluster:
             service = Service(model.name, members, policies.router(), hold(), policies.window, view)
             for name in (model.name, model.hf_id, *model.aliases):
                 services.setdefault(name, service)
-        return services
+            if policies.migration is not None:
+                view = View(Random(f"{seed}/migration/{model.name}"))
+                self._migrations.append(Migrations(service, policies.migration(), view, self.move))
+        if policies.scaler is not None:
+            pools = [_pool_state(pool, services[pool.model.name]) for pool in self._by_pool.values()]
+            self._scaling = Scaling(policies.scaler(), FleetOfPools(Random(f"{seed}/scaler")), pools, self)
+        self._control.serve(services, self._migrations, self._scaling)
 
     def _member(self, replica: Replica) -> Member:
         view = self._observer.views[replica.id]
         return Member(view, replica.max_request_tokens, replica.engine.max_num_waiting)
+
+    def _capacity(self, replica: int) -> float:
+        return self._pools[replica].network_bytes_per_s
+
+    def _kv_bytes(self, replica: int) -> float:
+        pool = self._pools[replica]
+        return links.kv_bytes(pool.model, 1, pool.engine.kv_dtype_bytes)
 
     # Control's effects.
 
@@ -126,6 +163,34 @@ class Cluster:
     def cancel(self, live: Live, now: float) -> None:
         """Abort a request where it is."""
         self._replicas[live.replica].cancel(live, now)
+
+    def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
+        """Take a request to another replica, if that can be."""
+        self._mover.begin(live, target, stage_blocks, now)
+
+    def start_replica(self, pool: str, now: float) -> None:
+        """Acquire one more replica of a pool."""
+        replica = self._add(self._by_pool[pool], now)
+        replica.is_up = False
+        start_s = start_up_s(self._by_pool[pool])
+        self._downs[replica.id].append((now, now + start_s))
+        self._observer.add(replica)
+        self._pending += 1
+        self._kernel.at(now + start_s, COMMAND, replica.id - _BEFORE, self._started, replica)
+
+    def _started(self, now: float, replica: Replica) -> None:
+        self._pending -= 1
+        replica.is_up = True
+        self._control.started(replica.pool, self._member(replica), now)
+
+    def drain(self, replica: int, on: bool) -> None:
+        """Show a replica as draining, or no longer so."""
+        self._replicas[replica].is_draining = on
+
+    def stop_replica(self, replica: int, now: float) -> None:
+        """Give a replica back."""
+        self._replicas[replica].is_up = False
+        self._ups[replica][-1] = (self._ups[replica][-1][0], now)
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` then."""
@@ -167,43 +232,66 @@ class Cluster:
                 raise HeadwayError(
                     f"faults[{i}].replica: {fault.replica}; the fleet has 0 to {len(self._replicas) - 1}"
                 )
-            self._kernel.at(fault.at_s, COMMAND, fault.replica - len(self._replicas), self._crash, fault)
+            self._pending += 1
+            self._kernel.at(fault.at_s, COMMAND, fault.replica - _BEFORE, self._crash, fault)
         if self._observer.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
+        policies: list[Migrations | Scaling] = [*self._migrations, *([self._scaling] if self._scaling else [])]
+        for i, ticking in enumerate(policies):
+            if ticking.interval_s is not None:
+                self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
         self._arm()
         self._kernel.run(float("inf") if until_s is None else until_s)
         stop_s = max(self._last_s, self._control.last_s) if until_s is None else until_s
         unfinished = [live for replica in self._replicas for live in replica.halt(stop_s, Cause.UNFINISHED)]
+        self._mover.halt(stop_s)
         self._control.close(unfinished, stop_s)
         # The last tokens may have been on their way to the client when the run stopped.
         return self._records(max(stop_s, self._control.last_s))
 
     def _crash(self, now: float, fault: Fault) -> None:
+        self._pending -= 1
         replica = self._replicas[fault.replica]
         if not replica.is_up:
             return
         self._last_s = now
+        self._mover.crashed(replica.id, now)
         lost = replica.crash(now)
         self._downs[replica.id].append((now, float("inf")))
         if fault.down_s is not None:
-            self._kernel.at(now + fault.down_s, COMMAND, replica.id - len(self._replicas), self._recover, fault)
+            self._pending += 1
+            self._kernel.at(now + fault.down_s, COMMAND, replica.id - _BEFORE, self._recover, fault)
         self._control.crashed(replica.id, lost, now)
 
     def _recover(self, now: float, fault: Fault) -> None:
+        self._pending -= 1
         downs = self._downs[fault.replica]
         downs[-1] = (downs[-1][0], now)
         self._replicas[fault.replica].recover()
         self._control.recovered(fault.replica, now)
 
+    def _goes_on(self, now: float) -> bool:
+        """Something besides ticks is still to happen."""
+        if self._pending or self._source.peek_s() is not None or self._control.hopes(now):
+            return True
+        return any(replica.num_in_flight for replica in self._replicas)
+
+    def _tick(self, now: float, ticking: tuple[Migrations | Scaling, int]) -> None:
+        policy, key = ticking
+        goes_on = self._goes_on(now)
+        if goes_on or self._control.holds():
+            policy.tick(now)
+        if goes_on or self._pending:
+            assert policy.interval_s is not None
+            self._kernel.at(now + policy.interval_s, TICK, key, self._tick, ticking)
+
     def _scrape(self, now: float, _: Any) -> None:
         config = self._observer.scrape_config
-        if self._kernel.num_events > self._unseen or self._control.hopes(now):
+        if self._goes_on(now):
             self._kernel.at(now + config.period_s, TICK, 0, self._scrape)
-        self._unseen += 1
         self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._observer.scrape())
 
     def _show(self, now: float, samples: Any) -> None:
-        self._unseen -= 1
         self._observer.show(samples)
         self._control.observed(now)
 
@@ -224,17 +312,31 @@ class Cluster:
 
     def _replica_record(self, replica: Replica, end_s: float) -> ReplicaRecord:
         pool = self._pools[replica.id]
-        down = tuple((start, min(end, end_s)) for start, end in self._downs[replica.id])
+        down = tuple((start, min(end, end_s)) for start, end in self._downs[replica.id] if start < end_s)
         num_gpus = pool.parallel.num_gpus
         return ReplicaRecord(
             replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
             pool.gpu.watts * num_gpus, replica.kv_blocks_total * pool.engine.block_size_tokens, replica.max_num_seqs,
-            ((0.0, end_s),), down,
+            tuple((start, min(end, end_s)) for start, end in self._ups[replica.id]), down,
         )  # fmt: skip
 
 
 def _calibrated(pool: Pool) -> Line:
     return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel).line
+
+
+def start_up_s(pool: Pool) -> float:
+    """Seconds from asking for one more replica to its first request: the pool's own, else with local weights."""
+    if pool.start_s is not None:
+        return pool.start_s
+    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    num_gpus = pool.parallel.num_gpus
+    return cold_start_s(plan.weights_bytes * num_gpus, num_gpus, LOCAL, costs().cold_start)
+
+
+def _pool_state(pool: Pool, service: Service) -> PoolState:
+    limits = pool.min_replicas, sys.maxsize if pool.max_replicas is None else pool.max_replicas
+    return PoolState(pool.name, pool.model.name, pool.gpu.name, pool.region, limits, service)
 
 
 def kv_blocks(pool: Pool) -> int:

@@ -11,17 +11,19 @@ from __future__ import annotations
 from heapq import heappop
 from typing import Protocol
 
-from headway.control.live import DECODING, ENDED, HELD, PREFILLING, WAITING, Live
+from headway.control.live import DECODING, ENDED, HELD, PAUSED, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
 from headway.core.fleet import Pool
+from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
-from headway.core.record import Cause, boundary_s
+from headway.core.record import Cause, MoveOutcome, boundary_s
 from headway.core.request import Phase
 from headway.sim.batching import ADMISSIONS
 from headway.sim.clock import first_boundary_at
 from headway.sim.kernel import COMMAND, Kernel
 from headway.sim.swap import HostMemory
-from headway.sim.timeline import Line, Timeline
+from headway.sim.timeline import Line
+from headway.sim.transit import Transit
 
 _FINISHED = Cause.FINISHED
 
@@ -34,12 +36,12 @@ class Listener(Protocol):
     def phase_changed(self, live: Live, now: float) -> None: ...
 
 
-class Replica(Timeline):
+class Replica(Transit):
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_admit", "_is_slow", "_restless", "cancelling", "exact", "inbox", "is_up", "lag", "listener", "request_s",
-        "response_s", "tokenize_s",
+        "_admit", "_is_slow", "_restless", "cancelling", "exact", "is_draining", "is_up", "lag", "listener",
+        "request_s", "response_s", "tokenize_s",
     )  # fmt: skip
 
     def __init__(
@@ -54,8 +56,9 @@ class Replica(Timeline):
         listener: Listener,
         recorder: Recorder,
         exact: bool,
+        pacer: Pacer,
     ) -> None:
-        super().__init__(id, pool, line, kv_blocks, swap, ordering, kernel, recorder)
+        super().__init__(id, pool, line, kv_blocks, swap, ordering, kernel, recorder, pacer)
         self.listener, self.exact = listener, exact
         engine = pool.engine
         self._admit = ADMISSIONS[engine.batching]
@@ -64,24 +67,24 @@ class Replica(Timeline):
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
         self.response_s = engine.response_overhead_s
         self._is_slow = bool(self.lag or self.request_s or self.tokenize_s)
-        self.inbox: list[Live] = []
         self.cancelling: list[Live] = []
         self.is_up = True
+        self.is_draining = False
 
     # What comes from outside.
 
-    def enqueue(self, live: Live, now: float) -> None:
+    def enqueue(self, live: Live, now: float, tokenized: bool = False) -> None:
         """A request is placed here."""
-        self.num_in_flight += 1
+        self.come(live)
         live.enqueued_s = now
         live.replica = self.id
-        self.generated_offset += live.generated_tokens
-        self.output += live.output_tokens
         if self.quantum is not None:
             live.turn = self.tick + self._ahead(now)
         live.response_s = self.response_s
         if self._is_slow:
-            live.ready_s = now + self.request_s + self.tokenize_s * live.prompt_tokens
+            live.ready_s = now + self.request_s
+            if not tokenized:
+                live.ready_s += self.tokenize_s * live.prompt_tokens
             self._expect(live, now)
             return
         self.queue(live, now)
@@ -105,15 +108,26 @@ class Replica(Timeline):
 
     def cancel(self, live: Live, now: float) -> None:
         """The client gave up: a waiting request goes at once, a running one at the next boundary."""
-        if live.stage is WAITING:
-            self.inbox = [other for other in self.inbox if other is not live]
-            self.withdraw(live)
+        if live.stage is WAITING or live.stage is PAUSED:
+            if live.stage is WAITING:
+                self.take_out(live, now)
+            else:
+                live.move.abandon(now, MoveOutcome.ENDED)
+                self.let_go(live, now)
             live.stage = ENDED
             self.listener.cancelled(live, now)
         elif self.k == self.k_end:
             self._cancel_running(live, now)
+            self._ask()
         else:
             self.cancelling.append(live)
+            self._look(now)
+
+    def take_out(self, live: Live, now: float) -> None:
+        """A waiting request goes."""
+        self.catch_up(now)
+        self.inbox = [other for other in self.inbox if other is not live]
+        self.withdraw(live)
         self._look(now)
 
     def halt(self, now: float, cause: Cause) -> list[Live]:
@@ -127,12 +141,14 @@ class Replica(Timeline):
         running = [*self.prefilling.values(), *self.decoding.values()]
         for live in running:
             self.record(live, now, cause)
-        return sorted([*self.in_line(), *self.inbox, *running], key=_by_id)
+        return sorted([*self.in_line(), *self.inbox, *running, *self.leaving.values()], key=_by_id)
 
     def crash(self, now: float) -> list[Live]:
         """Everything here is lost at once. Returns the requests, without their KV."""
         lost = self.halt(now, Cause.CRASHED)
         for live in lost:
+            if live.id in self.resident:
+                live.swapped_tokens = live.resident_blocks = 0
             self.swap.drop(live)
             live.shared_blocks = live.computed_tokens = 0
             live.milestone = -1
@@ -140,7 +156,8 @@ class Replica(Timeline):
         self.version += 1
         self.clear()
         self.idle()
-        self.inbox, self.cancelling = [], []
+        self.inbox, self.cancelling, self.pausing, self.leaving = [], [], [], {}
+        self.num_arriving = self.reserved_blocks = 0
         self.is_up = False
         return lost
 
@@ -153,6 +170,15 @@ class Replica(Timeline):
         self.is_due = False
         if self.is_up:
             self._schedule(now)
+
+    @property
+    def requests(self) -> list[Live]:
+        """Who is placed here, with their tokens as of the last completed iteration."""
+        ahead = self.tick + self._ahead(self.kernel.now)
+        for live in self.decoding.values():
+            live.generated_tokens = live.joined_generated + ahead - live.joined_tick
+        inside = (*self.prefilling.values(), *self.decoding.values(), *self.leaving.values())
+        return [*self.in_line(), *self.inbox, *inside]
 
     # At a boundary.
 
@@ -176,6 +202,8 @@ class Replica(Timeline):
             if live.milestone == tick and self.decoding.get(live.id) is live:
                 live.generated_tokens = live.joined_generated + tick - live.joined_tick
                 self._look_at(live, now)
+        if self.pausing:
+            self._pause_all(now)
         events = self._events
         if not self._undecided and (not events or events[0][0] > now):
             self._schedule(now)
@@ -207,16 +235,31 @@ class Replica(Timeline):
         generated = live.generated_tokens
         if live.answer_s != live.answer_s and generated > live.reasoning_tokens:
             live.answer_s = now + self.response_s
+            if self.pace is not None:
+                self.pace.runs(live)
         if generated >= live.output_tokens:
             self._finish(live, now)
             return
         if live.reasoning_tokens and live.phase is Phase.REASONING and generated >= live.reasoning_tokens:
-            live.phase = Phase.ANSWERING
-            live.reasoning_end_s = now + self.response_s
-            self.listener.phase_changed(live, now)
+            self._answer(live, now)
+            if live.stage is not DECODING:
+                return
+        elif self.queued is not None:
+            self.requeue(live)
         self.plan(live)
 
+    def _answer(self, live: Live, now: float) -> None:
+        """Reasoning is over."""
+        live.phase = Phase.ANSWERING
+        live.reasoning_end_s = now + self.response_s
+        self.requeue(live)
+        if self.pace is not None:
+            self.pace.runs(live)
+        self.listener.phase_changed(live, now)
+
     def _finish(self, live: Live, now: float) -> None:
+        if live.move is not None:
+            live.move.abandon(now, MoveOutcome.ENDED)
         self.leave(live)
         self.record(live, now, _FINISHED)
         self.gone(live)
@@ -229,6 +272,8 @@ class Replica(Timeline):
         self.cancelling = []
 
     def _cancel_running(self, live: Live, now: float) -> None:
+        if live.move is not None:
+            live.move.abandon(now, MoveOutcome.ENDED)
         if live.stage is DECODING:
             self.leave(live)
         else:
@@ -278,7 +323,7 @@ class Replica(Timeline):
         self.changed = False
         if self.again:
             self._look(now)
-        elif self.head() is not None:
+        elif self.head() is not None and not self.num_arriving and not self.leaving:
             raise AssertionError(f"replica {self.id} is stuck with {self.num_waiting} requests waiting")
         for live in self.inbox:
             self.kernel.at(live.ready_s, COMMAND, live.id, self._ready)
@@ -288,7 +333,7 @@ class Replica(Timeline):
         if self.given or self.exact or (self.again and self.num_waiting):
             return 1
         milestones = self.milestones
-        while milestones[0][2].milestone != milestones[0][0]:
+        while (live := milestones[0][2]).milestone != milestones[0][0] or live.replica != self.id:
             heappop(milestones)
         n = milestones[0][0] - self.tick
         if self.saturations:

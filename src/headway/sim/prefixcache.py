@@ -133,6 +133,20 @@ class PrefixCache:
             self._unuse(node_id)
         live.shared_blocks = 0
 
+    def free(self, blocks: int, tick: int) -> None:
+        """So many blocks without content go. Call before they leave the block counts."""
+        self._settle(tick)
+        self._accounted -= blocks
+        self._anonymous += 1
+        self._line[False, self._anonymous] = blocks
+
+    def give_up(self, live: Live, blocks: int, tick: int) -> None:
+        """The request's own blocks go, without content, and what it shared. Call before they leave the counts."""
+        self.free(blocks, tick)
+        for node_id in reversed(self._leases.pop(live.id, {})):
+            self._unuse(node_id)
+        live.shared_blocks = 0
+
     def _spans(self, live: Live) -> Iterator[tuple[int, int, int]]:
         """(node, first block, end block) of the segments that own at least one full block."""
         block = self._kv.block

@@ -33,6 +33,22 @@ class HostMemory:
         live.swapped_tokens = tokens
         return self._copy_s(tokens)
 
+    def set_aside(self, tokens: int) -> bool:
+        """Reserve room for KV tokens that come from elsewhere, if there is so much."""
+        if self.used_tokens + tokens > self.room_tokens:
+            return False
+        self.used_tokens += tokens
+        return True
+
+    def clear_aside(self, tokens: int) -> None:
+        """Give reserved room back."""
+        self.used_tokens -= tokens
+
+    def hold(self, live: Live, tokens: int) -> None:
+        """Tokens that came from elsewhere are here; there is room."""
+        self.used_tokens += tokens
+        live.swapped_tokens = tokens
+
     def back(self, live: Live) -> float:
         """Swap back in: seconds on the host link."""
         tokens = live.swapped_tokens

@@ -13,16 +13,16 @@ from headway.control.recorder import Recorder
 from headway.core.fleet import Pool
 from headway.core.policy import Ordering
 from headway.core.record import boundary_s
-from headway.sim.batch import Batch
 from headway.sim.clock import completed, first_boundary_at
 from headway.sim.kernel import FINISH, Kernel
+from headway.sim.preemption import Preempting
 from headway.sim.swap import HostMemory
 
 Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
 """perf's answer to a batch: see `perf.step.StepModel.line`."""
 
 
-class Timeline(Batch):
+class Timeline(Preempting):
     """A batch, its present epoch, and its place in the kernel's events."""
 
     __slots__ = (
@@ -75,6 +75,24 @@ class Timeline(Batch):
         return self.kv.used(self.tick + self._ahead(self.kernel.now))
 
     @property
+    def block_size_tokens(self) -> int:
+        """Tokens of a KV block."""
+        return self.kv.block
+
+    @property
+    def kv_blocks_host(self) -> int:
+        """Blocks that are swapped out."""
+        return self.kv.blocks(self.swap.used_tokens)
+
+    @property
+    def head_demand_blocks(self) -> int:
+        """Blocks that the first in line asks for."""
+        live = self.head()
+        if live is None:
+            return 0
+        return self.kv.blocks(live.swapped_tokens or live.target_tokens) - live.resident_blocks
+
+    @property
     def tokens_generated(self) -> int:
         """Output tokens of the requests here."""
         return self.generated_offset + len(self.decoding) * (self.tick + self._ahead(self.kernel.now))
@@ -89,6 +107,23 @@ class Timeline(Batch):
         if not self.advances or self.k_end == self.k:
             return 0
         return completed(self.start_s, self.a_s, self.b_s, now, self.k, self.k_end) - self.k
+
+    def catch_up(self, now: float) -> None:
+        """Bring ticks up to the last completed iteration, before something changes in the middle of a stretch.
+
+        A boundary at this very instant ends the sleep: what is decided there takes the change into account.
+        """
+        n = self._ahead(now)
+        if not n:
+            return
+        self.k += n
+        self.tick += n
+        if self.window is not None:
+            self.saturate(n)
+        if self.k < self.k_end and boundary_s(self.start_s, self.a_s, self.b_s, self.k) == now:
+            self.k_end = self.k
+            self.version += 1
+            self._ask()
 
     # When to look again.
 

@@ -1,0 +1,79 @@
+"""The network between replicas: flows that share what each end can send and receive.
+
+A flow gets an equal part of its source's outgoing capacity and of its target's incoming one, whichever is less. What
+a flow leaves unused because its other end is slower is not handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.sim.kernel import COMMAND, Kernel
+
+Done = Callable[[float], None]
+
+
+class Flow:
+    """Bytes on their way."""
+
+    __slots__ = ("done", "key", "left_bytes", "rate", "since_s", "source", "target", "version")
+
+    def __init__(self, key: int, source: int, target: int, num_bytes: float, done: Done) -> None:
+        self.key, self.source, self.target = key, source, target
+        self.left_bytes = num_bytes
+        self.rate = 0.0
+        self.since_s = 0.0
+        self.version = 0
+        self.done = done
+
+
+class Fabric:
+    """All flows. `capacity(replica)` is its bytes per second, each way; every flow begins after `latency_s`."""
+
+    def __init__(self, kernel: Kernel, capacity: Callable[[int], float], latency_s: float) -> None:
+        self._kernel = kernel
+        self._capacity = capacity
+        self._latency_s = latency_s
+        self._out: dict[int, dict[int, Flow]] = {}
+        self._in: dict[int, dict[int, Flow]] = {}
+
+    def send(self, key: int, source: int, target: int, num_bytes: float, now: float, done: Done) -> Flow:
+        """Begin a flow; `done(time_s)` is called when all has arrived. Keys of flows at a time are different."""
+        flow = Flow(key, source, target, num_bytes, done)
+        self._kernel.at(now + self._latency_s, COMMAND, key, self._begin, flow)
+        return flow
+
+    def stop(self, flow: Flow, now: float) -> None:
+        """The rest is not needed."""
+        flow.version = -1
+        if self._out.get(flow.source, {}).pop(flow.key, None) is not None:
+            del self._in[flow.target][flow.key]
+            self._share(flow.source, flow.target, now)
+
+    def _begin(self, now: float, flow: Flow) -> None:
+        if flow.version < 0:
+            return
+        flow.since_s = now
+        self._out.setdefault(flow.source, {})[flow.key] = flow
+        self._in.setdefault(flow.target, {})[flow.key] = flow
+        self._share(flow.source, flow.target, now)
+
+    def _end(self, now: float, timed: Any) -> None:
+        flow, version = timed
+        if flow.version != version:
+            return
+        self.stop(flow, now)
+        flow.done(now)
+
+    def _share(self, source: int, target: int, now: float) -> None:
+        """A flow has come or gone between these two: time all that they have anew."""
+        for key, flow in sorted((self._out.get(source, {}) | self._in.get(target, {})).items()):
+            out, into = self._out[flow.source], self._in[flow.target]
+            rate = min(self._capacity(flow.source) / len(out), self._capacity(flow.target) / len(into))
+            if rate == flow.rate:
+                continue
+            flow.left_bytes = max(flow.left_bytes - flow.rate * (now - flow.since_s), 0.0)
+            flow.since_s, flow.rate = now, rate
+            flow.version += 1
+            self._kernel.at(now + flow.left_bytes / rate, COMMAND, key, self._end, (flow, flow.version))

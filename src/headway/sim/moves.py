@@ -1,0 +1,222 @@
+"""Requests on their way from one replica to another, in virtual time.
+
+A request without a KV cache changes queues, and that is all. One that stops (`stage_blocks` None) leaves its batch,
+is copied, and goes on at the target. One that is copied live goes on decoding while stage after stage of its blocks
+is copied; what it has grown meanwhile makes further stages, and it stands still only for the last, which commits.
+Blocks at the target are reserved before they are copied. A target without room aborts a live copy, and takes one
+that stops into its host memory, if there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from headway.control.live import DECODING, NEVER, PAUSED, WAITING, Live
+from headway.control.recorder import Table
+from headway.core.record import MoveOutcome
+from headway.sim.engine import Replica
+from headway.sim.fabric import Fabric, Flow
+
+
+class Listener(Protocol):
+    """Who hears how moves end (control)."""
+
+    def moved(self, live: Live, source: int, now: float) -> None: ...
+
+
+class Move:
+    """One request's move; hangs on it (`Live.move`) while it lasts."""
+
+    __slots__ = (
+        "_mover", "copied_tokens", "flow", "host_tokens", "live", "num_bytes", "paused_s", "reserved", "source",
+        "stage_blocks", "start_s", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self, mover: Mover, live: Live, source: Replica, target: Replica, stage_blocks: int | None, now: float
+    ) -> None:
+        self._mover = mover
+        self.live, self.source, self.target = live, source, target
+        self.stage_blocks = stage_blocks
+        self.start_s, self.paused_s = now, NEVER
+        self.reserved = 0
+        """GPU blocks at the target."""
+        self.host_tokens = 0
+        """Room in the target's host memory, in place of blocks."""
+        self.copied_tokens = 0
+        self.num_bytes = 0.0
+        self.flow: Flow | None = None
+
+    def paused(self, now: float) -> None:
+        """The request is out of its batch."""
+        self.paused_s = now
+        self._mover.paused(self, now)
+
+    def abandon(self, now: float, outcome: MoveOutcome) -> None:
+        """The move is off. What becomes of the request at its source is not this one's to say."""
+        self._mover.abandon(self, now, outcome)
+
+
+class Mover:
+    """All moves."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        replicas: Sequence[Replica],
+        bytes_per_token: Callable[[int], float],
+        listener: Listener,
+        table: Table,
+    ) -> None:
+        self._fabric = fabric
+        self._replicas = replicas
+        self._bytes_per_token = bytes_per_token
+        self._listener = listener
+        self._pack, self._put = table.pack, table.write
+        self._moves: dict[int, Move] = {}
+
+    def begin(self, live: Live, target_id: int, stage_blocks: int | None, now: float) -> None:
+        """Move a request, if it is where it can be moved from."""
+        source, target = self._replicas[live.replica], self._replicas[target_id]
+        if live.stage is WAITING and not live.swapped_tokens:
+            source.take_out(live, now)
+            source.strike(live)
+            self._write(Move(self, live, source, target, None, now), now, MoveOutcome.DONE)
+            target.enqueue(live, now)
+            self._listener.moved(live, source.id, now)
+        elif live.stage is WAITING and live.id not in source.resident:
+            self._from_host(Move(self, live, source, target, None, now), now)
+        elif live.stage is DECODING:
+            move = Move(self, live, source, target, stage_blocks, now)
+            if stage_blocks is None:
+                self._stop(move, now)
+            else:
+                self._arrive_later(move)
+                self._next_stage(move, now)
+
+    def _arrive_later(self, move: Move) -> None:
+        move.live.move = move
+        self._moves[move.live.id] = move
+        move.target.num_arriving += 1
+
+    def _from_host(self, move: Move, now: float) -> None:
+        """A preempted request's KV goes from host memory to host memory, or stays where it is."""
+        live, source = move.live, move.source
+        tokens = live.swapped_tokens
+        if not move.target.swap.set_aside(tokens):
+            self._write(move, now, MoveOutcome.FULL)
+            return
+        move.host_tokens = tokens
+        self._arrive_later(move)
+        source.send_off(live, now)
+        self._send(move, tokens, now)
+
+    def _stop(self, move: Move, now: float) -> None:
+        live, target = move.live, move.target
+        # The running iteration gives one more token, if there is one.
+        tokens = move.source.tokens_of(live, now) + 1
+        blocks = target.kv.blocks(tokens)
+        if target.reserve(blocks, now):
+            move.reserved = blocks
+        elif target.swap.set_aside(tokens):
+            move.host_tokens = tokens
+        else:
+            self._write(move, now, MoveOutcome.FULL)
+            return
+        self._arrive_later(move)
+        move.source.pause(live, now)
+
+    def _next_stage(self, move: Move, now: float) -> None:
+        live, block = move.live, move.target.kv.block
+        stage_tokens = (move.stage_blocks or 1) * block
+        left = move.source.tokens_of(live, now) - move.copied_tokens
+        if left <= stage_tokens:
+            move.source.pause(live, now)
+        elif self._reserve(move, move.copied_tokens + stage_tokens, now):
+            self._send(move, stage_tokens, now)
+        else:
+            move.abandon(now, MoveOutcome.FULL)
+
+    @staticmethod
+    def _reserve(move: Move, tokens: int, now: float) -> bool:
+        """Blocks for so many tokens in all."""
+        more = move.target.kv.blocks(tokens) - move.reserved
+        if more > 0 and not move.target.reserve(more, now):
+            return False
+        move.reserved += max(more, 0)
+        return True
+
+    def paused(self, move: Move, now: float) -> None:
+        """The request stands still: copy what is left."""
+        tokens = move.live.computed_tokens
+        if move.stage_blocks is not None and not self._reserve(move, tokens + 1, now):
+            move.abandon(now, MoveOutcome.FULL)
+            move.source.take_back(move.live, now)
+            return
+        self._send(move, tokens - move.copied_tokens, now)
+
+    def _send(self, move: Move, tokens: int, now: float) -> None:
+        source = move.source
+        num_bytes = tokens * self._bytes_per_token(source.id)
+        move.copied_tokens += tokens
+        move.num_bytes += num_bytes
+        sent = partial(self._sent, move)
+        move.flow = self._fabric.send(move.live.id, source.id, move.target.id, num_bytes, now, sent)
+
+    def _sent(self, move: Move, now: float) -> None:
+        move.flow = None
+        if move.live.stage is PAUSED:
+            self._commit(move, now)
+        else:
+            self._next_stage(move, now)
+
+    def _commit(self, move: Move, now: float) -> None:
+        live, source, target = move.live, move.source, move.target
+        tokens = live.computed_tokens
+        self._forget(move)
+        source.let_go(live, now)
+        if move.host_tokens:
+            target.swap.clear_aside(move.host_tokens)
+            target.swap.hold(live, tokens)
+        else:
+            live.swapped_tokens = tokens
+        self._write(move, now, MoveOutcome.DONE)
+        target.receive(live, move.reserved, now)
+        self._listener.moved(live, source.id, now)
+
+    def abandon(self, move: Move, now: float, outcome: MoveOutcome) -> None:
+        """Give back what was reserved."""
+        self._forget(move)
+        if move.flow is not None:
+            self._fabric.stop(move.flow, now)
+        if move.target.is_up:
+            if move.reserved:
+                move.target.unreserve(move.reserved, now)
+            move.target.swap.clear_aside(move.host_tokens)
+        self._write(move, now, outcome)
+
+    def _forget(self, move: Move) -> None:
+        move.live.move = None
+        del self._moves[move.live.id]
+        move.target.num_arriving -= 1
+
+    def crashed(self, replica: int, now: float) -> None:
+        """A replica is about to lose all it has."""
+        for move in [m for m in self._moves.values() if replica in (m.source.id, m.target.id)]:
+            move.abandon(now, MoveOutcome.CRASHED)
+            if move.target.id == replica and move.live.stage is PAUSED:
+                move.source.take_back(move.live, now)
+
+    def halt(self, now: float) -> None:
+        """The run stops."""
+        for move in list(self._moves.values()):
+            self._write(move, now, MoveOutcome.UNFINISHED)
+
+    def _write(self, move: Move, now: float, outcome: MoveOutcome) -> None:
+        row = self._pack(
+            move.live.id, move.source.id, move.target.id, move.start_s, move.paused_s, now, move.copied_tokens,
+            move.num_bytes, outcome,
+        )  # fmt: skip
+        self._put(row)
