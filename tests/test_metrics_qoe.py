@@ -10,11 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway import catalog
+from headway.control.policies import Policies
+from headway.core.fleet import Engine, Fleet, Pool
 from headway.core.pacer import Pacer
 from headway.core.record import MOVE_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, MoveOutcome, Records
 from headway.metrics import qoe
 from headway.metrics.qoe import Phases, phases
 from headway.metrics.summary import flatten, summarize
+from headway.metrics.tokens import token_times
+from headway.policies import resolve
+from headway.sim.cluster import simulate
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
 from oracle_records import NAN, Run, columns
 
 
@@ -159,6 +167,34 @@ def test_the_time_to_the_client_changes_no_score() -> None:
     times = [1.0, 1.5, 1.9, 2.0, 4.0]
     near, far = (one_request(times, reasoning=1, seen_s=seen_s) for seen_s in (0.0, 0.125))
     assert found(far, Pacer(0.25, 0.1)).qoe == pytest.approx(found(near, Pacer(0.25, 0.1)).qoe)
+
+
+def test_qoe_of_what_an_engine_records() -> None:
+    """Quanta, preemptions and the time to the client; more work than two replicas can do at reading pace."""
+    rng = np.random.default_rng(0)
+    reasoning = rng.integers(0, 200, 150)
+    columns = {
+        "arrival_s": np.cumsum(rng.exponential(0.034, 150)),
+        "prompt_tokens": rng.integers(1, 600, 150),
+        "output_tokens": reasoning + rng.integers(1, 200, 150),
+        "reasoning_tokens": reasoning,
+    }
+    engine = Engine("simulated", max_num_seqs=40, max_num_batched_tokens=512, response_overhead_s=0.004)
+    model, gpu = catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb")
+    pool = Pool("main", model, gpu, engine, replicas=2, kv_capacity_tokens=12800)
+    policies = Policies(resolve.router("pascal"), resolve.ordering({"name": "pascal", "quantum_tokens": 50}))
+    source = TraceSource(Workload(columns))
+    records = simulate(Fleet((pool,)), source, policies, seed=1, line=lambda pool: lambda *batch: (0.012, 0.0, None))
+    got, pacer = found(records, Pacer(0.5, 0.03)), Pacer(0.5, 0.03)
+    assert records.requests["preemptions"].sum() > 100
+    assert 0.1 < (got.qoe < 0.95).mean() < 0.9
+    times = token_times(records, range(150))
+    for row, id in enumerate(records.requests["request"].tolist()):
+        seen_s = (times[id] + 0.004).tolist()
+        answer = seen_s[reasoning[id] :]
+        end_s = seen_s[reasoning[id] - 1] if reasoning[id] else columns["arrival_s"][id]
+        start_s = pacer.start_s(end_s, answer[0])
+        assert start_s is not None and got.qoe[row] == pytest.approx(followed(answer, start_s, 0.03), abs=1e-9)
 
 
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
