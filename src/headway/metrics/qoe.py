@@ -152,8 +152,8 @@ class _Parts:
         self.token: Ints = np.maximum(so_far - reasoning_tokens[request], 0)[kept]
         """The first one's place in the answer."""
         self.count: Ints = (count - reasoned)[kept]
-        self.prefilled: Ints = (begun & (reasoned == 0))[kept].astype(np.int64)
-        """1 where the first is a prefill's, 0 where all are ticks'."""
+        self.prefilled: Mask = (begun & (reasoned == 0))[kept]
+        """Where the first is a prefill's; all others are ticks'."""
         self.prefill_s = stays.prefill_end_s(rows[kept])
         self.admitted_s = floats(stays.segments, "admitted_s", rows[kept])
         self.left = stays.left(rows[kept])
@@ -169,33 +169,25 @@ class _Parts:
 
         These are the first of each stay, a prefill's next one, and those after a gap of more than `tpot_s`.
         """
-        ticks = (self.first_tick <= self.left).astype(np.int64)
-        slow = {
-            replica: np.searchsorted(ticking[replica][1], (self.first_tick[here], self.left[here]), side="right")
-            for replica, here in self.by_replica.items()
-            if replica in ticking
-        }
-        size = self.prefilled + ticks
-        for replica, (low, high) in slow.items():
-            size[self.by_replica[replica]] += np.maximum(high - low, 0)
-        at = np.cumsum(size) - size
-        token, time_s = np.empty(int(size.sum()), dtype=np.int64), np.empty(int(size.sum()))
         first = np.flatnonzero(self.prefilled)
-        token[at[first]], time_s[at[first]] = self.token[first], self.prefill_s[first]
-        begun_s = np.where(self.prefilled == 1, self.admitted_s, np.nan)
-        for replica, (low, high) in slow.items():
+        stays, tokens, times_s = [first], [self.token[first]], [self.prefill_s[first]]
+        begun_s = np.where(self.prefilled, self.admitted_s, np.nan)
+        for replica, here in self.by_replica.items():
+            if replica not in ticking:
+                continue
             clock, after_gaps = ticking[replica]
-            here = self.by_replica[replica]
-            here, low, high = (column[ticks[here] == 1] for column in (here, low, high))
-            begun_s[here] = np.where(self.prefilled[here] == 1, begun_s[here], clock.begun_s(self.first_tick[here]))
-            more = high - low
-            tick = np.concatenate((self.first_tick[here], after_gaps[counted(low, more)]))
-            place = at[here] + self.prefilled[here]
-            place = np.concatenate((place, counted(place + 1, more)))
-            stay = np.concatenate((here, np.repeat(here, more)))
-            token[place] = self.token[stay] + self.prefilled[stay] + tick - self.first_tick[stay]
-            time_s[place] = clock.at_s(tick)
-        return token, time_s, begun_s[self.token == 0]
+            here = here[self.first_tick[here] <= self.left[here]]
+            tick = self.first_tick[here]
+            begun_s[here] = np.where(self.prefilled[here], begun_s[here], clock.begun_s(tick))
+            low, high = np.searchsorted(after_gaps, (tick, self.left[here]), side="right")
+            tick = np.concatenate((tick, after_gaps[counted(low, high - low)]))
+            stay = np.concatenate((here, np.repeat(here, high - low)))
+            stays.append(stay)
+            tokens.append(self.token[stay] + self.prefilled[stay] + tick - self.first_tick[stay])
+            times_s.append(clock.at_s(tick))
+        stay, token, time_s = np.concatenate(stays), np.concatenate(tokens), np.concatenate(times_s)
+        order = np.argsort((np.cumsum(self.count) - self.count - self.token)[stay] + token, kind="stable")
+        return token[order], time_s[order], begun_s[self.token == 0]
 
 
 def _running_max(values: Floats, starts: Ints, sizes: Ints) -> Floats:
