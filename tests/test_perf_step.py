@@ -276,6 +276,23 @@ def test_overheads_are_added() -> None:
     assert costly.line(10, 1000)[0] - plain == pytest.approx(1e-3 + 80 * 1e-5 + 10 * 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "layers_s"),
+    [
+        ("llama-3.1-8b", 32 * 1e-3),
+        ("qwen3-30b-a3b", 48 * 1e-2),
+        ("llama-4-scout", 48 * 3e-2),  # with a shared expert
+        ("deepseek-v3", 3 * 1e-3 + 58 * 3e-2),
+    ],
+)
+def test_launching_bounds_what_no_graph_holds(name: str, layers_s: float) -> None:
+    overhead = Overhead(0.0, 0.0, 0.0, 1e-3, launch_expert_layer_s=1e-2, launch_shared_expert_s=2e-2)
+    found = replace(PERFECT, overhead=overhead)
+    step = StepModel(catalog.model(name), catalog.gpu("h200"), catalog.engine("simulated"), Parallel(), found)
+    assert step.line(0, 0, [(513, 0)])[0] == pytest.approx(layers_s)
+    assert step.line(0, 0, [(512, 0)])[0] < layers_s / 2
+
+
 def test_an_old_gpu_computes_eight_bit_weights_in_sixteen() -> None:
     long = [(8192, 0)]
     model, engine = catalog.model("llama-2-70b"), catalog.engine("simulated")

@@ -76,6 +76,8 @@ class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
     """Host time to launch a layer's kernels one by one, which bounds iterations too large for a captured graph."""
     launch_expert_layer_s: float = 0.0
     """The same for a layer with a mixture of experts."""
+    launch_shared_expert_s: float = 0.0
+    """What a shared expert adds to that."""
     version: str = ""
     residuals: dict[str, float] = field(default_factory=dict)
     source: str = ""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.catalog.coefficients import Coefficients
+from headway.catalog.coefficients import Coefficients, Overhead
 from headway.catalog.load import coefficients as measured
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.attention import Attention, attention_costs, windowed_pairs
@@ -60,10 +60,7 @@ class StepModel:
         self._window = model.sliding_window_tokens
         self._pp, self._dp = parallel.pp, parallel.dp
         self._graph_tokens = min(2 * fullest(engine.max_num_seqs, parallel.dp), MOST_GRAPH_TOKENS)
-        self._launch_s = (
-            num_dense_layers(model) * found.overhead.launch_layer_s
-            + num_moe_layers(model) * found.overhead.launch_expert_layer_s
-        )
+        self._launch_s = _launch_s(model, found.overhead)
         self._decode: dict[int, tuple[float, float, float]] = {}
         self._tokens: dict[int, float] = {}
         self._rows: dict[int, float] = {}
@@ -169,3 +166,11 @@ class StepModel:
         if num_rows not in self._rows:
             self._rows[num_rows] = self._operators.rows_s(-(-num_rows // self._pp))
         return self._rows[num_rows]
+
+
+def _launch_s(model: Model, overhead: Overhead) -> float:
+    """Host time to launch an iteration's kernels one by one."""
+    expert_s = overhead.launch_expert_layer_s
+    if model.moe is not None and model.moe.shared_intermediate_size:
+        expert_s += overhead.launch_shared_expert_s
+    return num_dense_layers(model) * overhead.launch_layer_s + num_moe_layers(model) * expert_s
