@@ -18,7 +18,8 @@ from headway.cli import commands
 from headway.core.fleet import Engine
 from headway.presets import builtin
 from headway.report.table import render
-from headway.scenario import Spec, compare, load
+from headway.scenario import compare, load
+from headway.scenariofile import Spec
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"

@@ -30,7 +30,7 @@ from headway.core.fleet import Parallel
 from headway.planner import capacity as planner
 from headway.planner.bounds import Demand, lower_bounds
 from headway.rehearsal import Rehearsal, fleet_of
-from headway.scenario import Spec
+from headway.scenariofile import Spec
 from headway.userfile import Places
 from headway.workload.spec import generate, resolved
 

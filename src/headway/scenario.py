@@ -11,126 +11,36 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 import yaml
-from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from headway import __version__, userfile
 from headway.catalog import coefficients, engine, gpu, model, model_from_config
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.own import coefficients_in
-from headway.control.policies import OrderingAt, Policies
+from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Fault, Fleet, Model, Parallel, Pool
+from headway.core.fleet import Engine, Fleet, Model, Parallel, Pool
 from headway.core.record import Outcome, Records
-from headway.metrics.latency import Slo
 from headway.metrics.summary import summarize
-from headway.observe import Scrape
 from headway.perf import memory
 from headway.perf.step import StepModel
 from headway.policies import resolve
 from headway.report.run import Provenance, Run
+from headway.scenariofile import DEFAULT_ENGINE, ModelFile, PolicySpec, PolicySpecs, PoolSpec, Spec, Variant
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.userfile import Key, Places
 from headway.workload.source import Source
-from headway.workload.spec import WorkloadSpec
 from headway.workload.spec import build as workload
 
-Count = Annotated[int, Meta(ge=1)]
-PolicySpec = str | dict[str, Any]
 Progress = Callable[[float], None]
 """Told now and then the share that is done, 0 to 1."""
 Changes = Mapping[Key, tuple[str, Any]]
 """Key -> (the flag that says so, the value)."""
-DEFAULT_ENGINE = "simulated"
-
-
-class ModelFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A model that is not in the catalog."""
-
-    config: str
-    """A Hugging Face `config.json`."""
-
-
-class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Replicas that are alike: one entry of `fleet`."""
-
-    model: str | ModelFile
-    """A name that `headway catalog models` lists, or `config:` and the path of a `config.json`."""
-    gpu: str
-    """A name that `headway catalog gpus` lists."""
-    replicas: Count = 1
-    """How many."""
-    tp: Count = 1
-    """Tensor parallel ranks of one replica."""
-    pp: Count = 1
-    """Pipeline stages of one replica; it takes `tp * pp * dp` GPUs."""
-    ep: bool = False
-    """Spread the experts of a mixture-of-experts model over the `tp * dp` ranks."""
-    dp: Count = 1
-    """Data parallel ranks of one replica, which step together; above 1 only with `ep`. The engine's limits are of
-    all ranks together. Dense models: use `replicas`."""
-    engine: str | dict[str, Any] = DEFAULT_ENGINE
-    """A name that `headway catalog engines` lists, or `name:` with changes to the engine's settings."""
-    name: str = ""
-    """What reports call the pool. Without one: `pool-0`, `pool-1`, ..."""
-    region: str = ""
-    """Where it stands."""
-    usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None
-    """Price. Without one: the catalog's."""
-    kv_capacity_tokens: Count | None = None
-    """A cap on the KV cache of a replica, for experiments under memory pressure."""
-    coefficients: str | None = None
-    """A file of step-time coefficients that `headway calibrate` wrote. Without one: the catalog's."""
-
-
-class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Who decides. A policy is a name, or `name:` with arguments, or `module:Class` of your own."""
-
-    routing: PolicySpec | list[PolicySpec] = "least-loaded"
-    """Which replica gets a request. A list is for `headway compare`."""
-    ordering: PolicySpec | list[PolicySpec] = "fcfs"
-    """Who goes first. A list is for `headway compare`."""
-    ordering_at: OrderingAt = "replica"
-    """Where the ordering acts: in the replicas' queues, in one that the gateway keeps, or both."""
-    window: Count | None = None
-    """The gateway gives a replica at most this many requests at a time and holds the others. Without one, it
-    holds none back, unless the ordering acts at the gateway; then a replica gets as many as it can run."""
-
-
-class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How to simulate, and what to count."""
-
-    step: Literal["stretch", "exact"] = "stretch"
-    """`exact` runs every iteration on its own: the same results, many times slower."""
-    until_s: Annotated[float, Meta(gt=0)] | None = None
-    """Stop at this virtual time. Without one: when every request has ended."""
-    warmup_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Metrics leave out what arrived before."""
-
-
-class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a scenario file says."""
-
-    workload: WorkloadSpec
-    fleet: Annotated[tuple[PoolSpec, ...], Meta(min_length=1)]
-    """Pools of replicas."""
-    name: str = ""
-    """What reports call it. Without one: the file's name."""
-    seed: int = 0
-    """Of everything random. Runs that are compared get the same arrivals and lengths."""
-    policies: PolicySpecs = field(default_factory=PolicySpecs)
-    slo: Slo = field(default_factory=Slo)
-    """What metrics hold requests to that were promised nothing. Policies see only `workload`'s promises."""
-    faults: tuple[Fault, ...] = ()
-    """Replicas that crash."""
-    observe: Scrape = field(default_factory=Scrape)
-    """How fresh the loads are that policies see."""
-    simulation: Simulation = field(default_factory=Simulation)
 
 
 @dataclass(frozen=True)
@@ -165,17 +75,26 @@ def assemble(data: dict[str, Any], places: Places, base_dir: Path, changes: Chan
 
 
 def variants(scenario: Scenario) -> tuple[Scenario, ...]:
-    """One scenario for each routing with each ordering, in the order in which they are listed."""
-    policies = scenario.spec.policies
-    pairs = product(_listed(policies.routing), _listed(policies.ordering))
-    return tuple(_with(scenario, replace(policies, routing=r, ordering=o)) for r, o in pairs)
+    """One scenario for each variant, or each routing with each ordering, in the order in which they are listed."""
+    spec = scenario.spec
+    if spec.variants:
+        return tuple(_of_variant(scenario, variant) for variant in spec.variants)
+    pairs = product(_listed(spec.policies.routing), _listed(spec.policies.ordering))
+    return tuple(_with(scenario, replace(spec.policies, routing=r, ordering=o)) for r, o in pairs)
+
+
+def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
+    said = {key: value for key in variant.__struct_fields__[1:] if (value := getattr(variant, key)) is not None}
+    chosen = _with(scenario, replace(scenario.spec.policies, **said))
+    return dataclasses.replace(chosen, spec=replace(chosen.spec, variants=(variant,)))
 
 
 def run(scenario: Scenario, progress: Progress | None = None) -> Run:
     """Simulate a scenario that has one routing and one ordering."""
     if len(variants(scenario)) > 1:
         key = "routing" if len(_listed(scenario.spec.policies.routing)) > 1 else "ordering"
-        raise scenario.places.error(("policies", key), "several are for headway compare; expected one")
+        at = ("variants",) if scenario.spec.variants else ("policies", key)
+        raise scenario.places.error(at, "several are for headway compare; expected one")
     _importable(scenario.base_dir)  # once more, for a process of its own
     chosen = variants(scenario)[0]
     spec, policies, pools = chosen.spec, _policies(chosen), chosen.fleet.pools
@@ -187,14 +106,14 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
     records = simulate(
         scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
         until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
-        line=lambda pool: _line(pool, known[pool.name]),
+        line=lambda pool: _line(pool, known[pool.name]), pacer=spec.pacer,
     )  # fmt: skip
     simulated = time.perf_counter()
     return Run(
         name=spec.name,
-        policies=_names(spec.policies),
+        policies=_names(spec),
         records=records,
-        summary=summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo),
+        summary=summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer),
         simulate_s=simulated - started,
         total_s=time.perf_counter() - began,
         calibrated=all(found.calibrated for found in known.values()),
@@ -268,10 +187,17 @@ def _with(scenario: Scenario, policies: PolicySpecs) -> Scenario:
     return dataclasses.replace(scenario, spec=replace(scenario.spec, policies=policies))
 
 
-def _names(policies: PolicySpecs) -> dict[str, str]:
+def _names(spec: Spec) -> dict[str, str]:
     """As reports call them."""
+    if spec.variants:
+        return {"policies": spec.variants[0].name}
+    policies = spec.policies
     (routing,), (ordering,) = _listed(policies.routing), _listed(policies.ordering)
     names = {"routing": str(resolve.router(routing)), "ordering": str(resolve.ordering(ordering))}
+    if policies.migration is not None:
+        names["migration"] = str(resolve.migration(policies.migration))
+    if policies.scaling is not None:
+        names["scaling"] = str(resolve.scaler(policies.scaling))
     return names if policies.ordering_at == "replica" else {**names, "ordering_at": policies.ordering_at}
 
 
@@ -312,6 +238,10 @@ def _pool(spec: PoolSpec, i: int, base_dir: Path, places: Places) -> Pool:
         region=spec.region,
         usd_per_gpu_hour=spec.usd_per_gpu_hour,
         kv_capacity_tokens=spec.kv_capacity_tokens,
+        network_bytes_per_s=spec.network_bytes_per_s,
+        min_replicas=spec.min_replicas,
+        max_replicas=spec.max_replicas,
+        start_s=spec.start_s,
     )
     with places.at(*at):
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
@@ -361,6 +291,10 @@ def _check(scenario: Scenario) -> None:
     for i, name in enumerate(names):
         if name in names[:i]:
             raise places.error(("fleet", i, "name"), f"{name!r} is the name of another pool, too")
+    for i, pool in enumerate(scenario.fleet.pools):
+        most = pool.replicas if pool.max_replicas is None else pool.max_replicas
+        if not pool.min_replicas <= pool.replicas <= most:
+            raise places.error(("fleet", i, "replicas"), f"{pool.replicas}; expected {pool.min_replicas} to {most}")
     num_replicas = sum(pool.replicas for pool in scenario.fleet.pools)
     for i, fault in enumerate(spec.faults):
         if not 0 <= fault.replica < num_replicas:
@@ -373,6 +307,8 @@ def _check(scenario: Scenario) -> None:
             raise places.error(("slo", key), f"{slo}; expected more than 0")
     if not (_listed(spec.policies.routing) and _listed(spec.policies.ordering)):
         raise places.error(("policies",), "expected at least one routing and one ordering")
+    if spec.variants and max(len(_listed(spec.policies.routing)), len(_listed(spec.policies.ordering))) > 1:
+        raise places.error(("policies",), "several routings or orderings, and variants; expected one or the other")
     for variant in variants(scenario):
         _policies(variant)
 
@@ -387,7 +323,11 @@ def _policies(scenario: Scenario) -> Policies:
         order = resolve.ordering(ordering)
         if spec.ordering_at != "gateway":
             _check_engines(scenario.fleet, ordering)
-    return Policies(router, order, spec.ordering_at, spec.window)
+    with places.at("policies", "migration"):
+        migration = None if spec.migration is None else resolve.migration(spec.migration)
+    with places.at("policies", "scaling"):
+        scaler = None if spec.scaling is None else resolve.scaler(spec.scaling)
+    return Policies(router, order, spec.ordering_at, spec.window, migration, scaler)
 
 
 def _check_engines(fleet: Fleet, ordering: PolicySpec) -> None:

@@ -52,6 +52,8 @@ trace_options = together((
 policy_options = together((
     click.option("--routing", help="Names, with commas between: round-robin,least-loaded. Or module:Class."),
     click.option("--ordering", help="Names, with commas between: fcfs,edf. Or module:Class."),
+    click.option("--migration", help="Who goes to another replica: a name, or module:Class."),
+    click.option("--scaling", help="How many replicas there are: a name, or module:Class."),
     click.option("--ordering-at", type=click.Choice(["replica", "gateway", "both"]), help="Where they act."),
     click.option("--window", type=_positive, help="Requests that the gateway gives a replica at a time."),
 ))  # fmt: skip
@@ -95,7 +97,7 @@ _RUN: dict[str, Key] = {
     "seed": ("seed",), "step": ("simulation", "step"), "until_s": ("simulation", "until_s"),
     "warmup_s": ("simulation", "warmup_s"), "routing": ("policies", "routing"),
     "ordering": ("policies", "ordering"), "ordering_at": ("policies", "ordering_at"),
-    "window": ("policies", "window"),
+    "window": ("policies", "window"), "migration": ("policies", "migration"), "scaling": ("policies", "scaling"),
 }  # fmt: skip
 
 

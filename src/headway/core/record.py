@@ -2,7 +2,8 @@
 
 Five tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request in a
 batch. `stretches`: one row per run of iterations of a replica with a constant batch. `moves`: one row per move of a
-request between replicas. `replicas`: one row per replica. Times are seconds since the start of the workload; NaN means that it never happened.
+request between replicas. `replicas`: one row per replica. Times are seconds since the start of the workload; NaN
+means that it never happened.
 
 A *tick* is an iteration in which the decoding requests of a replica each gain a token; ticks are numbered per
 replica from 1. Tick `tick + k` of a stretch (k = 1..iterations) ends at

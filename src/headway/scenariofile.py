@@ -1,0 +1,139 @@
+"""What a scenario file says: the keys that there are, and their defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from headway.control.policies import OrderingAt
+from headway.core.fleet import Fault
+from headway.core.pacer import Pacer
+from headway.metrics.latency import Slo
+from headway.observe import Scrape
+from headway.workload.spec import WorkloadSpec
+
+Count = Annotated[int, Meta(ge=1)]
+PolicySpec = str | dict[str, Any]
+DEFAULT_ENGINE = "simulated"
+
+
+class ModelFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model that is not in the catalog."""
+
+    config: str
+    """A Hugging Face `config.json`."""
+
+
+class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Replicas that are alike: one entry of `fleet`."""
+
+    model: str | ModelFile
+    """A name that `headway catalog models` lists, or `config:` and the path of a `config.json`."""
+    gpu: str
+    """A name that `headway catalog gpus` lists."""
+    replicas: Count = 1
+    """How many."""
+    tp: Count = 1
+    """Tensor parallel ranks of one replica."""
+    pp: Count = 1
+    """Pipeline stages of one replica; it takes `tp * pp * dp` GPUs."""
+    ep: bool = False
+    """Spread the experts of a mixture-of-experts model over the `tp * dp` ranks."""
+    dp: Count = 1
+    """Data parallel ranks of one replica, which step together; above 1 only with `ep`. The engine's limits are of
+    all ranks together. Dense models: use `replicas`."""
+    engine: str | dict[str, Any] = DEFAULT_ENGINE
+    """A name that `headway catalog engines` lists, or `name:` with changes to the engine's settings."""
+    name: str = ""
+    """What reports call the pool. Without one: `pool-0`, `pool-1`, ..."""
+    region: str = ""
+    """Where it stands."""
+    usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None
+    """Price. Without one: the catalog's."""
+    kv_capacity_tokens: Count | None = None
+    """A cap on the KV cache of a replica, for experiments under memory pressure."""
+    coefficients: str | None = None
+    """A file of step-time coefficients that `headway calibrate` wrote. Without one: the catalog's."""
+    network_bytes_per_s: Annotated[float, Meta(gt=0)] = 12.5e9
+    """What a replica can send to others, and receive, at the same time; 12.5e9 is 100 Gbit/s."""
+    min_replicas: Count = 1
+    """Scaling goes no lower."""
+    max_replicas: Count | None = None
+    """Scaling goes no higher. Without one: as high as its policy wants."""
+    start_s: Annotated[float, Meta(ge=0)] | None = None
+    """From asking for one more replica to its first request. Without one: what loading the weights from the
+    node's disk cache and starting the engine were measured to take."""
+
+
+class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who decides. A policy is a name, or `name:` with arguments, or `module:Class` of your own."""
+
+    routing: PolicySpec | list[PolicySpec] = "least-loaded"
+    """Which replica gets a request. A list is for `headway compare`."""
+    ordering: PolicySpec | list[PolicySpec] = "fcfs"
+    """Who goes first. A list is for `headway compare`."""
+    migration: PolicySpec | None = None
+    """Who goes to another replica, and when. Without one: nobody."""
+    scaling: PolicySpec | None = None
+    """How many replicas each pool has. Without one: as many as `fleet` says."""
+    ordering_at: OrderingAt = "replica"
+    """Where the ordering acts: in the replicas' queues, in one that the gateway keeps, or both."""
+    window: Count | None = None
+    """The gateway gives a replica at most this many requests at a time and holds the others. Without one, it
+    holds none back, unless the ordering acts at the gateway; then a replica gets as many as it can run."""
+
+
+class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Policies that go together, under a name of their own. What is not said here is as `policies` says."""
+
+    name: str
+    """What tables call it."""
+    routing: PolicySpec | None = None
+    """As in `policies`."""
+    ordering: PolicySpec | None = None
+    """As in `policies`."""
+    migration: PolicySpec | None = None
+    """As in `policies`."""
+    scaling: PolicySpec | None = None
+    """As in `policies`."""
+    ordering_at: OrderingAt | None = None
+    """As in `policies`."""
+    window: Count | None = None
+    """As in `policies`."""
+
+
+class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How to simulate, and what to count."""
+
+    step: Literal["stretch", "exact"] = "stretch"
+    """`exact` runs every iteration on its own: the same results, many times slower."""
+    until_s: Annotated[float, Meta(gt=0)] | None = None
+    """Stop at this virtual time. Without one: when every request has ended."""
+    warmup_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Metrics leave out what arrived before."""
+
+
+class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a scenario file says."""
+
+    workload: WorkloadSpec
+    fleet: Annotated[tuple[PoolSpec, ...], Meta(min_length=1)]
+    """Pools of replicas."""
+    name: str = ""
+    """What reports call it. Without one: the file's name."""
+    seed: int = 0
+    """Of everything random. Runs that are compared get the same arrivals and lengths."""
+    policies: PolicySpecs = field(default_factory=PolicySpecs)
+    variants: tuple[Variant, ...] = ()
+    """Sets of policies for `headway compare`, in place of a list for each kind."""
+    pacer: Pacer = field(default_factory=Pacer)
+    """What readers of streamed answers expect: policies that mind it see by it which replicas fall behind, and QoE
+    is counted by it."""
+    slo: Slo = field(default_factory=Slo)
+    """What metrics hold requests to that were promised nothing. Policies see only `workload`'s promises."""
+    faults: tuple[Fault, ...] = ()
+    """Replicas that crash."""
+    observe: Scrape = field(default_factory=Scrape)
+    """How fresh the loads are that policies see."""
+    simulation: Simulation = field(default_factory=Simulation)
