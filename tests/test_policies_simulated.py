@@ -12,8 +12,8 @@ import pytest
 from headway import catalog
 from headway.control.policies import Policies
 from headway.core.fleet import Engine, Fleet, Pool
-from headway.core.record import Outcome, Records
-from headway.policies import ORDERINGS, ROUTERS, resolve
+from headway.core.record import MoveOutcome, Outcome, Records
+from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, resolve
 from headway.sim.cluster import simulate
 from headway.workload.table import Workload
 from headway.workload.trace import TraceSource
@@ -27,7 +27,7 @@ def line(num_decode: int, context: int, chunks: Sequence[tuple[int, int]], *wind
     return 0.01 + 1e-4 * num_decode + 1e-5 * prefill, 0.0, None
 
 
-def run(routing: Any, ordering: Any) -> Records:
+def run(routing: Any, ordering: Any, migration: Any = None) -> Records:
     rng = np.random.default_rng(0)
     columns = {
         "arrival_s": np.cumsum(rng.exponential(0.02, NUM_REQUESTS)),
@@ -36,6 +36,7 @@ def run(routing: Any, ordering: Any) -> Records:
         "tier": rng.integers(0, 3, NUM_REQUESTS),
         "session_id": rng.integers(-1, 20, NUM_REQUESTS),
     }
+    columns["reasoning_tokens"] = columns["output_tokens"] // 2
     workload = Workload(columns)
     engine = Engine("simulated", max_num_seqs=12, max_num_batched_tokens=512)
     pool = Pool(
@@ -46,8 +47,23 @@ def run(routing: Any, ordering: Any) -> Records:
         replicas=3,
         kv_capacity_tokens=9600,
     )
-    policies = Policies(resolve.router(routing), resolve.ordering(ordering))
+    makes = None if migration is None else resolve.migration(migration)
+    policies = Policies(resolve.router(routing), resolve.ordering(ordering), migration=makes)
     return simulate(Fleet((pool,)), TraceSource(workload), policies, seed=1, line=lambda pool: line)
+
+
+@pytest.mark.parametrize("ordering", ["fcfs", "pascal"])
+@pytest.mark.parametrize("migration", [*MIGRATIONS, {"name": "pascal", "adaptive": False}], ids=str)
+def test_every_request_ends_wherever_it_goes(migration: Any, ordering: str) -> None:
+    records = run("least-footprint", ordering, migration)
+    assert (records.requests["outcome"] == Outcome.FINISHED).sum() == NUM_REQUESTS
+    assert len(records.moves["request"]) > 0
+    done = records.moves["request"][records.moves["outcome"] == MoveOutcome.DONE]
+    moves = np.zeros(NUM_REQUESTS, dtype=int)
+    moves[records.requests["request"]] = records.requests["moves"]
+    assert np.array_equal(np.bincount(done, minlength=NUM_REQUESTS), moves)
+    again = run("least-footprint", ordering, migration)
+    assert all(np.array_equal(records.moves[c], again.moves[c], equal_nan=True) for c in records.moves)
 
 
 @pytest.mark.parametrize("ordering", [*ORDERINGS, {"name": "round-robin", "quantum_tokens": 20}], ids=str)
