@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headway import catalog
+from headway import catalog, scenario
 from headway.catalog.coefficients import (
     AllReduce,
     Coefficients,
@@ -151,3 +153,28 @@ def test_ranks_that_cannot_be(name: str, parallel: Parallel, message: str) -> No
         plan(catalog.model(name), GPU, ENGINE, parallel)
     with pytest.raises(HeadwayError, match=message):
         StepModel(catalog.model(name), GPU, ENGINE, parallel)
+
+
+SCENARIO = """
+workload: {arrivals: 30, num_requests: 200, prompt_tokens: 700, output_tokens: 60}
+fleet: [{model: %s, gpu: h200, ep: true, dp: 2, engine: {name: vllm-v1, max_num_seqs: 256}}]
+simulation: {step: %s}
+"""
+
+
+def test_a_scenario_has_replicas_of_ranks(tmp_path: Path) -> None:
+    path, ends = tmp_path / "ranks.yaml", []
+    for way in ("stretch", "exact"):
+        path.write_text(SCENARIO % ("qwen3-30b-a3b", way))
+        records = scenario.run(scenario.load(path)).records
+        assert [replica.num_gpus for replica in records.replicas] == [2]
+        ends.append(records.requests["end_s"])
+    assert len(ends[0]) == 200
+    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
+
+
+def test_a_scenario_of_dense_ranks_says_where_and_what_instead(tmp_path: Path) -> None:
+    path = tmp_path / "ranks.yaml"
+    path.write_text(SCENARIO % ("llama-3.1-8b", "stretch"))
+    with pytest.raises(HeadwayError, match=r"fleet\[0\].*llama-3.1-8b is dense.*use replicas: 2, dp: 1"):
+        scenario.load(path)
