@@ -35,7 +35,7 @@ def attention_costs(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, 
     read_s = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes) / copies
     read_s /= gpu.bandwidth_bytes_per_s * kernels.decode_attention.memory_efficiency
     decode_s = max(read_s, _decode_flops(model) / tp / (flops * kernels.decode_attention.compute_efficiency))
-    pair_s = _pair_flops(model) / tp / (flops * kernels.prefill_attention.compute_efficiency)
+    pair_s = pair_flops(model) / tp / (flops * kernels.prefill_attention.compute_efficiency)
     up_s = _expansion_flops(model) / tp / (flops * kernels.gemm["bf16"].compute_efficiency)
     windowed = num_windowed_layers(model)
     full = model.num_layers - windowed
@@ -56,7 +56,8 @@ def windowed_pairs(new: int, before: int, window: int) -> float:
     return rising * (before + rising / 2) + (new - rising) * window
 
 
-def _pair_flops(model: Model) -> float:
+def pair_flops(model: Model) -> float:
+    """Of one query with one key in a layer of a prompt, all heads."""
     if model.mla is None:
         return 4.0 * model.num_heads * model.head_dim
     mla = model.mla

@@ -1,0 +1,162 @@
+"""Which combos may serve which service: enumerated, filtered by direction, profiled and ranked (Cauchy 3.3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Protocol
+
+from msgspec import Struct
+
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine, Gpu, Model
+from headway.perf.operators import peak_flops
+from headway.planner.combos import Combo, Counts, Offer, Rejected, better_directions, combos
+from headway.planner.cost_efficiency import (
+    PhaseCosts,
+    a1,
+    a2,
+    closed_form,
+    of_shape,
+    served_tokens_per_usd,
+    stated,
+    summed_tokens_per_usd,
+)
+from headway.planner.speeds import Estimate, Pattern
+from headway.workload.spec import Slo
+
+
+class Profiler(Protocol):
+    """Says how many requests per second a combo serves within an SLO. The same arguments give the same answer."""
+
+    def goodput_rps(self, combo: Combo, workload: Pattern, slo: Slo) -> float:
+        """0: at no rate are requests in time."""
+        ...
+
+
+class Service(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model under one kind of workload, with its SLO."""
+
+    name: str
+    model: Model
+    engine: Engine
+    pattern: Pattern
+    slo: Slo
+
+
+class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
+    """A combo for a service. Tokens per dollar count prompts and outputs; None: it costs nothing."""
+
+    service: str
+    combo: Combo
+    goodput_rps: float
+    tokens_per_usd: float | None
+    """What it serves at its goodput: the paper's measured CE."""
+    closed_form_tokens_per_usd: float | None = None
+    """Eq. 15 as the paper states it."""
+    shape_tokens_per_usd: float | None = None
+    """Eq. 14 with FLOPs and bytes of the model's real shape."""
+    step_tokens_per_usd: float | None = None
+    """Eq. 14 with the step-time model's throughputs."""
+
+
+class Selection(Struct, frozen=True, forbid_unknown_fields=True):
+    """Candidates by service, highest CE first, and what was left out."""
+
+    candidates: tuple[Candidate, ...]
+    rejected: dict[str, tuple[Rejected, ...]]
+    """By service."""
+
+
+def select(
+    services: Sequence[Service],
+    offers: Sequence[Offer],
+    profiler: Profiler,
+    counts: Counts | None = None,
+    top: int | None = None,
+) -> Selection:
+    """Candidates for every service; of each, only the `top` best by served tokens per dollar where that is given.
+
+    Directions are filtered by the closed form, as the paper does it, which needs no profile; combos that serve
+    nothing in time are left out. HeadwayError for services of one name.
+    """
+    if len({service.name for service in services}) < len(services):
+        raise HeadwayError("services: a name stands there twice")
+    found: list[Candidate] = []
+    rejected: dict[str, tuple[Rejected, ...]] = {}
+    for service in services:
+        some, rejected[service.name] = _of_service(service, offers, profiler, counts)
+        found += some if top is None else some[:top]
+    return Selection(tuple(found), rejected)
+
+
+def _of_service(
+    service: Service, offers: Sequence[Offer], profiler: Profiler, counts: Counts | None
+) -> tuple[list[Candidate], tuple[Rejected, ...]]:
+    every, too_large = combos(service.model, service.engine, offers, counts)
+    efficiencies = Efficiencies(service, offers)
+    kept, turned = better_directions(every, efficiencies.closed_form)
+    found, late = [], []
+    for combo in kept:
+        goodput = profiler.goodput_rps(combo, service.pattern, service.slo)
+        if goodput > 0:
+            found.append(efficiencies.candidate(combo, goodput))
+        else:
+            late.append(Rejected(combo.label, "no request is in time, at any rate"))
+    found.sort(key=lambda each: (-_number(each.tokens_per_usd), each.combo.usd_per_hour, each.combo.label))
+    return found, (*too_large, *turned, *late)
+
+
+def _number(value: float | None) -> float:
+    return inf if value is None else value
+
+
+class Efficiencies:
+    """The cost-efficiencies of combos for one service; decode batches are as large as memory allows."""
+
+    def __init__(self, service: Service, offers: Sequence[Offer]) -> None:
+        self.service = service
+        self.offers = {offer.gpu.name: offer for offer in offers}
+        gpus: dict[str, Gpu] = {offer.gpu.name: offer.gpu for offer in offers}
+        self.estimate = Estimate({service.model.name: service.model}, gpus, service.engine)
+
+    def closed_form(self, combo: Combo) -> float | None:
+        """Eq. 15 with the paper's C1 to C4."""
+        return self._closed_form(combo, lambda tp, batch: stated(self.service.model))
+
+    def of_shape(self, combo: Combo) -> float | None:
+        """The same with those of the real shape."""
+        kv = self.service.engine.kv_dtype_bytes
+        return self._closed_form(combo, lambda tp, batch: of_shape(self.service.model, tp, batch, kv))
+
+    def step(self, combo: Combo) -> float | None:
+        """Eq. 14 with calibrated throughputs."""
+        first, second = combo.phases
+        pattern = self.service.pattern
+        return summed_tokens_per_usd(
+            first.instances * self.estimate.speeds(combo.model, first).prefill_tokens_per_s(pattern),
+            first.num_gpus * self.offers[first.gpu].price,
+            second.instances * self.estimate.speeds(combo.model, second).decode_tokens_per_s(pattern),
+            second.num_gpus * self.offers[second.gpu].price,
+        )
+
+    def candidate(self, combo: Combo, goodput_rps: float) -> Candidate:
+        """All that is known of it."""
+        lengths = (self.service.pattern.prompt_tokens, self.service.pattern.output_tokens)
+        served = served_tokens_per_usd(goodput_rps, *lengths, combo.usd_per_hour)
+        others = (self.closed_form(combo), self.of_shape(combo), self.step(combo))
+        return Candidate(self.service.name, combo, goodput_rps, served, *others)
+
+    def _closed_form(self, combo: Combo, costs: Callable[[int, int], PhaseCosts]) -> float | None:
+        first, second = combo.phases
+        pattern = self.service.pattern
+        batch = self.estimate.speeds(combo.model, second).batch(pattern)
+        prefill, decode = self.offers[first.gpu], self.offers[second.gpu]
+        return closed_form(
+            a1(costs(first.tp, 1), pattern.prompt_tokens),
+            a2(costs(second.tp, batch), batch, pattern.prompt_tokens, pattern.output_tokens),
+            peak_flops(prefill.gpu, "bf16"),
+            prefill.price,
+            decode.gpu.bandwidth_bytes_per_s,
+            decode.price,
+        )
