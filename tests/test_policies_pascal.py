@@ -13,6 +13,7 @@ from headway.core.decision import Move
 from headway.core.policy import QueuedOrdering, SteppedOrdering
 from headway.core.request import Phase
 from headway.policies.migration.pascal import Pascal as Migration
+from headway.policies.ordering.fewest_quanta import FewestQuanta
 from headway.policies.ordering.pascal import Pascal as Ordering
 from headway.policies.routing.least_footprint import LeastFootprint
 from headway.policies.routing.pascal import Pascal as Router
@@ -253,3 +254,74 @@ def test_a_change_comes_when_it_was_said(prompt: int, generated: int, demotion: 
     before, after = reasoning(prompt, generated), reasoning(prompt, generated + gained)
     said = ordering.next_change_tokens(before)
     assert (ordering.queue(before) != ordering.queue(after)) == (said is not None and gained >= said)
+
+
+# The other reading of turns and of memory.
+
+
+def life(prompt: int, reasoning_tokens: int, output: int) -> list[FakeRequest]:
+    """A request after each of its tokens."""
+    return [
+        FakeRequest(
+            prompt_tokens=prompt,
+            generated_tokens=n,
+            answer_tokens=max(n - reasoning_tokens, 0),
+            phase=Phase.REASONING if n < reasoning_tokens else Phase.ANSWERING,
+        )
+        for n in range(output)
+    ]
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 60), st.integers(1, 20), st.integers(0, 80))
+def test_by_quanta_each_quantum_in_a_queue_lowers_the_rank(
+    prompt: int, thought: int, answer: int, quantum: int, demotion: int
+) -> None:
+    ordering = Ordering(quantum, demotion, by_quanta=True)
+    assert ordering.quantum is None and isinstance(ordering, SteppedOrdering)
+    served: dict[tuple[int, Phase], int] = {}
+    states = life(prompt, thought, thought + answer)
+    for state, after in zip(states, [*states[1:], None], strict=True):
+        queue, used, _ = ordering.rank(state, 0.0)
+        assert queue == ordering.queue(state)
+        assert used == served.get((queue, state.phase), 0) // quantum
+        served[queue, state.phase] = served.get((queue, state.phase), 0) + 1
+        if after is not None and after.phase is state.phase:
+            assert (ordering.rank(after, 0.0) > ordering.rank(state, 0.0)) == (ordering.next_change_tokens(state) == 1)
+
+
+def test_by_quanta_an_answer_that_begins_goes_before_those_past_their_first_quantum() -> None:
+    begun, past = FakeRequest(0, arrival_s=9.0), FakeRequest(1, arrival_s=1.0, answer_tokens=500, generated_tokens=900)
+    within = FakeRequest(2, arrival_s=5.0, answer_tokens=499, generated_tokens=5000)
+    ordering = Ordering(by_quanta=True)
+    assert [r.id for r in sorted([begun, past, within], key=lambda r: ordering.rank(r, 10.0))] == [2, 0, 1]
+
+
+@given(st.integers(0, 3000), st.integers(1, 700), st.integers(1, 700))
+def test_fewest_quanta_says_when_its_rank_falls(generated: int, quantum: int, gained: int) -> None:
+    ordering = FewestQuanta(quantum)
+    before, after = FakeRequest(generated_tokens=generated), FakeRequest(generated_tokens=generated + gained)
+    said = ordering.next_change_tokens(before)
+    assert said is not None
+    assert (ordering.rank(after, 0.0) > ordering.rank(before, 0.0)) == (gained >= said)
+
+
+def test_fig_2c_with_fewest_quanta() -> None:
+    """Requests A, B and C come at 0, 1 and 2; two run at a time; quanta of four tokens."""
+    ordering = FewestQuanta(4)
+    requests = [FakeRequest(i, arrival_s=float(i)) for i in range(3)]
+    ran = []
+    for now in range(11):
+        here = [r for r in requests if r.arrival_s <= now]
+        batch = sorted(here, key=lambda r: ordering.rank(r, now))[:2]
+        ran.append("".join(sorted("ABC"[r.id] for r in batch)))
+        for request in batch:
+            request.generated_tokens += 1
+    assert ran == ["A", "AB", "AB", "AB", "BC", "AC", "AC", "AC", "AB", "BC", "BC"]
+
+
+@pytest.mark.parametrize(("host", "to"), [(0, 1), (3, 1), (4, 0)])
+def test_what_waits_in_host_memory_may_count_as_taken(host: int, to: int) -> None:
+    request = transition(0, prompt=60, generated=36)  # 6 blocks, and one to grow
+    fleet = [at(0, 2), at(1, 0, kv_blocks_used=90, kv_blocks_host=host, kv_blocks_total=100)]
+    assert target(request, *fleet, host_counts=True) == to
+    assert target(request, *fleet) == 1

@@ -7,6 +7,7 @@ from headway.policies.migration.llumnix import Llumnix
 from headway.policies.migration.pascal import Pascal as PascalMigration
 from headway.policies.ordering.edf import Edf
 from headway.policies.ordering.fcfs import Fcfs
+from headway.policies.ordering.fewest_quanta import FewestQuanta
 from headway.policies.ordering.pascal import Pascal as PascalOrdering
 from headway.policies.ordering.priority import Priority
 from headway.policies.ordering.round_robin import RoundRobin as RoundRobinOrdering
@@ -48,6 +49,7 @@ ROUTERS: dict[str, type[Router]] = {
 ORDERINGS: dict[str, type[Ordering]] = {
     "fcfs": Fcfs,
     "round-robin": RoundRobinOrdering,
+    "fewest-quanta": FewestQuanta,
     "priority": Priority,
     "edf": Edf,
     "shortest-remaining": ShortestRemaining,

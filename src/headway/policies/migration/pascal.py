@@ -18,13 +18,17 @@ class Pascal:
     are on their way there, count too. With `adaptive`, a request stays where its replica has a free KV block and
     the chosen one lacks room for its KV cache and a block to grow. Of equals, its own replica, then the lowest id.
     Source: PASCAL, Algorithm 2 and Fig. 7.
+
+    With `host_counts`, what waits in a replica's host memory takes room there, too, as in Algorithm 1's footprint: a
+    replica that has swapped requests out has no memory to offer, whatever blocks are free at the moment.
     """
 
     interval_s: float | None = None
 
-    def __init__(self, adaptive: bool = True, quantum_tokens: int = 500) -> None:
+    def __init__(self, adaptive: bool = True, quantum_tokens: int = 500, host_counts: bool = False) -> None:
         at_least("quantum_tokens", quantum_tokens, 1)
         self._adaptive = adaptive
+        self._host_counts = host_counts
         self._quantum_tokens = quantum_tokens
 
     def moves(self, view: FleetView) -> Sequence[Move]:
@@ -38,7 +42,7 @@ class Pascal:
         else:
             load = {i.id: i.queue_lengths[0] + self._fresh(i, request.id) for i in view.replicas}
         selected = min(load, key=lambda i: (load[i], i != own, i))
-        if selected == own or (self._adaptive and _stays(request, view.replicas, selected)):
+        if selected == own or (self._adaptive and self._stays(request, view.replicas, selected)):
             return None
         return Move(request.id, selected, scores=tuple(load.items()))
 
@@ -52,10 +56,9 @@ class Pascal:
             for one in replica.requests
         )
 
-
-def _stays(request: RequestView, replicas: Sequence[ReplicaView], selected: int) -> bool:
-    """The request's replica has room for it to go on, and the selected one has not."""
-    free = {i.id: i.kv_blocks_total - i.kv_blocks_used for i in replicas}
-    block = next(i.block_size_tokens for i in replicas if i.id == selected)
-    needed = -(-(request.prompt_tokens + request.generated_tokens) // block) + 1
-    return free[request.replica] >= 1 and free[selected] < needed
+    def _stays(self, request: RequestView, replicas: Sequence[ReplicaView], selected: int) -> bool:
+        """The request's replica has room for it to go on, and the selected one has not."""
+        free = {i.id: i.kv_blocks_total - i.kv_blocks_used - self._host_counts * i.kv_blocks_host for i in replicas}
+        block = next(i.block_size_tokens for i in replicas if i.id == selected)
+        needed = -(-(request.prompt_tokens + request.generated_tokens) // block) + 1
+        return free[request.replica] >= 1 and free[selected] < needed
