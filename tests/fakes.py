@@ -76,6 +76,9 @@ class FakeReplica:
     num_arriving: int = 0
     is_draining: bool = False
     requests: Sequence[FakePlaced] = ()
+    role: str = "mixed"
+    combo: int = 0
+    goodput_rps: float | None = None
 
 
 @dataclass
@@ -99,6 +102,11 @@ class FakePool:
     model: str = ""
     gpu: str = ""
     region: str = ""
+    goodput_rps: float | None = None
+
+    @property
+    def num_serving(self) -> int:
+        return sum(not replica.is_draining for replica in self.replicas)
 
 
 @dataclass
@@ -107,6 +115,7 @@ class FakePools:
 
     pools: Sequence[FakePool]
     now: float = 0.0
+    arrived: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     random: Random = field(default_factory=lambda: Random(0))
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headway.control.policies import Policies
 from headway.core.decision import Move
-from headway.core.fleet import Engine, Fault, Fleet, Gpu, Model, Pool
+from headway.core.fleet import Combo, Engine, Fault, Fleet, Gpu, Handover, Model, Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Migration, Ordering, Router, Scaler
 from headway.core.record import Columns, Records
@@ -161,6 +161,7 @@ class Scenario:
     seed: int = 0
     migration: Callable[[], Migration] | None = None
     scaler: Callable[[], Scaler] | None = None
+    combos: tuple[Combo, ...] = ()
 
     def source(self) -> Source:
         """The requests, as a workload."""
@@ -169,10 +170,8 @@ class Scenario:
 
     def cluster(self, step: Step = "stretch") -> Cluster:
         """A fleet that is about to run it."""
-        policies = Policies(
-            self.router, self.ordering, self.ordering_at, self.window, self.migration, self.scaler
-        )
-        fleet, line = Fleet(self.pools), self.line or _measured
+        policies = Policies(self.router, self.ordering, self.ordering_at, self.window, self.migration, self.scaler)
+        fleet, line = Fleet(self.pools, self.combos), self.line or _measured
         return Cluster(fleet, self.source(), policies, self.seed, step, self.scrape, None, line, Pacer())
 
     def play(self, step: Step = "stretch") -> Records:
@@ -322,7 +321,35 @@ _pools = st.builds(
     max_num_waiting=st.sampled_from((None, None, 3)),
     network_bytes_per_s=st.sampled_from((1e8, 2e9, 12.5e9)),
     start_s=st.sampled_from((0.0, 0.25, 1.5)),
+    max_replicas=st.just(4),
 )
+_handovers = st.builds(
+    Handover,
+    mode=st.sampled_from(("bulk", "layerwise")),
+    degree=st.sampled_from((1, 8)),
+    stream_bytes_per_s=st.sampled_from((None, 1e8)),
+    stream_overhead_s=st.sampled_from((0.0, 0.001)),
+    landing=st.sampled_from(("gpu", "host")),
+)
+
+
+@st.composite
+def _combos(draw: st.DrawFn, like: Pool) -> Combo:
+    """Prefill and decode replicas of one model."""
+    parts = [
+        msgspec.structs.replace(
+            draw(_pools),
+            name=role,
+            model=like.model,
+            role=role,
+            replicas=draw(st.integers(1, 2)),
+            handover=draw(_handovers),
+        )
+        for role in ("prefill", "decode")
+    ]
+    return Combo("combo", tuple(parts), draw(st.integers(1, 2)), max_replicas=3)
+
+
 _migrations = st.one_of(
     st.none(),
     st.sampled_from(tuple(MIGRATIONS.values())),
@@ -411,11 +438,16 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     pools = [draw(_pools)]
     if draw(st.integers(0, 3)) == 3:
         pools.append(msgspec.structs.replace(draw(_pools), name="other", model=pools[0].model))
+    combos = [draw(_combos(pools[0]))] if draw(st.integers(0, 2)) == 2 else []
+    if combos and draw(st.booleans()):
+        pools = []
     num_replicas = sum(p.replicas for p in pools)
+    num_replicas += sum(c.replicas * sum(part.replicas for part in c.parts) for c in combos)
     faults = draw(st.one_of(st.just([]), st.lists(_faults, max_size=3)))
     scenario = Scenario(
         requests=draw(_requests()),
         pools=tuple(pools),
+        combos=tuple(combos),
         router=draw(st.sampled_from(ROUTER_MAKERS)),
         ordering=draw(st.sampled_from(ORDERING_MAKERS)),
         ordering_at=draw(st.sampled_from(("replica", "replica", "gateway", "both"))),

@@ -103,7 +103,7 @@ def test_a_capped_cache_preempts() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fleet": []}, "fleet: expected array of length >= 1"),
+        ({"fleet": []}, "no replicas; expected `fleet`, `combos`, or both"),
         ({"fleet": pool(replicas=0)}, "fleet[0].replicas: expected int >= 1"),
         (
             {"fleet": pool(gpu="a1000-80gb")},

@@ -8,6 +8,7 @@ from random import Random
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Role
 from headway.core.view import OracleReplicaView, PlacedRequestView, PoolView, ReplicaView
 
 _LOADS = (
@@ -45,12 +46,13 @@ class View:
 class FleetOfPools:
     """`core.view.PoolsView`: one object, refilled for every call."""
 
-    __slots__ = ("now", "pools", "random")
+    __slots__ = ("arrived", "now", "pools", "random")
 
     def __init__(self, random: Random) -> None:
         self.now = 0.0
         self.random = random
         self.pools: Sequence[PoolView] = ()
+        self.arrived: dict[tuple[str, str], tuple[int, int]] = {}
 
 
 class ScrapedReplica:
@@ -60,6 +62,7 @@ class ScrapedReplica:
         self._replica = replica
         self.id, self.pool, self.model = replica.id, replica.pool, replica.model
         self.gpu, self.region = replica.gpu, replica.region
+        self.combo, self.goodput_rps = replica.combo, replica.goodput_rps
         self.max_num_seqs, self.kv_blocks_total = replica.max_num_seqs, replica.kv_blocks_total
         self.block_size_tokens = replica.block_size_tokens
         self.num_waiting = self.num_running = self.kv_blocks_used = self.kv_blocks_host = self.head_demand_blocks = 0
@@ -70,6 +73,11 @@ class ScrapedReplica:
     def num_in_flight(self) -> int:
         """Placed here and not yet ended."""
         return self._replica.num_in_flight
+
+    @property
+    def role(self) -> Role:
+        """What it is for at present."""
+        return self._replica.role
 
     @property
     def num_by_tier(self) -> Mapping[int, int]:

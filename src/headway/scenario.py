@@ -23,14 +23,14 @@ from headway.catalog.coefficients import Coefficients
 from headway.catalog.own import coefficients_in
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Fleet, Model, Parallel, Pool
+from headway.core.fleet import Combo, Engine, Fleet, Model, Parallel, Pool, Role
 from headway.core.record import Outcome, Records
 from headway.metrics.summary import summarize
 from headway.perf import memory
 from headway.perf.step import StepModel
 from headway.policies import resolve
 from headway.report.run import Provenance, Run
-from headway.scenariofile import DEFAULT_ENGINE, ModelFile, PolicySpec, PolicySpecs, PoolSpec, Spec, Variant
+from headway.scenariofile import DEFAULT_ENGINE, ComboSpec, ModelFile, PolicySpec, PolicySpecs, PoolSpec, Spec, Variant
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.userfile import Key, Places
@@ -68,7 +68,11 @@ def assemble(data: dict[str, Any], places: Places, base_dir: Path, changes: Chan
     _importable(base_dir)
     userfile.change(data, places, changes or {})
     spec = userfile.convert(data, Spec, places)
-    fleet = Fleet(tuple(_pool(pool, i, base_dir, places) for i, pool in enumerate(spec.fleet)))
+    pools = tuple(_pool(pool, ("fleet", i), f"pool-{i}", base_dir, places) for i, pool in enumerate(spec.fleet))
+    combos = tuple(_combo(combo, ("combos", i), base_dir, places) for i, combo in enumerate(spec.combos))
+    if not pools and not combos:
+        raise places.error((), "no replicas; expected `fleet`, `combos`, or both")
+    fleet = Fleet(pools, combos)
     scenario = Scenario(spec, fleet, data, base_dir, places)
     _check(scenario)
     return scenario
@@ -97,7 +101,7 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
         raise scenario.places.error(at, "several are for headway compare; expected one")
     _importable(scenario.base_dir)  # once more, for a process of its own
     chosen = variants(scenario)[0]
-    spec, policies, pools = chosen.spec, _policies(chosen), chosen.fleet.pools
+    spec, policies, pools = chosen.spec, _policies(chosen), chosen.fleet.all_pools
     began = time.perf_counter()
     known = _known(chosen)
     with scenario.places.at("workload"):
@@ -123,15 +127,19 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
 
 def _known(scenario: Scenario) -> dict[str, Coefficients]:
     """Step-time coefficients by pool."""
-    pairs = enumerate(zip(scenario.spec.fleet, scenario.fleet.pools, strict=True))
-    return {pool.name: _coefficients(spec, pool, i, scenario.base_dir, scenario.places) for i, (spec, pool) in pairs}
+    spec, base_dir, places = scenario.spec, scenario.base_dir, scenario.places
+    specs: list[tuple[Key, PoolSpec]] = [(("fleet", i), pool) for i, pool in enumerate(spec.fleet)]
+    for i, combo in enumerate(spec.combos):
+        specs += [(("combos", i, "prefill"), combo.prefill), (("combos", i, "decode"), combo.decode)]
+    pairs = zip(specs, scenario.fleet.all_pools, strict=True)
+    return {pool.name: _coefficients(said, pool, at, base_dir, places) for (at, said), pool in pairs}
 
 
-def _coefficients(spec: PoolSpec, pool: Pool, i: int, base_dir: Path, places: Places) -> Coefficients:
+def _coefficients(spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: Places) -> Coefficients:
     """Of the pool's own file, else of the catalog."""
     if spec.coefficients is None:
         return coefficients(pool.gpu.name, pool.engine.name)
-    with places.at("fleet", i, "coefficients"):
+    with places.at(*at, "coefficients"):
         return coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
 
 
@@ -222,14 +230,26 @@ def _part(progress: Progress | None, i: int, num: int) -> Progress | None:
     return progress and (lambda share: progress((i + share) / num))
 
 
-def _pool(spec: PoolSpec, i: int, base_dir: Path, places: Places) -> Pool:
-    at = ("fleet", i)
+def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
+    parts = []
+    roles: tuple[Role, ...] = ("prefill", "decode")
+    for role in roles:
+        part = _pool(getattr(spec, role), (*at, role), f"{spec.name}-{role}", base_dir, places)
+        parts.append(replace(part, role=role, handover=spec.handover))
+    if parts[0].model != parts[1].model:
+        raise places.error(
+            (*at, "decode", "model"), f"{parts[1].model.name}; expected {parts[0].model.name}, as prefill"
+        )
+    return Combo(spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps)
+
+
+def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places) -> Pool:
     with places.at(*at, "model"):
         shape = _model(spec.model, base_dir)
     with places.at(*at, "gpu"):
         accelerator = gpu(spec.gpu)
     pool = Pool(
-        name=spec.name or f"pool-{i}",
+        name=spec.name or name,
         model=shape,
         gpu=accelerator,
         engine=_engine(spec.engine, (*at, "engine"), places),
@@ -245,7 +265,7 @@ def _pool(spec: PoolSpec, i: int, base_dir: Path, places: Places) -> Pool:
     )
     with places.at(*at):
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
-    _coefficients(spec, pool, i, base_dir, places)
+    _coefficients(spec, pool, at, base_dir, places)
     return pool
 
 
@@ -287,15 +307,9 @@ def _check_setting(name: str, value: object, places: Places, key: Key) -> None:
 def _check(scenario: Scenario) -> None:
     """What the parts of a scenario must have to do with each other."""
     spec, places = scenario.spec, scenario.places
-    names = [pool.name for pool in scenario.fleet.pools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise places.error(("fleet", i, "name"), f"{name!r} is the name of another pool, too")
-    for i, pool in enumerate(scenario.fleet.pools):
-        most = pool.replicas if pool.max_replicas is None else pool.max_replicas
-        if not pool.min_replicas <= pool.replicas <= most:
-            raise places.error(("fleet", i, "replicas"), f"{pool.replicas}; expected {pool.min_replicas} to {most}")
+    _check_fleet(scenario.fleet, places)
     num_replicas = sum(pool.replicas for pool in scenario.fleet.pools)
+    num_replicas += sum(combo.replicas * sum(p.replicas for p in combo.parts) for combo in scenario.fleet.combos)
     for i, fault in enumerate(spec.faults):
         if not 0 <= fault.replica < num_replicas:
             raise places.error(("faults", i, "replica"), f"{fault.replica}; expected 0 to {num_replicas - 1}")
@@ -311,6 +325,23 @@ def _check(scenario: Scenario) -> None:
         raise places.error(("policies",), "several routings or orderings, and variants; expected one or the other")
     for variant in variants(scenario):
         _policies(variant)
+
+
+def _check_fleet(fleet: Fleet, places: Places) -> None:
+    names: set[str] = set()
+    pools: list[tuple[Key, Pool]] = [(("fleet", i), pool) for i, pool in enumerate(fleet.pools)]
+    parts: list[tuple[Key, Pool]] = [
+        (("combos", i), part) for i, combo in enumerate(fleet.combos) for part in combo.parts
+    ]
+    for at, pool in (*pools, *parts):
+        if pool.name in names:
+            raise places.error((*at, "name"), f"{pool.name!r} is the name of another pool, too")
+        names.add(pool.name)
+    limited: list[tuple[Key, Pool | Combo]] = [*pools, *((("combos", i), c) for i, c in enumerate(fleet.combos))]
+    for at, each in limited:
+        most = each.replicas if each.max_replicas is None else each.max_replicas
+        if not each.min_replicas <= each.replicas <= most:
+            raise places.error((*at, "replicas"), f"{each.replicas}; expected {each.min_replicas} to {most}")
 
 
 def _policies(scenario: Scenario) -> Policies:
@@ -333,7 +364,7 @@ def _policies(scenario: Scenario) -> Policies:
 def _check_engines(fleet: Fleet, ordering: PolicySpec) -> None:
     """Raises HeadwayError where an engine cannot act out an ordering."""
     name = ordering if isinstance(ordering, str) else str(ordering.get("name"))
-    for pool in fleet.pools:
+    for pool in fleet.all_pools:
         accepted = pool.engine.orderings
         if accepted is not None and name not in accepted:
             raise HeadwayError(

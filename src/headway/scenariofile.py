@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from headway.control.policies import OrderingAt
-from headway.core.fleet import Fault
+from headway.core.fleet import Fault, Handover
 from headway.core.pacer import Pacer
 from headway.metrics.latency import Slo
 from headway.observe import Scrape
@@ -66,6 +66,27 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     node's disk cache and starting the engine were measured to take."""
 
 
+class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Replicas for prefill and replicas for decode that work together: one entry of `combos`."""
+
+    name: str
+    """What reports call it."""
+    prefill: PoolSpec
+    """The replicas that compute prompts, as many of them as one combo has."""
+    decode: PoolSpec
+    """The replicas that go on from there."""
+    replicas: Count = 1
+    """How many such combos."""
+    min_replicas: Count = 1
+    """Scaling goes no lower."""
+    max_replicas: Count | None = None
+    """Scaling goes no higher. Without one: as high as its policy wants."""
+    goodput_rps: Annotated[float, Meta(ge=0)] | None = None
+    """Requests per second that one combo serves within the SLOs, as `headway plan combos` writes it."""
+    handover: Handover = field(default_factory=Handover)
+    """How KV caches get from prefill to decode."""
+
+
 class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who decides. A policy is a name, or `name:` with arguments, or `module:Class` of your own."""
 
@@ -118,8 +139,10 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a scenario file says."""
 
     workload: WorkloadSpec
-    fleet: Annotated[tuple[PoolSpec, ...], Meta(min_length=1)]
+    fleet: tuple[PoolSpec, ...] = ()
     """Pools of replicas."""
+    combos: tuple[ComboSpec, ...] = ()
+    """Pairs of pools, one for prefill and one for decode."""
     name: str = ""
     """What reports call it. Without one: the file's name."""
     seed: int = 0

@@ -11,6 +11,7 @@ from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Role
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase
 
@@ -28,6 +29,12 @@ class Effects(Protocol):
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
         """Take it to another replica, if that can be; the driver answers with `Control.moved` when it has."""
+
+    def hand_over(self, live: Live, target: int, now: float) -> None:
+        """Take a request whose prompt is computed to the replica that decodes, or let it go on where it is."""
+
+    def set_role(self, replica: int, role: Role) -> None:
+        """A replica is for something else from now on."""
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` then."""
@@ -67,6 +74,8 @@ class Control:
 
     def arrived(self, live: Live, now: float) -> None:
         """A request comes in."""
+        if self._scaling is not None:
+            self._scaling.arrived(live)
         if live.reasoning_tokens:
             live.phase = Phase.REASONING
         if live.timeout_s is not None:
@@ -120,6 +129,17 @@ class Control:
             if migrations is not None:
                 migrations.at_phase(live, now)
 
+    def prefilled(self, live: Live, now: float) -> None:
+        """Its prompt is computed, and it was to be decoded elsewhere."""
+        service = self._service(live)
+        target = service.member(live.decode)
+        chosen = live.decode
+        if target is None or not target.takes(live.prompt_tokens + live.output_tokens):
+            chosen = service.decoder(live, live.replica)
+        live.decode = -1
+        if chosen >= 0:
+            self.effects.hand_over(live, chosen, now)
+
     def moved(self, live: Live, source: int, now: float) -> None:
         """A request goes on at another replica."""
         live.moves += 1
@@ -129,10 +149,10 @@ class Control:
         if self._scaling is not None:
             self._scaling.stop_empty(now)
 
-    def started(self, pool: str, member: Member, now: float) -> None:
-        """A replica that scaling asked for is up."""
+    def started(self, deployment: str, members: Sequence[Member], now: float) -> None:
+        """The replicas of a pool or combo that scaling asked for are up."""
         assert self._scaling is not None
-        self.release(self._scaling.started(pool, member), now)
+        self.release(self._scaling.started(deployment, members), now)
 
     def cancelled(self, live: Live, now: float) -> None:
         """The driver has aborted it."""
@@ -150,10 +170,9 @@ class Control:
     def crashed(self, replica: int, lost: list[Live], now: float) -> None:
         """A replica is gone; what it had is placed anew, with the tokens that are already out kept."""
         for service in self.services:
-            for member in service.members:
-                if member.view.id == replica:
-                    member.is_up = False
-                    service.refresh()
+            if (member := service.member(replica)) is not None:
+                member.is_up = False
+                self._cover(service)
         for live in lost:
             live.attempt += 1
             if live.cancelled_s == live.cancelled_s:
@@ -164,11 +183,16 @@ class Control:
     def recovered(self, replica: int, now: float) -> None:
         """A replica is back, empty."""
         for service in self.services:
-            for member in service.members:
-                if member.view.id == replica:
-                    member.is_up = True
-                    service.refresh()
-                    self.release(service, now)
+            if (member := service.member(replica)) is not None:
+                member.is_up = True
+                self._cover(service)
+                self.release(service, now)
+
+    def _cover(self, service: Service) -> None:
+        """A replica came or went: the others of its combo take over its part, or give it back."""
+        for replica, role in service.cover().items():
+            self.effects.set_role(replica, role)
+        service.refresh()
 
     def observed(self, now: float) -> None:
         """Views have been refreshed; there may be room that nobody saw."""

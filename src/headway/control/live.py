@@ -40,6 +40,8 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     attempt: int = 0
     preemptions: int = 0
     replica: int = -1
+    decode: int = -1
+    """Where it goes after its prefill; -1: nowhere else."""
     stage: Stage = HELD
     placed_s: float = NEVER
     admitted_s: float = NEVER

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from headway.control.live import Live
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
+from headway.core.fleet import Pool
 from headway.core.policy import Scaler
 from headway.core.view import PoolView, ReplicaView
 from headway.observe import FleetOfPools
@@ -15,8 +17,8 @@ from headway.observe import FleetOfPools
 class Effects(Protocol):
     """What a driver does when scaling says so."""
 
-    def start_replica(self, pool: str, now: float) -> None:
-        """Acquire one more; the driver answers with `Control.started` once it is up."""
+    def start_replica(self, deployment: str, now: float) -> None:
+        """Acquire one more of a pool or combo; the driver answers with `Control.started` once all of it is up."""
 
     def drain(self, replica: int, on: bool) -> None:
         """Show it as draining, or no longer so."""
@@ -25,28 +27,48 @@ class Effects(Protocol):
         """Give it back; it is empty."""
 
 
-class PoolState:
-    """One pool, as control knows it. Satisfies `core.view.PoolView`."""
+Unit = list[Member]
+"""What comes and goes as one: a replica, or the replicas of a combo."""
 
-    def __init__(self, name: str, model: str, gpu: str, region: str, limits: tuple[int, int], service: Service) -> None:
-        self.name, self.model, self.gpu, self.region = name, model, gpu, region
+
+class PoolState:
+    """One pool or kind of combo, as control knows it. Satisfies `core.view.PoolView`."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        name: str,
+        limits: tuple[int, int],
+        goodput_rps: float | None,
+        service: Service,
+    ) -> None:
+        self.name, self.model, self.gpu, self.region = name, pool.model.name, pool.gpu.name, pool.region
         self.min_replicas, self.max_replicas = limits
+        self.goodput_rps = goodput_rps
         self.service = service
         self.num_starting = 0
 
+    def units(self) -> list[Unit]:
+        """Those of which something is up."""
+        found: dict[int, Unit] = {}
+        for member in self.service.members:
+            if member.is_up and member.deployment == self.name:
+                found.setdefault(member.view.combo, []).append(member)
+        return list(found.values())
+
     @property
-    def members(self) -> list[Member]:
-        """Those that are up."""
-        return [m for m in self.service.members if m.is_up and m.view.pool == self.name]
+    def num_serving(self) -> int:
+        """Those that do not drain."""
+        return sum(not unit[0].is_draining for unit in self.units())
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
         """What a scaler sees of them."""
-        return [member.view for member in self.members]
+        return [member.view for unit in self.units() for member in unit]
 
 
 class Scaling:
-    """One scaler over all pools."""
+    """One scaler over all pools and combos."""
 
     def __init__(self, scaler: Scaler, view: FleetOfPools, pools: Sequence[PoolState], effects: Effects) -> None:
         self.scaler = scaler
@@ -54,71 +76,82 @@ class Scaling:
         self._view = view
         self._effects = effects
         self._pools = {pool.name: pool for pool in pools}
-        self._draining: dict[int, tuple[Service, Member]] = {}
+        self._draining: list[tuple[Service, Unit]] = []
         seen: list[PoolView] = list(pools)
         self._view.pools = seen
 
+    def arrived(self, live: Live) -> None:
+        """Count a request."""
+        key = live.model, live.region
+        num, tokens = self._view.arrived.get(key, (0, 0))
+        self._view.arrived[key] = num + 1, tokens + live.prompt_tokens
+
     def tick(self, now: float) -> None:
-        """Ask how many replicas there should be, and see to it."""
+        """Ask how many there should be, and see to it."""
         self._view.now = now
-        for name, wanted in self.scaler.scale(self._view).items():
-            if name not in self._pools:
-                raise unknown("pool", str(name), self._pools, f"scaler {type(self.scaler).__name__}")
-            pool = self._pools[name]
+        name = f"scaler {type(self.scaler).__name__}"
+        # What is added stands before what is given back.
+        wishes = []
+        for pool_name, wanted in self.scaler.scale(self._view).items():
+            if pool_name not in self._pools:
+                raise unknown("pool", str(pool_name), self._pools, name)
+            pool = self._pools[pool_name]
             if not pool.min_replicas <= wanted <= pool.max_replicas:
                 limits = f"{pool.min_replicas} to {pool.max_replicas}"
-                raise HeadwayError(
-                    f"scaler {type(self.scaler).__name__} wants {wanted} replicas of {name}; expected {limits}"
-                )
-            self._roll_out(pool, wanted, now)
+                raise HeadwayError(f"{name} wants {wanted} of {pool_name}; expected {limits}")
+            wishes.append((pool, wanted - pool.num_serving - pool.num_starting))
+        for pool, more in wishes:
+            if more > 0:
+                self._add(pool, more, now)
+        for pool, more in wishes:
+            if more < 0:
+                self._remove(pool, -more)
+        self.stop_empty(now)
 
-    def _roll_out(self, pool: PoolState, wanted: int, now: float) -> None:
-        members = pool.members
-        serving = [member for member in members if not member.is_draining]
-        more = wanted - len(serving) - pool.num_starting
-        if more > 0:
-            draining = sorted((m for m in members if m.is_draining), key=_most_in_flight)
-            for member in draining[:more]:
-                self._drain(pool, member, False)
-            for _ in range(more - len(draining)):
-                pool.num_starting += 1
-                self._effects.start_replica(pool.name, now)
-        elif more < 0:
-            # What is starting cannot be called off; what is up can.
-            for member in sorted(serving, key=_fewest_in_flight)[: min(-more, len(serving) - 1)]:
-                self._drain(pool, member, True)
-            self.stop_empty(now)
+    def _add(self, pool: PoolState, more: int, now: float) -> None:
+        draining = sorted((unit for unit in pool.units() if unit[0].is_draining), key=_load, reverse=True)
+        for unit in draining[:more]:
+            self._drain(pool, unit, False)
+        for _ in range(more - len(draining)):
+            pool.num_starting += 1
+            self._effects.start_replica(pool.name, now)
 
-    def _drain(self, pool: PoolState, member: Member, on: bool) -> None:
-        member.is_draining = on
+    def _remove(self, pool: PoolState, fewer: int) -> None:
+        """What is starting cannot be called off; what is up can, but for one."""
+        serving = sorted((unit for unit in pool.units() if not unit[0].is_draining), key=_load)
+        for unit in serving[: min(fewer, len(serving) - 1)]:
+            self._drain(pool, unit, True)
+
+    def _drain(self, pool: PoolState, unit: Unit, on: bool) -> None:
+        for member in unit:
+            member.is_draining = on
+            self._effects.drain(member.view.id, on)
         if on:
-            self._draining[member.view.id] = pool.service, member
+            self._draining.append((pool.service, unit))
         else:
-            del self._draining[member.view.id]
-        self._effects.drain(member.view.id, on)
+            self._draining = [entry for entry in self._draining if entry[1][0] is not unit[0]]
         pool.service.refresh()
 
     def stop_empty(self, now: float) -> None:
-        """Give back what drains and is empty."""
-        for replica, (service, member) in list(self._draining.items()):
-            if member.is_up and not member.view.num_in_flight and not member.view.num_arriving:
-                del self._draining[replica]
-                member.is_up = False
-                service.refresh()
-                self._effects.stop_replica(replica, now)
+        """Give back what drains and is empty, all of a combo together."""
+        for service, unit in self._draining[:]:
+            if any(member.view.num_in_flight or member.view.num_arriving for member in unit):
+                continue
+            self._draining.remove((service, unit))
+            for member in unit:
+                if member.is_up:
+                    member.is_up = False
+                    self._effects.stop_replica(member.view.id, now)
+            service.refresh()
 
-    def started(self, pool_name: str, member: Member) -> Service:
-        """A replica is up. Returns the service that it is for."""
-        pool = self._pools[pool_name]
+    def started(self, name: str, members: Sequence[Member]) -> Service:
+        """One more is up. Returns the service that it is for."""
+        pool = self._pools[name]
         pool.num_starting -= 1
-        pool.service.members.append(member)
+        pool.service.members.extend(members)
         pool.service.refresh()
         return pool.service
 
 
-def _fewest_in_flight(member: Member) -> tuple[int, int]:
-    return member.view.num_in_flight, -member.view.id
-
-
-def _most_in_flight(member: Member) -> tuple[int, int]:
-    return -member.view.num_in_flight, member.view.id
+def _load(unit: Unit) -> tuple[int, int]:
+    return sum(member.view.num_in_flight for member in unit), -unit[0].view.id

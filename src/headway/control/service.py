@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 
 from headway.control.live import HELD, Live
 from headway.core.errors import HeadwayError
+from headway.core.fleet import Role
 from headway.core.policy import Learner, MovingOrdering, Ordering, Router
 from headway.core.view import ReplicaView
 from headway.observe import View
@@ -15,10 +16,14 @@ from headway.observe import View
 class Member:
     """One replica of a service, as control knows it."""
 
-    __slots__ = ("is_draining", "is_up", "max_num_waiting", "max_tokens", "view")
+    __slots__ = ("deployment", "is_draining", "is_up", "max_num_waiting", "max_tokens", "role", "view")
 
-    def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None) -> None:
+    def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None, deployment: str = "") -> None:
         self.view = view
+        self.role = view.role
+        """What it is for while all of its combo are up."""
+        self.deployment = deployment
+        """The pool or kind of combo that it is one of."""
         self.max_tokens = max_tokens
         """Longest request, prompt and output together, that the replica can hold."""
         self.max_num_waiting = max_num_waiting
@@ -45,6 +50,7 @@ class Service:
         self.model = model
         self.members = list(members)
         self.router = router
+        self._pairs = bool(getattr(router, "pairs", False))
         self.learners: list[Learner] = []
         """Policies that hear of every end."""
         self.hear(router)
@@ -63,16 +69,20 @@ class Service:
     def refresh(self) -> None:
         """Members came, went up or down, or drain. While all that are up drain, they are all that there is."""
         up = [member for member in self.members if member.is_up]
+        self._has_roles = any(member.view.role != "mixed" for member in up)
         self._open = [member for member in up if not member.is_draining] or up
+        if self._has_roles and not self._pairs:
+            self._open = [member for member in self._open if member.view.role != "decode"] or self._open
         self._up: Sequence[ReplicaView] = [member.view for member in self._open]
         self._up_ids = {view.id for view in self._up}
+        self._by_id = {member.view.id: member for member in self.members}
         self._longest_tokens = max(member.max_tokens for member in self.members)
         self._shortest_tokens = min(member.max_tokens for member in self.members)
         self._limited = self.window is not None or any(m.max_num_waiting is not None for m in self.members)
 
     def member(self, replica: int) -> Member | None:
         """The member that this replica is."""
-        return next((member for member in self.members if member.view.id == replica), None)
+        return self._by_id.get(replica)
 
     def _candidates(self, tokens: int) -> Sequence[ReplicaView]:
         """Replicas that may be given a request of so many tokens now."""
@@ -104,11 +114,38 @@ class Service:
         view = self.view
         view.now = now
         view.replicas = candidates
-        replica = self.router.route(live, view).replica
-        if replica not in ids:
+        placement = self.router.route(live, view)
+        replica = placement.replica
+        decode = placement.decode if self._pairs else None
+        if replica not in ids or (decode is not None and decode not in self._by_id):
             name = type(self.router).__name__
-            raise HeadwayError(f"router {name} chose replica {replica!r}; it was offered {sorted(ids)}")
+            chosen = replica if replica not in ids else decode
+            raise HeadwayError(f"router {name} chose replica {chosen!r}; it was offered {sorted(ids)}")
+        if self._has_roles:
+            live.decode = -1 if decode is None or decode == replica else decode
+            if not self._pairs and self._by_id[replica].view.role == "prefill":
+                live.decode = self.decoder(live, replica)
         return replica
+
+    def decoder(self, live: Live, replica: int) -> int:
+        """The least loaded replica that decodes what this one prefills; -1 if there is none."""
+        tokens, combo = live.prompt_tokens + live.output_tokens, self._by_id[replica].view.combo
+        able = [m.view for m in self.members if m.view.combo == combo and m.view.role != "prefill" and m.takes(tokens)]
+        if not able:
+            return -1
+        return min(able, key=_load).id
+
+    def cover(self) -> dict[int, Role]:
+        """Who has to take on another role, as a combo has lost, or has again, all that prefill or all that decode."""
+        changes: dict[int, Role] = {}
+        for combo in {m.view.combo for m in self.members if m.role != "mixed"}:
+            up = [m for m in self.members if m.view.combo == combo and m.is_up]
+            whole = any(m.role != "decode" for m in up) and any(m.role != "prefill" for m in up)
+            for member in up:
+                role: Role = member.role if whole else "mixed"
+                if role != member.view.role:
+                    changes[member.view.id] = role
+        return changes
 
     # The hold queue.
 
@@ -146,3 +183,7 @@ class Service:
     def held(self) -> list[Live]:
         """Who is held back."""
         return [entry[2] for entry in self.line if entry[2].stage is HELD]
+
+
+def _load(replica: ReplicaView) -> tuple[int, int]:
+    return replica.num_in_flight + replica.num_arriving, replica.id

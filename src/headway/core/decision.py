@@ -6,9 +6,13 @@ from msgspec import Struct
 
 
 class Placement(Struct, frozen=True, gc=False):
-    """Put the request on this replica. `scores` are (replica id, score) pairs for the decision log."""
+    """Put the request on this replica, and after its prefill on `decode`; None: it stays.
+
+    `scores` are (replica id, score) pairs for the decision log.
+    """
 
     replica: int
+    decode: int | None = None
     scores: tuple[tuple[int, float], ...] = ()
 
 

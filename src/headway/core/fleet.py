@@ -8,6 +8,8 @@ from msgspec import Struct, field
 
 Batching = Literal["chunked", "prefill-first", "whole-prompt", "request-level"]
 Preemption = Literal["recompute", "swap"]
+Role = Literal["mixed", "prefill", "decode"]
+"""What a replica is for: both phases of a request, or one of them."""
 
 
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +133,25 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         return self.tp * self.pp * self.dp
 
 
+class Handover(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a prefill replica gives a KV cache to a decode replica (Cauchy, sections 3.6 and 4.7).
+
+    `bulk` sends it once the prompt is computed. `layerwise` sends each layer as soon as it is computed, over `degree`
+    streams at a time, so that the last layer is all that cannot be hidden behind the computation.
+    """
+
+    mode: Literal["bulk", "layerwise"] = "bulk"
+    degree: int = 1
+    """Streams at a time."""
+    stream_bytes_per_s: float | None = None
+    """Most that one stream carries; None: as much as the network."""
+    stream_overhead_s: float = 0.0
+    """What minding one more stream adds to a transfer."""
+    landing: Literal["gpu", "host"] = "gpu"
+    """Where the cache waits for its first decode step: in GPU blocks if there are any free, or always in host
+    memory, from where it is copied then."""
+
+
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """Replicas that are alike."""
 
@@ -152,12 +173,31 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of scaling; None: as many as a scaler wants."""
     start_s: float | None = None
     """From asking for one more replica to its first request; None: from what loading and starting an engine take."""
+    role: Role = "mixed"
+    handover: Handover = field(default_factory=Handover)
+    """Of caches that come from here."""
 
     @property
     def usd_per_hour(self) -> float:
         """Price of one replica."""
         price = self.gpu.usd_per_hour if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour
         return price * self.parallel.num_gpus
+
+
+class Combo(Struct, frozen=True, forbid_unknown_fields=True):
+    """Replicas for prefill and replicas for decode that work together, and come and go together.
+
+    Each part says how many replicas of it one combo has. Requests are handed over within a combo.
+    """
+
+    name: str
+    parts: tuple[Pool, ...]
+    replicas: int = 1
+    """How many such combos."""
+    min_replicas: int = 1
+    max_replicas: int | None = None
+    goodput_rps: float | None = None
+    """Requests per second that one combo serves within the SLOs, as profiled."""
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,6 +209,12 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
-    """Every pool. Replicas are numbered from 0 through the pools in order."""
+    """Every pool. Replicas are numbered from 0 through the pools in order, then through the combos, one by one."""
 
-    pools: tuple[Pool, ...]
+    pools: tuple[Pool, ...] = ()
+    combos: tuple[Combo, ...] = ()
+
+    @property
+    def all_pools(self) -> tuple[Pool, ...]:
+        """Pools, and parts of combos."""
+        return (*self.pools, *(part for combo in self.combos for part in combo.parts))

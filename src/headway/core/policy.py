@@ -15,7 +15,11 @@ from headway.core.view import FleetView, PoolsView, RequestView
 
 
 class Router(Protocol):
-    """Which replica gets a request."""
+    """Which replica gets a request.
+
+    Where replicas have roles, a router with `pairs = True` is offered all of them, and says the whole way
+    (`Placement.decode`). Any other is offered those that prefill; who decodes is then the least loaded of the combo.
+    """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         """One of `view.replicas`."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
+from headway.core.fleet import Role
 from headway.core.request import Phase, Segment
 
 
@@ -108,6 +109,19 @@ class ReplicaView(Protocol):
     @property
     def region(self) -> str: ...
     @property
+    def role(self) -> Role:
+        """What it is for at present."""
+
+    @property
+    def combo(self) -> int:
+        """Which combo it is part of: replicas of one combo hand requests over to each other. Alone: a number of its
+        own."""
+
+    @property
+    def goodput_rps(self) -> float | None:
+        """Requests per second that its combo serves within the SLOs, as profiled; None: not profiled."""
+
+    @property
     def num_in_flight(self) -> int:
         """Requests placed here and not yet ended: the placer's own count, never stale."""
 
@@ -191,7 +205,7 @@ class FleetView(Protocol):
 
 
 class PoolView(Protocol):
-    """Replicas that are alike, as a scaler sees them."""
+    """Replicas that are alike, or combos that are, as a scaler sees them. It counts in replicas, or in combos."""
 
     @property
     def name(self) -> str: ...
@@ -202,8 +216,16 @@ class PoolView(Protocol):
     @property
     def region(self) -> str: ...
     @property
+    def goodput_rps(self) -> float | None:
+        """Of one of them, as profiled; None: not profiled."""
+
+    @property
+    def num_serving(self) -> int:
+        """Those that are up and not draining."""
+
+    @property
     def num_starting(self) -> int:
-        """Replicas that have been asked for and are not up yet."""
+        """Those that have been asked for and are not up yet."""
 
     @property
     def min_replicas(self) -> int: ...
@@ -225,3 +247,6 @@ class PoolsView(Protocol):
 
     @property
     def pools(self) -> Sequence[PoolView]: ...
+    @property
+    def arrived(self) -> Mapping[tuple[str, str], tuple[int, int]]:
+        """Requests and their prompt tokens since the start, by model asked for and region they came from."""

@@ -75,7 +75,7 @@ def leaves_views_alone(make: MakeScaler, seed: int) -> None:
     scaler, random = make(), Random(seed)
     for step in draw_pools_story(seed, num_steps=12):
         learn(scaler, step.ended)
-        view = pools_view(step.now, random, _dicts(step), Visit(is_oracle(scaler)))
+        view = pools_view(step.now, random, _dicts(step), step.arrived, Visit(is_oracle(scaler)))
         shown: list[Any] = [*view.pools, *(replica for pool in view.pools for replica in pool.replicas)]
         scaler.scale(view)
         left = [*view.pools, *(replica for pool in view.pools for replica in pool.replicas)]
@@ -90,7 +90,7 @@ def reaches_for_nothing_else(make: MakeScaler, seed: int) -> None:
     """No clock, no environment, no I/O, no randomness but `view.random`."""
     scaler, random = make(), Random(seed)
     for step in draw_pools_story(seed, num_steps=20):
-        view = pools_view(step.now, random, _dicts(step), Visit(is_oracle(scaler)))
+        view = pools_view(step.now, random, _dicts(step), step.arrived, Visit(is_oracle(scaler)))
         with nothing_outside():
             learn(scaler, step.ended)
             scaler.scale(view)
@@ -114,7 +114,7 @@ def _play(
     for step in steps:
         learn(scaler, step.ended)
         visit = Visit(is_oracle(scaler))
-        wanted = scaler.scale(pools_view(step.now, random, _dicts(step), visit))
+        wanted = scaler.scale(pools_view(step.now, random, _dicts(step), step.arrived, visit))
         if not isinstance(wanted, Mapping):
             raise BrokenPolicyError(f"returned {wanted!r}; a scaler returns counts by pool")
         visit.is_over = True

@@ -76,11 +76,13 @@ def draw_replica(
         )
     }  # fmt: skip
     identity = {"id": id, "pool": "main", "model": "", "gpu": "", "region": "", "max_num_seqs": 256}
+    place: dict[str, Any] = {"role": rng.choice(("mixed", "prefill", "decode")), "combo": rng.randrange(4)}
+    place["goodput_rps"] = rng.choice((None, 0.0, rng.uniform(0.1, 50)))
     blocks = {"kv_blocks_used": rng.randrange(kv_blocks_total + 1) if most else level, "block_size_tokens": 16}
     first = rng.randrange(loads["num_in_flight"] + 1)
     queues = rng.choice(((loads["num_in_flight"],), (first, loads["num_in_flight"] - first)))
     return {
-        **identity, **loads, **blocks, "kv_blocks_total": kv_blocks_total, "queue_lengths": queues,
+        **identity, **place, **loads, **blocks, "kv_blocks_total": kv_blocks_total, "queue_lengths": queues,
         "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
         "answers_on_pace": mood == "equal" or rng.random() < 0.7, "is_draining": rng.random() < drains,
         "requests": [draw_placed(rng, request, id) for request in placed],
@@ -139,6 +141,7 @@ class PoolsStep:
 
     now: float
     pools: list[dict[str, Any]]
+    arrived: dict[tuple[str, str], tuple[int, int]]
     ended: Ended | None
 
 
@@ -148,6 +151,7 @@ def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
     named = [_draw_pool(rng, name) for name in rng.sample(("a", "b", "c", "west"), rng.choice((1, 2, 4)))]
     steps = []
     now = 0.0
+    arrived: dict[tuple[str, str], tuple[int, int]] = {}
     for i in range(num_steps):
         now += rng.choice((1.0, rng.expovariate(0.01)))
         mood = rng.choice(tuple(_MOST))
@@ -157,8 +161,13 @@ def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
             replicas = [draw_replica(rng, 100 * first + k, mood, drains=0.15) for k in range(num_up)]
             of_pool = {"pool": pool["name"], **{key: pool[key] for key in ("model", "gpu", "region")}}
             num_starting = rng.randrange(pool["max_replicas"] - num_up + 1)
-            pools.append({**pool, "num_starting": num_starting, "replicas": [r | of_pool for r in replicas]})
-        steps.append(PoolsStep(now, pools, draw_ended(rng, i, now) if rng.random() < 0.4 else None))
+            num_serving = sum(not replica["is_draining"] for replica in replicas)
+            counts = {"num_starting": num_starting, "num_serving": num_serving}
+            pools.append({**pool, **counts, "replicas": [r | of_pool for r in replicas]})
+        for key in (("m", ""), ("n", "east")):
+            num, tokens = arrived.get(key, (0, 0))
+            arrived[key] = num + rng.randrange(50), tokens + rng.randrange(20_000)
+        steps.append(PoolsStep(now, pools, dict(arrived), draw_ended(rng, i, now) if rng.random() < 0.4 else None))
     return steps
 
 
@@ -166,7 +175,8 @@ def _draw_pool(rng: Random, name: str) -> dict[str, Any]:
     fewest = rng.choice((0, 1, 3))
     most = fewest + rng.choice((0, 1, 6))
     identity = {"name": name, "model": rng.choice(("m", "n")), "gpu": "h100", "region": rng.choice(("", "east"))}
-    return {**identity, "min_replicas": fewest, "max_replicas": most}
+    goodput_rps = rng.choice((None, 0.0, rng.uniform(0.1, 50)))
+    return {**identity, "min_replicas": fewest, "max_replicas": most, "goodput_rps": goodput_rps}
 
 
 def draw_ended(rng: Random, id: int, now: float) -> Ended:

@@ -91,13 +91,15 @@ def fleet_view(now: float, random: Random, replicas: list[Values], visit: Visit)
     return cast(FleetView, _view("view", values, frozenset(), visit))
 
 
-def pools_view(now: float, random: Random, pools: list[Values], visit: Visit) -> PoolsView:
+def pools_view(
+    now: float, random: Random, pools: list[Values], arrived: Mapping[tuple[str, str], tuple[int, int]], visit: Visit
+) -> PoolsView:
     """Pools as a scaler sees them."""
     views = [
         _view("pool", {**pool, "replicas": _replica_views(pool["replicas"], visit)}, frozenset(), visit)
         for pool in pools
     ]
-    values = {"now": now, "random": random, "pools": views}
+    values = {"now": now, "random": random, "pools": views, "arrived": arrived}
     return cast(PoolsView, _view("pools", values, frozenset(), visit))
 
 

@@ -16,7 +16,7 @@ from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Fault, Fleet, Pool
+from headway.core.fleet import Combo, Fault, Fleet, Pool, Role
 from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.observe import FleetOfPools, Observer, Scrape, View
@@ -93,19 +93,21 @@ class Cluster:
         """Crashes, recoveries and starts to come."""
         self._last_s = 0.0
         self._ordering = policies.ordering if policies.ordering_at != "gateway" else Fcfs
-        self._lines = {pool.name: line(pool) for pool in fleet.pools}
+        self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
         self._pacer, self._exact = pacer, step == "exact"
         self._control = Control(self, self._recorder, source.reactive)
         self._pools: list[Pool] = []
         self._replicas: list[Replica] = []
         self._ups: list[list[tuple[float, float]]] = []
         self._downs: list[list[tuple[float, float]]] = []
-        for pool in fleet.pools:
-            for _ in range(pool.replicas):
-                self._add(pool, 0.0)
+        deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
+        self._deployments = {each.name: each for each in deployments}
+        self._num_units = 0
+        for deployment in self._deployments.values():
+            for _ in range(deployment.replicas):
+                self._add_unit(deployment, 0.0)
         if not self._replicas:
             raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
-        self._by_pool = {pool.name: pool for pool in fleet.pools}
         self._observer = Observer(self._replicas, scrape, Random(f"{seed}/scrape"))
         fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
         self._mover = Mover(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
@@ -113,11 +115,19 @@ class Cluster:
         self._scaling: Scaling | None = None
         self._serve(policies, seed)
 
-    def _add(self, pool: Pool, now: float) -> Replica:
+    def _add_unit(self, deployment: Pool | Combo, now: float) -> list[Replica]:
+        """A replica of a pool, or all of a combo."""
+        self._num_units += 1
+        if isinstance(deployment, Pool):
+            return [self._add(deployment, now, None)]
+        parts = [part for part in deployment.parts for _ in range(part.replicas)]
+        return [self._add(part, now, deployment.goodput_rps) for part in parts]
+
+    def _add(self, pool: Pool, now: float, goodput_rps: float | None) -> Replica:
         """A replica, paid for from now on."""
         replica = Replica(
             len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), _host_memory(pool), self._ordering(),
-            self._kernel, self._control, self._recorder, self._exact, self._pacer,
+            self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
         )  # fmt: skip
         self._replicas.append(replica)
         self._pools.append(pool)
@@ -129,8 +139,10 @@ class Cluster:
         """Hand the replicas to control, model by model."""
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
         services: dict[str, Service] = {}
+        names = {part.name: each.name for each in self._deployments.values() for part in _parts(each)}
+        named = [(replica, names[replica.pool]) for replica in self._replicas]
         for model in {pool.model.name: pool.model for pool in self._pools}.values():
-            members = [self._member(replica) for replica in self._replicas if replica.model == model.name]
+            members = [self._member(replica, name) for replica, name in named if replica.model == model.name]
             view = View(Random(f"{seed}/router/{model.name}"))
             service = Service(model.name, members, policies.router(), hold(), policies.window, view)
             for name in (model.name, model.hf_id, *model.aliases):
@@ -139,13 +151,13 @@ class Cluster:
                 view = View(Random(f"{seed}/migration/{model.name}"))
                 self._migrations.append(Migrations(service, policies.migration(), view, self.move))
         if policies.scaler is not None:
-            pools = [_pool_state(pool, services[pool.model.name]) for pool in self._by_pool.values()]
+            pools = [_pool_state(each, services) for each in self._deployments.values()]
             self._scaling = Scaling(policies.scaler(), FleetOfPools(Random(f"{seed}/scaler")), pools, self)
         self._control.serve(services, self._migrations, self._scaling)
 
-    def _member(self, replica: Replica) -> Member:
+    def _member(self, replica: Replica, deployment: str) -> Member:
         view = self._observer.views[replica.id]
-        return Member(view, replica.max_request_tokens, replica.engine.max_num_waiting)
+        return Member(view, replica.max_request_tokens, replica.engine.max_num_waiting, deployment)
 
     def _capacity(self, replica: int) -> float:
         return self._pools[replica].network_bytes_per_s
@@ -168,20 +180,32 @@ class Cluster:
         """Take a request to another replica, if that can be."""
         self._mover.begin(live, target, stage_blocks, now)
 
-    def start_replica(self, pool: str, now: float) -> None:
-        """Acquire one more replica of a pool."""
-        replica = self._add(self._by_pool[pool], now)
-        replica.is_up = False
-        start_s = start_up_s(self._by_pool[pool])
-        self._downs[replica.id].append((now, now + start_s))
-        self._observer.add(replica)
-        self._pending += 1
-        self._kernel.at(now + start_s, COMMAND, replica.id - _BEFORE, self._started, replica)
+    def hand_over(self, live: Live, target: int, now: float) -> None:
+        """A prompt is computed: take the request to where it is decoded, if there is room."""
+        pool = self._pools[live.replica]
+        self._mover.hand_over(live, target, pool.handover, pool.model.num_layers, now)
 
-    def _started(self, now: float, replica: Replica) -> None:
+    def set_role(self, replica: int, role: Role) -> None:
+        """A replica is for something else from now on."""
+        self._replicas[replica].role = role
+
+    def start_replica(self, deployment: str, now: float) -> None:
+        """Acquire one more replica of a pool, or one more combo."""
+        unit = self._add_unit(self._deployments[deployment], now)
+        start_s = max(start_up_s(self._pools[replica.id]) for replica in unit)
+        for replica in unit:
+            replica.is_up = False
+            self._downs[replica.id].append((now, now + start_s))
+            self._observer.add(replica)
+        self._pending += 1
+        self._kernel.at(now + start_s, COMMAND, unit[0].id - _BEFORE, self._started, (deployment, unit))
+
+    def _started(self, now: float, what: tuple[str, list[Replica]]) -> None:
+        deployment, unit = what
         self._pending -= 1
-        replica.is_up = True
-        self._control.started(replica.pool, self._member(replica), now)
+        for replica in unit:
+            replica.is_up = True
+        self._control.started(deployment, [self._member(replica, deployment) for replica in unit], now)
 
     def drain(self, replica: int, on: bool) -> None:
         """Show a replica as draining, or no longer so."""
@@ -334,9 +358,16 @@ def start_up_s(pool: Pool) -> float:
     return cold_start_s(plan.weights_bytes * num_gpus, num_gpus, LOCAL, costs().cold_start)
 
 
-def _pool_state(pool: Pool, service: Service) -> PoolState:
-    limits = pool.min_replicas, sys.maxsize if pool.max_replicas is None else pool.max_replicas
-    return PoolState(pool.name, pool.model.name, pool.gpu.name, pool.region, limits, service)
+def _parts(deployment: Pool | Combo) -> tuple[Pool, ...]:
+    return (deployment,) if isinstance(deployment, Pool) else deployment.parts
+
+
+def _pool_state(deployment: Pool | Combo, services: dict[str, Service]) -> PoolState:
+    pool = _parts(deployment)[0]
+    most = sys.maxsize if deployment.max_replicas is None else deployment.max_replicas
+    goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
+    limits = deployment.min_replicas, most
+    return PoolState(pool, deployment.name, limits, goodput_rps, services[pool.model.name])
 
 
 def kv_blocks(pool: Pool) -> int:

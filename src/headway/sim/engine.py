@@ -34,14 +34,15 @@ class Listener(Protocol):
     def finished(self, live: Live, now: float) -> None: ...
     def cancelled(self, live: Live, now: float) -> None: ...
     def phase_changed(self, live: Live, now: float) -> None: ...
+    def prefilled(self, live: Live, now: float) -> None: ...
 
 
 class Replica(Transit):
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_admit", "_is_slow", "_restless", "cancelling", "exact", "is_draining", "is_up", "lag", "listener",
-        "request_s", "response_s", "tokenize_s",
+        "_admit", "_is_slow", "_restless", "cancelling", "combo", "exact", "goodput_rps", "is_draining", "is_up",
+        "lag", "listener", "request_s", "response_s", "role", "tokenize_s",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,8 @@ class Replica(Transit):
         recorder: Recorder,
         exact: bool,
         pacer: Pacer,
+        combo: int,
+        goodput_rps: float | None,
     ) -> None:
         super().__init__(id, pool, line, kv_blocks, swap, ordering, kernel, recorder, pacer)
         self.listener, self.exact = listener, exact
@@ -70,6 +73,8 @@ class Replica(Transit):
         self.cancelling: list[Live] = []
         self.is_up = True
         self.is_draining = False
+        self.role = pool.role
+        self.combo, self.goodput_rps = combo, goodput_rps
 
     # What comes from outside.
 
@@ -229,6 +234,8 @@ class Replica(Transit):
             self.kv.pinned += -live.computed_tokens // self.kv.block + live.shared_blocks
             self.join(live)
             self._look_at(live, now)
+            if live.decode >= 0 and live.stage is DECODING and live.move is None:
+                self.listener.prefilled(live, now)
 
     def _look_at(self, live: Live, now: float) -> None:
         """Is it done, does its phase change, when to look again? Reasoning is over with its last token."""

@@ -7,6 +7,7 @@ a flow leaves unused because its other end is slower is not handed on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from headway.sim.kernel import COMMAND, Kernel
@@ -17,11 +18,12 @@ Done = Callable[[float], None]
 class Flow:
     """Bytes on their way."""
 
-    __slots__ = ("done", "key", "left_bytes", "rate", "since_s", "source", "target", "version")
+    __slots__ = ("done", "key", "left_bytes", "limit", "rate", "since_s", "source", "target", "version")
 
-    def __init__(self, key: int, source: int, target: int, num_bytes: float, done: Done) -> None:
+    def __init__(self, key: int, source: int, target: int, num_bytes: float, limit: float, done: Done) -> None:
         self.key, self.source, self.target = key, source, target
         self.left_bytes = num_bytes
+        self.limit = limit
         self.rate = 0.0
         self.since_s = 0.0
         self.version = 0
@@ -38,11 +40,21 @@ class Fabric:
         self._out: dict[int, dict[int, Flow]] = {}
         self._in: dict[int, dict[int, Flow]] = {}
 
-    def send(self, key: int, source: int, target: int, num_bytes: float, now: float, done: Done) -> Flow:
-        """Begin a flow; `done(time_s)` is called when all has arrived. Keys of flows at a time are different."""
-        flow = Flow(key, source, target, num_bytes, done)
+    def send(
+        self, key: int, source: int, target: int, num_bytes: float, now: float, done: Done, limit: float = inf
+    ) -> Flow:
+        """Begin a flow of `limit` bytes per second at most; `done(time_s)` is called when all has arrived.
+
+        Keys of flows at a time are different.
+        """
+        flow = Flow(key, source, target, num_bytes, limit, done)
         self._kernel.at(now + self._latency_s, COMMAND, key, self._begin, flow)
         return flow
+
+    def share(self, source: int, target: int, limit: float = inf) -> float:
+        """Bytes per second that one more flow would get."""
+        out, into = len(self._out.get(source, ())) + 1, len(self._in.get(target, ())) + 1
+        return min(self._capacity(source) / out, self._capacity(target) / into, limit)
 
     def stop(self, flow: Flow, now: float) -> None:
         """The rest is not needed."""
@@ -70,7 +82,7 @@ class Fabric:
         """A flow has come or gone between these two: time all that they have anew."""
         for key, flow in sorted((self._out.get(source, {}) | self._in.get(target, {})).items()):
             out, into = self._out[flow.source], self._in[flow.target]
-            rate = min(self._capacity(flow.source) / len(out), self._capacity(flow.target) / len(into))
+            rate = min(self._capacity(flow.source) / len(out), self._capacity(flow.target) / len(into), flow.limit)
             if rate == flow.rate:
                 continue
             flow.left_bytes = max(flow.left_bytes - flow.rate * (now - flow.since_s), 0.0)

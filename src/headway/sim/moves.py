@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Protocol
 
 from headway.control.live import DECODING, NEVER, PAUSED, WAITING, Live
 from headway.control.recorder import Table
+from headway.core.fleet import Handover
 from headway.core.record import MoveOutcome
 from headway.sim.engine import Replica
 from headway.sim.fabric import Fabric, Flow
@@ -30,8 +32,8 @@ class Move:
     """One request's move; hangs on it (`Live.move`) while it lasts."""
 
     __slots__ = (
-        "_mover", "copied_tokens", "flow", "host_tokens", "live", "num_bytes", "paused_s", "reserved", "source",
-        "stage_blocks", "start_s", "target",
+        "_mover", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "live", "num_bytes", "paused_s",
+        "reserved", "source", "stage_blocks", "start_s", "target",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +49,10 @@ class Move:
         """Room in the target's host memory, in place of blocks."""
         self.copied_tokens = 0
         self.num_bytes = 0.0
+        self.handover: Handover | None = None
+        """Of a prefill replica to one that decodes."""
+        self.ahead_bytes = 0.0
+        """What was sent while the prompt was being computed."""
         self.flow: Flow | None = None
 
     def paused(self, now: float) -> None:
@@ -96,6 +102,18 @@ class Mover:
                 self._arrive_later(move)
                 self._next_stage(move, now)
 
+    def hand_over(self, live: Live, target_id: int, handover: Handover, num_layers: int, now: float) -> None:
+        """A prompt is computed: its KV goes to a replica that decodes, if that has room, else it stays."""
+        source, target = self._replicas[live.replica], self._replicas[target_id]
+        move = Move(self, live, source, target, None, now)
+        move.handover = handover
+        if handover.mode == "layerwise":
+            num_bytes = live.computed_tokens * self._bytes_per_token(source.id)
+            rate = self._fabric.share(source.id, target_id, _limit(handover))
+            sent = rate * (now - live.stay_admitted_s)
+            move.ahead_bytes = min(sent, num_bytes * (1 - 1 / num_layers))
+        self._stop(move, now)
+
     def _arrive_later(self, move: Move) -> None:
         move.live.move = move
         self._moves[move.live.id] = move
@@ -118,7 +136,10 @@ class Mover:
         # The running iteration gives one more token, if there is one.
         tokens = move.source.tokens_of(live, now) + 1
         blocks = target.kv.blocks(tokens)
-        if target.reserve(blocks, now):
+        in_host = move.handover is not None and move.handover.landing == "host" and target.swap.set_aside(tokens)
+        if in_host:
+            move.host_tokens = tokens
+        elif target.reserve(blocks, now):
             move.reserved = blocks
         elif target.swap.set_aside(tokens):
             move.host_tokens = tokens
@@ -163,7 +184,11 @@ class Mover:
         move.copied_tokens += tokens
         move.num_bytes += num_bytes
         sent = partial(self._sent, move)
-        move.flow = self._fabric.send(move.live.id, source.id, move.target.id, num_bytes, now, sent)
+        limit = inf if move.handover is None else _limit(move.handover)
+        if move.handover is not None:
+            now += move.handover.degree * move.handover.stream_overhead_s
+        left_bytes = num_bytes - move.ahead_bytes
+        move.flow = self._fabric.send(move.live.id, source.id, move.target.id, left_bytes, now, sent, limit)
 
     def _sent(self, move: Move, now: float) -> None:
         move.flow = None
@@ -220,3 +245,8 @@ class Mover:
             move.num_bytes, outcome,
         )  # fmt: skip
         self._put(row)
+
+
+def _limit(handover: Handover) -> float:
+    """Bytes per second that all its streams carry."""
+    return inf if handover.stream_bytes_per_s is None else handover.degree * handover.stream_bytes_per_s

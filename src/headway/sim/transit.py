@@ -91,6 +91,7 @@ class Transit(Timeline):
 
     def pause(self, live: Live, now: float) -> None:
         """Take a decoding request out of the batch at the next boundary, and tell its move."""
+        self.catch_up(now)
         if self.k == self.k_end:
             self._pause(live, now)
         else:
