@@ -19,8 +19,12 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
 
+import numpy as np
+import numpy.typing as npt
+
 from headway.core.errors import HeadwayError
 
+Ints = npt.NDArray[np.integer]
 Evaluator = Callable[[int, float, int], float]
 """(number of tiers, decay, seed) -> a value; higher is better."""
 Interval = Callable[[Sequence[float]], "tuple[float, float] | None"]
@@ -85,6 +89,11 @@ def plan(
     settings = tuple(_setting(pair, values[pair], values[top], interval, tolerance) for pair in pairs)
     chosen = min((each for each in settings if each.is_enough), key=lambda each: (each.num_tiers, -each.mean))
     return TierPlan(settings[pairs.index(top)], chosen, settings)
+
+
+def merged(tier: Ints, num_classes: int, num_tiers: int) -> Ints:
+    """Classes 0 to `num_classes` - 1 as tiers: neighbours together, as evenly as can be."""
+    return (tier.astype(np.int64) * num_tiers // num_classes).astype(tier.dtype)
 
 
 def _setting(

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-SYSTEMS: dict[str, str] = {}
+SYSTEMS: dict[str, str] = {"ktier": "headway.reproduce.ktier"}
 """Name -> module. docs/reproduce.md says what a module offers."""

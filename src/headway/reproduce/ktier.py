@@ -1,0 +1,60 @@
+"""K-tier Llumnix (Vestrum, Raeesi and Rød, "Beyond Binary Priorities"), its evaluation made anew.
+
+Beyond the paper: tiers under sustained load with a scarce KV cache, and the best K and decay for a set of SLOs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.reproduce import ktier_burst, ktier_parity, ktier_sustained
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Figure, Findings, Outcome, Table
+from headway.reproduce.ktier_claims import CLAIMS, MIXES
+
+TITLE = "K-tier Llumnix: more than two priorities"
+SEEDS, QUICK_SEEDS = 5, 2
+__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))
+SUSTAINED = ("sustained-tier0", "headroom-tier0")
+BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED))
+
+
+def run(experiment: Experiment) -> Findings:
+    """The parts that are asked for; the best setting belongs to no claim and comes with the whole."""
+    seeds, quick = experiment.seeds, experiment.quick
+    tasks: dict[tuple[Any, ...], Any] = {}
+    if experiment.wants(*PARITY):
+        tasks |= ktier_parity.tasks(seeds, quick)
+    if experiment.wants(*BURST):
+        tasks |= ktier_burst.tasks(seeds, quick)
+    if experiment.wants(*SUSTAINED):
+        tasks |= ktier_sustained.load_tasks(seeds, quick)
+    has_settings = experiment.claims is None and len(seeds) > 1
+    if has_settings:
+        tasks |= ktier_sustained.setting_tasks(seeds, quick)
+    found = experiment.run(tasks)
+    outcomes: dict[str, Outcome] = {}
+    exhibits: list[Figure | Table] = []
+    after: list[Figure | Table] = []
+    if experiment.wants(*BURST):
+        burst = ktier_burst.Burst(found, seeds, quick)
+        outcomes |= burst.outcomes()
+        exhibits += burst.figures("uniform")
+        after = [figure for mix in MIXES[1:] for figure in burst.figures(mix)]
+        after += [burst.table(mix) for mix in MIXES[1:]] + [burst.sweep(), burst.parts()]
+    if experiment.wants(*PARITY):
+        parity = ktier_parity.Parity(found, seeds)
+        outcomes |= parity.outcomes()
+        exhibits += parity.figures()
+    if experiment.wants(*BURST):
+        exhibits.append(burst.table("uniform"))
+    exhibits += after
+    if experiment.wants(*SUSTAINED):
+        load = ktier_sustained.Load(found, seeds)
+        outcomes |= load.outcomes()
+        exhibits += load.figures()
+    if has_settings:
+        exhibits += ktier_sustained.Settings(found, seeds).exhibits()
+    return Findings(outcomes, exhibits)

@@ -1,0 +1,134 @@
+"""The fleets of K-tier Llumnix, as scenarios, and what is kept of a run.
+
+One fleet for all (section 4.4): four replicas of Llama-2-7B, each on one A100, with the catalog's memory, seats and
+step times; nothing is fitted to the paper. The paper's schedulers differ by how a replica forms its batches and by
+who decides what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from headway.metrics.columns import Floats, Ints
+from headway.metrics.latency import distribution, sample
+from headway.metrics.tokens import inter_token_gaps
+from headway.report.run import Run
+
+SEATS = 256
+"""Sequences that a replica runs at once: the catalog's."""
+FRACTIONS = tuple(np.round(np.linspace(0.0, 1.0, 41), 3).tolist())
+"""Of the quantiles that are kept for charts."""
+
+VLLM = {"batching": "prefill-first"}
+ORCA = {"batching": "whole-prompt"}
+SARATHI = {"batching": "chunked", "max_num_batched_tokens": 512}
+LLUMLET = ORCA
+"""The paper's Llumlet packs prompts and decodes into one batch."""
+UNBOUNDED = LLUMLET | {"max_num_seqs": 8192, "kv_dtype_bytes": 0.25}
+"""Seats and KV cache for everybody: 8192 seats, and an eighth of the bytes for each token."""
+
+
+def ktier_policies(num_tiers: int, seats: int = SEATS, **more: Any) -> dict[str, Any]:
+    """The paper's system: urgent ones first, to the freest replica, with migration (sections 3.3 to 3.5).
+
+    Requests wait in front of the fleet, in one queue by tier and arrival (section 3.4), until a replica has a seat.
+    """
+    headroom = {"num_tiers": num_tiers, **more}
+    return {
+        "routing": {"name": "freest", **headroom},
+        "ordering": {"name": "priority", "preemptive": False},
+        "ordering_at": "both",
+        "window": seats,
+        "migration": {"name": "llumnix", **headroom},
+    }
+
+
+def at_once(num_tiers: int) -> dict[str, Any]:
+    """The same, but every request goes to a replica as it comes, and waits there."""
+    return ktier_policies(num_tiers) | {"ordering_at": "replica", "window": None}
+
+
+def queue_only(num_tiers: int) -> dict[str, Any]:
+    """The queue by tiers alone: to the least loaded replica, no headroom, no migration."""
+    policies = ktier_policies(num_tiers) | {"routing": "least-loaded"}
+    del policies["migration"]
+    return policies
+
+
+INFAAS = {"routing": "infaas", "ordering": "fcfs"}
+ROUND_ROBIN = {"routing": "round-robin", "ordering": "fcfs"}
+
+
+def scenario(
+    policies: Mapping[str, Any],
+    engine: Mapping[str, Any],
+    num_requests: int,
+    *,
+    mix: str = "uniform",
+    num_tiers: int = 1,
+    rate: float = 1250.0,
+    quick: bool = False,
+    **pool: Any,
+) -> dict[str, Any]:
+    """What a scenario file holds. Where it has to be quick: half the fleet, half the requests, half the rate."""
+    half = 2 if quick else 1
+    return {
+        "workload": {
+            "builtin": "ktier",
+            "num_requests": num_requests // half,
+            "arrivals": {"kind": "poisson", "rate": rate / half},
+            "tiers": {"mix": mix, "num_tiers": num_tiers},
+        },
+        "fleet": [
+            {
+                "model": "llama-2-7b",
+                "gpu": "a100-80gb",
+                "replicas": 4 // half,
+                "engine": {"name": "simulated", "max_num_seqs": SEATS, **engine},
+                **pool,
+            }
+        ],
+        "policies": dict(policies),
+    }
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Latencies over all requests and by tier; prefill is the time to the first token, decode the rest."""
+    chosen = sample(run.records, 0.0, None)
+    tier: Ints = run.records.workload["tier"][chosen.id].astype(np.int64)
+    latencies = {"prefill": chosen.ttft_s, "e2e": chosen.e2e_s, "decode": chosen.e2e_s - chosen.ttft_s}
+    found: dict[str, Any] = {"moves": int(chosen.moves.sum()), "preemptions": int(chosen.preemptions.sum())}
+    found |= {name: _numbers(values_s) for name, values_s in latencies.items()}
+    found["finished"] = bool(chosen.finished.all())
+    found["tiers"] = {
+        str(each): {name: _numbers(values_s[tier == each]) for name, values_s in latencies.items()}
+        for each in np.unique(tier).tolist()
+    }
+    return found
+
+
+def measure_curves(run: Run) -> dict[str, Any]:
+    """As `measure`, with the distributions by tier that Figures 5, 8 and 9 show."""
+    found = measure(run)
+    chosen = sample(run.records, 0.0, None)
+    tiers: Ints = run.records.workload["tier"].astype(np.int64)
+    tier = tiers[chosen.id]
+    gaps = inter_token_gaps(run.records, tiers)
+    found["curves"] = {
+        str(each): {
+            "ttft": np.quantile(chosen.ttft_s[tier == each], FRACTIONS).tolist(),
+            "tbt": gaps[each].curve_s(np.asarray(FRACTIONS)).tolist(),
+            "e2e": np.quantile(chosen.e2e_s[tier == each], FRACTIONS).tolist(),
+        }
+        for each in np.unique(tier).tolist()
+    }
+    return found
+
+
+def _numbers(values_s: Floats) -> dict[str, float] | None:
+    """None where nothing finished."""
+    found = distribution(values_s)
+    return found and {"mean": found.mean, "p50": found.p50, "p90": found.p90, "p99": found.p99}
