@@ -11,7 +11,7 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model
 from headway.perf.operators import peak_flops
-from headway.planner.combos import Combo, Counts, Offer, Rejected, better_directions, combos
+from headway.planner.combos import Counts, GpuCombo, Offer, Rejected, better_directions, combos
 from headway.planner.cost_efficiency import (
     PhaseCosts,
     a1,
@@ -22,14 +22,13 @@ from headway.planner.cost_efficiency import (
     stated,
     summed_tokens_per_usd,
 )
-from headway.planner.speeds import Estimate, Pattern
-from headway.workload.spec import Slo
+from headway.planner.speeds import Estimate, Pattern, Slo
 
 
 class Profiler(Protocol):
     """Says how many requests per second a combo serves within an SLO. The same arguments give the same answer."""
 
-    def goodput_rps(self, combo: Combo, workload: Pattern, slo: Slo) -> float:
+    def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
         """0: at no rate are requests in time."""
         ...
 
@@ -48,7 +47,7 @@ class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
     """A combo for a service. Tokens per dollar count prompts and outputs; None: it costs nothing."""
 
     service: str
-    combo: Combo
+    combo: GpuCombo
     goodput_rps: float
     tokens_per_usd: float | None
     """What it serves at its goodput: the paper's measured CE."""
@@ -120,16 +119,16 @@ class Efficiencies:
         gpus: dict[str, Gpu] = {offer.gpu.name: offer.gpu for offer in offers}
         self.estimate = Estimate({service.model.name: service.model}, gpus, service.engine)
 
-    def closed_form(self, combo: Combo) -> float | None:
+    def closed_form(self, combo: GpuCombo) -> float | None:
         """Eq. 15 with the paper's C1 to C4."""
         return self._closed_form(combo, lambda tp, batch: stated(self.service.model))
 
-    def of_shape(self, combo: Combo) -> float | None:
+    def of_shape(self, combo: GpuCombo) -> float | None:
         """The same with those of the real shape."""
         kv = self.service.engine.kv_dtype_bytes
         return self._closed_form(combo, lambda tp, batch: of_shape(self.service.model, tp, batch, kv))
 
-    def step(self, combo: Combo) -> float | None:
+    def step(self, combo: GpuCombo) -> float | None:
         """Eq. 14 with calibrated throughputs."""
         first, second = combo.phases
         pattern = self.service.pattern
@@ -140,14 +139,14 @@ class Efficiencies:
             second.num_gpus * self.offers[second.gpu].price,
         )
 
-    def candidate(self, combo: Combo, goodput_rps: float) -> Candidate:
+    def candidate(self, combo: GpuCombo, goodput_rps: float) -> Candidate:
         """All that is known of it."""
         lengths = (self.service.pattern.prompt_tokens, self.service.pattern.output_tokens)
         served = served_tokens_per_usd(goodput_rps, *lengths, combo.usd_per_hour)
         others = (self.closed_form(combo), self.of_shape(combo), self.step(combo))
         return Candidate(self.service.name, combo, goodput_rps, served, *others)
 
-    def _closed_form(self, combo: Combo, costs: Callable[[int, int], PhaseCosts]) -> float | None:
+    def _closed_form(self, combo: GpuCombo, costs: Callable[[int, int], PhaseCosts]) -> float | None:
         first, second = combo.phases
         pattern = self.service.pattern
         batch = self.estimate.speeds(combo.model, second).batch(pattern)

@@ -34,7 +34,7 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.num_gpus} x {self.gpu}" + (f" (tp {self.tp})" if self.tp > 1 else "")
 
 
-class Combo(Struct, frozen=True, forbid_unknown_fields=True):
+class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
     """Either `prefill` and `decode`, or `aggregated`; prices of the whole combo."""
 
     model: str
@@ -145,7 +145,7 @@ def group(model: Model, engine: Engine, offer: Offer, num_gpus: int) -> Group:
 
 def combos(
     model: Model, engine: Engine, offers: Sequence[Offer], counts: Counts | None = None
-) -> tuple[tuple[Combo, ...], tuple[Rejected, ...]]:
+) -> tuple[tuple[GpuCombo, ...], tuple[Rejected, ...]]:
     """Every combo of these GPUs that holds the model and is within the limits; and what is not, with reasons."""
     counts = counts or Counts()
     prices = {offer.gpu.name: offer.price for offer in offers}
@@ -170,7 +170,7 @@ def combos(
 
 def _made(
     model: str, groups: dict[tuple[str, int], Group], prices: dict[str, float], counts: Counts
-) -> Iterator[Combo]:
+) -> Iterator[GpuCombo]:
     for first, second in product(prices, prices):
         if first == second and not counts.same_type:
             continue
@@ -178,10 +178,10 @@ def _made(
             prefill, decode = groups.get((first, num_first)), groups.get((second, num_second))
             if prefill is not None and decode is not None:
                 usd = num_first * prices[first] + num_second * prices[second]
-                yield Combo(model, usd, prefill=prefill, decode=decode)
+                yield GpuCombo(model, usd, prefill=prefill, decode=decode)
     for gpu, num in product(prices, counts.aggregated):
         if (gpu, num) in groups:
-            yield Combo(model, num * prices[gpu], aggregated=groups[gpu, num])
+            yield GpuCombo(model, num * prices[gpu], aggregated=groups[gpu, num])
 
 
 def _within(gpus: dict[str, int], limits: dict[str, int | None]) -> bool:
@@ -189,8 +189,8 @@ def _within(gpus: dict[str, int], limits: dict[str, int | None]) -> bool:
 
 
 def better_directions(
-    found: Iterable[Combo], efficiency: Callable[[Combo], float | None]
-) -> tuple[tuple[Combo, ...], tuple[Rejected, ...]]:
+    found: Iterable[GpuCombo], efficiency: Callable[[GpuCombo], float | None]
+) -> tuple[tuple[GpuCombo, ...], tuple[Rejected, ...]]:
     """The Pareto filter of 3.3.1: of each pair of types, only the direction that has the higher CE at its best.
 
     Counts stay as they are: every size of the better direction is kept. An `efficiency` of None is infinite.

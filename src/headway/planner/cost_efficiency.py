@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from headway import catalog
+from headway.catalog.load import gpu as gpu_of
+from headway.catalog.load import model as model_of
 from headway.core.fleet import Gpu, Model
 from headway.perf.attention import pair_flops
 from headway.perf.memory import kv_bytes_per_token
@@ -187,7 +188,7 @@ def network_claims() -> tuple[NetworkClaim, ...]:
     The formula gives 2.5 and 0.63 GB/s for one GPU; it gives the paper's figures for 4 and for 8.
     """
     return tuple(
-        _network_claim(catalog.model(name), catalog.gpu("a100-80gb"), 2048, claimed)
+        _network_claim(model_of(name), gpu_of("a100-80gb"), 2048, claimed)
         for name, claimed in (("llama-3.1-8b", 10e9), ("llama-3.1-70b", 5e9))
     )
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError, unknown
 from headway.planner.candidates import Candidate
-from headway.planner.combos import Combo
+from headway.planner.combos import GpuCombo
 
 Objective = Literal["co", "mc", "mce"]
 Efficiency = Literal["served", "closed-form", "shape", "step"]
@@ -52,7 +52,7 @@ class Chosen(Struct, frozen=True, forbid_unknown_fields=True):
     """A combo of the plan, `count` times."""
 
     service: str
-    combo: Combo
+    combo: GpuCombo
     count: int
     goodput_rps: float
     """Of one."""

@@ -15,8 +15,7 @@ from msgspec import Struct
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf import memory
 from headway.perf.step import StepModel
-from headway.planner.combos import Combo, Group
-from headway.workload.spec import Slo
+from headway.planner.combos import GpuCombo, Group
 
 DEFAULT_NETWORK_BYTES_PER_S = 12.5e9
 """Of one instance, each way, as a pool's default."""
@@ -25,7 +24,8 @@ DEFAULT_NETWORK_BYTES_PER_S = 12.5e9
 class Pattern(Struct, frozen=True, forbid_unknown_fields=True):
     """A kind of workload: a name by which a profiler finds its requests, and mean lengths (R_in, R_out)."""
 
-    name: str
+    name: str | None
+    """None: every request is of these lengths."""
     prompt_tokens: float
     output_tokens: float
 
@@ -33,6 +33,20 @@ class Pattern(Struct, frozen=True, forbid_unknown_fields=True):
         for field in ("prompt_tokens", "output_tokens"):
             if not 1 <= getattr(self, field) < inf:
                 raise ValueError(f"{field}: {getattr(self, field)}; expected 1 or more")
+
+
+class Slo(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a service is to keep; None: no such limit."""
+
+    ttft_s: float | None = None
+    """Time to the first token."""
+    tpot_s: float | None = None
+    """Mean time per output token after it."""
+
+    def __post_init__(self) -> None:
+        for field in ("ttft_s", "tpot_s"):
+            if (value := getattr(self, field)) is not None and not 0 < value < inf:
+                raise ValueError(f"{field}: {value}; expected more than 0")
 
 
 class Speeds:
@@ -139,7 +153,7 @@ class Estimate:
             self._speeds[key] = Speeds(self.models[model], self.gpus[group.gpu], self.engine, group.tp)
         return self._speeds[key]
 
-    def goodput_rps(self, combo: Combo, workload: Pattern, slo: Slo) -> float:
+    def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
         """Requests per second in time; 0: none, at any rate."""
         first, second = combo.phases
         if combo.aggregated is not None:
