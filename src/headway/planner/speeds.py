@@ -99,6 +99,8 @@ class Speeds:
 
     def prefill_rps(self, pattern: Pattern, slo: Slo) -> float:
         """Prompts per second in time for the first token."""
+        if self.room_tokens < pattern.prompt_tokens:
+            return 0.0
         return 1.0 / self.prompt_s(pattern, _limit(slo.ttft_s))
 
     def decode_rps(self, pattern: Pattern, slo: Slo) -> float:
@@ -106,7 +108,7 @@ class Speeds:
         if pattern.output_tokens <= 1:
             return inf
         limit_s = _limit(slo.tpot_s)
-        if self.step_s(pattern, 1) > limit_s:
+        if not self._holds(pattern) or self.step_s(pattern, 1) > limit_s:
             return 0.0
         batch = _largest(self.batch(pattern), lambda batch: self.step_s(pattern, batch) <= limit_s)
         return batch / (self.step_s(pattern, batch) * (pattern.output_tokens - 1))
@@ -126,10 +128,15 @@ class Speeds:
         def token_s(batch: int) -> float:
             return self.step_s(pattern, batch) + batch * prompt_s / tokens
 
-        if token_s(1) > limit_s:
+        if not self._holds(pattern) or token_s(1) > limit_s:
             return 0.0
         batch = _largest(self.batch(pattern), lambda batch: token_s(batch) <= limit_s)
         return batch / (token_s(batch) * tokens)
+
+
+    def _holds(self, pattern: Pattern) -> bool:
+        """Whether memory has room for one request to its end."""
+        return self.room_tokens >= pattern.prompt_tokens + pattern.output_tokens
 
 
 class Estimate:
