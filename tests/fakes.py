@@ -103,6 +103,8 @@ class FakePool:
     gpu: str = ""
     region: str = ""
     goodput_rps: float | None = None
+    usd_per_hour: float = 1.0
+    gpus: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_serving(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -36,13 +37,18 @@ class PoolState:
 
     def __init__(
         self,
-        pool: Pool,
+        unit: Sequence[Pool],
         name: str,
         limits: tuple[int, int],
         goodput_rps: float | None,
         service: Service,
     ) -> None:
+        pool = unit[0]
         self.name, self.model, self.gpu, self.region = name, pool.model.name, pool.gpu.name, pool.region
+        self.usd_per_hour = sum(each.usd_per_hour for each in unit)
+        self.gpus: Counter[str] = Counter()
+        for each in unit:
+            self.gpus[each.gpu.name] += each.parallel.num_gpus
         self.min_replicas, self.max_replicas = limits
         self.goodput_rps = goodput_rps
         self.service = service
@@ -117,9 +123,9 @@ class Scaling:
             self._effects.start_replica(pool.name, now)
 
     def _remove(self, pool: PoolState, fewer: int) -> None:
-        """What is starting cannot be called off; what is up can, but for one."""
+        """What is starting cannot be called off; what is up can, but for one while others start."""
         serving = sorted((unit for unit in pool.units() if not unit[0].is_draining), key=_load)
-        for unit in serving[: min(fewer, len(serving) - 1)]:
+        for unit in serving[: min(fewer, len(serving) - bool(pool.num_starting))]:
             self._drain(pool, unit, True)
 
     def _drain(self, pool: PoolState, unit: Unit, on: bool) -> None:

@@ -220,6 +220,14 @@ class PoolView(Protocol):
         """Of one of them, as profiled; None: not profiled."""
 
     @property
+    def usd_per_hour(self) -> float:
+        """Price of one of them."""
+
+    @property
+    def gpus(self) -> Mapping[str, int]:
+        """GPUs of one of them, by type."""
+
+    @property
     def num_serving(self) -> int:
         """Those that are up and not draining."""
 

@@ -36,6 +36,7 @@ def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
         "replica": -1,
         "output_tokens": output,
         "reasoning_tokens": reasoning,
+        "quality": rng.choice(((), (("m", rng.uniform(0, 100)), ("n", rng.uniform(0, 100))))),
     }
 
 
@@ -176,7 +177,8 @@ def _draw_pool(rng: Random, name: str) -> dict[str, Any]:
     most = fewest + rng.choice((0, 1, 6))
     identity = {"name": name, "model": rng.choice(("m", "n")), "gpu": "h100", "region": rng.choice(("", "east"))}
     goodput_rps = rng.choice((None, 0.0, rng.uniform(0.1, 50)))
-    return {**identity, "min_replicas": fewest, "max_replicas": most, "goodput_rps": goodput_rps}
+    made_of = {"goodput_rps": goodput_rps, "usd_per_hour": rng.uniform(0.5, 20), "gpus": {"h100": rng.choice((1, 4))}}
+    return {**identity, **made_of, "min_replicas": fewest, "max_replicas": most}
 
 
 def draw_ended(rng: Random, id: int, now: float) -> Ended:

@@ -118,10 +118,8 @@ class Cluster:
     def _add_unit(self, deployment: Pool | Combo, now: float) -> list[Replica]:
         """A replica of a pool, or all of a combo."""
         self._num_units += 1
-        if isinstance(deployment, Pool):
-            return [self._add(deployment, now, None)]
-        parts = [part for part in deployment.parts for _ in range(part.replicas)]
-        return [self._add(part, now, deployment.goodput_rps) for part in parts]
+        goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
+        return [self._add(each, now, goodput_rps) for each in _unit(deployment)]
 
     def _add(self, pool: Pool, now: float, goodput_rps: float | None) -> Replica:
         """A replica, paid for from now on."""
@@ -362,12 +360,19 @@ def _parts(deployment: Pool | Combo) -> tuple[Pool, ...]:
     return (deployment,) if isinstance(deployment, Pool) else deployment.parts
 
 
+def _unit(deployment: Pool | Combo) -> list[Pool]:
+    """The pools of all replicas of one of them."""
+    if isinstance(deployment, Pool):
+        return [deployment]
+    return [part for part in deployment.parts for _ in range(part.replicas)]
+
+
 def _pool_state(deployment: Pool | Combo, services: dict[str, Service]) -> PoolState:
-    pool = _parts(deployment)[0]
+    unit = _unit(deployment)
     most = sys.maxsize if deployment.max_replicas is None else deployment.max_replicas
     goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
     limits = deployment.min_replicas, most
-    return PoolState(pool, deployment.name, limits, goodput_rps, services[pool.model.name])
+    return PoolState(unit, deployment.name, limits, goodput_rps, services[unit[0].model.name])
 
 
 def kv_blocks(pool: Pool) -> int:
