@@ -152,10 +152,8 @@ def test_estimates_rise_with_instances_and_fall_with_tighter_slos() -> None:
     some = offers(None)
     estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
     prefill = Group("h800-80gb-sxm", 1, 1)
-    goodput = [
-        estimate.goodput_rps(GpuCombo(LLAMA.name, 1.0, prefill=prefill, decode=Group("h20-96gb", 1, n)), LONGWRITER, Slo())
-        for n in (1, 2, 3, 400)
-    ]  # fmt: skip
+    pairs = [GpuCombo(LLAMA.name, 1.0, prefill=prefill, decode=Group("h20-96gb", 1, n)) for n in (1, 2, 3, 400)]
+    goodput = [estimate.goodput_rps(pair, LONGWRITER, Slo()) for pair in pairs]
     assert goodput[1] == pytest.approx(2 * goodput[0]) and goodput[2] == pytest.approx(3 * goodput[0])
     assert goodput[3] < 399 * goodput[0]  # prefill, or the network, is what limits now
     speeds = Speeds(LLAMA, catalog.gpu("h20"), ENGINE, 1)

@@ -48,7 +48,10 @@ def _sums(problem: Problem, found: Plan) -> list[str]:
         return wrong
     value = 0.0
     for chosen in found.combos:
-        each = next(c for c in problem.candidates if (c.service, c.combo) == (chosen.service, chosen.combo))
+        key = (chosen.service, chosen.combo, chosen.goodput_rps)
+        each = next((c for c in problem.candidates if (c.service, c.combo, c.goodput_rps) == key), None)
+        if each is None:
+            return wrong
         efficiency = getattr(each, EFFICIENCIES[problem.efficiency])
         price = chosen.combo.usd_per_hour
         if problem.objective == "mc":

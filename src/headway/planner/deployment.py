@@ -12,12 +12,13 @@ Objective       co    minimise sum of (P_n / C_n) x_n
                 mce   maximise sum of C_n x_n
 
 What P / C trades off. Where C is measured, C = 3600 g L / P with L tokens a request, so P / C = P^2 / (3600 L g):
-the price per request per second, P / g, that `mc` goes by, once more times P. Of two combos with one P / g it prefers
-the smaller, and it pays a higher P / g for it; that fills a demand closely where the sizes are coarse, and costs money
-where they are not: many small combos in place of a few large ones that serve more per dollar. `mc` is therefore never
-dearer than `co`. Where C is the closed form, which does not depend on goodput, P / C takes of combos with one P / g
-the one with the better match of phases and GPUs. `mce` adds combos for as long as there are GPUs: it needs limits, and
-serves more than what is asked. A combo that costs nothing has P / C = 0, and no C that `mce` could weigh.
+for each request per second that a combo can serve, the square of what it costs, (P / g)^2, where `mc` counts P / g.
+Splitting a combo in equal parts changes neither. But a combo that is dear for what it serves weighs more in `co`: to
+fill a small remainder, `mc` takes the combo with the lowest price, however little it serves for it, and `co` may pay
+more for one that serves much more. So `mc` is never dearer, and `co` leaves more room for what is yet to come. Where C
+is the closed form, which knows no goodput, P / C weighs the price by how well phases and GPUs match. `mce` adds combos
+for as long as there are GPUs: it needs limits, and serves more than what is asked. A combo that costs nothing has
+P / C = 0, and no C that `mce` could weigh.
 
 Fallback, where the demands cannot all be met: the objective is dropped, and the plan serves the largest sum of
 the services' shares of demand, min(1, sum of g_n x_n / D_m), at the least price at which that can be had.
