@@ -203,20 +203,21 @@ class _Program:
 
     def plan(self, found: Solution, short: bool = False) -> Plan:
         """The values."""
-        x = np.array(found.values)
-        usd = float(self.price @ x)
+        x = found.values
+        usd = float(self.price @ np.array(x))
+        rate: list[float] = self.rate.tolist()
         chosen: list[Chosen] = []
         served, tokens_s = [], 0.0
         for service, start in zip(self.problem.services, self.starts, strict=False):
             some = self._chosen(service, int(start), x)
             chosen += some
             demand = sum(bucket.rps for bucket in service.buckets)
-            missing = sum(self.rate[at] * x[at] for at in self._outs(service, int(start)))
+            missing = sum(rate[at] * x[at] for at in self._outs(service, int(start)))
             for b, bucket in enumerate(service.buckets):
-                got = bucket.rps - self.rate[(at := self._out(service, int(start), b))] * x[at]
+                got = bucket.rps - rate[(at := self._out(service, int(start), b))] * x[at]
                 tokens_s += got * (bucket.prompt_tokens + bucket.output_tokens)
             goodput = sum(each.count * each.goodput_rps for each in some)
-            served.append(Served(service.service, demand, goodput, float(missing)))
+            served.append(Served(service.service, demand, goodput, missing))
         status: Literal["optimal", "feasible", "short"] = "short" if short else (
             "optimal" if found.status == "optimal" else "feasible"
         )  # fmt: skip
@@ -241,7 +242,7 @@ class _Program:
         first = self._out(service, start, 0)
         return range(first, first + len(service.buckets))
 
-    def _chosen(self, service: Sized, start: int, x: Floats) -> list[Chosen]:
+    def _chosen(self, service: Sized, start: int, x: Sequence[float]) -> list[Chosen]:
         """Goodput and tokens per dollar are of an instance that is full of the mix it is given."""
         num, found = len(service.instances), []
         for k, each in enumerate(service.instances):

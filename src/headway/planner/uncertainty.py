@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf, prod
 
 import numpy as np
@@ -12,7 +12,7 @@ from headway.core.errors import HeadwayError
 from headway.planner.candidates import Profiler, Service, select
 from headway.planner.combos import Counts, GpuCombo, Offer
 from headway.planner.deployment import plan
-from headway.planner.plan import Demand, Plan, Problem
+from headway.planner.plan import Demand, Efficiency, Objective, Plan, Problem
 from headway.planner.speeds import Pattern, Slo
 
 DEFAULT_QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -119,13 +119,11 @@ def price_sweep(
     gpu: str,
     prices: Sequence[float],
     counts: Counts | None = None,
-    asked: Mapping[str, str] | None = None,
+    objective: Objective = "co",
+    efficiency: Efficiency = "served",
     time_limit_s: float = 10.0,
 ) -> tuple[Swept, ...]:
-    """Plans with one type at these prices: combos are selected anew for each, and profiled once.
-
-    `asked`: objective and efficiency, where they are not the problem's defaults.
-    """
+    """Plans with one type at these prices: combos are selected anew for each, and profiled once."""
     if gpu not in [offer.gpu.name for offer in offers]:
         raise HeadwayError(f"price_sweep: {gpu} is not on offer")
     known = Remembered(profiler)
@@ -134,7 +132,7 @@ def price_sweep(
     for price in prices:
         changed = [structs.replace(o, usd_per_hour=price) if o.gpu.name == gpu else o for o in offers]
         candidates = select(services, changed, known, counts).candidates
-        problem = Problem(tuple(demands), candidates, limits, **(asked or {}))  # type: ignore[arg-type]
+        problem = Problem(tuple(demands), candidates, limits, objective, efficiency)
         found.append(Swept(price, plan(problem, time_limit_s, explain=False)))
     return tuple(found)
 
