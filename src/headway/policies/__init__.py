@@ -15,6 +15,7 @@ from headway.policies.ordering.shortest_remaining import ShortestRemaining
 from headway.policies.ordering.shortest_to_answer import ShortestToAnswer
 from headway.policies.ordering.tier_promotion import TierPromotion
 from headway.policies.ordering.tiers_and_phases import TiersAndPhases
+from headway.policies.routing.cauchy import Cauchy
 from headway.policies.routing.freest import Freest
 from headway.policies.routing.infaas import Infaas
 from headway.policies.routing.jsq_tokens import JsqTokens
@@ -44,6 +45,7 @@ ROUTERS: dict[str, type[Router]] = {
     "prefix-affinity": PrefixAffinity,
     "session-affinity": SessionAffinity,
     "pascal": Pascal,
+    "cauchy": Cauchy,
 }
 
 ORDERINGS: dict[str, type[Ordering]] = {

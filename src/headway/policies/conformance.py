@@ -68,12 +68,24 @@ def ordering_reads(make: MakeOrdering, seeds: Iterable[int] = range(20)) -> set[
 
 
 def chooses_an_offered_replica(make: MakeRouter, seed: int) -> None:
-    """With one replica or many, with replicas that vanish and return, with loads unknown and absurd."""
+    """With one replica or many, with replicas that vanish and return, with loads unknown and absurd.
+
+    So is where it decodes, within the combo, which only a router with `pairs = True` may say.
+    """
     steps = draw_story(seed)
-    for step, chosen in zip(steps, _play(make(), steps, Random(seed)), strict=True):
-        offered = [replica["id"] for replica in step.replicas]
-        if chosen not in offered:
-            raise BrokenPolicyError(f"chose replica {chosen!r}; it was offered {offered}")
+    router = make()
+    pairs = bool(getattr(router, "pairs", False))
+    for step, (chosen, decode) in zip(steps, _play(router, steps, Random(seed)), strict=True):
+        combos = {replica["id"]: replica["combo"] for replica in step.replicas}
+        if chosen not in combos:
+            raise BrokenPolicyError(f"chose replica {chosen!r}; it was offered {sorted(combos)}")
+        if decode is None:
+            continue
+        if not pairs:
+            raise BrokenPolicyError(f"decodes at replica {decode!r}; only a router with `pairs = True` says where")
+        if combos.get(decode) != combos[chosen]:
+            own = sorted(id for id, combo in combos.items() if combo == combos[chosen])
+            raise BrokenPolicyError(f"decodes at replica {decode!r}; of the combo it was offered {own}")
 
 
 def decides_the_same_again(make: MakeRouter, seed: int) -> None:
@@ -133,8 +145,10 @@ ROUTER_CHECKS: tuple[Callable[[MakeRouter, int], None], ...] = (
 )
 
 
-def _play(router: Router, steps: Sequence[Step], random: Random, reads: set[str] | None = None) -> list[int]:
-    """The replicas that a router chooses. It may read what only oracles may if it says that it is one."""
+def _play(
+    router: Router, steps: Sequence[Step], random: Random, reads: set[str] | None = None
+) -> list[tuple[int, int | None]]:
+    """The replicas that a router chooses, for prefill and for decode. An oracle may read what only oracles may."""
     chosen = []
     for step in steps:
         learn(router, step.ended)
@@ -146,7 +160,7 @@ def _play(router: Router, steps: Sequence[Step], random: Random, reads: set[str]
         visit.is_over = True
         if reads is not None:
             reads |= visit.reads
-        chosen.append(placement.replica)
+        chosen.append((placement.replica, placement.decode))
     return chosen
 
 
