@@ -57,14 +57,17 @@ class Phases:
 
 def phases(records: Records, ended: Columns, pacer: Pacer) -> Phases | None:
     """Of these rows of `records.requests`; None if no request of the workload reasons."""
-    workload = records.workload
-    if "reasoning_tokens" not in workload or not workload["reasoning_tokens"].any():
-        return None
+    return scored(records, ended, pacer) if _reasoning_tokens(records).any() else None
+
+
+def scored(records: Records, ended: Columns, pacer: Pacer) -> Phases:
+    """The same, whether or not any request reasons."""
+    workload, reasoning_tokens = records.workload, _reasoning_tokens(records)
     ids = ints(ended, "request")
     arrival_s = floats(workload, "arrival_s", ids)
     answer_s, reasoning_end_s = floats(ended, "answer_s"), floats(ended, "reasoning_end_s")
     qoe, blocking_s = np.full(len(ids), np.nan), np.full(len(ids), np.nan)
-    end_s = np.where(ints(workload, "reasoning_tokens", ids) > 0, reasoning_end_s, arrival_s)
+    end_s = np.where(reasoning_tokens[ids] > 0, reasoning_end_s, arrival_s)
     ticking = {replica: (clock, clock.ticks_after_gaps(pacer.tpot_s)) for replica, clock in clocks(records.stretches)}
     for rows in _chunks(ints(ended, "generated_tokens"), np.flatnonzero(~np.isnan(answer_s))):
         found = _answers(records, ids[rows], ticking, pacer.tpot_s)
@@ -80,6 +83,14 @@ def phases(records: Records, ended: Columns, pacer: Pacer) -> Phases | None:
         blocking_s=np.where(reasons, blocking_s, np.nan),
         qoe=qoe,
     )
+
+
+def _reasoning_tokens(records: Records) -> Ints:
+    """By request."""
+    workload = records.workload
+    if "reasoning_tokens" not in workload:
+        return np.zeros(len(workload["arrival_s"]), dtype=np.int64)
+    return ints(workload, "reasoning_tokens")
 
 
 def _chunks(tokens: Ints, rows: Rows) -> Iterator[Rows]:
@@ -117,7 +128,7 @@ def _answers(records: Records, ids: Ints, ticking: Mapping[int, tuple[Clock, Int
     """Of requests with at least one answering token, in the order of `ids`."""
     wanted: Mask = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     wanted[ids] = True
-    parts = _Parts(Stays(records.segments, wanted), ints(records.workload, "reasoning_tokens"))
+    parts = _Parts(Stays(records.segments, wanted), _reasoning_tokens(records))
     token, time_s, begun_s = parts.late_candidates(ticking)
     starts = np.flatnonzero(token == 0)  # one per request
     sizes = np.diff(starts, append=len(token))

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-SYSTEMS: dict[str, str] = {"ktier": "headway.reproduce.ktier"}
+SYSTEMS: dict[str, str] = {"ktier": "headway.reproduce.ktier", "pascal": "headway.reproduce.pascal"}
 """Name -> module. docs/reproduce.md says what a module offers."""

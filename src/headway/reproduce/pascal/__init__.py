@@ -1,0 +1,44 @@
+"""PASCAL: a phase-aware scheduling algorithm for serving reasoning-based LLMs.
+
+What its sections III and V run, made anew: claims in `claims`, scenarios and what is kept of a run in `runs`, how
+the arrival rates are found in `load`, values and reasons in `outcomes`, charts in `figures`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Figure, Findings, Table
+from headway.reproduce.pascal import claims, figures, outcomes
+from headway.reproduce.pascal.bench import ALPACA, ARENA, Bench
+from headway.reproduce.pascal.claims import CLAIMS
+
+TITLE = "PASCAL: reasoning before answering"
+SEEDS, QUICK_SEEDS = 10, 3
+
+__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+
+def run(experiment: Experiment) -> Findings:
+    """Only what the claims that were asked for need."""
+    bench = Bench(experiment)
+    parts = (
+        (claims.PHASES, outcomes.phases, figures.phases),
+        (claims.ALPACA + claims.WORSE, lambda b: outcomes.chat(b, ALPACA), lambda b: figures.chat(b, ALPACA)),
+        (claims.ARENA, lambda b: outcomes.chat(b, ARENA), lambda b: figures.chat(b, ARENA)),
+        (claims.MIGRATION, outcomes.migration, figures.migration),
+        (claims.HEAVY, outcomes.heavy, figures.heavy),
+        (claims.ORACLE, lambda b: outcomes.oracle(b, ALPACA, "oracle-gap"), figures.readings),
+        (claims.TRACE, lambda b: outcomes.trace(b, [each.id for each in claims.TRACE]), figures.trace),
+    )
+    wanted = [part for part in parts if experiment.wants(*(claim.id for claim in part[0]))]
+    found = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}
+    exhibits = [each for _, _, charts in wanted for each in charts(bench)]
+    return Findings(found, sorted(exhibits, key=_number))
+
+
+def _number(exhibit: Figure | Table) -> tuple[int, str]:
+    """The paper's order; what goes beyond it comes last."""
+    found = re.match(r"Figure (\d+)(.*)", exhibit.label)
+    return (int(found[1]), found[2]) if found else (99, "")

@@ -1,0 +1,95 @@
+"""Runs by workload, rate and policies: each simulated once, whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.pascal import load
+from headway.reproduce.pascal.runs import FCFS, Document, measure, measure_phase, served
+from headway.reproduce.tasks import Call, Measurement, Simulation
+
+ALPACA, ARENA, HEAVY, TRACE = "alpaca", "arena", "heavy", "trace"
+NAMES = {ALPACA: "alpaca-eval", ARENA: "arena-hard", HEAVY: "arena-hard-reasoning-heavy"}
+NUM_REQUESTS = {ALPACA: 3000, ARENA: 2000, HEAVY: 2000, TRACE: 2500}
+"""So many that arrivals go on for several times as long as a request takes: some minutes."""
+REPLICAS = 8
+FILE = "servegen_reasoning_requests.csv.gz"
+"""Of --data: ServeGen's requests to a production DeepSeek-R1, a day of them."""
+LEVELS = ("low", "medium", "high")
+
+
+@dataclass
+class Bench:
+    """An experiment, with what has been run of it."""
+
+    experiment: Experiment
+    _rates: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    _runs: dict[tuple[str, str, str, int], Measurement] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Of the claims."""
+        return self.experiment.seeds
+
+    @property
+    def trace(self) -> str | None:
+        """The file of production requests, if it is there."""
+        found = self.experiment.data and self.experiment.data / FILE
+        return str(found.absolute()) if found and found.is_file() else None
+
+    def _size(self, key: str) -> tuple[str, int, int]:
+        """Name or file, number of requests, replicas; with --quick, half of the latter two."""
+        part = 2 if self.experiment.quick else 1
+        return NAMES.get(key) or self.trace or "", NUM_REQUESTS[key] // part, REPLICAS // part
+
+    def rates(self, key: str) -> list[dict[str, float]]:
+        """By seed: each level's rate. A trace has one for each slice of it, as its hours differ."""
+        if key not in self._rates:
+            name, num_requests, replicas = self._size(key)
+            wanted = list(LEVELS if key in (ALPACA, ARENA) else LEVELS[-1:])
+            searches = {seed: (load.SEEDS[0] + seed,) if key == TRACE else load.SEEDS for seed in self.seeds}
+            arguments = {"name": name, "num_requests": num_requests, "replicas": replicas, "wanted": wanted}
+            calls = {seeds: Call(load.levels, {**arguments, "seeds": list(seeds)}) for seeds in searches.values()}
+            found = self.experiment.run({(key, "rate", *seeds): call for seeds, call in calls.items()})
+            self._rates[key] = [found[key, "rate", *searches[seed]] for seed in self.seeds]
+        return self._rates[key]
+
+    def rate(self, key: str, level: str) -> float:
+        """The mean over seeds."""
+        return fmean(rates[level] for rates in self.rates(key))
+
+    def runs(self, key: str, level: str, *systems: str, most: int | None = None) -> list[list[Measurement]]:
+        """For each system, a measurement a seed, of so many seeds at most."""
+        seeds = self.seeds[:most]
+        tasks = {
+            (key, level, system, seed): Simulation(self._document(key, rates[level], system, seed), seed, measure)
+            for system in systems
+            for seed, rates in zip(seeds, self.rates(key), strict=False)
+            if (key, level, system, seed) not in self._runs
+        }
+        self._runs |= self.experiment.run(tasks)
+        return [[self._runs[key, level, system, seed] for seed in seeds] for system in systems]
+
+    def _document(self, key: str, rate: float, system: str, seed: int) -> Document:
+        name, num_requests, replicas = self._size(key)
+        return served(load.workload(name, rate, num_requests, seed), system, replicas=replicas)
+
+    def phase(self, name: str, *systems: str) -> tuple[float, list[Measurement], dict[str, list[Measurement]]]:
+        """Of section III: the rate, the oracle's runs, and those of each system with half the memory it used."""
+        rate = self.experiment.run({(name, "rate"): Call(load.unpressed, {"name": name, "num_requests": 300})})
+        per_s = rate[name, "rate"]["rate"]
+
+        def task(seed: int, system: str, kv_tokens: int | None) -> Simulation:
+            workload = load.workload(name, per_s, 300, seed)
+            return Simulation(served(workload, system, replicas=1, kv_capacity_tokens=kv_tokens), seed, measure_phase)
+
+        free = self.experiment.run({(name, "oracle", seed): task(seed, FCFS, None) for seed in self.seeds})
+        half = {seed: int(free[name, "oracle", seed]["kv_peak_tokens"]) // 2 for seed in self.seeds}
+        found = self.experiment.run(
+            {(name, system, seed): task(seed, system, half[seed]) for system in systems for seed in self.seeds}
+        )
+        by_system = {system: [found[name, system, seed] for seed in self.seeds] for system in systems}
+        return per_s, list(free.values()), by_system

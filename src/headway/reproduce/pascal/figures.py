@@ -1,0 +1,227 @@
+"""PASCAL's figures, made anew, and what goes beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from headway.report.charts import Figure as Chart
+from headway.reproduce import charts
+from headway.reproduce.findings import Figure, Table
+from headway.reproduce.pascal.bench import ALPACA, ARENA, HEAVY, LEVELS, TRACE, Bench
+from headway.reproduce.pascal.runs import (
+    FCFS,
+    NO_MIGRATION,
+    NON_ADAPTIVE,
+    PASCAL,
+    READINGS,
+    RR,
+    SHORTEST,
+    SOONEST,
+    TPOT_ONLY,
+    lengths,
+)
+from headway.reproduce.tasks import Call, Measurement
+
+Exhibits = list[Figure | Table]
+Seeds = Sequence[Measurement]
+TITLES = {ALPACA: "AlpacaEval 2.0", ARENA: "Arena-Hard"}
+THREE = (FCFS, RR, PASCAL)
+PARTS = ("executed", "blocked", "preempted")
+PROBLEMS = {"MATH-500": "math-500", "GPQA": "gpqa", "LiveCodeBench": "live-code-bench"}
+SKETCHED = 3
+"""Seeds of what only a figure or a table shows."""
+
+
+def phases(bench: Bench) -> Exhibits:
+    """Fig. 4 and 5."""
+    rate, free, by = bench.phase("pascal-reasoning", FCFS, RR)
+    shows = "By reasoning tokens: mean latency over the oracle's, and what requests did in that time."
+    reasoning = {"oracle": free, **by}
+    made: Exhibits = [
+        Figure("Figure 4", f"Reasoning with half the memory, {rate:.3g} requests/s", shows, _stacked(reasoning, free))
+    ]
+    rate, free, by = bench.phase("pascal-answering", FCFS, RR)
+    answering = {"oracle": free, **by}
+    shows = "By answering tokens: the same."
+    made.append(Figure("Figure 5a", f"Answering, {rate:.3g} requests/s", shows, _stacked(answering, free)))
+    groups = [str(each[0]) for each in free[0]["lengths"]]
+    attained = {
+        name: [[run["lengths"][i][4] for run in runs] for i in range(len(groups))] for name, runs in answering.items()
+    }
+    shows = "The share of answers with a QoE of 0.95 or more, for a first token within 0.25 s and 100 ms each."
+    made.append(Figure("Figure 5b", "SLO attainment", shows, charts.bars(groups, attained, "attained")))
+    return made
+
+
+def _stacked(systems: Mapping[str, Seeds], free: Seeds) -> Chart:
+    groups, parts = [], {name: [] for name in PARTS}  # type: ignore[var-annotated]
+    for i, (length, *_) in enumerate(free[0]["lengths"]):
+        for system, runs in systems.items():
+            groups.append(f"{length} {system}")
+            rows = [(run["lengths"][i], base["lengths"][i][1]) for run, base in zip(runs, free, strict=True)]
+            parts["executed"].append([(row[1] - row[2] - row[3]) / base for row, base in rows])
+            parts["blocked"].append([row[2] / base for row, base in rows])
+            parts["preempted"].append([row[3] / base for row, base in rows])
+    return charts.bars(groups, parts, "latency / oracle's", barmode="stack")
+
+
+def chat(bench: Bench, key: str) -> Exhibits:
+    """Fig. 8 to 12, of one dataset."""
+    name = TITLES[key]
+    by_level = {level: dict(zip(THREE, bench.runs(key, level, *THREE), strict=True)) for level in LEVELS}
+    high, rates = by_level["high"], {level: bench.rate(key, level) for level in LEVELS}
+    first = high[FCFS][0]
+    drawn = {"reasoning": first["reasoning_quantiles"], "answers": first["answer_quantiles"]}
+    made: Exhibits = [
+        Figure("Figure 8", f"{name}: tokens", "Of the requests of seed 0.", charts.distributions(drawn, "tokens"))
+    ]
+    for level in LEVELS:
+        title = f"{name}, {level} rate: {rates[level]:.3g} requests/s"
+        made.append(Figure("Figure 9", title, "Some requests of seed 0.", _scatter(by_level[level])))
+    shows = f"At {rates['high']:.3g} requests/s, by 256 reasoning tokens; maximum, P90, P95 or P99 by the bin's size."
+    violations = {
+        system: [(rates[level], _of(by_level[level][system], "violations")) for level in LEVELS] for system in THREE
+    }
+    tokens = {system: [_of(by_level[level][system], "tokens_per_s") for level in LEVELS] for system in THREE}
+    pace = f"The share of answers with a QoE below 0.95, by pace alone ({1e3 * TPOT_ONLY.tpot_s:.0f} ms a token)."
+    made += [
+        Figure("Figure 10", f"{name}: tail TTFT", shows, _by_bin(high, "tails", "tail TTFT (s)")),
+        Figure("Figure 11", f"{name}: SLOs missed", pace, charts.curves(violations, "requests/s", "missed")),
+        Figure("Figure 12", f"{name}: throughput", "Until all is served.", charts.bars(LEVELS, tokens, "tokens/s")),
+    ]
+    return made
+
+
+def migration(bench: Bench) -> Exhibits:
+    """Fig. 13 and 15."""
+    pascal, pinned, moved = bench.runs(ALPACA, "high", PASCAL, NO_MIGRATION, NON_ADAPTIVE)
+    two, other = {PASCAL: pascal, NO_MIGRATION: pinned}, {PASCAL: pascal, NON_ADAPTIVE: moved}
+    blocked = {name: [_of(runs, "blocking_p99_s")] for name, runs in two.items()}
+    e2e = {name: [_of(runs, f"e2e_{q}_s") for q in ("p50", "p90", "p99")] for name, runs in other.items()}
+    where = "AlpacaEval 2.0, high rate"
+    missed = f"By rate; {SKETCHED} seeds at most."
+    return [
+        Figure("Figure 13a", "Without migration: tail TTFT", where, _by_bin(two, "tails", "tail TTFT (s)")),
+        Figure("Figure 13b", "Reasoning latency", where, _by_bin(two, "reasoning", "mean reasoning (s)")),
+        Figure("Figure 13c", "From reasoning to answer", "P99.", charts.bars(["high rate"], blocked, "blocking (s)")),
+        Figure("Figure 13d", "SLOs missed", missed, _missed(bench, PASCAL, NO_MIGRATION)),
+        Figure("Figure 15a", "All answers migrate: TTFT", where, _distributions(other)),
+        Figure("Figure 15b", "SLOs missed", missed, _missed(bench, PASCAL, NON_ADAPTIVE)),
+        Figure("Figure 15c", "End-to-end latency", where, charts.bars(["P50", "P90", "P99"], e2e, "latency (s)")),
+    ]
+
+
+def _missed(bench: Bench, *systems: str) -> Chart:
+    lines: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in systems}
+    for level in LEVELS:
+        for name, runs in zip(systems, bench.runs(ALPACA, level, *systems, most=SKETCHED), strict=True):
+            lines[name].append((bench.rate(ALPACA, level), _of(runs, "violations")))
+    return charts.curves(lines, "requests/s", "missed")
+
+
+def heavy(bench: Bench) -> Exhibits:
+    """Fig. 14 and 16."""
+    systems = dict(zip(THREE, bench.runs(HEAVY, "high", *THREE), strict=True))
+    calls = {title: Call(lengths, {"builtin": name, "num_requests": 2000}) for title, name in PROBLEMS.items()}
+    drawn = {
+        f"{title}: {what}": found[what]
+        for title, found in bench.experiment.run(calls).items()
+        for what in ("reasoning", "answers")
+    }
+    where = f"Half of Arena-Hard, half problems; {bench.rate(HEAVY, 'high'):.3g} requests/s."
+    shows = "As the built-in workloads assume them."
+    return [
+        Figure("Figure 14", "Problems: tokens", shows, charts.distributions(drawn, "tokens", xaxis={"type": "log"})),
+        Figure("Figure 16a", "Reasoning-heavy: TTFT", where, _distributions(systems)),
+        Figure("Figure 16b", "Reasoning-heavy: tail TTFT", where, _by_bin(systems, "tails", "tail TTFT (s)")),
+    ]
+
+
+def readings(bench: Bench) -> Exhibits:
+    """What else the paper's text may mean, and what oracles do."""
+    names = (*THREE, NO_MIGRATION, NON_ADAPTIVE, *READINGS)
+    runs = dict(zip(names, bench.runs(ALPACA, "high", *names, most=SKETCHED), strict=True))
+    shows = f"AlpacaEval 2.0, high rate, means of {SKETCHED} seeds at most. Turns in a circle: whoever has used up a "
+    shows += (
+        "quantum goes behind all who wait. Host memory that does not count: free GPU blocks are room for an answer."
+    )
+    oracles = (*THREE, SHORTEST, SOONEST)
+    best = dict(zip(oracles, bench.runs(ALPACA, "high", *oracles, most=SKETCHED), strict=True))
+    left = "The same, with orderings that know all lengths."
+    return [
+        Table("Beyond: readings", "How the text can be read", shows, HEADS, _rows(runs)),
+        Table("Beyond: oracles", "What is left on the table", left, HEADS, _rows(best)),
+    ]
+
+
+def trace(bench: Bench) -> Exhibits:
+    """Production requests."""
+    if bench.trace is None:
+        return []
+    names = (*THREE, SOONEST)
+    runs = dict(zip(names, bench.runs(TRACE, "high", *names), strict=True))
+    shows = "Requests to a production DeepSeek-R1 (ServeGen), each slice of the day at its own high rate."
+    return [
+        Figure("Beyond: trace", "Production: tail TTFT", shows, _by_bin(runs, "tails", "tail TTFT (s)")),
+        Table("Beyond: trace", "Production requests", shows, HEADS, _rows(runs)),
+    ]
+
+
+HEADS = (
+    "policies",
+    "TTFT mean s",
+    "TTFT P99 s",
+    "blocking P99 s",
+    "SLOs missed %",
+    "E2E P50 s",
+    "E2E P99 s",
+    "tokens/s",
+)
+
+
+def _rows(systems: Mapping[str, Seeds]) -> list[list[str | float | None]]:
+    rows: list[list[str | float | None]] = []
+    for name, runs in systems.items():
+        tail = fmean(run["ttft_quantiles_s"][99] for run in runs)
+        mean = {key: fmean(_of(runs, key)) for key in _COLUMNS}
+        rows.append([name, mean["ttft_mean_s"], tail, mean["blocking_p99_s"], 100 * mean["violations"]])
+        rows[-1] += [mean["e2e_p50_s"], mean["e2e_p99_s"], mean["tokens_per_s"]]
+    return rows
+
+
+_COLUMNS = ("ttft_mean_s", "blocking_p99_s", "violations", "e2e_p50_s", "e2e_p99_s", "tokens_per_s")
+
+
+def _of(runs: Seeds, name: str) -> list[float]:
+    """One value a seed."""
+    return [run[name] for run in runs]
+
+
+def _by_bin(systems: Mapping[str, Seeds], what: str, y: str) -> Chart:
+    """Curves through the bins that most seeds have."""
+    lines = {}
+    for name, runs in systems.items():
+        found: dict[int, list[float]] = {}
+        for run in runs:
+            for first, _, value in run[what]:
+                found.setdefault(first, []).append(value)
+        lines[name] = [(first, values) for first, values in sorted(found.items()) if 2 * len(values) > len(runs)]
+    return charts.curves(lines, "reasoning tokens", y)
+
+
+def _distributions(systems: Mapping[str, Seeds]) -> Chart:
+    """Of all seeds' quantiles."""
+    samples = {name: np.ravel([run["ttft_quantiles_s"] for run in runs]).tolist() for name, runs in systems.items()}
+    return charts.distributions(samples, "TTFT (s)")
+
+
+def _scatter(systems: Mapping[str, Seeds]) -> Chart:
+    """Points of seed 0."""
+    points = {name: [(x, [y]) for x, y in runs[0]["points"]] for name, runs in systems.items()}
+    chart = charts.curves(points, "reasoning tokens", "TTFT (s)")
+    for each in chart["data"]:
+        each |= {"mode": "markers", "marker": {"size": 4, "color": each["line"]["color"], "opacity": 0.6}}
+    return chart

@@ -1,0 +1,88 @@
+"""Tail TTFT of one system against another's, bin by bin and seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from headway.reproduce.pascal.runs import BIN_TOKENS
+from headway.reproduce.tasks import Measurement
+
+
+@dataclass(frozen=True)
+class Bin:
+    """One bin of one seed."""
+
+    num: int
+    before_s: float
+    after_s: float
+
+    @property
+    def cut(self) -> float:
+        """By which share the tail falls."""
+        return 1 - self.after_s / self.before_s
+
+    @property
+    def cut_s(self) -> float:
+        """By how much."""
+        return self.before_s - self.after_s
+
+
+class Tails:
+    """From a baseline to another system, on the same requests."""
+
+    def __init__(self, before: Sequence[Measurement], after: Sequence[Measurement]) -> None:
+        self.seeds = [_bins(a, b) for a, b in zip(before, after, strict=True)]
+
+    def most(self) -> list[float | None]:
+        """By seed: the bin with the largest cut."""
+        return [max((each.cut for each in bins.values()), default=None) for bins in self.seeds]
+
+    def most_s(self) -> list[float | None]:
+        """By seed: the largest cut in seconds."""
+        return [max((each.cut_s for each in bins.values()), default=None) for bins in self.seeds]
+
+    def worst(self) -> list[float | None]:
+        """By seed: by which share the tail of the worst bin rises; below 0 if all fall."""
+        return [max((-each.cut for each in bins.values()), default=None) for bins in self.seeds]
+
+    def there(self, baseline: Tails) -> list[float | None]:
+        """By seed: the cut in the bin in which `baseline` has its largest."""
+        found = []
+        for mine, others in zip(self.seeds, baseline.seeds, strict=True):
+            at = max(others, key=lambda first: others[first].cut, default=None)
+            found.append(mine[at].cut if at in mine else None)
+        return found
+
+    def means(self) -> dict[int, Bin]:
+        """By bin: means over the seeds, of bins that most seeds have."""
+        found = {}
+        for first in sorted(set().union(*self.seeds)):
+            here = [bins[first] for bins in self.seeds if first in bins]
+            if 2 * len(here) > len(self.seeds):
+                parts = ([each.num for each in here], [each.before_s for each in here], [each.after_s for each in here])
+                found[first] = Bin(round(fmean(parts[0])), fmean(parts[1]), fmean(parts[2]))
+        return found
+
+    def told(self, baseline: str) -> str:
+        """The bins with the largest fall and rise, in words."""
+        means = self.means()
+        if not means:
+            return ""
+        best, worst = (pick(means, key=lambda first: means[first].cut) for pick in (max, min))
+        fallen = sum(each.cut > 0 for each in means.values())
+        most, least = _told(best, means[best], baseline), _told(worst, means[worst], baseline)
+        return f"Means of the seeds: tails fall in {fallen} of {len(means)} bins, most in {most}; least in {least}."
+
+
+def _told(first: int, each: Bin, baseline: str) -> str:
+    size = f"{first:,} to {first + BIN_TOKENS - 1:,} reasoning tokens, {each.num} requests"
+    return f"the one of {size}: {each.before_s:.1f} s with {baseline}, {each.after_s:.1f} s with PASCAL"
+
+
+def _bins(before: Measurement, after: Measurement) -> dict[int, Bin]:
+    afters = {first: tail_s for first, _, tail_s in after["tails"]}
+    return {
+        first: Bin(num, tail_s, afters[first]) for first, num, tail_s in before["tails"] if first in afters and tail_s
+    }
