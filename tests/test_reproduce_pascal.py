@@ -115,10 +115,12 @@ def test_the_search_ends_where_nothing_presses() -> None:
     assert load._highest(lambda rate: True) == load.MOST
 
 
-def test_pressure_grows_with_the_rate_and_shrinks_with_memory() -> None:
-    found = [load.pressure(small(FCFS, rate=rate))["pressure"] for rate in (0.1, 4.0, 64.0)]
-    assert 0 == found[0] < found[1] < found[2] <= 1
-    assert load.pressure(small(FCFS, kv_tokens=None, rate=4.0))["pressure"] == 0
+def test_pressure_grows_with_the_rate_until_half_of_the_time_and_more() -> None:
+    found = [load._pressed("alpaca-eval", 600, 1, (0,), rate) for rate in (0.25, 1.0, 2.0, 4.0)]
+    assert found[0] == 0 and found == sorted(found) and 0.5 < found[-1] <= 1
+    rates = load.levels("alpaca-eval", 600, 1, ["low", "high"], [0])
+    assert 0.25 < rates["low"] < rates["high"] < 4.0
+    assert load._pressed("alpaca-eval", 600, 1, (0,), rates["high"]) <= load.SHARES["high"]
 
 
 def test_pressure_is_the_share_of_the_time_in_which_somebody_waits() -> None:
