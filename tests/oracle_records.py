@@ -20,7 +20,7 @@ from headway.core.record import (
 )
 
 NAN = float("nan")
-FLOATS = {"a_s", "b_s"}
+FLOATS = {"a_s", "b_s", "score"}
 
 
 def columns(names: tuple[str, ...], rows: list[tuple]) -> Columns:
@@ -111,7 +111,7 @@ class Replica:
         if not job.tokens and job.admitted_s != job.admitted_s:
             job.admitted_s, job.placed_s = self.now, job.ready_s
         job.segment = {
-            "request": job.id, "replica": self.id, "attempt": job.attempts - 1, "enqueued_s": job.ready_s,
+            "request": job.id, "replica": self.id, "attempt": job.attempts - 1, "stage": -1, "enqueued_s": job.ready_s,
             "admitted_s": self.now, "prefill_end_s": NAN,
         }  # fmt: skip
 
@@ -210,7 +210,7 @@ class Run:
         row = (
             job.id, int(outcome), job.attempts, job.preemptions, replica, job.placed_s, job.admitted_s,
             first_s, answer_s, now, len(tokens), job.prompt // 2 if tokens else 0,
-            reasoning_end_s, 0,
+            reasoning_end_s, 0, -1, NAN,
         )  # fmt: skip
         self.requests.append(row)
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from headway.control.policies import Policies
+from headway.control.policies import CascadeOf, Policies
 from headway.core.decision import Move
 from headway.core.fleet import Combo, Engine, Fault, Fleet, Gpu, Handover, Model, Pool
 from headway.core.pacer import Pacer
@@ -25,6 +25,7 @@ from headway.core.view import FleetView, PoolsView, RequestView
 from headway.observe import Scrape
 from headway.perf.step import StepModel
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
+from headway.policies.cascade.thresholds import Thresholds
 from headway.policies.ordering.edf import Edf
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.ordering.priority import Priority
@@ -128,9 +129,12 @@ def workload(requests: Sequence[Request]) -> Workload:
         values = [getattr(r, name) for r in requests]
         if name in codes:
             columns[name] = np.array([codes[name].index(value) for value in values])
-        elif name not in ("prefix", "quality"):
+        elif name not in ("prefix", "quality", "lengths"):
             absent = float("nan") if name.endswith("_s") else -1
             columns[name] = np.array([absent if value is None else value for value in values])
+    for name, kind, absent in (("quality", "quality:", float("nan")), ("lengths", "output_tokens:", -1)):
+        for model in dict.fromkeys(model for r in requests for model, _ in getattr(r, name)):
+            columns[kind + model] = np.array([dict(getattr(r, name)).get(model, absent) for r in requests])
     segments = [segment for r in requests for segment in r.prefix]
     offsets = np.cumsum([0, *(len(r.prefix) for r in requests)])
     ids, tokens = [segment.id for segment in segments], [segment.tokens for segment in segments]
@@ -162,6 +166,7 @@ class Scenario:
     migration: Callable[[], Migration] | None = None
     scaler: Callable[[], Scaler] | None = None
     combos: tuple[Combo, ...] = ()
+    cascade: CascadeOf | None = None
 
     def source(self) -> Source:
         """The requests, as a workload."""
@@ -170,7 +175,9 @@ class Scenario:
 
     def cluster(self, step: Step = "stretch") -> Cluster:
         """A fleet that is about to run it."""
-        policies = Policies(self.router, self.ordering, self.ordering_at, self.window, self.migration, self.scaler)
+        policies = Policies(
+            self.router, self.ordering, self.ordering_at, self.window, self.migration, self.cascade, self.scaler
+        )
         fleet, line = Fleet(self.pools, self.combos), self.line or _measured
         return Cluster(fleet, self.source(), policies, self.seed, step, self.scrape, None, line, Pacer())
 
@@ -441,11 +448,33 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     combos = [draw(_combos(pools[0]))] if draw(st.integers(0, 2)) == 2 else []
     if combos and draw(st.booleans()):
         pools = []
+    requests, cascade = draw(_requests()), None
+    if pools and draw(st.integers(0, 3)) == 3:
+        larger = msgspec.structs.replace(pools[0].model, name="larger")
+        pools.append(msgspec.structs.replace(draw(_pools), name="larger", model=larger))
+        cascade = CascadeOf(
+            "cascade",
+            (MODEL.name, "larger"),
+            Made(Thresholds, (50,)),
+            draw(st.sampled_from((0.0, 0.25))),
+            0.0,
+            1.0,
+            20.0,
+        )
+        requests = tuple(
+            msgspec.structs.replace(
+                r,
+                quality=((MODEL.name, draw(st.floats(0, 100))), ("larger", 90.0)),
+                lengths=(("larger", draw(_outputs)),) if draw(st.booleans()) else (),
+            )
+            for r in requests
+        )
     num_replicas = sum(p.replicas for p in pools)
     num_replicas += sum(c.replicas * sum(part.replicas for part in c.parts) for c in combos)
     faults = draw(st.one_of(st.just([]), st.lists(_faults, max_size=3)))
     scenario = Scenario(
-        requests=draw(_requests()),
+        requests=requests,
+        cascade=cascade,
         pools=tuple(pools),
         combos=tuple(combos),
         router=draw(st.sampled_from(ROUTER_MAKERS)),

@@ -45,7 +45,7 @@ def assert_agree(scenario: Scenario) -> Records:
 
 
 @settings(
-    max_examples=num_examples(400),
+    max_examples=num_examples(200),
     derandomize="HEADWAY_FUZZ_EXAMPLES" not in os.environ,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink one takes minutes

@@ -21,8 +21,8 @@ from headway import __version__, userfile
 from headway.catalog import coefficients, engine, gpu, model, model_from_config
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.own import coefficients_in
-from headway.control.policies import Policies
-from headway.core.errors import HeadwayError
+from headway.control.policies import CascadeOf, Policies
+from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Engine, Fleet, Model, Parallel, Pool, Role
 from headway.core.record import Outcome, Records
 from headway.metrics.summary import summarize
@@ -358,7 +358,25 @@ def _policies(scenario: Scenario) -> Policies:
         migration = None if spec.migration is None else resolve.migration(spec.migration)
     with places.at("policies", "scaling"):
         scaler = None if spec.scaling is None else resolve.scaler(spec.scaling)
-    return Policies(router, order, spec.ordering_at, spec.window, migration, scaler)
+    return Policies(router, order, spec.ordering_at, spec.window, migration, _cascade(scenario), scaler)
+
+
+def _cascade(scenario: Scenario) -> CascadeOf | None:
+    spec, places = scenario.spec.cascade, scenario.places
+    if spec is None:
+        return None
+    served = {name: pool.model.name for pool in scenario.fleet.all_pools for name in _names_of(pool.model)}
+    for i, name in enumerate(spec.models):
+        if name not in served:
+            raise unknown("model", name, served, places.where(("cascade", "models", i)))
+    with places.at("cascade", "policy"):
+        policy = resolve.cascade(spec.policy)
+    models = tuple(served[name] for name in spec.models)
+    return CascadeOf(spec.name, models, policy, spec.judge_s, spec.judge_usd, spec.judge_bias, spec.judge_noise)
+
+
+def _names_of(model: Model) -> tuple[str, ...]:
+    return (model.name, model.hf_id, *model.aliases)
 
 
 def _check_engines(fleet: Fleet, ordering: PolicySpec) -> None:

@@ -105,6 +105,25 @@ class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     holds none back, unless the ordering acts at the gateway; then a replica gets as many as it can run."""
 
 
+class CascadeSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Models that answer one after the other until an answer is good enough."""
+
+    models: Annotated[tuple[str, ...], Meta(min_length=2)]
+    """The smallest first; the fleet serves them all."""
+    policy: PolicySpec = "thresholds"
+    """Who decides whether an answer will do."""
+    name: str = "cascade"
+    """What requests ask for; those that ask for no model get it, too."""
+    judge_s: Annotated[float, Meta(ge=0)] = 0.27
+    """Seconds that judging an answer takes."""
+    judge_usd: Annotated[float, Meta(ge=0)] = 0.0
+    """What judging an answer costs."""
+    judge_bias: float = 0.0
+    """What the judge adds to every score, of 0 to 100."""
+    judge_noise: Annotated[float, Meta(ge=0)] = 0.0
+    """Standard deviation of the judge's scores."""
+
+
 class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Policies that go together, under a name of their own. What is not said here is as `policies` says."""
 
@@ -148,6 +167,8 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     seed: int = 0
     """Of everything random. Runs that are compared get the same arrivals and lengths."""
     policies: PolicySpecs = field(default_factory=PolicySpecs)
+    cascade: CascadeSpec | None = None
+    """Several models for one request. Without it, a request gets the model that it asks for."""
     variants: tuple[Variant, ...] = ()
     """Sets of policies for `headway compare`, in place of a list for each kind."""
     pacer: Pacer = field(default_factory=Pacer)

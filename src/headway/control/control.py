@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from headway.control.cascading import Cascading
 from headway.control.live import ENDED, HELD, NEVER, Live
 from headway.control.migrations import Migrations
 from headway.control.recorder import Recorder
@@ -33,6 +34,9 @@ class Effects(Protocol):
     def hand_over(self, live: Live, target: int, now: float) -> None:
         """Take a request whose prompt is computed to the replica that decodes, or let it go on where it is."""
 
+    def judge(self, live: Live, now: float) -> None:
+        """Have a cascade's answer scored; the driver answers with `Control.judged`."""
+
     def set_role(self, replica: int, role: Role) -> None:
         """A replica is for something else from now on."""
 
@@ -59,6 +63,7 @@ class Control:
         services: dict[str, Service],
         migrations: Sequence[Migrations] = (),
         scaling: Scaling | None = None,
+        cascade: Cascading | None = None,
     ) -> None:
         """Take charge of these services, by each name of their models."""
         self._by_model = services
@@ -66,11 +71,16 @@ class Control:
         self._only = self.services[0] if len(self.services) == 1 else None
         self._migrations = {each.service: each for each in migrations}
         self._scaling = scaling
+        self._cascade = cascade
+        self._judged: dict[int, Live] = {}
+        """Requests whose answers are being judged."""
         for service in self.services:
             if service in self._migrations:
                 service.hear(self._migrations[service].policy)
             if scaling is not None:
                 service.hear(scaling.scaler)
+            if cascade is not None:
+                service.hear(cascade.policy)
 
     def arrived(self, live: Live, now: float) -> None:
         """A request comes in."""
@@ -80,6 +90,11 @@ class Control:
             live.phase = Phase.REASONING
         if live.timeout_s is not None:
             self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
+        if self._cascade is not None and self._cascade.takes(live):
+            self._cascade.enter(live, now)
+        self._serve(live, now)
+
+    def _serve(self, live: Live, now: float) -> None:
         service = self._service(live)
         if service.line and service.fits(live):
             service.hold(live, now)
@@ -120,7 +135,27 @@ class Control:
 
     def finished(self, live: Live, now: float) -> None:
         """All its tokens are out."""
-        self._end(live, now, _FINISHED)
+        cascade = self._cascade
+        if cascade is None or live.stage_index < 0 or cascade.is_last(live):
+            self._end(live, now, _FINISHED)
+            return
+        live.stage = HELD
+        self._judged[live.id] = live
+        service = self._service(live)
+        self._tell(service, live, now, _FINISHED)
+        self._made_room(service, now)
+        self.effects.judge(live, now)
+
+    def judged(self, live: Live, score: float, now: float) -> None:
+        """A cascade's answer has its score: it will do, or the next model answers."""
+        if self._judged.pop(live.id, None) is None:
+            return
+        assert self._cascade is not None
+        if self._cascade.accepts(live, score, now):
+            self._end(live, now, _FINISHED, told=True)
+        else:
+            self._cascade.escalate(live)
+            self._serve(live, now)
 
     def phase_changed(self, live: Live, now: float) -> None:
         """Reasoning is over."""
@@ -212,22 +247,32 @@ class Control:
         """The run stops; what is still in the system is counted."""
         for service in self.services:
             unfinished = unfinished + service.held()
+        unfinished = unfinished + list(self._judged.values())
         for live in sorted(unfinished, key=_by_id):
             self._write(live, now, Outcome.UNFINISHED)
 
-    def _end(self, live: Live, now: float, outcome: Outcome) -> None:
+    def _end(self, live: Live, now: float, outcome: Outcome, told: bool = False) -> None:
         live.stage = ENDED
+        self._judged.pop(live.id, None)
         end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
         if end_s > self.last_s:
             self.last_s = end_s
         self._write(live, end_s, outcome)
         service = self._service(live)
-        if service.learners:
-            record = _as_ended(live, end_s, outcome)
-            for learner in service.learners:
-                learner.learn(record)
+        if service.learners and not told:
+            self._tell(service, live, end_s, outcome)
         if self._notify:
             self.effects.ended(live, end_s, outcome)
+        self._made_room(service, now)
+
+    @staticmethod
+    def _tell(service: Service, live: Live, end_s: float, outcome: Outcome) -> None:
+        """Let policies learn from the end of a request, or of its stay with one model of a cascade."""
+        record = _as_ended(live, end_s, outcome)
+        for learner in service.learners:
+            learner.learn(record)
+
+    def _made_room(self, service: Service, now: float) -> None:
         if service.line:
             self.release(service, now)
         if self._scaling is not None:
@@ -239,7 +284,7 @@ class Control:
         row = self._pack(
             live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
             live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
-            live.reasoning_end_s, live.moves,
+            live.reasoning_end_s, live.moves, live.stage_index, live.score,
         )  # fmt: skip
         self._put(row)
 

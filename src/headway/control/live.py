@@ -40,6 +40,10 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     attempt: int = 0
     preemptions: int = 0
     replica: int = -1
+    stage_index: int = -1
+    """Which model of a cascade it is with; -1: none."""
+    score: float = NEVER
+    """What the judge gave the last answer."""
     decode: int = -1
     """Where it goes after its prefill; -1: nowhere else."""
     stage: Stage = HELD

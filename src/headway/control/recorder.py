@@ -12,7 +12,7 @@ _CODES = {
     "request": "q", "outcome": "b", "attempts": "h", "attempt": "h", "preemptions": "i", "replica": "i",
     "generated_tokens": "i", "cached_prompt_tokens": "i", "joined_tick": "q", "left_tick": "q", "cause": "b",
     "tick": "q", "iterations": "i", "num_decode": "i", "prefill_tokens": "i", "context_tokens": "q", "num_waiting": "i",
-    "moves": "h", "source": "i", "target": "i", "kv_tokens": "q",
+    "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q",
 }  # fmt: skip
 """Type codes of `struct`, and of NumPy. All other columns are seconds, as doubles."""
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from headway.core.decision import Move, Placement
 from headway.core.record import Ended
-from headway.core.view import FleetView, PoolsView, RequestView
+from headway.core.view import CascadeView, FleetView, PoolsView, RequestView
 
 
 class Router(Protocol):
@@ -89,6 +89,19 @@ class Migration(Protocol):
         """
 
 
+class Cascade(Protocol):
+    """Which of several models' answers a request gets."""
+
+    def enter(self, request: RequestView, view: CascadeView) -> int:
+        """The stage at which the request starts."""
+
+    def accept(self, request: RequestView, score: float, view: CascadeView) -> bool:
+        """A stage's answer has been judged, 0 to 100: is it good enough? Else the next stage answers anew.
+
+        The last stage's answer is not judged.
+        """
+
+
 class Scaler(Protocol):
     """How many replicas there are."""
 
@@ -97,6 +110,17 @@ class Scaler(Protocol):
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         """Replicas wanted (up, and not draining) by pool; pools left out stay as they are."""
+
+
+class ComboPlanner(Protocol):
+    """Which combos serve a demand best. A scaler is handed one when it is made."""
+
+    def best(self, demand_rps: float, most: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, int]:
+        """How many of each of the combos that `most` names, no more than it says.
+
+        They take no more GPUs than `gpus` has, by type; types that it does not name are not limited. Where they
+        cannot serve all of the demand, they serve as much of it as can be.
+        """
 
 
 @runtime_checkable

@@ -69,14 +69,17 @@ class MoveOutcome(IntEnum):
 REQUEST_COLUMNS = (
     "request", "outcome", "attempts", "preemptions", "replica", "placed_s", "admitted_s", "first_token_s",
     "answer_s", "end_s", "generated_tokens", "cached_prompt_tokens", "reasoning_end_s", "moves",
+    "stage", "score",
 )  # fmt: skip
 """`request` is the id (row of the workload table); `replica` the last one, -1 if never placed; `placed_s` when it
 first left the gateway's hold for a replica; `admitted_s` when its first prefill began; `answer_s` its first
 answering token; `reasoning_end_s` its last reasoning token, if it answers too; `moves` how often it went on at
-another replica."""
+another replica; `stage` which model of a cascade answered, -1 without one; `score` what the judge gave that answer, NaN
+where it was not judged. Of a cascade, tokens and first token are those of the last stage, the others' are in
+`segments`."""
 
 SEGMENT_COLUMNS = (
-    "request", "replica", "attempt", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",
+    "request", "replica", "attempt", "stage", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",
     "end_s", "cause",
 )  # fmt: skip
 """`prefill_end_s` is NaN where no prefill ended with a token (swapped back in, or cut before its end)."""

@@ -52,4 +52,6 @@ class Request(Struct, frozen=True, gc=False):
     timeout_s: float | None = None
     """The client gives up this long after arrival."""
     quality: tuple[tuple[str, float], ...] = ()
-    """(model, score) pairs: what each model's answer to this request would be worth."""
+    """(model, score) pairs: what each model's answer to this request would be worth, 0 to 100."""
+    lengths: tuple[tuple[str, int], ...] = ()
+    """(model, output tokens) pairs: how long each model's answer would be, where that is not `output_tokens`."""

@@ -93,6 +93,9 @@ class OracleRequestView(RequestView, Protocol):
     def output_tokens(self) -> int: ...
     @property
     def reasoning_tokens(self) -> int: ...
+    @property
+    def quality(self) -> tuple[tuple[str, float], ...]:
+        """(model, score) pairs: what each model's answer would be worth."""
 
 
 class ReplicaView(Protocol):
@@ -202,6 +205,34 @@ class FleetView(Protocol):
 
     @property
     def replicas(self) -> Sequence[ReplicaView]: ...
+
+
+class StageView(Protocol):
+    """One model of a cascade."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def replicas(self) -> Sequence[ReplicaView]:
+        """Those that are up."""
+
+
+class CascadeView(Protocol):
+    """What a cascade policy sees."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def random(self) -> Random:
+        """This policy's own named stream."""
+
+    @property
+    def stage(self) -> int:
+        """Where the request is: the index of the model that answered; when it enters, 0."""
+
+    @property
+    def stages(self) -> Sequence[StageView]:
+        """The cascade's models, the smallest first."""
 
 
 class PoolView(Protocol):

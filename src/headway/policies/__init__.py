@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from headway.core.policy import Migration, Ordering, Router, Scaler
+from headway.core.policy import Cascade, Migration, Ordering, Router, Scaler
+from headway.policies.cascade.load_based import LoadBased
+from headway.policies.cascade.pre_routed import PreRouted
+from headway.policies.cascade.thresholds import Thresholds
 from headway.policies.migration.llumnix import Llumnix
 from headway.policies.migration.pascal import Pascal as PascalMigration
 from headway.policies.ordering.edf import Edf
@@ -29,7 +32,9 @@ from headway.policies.routing.prefix_affinity import PrefixAffinity
 from headway.policies.routing.random import Random
 from headway.policies.routing.round_robin import RoundRobin
 from headway.policies.routing.session_affinity import SessionAffinity
+from headway.policies.scaling.combos import Combos
 from headway.policies.scaling.freeness import Freeness
+from headway.policies.scaling.target_utilization import TargetUtilization
 
 ROUTERS: dict[str, type[Router]] = {
     "round-robin": RoundRobin,
@@ -66,6 +71,14 @@ MIGRATIONS: dict[str, type[Migration]] = {
     "llumnix": Llumnix,
 }
 
+CASCADES: dict[str, type[Cascade]] = {
+    "thresholds": Thresholds,
+    "load-based": LoadBased,
+    "pre-routed": PreRouted,
+}
+
 SCALERS: dict[str, type[Scaler]] = {
     "freeness": Freeness,
+    "combos": Combos,
+    "target-utilization": TargetUtilization,
 }

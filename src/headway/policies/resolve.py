@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import msgspec
 
 from headway.core.errors import HeadwayError, unknown
-from headway.core.policy import Migration, Ordering, Router, Scaler
-from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
+from headway.core.policy import Cascade, Migration, Ordering, Router, Scaler
+from headway.policies import CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 
 P = TypeVar("P", covariant=True)
 Spec = str | Mapping[str, Any]
@@ -77,6 +77,15 @@ def migration(spec: Spec) -> Choice[Migration]:
     _check_verb("migration", choice.name, made, "at_phase", ("request", "view"))
     if getattr(made, "interval_s", "") is not None:
         _check_interval("migration", choice.name, made, ", or None for never")
+    return choice
+
+
+def cascade(spec: Spec) -> Choice[Cascade]:
+    """The cascade policy that a spec asks for. Raises HeadwayError if it cannot be had."""
+    choice: Choice[Cascade] = _choice("cascade", spec, CASCADES)
+    made = choice()
+    _check_verb("cascade", choice.name, made, "enter", ("request", "view"))
+    _check_verb("cascade", choice.name, made, "accept", ("request", "score", "view"))
     return choice
 
 

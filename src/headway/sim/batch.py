@@ -360,7 +360,7 @@ class Batch:
         tick = self.tick
         joined = live.joined_tick if live.stage is DECODING else tick
         row = self._pack_segment(
-            live.id, self.id, live.attempt, live.enqueued_s, live.stay_admitted_s, live.prefill_end_s, joined, tick,
-            now, cause,
+            live.id, self.id, live.attempt, live.stage_index, live.enqueued_s, live.stay_admitted_s,
+            live.prefill_end_s, joined, tick, now, cause,
         )  # fmt: skip
         self._put_segment(row)

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, Literal
 
 from headway.catalog.costs import costs
+from headway.control.cascading import Cascading
 from headway.control.control import Control
 from headway.control.live import Live
 from headway.control.migrations import Migrations
@@ -15,20 +16,18 @@ from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Member, Service
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fault, Fleet, Pool, Role
 from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.observe import FleetOfPools, Observer, Scrape, View
-from headway.perf import links, memory
-from headway.perf.coldstart import LOCAL, cold_start_s
-from headway.perf.step import StepModel
+from headway.perf import links
 from headway.policies.ordering.fcfs import Fcfs
 from headway.sim.engine import Replica
 from headway.sim.fabric import Fabric
 from headway.sim.kernel import ARRIVAL, COMMAND, TICK, Kernel
+from headway.sim.makeup import calibrated_line, host_memory, kv_blocks, start_up_s
 from headway.sim.moves import Mover
-from headway.sim.swap import HostMemory
 from headway.sim.timeline import Line
 from headway.workload.source import Source
 
@@ -63,7 +62,7 @@ def simulate(
     readers of answers expect. Raises HeadwayError when a model does not fit its GPUs.
     """
     cluster = Cluster(
-        fleet, source, policies, seed, step, scrape or Scrape(), progress, line or _calibrated, pacer or Pacer()
+        fleet, source, policies, seed, step, scrape or Scrape(), progress, line or calibrated_line, pacer or Pacer()
     )
     return cluster.run(faults, until_s)
 
@@ -113,6 +112,7 @@ class Cluster:
         self._mover = Mover(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
         self._migrations: list[Migrations] = []
         self._scaling: Scaling | None = None
+        self._cascade: Cascading | None = None
         self._serve(policies, seed)
 
     def _add_unit(self, deployment: Pool | Combo, now: float) -> list[Replica]:
@@ -124,7 +124,7 @@ class Cluster:
     def _add(self, pool: Pool, now: float, goodput_rps: float | None) -> Replica:
         """A replica, paid for from now on."""
         replica = Replica(
-            len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), _host_memory(pool), self._ordering(),
+            len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), host_memory(pool), self._ordering(),
             self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
         )  # fmt: skip
         self._replicas.append(replica)
@@ -151,7 +151,12 @@ class Cluster:
         if policies.scaler is not None:
             pools = [_pool_state(each, services) for each in self._deployments.values()]
             self._scaling = Scaling(policies.scaler(), FleetOfPools(Random(f"{seed}/scaler")), pools, self)
-        self._control.serve(services, self._migrations, self._scaling)
+        self._seed = seed
+        if policies.cascade is not None:
+            config = policies.cascade
+            chain = [_service_of(name, services) for name in config.models]
+            self._cascade = Cascading(config, config.policy(), chain, Random(f"{seed}/cascade"))
+        self._control.serve(services, self._migrations, self._scaling, self._cascade)
 
     def _member(self, replica: Replica, deployment: str) -> Member:
         view = self._observer.views[replica.id]
@@ -186,6 +191,21 @@ class Cluster:
     def set_role(self, replica: int, role: Role) -> None:
         """A replica is for something else from now on."""
         self._replicas[replica].role = role
+
+    def judge(self, live: Live, now: float) -> None:
+        """Score an answer, as well as the judge can."""
+        assert self._cascade is not None
+        self._kernel.at(now + self._cascade.config.judge_s, COMMAND, live.id, self._judge, live)
+
+    def _judge(self, now: float, live: Live) -> None:
+        assert self._cascade is not None
+        config = self._cascade.config
+        quality = next((score for model, score in live.quality if model == live.model), 0.0)
+        # Its own stream for each answer, so that no decision changes what others are given.
+        error = config.judge_bias
+        if config.judge_noise:
+            error += Random(f"{self._seed}/judge/{live.id}/{live.stage_index}").gauss(0.0, config.judge_noise)
+        self._control.judged(live, min(max(quality + error, 0.0), 100.0), now)
 
     def start_replica(self, deployment: str, now: float) -> None:
         """Acquire one more replica of a pool, or one more combo."""
@@ -343,17 +363,10 @@ class Cluster:
         )  # fmt: skip
 
 
-def _calibrated(pool: Pool) -> Line:
-    return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel).line
-
-
-def start_up_s(pool: Pool) -> float:
-    """Seconds from asking for one more replica to its first request: the pool's own, else with local weights."""
-    if pool.start_s is not None:
-        return pool.start_s
-    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
-    num_gpus = pool.parallel.num_gpus
-    return cold_start_s(plan.weights_bytes * num_gpus, num_gpus, LOCAL, costs().cold_start)
+def _service_of(model: str, services: dict[str, Service]) -> Service:
+    if model not in services:
+        raise unknown("model", model, services, "cascade")
+    return services[model]
 
 
 def _parts(deployment: Pool | Combo) -> tuple[Pool, ...]:
@@ -373,21 +386,3 @@ def _pool_state(deployment: Pool | Combo, services: dict[str, Service]) -> PoolS
     goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
     limits = deployment.min_replicas, most
     return PoolState(unit, deployment.name, limits, goodput_rps, services[unit[0].model.name])
-
-
-def kv_blocks(pool: Pool) -> int:
-    """KV blocks of one replica: what memory allows, or the pool's cap."""
-    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
-    tokens = plan.kv_capacity_tokens
-    if pool.kv_capacity_tokens is not None:
-        tokens = min(tokens, pool.kv_capacity_tokens)
-    return tokens // pool.engine.block_size_tokens
-
-
-def _host_memory(pool: Pool) -> HostMemory:
-    per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token
-    return HostMemory(
-        int(pool.engine.host_memory_bytes / per_token),
-        lambda tokens: links.host_copy_s(tokens * per_token, pool.gpu, pool.parallel.num_gpus),
-        int(pool.engine.kv_offload_bytes / per_token),
-    )

@@ -68,6 +68,10 @@ def _seconds(workload: Workload, where: str) -> None:
         name = f"quality:{model}"
         column = workload.columns[name]
         _require(~np.isinf(column), name, column, "a number, or nothing", where)
+    for model in workload.length_models:
+        name = f"output_tokens:{model}"
+        column = workload.columns[name]
+        _require((column == -1) | (column >= 1), name, column, "tokens from 1, or -1 for none", where)
 
 
 def _codes(workload: Workload, where: str) -> None:

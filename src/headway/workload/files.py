@@ -14,7 +14,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.record import REQUEST_COLUMNS, Prefixes
 from headway.wholefile import whole
 from headway.workload.readers.own_csv import prefix_text
-from headway.workload.table import DTYPES, QUALITY, REQUIRED, Prefix, Workload, is_column
+from headway.workload.table import DTYPES, LENGTH, QUALITY, REQUIRED, Prefix, Workload, default_of, dtype_of, is_column
 
 NOTES = b"headway.notes"
 PREFIX_COLUMNS = ("prefix_ids", "prefix_tokens")
@@ -114,7 +114,7 @@ def _known(names: list[str], path: Path) -> list[str]:
     known = [name for name in names if is_column(name) or name in PREFIX_COLUMNS]
     for name in names:
         if name not in known and name not in REQUEST_COLUMNS:
-            raise unknown("column", name, [*DTYPES, *PREFIX_COLUMNS, f"{QUALITY}MODEL"], str(path))
+            raise unknown("column", name, [*DTYPES, *PREFIX_COLUMNS, f"{QUALITY}MODEL", f"{LENGTH}MODEL"], str(path))
     return known
 
 
@@ -122,11 +122,11 @@ def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray[tuple[int], np.dt
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise HeadwayError(f"column {name}: {column.type}; expected numbers")
     if column.null_count:
-        column = column.fill_null(-1 if name.endswith("_id") else float("nan"))
+        column = column.fill_null(default_of(name))
     values = column.to_numpy()
-    if DTYPES.get(name, "f8").startswith("i") and values.dtype.kind == "f":
+    if dtype_of(name).startswith("i") and values.dtype.kind == "f":
         raise HeadwayError(f"column {name}: {column.type}; expected whole numbers")
-    limit = np.iinfo(DTYPES[name]).max if DTYPES.get(name, "f8").startswith("i") else None
+    limit = np.iinfo(dtype_of(name)).max if dtype_of(name).startswith("i") else None
     if limit is not None and len(values) and (values.max() > limit or values.min() < -limit):
         raise HeadwayError(f"column {name}: {values[np.abs(values).argmax()]}; expected at most {limit:,}")
     return values  # type: ignore[no-any-return]

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from headway.workload.table import Workload
 
 CHUNK_ROWS = 8192
+LENGTH = "output_tokens:"
 
 FIELDS = (
     "id", "arrival_s", "prompt_tokens", "output_tokens", "model", "tier", "reasoning_tokens", "region",
     "session_id", "prefix", "output_id", "slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s", "timeout_s",
-    "quality",
+    "quality", "lengths",
 )  # fmt: skip
 """The fields of `core.request.Request`, in its order."""
 
 DEFAULTS: dict[str, Any] = {
-    "model": "", "tier": 0, "reasoning_tokens": 0, "region": "", "prefix": (), "quality": (),
+    "model": "", "tier": 0, "reasoning_tokens": 0, "region": "", "prefix": (), "quality": (), "lengths": (),
 }  # fmt: skip
 
 
@@ -35,6 +36,8 @@ def present_fields(workload: Workload) -> tuple[str, ...]:
         held.add("prefix")
     if workload.quality_models:
         held.add("quality")
+    if workload.length_models:
+        held.add("lengths")
     last = max(i for i, name in enumerate(FIELDS) if name in held)
     return FIELDS[: last + 1]
 
@@ -52,6 +55,8 @@ def _values(workload: Workload, name: str, a: int, b: int) -> Any:
         return _segments(workload, a, b)
     if name == "quality" and workload.quality_models:
         return _quality(workload, a, b)
+    if name == "lengths" and workload.length_models:
+        return _lengths(workload, a, b)
     column = workload.columns.get(name)
     if column is None:
         return repeat(DEFAULTS.get(name))
@@ -92,3 +97,9 @@ def _quality(workload: Workload, a: int, b: int) -> list[tuple[tuple[str, float]
     scores = np.stack([workload.columns[f"quality:{m}"][a:b] for m in models], axis=1).tolist()
     # A score that is NaN (not itself) is unknown, and left out.
     return [tuple((m, s) for m, s in zip(models, row, strict=True) if s == s) for row in scores]
+
+
+def _lengths(workload: Workload, a: int, b: int) -> list[tuple[tuple[str, int], ...]]:
+    models = workload.length_models
+    tokens = np.stack([workload.columns[f"{LENGTH}{m}"][a:b] for m in models], axis=1).tolist()
+    return [tuple((m, n) for m, n in zip(models, row, strict=True) if n >= 0) for row in tokens]

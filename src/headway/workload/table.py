@@ -36,22 +36,28 @@ DTYPES: dict[str, str] = {
     "deadline_s": "f8",
     "timeout_s": "f8",
 }
-"""Every column but the prefix and `quality:MODEL` (f8), in the order of `core.request.Request`."""
+"""Every column but the prefix, `quality:MODEL` (f8) and `output_tokens:MODEL` (i4; -1 = as `output_tokens`), in the
+order of `core.request.Request`."""
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-QUALITY = "quality:"
+QUALITY, LENGTH = "quality:", "output_tokens:"
 
 
 def default_of(name: str) -> float | int:
     """What an absent column stands for: NaN or -1 = none, code 0 of the model (or region) ""."""
     if name.endswith("_s") or name.startswith(QUALITY):
         return float("nan")
-    return -1 if name.endswith("_id") else 0
+    return -1 if name.endswith("_id") or name.startswith(LENGTH) else 0
+
+
+def dtype_of(name: str) -> str:
+    """The type code of a column."""
+    return DTYPES.get(name, "i4" if name.startswith(LENGTH) else "f8")
 
 
 def is_column(name: str) -> bool:
     """Whether a table may hold a column of this name."""
-    return name in DTYPES or name.startswith(QUALITY)
+    return name in DTYPES or name.startswith((QUALITY, LENGTH))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +110,7 @@ class Workload:
         for name in self.columns:
             if not is_column(name):
                 raise unknown("workload column", name, [*DTYPES, f"{QUALITY}MODEL"])
-        typed = {n: np.asarray(c).astype(DTYPES.get(n, "f8"), copy=False) for n, c in self.columns.items()}
+        typed = {n: np.asarray(c).astype(dtype_of(n), copy=False) for n, c in self.columns.items()}
         lengths = {len(c) for c in typed.values()}
         if self.prefix is not None:
             lengths.add(len(self.prefix.offsets) - 1)
@@ -136,12 +142,17 @@ class Workload:
             return self.columns[name]
         if not is_column(name):
             raise unknown("workload column", name, [*DTYPES, f"{QUALITY}MODEL"])
-        return np.full(len(self), default_of(name), DTYPES.get(name, "f8"))
+        return np.full(len(self), default_of(name), dtype_of(name))
 
     @property
     def quality_models(self) -> tuple[str, ...]:
         """Models with a quality column."""
         return tuple(n.removeprefix(QUALITY) for n in self.columns if n.startswith(QUALITY))
+
+    @property
+    def length_models(self) -> tuple[str, ...]:
+        """Models with a column of output lengths of their own."""
+        return tuple(n.removeprefix(LENGTH) for n in self.columns if n.startswith(LENGTH))
 
     def slice(self, start: int, stop: int) -> Workload:
         """Rows `start` to `stop`, as views."""

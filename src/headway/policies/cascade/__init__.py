@@ -1,0 +1,1 @@
+"""Which of several models' answers a request gets."""

@@ -1,0 +1,37 @@
+"""Thresholds that give way when replicas are busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.view import CascadeView, ReplicaView, RequestView
+from headway.policies.arguments import above, between
+
+
+class LoadBased:
+    """As `thresholds`, but the busier the next model is, the less an answer has to score.
+
+    After CascadeServe, which picks one of several gears by load: as the next stage's requests in flight per seat go
+    from `calm` to `full`, the threshold goes from `threshold` to `lowest`.
+    """
+
+    def __init__(self, threshold: float = 80.0, lowest: float = 0.0, calm: float = 0.5, full: float = 1.0) -> None:
+        between("threshold", threshold, 0, 100)
+        between("lowest", lowest, 0, threshold)
+        above("full", full, calm)
+        self._threshold, self._lowest = threshold, lowest
+        self._calm, self._full = calm, full
+
+    def enter(self, request: RequestView, view: CascadeView) -> int:
+        return 0
+
+    def accept(self, request: RequestView, score: float, view: CascadeView) -> bool:
+        busy = (_load(view.stages[view.stage + 1].replicas) - self._calm) / (self._full - self._calm)
+        share = min(max(busy, 0.0), 1.0)
+        return score >= self._threshold + share * (self._lowest - self._threshold)
+
+
+def _load(replicas: Sequence[ReplicaView]) -> float:
+    """Requests in flight per seat; a stage without replicas is full."""
+    seats = sum(replica.max_num_seqs for replica in replicas)
+    return sum(replica.num_in_flight for replica in replicas) / seats if seats else float("inf")

@@ -1,0 +1,33 @@
+"""One model for each request, chosen before anything is generated."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from headway.core.view import CascadeView, OracleRequestView, RequestView
+from headway.policies.arguments import at_least, between
+
+
+class PreRouted:
+    """The smallest model whose answer is predicted to score at least `threshold`, else the largest.
+
+    After RouteLLM. The prediction is the true score with a normal error of `noise`, which stands for how well
+    a router can tell from the prompt alone; so only a run that knows the scores can have this policy.
+    """
+
+    oracle = True
+
+    def __init__(self, threshold: float = 80.0, noise: float = 15.0) -> None:
+        between("threshold", threshold, 0, 100)
+        at_least("noise", noise, 0)
+        self._threshold, self._noise = threshold, noise
+
+    def enter(self, request: RequestView, view: CascadeView) -> int:
+        scores = dict(cast(OracleRequestView, request).quality)
+        for i, stage in enumerate(view.stages):
+            if scores.get(stage.model, 0.0) + view.random.gauss(0.0, self._noise) >= self._threshold:
+                return i
+        return len(view.stages) - 1
+
+    def accept(self, request: RequestView, score: float, view: CascadeView) -> bool:
+        return True

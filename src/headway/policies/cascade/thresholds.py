@@ -1,0 +1,39 @@
+"""Small models first, larger ones where the judge is not content."""
+
+from __future__ import annotations
+
+from headway.core.errors import HeadwayError
+from headway.core.view import CascadeView, RequestView
+from headway.policies.arguments import between
+
+
+class Thresholds:
+    """Every request begins with the smallest model; an answer that scores at least its stage's threshold will do.
+
+    One threshold for each stage but the last, 0 to 100; one number stands for all of them. Cascadia, section 3.3.
+    """
+
+    def __init__(self, thresholds: float | list[float] = 80.0) -> None:
+        given = thresholds if isinstance(thresholds, list) else [thresholds]
+        if not given:
+            raise HeadwayError("thresholds: expected one for each stage but the last")
+        for threshold in given:
+            between("thresholds", threshold, 0, 100)
+        self._thresholds = thresholds
+
+    def enter(self, request: RequestView, view: CascadeView) -> int:
+        self._at(0, view)
+        return 0
+
+    def accept(self, request: RequestView, score: float, view: CascadeView) -> bool:
+        return score >= self._at(view.stage, view)
+
+    def _at(self, stage: int, view: CascadeView) -> float:
+        given = self._thresholds
+        if not isinstance(given, list):
+            return given
+        if len(given) < len(view.stages) - 1:
+            raise HeadwayError(
+                f"thresholds: {len(given)}; expected {len(view.stages) - 1}, for all stages but the last"
+            )
+        return given[stage] if stage < len(given) else 0.0

@@ -1,0 +1,44 @@
+"""What one replica of a pool is made of: step times, KV blocks, host memory, seconds until it serves."""
+
+from __future__ import annotations
+
+from headway.catalog.costs import costs
+from headway.core.fleet import Pool
+from headway.perf import links, memory
+from headway.perf.coldstart import LOCAL, cold_start_s
+from headway.perf.step import StepModel
+from headway.sim.swap import HostMemory
+from headway.sim.timeline import Line
+
+
+def calibrated_line(pool: Pool) -> Line:
+    """Step times, with the catalog's coefficients."""
+    return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel).line
+
+
+def start_up_s(pool: Pool) -> float:
+    """Seconds from asking for one more replica to its first request: the pool's own, else with local weights."""
+    if pool.start_s is not None:
+        return pool.start_s
+    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    num_gpus = pool.parallel.num_gpus
+    return cold_start_s(plan.weights_bytes * num_gpus, num_gpus, LOCAL, costs().cold_start)
+
+
+def kv_blocks(pool: Pool) -> int:
+    """KV blocks of one replica: what memory allows, or the pool's cap."""
+    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    tokens = plan.kv_capacity_tokens
+    if pool.kv_capacity_tokens is not None:
+        tokens = min(tokens, pool.kv_capacity_tokens)
+    return tokens // pool.engine.block_size_tokens
+
+
+def host_memory(pool: Pool) -> HostMemory:
+    """Room for preempted and cached KV, with the time that copies take."""
+    per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token
+    return HostMemory(
+        int(pool.engine.host_memory_bytes / per_token),
+        lambda tokens: links.host_copy_s(tokens * per_token, pool.gpu, pool.parallel.num_gpus),
+        int(pool.engine.kv_offload_bytes / per_token),
+    )
