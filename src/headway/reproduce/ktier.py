@@ -1,13 +1,14 @@
 """K-tier Llumnix (Vestrum, Raeesi and Rød, "Beyond Binary Priorities"), its evaluation made anew.
 
-Beyond the paper: tiers under sustained load with a scarce KV cache, and the best K and decay for a set of SLOs.
+Beyond the paper: tiers under sustained load with a scarce KV cache, the best K and decay for a set of SLOs, and
+tiers of requests that reason.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from headway.reproduce import ktier_burst, ktier_parity, ktier_sustained
+from headway.reproduce import ktier_burst, ktier_parity, ktier_phases, ktier_sustained
 from headway.reproduce.experiment import Experiment
 from headway.reproduce.findings import Figure, Findings, Outcome, Table
 from headway.reproduce.ktier_claims import CLAIMS, MIXES
@@ -22,7 +23,7 @@ BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAIN
 
 
 def run(experiment: Experiment) -> Findings:
-    """The parts that are asked for; the best setting belongs to no claim and comes with the whole."""
+    """The parts that are asked for. The best setting and the phases belong to no claim, and come with the whole."""
     seeds, quick = experiment.seeds, experiment.quick
     tasks: dict[tuple[Any, ...], Any] = {}
     if experiment.wants(*PARITY):
@@ -31,9 +32,9 @@ def run(experiment: Experiment) -> Findings:
         tasks |= ktier_burst.tasks(seeds, quick)
     if experiment.wants(*SUSTAINED):
         tasks |= ktier_sustained.load_tasks(seeds, quick)
-    has_settings = experiment.claims is None and len(seeds) > 1
-    if has_settings:
-        tasks |= ktier_sustained.setting_tasks(seeds, quick)
+    whole = experiment.claims is None
+    if whole:
+        tasks |= ktier_sustained.setting_tasks(seeds, quick) | ktier_phases.tasks(seeds, quick)
     found = experiment.run(tasks)
     outcomes: dict[str, Outcome] = {}
     exhibits: list[Figure | Table] = []
@@ -55,6 +56,7 @@ def run(experiment: Experiment) -> Findings:
         load = ktier_sustained.Load(found, seeds)
         outcomes |= load.outcomes()
         exhibits += load.figures()
-    if has_settings:
-        exhibits += ktier_sustained.Settings(found, seeds).exhibits()
+    if whole:
+        exhibits += ktier_sustained.Settings(found, seeds).exhibits() if len(seeds) > 1 else []
+        exhibits.append(ktier_phases.table(found, seeds))
     return Findings(outcomes, exhibits)

@@ -1,0 +1,87 @@
+"""K tiers of requests that reason before they answer: whose turn is it, the urgent answer's or the lesser thought's?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from headway.report.run import Run
+from headway.reproduce.findings import Table
+from headway.reproduce.tasks import Simulation
+
+Key = tuple[Any, ...]
+ORDERINGS: dict[str, Any] = {
+    "tiers alone (priority)": "priority",
+    "tiers, then phases": {"name": "tiers-and-phases", "num_tiers": 2},
+    "phases, then tiers": {"name": "tiers-and-phases", "num_tiers": 2, "phases_first": True},
+    "phases alone (pascal)": "pascal",
+}
+RATE = 16.0
+"""Requests/s: the seats are taken, and somebody waits at any time."""
+NUM_REQUESTS = 800
+
+
+def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
+    """All runs of this part."""
+    num = NUM_REQUESTS // 2 if quick else NUM_REQUESTS
+    return {
+        ("phases", name, seed): Simulation(scenario(ordering, num), seed, measure)
+        for name, ordering in ORDERINGS.items()
+        for seed in seeds
+    }
+
+
+def scenario(ordering: Any, num_requests: int) -> dict[str, Any]:
+    """AlpacaEval's thoughts and answers in two tiers, on four replicas with few seats."""
+    tiers = {"num_tiers": 2}
+    return {
+        "workload": {
+            "builtin": "alpaca-eval",
+            "num_requests": num_requests,
+            "arrivals": RATE,
+            "tiers": {"mix": "uniform", **tiers},
+        },
+        "fleet": [
+            {
+                "model": "llama-3.1-8b",
+                "gpu": "a100-80gb",
+                "replicas": 4,
+                "engine": {"name": "simulated", "max_num_seqs": 48},
+            }
+        ],
+        "policies": {
+            "routing": {"name": "freest", **tiers},
+            "ordering": ordering,
+            "migration": {"name": "llumnix", **tiers},
+        },
+    }
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Means by tier."""
+    found = {}
+    for tier, metrics in run.summary.tiers.items():
+        parts = {"begins": metrics.ttft_s, "answers": metrics.ttfat_s, "ends": metrics.e2e_s}
+        found[tier] = {name: part and part.mean for name, part in parts.items()}
+    return found
+
+
+def table(found: Mapping[Key, Any], seeds: Sequence[int]) -> Table:
+    """Means over seeds."""
+    heads = ["ordering"]
+    heads += [
+        f"tier {tier}: {words}" for tier in (0, 1) for words in ("thinks after (s)", "answers after", "ends after")
+    ]
+    rows: list[list[str | float | None]] = []
+    for name in ORDERINGS:
+        row: list[str | float | None] = [name]
+        for tier in ("0", "1"):
+            runs = [found["phases", name, seed][tier] for seed in seeds]
+            row += [fmean(run[part] for run in runs) for part in ("begins", "answers", "ends")]
+        rows.append(row)
+    shows = (
+        "Means: from arrival to the first thought, from the last thought to the first word of the answer, from arrival "
+        "to the end. Tiers first keeps tier 0's answers from waiting for tier 1's thoughts; phases first does not."
+    )
+    return Table("Headway 6", f"Tiers and phases, {RATE:g} requests/s that reason", shows, heads, rows)
