@@ -1,0 +1,78 @@
+"""The cheapest combos for a demand, exactly: branch and bound over a few kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+_LITTLE = 1e-9
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of combo that may be had."""
+
+    name: str
+    goodput_rps: float
+    cost: float
+    """What one adds to what is minimised."""
+    gpus: Mapping[str, int]
+    most: int
+
+
+def cheapest(demand_rps: float, kinds: Sequence[Kind], gpus: Mapping[str, int]) -> dict[str, int]:
+    """How many of each kind, by name.
+
+    Sets: kinds k, GPU types g. Parameters: goodput q_k, cost c_k, GPUs r_kg, most u_k, GPUs to be had G_g (types that
+    are not named are not limited). Variables: 0 <= n_k <= u_k, whole. Constraints: sum of r_kg n_k <= G_g. Objective,
+    in this order: the demand that is not covered, max(0, D - sum of q_k n_k); sum of c_k n_k; of solutions that
+    cost the same to a millionth, the most goodput.
+    """
+    usable = [kind for kind in kinds if kind.goodput_rps > 0 and _fitting(kind, gpus) > 0]
+    ratios = [kind.cost / kind.goodput_rps for kind in usable if kind.cost > 0]
+    bonus = 1e-6 * min(ratios, default=0.0)
+    costs = {kind.name: max(kind.cost - bonus * kind.goodput_rps, 0.0) for kind in usable}
+    usable.sort(key=lambda kind: (costs[kind.name] / kind.goodput_rps, kind.name))
+    search = _Search(usable, [costs[kind.name] for kind in usable], gpus)
+    search.go(0, (), demand_rps, 0.0, dict(gpus))
+    return {kind.name: num for kind, num in zip(usable, search.best, strict=False) if num}
+
+
+class _Search:
+    """Kinds in order of cost for goodput, as many as can be of use of each first."""
+
+    def __init__(self, kinds: Sequence[Kind], costs: Sequence[float], gpus: Mapping[str, int]) -> None:
+        self._kinds, self._costs = kinds, costs
+        self._reach = [0.0]
+        """Goodput that kinds i, i + 1, ... can add at most; GPUs that they share are counted for each."""
+        for kind in reversed(kinds):
+            self._reach.insert(0, self._reach[0] + kind.goodput_rps * _fitting(kind, gpus))
+        self.best: tuple[int, ...] = ()
+        self._short, self._cost = float("inf"), float("inf")
+
+    def go(self, i: int, counts: tuple[int, ...], left_rps: float, cost: float, gpus: dict[str, int]) -> None:
+        """Try what can follow these counts of the first i kinds."""
+        short = left_rps if left_rps > _LITTLE else 0.0
+        if self._beats(short, cost):
+            self.best, self._short, self._cost = counts, short, cost
+        if not short or i == len(self._kinds):
+            return
+        kind = self._kinds[i]
+        covered = min(short, self._reach[i])
+        if not self._beats(short - covered, cost + covered * self._costs[i] / kind.goodput_rps):
+            return
+        most = min(_fitting(kind, gpus), ceil(short / kind.goodput_rps - _LITTLE))
+        for num in range(most, -1, -1):
+            rest = {gpu: have - num * kind.gpus.get(gpu, 0) for gpu, have in gpus.items()}
+            self.go(i + 1, (*counts, num), left_rps - num * kind.goodput_rps, cost + num * self._costs[i], rest)
+
+    def _beats(self, short: float, cost: float) -> bool:
+        """It covers more than the best so far, or as much for less."""
+        return short < self._short - _LITTLE or (short <= self._short + _LITTLE and cost < self._cost - _LITTLE)
+
+
+def _fitting(kind: Kind, gpus: Mapping[str, int]) -> int:
+    """How many of the kind may be had."""
+    rooms = [gpus[gpu] // num for gpu, num in kind.gpus.items() if num and gpu in gpus]
+    return max(min([kind.most, *rooms]), 0)

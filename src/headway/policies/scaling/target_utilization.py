@@ -1,0 +1,84 @@
+"""As many replicas as keep their load at a target, as Kubernetes' horizontal pod autoscaler has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from statistics import fmean
+
+from headway.core.errors import HeadwayError
+from headway.core.view import PoolsView, PoolView, ReplicaView
+from headway.policies.arguments import above, at_least
+
+
+class TargetUtilization:
+    """Each pool gets `ceil(serving * load / target)` replicas or combos, the most that any of its targets asks for.
+
+    Loads are the share of KV blocks in use, against `kv_use`, and requests in flight per replica, or per combo,
+    against `in_flight`; a target of None is not looked at. In a combo KV use is that of whichever role uses
+    more. Nothing happens while load and target differ by less than `tolerance` of the target, or within `cooldown_s` of
+    the pool's last step. A pool goes down to the highest number that was asked for in the last `stabilization_s`.
+    Those that drain do not count. Defaults but for `kv_use` are Kubernetes' own.
+    """
+
+    def __init__(
+        self,
+        kv_use: float | None = 0.7,
+        in_flight: float | None = None,
+        tolerance: float = 0.1,
+        stabilization_s: float = 300.0,
+        cooldown_s: float = 0.0,
+        interval_s: float = 15.0,
+    ) -> None:
+        for name, target in (("kv_use", kv_use), ("in_flight", in_flight)):
+            if target is not None:
+                above(name, target, 0)
+        if kv_use is None and in_flight is None:
+            raise HeadwayError("kv_use, in_flight: expected a target for at least one of them")
+        at_least("tolerance", tolerance, 0)
+        at_least("stabilization_s", stabilization_s, 0)
+        at_least("cooldown_s", cooldown_s, 0)
+        above("interval_s", interval_s, 0)
+        self.interval_s = interval_s
+        self._kv_use, self._in_flight = kv_use, in_flight
+        self._tolerance, self._stabilization_s, self._cooldown_s = tolerance, stabilization_s, cooldown_s
+        self._asked: dict[str, list[tuple[float, int]]] = {}
+        """By pool: when, and for how many."""
+        self._stepped_s: dict[str, float] = {}
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        wanted = {}
+        for pool in view.pools:
+            now, number = view.now, pool.num_serving + pool.num_starting
+            lately = [one for one in self._asked.get(pool.name, ()) if one[0] > now - self._stabilization_s]
+            asked = self._ask(pool, number)
+            self._asked[pool.name] = lately = [*lately, (now, asked)]
+            if asked < number:
+                asked = min(max(most for _, most in lately), number)
+            asked = min(max(asked, pool.min_replicas, 1), pool.max_replicas)
+            last_s = self._stepped_s.get(pool.name)
+            if asked != number and (last_s is None or now - last_s >= self._cooldown_s):
+                wanted[pool.name] = asked
+                self._stepped_s[pool.name] = now
+        return wanted
+
+    def _ask(self, pool: PoolView, number: int) -> int:
+        """How many the load asks for; as many as there are within the tolerance."""
+        staying = [replica for replica in pool.replicas if not replica.is_draining]
+        if not staying:
+            return number
+        ratios = []
+        if self._kv_use is not None:
+            ratios.append(_kv_use(staying) / self._kv_use)
+        if self._in_flight is not None:
+            ratios.append(sum(replica.num_in_flight for replica in staying) / pool.num_serving / self._in_flight)
+        ratio = max(ratios)
+        return number if abs(ratio - 1.0) <= self._tolerance else ceil(pool.num_serving * ratio)
+
+
+def _kv_use(replicas: list[ReplicaView]) -> float:
+    """The mean share of KV blocks in use, of the role that uses more."""
+    by_role: dict[str, list[float]] = {}
+    for replica in replicas:
+        by_role.setdefault(replica.role, []).append(replica.kv_blocks_used / max(replica.kv_blocks_total, 1))
+    return max(fmean(uses) for uses in by_role.values())
