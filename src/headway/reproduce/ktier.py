@@ -14,7 +14,7 @@ from headway.reproduce.findings import Figure, Findings, Outcome, Table
 from headway.reproduce.ktier_claims import CLAIMS, MIXES
 
 TITLE = "K-tier Llumnix: more than two priorities"
-SEEDS, QUICK_SEEDS = 5, 2
+SEEDS, QUICK_SEEDS = 4, 2
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))

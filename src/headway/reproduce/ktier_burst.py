@@ -20,12 +20,12 @@ FIGURES = {"uniform": "Figure 5", "gaussian": "Figure 8", "enterprise": "Figure 
 TABLES = {"uniform": "Table 2", "gaussian": "Table 3", "enterprise": "Table 4"}
 PUBLIC_SEATS = 64
 """The batch cap in the authors' public scripts."""
+BASELINE, KTIER = "INFaaS + vLLM", "+ freeness, headroom, migration (K-tier)"
 FEW = f"INFaaS + vLLM, {PUBLIC_SEATS} seats"
 ALL_IN = "K-tier, seats and memory for all"
 PARTS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "INFaaS, mixed batches": (INFAAS, LLUMLET),
     "+ one queue by tier": (ktier_runs.queue_only(4), LLUMLET),
-    "+ freeness, headroom, migration (K-tier)": (ktier_policies(4), LLUMLET),
     "K-tier, each request placed at once": (ktier_runs.at_once(4), LLUMLET),
     ALL_IN: (ktier_policies(4, seats=8192), UNBOUNDED),
     FEW: (INFAAS, VLLM | {"max_num_seqs": PUBLIC_SEATS}),
@@ -86,8 +86,10 @@ class Burst:
 
     def part(self, name: str) -> list[Any]:
         """The runs of one of `PARTS`, or of what is compared."""
-        if name == "INFaaS + vLLM":
+        if name == BASELINE:
             return [self.found["infaas", "10k", seed] for seed in self.seeds]
+        if name == KTIER:
+            return [self.ktier("uniform", "10k", 4, seed) for seed in self.seeds]
         return [self.found["part", name, seed] for seed in self.seeds]
 
     # Claims.
@@ -143,7 +145,7 @@ class Burst:
     def _discussion(self) -> dict[str, Outcome]:
         ups = {mix: self.speed_ups(mix, "10k", 4, "e2e-p99") for mix in MIXES}
         more = self.speed_ups("uniform", "15k", 4, "e2e-p99")
-        base = [run["e2e"]["mean"] for run in self.part("INFaaS + vLLM")]
+        base = [run["e2e"]["mean"] for run in self.part(BASELINE)]
         first, last = (self.tier("uniform", 4, tier, "e2e", "mean") for tier in (0, 3))
         means = (
             f"Mean E2E: {fmean(base):.1f} s with INFaaS and vLLM, {fmean(first):.1f} s in tier 0, {fmean(last):.1f} s"
@@ -164,7 +166,7 @@ class Burst:
         """Why the speed-ups of all requests together stay below the paper's."""
         mixed, ktier = (
             fmean(run["prefill"]["mean"] for run in runs)
-            for runs in (self.part("INFaaS, mixed batches"), [self.ktier("uniform", "10k", 4, s) for s in self.seeds])
+            for runs in (self.part("INFaaS, mixed batches"), self.part(KTIER))
         )
         return (
             "All seats are busy on both sides, so the order decides who waits, not how long all do: mean prefill takes "
@@ -237,7 +239,7 @@ class Burst:
             "tier 3 TTFT p50",
         ]
         rows: list[list[str | float | None]] = []
-        for name in ("INFaaS + vLLM", *PARTS):
+        for name in (BASELINE, *list(PARTS)[:2], KTIER, *list(PARTS)[2:]):
             runs = self.part(name)
             row: list[str | float | None] = [name]
             row += [
