@@ -1,0 +1,118 @@
+"""How many GPUs each model gets: the least of the largest latency (3.2).
+
+Sets and parameters
+    i in 1..C      stages
+    f in 0..N      GPUs
+    l_i(f)         latency of stage i with f GPUs; infinite where they will not do; l_i(0) = 0 where no request comes
+Variables
+    x_{i,f}        1 where stage i is given f GPUs, else 0
+    L              the largest latency
+Minimise           L
+Subject to         sum_f x_{i,f} = 1                           for every i
+                   sum_i sum_f f x_{i,f} = N (or <= N)
+                   L >= sum_f l_i(f) x_{i,f}                   for every i
+                   x_{i,f} = 0 where l_i(f) is infinite
+
+`least_max` finds the same by bisection over the values of l, as the search asks thousands of times; `least_max_milp`
+solves the program as it stands here. Each is the other's test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+from msgspec import Struct
+
+from headway.core.errors import HeadwayError
+from headway.planner.cascade.problem import Floats
+from headway.planner.milp import minimise
+
+
+class Allocation(Struct, frozen=True):
+    """GPUs by stage, and the largest latency."""
+
+    gpus: tuple[int, ...]
+    latency_s: float
+
+
+def least_max(tables: Sequence[Floats], num_gpus: int, use_all: bool = False) -> Allocation | None:
+    """The best allocation, where `tables[i][f]` is l_i(f); None where there is none."""
+    values = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
+    low, high = 0, len(values)
+    while low < high:
+        middle = (low + high) // 2
+        if _within(tables, num_gpus, use_all, values[middle]) is None:
+            low = middle + 1
+        else:
+            high = middle
+    if low == len(values):
+        return None
+    gpus = _within(tables, num_gpus, use_all, values[low])
+    assert gpus is not None
+    return _allocation(tables, gpus)
+
+
+def _within(tables: Sequence[Floats], num_gpus: int, use_all: bool, limit_s: float) -> tuple[int, ...] | None:
+    """An allocation with no latency above the limit, of as few GPUs as will do unless all are to be used."""
+    good = [table <= limit_s for table in tables]
+    if not all(each.any() for each in good):
+        return None
+    least = tuple(int(each.argmax()) for each in good)
+    if sum(least) > num_gpus:
+        return None
+    return _of_sum(good, num_gpus) if use_all else least
+
+
+def _of_sum(good: Sequence[np.ndarray], num_gpus: int) -> tuple[int, ...] | None:
+    """One allowed number for each stage, `num_gpus` in all: the reachable sums are bits of a number."""
+    reach = [1]
+    for each in good:
+        sums = 0
+        for f in np.flatnonzero(each).tolist():
+            sums |= reach[-1] << f
+        reach.append(sums & ((1 << (num_gpus + 1)) - 1))
+    if not reach[-1] >> num_gpus & 1:
+        return None
+    left, found = num_gpus, []
+    for each, before in zip(reversed(good), reversed(reach[:-1]), strict=True):
+        f = next(f for f in np.flatnonzero(each).tolist() if f <= left and before >> (left - f) & 1)
+        found.append(f)
+        left -= f
+    return tuple(reversed(found))
+
+
+def least_max_milp(tables: Sequence[Floats], num_gpus: int, use_all: bool = False) -> Allocation | None:
+    """The same by the mixed-integer program. HeadwayError without SciPy."""
+    places = [(i, f) for i, table in enumerate(tables) for f in np.flatnonzero(np.isfinite(table)).tolist()]
+    if {i for i, _ in places} != set(range(len(tables))):
+        return None
+    num, stages = len(places), len(tables)
+    latency_s = np.array([tables[i][f] for i, f in places])
+    scale = float(latency_s.max()) or 1.0
+    one, below = np.zeros((stages, num + 1)), np.zeros((stages, num + 1))
+    for column, (i, _) in enumerate(places):
+        one[i, column] = 1.0
+        below[i, column] = -latency_s[column] / scale
+    below[:, num] = 1.0
+    total = np.array([[*(float(f) for _, f in places), 0.0]])
+    ones, zeros = np.ones(stages), np.zeros(stages)
+    found = minimise(
+        np.array([0.0] * num + [1.0]),
+        np.vstack([one, below, total]),
+        np.concatenate([ones, zeros, [num_gpus if use_all else 0.0]]),
+        np.concatenate([ones, np.full(stages, inf), [float(num_gpus)]]),
+        np.ones(num + 1),
+        [True] * num + [False],
+    )
+    if found.status == "infeasible":
+        return None
+    if found.status != "optimal":
+        raise HeadwayError("the time was over before an allocation was proved best")
+    gpus = {i: f for (i, f), value in zip(places, found.values[:num], strict=True) if value > 0.5}
+    return _allocation(tables, tuple(gpus[i] for i in range(stages)))
+
+
+def _allocation(tables: Sequence[Floats], gpus: tuple[int, ...]) -> Allocation:
+    return Allocation(gpus, max(float(table[f]) for table, f in zip(tables, gpus, strict=True)))

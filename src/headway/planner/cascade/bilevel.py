@@ -1,0 +1,266 @@
+"""The bi-level loop: a routing, its deployment, the next routing, until nothing gets better (Algorithm 1).
+
+A round solves the deployment of one routing; its latency and quality make the objective J. The routing solver's next
+proposal is the one with the best J to be expected: quality is known of all routings, latency is taken to grow with the
+work that a routing makes. First rounds keep apart from each other, so that the whole range is looked at; then routings
+near the best one have their turn. A routing whose J is no better even at a lower bound of its latency is left out.
+
+The loop ends when the best J stood for so many rounds, or when every routing has been solved or left out: then it is
+the optimum. The best plan ever evaluated is the answer, across all targets that one search is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+from msgspec import Struct
+
+from headway.core.errors import HeadwayError
+from headway.perf.memory import active_params
+from headway.planner.cascade.bounds import Bounds
+from headway.planner.cascade.deployment import Deployment, deploy, spread
+from headway.planner.cascade.latencies import Idle, Latencies, Table, Trend
+from headway.planner.cascade.plan import Round
+from headway.planner.cascade.problem import LatencyBudget, Problem, Target
+from headway.planner.cascade.routing import Objective, Routings, cascades, proportional
+from headway.planner.cascade.shapes import Sets, replica_sets, shapes
+
+EPS = 1e-9
+"""By this share a plan must be better to count as better."""
+SetsOf = Callable[[int, tuple[bool, ...]], Sets]
+"""The replica sets of a stage, given which stages get any requests."""
+
+
+class Effort(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long to look."""
+
+    stable_rounds: int | None = 6
+    """Rounds in a row without a better plan, after which the first look, and then the closer one, ends; None: look
+    at every routing."""
+    gap: float = 0.01
+    """The share by which a deployment's bound may stay below its latency."""
+    asks: int | None = None
+    """Evaluations for one routing's deployment, after which the best known will do; None: as many as the gap takes."""
+    apart: float = 0.03
+    """By how much, in the share of requests that some stage processes, first rounds differ."""
+
+
+@dataclass
+class Solved:
+    """What is known of a routing: its deployment, if it was worth knowing, and a bound."""
+
+    deployment: Deployment | None
+    bound_s: float
+
+
+@dataclass
+class Search:
+    """One problem, but for its target. What is found stays for the next target."""
+
+    problem: Problem
+    latencies: Latencies
+    bounds: Bounds
+    effort: Effort = field(default_factory=Effort)
+    routings: Routings | None = None
+    """None: the thresholds of cascades."""
+    sets_of: SetsOf | None = None
+    """None: all feasible ones."""
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        self.known = self.routings or cascades(problem.scores, [active_params(model) for model in problem.models])
+        self.of_stage = self.sets_of or all_sets(problem)
+        self.solved: dict[int, Solved] = {}
+        self._tables: dict[tuple[int, bytes, tuple[bool, ...]], Table] = {}
+        self._trends = [Trend() for _ in problem.models]
+        ratios = self.known.ratios
+        self.least, self.most = int(ratios.sum(axis=1).argmin()), int(ratios.sum(axis=1).argmax())
+
+    def best(self, target: Target) -> tuple[int | None, Objective, tuple[Round, ...], bool]:
+        """The best routing for the target (None: none can be deployed), its J, the rounds, and whether all was seen."""
+        objective = self.objective(target)
+        loop = _Loop(self, objective)
+        complete = loop.run()
+        return loop.best, objective, tuple(loop.rounds), complete
+
+    def solve(self, routing: int, limit_s: float = inf) -> Solved:
+        """The deployment of a routing, unless its latency is bound to be `limit_s` or more."""
+        known = self.solved.get(routing)
+        if known is None or (known.deployment is None and known.bound_s < limit_s):
+            problem, effort = self.problem, self.effort
+            tables = self.tables(routing)
+            known = Solved(*deploy(tables, problem.num_gpus, problem.use_all, limit_s, effort.gap, effort.asks))
+            self.solved[routing] = known
+        return known
+
+    def spread(self, routing: int) -> Deployment:
+        """The deployment of a solved routing, with GPUs that are left where they help most."""
+        found = self.solved[routing].deployment
+        assert found is not None
+        problem = self.problem
+        return spread(self.tables(routing), problem.num_gpus, found, problem.use_all, self.effort.gap)
+
+    def tables(self, routing: int) -> list[Table]:
+        """l_i(f) of every stage."""
+        reached = self.known.reached[routing]
+        used = tuple(reached.any(axis=1).tolist())
+        return [self._table(i, reached[i], used) for i in range(len(used))]
+
+    def _table(self, stage: int, reached: np.ndarray, used: tuple[bool, ...]) -> Table:
+        key = (stage, np.packbits(reached).tobytes(), used if self.sets_of is not None else ())
+        if key not in self._tables:
+            self._tables[key] = self._made(stage, reached, used)
+        return self._tables[key]
+
+    def _made(self, stage: int, reached: np.ndarray, used: tuple[bool, ...]) -> Table:
+        problem = self.problem
+        if not used[stage]:
+            return Idle(problem.num_gpus)
+        model, lengths = problem.models[stage], problem.lengths(stage, reached)
+        rate_rps = problem.rate_rps * len(lengths) / len(reached)
+        sets = self.of_stage(stage, used)
+        lower, guess = self.bounds.of(model, sets, rate_rps, lengths)
+        judge_s = problem.judge_s if stage < len(problem.models) - 1 else 0.0
+        return Table(
+            sets,
+            lower,
+            guess,
+            problem.num_gpus,
+            lambda replicas: self.latencies.p95_s(model, replicas, rate_rps, lengths),
+            self._trends[stage],
+            judge_s,
+        )
+
+    @property
+    def num_sets(self) -> int:
+        """Looked at so far."""
+        return sum(table.num_sets for table in self._tables.values())
+
+    def objective(self, target: Target) -> Objective:
+        quality = self.known.quality
+        utopia, nadir = float(quality[self.most]), float(quality[self.least])
+        if not isinstance(target, LatencyBudget):
+            return Objective(target, utopia, nadir)
+        ends = [self.solve(i).deployment for i in (self.least, self.most)]
+        times = [end.latency_s for end in ends if end is not None and end.latency_s < inf]
+        return Objective(target, utopia, nadir, min(times, default=0.0), max(times, default=1.0))
+
+
+class _Loop:
+    """The rounds for one target."""
+
+    def __init__(self, search: Search, objective: Objective) -> None:
+        self.search, self.objective = search, objective
+        self.routings = search.known
+        self.best: int | None = None
+        self.score = inf
+        self.rounds: list[Round] = []
+        self.done = np.zeros(len(self.routings), np.bool_)
+
+    def run(self) -> bool:
+        """Whether every routing was solved or left out."""
+        for i in list(self.search.solved):
+            self._take(i)
+        self._round(proportional(self.routings))
+        stable = self.search.effort.stable_rounds
+        for candidates in (self._apart(), self._near()):
+            without = 0
+            for i in candidates:
+                asked = self.search.latencies.num_asked
+                if self._round(i):
+                    without = 0
+                elif self.search.latencies.num_asked > asked or self.search.solved[i].deployment is not None:
+                    without += 1
+                if stable is not None and without >= stable:
+                    break
+        return self._all_done()
+
+    def _all_done(self) -> bool:
+        return not self._open().any()
+
+    def _open(self) -> np.ndarray:
+        """Routings that could be better than the best."""
+        open_ = ~self.done
+        if self.score < inf:
+            open_ &= np.asarray(self.objective.of(0.0, self.routings.quality)) < self.score
+        return open_
+
+    def _expected(self) -> np.ndarray:
+        """J of every routing, were latency proportional to work."""
+        solved = [(i, each.deployment.latency_s) for i, each in self.search.solved.items() if each.deployment]
+        ratios = [latency / self.routings.work[i] for i, latency in solved if self.routings.work[i] > 0]
+        scale = float(np.median(ratios)) if ratios else 1e-15
+        return np.asarray(self.objective.of(self.routings.work * scale, self.routings.quality))
+
+    def _apart(self) -> Iterator[int]:
+        """The routing with the best expectation that is not near one which had its turn; all where all are wanted."""
+        effort, ratios = self.search.effort, self.routings.ratios
+        apart = 0.0 if effort.stable_rounds is None else effort.apart
+        free = np.ones(len(ratios), np.bool_)
+        for done in np.flatnonzero(self.done).tolist():
+            free &= np.abs(ratios - ratios[done]).max(axis=1) >= apart
+        while (open_ := self._open() & free).any():
+            i = self._first(open_)
+            yield i
+            free &= np.abs(ratios - ratios[i]).max(axis=1) >= apart
+
+    def _near(self) -> Iterator[int]:
+        """Those near the best one, wherever that moves."""
+        ratios, apart = self.routings.ratios, self.search.effort.apart
+        while self.best is not None:
+            open_ = self._open() & (np.abs(ratios - ratios[self.best]).max(axis=1) <= apart)
+            if not open_.any():
+                return
+            yield self._first(open_)
+
+    def _first(self, open_: np.ndarray) -> int:
+        """Of these, the one with the best expectation."""
+        candidates = np.flatnonzero(open_)
+        return int(candidates[self._expected()[candidates].argmin()])
+
+    def _round(self, i: int) -> bool:
+        """Solve the routing as far as it can be better; whether it is."""
+        self.done[i] = True
+        quality = float(self.routings.quality[i])
+        solved = self.search.solve(i, self.objective.limit_s(self.score, quality))
+        better = self._take(i)
+        latency_s = solved.deployment.latency_s if solved.deployment else None
+        self.rounds.append(
+            Round(
+                tuple(self.routings.thresholds[i].tolist()),
+                tuple(self.routings.ratios[i].tolist()),
+                quality,
+                latency_s,
+                solved.bound_s if solved.bound_s < inf else None,
+                None if latency_s is None else self.objective(latency_s, quality),
+                better,
+            )
+        )
+        return better
+
+    def _take(self, i: int) -> bool:
+        """Make a solved routing the best one, if it is."""
+        deployment = self.search.solved[i].deployment
+        if deployment is None:
+            return False
+        self.done[i] = True
+        score = self.objective(deployment.latency_s, float(self.routings.quality[i]))
+        margin = EPS * max(abs(self.score), 1.0) if self.score < inf else 0.0
+        if score < self.score - margin:
+            self.best, self.score = i, score
+            return True
+        return False
+
+
+def all_sets(problem: Problem) -> SetsOf:
+    """Every feasible set of every model. HeadwayError where the first model fits on no shape."""
+    found = []
+    for i, model in enumerate(problem.models):
+        of, reason = shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)
+        if not of and i == 0:
+            raise HeadwayError(f"{problem.num_gpus} x {problem.gpu.name}: {reason}")
+        found.append(replica_sets(of, problem.num_gpus, problem.max_kinds))
+    return lambda stage, used: found[stage]

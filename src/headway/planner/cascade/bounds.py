@@ -1,0 +1,219 @@
+"""What holds for a set of replicas without a simulation: no p95 latency below these, from the step-time model.
+
+If a set's p95 latency were L, 95% of the requests would each be done within L, and all of them within the span of the
+arrivals plus L. Two things then hold.
+
+A decoding step of a batch of B sequences takes at least a + b B, and its sequences' contexts on top. Charge each
+sequence its part, a / B + b and its own context. A request of T steps that is done in L had steps of t seconds on
+average, hence batches of at most (t - a) / b, hence (the part is convex in t) at least T t b / (t - a) charged. What
+is charged adds up to the time that the replica was busy. So L bounds how many requests a replica can have in time;
+the cheapest ones are counted, for each shape by itself, each replica working all the time.
+
+Likewise a request's prompt takes at least its tokens times the cheapest prompt token.
+
+L is looked for on a grid; the bound is the largest value on it that cannot be. Beside it stands a guess: where on the
+grid the count crosses what is needed, for the order in which sets are tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import floor
+from typing import Protocol
+
+import numpy as np
+
+from headway.catalog.coefficients import Coefficients
+from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.perf import memory
+from headway.perf.step import StepModel
+from headway.planner.cascade.problem import Floats, Lengths
+from headway.planner.cascade.shapes import Sets
+
+SLACK = 0.97
+"""On what the step-time model says, for what it does not promise: costs that fall where a batch grows."""
+QUANTILE = 0.95
+GRID = 64
+"""Values of L..."""
+REACH = 20.0
+"""...from an unloaded p95 to so many times that, evenly by ratio."""
+MOST_LINES = 6
+
+
+class Bounds(Protocol):
+    """Says what a set's p95 latency is at least, s, and guesses what it is."""
+
+    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+        """Lower bounds, and guesses: one element a set."""
+        ...
+
+
+class NoBounds:
+    """Rules nothing out."""
+
+    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+        return np.zeros(len(sets)), np.ones(len(sets))
+
+
+@dataclass
+class StepBounds:
+    """Bounds from the step-time model.
+
+    `rounds`: how many times the evaluator plays the lengths of a stage. `own`: coefficients in place of the catalog's.
+    """
+
+    gpu: Gpu
+    engine: Engine
+    rounds: int = 1
+    own: Coefficients | None = None
+
+    def __post_init__(self) -> None:
+        self._shapes: dict[tuple[str, Parallel], _Shape] = {}
+
+    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+        if not len(sets):
+            return np.zeros(0), np.zeros(0)
+        shapes = [self._shape(model, shape) for shape in sets.shapes]
+        alone = np.stack([shape.alone_s(lengths) for shape in shapes])
+        num = len(lengths)
+        needed = (floor(QUANTILE * (num * self.rounds - 1)) + 1) / self.rounds
+        unloaded = float(np.sort(alone.min(axis=0))[min(int(np.ceil(needed)), num) - 1])
+        grid = unloaded * REACH ** (np.arange(GRID) / (GRID - 1))
+        window = num / rate_rps + grid / self.rounds
+        counts = [
+            shape.in_time(lengths, own, grid, window, int(most))
+            for shape, own, most in zip(shapes, alone, sets.counts.max(axis=0), strict=True)
+        ]
+        total = np.zeros((len(sets), GRID))
+        for i, count in enumerate(counts):
+            total += count[sets.counts[:, i]]
+        return _crossing(np.minimum(total, _eligible(alone, grid, sets)), needed, grid)
+
+    def _shape(self, model: Model, parallel: Parallel) -> _Shape:
+        key = (model.name, parallel)
+        if key not in self._shapes:
+            self._shapes[key] = _Shape(model, self.gpu, self.engine, parallel, self.own)
+        return self._shapes[key]
+
+
+def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Floats]:
+    """Where on the grid enough requests can be in time: the value before, and between the two by interpolation."""
+    enough = total >= needed * (1 - 1e-9)
+    first = np.where(enough.any(axis=1), enough.argmax(axis=1), len(grid))
+    before = np.maximum(first - 1, 0)
+    after, rows = np.minimum(first, len(grid) - 1), np.arange(len(total))
+    gain = total[rows, after] - total[rows, before]
+    share = np.where(gain > 0, (needed - total[rows, before]) / np.where(gain > 0, gain, 1.0), 0.0)
+    guess = grid[before] + np.clip(share, 0.0, 1.0) * (grid[after] - grid[before])
+    never = first == len(grid)
+    return grid[before], np.where(never, grid[-1] * needed / np.maximum(total[:, -1], 1e-3), guess)
+
+
+def _eligible(alone: Floats, grid: Floats, sets: Sets) -> Floats:
+    """How many requests some shape of each set could do in time, alone; all of them where a set has many shapes."""
+    could = (alone[:, :, None] <= grid).astype("f4")
+    own = could.sum(axis=1)
+    both = own[:, None, :] + own[None, :, :] - np.einsum("ing,jng->ijg", could, could, optimize=True)
+    kinds = sets.counts > 0
+    first, num_kinds = kinds.argmax(axis=1), kinds.sum(axis=1)
+    last = kinds.shape[1] - 1 - kinds[:, ::-1].argmax(axis=1)
+    found: Floats = np.where((num_kinds <= 2)[:, None], both[first, last], float(alone.shape[1]))
+    return found
+
+
+class _Shape:
+    """One replica of one shape."""
+
+    def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, own: Coefficients | None) -> None:
+        self.engine = engine
+        self.line = StepModel(model, gpu, engine, parallel, own).line
+        self.room_tokens = memory.plan(model, gpu, engine, parallel).kv_capacity_tokens
+
+    @cached_property
+    def base_s(self) -> Floats:
+        """A decoding step of 1, 2, ... sequences without context."""
+        return SLACK * np.array([self.line(n, 0)[0] for n in range(1, self.engine.max_num_seqs + 1)])
+
+    @cached_property
+    def per_token_s(self) -> float:
+        """Of one context token in one step."""
+        most = self.engine.max_num_seqs
+        sizes = {1, min(8, most), most}
+        return SLACK * max(0.0, min((self.line(n, 1000 * n)[0] - self.line(n, 0)[0]) / (1000 * n) for n in sizes))
+
+    @cached_property
+    def lines(self) -> tuple[tuple[float, float], ...]:
+        """(a, b) with a + b B <= the step of B sequences, for every B."""
+        hull = [0]
+        for i in range(1, len(self.base_s)):
+            while len(hull) > 1 and self._slope(hull[-2], hull[-1]) >= self._slope(hull[-2], i):
+                hull.pop()
+            hull.append(i)
+        sloped = [(self.base_s[i] - self._slope(i, j) * (i + 1), self._slope(i, j)) for i, j in pairwise(hull)]
+        found = [(float(a), b) for a, b in sloped if a > 0 and b > 0]
+        step = max(1, -(-len(found) // MOST_LINES))
+        return tuple(found[::step]) or ((float(self.base_s.min()), 0.0),)
+
+    def _slope(self, i: int, j: int) -> float:
+        return float((self.base_s[j] - self.base_s[i]) / (j - i))
+
+    @cached_property
+    def prompt_token_s(self) -> float:
+        """The cheapest prompt token, in an iteration full of short chunks."""
+        budget = max(self.engine.max_num_batched_tokens, 8192)
+        sizes = {min(size, budget) for size in (64, 256, 1024, budget)}
+        return SLACK * min(self.line(0, 0, [(n, 0)] * (budget // n))[0] / (n * (budget // n)) for n in sizes)
+
+    def prefill_s(self, tokens: Floats) -> Floats:
+        """Of one prompt alone, at least: that of a shorter one from a table, and never less than its tokens."""
+        sizes = np.unique(np.geomspace(1, max(float(tokens.max()), 2.0), 12).astype("i8"))
+        found = np.array([self.line(0, 0, [(int(n), 0)])[0] for n in sizes])
+        found = np.minimum.accumulate(found[::-1])[::-1]
+        least: Floats = SLACK * found[np.searchsorted(sizes, tokens, side="right") - 1]
+        return np.maximum(least, tokens * self.prompt_token_s)
+
+    def alone_s(self, lengths: Lengths) -> Floats:
+        """Latency of each request without any other."""
+        steps = lengths.output_tokens - 1
+        contexts = steps * (lengths.prompt_tokens + steps / 2) * self.per_token_s
+        found: Floats = self.prefill_s(lengths.computed_tokens) + steps * float(self.base_s.min()) + contexts
+        return found
+
+    def in_time(self, lengths: Lengths, alone: Floats, grid: Floats, window: Floats, most: int) -> Floats:
+        """[replicas, L]: how many requests 0 to `most` replicas can have in time; a part counts."""
+        charged = self._charged_s(lengths, grid)
+        charged[alone[:, None] > grid] = np.inf
+        prompts = np.where(np.isfinite(charged), (lengths.computed_tokens * self.prompt_token_s)[:, None], np.inf)
+        return np.minimum(_count(charged, window, most), _count(prompts, window, most))
+
+    def _charged_s(self, lengths: Lengths, grid: Floats) -> Floats:
+        """[request, L]: the least that a request in time is charged for decoding."""
+        steps = (lengths.output_tokens - 1)[:, None]
+        context_s = self.per_token_s * (lengths.prompt_tokens[:, None] + steps / 2)
+        prefill_s = self.prefill_s(lengths.computed_tokens)[:, None]
+        t = (grid - prefill_s) / np.maximum(steps, 1) - context_s
+        seats = min(float(self.engine.max_num_seqs), max(1.0, self.room_tokens / float(lengths.prompt_tokens.min())))
+        part = np.zeros_like(t)
+        for a, b in self.lines:
+            wide = t > a + b
+            slowest = np.where(wide, b * a / np.where(wide, t - a, 1.0), a)
+            part = np.maximum(part, b + np.maximum(a / seats, slowest))
+        found: Floats = np.where(steps > 0, steps * (part + context_s), 0.0)
+        return found
+
+
+def _count(work_s: Floats, window: Floats, most: int) -> Floats:
+    """[replicas, L]: the most requests whose work, the cheapest first, fits into the replicas' windows."""
+    ordered = np.sort(work_s, axis=0)
+    total = np.vstack([np.zeros(len(window)), np.cumsum(ordered, axis=0)])
+    ordered = np.vstack([ordered, np.full(len(window), np.inf)])
+    found = np.zeros((most + 1, len(window)))
+    replicas = np.arange(most + 1)
+    for g in range(len(window)):
+        room = replicas * window[g]
+        at = np.searchsorted(total[:, g], room, side="right") - 1
+        left, following = room - total[at, g], ordered[at, g]
+        found[:, g] = at + np.where(np.isfinite(following) & (following > 0), left / np.maximum(following, 1e-12), 0.0)
+    return found

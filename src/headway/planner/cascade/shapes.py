@@ -1,0 +1,106 @@
+"""Every set of replicas that so many GPUs can make (3.2, parallelism strategy search)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.perf import memory
+from headway.planner.cascade.problem import Replicas, ReplicaSet
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """Sets of replicas of one model: row i has `counts[i, j]` replicas of `shapes[j]`, `gpus[i]` GPUs in all."""
+
+    shapes: tuple[Parallel, ...]
+    counts: Ints
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @cached_property
+    def gpus(self) -> Ints:
+        """GPUs of each set."""
+        sizes = np.array([shape.num_gpus for shape in self.shapes], "i8")
+        found: Ints = self.counts @ sizes
+        return found
+
+    def __getitem__(self, i: int) -> ReplicaSet:
+        row = self.counts[i].tolist()
+        return ReplicaSet(tuple(Replicas(s.tp, s.pp, n) for s, n in zip(self.shapes, row, strict=True) if n))
+
+
+def shapes(
+    model: Model, gpu: Gpu, engine: Engine, num_gpus: int, server: int, max_pp: int
+) -> tuple[tuple[Parallel, ...], str]:
+    """Shapes that hold the model, smallest first; and, where there are none, why.
+
+    A tensor-parallel group lies within a server: its size is a power of two that divides the server's, so that
+    groups of whatever sizes fill servers without gaps. Stages of a pipeline may lie in different servers.
+    """
+    found, reason = [], f"{model.name}: no shape of at most {num_gpus} GPUs"
+    for tp in (2**i for i in range(server.bit_length())):
+        if server % tp:
+            break
+        for pp in range(1, max_pp + 1):
+            try:
+                memory.plan(model, gpu, engine, Parallel(tp, pp))
+            except HeadwayError as error:
+                reason = str(error)
+            else:
+                if tp * pp <= num_gpus:
+                    found.append(Parallel(tp, pp))
+    found.sort(key=lambda shape: (shape.num_gpus, shape.pp))
+    return tuple(found), "" if found else reason
+
+
+def replica_sets(of: Sequence[Parallel], num_gpus: int, max_kinds: int | None) -> Sets:
+    """Every set of 1 to `num_gpus` GPUs with at most `max_kinds` different shapes."""
+    rows = [row for row in _rows(tuple(of), num_gpus, len(of) if max_kinds is None else max_kinds) if any(row)]
+    return Sets(tuple(of), np.array(rows, "i8").reshape(-1, len(of)))
+
+
+def _rows(of: tuple[Parallel, ...], left: int, kinds: int) -> Iterator[tuple[int, ...]]:
+    if not of or not kinds:
+        yield (0,) * len(of)
+        return
+    first, rest = of[0], of[1:]
+    for count in range(left // first.num_gpus + 1):
+        for row in _rows(rest, left - count * first.num_gpus, kinds - (count > 0)):
+            yield (count, *row)
+
+
+def uniform_sets(of: Sequence[Parallel], num_gpus: int, server: int) -> Sets:
+    """One set for each number of GPUs: tensor parallelism within a server, replicas across servers (4.3).
+
+    Each server's GPUs, and those of the last one that is not full, are one replica of the largest shape that fits,
+    then another of what is left. A model that fits in no part of a server is spread over servers as a pipeline.
+    """
+    flat = [shape for shape in of if shape.pp == 1] or list(of)
+    rows: dict[tuple[int, ...], None] = {}
+    for total in range(1, num_gpus + 1):
+        servers = [server] * (total // server) + [total % server] if flat[0].pp == 1 else [total]
+        row = [0] * len(of)
+        for left in servers:
+            for i, shape in sorted(enumerate(of), key=lambda pair: -pair[1].num_gpus):
+                if shape in flat:
+                    row[i] += left // shape.num_gpus
+                    left %= shape.num_gpus
+        if any(row):
+            rows[tuple(row)] = None
+    return Sets(tuple(of), np.array(list(rows), "i8").reshape(-1, len(of)))
+
+
+def alike(sets: Sets, shape: Parallel) -> Sets:
+    """Those sets whose replicas all have this shape."""
+    others = [i for i, each in enumerate(sets.shapes) if each != shape]
+    return Sets(sets.shapes, sets.counts[~sets.counts[:, others].any(axis=1)])
