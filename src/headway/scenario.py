@@ -87,6 +87,13 @@ def variants(scenario: Scenario) -> tuple[Scenario, ...]:
     return tuple(_with(scenario, replace(spec.policies, routing=r, ordering=o)) for r, o in pairs)
 
 
+def policies_of(scenario: Scenario) -> Policies:
+    """The policies of a scenario that has one of each."""
+    if len(variants(scenario)) > 1:
+        raise scenario.places.error(("policies",), "several of a kind; expected one routing and one ordering")
+    return _policies(variants(scenario)[0])
+
+
 def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
     said = {key: value for key in variant.__struct_fields__[1:] if (value := getattr(variant, key)) is not None}
     chosen = _with(scenario, replace(scenario.spec.policies, **said))
@@ -248,13 +255,15 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places) ->
         shape = _model(spec.model, base_dir)
     with places.at(*at, "gpu"):
         accelerator = gpu(spec.gpu)
+    if spec.endpoints and spec.replicas not in (1, len(spec.endpoints)):
+        raise places.error((*at, "replicas"), f"{spec.replicas}; expected {len(spec.endpoints)}, as many as endpoints")
     pool = Pool(
         name=spec.name or name,
         model=shape,
         gpu=accelerator,
         engine=_engine(spec.engine, (*at, "engine"), places),
         parallel=Parallel(spec.tp, spec.pp, spec.ep, spec.dp),
-        replicas=spec.replicas,
+        replicas=len(spec.endpoints) or spec.replicas,
         region=spec.region,
         usd_per_gpu_hour=spec.usd_per_gpu_hour,
         kv_capacity_tokens=spec.kv_capacity_tokens,

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, field
 from headway.control.policies import OrderingAt
 from headway.core.fleet import Fault, Handover
 from headway.core.pacer import Pacer
+from headway.gateway.settings import Api, Settings
 from headway.metrics.latency import Slo
 from headway.observe import Scrape
 from headway.workload.spec import WorkloadSpec
@@ -64,6 +65,10 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     start_s: Annotated[float, Meta(ge=0)] | None = None
     """From asking for one more replica to its first request. Without one: what loading the weights from the
     node's disk cache and starting the engine were measured to take."""
+    endpoints: tuple[str, ...] = ()
+    """For `headway serve`: where its replicas listen, `http://host:port` each. There are as many replicas."""
+    api: Api | None = None
+    """For `headway serve`: whose dialect they speak. Without one: the engine's, else OpenAI's."""
 
 
 class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -180,4 +185,6 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Replicas that crash."""
     observe: Scrape = field(default_factory=Scrape)
     """How fresh the loads are that policies see."""
+    gateway: Settings = field(default_factory=Settings)
+    """How `headway serve` behaves."""
     simulation: Simulation = field(default_factory=Simulation)

@@ -22,6 +22,8 @@ COMMANDS = {
     "validate": "Compare predictions with measured serving.",
     "reproduce": "Make a paper's tables and figures anew, and judge its claims.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
+    "serve": "Serve a fleet of engines as one OpenAI-compatible endpoint.",
+    "emulate": "Pretend to be an engine, in real time, without a GPU.",
     "new": "Write a commented scenario to start from.",
 }
 

@@ -1,0 +1,66 @@
+"""`headway serve`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headway import webserver
+from headway.records import save
+from headway.scenario import Scenario
+
+if TYPE_CHECKING:
+    from headway.gateway.gateway import Plan
+
+
+@click.command()
+@click.argument("fleet", type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 to be reached from other machines.")
+@click.option("--records", type=click.Path(path_type=Path), help="Folder to write what ran to, at the end.")
+def command(fleet: Path, port: int, host: str, records: Path | None) -> None:
+    """Serve the engines of the FLEET file as one OpenAI-compatible endpoint.
+
+    FLEET is a scenario whose pools say where their replicas listen (`endpoints`). Its policies are the ones that
+    `headway simulate` runs.
+    """
+    try:
+        from headway import serving
+        from headway.gateway.api import application
+        from headway.gateway.gateway import Gateway
+        from headway.gateway.recording import Recording
+    except ModuleNotFoundError as error:
+        raise webserver.needed(str(error.name)) from None
+    chosen, plan = serving.load(fleet)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("headway").setLevel(logging.INFO)
+    made = webserver.listen(host, port)
+
+    def make() -> Gateway:
+        return Gateway(plan, Recording(keeps=records is not None))
+
+    def stopped(gateway: Gateway) -> None:
+        if records is not None:
+            save(gateway.records(), records, {"fleet": fleet.read_text(encoding="utf-8")})
+            click.echo(f"wrote {gateway.recording.num_requests:,} requests to {records}", err=True)
+
+    _show(chosen, plan, webserver.address(made))
+    webserver.serve(application(make, stopped), made, plan.settings.drain_s + 1)
+
+
+def _show(chosen: Scenario, plan: Plan, address: str) -> None:
+    policies = chosen.spec.policies
+    click.echo(f"headway serves {chosen.spec.name} on http://{address}")
+    for served in plan.pools:
+        pool = served.pool
+        click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {', '.join(served.endpoints)}")
+    where = f" at the {policies.ordering_at}" if policies.ordering_at != "both" else " at gateway and replica"
+    window = plan.policies.window
+    held = f", at most {window} requests at a replica" if window is not None else ""
+    click.echo(f"  routing {plan.policies.router}, ordering {plan.policies.ordering}{where}{held}")
+    if plan.policies.migration is not None:
+        click.echo(f"  migration {plan.policies.migration}, by going on from the tokens so far")

@@ -1,0 +1,148 @@
+"""The simulator's replica, in real time: the same batches, the same memory, the same step times, by the wall's clock.
+
+Every iteration is one event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import count
+from time import monotonic
+from typing import SupportsIndex
+
+from headway.control.live import ENDED, Live
+from headway.control.recorder import Recorder
+from headway.core.fleet import Pool
+from headway.core.pacer import Pacer
+from headway.core.policy import Ordering
+from headway.core.request import Phase
+from headway.sim.engine import Replica
+from headway.sim.kernel import Kernel
+from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
+
+
+class Stream:
+    """One request's tokens, as they are made."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.num_made = 0
+        self.is_over = False
+        self._taken = 0
+        self._changed: asyncio.Future[None] | None = None
+
+    def made(self, num: int, is_over: bool) -> None:
+        """So many tokens are there in all."""
+        if num > self.num_made or is_over:
+            self.num_made, self.is_over = num, is_over
+            if self._changed is not None and not self._changed.done():
+                self._changed.set_result(None)
+
+    async def take(self) -> int:
+        """How many tokens have come since the last call; 0: that was all."""
+        while self.num_made == self._taken and not self.is_over:
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
+        new, self._taken = self.num_made - self._taken, self.num_made
+        return new
+
+
+class Engine:
+    """One replica. `speed` 2.0: everything takes half as long as it would."""
+
+    def __init__(self, pool: Pool, ordering: Ordering, speed: float = 1.0) -> None:
+        self.pool = pool
+        self._speed = speed
+        self._loop = asyncio.get_running_loop()
+        self._start_s = monotonic()
+        self._kernel = Kernel()
+        self._timer: asyncio.TimerHandle | None = None
+        self._streams: dict[int, Stream] = {}
+        self._ids = count()
+        self._replica = Replica(
+            0, pool, calibrated_line(pool), kv_blocks(pool), host_memory(pool), ordering, self._kernel, self,
+            _forgetful(), True, Pacer(), 0, None,
+        )  # fmt: skip
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start, as the engine sees time."""
+        return (monotonic() - self._start_s) * self._speed
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest request, prompt and output together."""
+        return self._replica.max_request_tokens
+
+    def load(self) -> tuple[int, int, float]:
+        """Requests that run, requests that wait, and the share of the KV cache in use."""
+        self._run()
+        replica = self._replica
+        return replica.num_running, replica.num_waiting, replica.kv_blocks_used / replica.kv_blocks_total
+
+    def begin(self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int) -> Stream:
+        """A request comes in."""
+        now = self._run()
+        live = Live(next(self._ids), now, prompt_tokens, output_tokens, "", tier, reasoning_tokens)
+        if reasoning_tokens:
+            live.phase = Phase.REASONING
+        stream = self._streams[live.id] = Stream(live)
+        self._replica.enqueue(live, now)
+        self._run()
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        """Its client is gone."""
+        if stream.live.stage is not ENDED and stream.live.id in self._streams:
+            now = self._run()
+            if stream.live.stage is not ENDED:
+                self._replica.cancel(stream.live, now)
+                self._run()
+
+    # Time.
+
+    def _run(self) -> float:
+        """Do what is due, tell of new tokens, and sleep until something is due again."""
+        now, kernel = self.now, self._kernel
+        kernel.run(now)
+        kernel.now = now
+        tick = self._replica.tick
+        for live in self._replica.decoding.values():
+            self._streams[live.id].made(live.joined_generated + tick - live.joined_tick, False)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if kernel.heap:
+            wait_s = kernel.heap[0][0] / self._speed - (monotonic() - self._start_s)
+            self._timer = self._loop.call_later(max(wait_s, 0.0), self._run)
+        return now
+
+    # What the replica tells.
+
+    def finished(self, live: Live, now: float) -> None:
+        """All its tokens are out."""
+        self._streams.pop(live.id).made(live.output_tokens, True)
+
+    def cancelled(self, live: Live, now: float) -> None:
+        """It was aborted."""
+        stream = self._streams.pop(live.id)
+        stream.made(stream.num_made, True)
+
+    def phase_changed(self, live: Live, now: float) -> None:
+        """Reasoning is over."""
+
+    def prefilled(self, live: Live, now: float) -> None:
+        """Nothing is decoded elsewhere."""
+
+
+def _forgetful() -> Recorder:
+    """An engine keeps no records."""
+    recorder = Recorder()
+    for table in (recorder.requests, recorder.segments, recorder.stretches, recorder.moves):
+        table.write = _forget
+    return recorder
+
+
+def _forget(row: Iterable[SupportsIndex]) -> None:
+    pass

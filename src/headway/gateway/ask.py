@@ -1,0 +1,170 @@
+"""What a client asks for: checked as far as the gateway must understand it, and no further."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from headway.core.request import Segment
+from headway.gateway.errors import ApiError
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BLOCK_CHARS = 1024
+"""Prompts that share so many leading characters share a segment."""
+_MOST_SEGMENTS = 64
+_MOST_TOKENS = 1 << 30
+_HISTORY = (
+    "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "structured_outputs", "tools", "functions", "min_tokens", "best_of",
+)  # fmt: skip
+"""What an answer cannot be continued with on another engine: it hangs on all tokens so far, or on a parser's state."""
+_SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
+
+
+class Ask(Struct, kw_only=True):
+    """One request of a client."""
+
+    path: str
+    body: dict[str, Any]
+    raw: bytes
+    model: str
+    stream: bool
+    wants_usage: bool
+    max_tokens: int | None
+    text: str
+    """All of the prompt, as far as it is text."""
+    prompt_ids: list[int] | None
+    """The prompt, where it was given as token ids."""
+    tier: int
+    slo_ttft_s: float | None
+    slo_tpot_s: float | None
+    session: str | None
+
+    @property
+    def is_chat(self) -> bool:
+        """Messages, not a prompt."""
+        return self.path == CHAT
+
+    @property
+    def can_go_on(self) -> bool:
+        """Its answer, once begun, can be continued on another engine."""
+        body = self.body
+        single = body.get("n") in (None, 1) and (self.is_chat or isinstance(body.get("prompt"), str) or self.prompt_ids)
+        return bool(single) and not any(body.get(name) for name in _HISTORY)
+
+    def prefix(self) -> tuple[Segment, ...]:
+        """Leading segments of the prompt, by content; an id stands for all text up to its end."""
+        chained, segments = 0, []
+        for i in range(min(len(self.text) // BLOCK_CHARS, _MOST_SEGMENTS)):
+            chained = hash((chained, self.text[i * BLOCK_CHARS : (i + 1) * BLOCK_CHARS]))
+            segments.append(Segment(chained, BLOCK_CHARS // 4))
+        return tuple(segments)
+
+
+def ask(path: str, raw: bytes, headers: Mapping[str, str]) -> Ask:
+    """A request, from its body and headers (names in lower case). ApiError where it makes no sense."""
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", "invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object", "invalid_type")
+    model = _field(body, "model", str)
+    if model is None:
+        raise ApiError(400, "'model' is missing", "missing_required_parameter", "model")
+    options = _field(body, "stream_options", dict) or {}
+    _field(body, "n", int)
+    text, prompt_ids = _messages(body) if path == CHAT else _prompt(body)
+    return Ask(
+        path=path, body=body, raw=raw, model=model, stream=bool(_field(body, "stream", bool)),
+        wants_usage=bool(options.get("include_usage")), max_tokens=_max_tokens(body), text=text,
+        prompt_ids=prompt_ids, tier=_tier(body, headers), slo_ttft_s=_slo_s(headers, "ttft"),
+        slo_tpot_s=_slo_s(headers, "tpot"),
+        session=headers.get("x-session-id") or _field(body, "prompt_cache_key", str),
+    )  # fmt: skip
+
+
+def _field(body: dict[str, Any], name: str, kind: type[Any]) -> Any:
+    value = body.get(name)
+    if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
+        return value
+    raise ApiError(400, f"{name!r} must be of type {_WORDS[kind]}", "invalid_type", name)
+
+
+_WORDS = {str: "string", bool: "boolean", int: "integer", dict: "object", list: "array"}
+
+
+def _max_tokens(body: dict[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = _field(body, name, int)
+        if value is not None:
+            if not 0 < value <= _MOST_TOKENS:
+                raise ApiError(400, f"{name!r} must be 1 or more, not {value}", "invalid_value", name)
+            return int(value)
+    return None
+
+
+def _messages(body: dict[str, Any]) -> tuple[str, None]:
+    messages = _field(body, "messages", list)
+    if not messages:
+        raise ApiError(400, "'messages' is missing or empty", "missing_required_parameter", "messages")
+    parts: list[str] = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise ApiError(400, f"'messages[{i}]' must be of type object", "invalid_type", f"messages[{i}]")
+        parts.append(str(message.get("role", "")))
+        content = message.get("content")
+        if isinstance(content, str):
+            parts.append(content)
+        elif isinstance(content, list):
+            parts += [text for part in content if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
+    return "\n".join(parts), None
+
+
+def _prompt(body: dict[str, Any]) -> tuple[str, list[int] | None]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, list) and prompt:
+        if all(type(token) is int for token in prompt):
+            return "", prompt
+        if all(isinstance(text, str) for text in prompt):
+            return "\n".join(prompt), None
+        if all(isinstance(ids, list) for ids in prompt):
+            return "", None
+    if prompt is None:
+        raise ApiError(400, "'prompt' is missing", "missing_required_parameter", "prompt")
+    raise ApiError(400, "'prompt' must be a string, or an array of strings or of token ids", "invalid_type", "prompt")
+
+
+def _tier(body: dict[str, Any], headers: Mapping[str, str]) -> int:
+    """0 is the most urgent: the body's `priority`, else a header, else OpenAI's `service_tier`."""
+    given = _field(body, "priority", int)
+    if given is None and "x-headway-tier" in headers:
+        try:
+            given = int(headers["x-headway-tier"])
+        except ValueError:
+            raise ApiError(400, "x-headway-tier must be a whole number", "invalid_value", "x-headway-tier") from None
+    if given is None:
+        return _SERVICE_TIERS.get(str(body.get("service_tier")), 0)
+    if not 0 <= given < 1 << 15:
+        raise ApiError(400, f"a tier is 0 (most urgent) or more, not {given}", "invalid_value", "priority")
+    return int(given)
+
+
+def _slo_s(headers: Mapping[str, str], what: str) -> float | None:
+    """A promise in milliseconds, as llm-d's clients send it."""
+    for name in (f"x-llm-d-slo-{what}-ms", f"x-slo-{what}-ms"):
+        if name in headers:
+            try:
+                value = float(headers[name]) / 1e3
+            except ValueError:
+                value = 0.0
+            if not 0 < value < float("inf"):
+                raise ApiError(400, f"{name} must be milliseconds, more than 0", "invalid_value", name)
+            return value
+    return None

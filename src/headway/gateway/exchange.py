@@ -1,0 +1,364 @@
+"""One request between its client and the engines: forwarded, passed back event by event, continued where one breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+import msgspec
+
+from headway.control.live import DECODING, Live
+from headway.core.record import Outcome
+from headway.core.request import Phase
+from headway.gateway import sse
+from headway.gateway.ask import Ask
+from headway.gateway.client import Connection, EngineError, read
+from headway.gateway.driver import Driver, OverError, Ticket
+from headway.gateway.errors import ApiError
+from headway.gateway.replica import LiveReplica
+from headway.gateway.said import CannotGoOnError, Continued, Said, without_ids
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+"""What an engine answers when another one might do better."""
+_LONGEST_ANSWER_BYTES = 256 << 20
+_TAIL_S = 1.0
+"""After [DONE], an engine has so long to end its answer, else its connection is not kept."""
+
+
+class RefusedError(EngineError):
+    """The engine answered with an error."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"answered {status}: {body[:300].decode(errors='replace')}")
+        self.status = status
+
+
+class Health(Protocol):
+    """Who keeps count of what replicas do."""
+
+    def failed(self, replica: LiveReplica, error: EngineError) -> None: ...
+    def succeeded(self, replica: LiveReplica) -> None: ...
+
+
+class Exchange:
+    """One request's way."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        ticket: Ticket,
+        driver: Driver,
+        health: Health,
+        send: Send,
+        request_id: str,
+        max_attempts: int,
+        tell_priority: bool,
+    ) -> None:
+        self._ask, self._ticket, self._live = ask, ticket, ticket.live
+        self._driver, self._health, self._send = driver, health, send
+        self._max_attempts, self._tell_priority = max_attempts, tell_priority
+        self._id = request_id.encode("latin-1")
+        self._said = Said(ask)
+        self._continued: Continued | None = None
+        self._connection: Connection | None = None
+        self._has_begun = self._is_done = False
+        """The client has had the first bytes; the last event has come."""
+        self._trouble: EngineError | None = None
+        self._before = 0
+        self._thinks = False
+        """The answer's text began with <think>, and is not past its end."""
+        self.prompt_tokens: int | None = None
+        """As the engine counted them."""
+
+    async def run(self) -> None:
+        """To the end, whichever it is."""
+        ticket = self._ticket
+        try:
+            while not self._is_done:
+                replica = await ticket.turn()
+                try:
+                    await self._attempt(replica)
+                except EngineError as error:
+                    self._after(replica, error)
+        except OverError as over:
+            await self._tell(self._why(over.outcome))
+        except ApiError as error:
+            self._driver.refused(ticket)
+            await self._tell(error)
+        finally:
+            self._driver.gave_up(ticket)
+            ticket.leave()
+
+    def gone(self) -> None:
+        """The client is."""
+        self._driver.gave_up(self._ticket)
+
+    def _after(self, replica: LiveReplica, error: EngineError) -> None:
+        """An attempt has failed: what now? ApiError where nothing is left to try."""
+        ticket = self._ticket
+        if ticket.outcome is not None:
+            raise OverError(ticket.outcome)
+        if ticket.moving_to is not None:
+            self._driver.landed(ticket)
+            return
+        self._health.failed(replica, error)
+        self._trouble = error
+        if self._live.attempt + 1 >= self._max_attempts:
+            raise self._failure()
+        if self._has_begun and self._said.tokens and not self._ask.can_go_on:
+            raise self._failure()
+        self._driver.failed(ticket, again=True)
+
+    def _failure(self) -> ApiError:
+        """What the client is told of an engine's trouble."""
+        trouble = self._trouble
+        replica = self._ticket.replica
+        name = replica.name if replica is not None else "the replica"
+        if isinstance(trouble, RefusedError) and trouble.status in (429, 503):
+            return ApiError(trouble.status, f"{name} {trouble}", "engine_overloaded", retry_after_s=1)
+        return ApiError(502, f"{name} {trouble}", "engine_error")
+
+    def _why(self, outcome: Outcome) -> ApiError | None:
+        """What to tell a client whose request has ended so."""
+        if outcome is Outcome.FINISHED:
+            return None
+        if outcome is Outcome.REJECTED:
+            if self._trouble is not None:
+                return self._failure()
+            return ApiError(503, "no replica of the model can take the request now", "no_capacity", retry_after_s=1)
+        return ApiError(504, "the request took too long", "timeout")
+
+    # To an engine.
+
+    async def _attempt(self, replica: LiveReplica) -> None:
+        """Send the request, and pass the answer back. EngineError where it fails."""
+        path, body = self._request(replica)
+        if not body:
+            await self._end_stream()
+            return
+        headers = b"Content-Type: application/json\r\nX-Request-Id: " + self._id + b"\r\n"
+        connection = await replica.client.request("POST", path, headers.decode("latin-1"), body, self._opened)
+        if connection.status in AGAIN or (self._has_begun and connection.status != 200):
+            raise RefusedError(connection.status, await read(connection, 1 << 16))
+        if self._ask.stream and connection.status == 200:
+            await self._stream(connection)
+        else:
+            await self._whole(connection)
+        self._health.succeeded(replica)
+
+    def _opened(self, connection: Connection) -> None:
+        if self._ticket.outcome is not None:
+            connection.abort("the request is over")
+        else:
+            self._ticket.connection = connection
+
+    def _request(self, replica: LiveReplica) -> tuple[str, bytes]:
+        """Path and body for this replica; no body: there is nothing more to ask for."""
+        ask, said, adapter = self._ask, self._said, replica.adapter
+        path, body = ask.path, dict(ask.body)
+        self._continued = None
+        self._before = said.tokens
+        if said.tokens:
+            if said.finish is not None or said.left(replica.max_context_tokens, self._live.prompt_tokens) <= 0:
+                return path, b""
+            try:
+                path, body = said.go_on(adapter, replica.max_context_tokens, self._live.prompt_tokens)
+            except CannotGoOnError:
+                raise self._failure() from None
+        if said.head:
+            self._continued = Continued(ask, said, path)
+        body["model"] = replica.served or ask.model
+        body.pop("priority", None)
+        if self._tell_priority and adapter.urgent_sign is not None:
+            body["priority"] = adapter.urgent_sign * ask.tier
+        if ask.stream:
+            body["stream"] = True
+            body["stream_options"] = {**(ask.body.get("stream_options") or {}), "include_usage": True}
+            if adapter.gives_token_ids and ask.can_go_on:
+                body["return_token_ids"] = True
+        return path, ask.raw if body == ask.body else msgspec.json.encode(body)
+
+    # Back to the client.
+
+    async def _whole(self, connection: Connection) -> None:
+        data = await read(connection, _LONGEST_ANSWER_BYTES)
+        if connection.status < 300:
+            self._count(data)
+            self._driver.finished(self._ticket)
+        else:
+            self._driver.refused(self._ticket)
+        kind = connection.headers.get("content-type", "application/json")
+        await self._begin(connection.status, kind.encode("latin-1"), len(data))
+        self._is_done = True
+        await self._send({"type": "http.response.body", "body": data})
+
+    def _count(self, data: bytes) -> None:
+        """Tokens of a whole answer, which all came now."""
+        try:
+            usage = sse.read(data).usage
+        except EngineError:
+            usage = None
+        live, now = self._live, self._driver.now
+        live.first_token_s = live.answer_s = now
+        if usage is not None:
+            self._read(usage.prompt_tokens)
+            self._gain(usage.completion_tokens)
+
+    async def _stream(self, connection: Connection) -> None:
+        events = sse.Events()
+        while data := await connection.chunk():
+            kept = [out for event in events.feed(data) if (out := self._hear(event))]
+            if kept:
+                if not self._has_begun:
+                    await self._begin(200, b"text/event-stream", None)
+                await self._send({"type": "http.response.body", "body": b"".join(kept), "more_body": True})
+            if self._is_done:
+                break
+        if not self._is_done:
+            raise EngineError("ended its stream without [DONE]")
+        await self._tail(connection)
+        await self._end_stream(told=True)
+
+    @staticmethod
+    async def _tail(connection: Connection) -> None:
+        """Let the answer end, so that its connection can be kept."""
+        if not connection.is_complete:
+            try:
+                async with asyncio.timeout(_TAIL_S):
+                    while await connection.chunk():
+                        pass
+            except (TimeoutError, EngineError):
+                return
+
+    async def _end_stream(self, told: bool = False) -> None:
+        self._is_done = True
+        self._driver.finished(self._ticket)
+        await self._send({"type": "http.response.body", "body": b"" if told else sse.DONE})
+
+    def _hear(self, event: bytes) -> bytes | None:
+        """Take note of an event; what the client gets of it."""
+        payload = sse.payload(event)
+        if payload is None:
+            return event
+        if payload == b"[DONE]":
+            self._is_done = True
+            return event
+        chunk = sse.read(payload)
+        if chunk.error is not None:
+            raise EngineError(f"reported an error: {bytes(chunk.error)[:300].decode(errors='replace')}")
+        self._note(chunk)
+        if not chunk.choices and chunk.usage is not None and not self._ask.wants_usage:
+            return None
+        changed: bytes | None = payload
+        if self._continued is not None:
+            changed = self._continued.event(payload)
+        if changed is not None and b"token_ids" in changed and not self._ask.body.get("return_token_ids"):
+            changed = without_ids(changed)
+        return event if changed is payload else changed and b"data: " + changed + b"\n\n"
+
+    def _note(self, chunk: sse.Chunk) -> None:
+        """Count tokens, and see which phase they are of."""
+        tokens, reasons, answers = 0, False, False
+        for choice in chunk.choices:
+            delta = choice.delta
+            text = choice.text or (delta.content if delta is not None else None)
+            thought = delta is not None and bool(delta.reasoning or delta.reasoning_content)
+            called = delta is not None and delta.tool_calls is not None and bytes(delta.tool_calls) != b"null"
+            if choice.token_ids is not None:
+                tokens += len(choice.token_ids)
+            elif text or thought or called:
+                tokens += 1
+            if text:
+                thought = self._is_thought(text) or thought
+            reasons |= thought
+            answers |= called or bool(text and not thought)
+        self._said.heard(chunk, tokens)
+        if tokens:
+            self._gain(tokens)
+            self._phase(reasons, answers)
+        if chunk.usage is not None:
+            self._said.prompt_tokens = max(chunk.usage.prompt_tokens - self._before, 0)
+            self._read(self._said.prompt_tokens)
+            self._gain(self._before + chunk.usage.completion_tokens - self._live.generated_tokens)
+
+    def _is_thought(self, text: str) -> bool:
+        """Text between <think> and </think>, from an engine that does not tell reasoning apart."""
+        if not self._said.text and text.lstrip().startswith("<think>"):
+            self._thinks = True
+        thinks = self._thinks
+        if thinks and "</think>" in "".join((*self._said.text[-8:], text)):
+            self._thinks = False
+        return thinks
+
+    def _read(self, prompt_tokens: int) -> None:
+        """The engine has counted the prompt."""
+        if prompt_tokens > 0:
+            self.prompt_tokens = prompt_tokens
+            self._live.prompt_tokens = prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here
+
+    def _gain(self, tokens: int) -> None:
+        live, seat = self._live, self._ticket.seat
+        live.generated_tokens += tokens
+        if seat is not None:
+            seat.produced(tokens)
+        if live.first_token_s != live.first_token_s:
+            live.first_token_s = self._driver.now
+        if live.stage is not DECODING:
+            live.stage = DECODING
+            self._ticket.can_move = self._ask.stream and self._ask.can_go_on
+
+    def _phase(self, reasons: bool, answers: bool) -> None:
+        """Reasoning begins with its first token; the answer with its own."""
+        live, ticket = self._live, self._ticket
+        if reasons and live.answer_s != live.answer_s:
+            live.phase = Phase.REASONING
+            _set_reasoning(live)
+        if answers and live.answer_s != live.answer_s:
+            live.answer_s = self._driver.now
+            reasoned, live.phase = live.reasoning_tokens > 0, Phase.ANSWERING
+            if reasoned:
+                live.reasoning_end_s = live.answer_s
+                self._driver.control.phase_changed(live, live.answer_s)
+        if ticket.seat is not None and ticket.replica is not None:
+            ticket.replica.requeue(ticket.seat)
+
+    async def _begin(self, status: int, kind: bytes, length: int | None) -> None:
+        headers = [(b"content-type", kind), (b"x-request-id", self._id)]
+        replica = self._ticket.replica
+        if replica is not None:
+            headers.append((b"x-headway-replica", replica.name.encode("latin-1", "replace")))
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        else:
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        self._has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _tell(self, error: ApiError | None) -> None:
+        """Tell the client of an error: as an answer, or as the last events of its stream."""
+        if error is None:
+            return
+        if self._has_begun:
+            last = sse.event(error.body()) + sse.DONE
+            await self._send({"type": "http.response.body", "body": last})
+        else:
+            await answer(self._send, error, self._id)
+
+
+async def answer(send: Send, error: ApiError, request_id: bytes = b"") -> None:
+    """An error as a whole answer."""
+    body = error.json()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if request_id:
+        headers.append((b"x-request-id", request_id))
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _set_reasoning(live: Live) -> None:
+    """All its tokens so far are reasoning."""
+    live.reasoning_tokens = live.generated_tokens  # type: ignore[misc]  # of a frozen base, thawed here

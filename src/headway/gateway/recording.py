@@ -1,0 +1,72 @@
+"""What ran, in the simulator's format: so that a served day can be simulated again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import SupportsIndex
+
+import numpy as np
+
+from headway.control.live import Live
+from headway.control.recorder import Recorder
+from headway.core.record import Records, ReplicaRecord
+from headway.workload.table import Workload
+
+_ROW = (
+    ("arrival_s", "f8"), ("prompt_tokens", "i4"), ("output_tokens", "i4"), ("model", "i2"), ("tier", "i2"),
+    ("reasoning_tokens", "i4"), ("session_id", "i8"), ("slo_ttft_s", "f8"), ("slo_tpot_s", "f8"),
+)  # fmt: skip
+
+
+class Recording:
+    """One run's. Without `keeps`, nothing is kept, and memory does not grow."""
+
+    def __init__(self, keeps: bool) -> None:
+        self.keeps = keeps
+        self.recorder = Recorder()
+        self._rows: list[tuple[int, tuple[float, ...]]] = []
+        self._models: dict[str, int] = {}
+        if not keeps:
+            self.recorder.requests.write = _forget
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have ended."""
+        return len(self._rows)
+
+    def ended(self, live: Live) -> None:
+        """A request has: what it would be as a workload's row."""
+        if not self.keeps:
+            return
+        nan = float("nan")
+        output_tokens = max(live.generated_tokens, 1)
+        self._rows.append((live.id, (
+            live.arrival_s, live.prompt_tokens, output_tokens, self._models.setdefault(live.model, len(self._models)),
+            live.tier, min(live.reasoning_tokens, output_tokens), -1 if live.session_id is None else live.session_id,
+            nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
+        )))  # fmt: skip
+
+    def records(self, replicas: Iterable[ReplicaRecord], end_s: float) -> Records:
+        """All that has ended, with requests numbered in order of arrival, and time from the first of them."""
+        self._rows.sort()
+        table = np.array([row for _, row in self._rows], dtype=np.dtype(list(_ROW)))
+        first_s = float(table["arrival_s"][0]) if len(table) else 0.0
+        columns = {name: np.ascontiguousarray(table[name]) for name, _ in _ROW}
+        columns["arrival_s"] = columns["arrival_s"] - first_s
+        workload = Workload(columns, tuple(self._models)).validate()
+        ended = self.recorder.requests.columns()
+        ids = np.array([id for id, _ in self._rows], dtype=np.int64)
+        ended["request"] = np.searchsorted(ids, ended["request"].astype(np.int64))
+        for name in ended:
+            if name.endswith("_s"):
+                ended[name] = ended[name].astype(np.float64) - first_s
+        return Records(
+            workload=workload.columns, models=workload.models, regions=(), requests=ended,
+            segments=self.recorder.segments.columns(), stretches=self.recorder.stretch_columns(),
+            replicas=tuple(replicas), end_s=end_s - first_s,
+            moves=self.recorder.moves.columns(),
+        )  # fmt: skip
+
+
+def _forget(row: Iterable[SupportsIndex]) -> None:
+    pass

@@ -1,0 +1,169 @@
+"""A live replica as policies see it: the gateway's own counts are exact, the engine's are as last scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.control.live import Live
+from headway.core.fleet import Pool, Role
+from headway.core.pacer import Pacer
+from headway.core.policy import Ordering, QueuedOrdering
+from headway.gateway.adapters import Adapter, Load
+from headway.gateway.client import Client
+from headway.gateway.clock import Clock
+
+
+class Seat:
+    """One request's place in a replica's counts: taken before anything is sent, given up once, on every path."""
+
+    __slots__ = ("_replica", "live", "prompt_left", "queue")
+
+    def __init__(self, replica: LiveReplica, live: Live) -> None:
+        self._replica: LiveReplica | None = replica
+        self.live = live
+        self.prompt_left = live.prompt_tokens
+        self.queue = 0
+
+    def produced(self, tokens: int) -> None:
+        """Tokens have come; the prompt is computed by then."""
+        replica = self._replica
+        if replica is not None:
+            replica.tokens_generated += tokens
+            replica.prefill_tokens_left -= self.prompt_left
+            self.prompt_left = 0
+
+    def give_up(self) -> None:
+        """The stream is closed. A second call does nothing."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            replica.leaves(self)
+
+
+class LiveReplica:
+    """One engine. Satisfies `core.view.ReplicaView`."""
+
+    def __init__(
+        self,
+        id: int,
+        pool: Pool,
+        url: str,
+        adapter: Adapter,
+        kv_blocks: int,
+        ordering: Ordering,
+        pacer: Pacer,
+        clock: Clock,
+        stale_s: float,
+    ) -> None:
+        self.id = id
+        self.url, self.adapter = url, adapter
+        self.client = Client(url)
+        self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
+        self.max_num_seqs = pool.engine.max_num_seqs
+        self.block_size_tokens = pool.engine.block_size_tokens
+        self.max_context_tokens = pool.model.max_context_tokens
+        self.kv_blocks_total = kv_blocks
+        self.role: Role = "mixed"
+        self.combo = id
+        self.goodput_rps: float | None = None
+        self.kv_blocks_host = self.head_demand_blocks = 0
+        self.num_arriving = 0
+        self.is_draining = False
+        self.served: str | None = None
+        """What the engine itself calls the model."""
+        self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
+        self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
+        self._seats: dict[int, Seat] = {}
+        self.num_by_tier: dict[int, int] = {}
+        self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
+        self.prefill_tokens_left = self.tokens_generated = 0
+        self._load = Load()
+        self._scraped_s = float("-inf")
+
+    @property
+    def name(self) -> str:
+        """As logs and headers call it."""
+        return f"{self.pool}/{self.id}"
+
+    # The gateway's own counts.
+
+    def take(self, live: Live) -> Seat:
+        """Count a request as being here."""
+        seat = Seat(self, live)
+        self._seats[live.id] = seat
+        self.num_by_tier[live.tier] = self.num_by_tier.get(live.tier, 0) + 1
+        if self._queued is not None:
+            seat.queue = self._queued.queue(live)
+        self.queue_lengths[seat.queue] += 1
+        self.prefill_tokens_left += seat.prompt_left
+        self.tokens_generated += live.generated_tokens
+        return seat
+
+    def leaves(self, seat: Seat) -> None:
+        """It no longer is."""
+        live = seat.live
+        del self._seats[live.id]
+        self.num_by_tier[live.tier] -= 1
+        self.queue_lengths[seat.queue] -= 1
+        self.prefill_tokens_left -= seat.prompt_left
+        self.tokens_generated -= live.generated_tokens
+
+    def requeue(self, seat: Seat) -> None:
+        """Its phase or its tokens may have put it into another queue of the ordering."""
+        if self._queued is not None and (queue := self._queued.queue(seat.live)) != seat.queue:
+            self.queue_lengths[seat.queue] -= 1
+            self.queue_lengths[queue] += 1
+            seat.queue = queue
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests placed here and not yet ended."""
+        return len(self._seats)
+
+    @property
+    def requests(self) -> Sequence[Live]:
+        """Who is placed here."""
+        return [seat.live for seat in self._seats.values()]
+
+    @property
+    def answers_on_pace(self) -> bool:
+        """Every reader of an answer still has tokens to read."""
+        now, pacer = self._clock.now, self._pacer
+        for seat in self._seats.values():
+            live = seat.live
+            start_s = pacer.start_s(live.reasoning_end_s, live.answer_s)
+            if start_s is not None and pacer.run_dry_s(start_s, live.answer_tokens) < now:
+                return False
+        return True
+
+    # The engine's, which is also told of by others' requests.
+
+    def scraped(self, load: Load) -> None:
+        """The engine has said how it is."""
+        self._load, self._scraped_s = load, self._clock.now
+
+    @property
+    def load(self) -> Load:
+        """What is known of it; nothing, when that is too old."""
+        return self._load if self._clock.now - self._scraped_s <= self._stale_s else Load()
+
+    @property
+    def num_running(self) -> int:
+        """As scraped; unknown: as many of ours as fit."""
+        running = self.load.running
+        return min(len(self._seats), self.max_num_seqs) if running is None else running
+
+    @property
+    def num_waiting(self) -> int:
+        """As scraped; unknown: those of ours that cannot run yet."""
+        waiting = self.load.waiting
+        return max(len(self._seats) - self.max_num_seqs, 0) if waiting is None else waiting
+
+    @property
+    def kv_blocks_used(self) -> int:
+        """As scraped; unknown: what our requests must have taken."""
+        share = self.load.kv_share
+        if share is not None:
+            return round(share * self.kv_blocks_total)
+        block = self.block_size_tokens
+        used = sum(-(-(s.live.prompt_tokens + s.live.generated_tokens) // block) for s in self._seats.values())
+        return min(used, self.kv_blocks_total)

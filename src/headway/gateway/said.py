@@ -1,0 +1,166 @@
+"""What a request's client has been told so far, and what goes on with it on another engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headway.gateway import sse
+from headway.gateway.adapters import Adapter
+from headway.gateway.ask import CHAT, COMPLETIONS, Ask
+from headway.gateway.client import EngineError
+
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "user",
+    "skip_special_tokens", "priority",
+)  # fmt: skip
+_THINK_END = "</think>"
+DEFAULT_COMPLETION_TOKENS = 16
+"""Of `/v1/completions`, where a client names no limit."""
+
+
+class CannotGoOnError(Exception):
+    """The answer can be continued on no other engine."""
+
+
+class Said:
+    """An answer so far. Holds what the client has, so that another engine can go on from there."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self.tokens = 0
+        self.head: dict[str, Any] = {}
+        """`id`, `created` and `model`: the first engine's, for the whole stream."""
+        self.prompt_ids = ask.prompt_ids
+        self.ids: list[int] | None = []
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.reasoning_key = "reasoning_content"
+        self.finish: str | None = None
+        self.prompt_tokens = 0
+
+    def heard(self, chunk: sse.Chunk, tokens: int) -> None:
+        """An engine's chunk that goes to the client."""
+        if not self.head and chunk.id is not None:
+            self.head = {"id": chunk.id, "created": chunk.created, "model": chunk.model}
+        if chunk.prompt_token_ids is not None and self.prompt_ids is None:
+            self.prompt_ids = chunk.prompt_token_ids
+        self.tokens += tokens
+        for choice in chunk.choices:
+            if choice.prompt_token_ids is not None and self.prompt_ids is None:
+                self.prompt_ids = choice.prompt_token_ids
+            self._choice(choice, tokens)
+
+    def _choice(self, choice: sse.Choice, tokens: int) -> None:
+        if choice.token_ids is None:
+            if tokens:
+                self.ids = None
+        elif self.ids is not None:
+            self.ids += choice.token_ids
+        if choice.text:
+            self.text.append(choice.text)
+        delta = choice.delta
+        if delta is not None:
+            if delta.content:
+                self.text.append(delta.content)
+            if delta.reasoning or delta.reasoning_content:
+                self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
+                self.reasoning.append(delta.reasoning or delta.reasoning_content or "")
+        self.finish = choice.finish_reason or self.finish
+
+    def left(self, context_tokens: int, prompt_tokens: int) -> int:
+        """Tokens that the answer may still have."""
+        most = self._ask.max_tokens
+        if most is None:
+            most = context_tokens - prompt_tokens if self._ask.is_chat else DEFAULT_COMPLETION_TOKENS
+        return most - self.tokens
+
+    def go_on(self, adapter: Adapter, context_tokens: int, prompt_tokens: int) -> tuple[str, dict[str, Any]]:
+        """Path and body of the request that continues the answer. CannotGoOnError if there is none."""
+        ask = self._ask
+        if not ask.can_go_on:
+            raise CannotGoOnError
+        if self.prompt_ids is not None and self.ids is not None:
+            prompt: Any = [*self.prompt_ids, *self.ids]
+        elif not ask.is_chat and isinstance(ask.body.get("prompt"), str):
+            prompt = ask.body["prompt"] + "".join(self.text)
+        elif ask.is_chat and adapter.continues_chats is not None and not self.reasoning:
+            answer = {"role": "assistant", "content": "".join(self.text)}
+            body = {**ask.body, **adapter.continues_chats, "messages": [*ask.body["messages"], answer]}
+            body.pop("max_completion_tokens", None)
+            if ask.max_tokens is not None:
+                body["max_tokens"] = ask.max_tokens - self.tokens
+            return CHAT, body
+        else:
+            raise CannotGoOnError
+        body = {name: ask.body[name] for name in _SAMPLING if name in ask.body}
+        return COMPLETIONS, {**body, "prompt": prompt, "max_tokens": self.left(context_tokens, prompt_tokens)}
+
+
+class Continued:
+    """Makes another engine's chunks continue the first one's stream: same head, same shape."""
+
+    def __init__(self, ask: Ask, said: Said, path: str) -> None:
+        self._ask, self._said = ask, said
+        self._converts = ask.is_chat and path == COMPLETIONS
+        self._reasons = self._converts and bool(said.reasoning) and not said.text
+        self._before = said.tokens
+        self._kept = ""
+
+    def event(self, payload: bytes) -> bytes | None:
+        """The chunk that the client gets in place of this one; None: nothing."""
+        chunk = msgspec.json.decode(payload)
+        chunk |= self._said.head
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            prompt = self._said.prompt_tokens or max(usage.get("prompt_tokens", 0) - self._before, 0)
+            written = usage.get("completion_tokens", 0) + self._before
+            usage |= {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+        if self._converts:
+            chunk["object"] = "chat.completion.chunk"
+            chunk["choices"] = [self._choice(choice) for choice in chunk.get("choices", ())]
+        elif self._ask.is_chat:
+            for choice in chunk.get("choices", ()):
+                (choice.get("delta") or {}).pop("role", None)
+        if len(chunk.get("choices", ())) == 1 and not self._says(chunk["choices"][0]):
+            return None
+        return msgspec.json.encode(chunk)
+
+    def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
+        delta = self._delta(choice.get("text") or "", choice.get("finish_reason") is not None)
+        kept: dict[str, Any] = {n: choice[n] for n in ("index", "finish_reason", "token_ids") if n in choice}
+        return {**kept, "delta": delta}
+
+    def _delta(self, text: str, is_last: bool) -> dict[str, str]:
+        """Text as the reasoning it still is, or the answer. The mark between them may come in pieces."""
+        if not self._reasons:
+            return {"content": text} if text else {}
+        text = self._kept + text
+        self._kept = ""
+        before, mark, after = text.partition(_THINK_END)
+        if mark:
+            self._reasons = False
+            return {name: part for name, part in ((self._said.reasoning_key, before), ("content", after)) if part}
+        if not is_last:
+            kept = next((n for n in range(len(_THINK_END) - 1, 0, -1) if text.endswith(_THINK_END[:n])), 0)
+            text, self._kept = text[: len(text) - kept], text[len(text) - kept :]
+        return {self._said.reasoning_key: text} if text else {}
+
+    @staticmethod
+    def _says(choice: dict[str, Any]) -> bool:
+        delta = choice.get("delta") or {}
+        has_text = choice.get("text") or any(value for value in delta.values())
+        return bool(has_text or choice.get("finish_reason") is not None or choice.get("token_ids"))
+
+
+def without_ids(payload: bytes) -> bytes:
+    """A chunk without the token ids that its client did not ask for."""
+    chunk = msgspec.json.decode(payload)
+    if not isinstance(chunk, dict):
+        raise EngineError("streamed what is no completion chunk")
+    chunk.pop("prompt_token_ids", None)
+    for choice in chunk.get("choices", ()):
+        choice.pop("token_ids", None)
+        choice.pop("prompt_token_ids", None)
+    return msgspec.json.encode(chunk)

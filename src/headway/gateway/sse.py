@@ -1,0 +1,92 @@
+"""Server-sent events as engines stream them: whole events only, and what Headway reads in them."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct, field
+
+from headway.gateway.client import EngineError
+
+DONE = b"data: [DONE]\n\n"
+_LONGEST_BYTES = 4 << 20
+
+
+class Events:
+    """Cuts a byte stream into events. Amortised O(1) per byte, whatever the chunks."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that are whole now, each with its blank line. EngineError for one that does not end."""
+        if self._rest:
+            data = self._rest + data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        *events, self._rest = data.split(b"\n\n")
+        if len(self._rest) > _LONGEST_BYTES:
+            raise EngineError("streamed an event without end")
+        return [event + b"\n\n" for event in events if event]
+
+
+class Delta(Struct):
+    """Of a chat."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: msgspec.Raw | None = None
+
+
+class Choice(Struct):
+    """One of the answers."""
+
+    index: int = 0
+    delta: Delta | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class Usage(Struct):
+    """Tokens, as the engine counts them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Chunk(Struct):
+    """What Headway reads of an event, or of a whole answer."""
+
+    id: str | None = None
+    created: int | None = None
+    model: str | None = None
+    choices: list[Choice] = field(default_factory=list)
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    error: msgspec.Raw | None = None
+
+
+_decode = msgspec.json.Decoder(Chunk).decode
+
+
+def payload(event: bytes) -> bytes | None:
+    """What follows `data:`; None for comments and the like."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
+        return event[6:-2]
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+def read(data: bytes) -> Chunk:
+    """An event's payload. EngineError where it is not what an engine should say."""
+    try:
+        return _decode(data)
+    except msgspec.MsgspecError as error:
+        raise EngineError(f"streamed what is no completion chunk ({error})") from None
+
+
+def event(value: object) -> bytes:
+    """A value as an event."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -1,0 +1,189 @@
+"""Who looks after replicas: are they there, how loaded are they, and when is one that fails left alone?
+
+A circuit breaker per replica. It opens at once when no connection can be had, when health checks fail, and after
+several failures in a row of requests; then nothing is sent there. After a pause, which doubles each time, a probe is
+sent: the health check and, where requests had failed, a completion of one token. Only when all is well is it closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from headway.gateway.adapters import load
+from headway.gateway.client import EngineError, UnreachableError, read
+from headway.gateway.exchange import RefusedError
+from headway.gateway.replica import LiveReplica
+from headway.gateway.settings import Settings
+
+log = logging.getLogger("headway.gateway")
+MOST_FAILURES = 3
+"""In a row, before the breaker opens."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 5.0
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class Breaker:
+    """One replica's."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        """Nothing is sent; so it begins, until the replica has been seen."""
+        self.num_failures = 0
+        self.pause_s = FIRST_PAUSE_S
+        self.distrusts = False
+        """Health checks alone do not close it: requests had failed."""
+
+    def failed(self, error: EngineError) -> bool:
+        """A request failed. True if that opens the breaker."""
+        self.num_failures += 1
+        if isinstance(error, RefusedError) and error.status in (408, 429):
+            self.num_failures -= 1
+        if self.is_open or not (isinstance(error, UnreachableError) or self.num_failures >= MOST_FAILURES):
+            return False
+        self.distrusts = not isinstance(error, UnreachableError)
+        self.is_open = True
+        return True
+
+    def succeeded(self) -> None:
+        """A request was answered."""
+        self.num_failures = 0
+        self.pause_s = FIRST_PAUSE_S
+
+    def pause(self) -> float:
+        """How long to leave the replica alone; longer each time."""
+        pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, LONGEST_PAUSE_S)
+        return pause_s
+
+
+class Watch:
+    """All replicas."""
+
+    def __init__(
+        self,
+        replicas: list[LiveReplica],
+        settings: Settings,
+        up: Callable[[LiveReplica], None],
+        down: Callable[[LiveReplica], None],
+        abandon: Callable[[LiveReplica], None],
+        scraped: Callable[[], None],
+    ) -> None:
+        self.replicas = replicas
+        self._settings = settings
+        self._up, self._down, self._abandon, self._scraped = up, down, abandon, scraped
+        self.breakers = {replica.id: Breaker() for replica in replicas}
+        self._nudges = {replica.id: asyncio.Event() for replica in replicas}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Look after them from now on."""
+        self._tasks = [asyncio.create_task(self._mind(replica)) for replica in self.replicas]
+
+    async def stop(self) -> None:
+        """No longer."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def is_up(self, replica: LiveReplica) -> bool:
+        """Requests are sent there."""
+        return not self.breakers[replica.id].is_open
+
+    # What exchanges tell.
+
+    def failed(self, replica: LiveReplica, error: EngineError) -> None:
+        """A request failed there."""
+        if self.breakers[replica.id].failed(error):
+            self._open(replica, error)
+        self._nudges[replica.id].set()
+
+    def succeeded(self, replica: LiveReplica) -> None:
+        """A request was answered."""
+        self.breakers[replica.id].succeeded()
+
+    def _open(self, replica: LiveReplica, error: EngineError) -> None:
+        log.warning("%s at %s is down: %s", replica.name, replica.url, error)
+        self._down(replica)
+
+    # The loop of one replica.
+
+    async def _mind(self, replica: LiveReplica) -> None:
+        breaker, nudge = self.breakers[replica.id], self._nudges[replica.id]
+        num_missed = 0
+        while True:
+            try:
+                await self._probe(replica, breaker)
+                num_missed = 0
+            except EngineError as error:
+                num_missed += 1
+                if not breaker.is_open and (isinstance(error, UnreachableError) or num_missed >= MOST_FAILURES):
+                    breaker.is_open = True
+                    self._open(replica, error)
+                    self._abandon(replica)
+            pause_s = breaker.pause() if breaker.is_open else self._settings.scrape_period_s
+            nudge.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await nudge.wait()
+                    await asyncio.sleep(FIRST_PAUSE_S if breaker.is_open else 0)
+
+    async def _probe(self, replica: LiveReplica, breaker: Breaker) -> None:
+        """Is it well? And how loaded? EngineError if it is not."""
+        timeout_s, adapter = self._settings.probe_timeout_s, replica.adapter
+        status, data = await replica.client.fetch(adapter.health, timeout_s)
+        if status != 200:
+            raise RefusedError(status, data)
+        if replica.served is None or breaker.is_open:
+            await self._ask_name(replica)
+        if adapter.metrics is not None:
+            status, data = await replica.client.fetch(adapter.metrics, timeout_s)
+            if status == 200:
+                replica.scraped(load(adapter, data.decode(errors="replace")))
+                self._scraped()
+        if not breaker.is_open:
+            return
+        if breaker.distrusts:
+            await self._try_out(replica)
+        breaker.is_open = breaker.distrusts = False
+        breaker.num_failures = 0
+        log.info("%s at %s is up, and serves %s", replica.name, replica.url, replica.served or "what it is asked for")
+        self._up(replica)
+
+    async def _ask_name(self, replica: LiveReplica) -> None:
+        """What the engine calls its model."""
+        status, data = await replica.client.fetch("/v1/models", self._settings.probe_timeout_s)
+        if status != 200:
+            return
+        try:
+            names = [model.id for model in msgspec.json.decode(data, type=_Models).data]
+        except msgspec.MsgspecError:
+            return
+        if names:
+            replica.served = replica.model if replica.model in names else names[0]
+
+    async def _try_out(self, replica: LiveReplica) -> None:
+        """One token, for nobody. EngineError if it does not come."""
+        body = msgspec.json.encode({"model": replica.served or replica.model, "prompt": "a", "max_tokens": 1})
+        headers = "Content-Type: application/json\r\n"
+        try:
+            async with asyncio.timeout(self._settings.probe_timeout_s):
+                connection = await replica.client.request("POST", "/v1/completions", headers, body)
+                try:
+                    data = await read(connection, 1 << 20)
+                finally:
+                    replica.client.give_back(connection)
+        except TimeoutError:
+            raise EngineError("did not complete a token in time") from None
+        if connection.status >= 500:
+            raise RefusedError(connection.status, data)

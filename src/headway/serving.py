@@ -1,0 +1,112 @@
+"""From a fleet file to a gateway: what is served, by which policies, and what engines cannot be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from headway import scenario, userfile
+from headway.control.policies import Policies
+from headway.gateway.adapters import ADAPTERS, Adapter, api_of
+from headway.gateway.gateway import Plan, Served
+from headway.scenario import Scenario, policies_of
+from headway.scenariofile import PolicySpec, PoolSpec
+from headway.sim.makeup import kv_blocks
+from headway.userfile import Key, Places
+
+NO_WORKLOAD = {"builtin": "chat"}
+"""Stands in where a fleet file has none: clients bring it."""
+
+
+def load(path: Path) -> tuple[Scenario, Plan]:
+    """What a fleet file says. HeadwayError where it cannot be served."""
+    data, places = userfile.read(path)
+    data.setdefault("name", path.stem)
+    data.setdefault("workload", NO_WORKLOAD)
+    chosen = scenario.assemble(data, places, path.parent)
+    return chosen, plan(chosen)
+
+
+def plan(chosen: Scenario) -> Plan:
+    """What a gateway is to do. HeadwayError where engines cannot act it out."""
+    spec, places = chosen.spec, chosen.places
+    if spec.combos:
+        raise places.error(("combos",), "engines that hand KV caches over are not served yet; expected `fleet` alone")
+    if spec.cascade is not None:
+        raise places.error(("cascade",), "needs a judge, which the gateway has not; requests name their model")
+    if spec.policies.scaling is not None:
+        raise places.error(("policies", "scaling"), "the gateway starts and stops no engines; leave it out")
+    adapters = [_adapter(pool, ("fleet", i), places) for i, pool in enumerate(spec.fleet)]
+    policies = policies_of(chosen)
+    _check_oracles(policies, places)
+    if spec.policies.ordering_at != "gateway":
+        _check_ordering(spec.policies.ordering, adapters, places)
+    if policies.migration is not None:
+        _check_migration(adapters, places)
+    pools = zip(chosen.fleet.pools, spec.fleet, adapters, strict=True)
+    served = tuple(Served(pool, said.endpoints, adapter.api, kv_blocks(pool)) for pool, said, adapter in pools)
+    if policies.window is None and policies.ordering_at != "replica":
+        policies = replace(policies, window=min(pool.engine.max_num_seqs for pool in chosen.fleet.pools))
+    models = [pool.model for pool in chosen.fleet.pools]
+    return Plan(
+        pools=served,
+        names={model.name: (model.name, model.hf_id, *model.aliases) for model in models},
+        policies=policies,
+        pacer=spec.pacer,
+        seed=spec.seed,
+        settings=spec.gateway,
+        tell_priority=spec.policies.ordering_at != "gateway" and _name(spec.policies.ordering) == "priority",
+    )
+
+
+def _adapter(pool: PoolSpec, at: Key, places: Places) -> Adapter:
+    """The pool's dialect, once its endpoints make sense."""
+    if not pool.endpoints:
+        raise places.error((*at, "endpoints"), "missing; expected where the pool's replicas listen, http://host:port")
+    for i, url in enumerate(pool.endpoints):
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
+        except ValueError:
+            good = False
+        if not good or parts.query or parts.fragment:
+            raise places.error((*at, "endpoints", i), f"{url!r}; expected http://host:port")
+    engine = pool.engine if isinstance(pool.engine, str) else str(pool.engine.get("name", ""))
+    return ADAPTERS[pool.api or api_of(engine)]
+
+
+def _check_oracles(policies: Policies, places: Places) -> None:
+    """Nobody knows how long an answer will be."""
+    made = {"routing": policies.router, "ordering": policies.ordering, "migration": policies.migration}
+    for key, choice in made.items():
+        if choice is not None and getattr(choice(), "oracle", False):
+            what = f"{choice} reads what only a simulation knows, such as output lengths; expected another"
+            raise places.error(("policies", key), what)
+
+
+def _check_ordering(ordering: PolicySpec | list[PolicySpec], adapters: list[Adapter], places: Places) -> None:
+    """What an engine's own queue can be told: nothing, or a request's tier."""
+    name = _name(ordering)
+    for i, adapter in enumerate(adapters):
+        if name != "fcfs" and not (name == "priority" and adapter.urgent_sign is not None):
+            orders = "fcfs" if adapter.urgent_sign is None else "fcfs or priority"
+            what = (
+                f"the engine of fleet[{i}] ({adapter.api}) can be told no order but {orders}, not {name};"
+                " with ordering_at gateway, requests wait in order before they are sent"
+            )
+            raise places.error(("policies", "ordering"), what)
+
+
+def _check_migration(adapters: list[Adapter], places: Places) -> None:
+    """A request moves by being continued from its tokens."""
+    for i, adapter in enumerate(adapters):
+        if not adapter.gives_token_ids and adapter.continues_chats is None:
+            what = f"the engine of fleet[{i}] ({adapter.api}) cannot go on with another's answer, so nothing can move"
+            raise places.error(("policies", "migration"), what)
+
+
+def _name(spec: PolicySpec | list[PolicySpec]) -> str:
+    one = spec[0] if isinstance(spec, list) else spec
+    return one if isinstance(one, str) else str(one.get("name"))
