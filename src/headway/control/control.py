@@ -169,10 +169,10 @@ class Control:
         service = self._service(live)
         target = service.member(live.decode)
         chosen = live.decode
-        if target is None or not target.takes(live.prompt_tokens + live.output_tokens):
+        if not service.pairs or target is None or not target.takes(live.prompt_tokens + live.output_tokens):
             chosen = service.decoder(live, live.replica)
         live.decode = -1
-        if chosen >= 0:
+        if chosen >= 0 and chosen != live.replica:
             self.effects.hand_over(live, chosen, now)
 
     def moved(self, live: Live, source: int, now: float) -> None:

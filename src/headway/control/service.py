@@ -50,7 +50,8 @@ class Service:
         self.model = model
         self.members = list(members)
         self.router = router
-        self._pairs = bool(getattr(router, "pairs", False))
+        self.pairs = bool(getattr(router, "pairs", False))
+        """The router says who decodes; else that is seen to when the prompt is computed."""
         self.learners: list[Learner] = []
         """Policies that hear of every end."""
         self.hear(router)
@@ -71,7 +72,7 @@ class Service:
         up = [member for member in self.members if member.is_up]
         self._has_roles = any(member.view.role != "mixed" for member in up)
         self._open = [member for member in up if not member.is_draining] or up
-        if self._has_roles and not self._pairs:
+        if self._has_roles and not self.pairs:
             self._open = [member for member in self._open if member.view.role != "decode"] or self._open
         self._up: Sequence[ReplicaView] = [member.view for member in self._open]
         self._up_ids = {view.id for view in self._up}
@@ -116,15 +117,17 @@ class Service:
         view.replicas = candidates
         placement = self.router.route(live, view)
         replica = placement.replica
-        decode = placement.decode if self._pairs else None
+        decode = placement.decode if self.pairs else None
         if replica not in ids or (decode is not None and decode not in self._by_id):
             name = type(self.router).__name__
             chosen = replica if replica not in ids else decode
             raise HeadwayError(f"router {name} chose replica {chosen!r}; it was offered {sorted(ids)}")
         if self._has_roles:
             live.decode = -1 if decode is None or decode == replica else decode
-            if not self._pairs and self._by_id[replica].view.role == "prefill":
+            if not self.pairs and self._by_id[replica].view.role == "prefill":
                 live.decode = self.decoder(live, replica)
+        else:
+            live.decode = -1
         return replica
 
     def decoder(self, live: Live, replica: int) -> int:
