@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
+from headway import scenario
+from headway.cli import main
 from headway.core.errors import HeadwayError
 from headway.planner.tiers import merged, plan
 from headway.reproduce.interval import interval
+from headway.tierplan import with_tiers
 
 
 @given(st.integers(1, 12), st.integers(1, 12))
@@ -72,3 +78,85 @@ def test_one_tier_is_tried_once_whatever_its_decay() -> None:
 def test_too_little_to_choose_from(given_: tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]) -> None:
     with pytest.raises(HeadwayError, match="expected"):
         plan(lambda k, decay, seed: 1.0, *given_, interval)
+
+
+# `headway plan tiers`.
+
+SCENARIO = """
+workload:
+  builtin: ktier
+  num_requests: 200
+  arrivals: 300
+  tiers:
+    - {tier: 0, ttft_s: 0.2}
+    - {tier: 1, ttft_s: 1}
+    - {tier: 2, ttft_s: 3}
+    - {tier: 3}
+fleet:
+  - {model: llama-2-7b, gpu: a100-80gb, engine: {name: simulated, max_num_seqs: 16}, replicas: 2}
+policies:
+  routing: freest
+  ordering: {name: priority, preemptive: false}
+  ordering_at: both
+  window: 16
+  migration: {name: llumnix, h_max: 0.1}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_as_many_tiers_as_classes_is_the_scenario_itself(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "tiers", str(file), "--tiers", "1,4", "--decay", "1", "--seeds", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    four = next(setting for setting in found["settings"] if setting["num_tiers"] == 4)
+    for seed in range(2):
+        changes: Any = {("seed",): ("", seed), ("policies", "routing"): ("", {"name": "freest", "num_tiers": 4})}
+        run = scenario.run(scenario.load(file, changes))
+        assert four["values"][seed] == run.summary.slo_attainment
+
+
+def test_the_table_says_which_is_enough(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["plan", "tiers", str(file), "--tiers", "1,2", "--decay", "0.5,2", "--seeds", "2", "--tolerance", "1"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "fewest tiers that lose 100.0% at most: 1 tier," in out
+    assert "of 3 settings are tied" in out
+
+
+def test_policies_get_the_numbers_that_they_mind() -> None:
+    said = {"routing": "freest", "migration": {"name": "llumnix", "h_max": 0.1}, "ordering": "priority", "window": 3}
+    assert with_tiers(said, 3, 0.5) == {
+        "routing": {"name": "freest", "num_tiers": 3, "decay": 0.5},
+        "migration": {"name": "llumnix", "h_max": 0.1, "num_tiers": 3, "decay": 0.5},
+        "ordering": "priority",
+        "window": 3,
+    }
+    phases = {"ordering": {"name": "tiers-and-phases", "quantum_tokens": 9}}
+    assert with_tiers(phases, 3, 0.5)["ordering"] == {"name": "tiers-and-phases", "quantum_tokens": 9, "num_tiers": 3}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("ttft_s", "timeout_s", "no request has an SLO"),
+        ("arrivals: 300", "arrivals: 300\n  concurrency: 4", "expected no concurrency"),
+        ("freest", "freeest", "did you mean"),
+    ],
+)
+def test_mistakes_are_named(file: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str) -> None:
+    file.write_text(SCENARIO.replace(old, new))
+    assert main(["plan", "tiers", str(file), "--tiers", "1", "--seeds", "2"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--tiers", "0"], ["--tiers", "two"], ["--decay", "-1"], []])
+def test_numbers_are_numbers(file: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    assert main(["plan", "tiers", *([str(file)] if flags else []), *flags]) == 2
+    assert "expected" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from headway import catalog, userfile
 from headway.capacity import Question, plan, scenario_yaml
 from headway.cli.flags import changes, flag, given, scenario_file, synthetic_options, together, trace_options
 from headway.cli.output import console, counting, print_json, user_cache
+from headway.cli.plan_tiers import tiers
 from headway.core.capacity import Situation, Targets
 from headway.core.errors import HeadwayError
 from headway.policies import resolve
@@ -70,6 +71,9 @@ result_options = together((
 @click.group()
 def command() -> None:
     """Plan fleets: how many GPUs, and which?"""
+
+
+command.add_command(tiers)
 
 
 @command.command()

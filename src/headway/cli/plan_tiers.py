@@ -1,0 +1,84 @@
+"""`headway plan tiers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headway import tierplan, userfile
+from headway.cli.flags import scenario_file
+from headway.cli.output import counting, print_json, print_table
+from headway.core.errors import HeadwayError
+from headway.planner.tiers import Setting, TierPlan
+from headway.reproduce.interval import interval
+
+_path = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("scenario", type=_path, required=False)
+@click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file.")
+@click.option("--tiers", default="1,2,3,4,6,8", show_default=True, help="Numbers of tiers to try.")
+@click.option("--decay", default="0.5,1,2", show_default=True, help="Decays of the headroom to try.")
+@click.option("--seeds", type=click.IntRange(min=2), default=5, show_default=True, help="Seeds to rehearse with.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.01,
+    show_default=True,
+    help="A loss of attainment that does not matter.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
+def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress: bool, **flags: Any) -> int:
+    """Find how many tiers of service a workload needs, and how steeply their headroom should fall.
+
+    The tiers of the SCENARIO's workload are classes of customers with SLOs of their own. Neighbours are merged into
+    fewer tiers, and every setting is rehearsed with the same requests. What counts is the share of requests that meet
+    their SLOs; the answer says which settings the seeds cannot tell from the best.
+    """
+    file = scenario_file(scenario, preset)
+    if file is None:
+        raise HeadwayError("expected a scenario file, or --builtin NAME")
+    document, _ = userfile.read(file)
+    ks = [_number(each, "--tiers", int) for each in flags["tiers"].split(",")]
+    decays = [_number(each, "--decay", float) for each in flags["decay"].split(",")]
+    seeds, tolerance = range(flags["seeds"]), flags["tolerance"]
+    with counting("rehearsing", not no_progress) as tell:
+        found = tierplan.plan(document, file.parent, ks, decays, seeds, interval, tolerance, tell)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found, tolerance)
+    return 0
+
+
+def _number(text: str, option: str, kind: type) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or value < 0 or (kind is int and value < 1):
+        raise HeadwayError(f"{option}: {text.strip()!r}; expected numbers with commas between")
+    return value
+
+
+def _show(found: TierPlan, tolerance: float) -> None:
+    """A row a setting, and the answer in words."""
+    heads = ["tiers", "decay", "attainment", "loss to the best, 95%", "tied with the best", "enough"]
+    print_table(heads, [_row(setting) for setting in found.settings])
+    chosen, best = found.chosen, found.best
+    click.echo(f"\nbest: {_named(best)}; {len(found.tied)} of {len(found.settings)} settings are tied with it")
+    click.echo(f"fewest tiers that lose {tolerance:.1%} at most: {_named(chosen)}")
+
+
+def _row(setting: Setting) -> list[object]:
+    loss = f"{setting.loss[0]:.2%} to {setting.loss[1]:.2%}"
+    return [setting.num_tiers, setting.decay, f"{setting.mean:.2%}", loss, setting.is_tied, setting.is_enough]
+
+
+def _named(setting: Setting) -> str:
+    number = "1 tier" if setting.num_tiers == 1 else f"{setting.num_tiers} tiers"
+    return f"{number}, decay {setting.decay:g} ({setting.mean:.2%} of requests meet their SLOs)"
