@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from headway import scenario
-from headway.control.policies import Policies
-from headway.metrics.summary import summarize
+from headway import tierplan
 from headway.planner import tiers
-from headway.policies import resolve
 from headway.reproduce import charts, ktier_runs
 from headway.reproduce.findings import Figure, Outcome, Table
 from headway.reproduce.interval import interval
-from headway.reproduce.ktier_runs import INFAAS, LLUMLET, SEATS, VLLM, ktier_policies
+from headway.reproduce.ktier_runs import INFAAS, LLUMLET, VLLM, ktier_policies
 from headway.reproduce.tasks import Call, Simulation
-from headway.sim.cluster import simulate
-from headway.userfile import Places
-from headway.workload.spec import generate
-from headway.workload.trace import TraceSource
 
 Key = tuple[Any, ...]
 Found = Mapping[Key, Any]
@@ -79,22 +73,11 @@ def setting_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Call]:
 def attainment(k: int, decay: float, seed: int, num_requests: int) -> dict[str, Any]:
     """Share of all requests that meet their class's SLO where K tiers serve ten classes, neighbours together."""
     document = ktier_runs.scenario(
-        ktier_policies(k, decay=decay), LLUMLET, num_requests, rate=CLASS_RATE, kv_capacity_tokens=KV_TOKENS
+        ktier_policies(k), LLUMLET, num_requests, rate=CLASS_RATE, kv_capacity_tokens=KV_TOKENS
     )
     document["workload"]["tiers"] = [{"tier": c, "ttft_s": 0.25 * 2**c} for c in range(CLASSES)]
-    chosen = scenario.assemble(document, Places(), Path())
-    table = generate(chosen.spec.workload, seed)
-    table.columns["tier"] = tiers.merged(table.columns["tier"], CLASSES, k)
-    says = chosen.spec.policies
-    policies = Policies(
-        resolve.router(document["policies"]["routing"]),
-        resolve.ordering(document["policies"]["ordering"]),
-        says.ordering_at,
-        SEATS,
-        resolve.migration(document["policies"]["migration"]),
-    )
-    records = simulate(chosen.fleet, TraceSource(table), policies, seed=seed)
-    return {"attainment": summarize(records).slo_attainment}
+    with TemporaryDirectory() as folder:
+        return {"attainment": tierplan.Evaluator(document, Path(), Path(folder), 1)(k, decay, seed)}
 
 
 class Load:
