@@ -15,13 +15,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headway.control.policies import CascadeOf, Policies
-from headway.core.decision import Move
-from headway.core.fleet import Combo, Engine, Fault, Fleet, Gpu, Handover, Model, Pool
+from headway.core.decision import Move, Release
+from headway.core.fleet import Combo, Engine, Fault, Fleet, Gpu, Handover, Model, Network, Pool, Provisioning
 from headway.core.pacer import Pacer
-from headway.core.policy import Migration, Ordering, Router, Scaler
+from headway.core.policy import Admission, Migration, Ordering, Router, Scaler
 from headway.core.record import Columns, Records
 from headway.core.request import Request, Segment
-from headway.core.view import FleetView, PoolsView, RequestView
+from headway.core.view import AdmissionView, FleetView, PoolsView, RequestView
 from headway.observe import Scrape
 from headway.perf.step import StepModel
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
@@ -31,6 +31,7 @@ from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.ordering.priority import Priority
 from headway.policies.ordering.round_robin import RoundRobin as TakeTurns
 from headway.policies.routing.round_robin import RoundRobin
+from headway.policies.scaling.combos import Combos
 from headway.sim.cluster import Cluster, Step
 from headway.sim.timeline import Line
 from headway.workload.closed_loop import ClosedLoop
@@ -167,6 +168,9 @@ class Scenario:
     scaler: Callable[[], Scaler] | None = None
     combos: tuple[Combo, ...] = ()
     cascade: CascadeOf | None = None
+    admission: Callable[[], Admission] | None = None
+    network: Network = field(default_factory=Network)
+    provisioning: Provisioning | None = None
 
     def source(self) -> Source:
         """The requests, as a workload."""
@@ -176,9 +180,11 @@ class Scenario:
     def cluster(self, step: Step = "stretch") -> Cluster:
         """A fleet that is about to run it."""
         policies = Policies(
-            self.router, self.ordering, self.ordering_at, self.window, self.migration, self.cascade, self.scaler
-        )
-        fleet, line = Fleet(self.pools, self.combos), self.line or _measured
+            self.router, self.ordering, self.ordering_at, self.window, migration=self.migration,
+            admission=self.admission, cascade=self.cascade, scaler=self.scaler,
+        )  # fmt: skip
+        fleet = Fleet(self.pools, self.combos, self.network, self.provisioning)
+        line = self.line or _measured
         return Cluster(fleet, self.source(), policies, self.seed, step, self.scrape, None, line, Pacer())
 
     def play(self, step: Step = "stretch") -> Records:
@@ -273,6 +279,21 @@ class Restless:
         return Move(request.id, target.id, None if view.random.random() < 0.7 else 2)
 
 
+class Patient:
+    """Tier 3 waits until there is little to do, or for three seconds."""
+
+    interval_s = 0.3
+
+    def holds(self, request: RequestView) -> bool:
+        return request.tier == 3
+
+    def release(self, view: AdmissionView) -> list[Release]:
+        calm = all(replica.num_in_flight < 3 for replica in view.replicas)
+        late = [request for request in view.held if view.now - request.arrival_s > 3.0]
+        chosen = list(view.held)[:2] if calm else late
+        return [Release(request.id, 0 if request in late else None) for request in chosen]
+
+
 class Breathing:
     """Replicas come and go."""
 
@@ -326,6 +347,7 @@ _pools = st.builds(
     tokenize_s_per_token=st.sampled_from((0.0, 0.0, 2e-4)),
     response_overhead_s=st.sampled_from((0.0, 0.0, 0.0, 0.03125)),
     max_num_waiting=st.sampled_from((None, None, 3)),
+    region=st.sampled_from(("", "east", "west")),
     network_bytes_per_s=st.sampled_from((1e8, 2e9, 12.5e9)),
     start_s=st.sampled_from((0.0, 0.25, 1.5)),
     max_replicas=st.just(4),
@@ -354,7 +376,8 @@ def _combos(draw: st.DrawFn, like: Pool) -> Combo:
         )
         for role in ("prefill", "decode")
     ]
-    return Combo("combo", tuple(parts), draw(st.integers(1, 2)), max_replicas=3)
+    goodput_rps = draw(st.sampled_from((None, 2.0, 20.0)))
+    return Combo("combo", tuple(parts), draw(st.integers(1, 2)), max_replicas=3, goodput_rps=goodput_rps)
 
 
 _migrations = st.one_of(
@@ -367,7 +390,7 @@ _migrations = st.one_of(
         st.sampled_from((0.05, 0.5)),
     ),
 )
-_scalers = st.sampled_from((None, None, Breathing, *SCALERS.values()))
+_scalers = st.sampled_from((None, None, Breathing, *SCALERS.values(), Made(Combos, (0.2, 0.5, 1.5, 0.25, 0.125))))
 _faults = st.builds(Fault, st.floats(0.0, 3.0), st.integers(0, 5), st.sampled_from((None, 0.25, 1.0, 1.0)))
 _scrapes = st.sampled_from((Scrape(), Scrape(), Scrape(0.125, 0.0625, 0.2)))
 _prompts = st.one_of(st.sampled_from((1, 16, 17, 100)), st.integers(1, 400))
@@ -406,6 +429,7 @@ def _request(draw: st.DrawFn, id: int, gap_s: float, before: Sequence[Request]) 
         prefix=prefix,
         output_id=3000 + id if prefix and draw(st.booleans()) else None,
         timeout_s=draw(st.one_of(st.none(), st.none(), st.floats(0.05, 3.0))),
+        region=draw(st.sampled_from(("", "", "east", "west"))),
     )
 
 
@@ -488,6 +512,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         line=draw(st.sampled_from((sloped, sloped, kinked, None))),
         seed=draw(st.integers(0, 3)),
         migration=draw(_migrations),
+        admission=draw(st.sampled_from((None, None, Patient))),
+        provisioning=draw(st.sampled_from((None, Provisioning(0.25, 0.5, 1.0)))),
         scaler=draw(_scalers),
     )
     return _coinciding(scenario, draw(st.sampled_from((0.25, 0.03125)))) if draw(st.integers(0, 3)) == 3 else scenario

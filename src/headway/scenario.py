@@ -72,7 +72,8 @@ def assemble(data: dict[str, Any], places: Places, base_dir: Path, changes: Chan
     combos = tuple(_combo(combo, ("combos", i), base_dir, places) for i, combo in enumerate(spec.combos))
     if not pools and not combos:
         raise places.error((), "no replicas; expected `fleet`, `combos`, or both")
-    fleet = Fleet(pools, combos)
+    limits = tuple((limit.region, gpu(limit.gpu).name, limit.count) for limit in spec.gpu_limits)
+    fleet = Fleet(pools, combos, spec.network, spec.provisioning, limits)
     scenario = Scenario(spec, fleet, data, base_dir, places)
     _check(scenario)
     return scenario
@@ -367,7 +368,12 @@ def _policies(scenario: Scenario) -> Policies:
         migration = None if spec.migration is None else resolve.migration(spec.migration)
     with places.at("policies", "scaling"):
         scaler = None if spec.scaling is None else resolve.scaler(spec.scaling)
-    return Policies(router, order, spec.ordering_at, spec.window, migration, _cascade(scenario), scaler)
+    with places.at("policies", "admission"):
+        admission = None if spec.admission is None else resolve.admission(spec.admission)
+    return Policies(
+        router, order, spec.ordering_at, spec.window, migration=migration, admission=admission,
+        cascade=_cascade(scenario), scaler=scaler,
+    )  # fmt: skip
 
 
 def _cascade(scenario: Scenario) -> CascadeOf | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from headway.control.policies import OrderingAt
-from headway.core.fleet import Fault, Handover
+from headway.core.fleet import Fault, Handover, Network, Provisioning
 from headway.core.pacer import Pacer
 from headway.gateway.settings import Api, Settings
 from headway.metrics.latency import Slo
@@ -92,6 +92,17 @@ class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How KV caches get from prefill to decode."""
 
 
+class GpuLimit(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How many GPUs of a kind there are."""
+
+    gpu: str
+    """A name that `headway catalog gpus` lists."""
+    count: Annotated[int, Meta(ge=0)]
+    """How many."""
+    region: str = ""
+    """Where."""
+
+
 class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who decides. A policy is a name, or `name:` with arguments, or `module:Class` of your own."""
 
@@ -101,6 +112,8 @@ class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Who goes first. A list is for `headway compare`."""
     migration: PolicySpec | None = None
     """Who goes to another replica, and when. Without one: nobody."""
+    admission: PolicySpec | None = None
+    """Which requests are kept for later, and when they go. Without one: none."""
     scaling: PolicySpec | None = None
     """How many replicas each pool has. Without one: as many as `fleet` says."""
     ordering_at: OrderingAt = "replica"
@@ -172,6 +185,12 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     seed: int = 0
     """Of everything random. Runs that are compared get the same arrivals and lengths."""
     policies: PolicySpecs = field(default_factory=PolicySpecs)
+    network: Network = field(default_factory=Network)
+    """What lies between regions."""
+    provisioning: Provisioning | None = None
+    """Where replicas that scaling asks for come from. Without it: each is new, and takes `start_s`."""
+    gpu_limits: tuple[GpuLimit, ...] = ()
+    """How many GPUs scaling may use."""
     cascade: CascadeSpec | None = None
     """Several models for one request. Without it, a request gets the model that it asks for."""
     variants: tuple[Variant, ...] = ()

@@ -73,6 +73,8 @@ class Cascading:
         live.stage_index = stage
         model = self.stages[stage].model
         for name, tokens in live.lengths:
-            if name == model:
-                live.output_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here
+            if name == model and tokens != live.output_tokens:
+                # A later turn quotes the answer that the workload knows, not this one.
+                live.output_id = None  # type: ignore[misc]  # of a frozen base, thawed here
+                live.output_tokens = tokens  # type: ignore[misc]
         live.model = model  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from headway.control.admissions import Admissions
 from headway.control.cascading import Cascading
 from headway.control.live import ENDED, HELD, NEVER, Live
 from headway.control.migrations import Migrations
@@ -64,6 +65,7 @@ class Control:
         migrations: Sequence[Migrations] = (),
         scaling: Scaling | None = None,
         cascade: Cascading | None = None,
+        admissions: Sequence[Admissions] = (),
     ) -> None:
         """Take charge of these services, by each name of their models."""
         self._by_model = services
@@ -72,6 +74,7 @@ class Control:
         self._migrations = {each.service: each for each in migrations}
         self._scaling = scaling
         self._cascade = cascade
+        self._admissions = {each.service: each for each in admissions}
         self._judged: dict[int, Live] = {}
         """Requests whose answers are being judged."""
         for service in self.services:
@@ -92,9 +95,12 @@ class Control:
             self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
         if self._cascade is not None and self._cascade.takes(live):
             self._cascade.enter(live, now)
-        self._serve(live, now)
+        if self._admissions and (keeper := self._admissions.get(self._service(live))) and keeper.keeps(live):
+            return
+        self.place(live, now)
 
-    def _serve(self, live: Live, now: float) -> None:
+    def place(self, live: Live, now: float) -> None:
+        """A replica gets it, or it waits in front of them all."""
         service = self._service(live)
         if service.line and service.fits(live):
             service.hold(live, now)
@@ -155,7 +161,7 @@ class Control:
             self._end(live, now, _FINISHED, told=True)
         else:
             self._cascade.escalate(live)
-            self._serve(live, now)
+            self.place(live, now)
 
     def phase_changed(self, live: Live, now: float) -> None:
         """Reasoning is over."""
@@ -237,23 +243,31 @@ class Control:
 
     def hopes(self, now: float) -> bool:
         """Somebody is held back who may be placed when views are refreshed."""
-        return any(service.hopes(now) for service in self.services)
+        return any(service.hopes(now) for service in self.services) or self._keeps()
+
+    def _keeps(self) -> bool:
+        """Somebody is kept for later."""
+        return any(admissions.held for admissions in self._admissions.values())
 
     def holds(self) -> bool:
         """Somebody is held back."""
-        return any(service.line for service in self.services)
+        return any(service.line for service in self.services) or self._keeps()
 
     def close(self, unfinished: list[Live], now: float) -> None:
         """The run stops; what is still in the system is counted."""
         for service in self.services:
             unfinished = unfinished + service.held()
         unfinished = unfinished + list(self._judged.values())
+        for admissions in self._admissions.values():
+            unfinished = unfinished + admissions.lives()
         for live in sorted(unfinished, key=_by_id):
             self._write(live, now, Outcome.UNFINISHED)
 
     def _end(self, live: Live, now: float, outcome: Outcome, told: bool = False) -> None:
         live.stage = ENDED
         self._judged.pop(live.id, None)
+        if self._admissions and (keeper := self._admissions.get(self._service(live))):
+            keeper.forget(live)
         end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
         if end_s > self.last_s:
             self.last_s = end_s

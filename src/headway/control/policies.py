@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from headway.core.policy import Cascade, Migration, Ordering, Router, Scaler
+from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
 
 OrderingAt = Literal["replica", "gateway", "both"]
 
@@ -41,6 +41,8 @@ class Policies(Struct, frozen=True):
     """A replica is given at most this many requests in flight, the others are held back; None = no holding."""
     migration: Callable[[], Migration] | None = None
     """Who goes to another replica; every model's replicas get one. None = nobody."""
+    admission: Callable[[], Admission] | None = None
+    """Who is kept for later; every model's replicas get one. None = nobody."""
     cascade: CascadeOf | None = None
     """Which model answers. None = the one that a request asks for."""
     scaler: Callable[[], Scaler] | None = None

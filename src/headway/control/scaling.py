@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headway.control.live import Live
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Pool
+from headway.core.fleet import Combo, Pool, unit_of
 from headway.core.policy import Scaler
 from headway.core.view import PoolView, ReplicaView
 from headway.observe import FleetOfPools
@@ -35,23 +36,18 @@ Unit = list[Member]
 class PoolState:
     """One pool or kind of combo, as control knows it. Satisfies `core.view.PoolView`."""
 
-    def __init__(
-        self,
-        unit: Sequence[Pool],
-        name: str,
-        limits: tuple[int, int],
-        goodput_rps: float | None,
-        service: Service,
-    ) -> None:
+    def __init__(self, deployment: Pool | Combo, services: Mapping[str, Service]) -> None:
+        unit = unit_of(deployment)
         pool = unit[0]
-        self.name, self.model, self.gpu, self.region = name, pool.model.name, pool.gpu.name, pool.region
+        self.name, self.model, self.gpu, self.region = deployment.name, pool.model.name, pool.gpu.name, pool.region
         self.usd_per_hour = sum(each.usd_per_hour for each in unit)
         self.gpus: Counter[str] = Counter()
         for each in unit:
             self.gpus[each.gpu.name] += each.parallel.num_gpus
-        self.min_replicas, self.max_replicas = limits
-        self.goodput_rps = goodput_rps
-        self.service = service
+        self.min_replicas = deployment.min_replicas
+        self.max_replicas = sys.maxsize if deployment.max_replicas is None else deployment.max_replicas
+        self.goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
+        self.service = services[pool.model.name]
         self.num_starting = 0
 
     def units(self) -> list[Unit]:
@@ -76,11 +72,19 @@ class PoolState:
 class Scaling:
     """One scaler over all pools and combos."""
 
-    def __init__(self, scaler: Scaler, view: FleetOfPools, pools: Sequence[PoolState], effects: Effects) -> None:
+    def __init__(
+        self,
+        scaler: Scaler,
+        view: FleetOfPools,
+        pools: Sequence[PoolState],
+        effects: Effects,
+        gpu_limits: Sequence[tuple[str, str, int]] = (),
+    ) -> None:
         self.scaler = scaler
         self.interval_s = scaler.interval_s
         self._view = view
         self._effects = effects
+        self._limits = {(region, gpu): count for region, gpu, count in gpu_limits}
         self._pools = {pool.name: pool for pool in pools}
         self._draining: list[tuple[Service, Unit]] = []
         seen: list[PoolView] = list(pools)
@@ -119,8 +123,22 @@ class Scaling:
         for unit in draining[:more]:
             self._drain(pool, unit, False)
         for _ in range(more - len(draining)):
+            if not self._has_room(pool):
+                return
             pool.num_starting += 1
             self._effects.start_replica(pool.name, now)
+
+    def _has_room(self, pool: PoolState) -> bool:
+        """Whether the region has the GPUs for one more; what starts or drains has its own still."""
+        for gpu, count in pool.gpus.items():
+            limit = self._limits.get((pool.region, gpu))
+            if limit is not None and self._num_gpus(pool.region, gpu) + count > limit:
+                return False
+        return True
+
+    def _num_gpus(self, region: str, gpu: str) -> int:
+        here = [pool for pool in self._pools.values() if pool.region == region]
+        return sum(pool.gpus.get(gpu, 0) * (len(pool.units()) + pool.num_starting) for pool in here)
 
     def _remove(self, pool: PoolState, fewer: int) -> None:
         """What is starting cannot be called off; what is up can, but for one while others start."""

@@ -16,6 +16,13 @@ class Placement(Struct, frozen=True, gc=False):
     scores: tuple[tuple[int, float], ...] = ()
 
 
+class Release(Struct, frozen=True, gc=False):
+    """Let a request that was held back go, as of this tier from now on; None: as it came."""
+
+    request: int
+    tier: int | None = None
+
+
 class Move(Struct, frozen=True, gc=False):
     """Take a request to another replica, with its KV cache if it has one.
 

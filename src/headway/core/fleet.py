@@ -200,6 +200,46 @@ class Combo(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests per second that one combo serves within the SLOs, as profiled."""
 
 
+def unit_of(deployment: Pool | Combo) -> list[Pool]:
+    """The pools of all replicas that come and go together: one, or those of a combo."""
+    if isinstance(deployment, Pool):
+        return [deployment]
+    return [part for part in deployment.parts for _ in range(part.replicas)]
+
+
+class Network(Struct, frozen=True, forbid_unknown_fields=True):
+    """What lies between regions."""
+
+    inter_region_s: float = 0.05
+    """From a region to another one, each way. SageServe, section 7.1."""
+    pairs: tuple[tuple[str, str, float], ...] = ()
+    """(region, other region, seconds each way), where it is not `inter_region_s`."""
+
+    def latency_s(self, region: str, other: str) -> float:
+        """Each way; nothing within a region, or where one of them is not said."""
+        if region == other or not region or not other:
+            return 0.0
+        for a, b, seconds in self.pairs:
+            if {a, b} == {region, other}:
+                return seconds
+        return self.inter_region_s
+
+
+class Provisioning(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one more replica comes from, and how long that takes (SageServe, sections 2.3 and 7.1).
+
+    A replica that is given back goes to the region's spot instances, of its model. One more is a spot instance of
+    the same model if there is one, else one of another model on as many of the same GPUs, else new.
+    """
+
+    reclaim_s: float = 60.0
+    """A spot instance of the same model."""
+    redeploy_s: float = 600.0
+    """A spot instance of another model: the weights are loaded."""
+    acquire_s: float | None = None
+    """A new one; None: the pool's own `start_s`."""
+
+
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     """A replica crashes at `at_s` and is back, empty, `down_s` later (None: never)."""
 
@@ -213,6 +253,11 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
 
     pools: tuple[Pool, ...] = ()
     combos: tuple[Combo, ...] = ()
+    network: Network = field(default_factory=Network)
+    provisioning: Provisioning | None = None
+    """None: one more replica is always new."""
+    gpu_limits: tuple[tuple[str, str, int], ...] = ()
+    """(region, GPU, how many there are), where scaling has a limit."""
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:

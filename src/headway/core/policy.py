@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from headway.core.decision import Move, Placement
+from headway.core.decision import Move, Placement, Release
 from headway.core.record import Ended
-from headway.core.view import CascadeView, FleetView, PoolsView, RequestView
+from headway.core.view import AdmissionView, CascadeView, FleetView, PoolsView, RequestView
 
 
 class Router(Protocol):
@@ -87,6 +87,19 @@ class Migration(Protocol):
 
         `view.replicas` are those that may take it, and its own.
         """
+
+
+class Admission(Protocol):
+    """Which requests are kept for later, and when they go."""
+
+    interval_s: float
+    """`release` is asked this often."""
+
+    def holds(self, request: RequestView) -> bool:
+        """Whether a request that comes in is kept back."""
+
+    def release(self, view: AdmissionView) -> Sequence[Release]:
+        """Which of those that are kept go now."""
 
 
 class Cascade(Protocol):

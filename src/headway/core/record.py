@@ -111,7 +111,11 @@ class ReplicaRecord(Struct, frozen=True):
     up: tuple[tuple[float, float], ...]
     """(from, to) intervals, paid for. A crashed replica is paid for while it is down."""
     down: tuple[tuple[float, float], ...] = ()
-    """Intervals within `up` in which it was crashed."""
+    """Intervals within `up` in which it did not serve: starting, or crashed."""
+    origin: str = "initial"
+    """Where it came from: `initial`, `new`, `reclaimed` (a spot instance of its model), `redeployed` (of another)."""
+    replaces: int = -1
+    """The stopped replica that was the spot instance; -1: none."""
 
 
 class Ended(Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ stale as the fleet's metrics are (see `observe`); `in_flight` never is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Protocol
 
@@ -205,6 +205,22 @@ class FleetView(Protocol):
 
     @property
     def replicas(self) -> Sequence[ReplicaView]: ...
+
+
+class AdmissionView(Protocol):
+    """What an admission policy sees: one model's replicas that are up, and who is kept back for them."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def random(self) -> Random:
+        """This policy's own named stream."""
+
+    @property
+    def replicas(self) -> Sequence[ReplicaView]: ...
+    @property
+    def held(self) -> Collection[RequestView]:
+        """Who is kept back, in order of arrival."""
 
 
 class StageView(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.policy import Cascade, Migration, Ordering, Router, Scaler
+from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
 from headway.policies.cascade.load_based import LoadBased
 from headway.policies.cascade.pre_routed import PreRouted
 from headway.policies.cascade.thresholds import Thresholds
@@ -70,6 +70,8 @@ MIGRATIONS: dict[str, type[Migration]] = {
     "pascal": PascalMigration,
     "llumnix": Llumnix,
 }
+
+ADMISSIONS: dict[str, type[Admission]] = {}
 
 CASCADES: dict[str, type[Cascade]] = {
     "thresholds": Thresholds,

@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 import msgspec
 
 from headway.core.errors import HeadwayError, unknown
-from headway.core.policy import Cascade, Migration, Ordering, Router, Scaler
-from headway.policies import CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
+from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
+from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 
 P = TypeVar("P", covariant=True)
 Spec = str | Mapping[str, Any]
@@ -77,6 +77,16 @@ def migration(spec: Spec) -> Choice[Migration]:
     _check_verb("migration", choice.name, made, "at_phase", ("request", "view"))
     if getattr(made, "interval_s", "") is not None:
         _check_interval("migration", choice.name, made, ", or None for never")
+    return choice
+
+
+def admission(spec: Spec) -> Choice[Admission]:
+    """The admission policy that a spec asks for. Raises HeadwayError if it cannot be had."""
+    choice: Choice[Admission] = _choice("admission", spec, ADMISSIONS)
+    made = choice()
+    _check_verb("admission", choice.name, made, "holds", ("request",))
+    _check_verb("admission", choice.name, made, "release", ("view",))
+    _check_interval("admission", choice.name, made, "")
     return choice
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from random import Random
 from typing import Any, Literal
 
 from headway.catalog.costs import costs
+from headway.control.admissions import Admissions
 from headway.control.cascading import Cascading
 from headway.control.control import Control
 from headway.control.live import Live
@@ -17,7 +17,7 @@ from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Combo, Fault, Fleet, Pool, Role
+from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, unit_of
 from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.observe import FleetOfPools, Observer, Scrape, View
@@ -26,8 +26,9 @@ from headway.policies.ordering.fcfs import Fcfs
 from headway.sim.engine import Replica
 from headway.sim.fabric import Fabric
 from headway.sim.kernel import ARRIVAL, COMMAND, TICK, Kernel
-from headway.sim.makeup import calibrated_line, host_memory, kv_blocks, start_up_s
+from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
 from headway.sim.moves import Mover
+from headway.sim.sources import Sources
 from headway.sim.timeline import Line
 from headway.workload.source import Source
 
@@ -67,6 +68,10 @@ def simulate(
     return cluster.run(faults, until_s)
 
 
+Ticking = Migrations | Admissions | Scaling
+"""What is asked now and then."""
+
+
 class Cluster:
     """A fleet in virtual time. Supplies control's clock and effects."""
 
@@ -102,6 +107,9 @@ class Cluster:
         deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
         self._deployments = {each.name: each for each in deployments}
         self._num_units = 0
+        self._network, self._gpu_limits = fleet.network, fleet.gpu_limits
+        self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(source.table().regions)
+        self._sources = Sources(fleet.provisioning)
         for deployment in self._deployments.values():
             for _ in range(deployment.replicas):
                 self._add_unit(deployment, 0.0)
@@ -111,6 +119,7 @@ class Cluster:
         fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
         self._mover = Mover(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
         self._migrations: list[Migrations] = []
+        self._admissions: list[Admissions] = []
         self._scaling: Scaling | None = None
         self._cascade: Cascading | None = None
         self._serve(policies, seed)
@@ -119,7 +128,7 @@ class Cluster:
         """A replica of a pool, or all of a combo."""
         self._num_units += 1
         goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
-        return [self._add(each, now, goodput_rps) for each in _unit(deployment)]
+        return [self._add(each, now, goodput_rps) for each in unit_of(deployment)]
 
     def _add(self, pool: Pool, now: float, goodput_rps: float | None) -> Replica:
         """A replica, paid for from now on."""
@@ -137,7 +146,7 @@ class Cluster:
         """Hand the replicas to control, model by model."""
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
         services: dict[str, Service] = {}
-        names = {part.name: each.name for each in self._deployments.values() for part in _parts(each)}
+        names = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
         named = [(replica, names[replica.pool]) for replica in self._replicas]
         for model in {pool.model.name: pool.model for pool in self._pools}.values():
             members = [self._member(replica, name) for replica, name in named if replica.model == model.name]
@@ -148,15 +157,19 @@ class Cluster:
             if policies.migration is not None:
                 view = View(Random(f"{seed}/migration/{model.name}"))
                 self._migrations.append(Migrations(service, policies.migration(), view, self.move))
+            if policies.admission is not None:
+                random = Random(f"{seed}/admission/{model.name}")
+                self._admissions.append(Admissions(service, policies.admission(), random, self._control.place))
         if policies.scaler is not None:
-            pools = [_pool_state(each, services) for each in self._deployments.values()]
-            self._scaling = Scaling(policies.scaler(), FleetOfPools(Random(f"{seed}/scaler")), pools, self)
+            pools = [PoolState(each, services) for each in self._deployments.values()]
+            seen = FleetOfPools(Random(f"{seed}/scaler"))
+            self._scaling = Scaling(policies.scaler(), seen, pools, self, self._gpu_limits)
         self._seed = seed
         if policies.cascade is not None:
             config = policies.cascade
             chain = [_service_of(name, services) for name in config.models]
             self._cascade = Cascading(config, config.policy(), chain, Random(f"{seed}/cascade"))
-        self._control.serve(services, self._migrations, self._scaling, self._cascade)
+        self._control.serve(services, self._migrations, self._scaling, self._cascade, self._admissions)
 
     def _member(self, replica: Replica, deployment: str) -> Member:
         view = self._observer.views[replica.id]
@@ -173,7 +186,11 @@ class Cluster:
 
     def start(self, live: Live, replica: int, now: float) -> None:
         """Send a request to a replica."""
-        self._replicas[replica].enqueue(live, now)
+        if self._is_wide:
+            there = self._replicas[replica]
+            there.enqueue(live, now, delay_s=self._network.latency_s(live.region, there.region))
+        else:
+            self._replicas[replica].enqueue(live, now)
 
     def cancel(self, live: Live, now: float) -> None:
         """Abort a request where it is."""
@@ -210,7 +227,7 @@ class Cluster:
     def start_replica(self, deployment: str, now: float) -> None:
         """Acquire one more replica of a pool, or one more combo."""
         unit = self._add_unit(self._deployments[deployment], now)
-        start_s = max(start_up_s(self._pools[replica.id]) for replica in unit)
+        start_s = max(self._sources.take(replica.id, self._pools[replica.id]) for replica in unit)
         for replica in unit:
             replica.is_up = False
             self._downs[replica.id].append((now, now + start_s))
@@ -233,6 +250,7 @@ class Cluster:
         """Give a replica back."""
         self._replicas[replica].is_up = False
         self._ups[replica][-1] = (self._ups[replica][-1][0], now)
+        self._sources.give(replica, self._pools[replica])
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` then."""
@@ -278,7 +296,7 @@ class Cluster:
             self._kernel.at(fault.at_s, COMMAND, fault.replica - _BEFORE, self._crash, fault)
         if self._observer.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
-        policies: list[Migrations | Scaling] = [*self._migrations, *([self._scaling] if self._scaling else [])]
+        policies: list[Ticking] = [*self._migrations, *self._admissions, *([self._scaling] if self._scaling else [])]
         for i, ticking in enumerate(policies):
             if ticking.interval_s is not None:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
@@ -318,7 +336,7 @@ class Cluster:
             return True
         return any(replica.num_in_flight for replica in self._replicas)
 
-    def _tick(self, now: float, ticking: tuple[Migrations | Scaling, int]) -> None:
+    def _tick(self, now: float, ticking: tuple[Ticking, int]) -> None:
         policy, key = ticking
         goes_on = self._goes_on(now)
         if goes_on or self._control.holds():
@@ -360,6 +378,7 @@ class Cluster:
             replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
             pool.gpu.watts * num_gpus, replica.kv_blocks_total * pool.engine.block_size_tokens, replica.max_num_seqs,
             tuple((start, min(end, end_s)) for start, end in self._ups[replica.id]), down,
+            *self._sources.origin(replica.id),
         )  # fmt: skip
 
 
@@ -367,22 +386,3 @@ def _service_of(model: str, services: dict[str, Service]) -> Service:
     if model not in services:
         raise unknown("model", model, services, "cascade")
     return services[model]
-
-
-def _parts(deployment: Pool | Combo) -> tuple[Pool, ...]:
-    return (deployment,) if isinstance(deployment, Pool) else deployment.parts
-
-
-def _unit(deployment: Pool | Combo) -> list[Pool]:
-    """The pools of all replicas of one of them."""
-    if isinstance(deployment, Pool):
-        return [deployment]
-    return [part for part in deployment.parts for _ in range(part.replicas)]
-
-
-def _pool_state(deployment: Pool | Combo, services: dict[str, Service]) -> PoolState:
-    unit = _unit(deployment)
-    most = sys.maxsize if deployment.max_replicas is None else deployment.max_replicas
-    goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
-    limits = deployment.min_replicas, most
-    return PoolState(unit, deployment.name, limits, goodput_rps, services[unit[0].model.name])

@@ -78,16 +78,16 @@ class Replica(Transit):
 
     # What comes from outside.
 
-    def enqueue(self, live: Live, now: float, tokenized: bool = False) -> None:
-        """A request is placed here."""
+    def enqueue(self, live: Live, now: float, tokenized: bool = False, delay_s: float = 0.0) -> None:
+        """A request is placed here; `delay_s` is between its client and here, each way."""
         self.come(live)
         live.enqueued_s = now
         live.replica = self.id
         if self.quantum is not None:
             live.turn = self.tick + self._ahead(now)
-        live.response_s = self.response_s
-        if self._is_slow:
-            live.ready_s = now + self.request_s
+        live.response_s = self.response_s + delay_s
+        if self._is_slow or delay_s:
+            live.ready_s = now + self.request_s + delay_s
             if not tokenized:
                 live.ready_s += self.tokenize_s * live.prompt_tokens
             self._expect(live, now)

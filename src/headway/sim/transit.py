@@ -79,7 +79,7 @@ class Transit(Timeline):
             self._look(now)
         self.enqueue(live, now, tokenized=True)
 
-    def enqueue(self, live: Live, now: float, tokenized: bool = False) -> None:
+    def enqueue(self, live: Live, now: float, tokenized: bool = False, delay_s: float = 0.0) -> None:
         """A request is placed here."""
         raise NotImplementedError
 
