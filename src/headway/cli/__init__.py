@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": "Run several policies on one workload and print one table.",
     "plan": "Find the cheapest fleet that meets SLOs.",
     "workload": "Describe, convert or generate request traces.",
+    "forecast": "Compare forecasts of demand, and what scaling by them takes.",
     "calibrate": "Fit step-time coefficients on measurements of your own.",
     "measure": "Time the operators of a model on a GPU at hand.",
     "validate": "Compare predictions with measured serving.",

@@ -14,6 +14,7 @@ from headway.core.errors import HeadwayError
 from headway.workload import lengths, transform
 from headway.workload.arrivals import Replay, of_rate
 from headway.workload.check import MAX_TOKENS
+from headway.workload.demand_rows import demanded
 from headway.workload.joint import token_columns
 from headway.workload.sessions import Turns
 from headway.workload.streams import draw, stream
@@ -27,6 +28,8 @@ def rows_of(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
     """One row per request, of a trace or synthetic, with tiers, SLOs, models and regions."""
     if spec.trace is not None:
         return _dressed(_traced(spec, seed, base_dir), spec, seed).validate(_path(spec, base_dir).name)
+    if spec.demand is not None:
+        return _dressed(demanded(spec, seed, base_dir), spec, seed).validate("workload")
     arrival_s = _starts(spec, seed, spec.num_requests, base_dir)
     rows = _with_lengths(arrival_s, spec, seed)
     if spec.prefixes is not None:
@@ -176,9 +179,12 @@ def _dressed(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
     if spec.timeout_s is not None:
         rows = transform.with_slo(rows, timeout_s=spec.timeout_s)
     if isinstance(spec.tiers, tuple):  # `resolved` has spelled out a mix.
-        rows = transform.retier(rows, {t.tier: t.share for t in spec.tiers}, seed)
+        if spec.demand is None:
+            rows = transform.retier(rows, {t.tier: t.share for t in spec.tiers}, seed)
         for tier in spec.tiers:
             rows = transform.with_slo(rows, tier=tier.tier, timeout_s=tier.timeout_s, **_promises(tier))
+    if spec.demand is not None:  # It says models and regions itself.
+        return rows
     models, regions, columns = rows.models, rows.regions, dict(rows.columns)
     if spec.models is not None:
         models, columns["model"] = _mixed(spec.models, len(rows), seed, "models")

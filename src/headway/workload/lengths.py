@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from numpy.random import Generator
 
-from headway.core.errors import unknown
+from headway.core.errors import HeadwayError, unknown
 from headway.workload.check import MAX_TOKENS
 
 Floats = npt.NDArray[np.float64]
@@ -206,6 +206,18 @@ def builtin(name: str, column: Column, where: str = "") -> Quantiles:
     if name not in options:
         raise unknown("length distribution", name, options, where or column)
     return Quantiles(known.quantiles, getattr(known.distributions[name], column))
+
+
+def check_length(key: str, length: Length, column: Column) -> None:
+    """ValueError, naming `key`, for a number out of range or the name of no distribution of the column."""
+    least = 0 if key == "reasoning_tokens" else 1
+    if isinstance(length, int) and not least <= length <= 10_000_000:
+        raise ValueError(f"{key}: {length}; expected {least} to 10,000,000")
+    if isinstance(length, str):
+        try:
+            builtin(length, column, key)
+        except HeadwayError as error:
+            raise ValueError(str(error)) from None
 
 
 def _quantile(scores: Floats) -> Floats:

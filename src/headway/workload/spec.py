@@ -16,72 +16,17 @@ import msgspec
 from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError, unknown
-from headway.workload.arrivals import Arrivals, Replay, of_rate
+from headway.workload.arrivals import Arrivals, Burst, Replay, of_rate
 from headway.workload.closed_loop import ClosedLoop
+from headway.workload.demand import Demand
 from headway.workload.generate import rows_of, turns_of
-from headway.workload.lengths import Column, Geometric, Length, builtin
+from headway.workload.lengths import Geometric, Length, check_length
+from headway.workload.promises import Slo, Tier, TierMix, positive
 from headway.workload.sessions import Sessions, flattened
 from headway.workload.source import Source
 from headway.workload.table import Workload
-from headway.workload.tiermix import MixName, shares
+from headway.workload.tiermix import shares
 from headway.workload.trace import TraceSource
-
-
-class Slo(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was promised to a request. Nothing = no promise."""
-
-    ttft_s: float | None = None
-    """Longest time to the first token."""
-    tpot_s: float | None = None
-    """Longest mean time per output token after the first."""
-    e2e_s: float | None = None
-    """Longest time from arrival to the last token."""
-    deadline_after_s: float | None = None
-    """Deadline, counted from arrival, that deadline orderings (EDF) go by."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "ttft_s", "tpot_s", "e2e_s", "deadline_after_s")
-
-
-class Tier(Struct, frozen=True, forbid_unknown_fields=True):
-    """One tier of requests and what it was promised."""
-
-    tier: int
-    """0 is the most urgent."""
-    share: float = 1.0
-    """Its part of all requests, relative to the other tiers' shares."""
-    ttft_s: float | None = None
-    """As in `slo`, for this tier; nothing = what `slo` says."""
-    tpot_s: float | None = None
-    """As in `slo`."""
-    e2e_s: float | None = None
-    """As in `slo`."""
-    deadline_after_s: float | None = None
-    """As in `slo`."""
-    timeout_s: float | None = None
-    """As `timeout_s` of the workload, for this tier."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tier < 32768:
-            raise ValueError(f"tier: {self.tier}; expected 0 or more")
-        if not 0 <= self.share < float("inf"):
-            raise ValueError(f"share: {self.share}; expected 0 or more")
-        _positive(self, "ttft_s", "tpot_s", "e2e_s", "deadline_after_s", "timeout_s")
-
-
-class TierMix(Struct, frozen=True, forbid_unknown_fields=True):
-    """Tiers by the name of a mix, as K-tier Llumnix is measured with. What they are promised stands in `slo`."""
-
-    mix: MixName
-    """uniform: all alike. gaussian: most in the middle. enterprise: 10% in tier 0, 20% in the last one."""
-    num_tiers: int
-    """K: tiers 0 to K - 1; 1 to 10."""
-
-    def __post_init__(self) -> None:
-        try:
-            shares(self.mix, self.num_tiers)
-        except HeadwayError as error:
-            raise ValueError(str(error)) from None
 
 
 class Trace(Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +55,7 @@ class Trace(Struct, frozen=True, forbid_unknown_fields=True):
     people's traces are left out (a note says so), those of our own files are kept."""
 
     def __post_init__(self) -> None:
-        _positive(self, "limit", "rate_scale")
+        positive(self, "limit", "rate_scale")
         if not 0 <= self.from_s < (float("inf") if self.to_s is None else self.to_s):
             raise ValueError(f"from_s {self.from_s}, to_s {self.to_s}; expected 0 <= from_s < to_s")
 
@@ -128,12 +73,12 @@ class Prefixes(Struct, frozen=True, forbid_unknown_fields=True):
     """Zipf exponent of the groups' popularity: 0 = all alike, 1 = the k-th is asked for 1/k as often."""
 
     def __post_init__(self) -> None:
-        _positive(self, "num_groups")
+        positive(self, "num_groups")
         if not 0 <= self.share <= 1:
             raise ValueError(f"share: {self.share}; expected 0 to 1")
         if not 0 <= self.skew < float("inf"):
             raise ValueError(f"skew: {self.skew}; expected 0 or more")
-        _check_length("prefix_tokens", self.prefix_tokens, "prompt_tokens")
+        check_length("prefix_tokens", self.prefix_tokens, "prompt_tokens")
 
 
 class SessionsSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,7 +96,7 @@ class SessionsSpec(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if isinstance(self.turns, str):
             raise ValueError(f"turns: {self.turns!r}; expected a number or a distribution")
-        _check_length("turns", self.turns, "prompt_tokens")
+        check_length("turns", self.turns, "prompt_tokens")
         if not 0 <= self.think_s < float("inf") or not 0 <= self.think_cv < float("inf"):
             raise ValueError("think_s, think_cv: expected 0 or more")
 
@@ -187,8 +132,9 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests from a file: its path, or more about it."""
     builtin: str | None = None
     """A workload that comes with Headway: chat, chat-sessions, reasoning, long-context, alpaca-eval, arena-hard,
-    arena-hard-reasoning-heavy, math-500, gpqa, live-code-bench, pascal-reasoning, pascal-answering, ktier. Every
-    key given here besides takes the place of its own."""
+    arena-hard-reasoning-heavy, math-500, gpqa, live-code-bench, pascal-reasoning, pascal-answering, ktier,
+    sageserve-july-2025, sageserve-july-2025-scout, sageserve-nov-2024. Every key given here besides takes the place
+    of its own."""
     num_requests: int | None = None
     """How many requests (with sessions: turns of all sessions)."""
     duration_s: float | None = None
@@ -216,9 +162,20 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     tiers: tuple[Tier, ...] | TierMix | None = None
     """Tiers, drawn for each request (with sessions: each session), with promises of their own; or a mix by name."""
     models: str | dict[str, float] | None = None
-    """The model asked for, or several with their shares; nothing = whichever the fleet serves."""
+    """The model asked for, or several with their shares; nothing = whichever the fleet serves. With demand: keep
+    only these models, at so many times their rate."""
     regions: str | dict[str, float] | None = None
-    """Where requests come from: a region, or several with their shares."""
+    """Where requests come from: a region, or several with their shares. With demand: keep only these regions, at so
+    many times their rate."""
+    demand: Demand | None = None
+    """Demand by tier, model and region that moves over the week, in place of prompt_tokens and output_tokens: made up
+    from populations, at `arrivals` requests per second on average, or from a file of series."""
+    scale: float | None = None
+    """Of demand: so many times its rate; nothing = 1."""
+    start_hour: float | None = None
+    """Of demand: the hour of the week, or of the file, at which the workload begins; nothing = 0, Monday midnight."""
+    surges: tuple[Burst, ...] | None = None
+    """Of demand: stretches with more requests than usual, times counted from the workload's start."""
     timeout_s: float | None = None
     """Clients give up this long after arrival; nothing = they wait."""
     concurrency: int | None = None
@@ -228,7 +185,7 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Of a closed loop: pause between an end and the client's next request; nothing = 0."""
 
     def __post_init__(self) -> None:
-        _positive(self, "num_requests", "duration_s", "timeout_s", "concurrency")
+        positive(self, "num_requests", "duration_s", "timeout_s", "concurrency", "scale")
         if isinstance(self.arrivals, (int, float)):
             of_rate(self.arrivals)
         _check_lengths(self)
@@ -241,8 +198,16 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("think_s: expected 0 or more, together with concurrency")
         if self.trace is not None and self.builtin is not None:
             raise ValueError("trace and builtin: expected one of them")
+        if self.demand is None and self.builtin is None:
+            for name in ("scale", "start_hour", "surges"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: goes with demand")
+        if self.start_hour is not None and not 0 <= self.start_hour < float("inf"):
+            raise ValueError(f"start_hour: {self.start_hour}; expected 0 or more")
         if self.trace is not None:
             self._check_trace()
+        elif self.demand is not None:
+            self._check_demand(self.demand)
         elif self.builtin is None:
             self._check_synthetic()
 
@@ -256,7 +221,7 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("mix: expected one part or more")
 
     def _check_trace(self) -> None:
-        for name in (*ONE_KIND, "mix", "prefixes", "sessions"):
+        for name in (*ONE_KIND, "mix", "prefixes", "sessions", "demand"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: not with a trace; it is for synthetic workloads")
         if self.arrivals is not None:
@@ -264,6 +229,17 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
         for name, hint in (("num_requests", "say trace.limit, or arrivals too"), ("duration_s", "say trace.to_s")):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: not with a trace; {hint}")
+
+    def _check_demand(self, demand: Demand) -> None:
+        for name in (*ONE_KIND, "mix", "prefixes", "sessions"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: not with demand, which says lengths by model")
+        if demand.populations is None and self.arrivals is not None:
+            raise ValueError("arrivals: not with demand.path, which says how many; use scale")
+        if demand.populations is not None and not isinstance(self.arrivals, (int, float)):
+            raise ValueError("arrivals: expected requests per second, as the populations' mean over a week")
+        if demand.populations is not None and self.num_requests is None and self.duration_s is None:
+            raise ValueError("num_requests: missing; say how many requests, or duration_s")
 
     def _check_synthetic(self) -> None:
         if self.mix is None and (self.prompt_tokens is None or self.output_tokens is None):
@@ -331,7 +307,7 @@ def _over(known: WorkloadSpec, spec: WorkloadSpec) -> WorkloadSpec:
     if "num_requests" in said or "duration_s" in said:
         base |= {"num_requests": None, "duration_s": None}
     if "concurrency" in said:
-        base |= {"arrivals": None, "sessions": None}
+        base |= {"sessions": None} if known.demand is not None else {"arrivals": None, "sessions": None}
     if "mix" in said:
         base |= dict.fromkeys(ONE_KIND)
     try:
@@ -365,29 +341,11 @@ def builtin_workloads() -> dict[str, WorkloadSpec]:
     return msgspec.yaml.decode(text, type=dict[str, WorkloadSpec])
 
 
-def _positive(struct: Struct, *names: str) -> None:
-    for name in names:
-        value = getattr(struct, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name}: {value}; expected a number above 0")
-
-
 def _check_lengths(said: Part | WorkloadSpec) -> None:
     """The lengths of requests of one kind, and how they move together."""
     for name in ("prompt_tokens", "output_tokens", "reasoning_tokens"):
         length: Length | None = getattr(said, name)
         if length is not None:
-            _check_length(name, length, name)
+            check_length(name, length, name)
     if said.correlation is not None and not 0 <= said.correlation <= 1:
         raise ValueError(f"correlation: {said.correlation}; expected 0 to 1")
-
-
-def _check_length(key: str, length: Length, column: Column) -> None:
-    least = 0 if key == "reasoning_tokens" else 1
-    if isinstance(length, int) and not least <= length <= 10_000_000:
-        raise ValueError(f"{key}: {length}; expected {least} to 10,000,000")
-    if isinstance(length, str):
-        try:
-            builtin(length, column, key)
-        except HeadwayError as error:
-            raise ValueError(str(error)) from None

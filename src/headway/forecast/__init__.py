@@ -1,0 +1,1 @@
+"""Demand series to quantiles of what comes next. Every forecaster is fitted on the past alone, unless it says so."""

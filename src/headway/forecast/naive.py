@@ -1,0 +1,54 @@
+"""Forecasts without a model: what was, and how far that was off so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headway.core.errors import HeadwayError
+from headway.core.forecast import Floats
+
+
+class LastValue:
+    """What was last. Spread: how much the series moved over as many steps in the past."""
+
+    cheats = False
+
+    def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
+        """As the Protocol says; the median is the last value."""
+        rows = [history[-1] + _spread(history, step + 1, quantiles) for step in range(steps)]
+        return np.asarray(np.maximum(np.array(rows).T.reshape(len(quantiles), steps), 0.0), "f8")
+
+
+class SeasonalNaive:
+    """What was one season before; the last value, until there is a season.
+
+    Spread: how much the series differed from itself a season before.
+    """
+
+    cheats = False
+
+    def __init__(self, season: int) -> None:
+        """`season`: steps after which the series looks alike, as 24 hours."""
+        if season < 1:
+            raise HeadwayError(f"season: {season}; expected 1 step or more")
+        self.season = season
+
+    def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
+        """As the Protocol says; the median is the value a season before."""
+        if len(history) < self.season:
+            return LastValue().forecast(history, steps, quantiles)
+        rows = []
+        for step in range(steps):
+            same = history[len(history) - self.season + step % self.season]
+            rows.append(same + _spread(history, self.season * (step // self.season + 1), quantiles))
+        return np.asarray(np.maximum(np.array(rows).T.reshape(len(quantiles), steps), 0.0), "f8")
+
+
+def _spread(history: Floats, lag: int, quantiles: Sequence[float]) -> Floats:
+    """Quantiles of the differences over `lag` steps, around their median; 0 where there are none."""
+    if len(history) <= lag:
+        return np.zeros(len(quantiles))
+    moved = history[lag:] - history[:-lag]
+    return np.asarray(np.quantile(moved, quantiles) - np.median(moved), "f8")
