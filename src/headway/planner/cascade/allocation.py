@@ -40,29 +40,28 @@ class Allocation(Struct, frozen=True):
 def least_max(tables: Sequence[Floats], num_gpus: int, use_all: bool = False) -> Allocation | None:
     """The best allocation, where `tables[i][f]` is l_i(f); None where there is none."""
     values = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
+    if not use_all:
+        return _first_within(tables, values, num_gpus)
     low, high = 0, len(values)
     while low < high:
         middle = (low + high) // 2
-        if _within(tables, num_gpus, use_all, values[middle]) is None:
+        if _of_sum([table <= values[middle] for table in tables], num_gpus) is None:
             low = middle + 1
         else:
             high = middle
-    if low == len(values):
-        return None
-    gpus = _within(tables, num_gpus, use_all, values[low])
-    assert gpus is not None
-    return _allocation(tables, gpus)
+    gpus = None if low == len(values) else _of_sum([table <= values[low] for table in tables], num_gpus)
+    return None if gpus is None else _allocation(tables, gpus)
 
 
-def _within(tables: Sequence[Floats], num_gpus: int, use_all: bool, limit_s: float) -> tuple[int, ...] | None:
-    """An allocation with no latency above the limit, of as few GPUs as will do unless all are to be used."""
-    good = [table <= limit_s for table in tables]
-    if not all(each.any() for each in good):
+def _first_within(tables: Sequence[Floats], values: Floats, num_gpus: int) -> Allocation | None:
+    """The least value with which few enough GPUs will do, and no more GPUs than it takes."""
+    falling = [np.minimum.accumulate(table)[::-1] for table in tables]
+    least = [len(table) - np.searchsorted(table, values, side="right") for table in falling]
+    good = (sum(least) <= num_gpus) & np.all([f < len(table) for f, table in zip(least, falling, strict=True)], axis=0)
+    if not good.any():
         return None
-    least = tuple(int(each.argmax()) for each in good)
-    if sum(least) > num_gpus:
-        return None
-    return _of_sum(good, num_gpus) if use_all else least
+    first = int(good.argmax())
+    return _allocation(tables, tuple(int(f[first]) for f in least))
 
 
 def _of_sum(good: Sequence[np.ndarray], num_gpus: int) -> tuple[int, ...] | None:

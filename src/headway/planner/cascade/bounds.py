@@ -24,6 +24,7 @@ from math import floor
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Engine, Gpu, Model, Parallel
@@ -113,13 +114,24 @@ def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Float
 
 def _eligible(alone: Floats, grid: Floats, sets: Sets) -> Floats:
     """How many requests some shape of each set could do in time, alone; all of them where a set has many shapes."""
-    could = (alone[:, :, None] <= grid).astype("f4")
-    own = could.sum(axis=1)
-    both = own[:, None, :] + own[None, :, :] - np.einsum("ing,jng->ijg", could, could, optimize=True)
+    num = len(alone)
+    first, second = np.triu_indices(num)
+    faster = np.sort(np.minimum(alone[first], alone[second]), axis=1)
+    both = np.zeros((num, num, len(grid)))
+    both[first, second] = both[second, first] = _found(faster, np.broadcast_to(grid, (len(faster), len(grid))))
     kinds = sets.counts > 0
-    first, num_kinds = kinds.argmax(axis=1), kinds.sum(axis=1)
-    last = kinds.shape[1] - 1 - kinds[:, ::-1].argmax(axis=1)
-    found: Floats = np.where((num_kinds <= 2)[:, None], both[first, last], float(alone.shape[1]))
+    one, num_kinds = kinds.argmax(axis=1), kinds.sum(axis=1)
+    other = num - 1 - kinds[:, ::-1].argmax(axis=1)
+    found: Floats = np.where((num_kinds <= 2)[:, None], both[one, other], float(alone.shape[1]))
+    return found
+
+
+def _found(rows: Floats, values: Floats) -> npt.NDArray[np.int64]:
+    """[row, value]: how many elements of each row, which rises, are no larger than that row's values."""
+    most = 1.0 + max(float(values.max()), float(np.where(np.isfinite(rows), rows, 0.0).max()))
+    apart = 2 * most * np.arange(len(rows))[:, None]
+    at = np.searchsorted((np.minimum(rows, most) + apart).ravel(), (values + apart).ravel(), side="right")
+    found: npt.NDArray[np.int64] = at.reshape(values.shape) - rows.shape[1] * np.arange(len(rows))[:, None]
     return found
 
 
@@ -185,8 +197,9 @@ class _Shape:
         """[replicas, L]: how many requests 0 to `most` replicas can have in time; a part counts."""
         charged = self._charged_s(lengths, grid)
         charged[alone[:, None] > grid] = np.inf
-        prompts = np.where(np.isfinite(charged), (lengths.computed_tokens * self.prompt_token_s)[:, None], np.inf)
-        return np.minimum(_count(charged, window, most), _count(prompts, window, most))
+        prompts_s = np.sort(lengths.computed_tokens * self.prompt_token_s)
+        prompts = _count(np.broadcast_to(prompts_s[:, None], charged.shape), window, most)
+        return np.minimum(_count(charged, window, most), prompts)
 
     def _charged_s(self, lengths: Lengths, grid: Floats) -> Floats:
         """[request, L]: the least that a request in time is charged for decoding."""
@@ -205,15 +218,14 @@ class _Shape:
 
 
 def _count(work_s: Floats, window: Floats, most: int) -> Floats:
-    """[replicas, L]: the most requests whose work, the cheapest first, fits into the replicas' windows."""
-    ordered = np.sort(work_s, axis=0)
-    total = np.vstack([np.zeros(len(window)), np.cumsum(ordered, axis=0)])
-    ordered = np.vstack([ordered, np.full(len(window), np.inf)])
-    found = np.zeros((most + 1, len(window)))
-    replicas = np.arange(most + 1)
-    for g in range(len(window)):
-        room = replicas * window[g]
-        at = np.searchsorted(total[:, g], room, side="right") - 1
-        left, following = room - total[at, g], ordered[at, g]
-        found[:, g] = at + np.where(np.isfinite(following) & (following > 0), left / np.maximum(following, 1e-12), 0.0)
+    """[replicas, L]: the most requests whose work (by L), the cheapest first, fits into the replicas' windows."""
+    ordered = np.sort(work_s.T, axis=1)
+    total = np.cumsum(ordered, axis=1)
+    room = window[:, None] * np.arange(most + 1)
+    at = _found(total, room)
+    rows, last = np.arange(len(window))[:, None], ordered.shape[1] - 1
+    following = np.where(at > last, np.inf, ordered[rows, np.minimum(at, last)])
+    left = room - np.where(at > 0, total[rows, np.maximum(at - 1, 0)], 0.0)
+    part = np.where(np.isfinite(following), left / np.maximum(following, 1e-12), 0.0)
+    found: Floats = (at + np.clip(part, 0.0, 1.0)).T
     return found
