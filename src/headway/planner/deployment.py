@@ -26,6 +26,7 @@ the services' shares of demand, min(1, sum of g_n x_n / D_m), at the least price
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import Literal
 
@@ -59,22 +60,33 @@ def plan(problem: Problem, time_limit_s: float = 10.0, explain: bool = True) -> 
 
 def _binding(program: Program, counts: dict[Candidate, int], objective: float) -> tuple[Binding, ...]:
     """Every limit and every demand, each left out in turn."""
-    found: list[Binding] = []
-    used = program.gpus(counts)
-    for gpu in program.limited:
-        if program.problem.objective == "mce":  # it fills what there is, and has no end without
-            if used.get(gpu) == program.problem.limits[gpu]:
-                found.append(Binding("gpus", gpu, used[gpu], program.problem.limits[gpu], None))
-            continue
-        better = _better(program, program.solve(without_gpu=gpu), objective)
-        if better is not None:
-            found.append(Binding("gpus", gpu, used.get(gpu, 0), program.problem.limits[gpu], better))
+    mce = program.problem.objective == "mce"
+    found = list(_used_up(program, counts) if mce else _limits(program, counts, objective))
     for got in program.served(counts):
         if got.demand_rps > 0:
             better = _better(program, program.solve(without_service=got.service), objective)
             if better is not None:
                 found.append(Binding("demand", got.service, got.goodput_rps, got.demand_rps, better))
     return tuple(found)
+
+
+def _limits(program: Program, counts: dict[Candidate, int], objective: float) -> Iterator[Binding]:
+    """None where all of them together do not bind."""
+    if _better(program, program.solve(without_gpus=program.limited), objective) is None:
+        return
+    used = program.gpus(counts)
+    for gpu in program.limited:
+        better = _better(program, program.solve(without_gpus=(gpu,)), objective)
+        if better is not None:
+            yield Binding("gpus", gpu, used.get(gpu, 0), program.problem.limits[gpu], better)
+
+
+def _used_up(program: Program, counts: dict[Candidate, int]) -> Iterator[Binding]:
+    """What binds under `mce`, which has no end without limits."""
+    limits = program.problem.limits
+    for gpu, num in program.gpus(counts).items():
+        if num == limits.get(gpu):
+            yield Binding("gpus", gpu, num, limits[gpu], None)
 
 
 def _better(program: Program, found: Solution, objective: float) -> float | None:
@@ -107,8 +119,7 @@ def _binding_short(program: Program, counts: dict[Candidate, int], total: float)
     """Limits without which more would be served."""
     used, found = program.gpus(counts), []
     for gpu in program.limited:
-        most = np.where([gpu == other for other in program.limited], inf, program.most)
-        other = program.serve_most(most)
+        other = program.serve_most(program.most_without((gpu,)))
         shares = sum(other.values[len(program.cost) :])
         if shares > total + TOLERANCE:
             found.append(Binding("gpus", gpu, used.get(gpu, 0), program.problem.limits[gpu], shares))

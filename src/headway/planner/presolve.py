@@ -1,4 +1,4 @@
-"""Candidates that need not be looked at: another of the service is no worse in anything."""
+"""Candidates that need not be looked at: some number of another one of the service is no worse in anything."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from headway.planner.candidates import Candidate
+from headway.planner.milp import Floats
+
+ROUNDING = 1e-9
+"""Relative; far below what a plan may miss a demand by."""
 
 
 def undominated(
@@ -15,29 +19,39 @@ def undominated(
     limited: Sequence[str],
     demand_rps: Mapping[str, float],
 ) -> list[Candidate]:
-    """Without those that another one replaces in any plan, and in an order that is the candidates' own.
+    """Without those that others replace in any plan, and in an order that is the candidates' own.
 
-    One replaces another of its service where it weighs no more (in an objective that is minimised), takes no more
-    GPUs of any limited type, and serves no less, all beyond the demand being alike. Of equals, one stays.
+    k of one replace another of its service, k being as many as serve no less, where they weigh no more (in an
+    objective that is minimised) and take no more GPUs of any limited type. What a candidate serves beyond the whole
+    demand does not count. So a combo goes that is two of a smaller one with a higher price; of equals, one stays.
     """
     ordered = sorted(candidates, key=lambda each: (each.service, weights[each], each.combo.label, each.goodput_rps))
     kept: list[Candidate] = []
     for service in sorted(demand_rps):
         some = [each for each in ordered if each.service == service]
         if some:
-            rows = np.array([_row(each, weights[each], limited, demand_rps[service]) for each in some])
-            kept += [each for i, each in enumerate(some) if not _replaced(rows, i)]
+            weigh = np.array([weights[each] for each in some])
+            serve = np.array([min(each.goodput_rps, demand_rps[service]) for each in some])
+            take = np.array([[float(each.combo.gpus.get(gpu, 0)) for gpu in limited] for each in some])
+            stays = _staying(_replaces(weigh, serve, take))
+            kept += [each for each, stay in zip(some, stays, strict=True) if stay]
     return kept
 
 
-def _row(each: Candidate, weight: float, limited: Sequence[str], rps: float) -> list[float]:
-    """Less is better in every column."""
-    gpus = each.combo.gpus
-    return [weight, -min(each.goodput_rps, rps), *(float(gpus.get(gpu, 0)) for gpu in limited)]
+def _replaces(weigh: Floats, serve: Floats, take: Floats) -> np.ndarray:
+    """[a, b]: whether some number of a replaces b."""
+    copies = np.ceil(serve[None, :] / serve[:, None] - ROUNDING)
+    slack = ROUNDING * np.abs(weigh)[None, :]
+    found = copies * weigh[:, None] <= weigh[None, :] + slack
+    for column in take.T:
+        found &= copies * column[:, None] <= column[None, :]
+    return np.asarray(found)
 
 
-def _replaced(rows: np.ndarray, i: int) -> bool:
-    """By one that is better in something, or by an equal one that stands before it."""
-    no_worse = (rows <= rows[i]).all(axis=1)
-    equal = (rows == rows[i]).all(axis=1)
-    return bool((no_worse & ~equal).any() or equal[:i].any())
+def _staying(replaces: np.ndarray) -> list[bool]:
+    """One after the other, last ones first, so that whoever goes is replaced by what is still there."""
+    stays = np.ones(len(replaces), dtype=bool)
+    np.fill_diagonal(replaces, False)
+    for b in reversed(range(len(replaces))):
+        stays[b] = not (replaces[:, b] & stays).any()
+    return [bool(stay) for stay in stays]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Literal
 
@@ -49,9 +50,9 @@ class Program:
             raise HeadwayError(f"{name} is not known" if value is None else f"{name} is {value}; expected more than 0")
         return value if self.problem.objective == "mce" else price / value
 
-    def solve(self, without_gpu: str | None = None, without_service: str | None = None) -> Solution:
-        """The optimum; as it would be without a limit, or without a demand."""
-        most = np.where([gpu == without_gpu for gpu in self.limited], inf, self.most) if self.limited else self.most
+    def solve(self, without_gpus: Sequence[str] = (), without_service: str | None = None) -> Solution:
+        """The optimum; as it would be without some limits, or without a demand."""
+        most = self.most_without(without_gpus)
         least = np.array([float(demand.service != without_service) for demand in self.demands])
         rows = np.vstack([self.shares, self.use])
         low = np.concatenate([least, np.full(len(most), -inf)])
@@ -59,6 +60,11 @@ class Program:
         if not len(self.cost):
             return _nothing(least)
         return minimise(self.cost, rows, low, high, self._upper(most), time_limit_s=self.time_limit_s)
+
+    def most_without(self, gpus: Sequence[str]) -> Floats:
+        """The limits, but for those of these types."""
+        lifted = np.array([gpu in gpus for gpu in self.limited], dtype=bool)
+        return np.asarray(np.where(lifted, inf, self.most))
 
     def serve_most(self, most: Floats | None = None) -> Solution:
         """The largest sum of served shares, at its least price. Variables: x, then each service's share."""
