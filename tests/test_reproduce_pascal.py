@@ -82,6 +82,7 @@ def test_changes_of_tails_by_seed() -> None:
     assert found.most() == pytest.approx([0.8, 0.5])
     assert found.most_s() == pytest.approx([40.0, 10.0])
     assert found.worst() == pytest.approx([0.5, -0.25])
+    assert found.worst_at() == [256, 0]
     other = Tails([made((0, 200, 20.0), (256, 9, 60.0))] * 2, after)
     assert other.there(found) == pytest.approx([0.5, 1 - 10 / 60])  # bin 0 with seed 0, bin 256 with seed 1
     assert [*found.means()] == [0, 256]

@@ -47,6 +47,10 @@ class Tails:
         """By seed: by which share the tail of the worst bin rises; below 0 if all fall."""
         return [max((-each.cut for each in bins.values()), default=None) for bins in self.seeds]
 
+    def worst_at(self) -> list[int]:
+        """By seed: where that bin begins."""
+        return [min(bins, key=lambda first: bins[first].cut) for bins in self.seeds if bins]
+
     def there(self, baseline: Tails) -> list[float | None]:
         """By seed: the cut in the bin in which `baseline` has its largest."""
         found = []
