@@ -8,6 +8,10 @@ from typing import Any
 from headway.core.errors import HeadwayError
 
 
+_BACKLOG = 4096
+"""Connections that may wait to be accepted."""
+
+
 def needed(module: str) -> HeadwayError:
     """The error for an extra that is not installed."""
     return HeadwayError(f"{module} is not installed; try: pip install 'headway[gateway]'")
@@ -20,6 +24,7 @@ def listen(host: str, port: int) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        made.listen(_BACKLOG)
     except OSError as error:
         raise HeadwayError(f"{host}:{port}: cannot listen there: {error.strerror or error}") from None
     return made
@@ -41,6 +46,6 @@ def serve(application: Any, made: socket.socket, shutdown_s: float) -> None:
     assert httptools
     config = uvicorn.Config(
         application, log_level="warning", access_log=False, http="httptools", lifespan="on", server_header=False,
-        timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75, backlog=4096,
+        timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75, backlog=_BACKLOG,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[made])

@@ -1,0 +1,177 @@
+"""Engines and gateways as processes of their own, and a client that speaks HTTP with them over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MODEL = "qwen3-8b"
+PATIENCE_S = 20.0
+
+
+class Process:
+    """`headway ...` on a port of its own."""
+
+    def __init__(self, *args: str) -> None:
+        self.args = args
+        command = [sys.executable, "-m", "headway", *args]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        self.port = int(self._line_with("http://127.0.0.1:").split("http://127.0.0.1:")[1])
+
+    def _line_with(self, text: str) -> str:
+        assert self.process.stdout is not None
+        end_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end_s:
+            if select.select([self.process.stdout], [], [], 0.2)[0]:
+                line = self.process.stdout.readline().decode()
+                if text in line:
+                    return line
+            if self.process.poll() is not None:
+                break
+        assert self.process.stderr is not None
+        self.kill()
+        written = self.process.stderr.read().decode()
+        self.close()
+        raise AssertionError(written)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> str:
+        """End it politely; what it wrote to stderr."""
+        self.process.send_signal(signal.SIGTERM)
+        _, written = self.process.communicate(timeout=PATIENCE_S)
+        return written.decode()
+
+    def close(self) -> None:
+        self.kill()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def emulator(*options: str, port: int = 0) -> Process:
+    """An engine without a GPU."""
+    return Process("emulate", "--model", MODEL, "--gpu", "h100", "--port", str(port), *options)
+
+
+def fleet_file(folder: Path, engines: list[str], **changes: Any) -> Path:
+    """A fleet of one pool; `changes` are sections of the file, or keys of the pool."""
+    pool = {"name": "pool", "model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": engines}
+    pool |= changes.pop("pool", {})
+    data = {"fleet": [pool], "gateway": {"scrape_period_s": 0.1, **changes.pop("gateway", {})}, **changes}
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def gateway(path: Path, *options: str) -> Process:
+    """A gateway whose engines are all up, if they are there."""
+    return Process("serve", str(path), "--port", "0", *options)
+
+
+@contextmanager
+def closing(*processes: Process) -> Iterator[None]:
+    """No process outlives the test."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.close()
+
+
+class Reply:
+    """An answer as it comes."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._connection = connection
+        self._response = connection.getresponse()
+        self.status = self._response.status
+        self.headers = {name.lower(): value for name, value in self._response.getheaders()}
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self._response.read())
+        finally:
+            self.close()
+
+    def text(self) -> str:
+        try:
+            return self._response.read().decode()
+        finally:
+            self.close()
+
+    def events(self) -> Iterator[Any]:
+        """Each event's value; "[DONE]" as such."""
+        while line := self._response.readline():
+            if line.startswith(b"data: "):
+                payload = line[6:].strip()
+                yield "[DONE]" if payload == b"[DONE]" else json.loads(payload)
+        self.close()
+
+    def close(self) -> None:
+        self._response.close()
+        self._connection.close()
+
+
+def ask(
+    process: Process, path: str, body: Any = None, headers: dict[str, str] | None = None, method: str | None = None
+) -> Reply:
+    """Send a request; a body that is no bytes is JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=PATIENCE_S)
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method or ("GET" if data is None else "POST"), path, data, headers or {})
+    return Reply(connection)
+
+
+def chat(
+    process: Process, content: str = "hello there", headers: dict[str, str] | None = None, **options: Any
+) -> Reply:
+    """One message."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **options}
+    return ask(process, "/v1/chat/completions", body, headers)
+
+
+def said(events: list[Any], key: str = "content") -> str:
+    """All text of a chat's stream."""
+    deltas = [choice["delta"] for event in events if event != "[DONE]" for choice in event.get("choices", ())]
+    return "".join(delta.get(key) or "" for delta in deltas)
+
+
+def metric(process: Process, name: str) -> float:
+    """The sum of a metric's samples."""
+    lines = ask(process, "/metrics").text().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+def until(true: Any, patience_s: float = PATIENCE_S) -> None:
+    """Wait for something to hold."""
+    end_s = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < end_s, "it never came to be"
+        time.sleep(0.02)
+
+
+def all_up(process: Process, num: int) -> None:
+    """Wait for so many replicas."""
+    until(lambda: ask(process, "/health").json()["up"] == num)
+
+
+assert os.name == "posix"
