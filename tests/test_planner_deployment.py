@@ -18,6 +18,7 @@ from headway.planner.audit import faults
 from headway.planner.candidates import Candidate
 from headway.planner.combos import GpuCombo, Group
 from headway.planner.deployment import most_alone, plan
+from headway.planner.milp import Solution
 from headway.planner.plan import Demand, Objective, Plan, Problem
 from headway.planner.program import Program
 
@@ -351,6 +352,27 @@ def test_the_checker_finds_faults() -> None:
         replace(found, objective=1.0),
     ):
         assert faults(problem, wrong)
+
+
+def test_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a plan that is not proved, with none but what the fallback finds, and with none at all."""
+    some = (candidate(combo("h800"), 2.0), candidate(combo("h20"), 1.0))
+    problem = Problem((Demand("chat", 2.0),), some, LIMITS, "mc")
+    order = Program(problem, 1.0).candidates
+    values = tuple(1.0 if each is some[0] else 0.0 for each in order)
+    monkeypatch.setattr(Program, "solve", lambda self: Solution("feasible", values, 2.0))
+    found = plan(problem)
+    assert (found.status, found.objective, found.bound) == ("feasible", 2.69, 2.0) and found.binding == ()
+    assert found.gap == pytest.approx(0.69 / 2.69) and not faults(problem, found)
+    monkeypatch.setattr(Program, "solve", lambda self: Solution("feasible", values, None))
+    assert (plan(problem).bound, plan(problem).gap) == (None, None)
+    monkeypatch.setattr(Program, "solve", lambda self: Solution("unknown"))
+    found = plan(problem)
+    assert (found.status, found.objective, found.gap, counts(found)) == ("feasible", None, None, {"<1 x h800>": 1})
+    assert "objective dropped" in found.notes[0] and not faults(problem, found)
+    monkeypatch.setattr(Program, "serve_most", lambda self: Solution("unknown"))
+    found = plan(problem)
+    assert (found.status, found.combos, found.why) == ("short", (), "the time was over before a plan was found")
 
 
 def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
