@@ -117,7 +117,7 @@ class FakePools:
 
     pools: Sequence[FakePool]
     now: float = 0.0
-    arrived: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    arrived: dict[tuple[str, str, int], tuple[int, int]] = field(default_factory=dict)
     random: Random = field(default_factory=lambda: Random(0))
 
 

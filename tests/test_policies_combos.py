@@ -69,7 +69,7 @@ class World:
             self.serving[name] = self.serving.get(name, 0) + ready
             self.starting[name] = [time for time in self.starting[name] if time > self.now]
             self.draining[name] = [time for time in self.draining[name] if time > self.now]
-        view = FakePools([self.pool(name) for name in KINDS], self.now, {("", ""): (int(self.arrived), 0)})
+        view = FakePools([self.pool(name) for name in KINDS], self.now, {("", "", 0): (int(self.arrived), 0)})
         wanted = dict(self.scaler.scale(view))
         for name, count in wanted.items():
             self.to(name, count - self.serving[name] - len(self.starting[name]))
@@ -289,7 +289,7 @@ def test_pools_without_a_profile_stay() -> None:
     scaler = Combos(local_window_s=60.0)
     pools = [FakePool("a", [FakeReplica()], gpus={"h20": 1}), FakePool("b", goodput_rps=0.0, gpus={"h20": 1})]
     for i in range(50):
-        assert scaler.scale(FakePools(pools, 5.0 * i, {("", ""): (100 * i, 0)})) == {}
+        assert scaler.scale(FakePools(pools, 5.0 * i, {("", "", 0): (100 * i, 0)})) == {}
 
 
 def test_models_have_demands_of_their_own() -> None:

@@ -52,7 +52,7 @@ class FleetOfPools:
         self.now = 0.0
         self.random = random
         self.pools: Sequence[PoolView] = ()
-        self.arrived: dict[tuple[str, str], tuple[int, int]] = {}
+        self.arrived: dict[tuple[str, str, int], tuple[int, int]] = {}
 
 
 class ScrapedReplica:

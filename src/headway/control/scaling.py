@@ -92,7 +92,7 @@ class Scaling:
 
     def arrived(self, live: Live) -> None:
         """Count a request."""
-        key = live.model, live.region
+        key = live.model, live.region, live.tier
         num, tokens = self._view.arrived.get(key, (0, 0))
         self._view.arrived[key] = num + 1, tokens + live.prompt_tokens
 

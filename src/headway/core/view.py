@@ -303,5 +303,5 @@ class PoolsView(Protocol):
     @property
     def pools(self) -> Sequence[PoolView]: ...
     @property
-    def arrived(self) -> Mapping[tuple[str, str], tuple[int, int]]:
-        """Requests and their prompt tokens since the start, by model asked for and region they came from."""
+    def arrived(self) -> Mapping[tuple[str, str, int], tuple[int, int]]:
+        """Requests and their prompt tokens since the start, by model asked for, region they came from, and tier."""

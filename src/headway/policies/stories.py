@@ -142,7 +142,7 @@ class PoolsStep:
 
     now: float
     pools: list[dict[str, Any]]
-    arrived: dict[tuple[str, str], tuple[int, int]]
+    arrived: dict[tuple[str, str, int], tuple[int, int]]
     ended: Ended | None
 
 
@@ -152,7 +152,7 @@ def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
     named = [_draw_pool(rng, name) for name in rng.sample(("a", "b", "c", "west"), rng.choice((1, 2, 4)))]
     steps = []
     now = 0.0
-    arrived: dict[tuple[str, str], tuple[int, int]] = {}
+    arrived: dict[tuple[str, str, int], tuple[int, int]] = {}
     for i in range(num_steps):
         now += rng.choice((1.0, rng.expovariate(0.01)))
         mood = rng.choice(tuple(_MOST))
@@ -165,7 +165,7 @@ def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
             num_serving = sum(not replica["is_draining"] for replica in replicas)
             counts = {"num_starting": num_starting, "num_serving": num_serving}
             pools.append({**pool, **counts, "replicas": [r | of_pool for r in replicas]})
-        for key in (("m", ""), ("n", "east")):
+        for key in (("m", "", 0), ("n", "east", 0), ("n", "east", 2)):
             num, tokens = arrived.get(key, (0, 0))
             arrived[key] = num + rng.randrange(50), tokens + rng.randrange(20_000)
         steps.append(PoolsStep(now, pools, dict(arrived), draw_ended(rng, i, now) if rng.random() < 0.4 else None))

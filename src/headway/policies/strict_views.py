@@ -92,7 +92,11 @@ def fleet_view(now: float, random: Random, replicas: list[Values], visit: Visit)
 
 
 def pools_view(
-    now: float, random: Random, pools: list[Values], arrived: Mapping[tuple[str, str], tuple[int, int]], visit: Visit
+    now: float,
+    random: Random,
+    pools: list[Values],
+    arrived: Mapping[tuple[str, str, int], tuple[int, int]],
+    visit: Visit,
 ) -> PoolsView:
     """Pools as a scaler sees them."""
     views = [

@@ -74,7 +74,7 @@ class Combos:
                 stock_of(pool, self._cost(pool)) for pool in view.pools if pool.model == model and pool.goodput_rps
             ]
             # Requests may go by another name of the only model, or by none.
-            arrived = sum(num for (name, _), (num, _) in view.arrived.items() if name == model or len(models) == 1)
+            arrived = sum(num for (name, *_), (num, _) in view.arrived.items() if name == model or len(models) == 1)
             state = self._models.setdefault(model, _Model(view.now, self._global_s))
             state.arrivals.push(view.now, arrived)
             wanted |= self._step(state, stocks, left, view.now)
