@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 import serving
 from serving import MODEL, ask, chat, metric, said, until
 

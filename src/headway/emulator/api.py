@@ -131,11 +131,13 @@ async def _streamed(answer: Answer, stream: Stream, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     done, is_first = 0, True
     while new := await stream.take():
-        done += new
-        finish = answer.finish if done == answer.output_tokens else None
-        choice = answer.choice(answer.writer.write(new), finish, is_first)
-        await _event(send, answer.told([choice], None, is_first))
-        is_first = False
+        # Reasoning and answer come in chunks of their own.
+        for part in [part for part in (min(new, answer.reasoning_left), max(new - answer.reasoning_left, 0)) if part]:
+            done += part
+            finish = answer.finish if done == answer.output_tokens else None
+            choice = answer.choice(answer.writer.write(part), finish, is_first)
+            await _event(send, answer.told([choice], None, is_first))
+            is_first = False
     if (answer.body.get("stream_options") or {}).get("include_usage"):
         await _event(send, answer.told([], done, False))
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})

@@ -276,8 +276,9 @@ class Exchange:
             answers |= called or bool(text and not thought)
         self._said.heard(chunk, tokens)
         if tokens:
+            before = self._live.generated_tokens
             self._gain(tokens)
-            self._phase(reasons, answers)
+            self._phase(reasons, answers, before)
         if chunk.usage is not None:
             self._said.prompt_tokens = max(chunk.usage.prompt_tokens - self._before, 0)
             self._read(self._said.prompt_tokens)
@@ -309,15 +310,17 @@ class Exchange:
             live.stage = DECODING
             self._ticket.can_move = self._ask.stream and self._ask.can_go_on
 
-    def _phase(self, reasons: bool, answers: bool) -> None:
-        """Reasoning begins with its first token; the answer with its own."""
+    def _phase(self, reasons: bool, answers: bool, before: int) -> None:
+        """Reasoning begins with its first token; the answer with its own, and what came before was reasoning."""
         live, ticket = self._live, self._ticket
         if reasons and live.answer_s != live.answer_s:
             live.phase = Phase.REASONING
-            _set_reasoning(live)
+            _set_reasoning(live, live.generated_tokens)
         if answers and live.answer_s != live.answer_s:
             live.answer_s = self._driver.now
             reasoned, live.phase = live.reasoning_tokens > 0, Phase.ANSWERING
+            if reasoned and not reasons:
+                _set_reasoning(live, before)
             if reasoned:
                 live.reasoning_end_s = live.answer_s
                 self._driver.control.phase_changed(live, live.answer_s)
@@ -359,6 +362,6 @@ async def answer(send: Send, error: ApiError, request_id: bytes = b"") -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _set_reasoning(live: Live) -> None:
-    """All its tokens so far are reasoning."""
-    live.reasoning_tokens = live.generated_tokens  # type: ignore[misc]  # of a frozen base, thawed here
+def _set_reasoning(live: Live, tokens: int) -> None:
+    """So many of its tokens were reasoning."""
+    live.reasoning_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here

@@ -1,0 +1,223 @@
+"""Policies in front of engines: who goes first, who is told what, what is refused, and what is written down."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import serving
+from headway import records, scenario
+from headway.core.errors import HeadwayError
+from headway.core.record import Outcome
+from serving import chat, metric, until
+
+pytest.importorskip("httptools")
+
+
+def _in_turn(front: serving.Process, first: Callable[[], serving.Reply], waiting: Callable[[int], bool]) -> list[str]:
+    """One request runs; then tiers 5, 0, 3 arrive, in this order. In which order are they answered?"""
+    running = first()
+    order: list[str] = []
+
+    def one(tier: int) -> None:
+        chat(front, max_tokens=20, priority=tier).json()
+        order.append(str(tier))
+
+    threads = []
+    for i, tier in enumerate((5, 0, 3)):
+        threads.append(threading.Thread(target=one, args=(tier,)))
+        threads[-1].start()
+        until(lambda i=i: waiting(i + 1))
+    running.close()
+    for thread in threads:
+        thread.join(20)
+    return order
+
+
+def test_the_hold_queue_goes_by_the_ordering(tmp_path: Path) -> None:
+    engine = serving.emulator()
+    policies = {"ordering": "priority", "ordering_at": "gateway", "window": 1}
+    front = serving.gateway(
+        serving.fleet_file(tmp_path, [engine.url], policies=policies, gateway={"max_held": 3}, pool={"replicas": 1})
+    )
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        refused: list[tuple[int, str]] = []
+
+        def first() -> serving.Reply:
+            return chat(front, max_tokens=30_000, stream=True)
+
+        def waiting(num: int) -> bool:
+            held = metric(front, "headway_requests_held") == num
+            if held and num == 3 and not refused:
+                reply = chat(front, max_tokens=1)
+                refused.append((reply.status, reply.json()["error"]["code"]))
+            return held and metric(engine, "vllm:num_requests_running") == 1
+
+        assert _in_turn(front, first, waiting) == ["0", "3", "5"]
+        assert refused == [(429, "queue_full")]
+
+
+def test_an_engine_that_can_is_told_tiers(tmp_path: Path) -> None:
+    engine = serving.emulator("--scheduling-policy", "priority", "--max-num-seqs", "1")
+    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], policies={"ordering": "priority"}))
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        order = _in_turn(
+            front,
+            lambda: chat(front, max_tokens=30_000, stream=True),
+            lambda num: metric(engine, "vllm:num_requests_waiting") == num,
+        )
+        assert order == ["0", "3", "5"]
+
+
+class _Heard(BaseHTTPRequestHandler):
+    """An engine that says one word, and keeps what it was asked."""
+
+    bodies: list[dict[str, Any]]
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "own-name"}]})
+
+    def do_POST(self) -> None:
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self._answer({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+    def _answer(self, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """To nobody."""
+
+
+@pytest.fixture
+def heard() -> Iterator[ThreadingHTTPServer]:
+    _Heard.bodies = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Heard)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_each_engine_hears_tiers_its_own_way_and_its_own_name(heard: ThreadingHTTPServer, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{heard.server_address[1]}"
+    pool = {"gpu": "h100", "endpoints": [url]}
+    fleet = [
+        {**pool, "name": "v", "model": "qwen3-8b", "engine": "vllm-v1"},
+        {**pool, "name": "s", "model": "llama-3.1-8b", "engine": "sglang"},
+    ]
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"fleet": fleet, "policies": {"ordering": "priority"}}))
+    front = serving.gateway(path)
+    with serving.closing(front):
+        serving.all_up(front, 2)
+        for model in ("qwen3-8b", "llama-3.1-8b"):
+            chat(front, model=model, priority=3, max_tokens=1).json()
+        chat(front, service_tier="flex", max_tokens=1).json()
+        chat(front, headers={"x-headway-tier": "2"}, max_tokens=1).json()
+        chat(front, model="own-name", max_tokens=1).json()
+        assert [body["priority"] for body in _Heard.bodies[:4]] == [3, -3, 1, 2]
+        assert {body["model"] for body in _Heard.bodies} == {"own-name"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policies": {"ordering": "edf"}}, "only by fcfs or priority; with ordering_at gateway"),
+        ({"policies": {"ordering": "round-robin"}}, "with ordering_at gateway"),
+        ({"policies": {"ordering": "priority"}, "pool": {"api": "openai"}}, "no order but fcfs, not priority"),
+        ({"policies": {"routing": "jsq-tokens-oracle"}}, "only a simulation knows"),
+        ({"policies": {"migration": "pascal"}, "pool": {"api": "openai"}}, "nothing can move"),
+        ({"policies": {"scaling": "freeness"}}, "starts and stops no engines"),
+        ({"policies": {"routing": ["random", "round-robin"]}}, "several of a kind"),
+        ({"pool": {"endpoints": []}}, "fleet[0].endpoints: missing"),
+        ({"pool": {"endpoints": ["localhost:80"]}}, "fleet[0].endpoints[0]: 'localhost:80'; expected http://host:port"),
+        ({"pool": {"replicas": 3}}, "3; expected 1, as many as endpoints"),
+        ({"pool": {"endpoint": "http://a:1"}}, "unknown key 'endpoint'; did you mean 'endpoints'?"),
+        ({"gateway": {"timeout": 1}}, "unknown key 'timeout'; did you mean 'timeout_s'?"),
+    ],
+)
+def test_what_engines_cannot_act_out_is_refused_at_the_start(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    from headway import serving as composition
+
+    path = serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], **changes)
+    with pytest.raises(HeadwayError) as told:
+        composition.load(path)
+    assert words in str(told.value) and str(path) in str(told.value)
+
+
+def test_the_same_file_is_simulated_and_served_and_what_ran_runs_again(tmp_path: Path) -> None:
+    engine = serving.emulator("--reasoning-tokens", "5", "--speed", "4")
+    path = serving.fleet_file(tmp_path, [engine.url])
+    front = serving.gateway(path, "--records", str(tmp_path / "records"))
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        for tier in (0, 1, 2):
+            list(chat(front, max_tokens=10 + tier, priority=tier, stream=True).events())
+        chat(front, max_tokens=4).json()
+        reply = chat(front, max_tokens=20_000, stream=True)
+        next(reply.events())
+        reply.close()
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
+        assert "wrote 5 requests" in front.stop()
+    ran, _ = records.load(tmp_path / "records")
+    assert list(ran.workload["tier"]) == [0, 1, 2, 0, 0]
+    assert list(ran.workload["output_tokens"][:4]) == [10, 11, 12, 4]
+    assert list(ran.workload["reasoning_tokens"][:3]) == [5, 5, 5]
+    assert list(ran.requests["outcome"]) == [Outcome.FINISHED] * 4 + [Outcome.CANCELLED]
+    waits = ran.requests["first_token_s"] - ran.workload["arrival_s"][ran.requests["request"]]
+    assert (waits > 0).all() and (ran.requests["end_s"] >= ran.requests["first_token_s"]).all()
+    data = yaml.safe_load(path.read_text())
+    again = tmp_path / "again.yaml"
+    again.write_text(yaml.safe_dump({**data, "workload": {"trace": str(tmp_path / "records/requests.parquet")}}))
+    assert scenario.run(scenario.load(again)).summary.num_requests == 5
+
+
+def test_answers_move_to_another_engine_when_their_reasoning_is_over(tmp_path: Path) -> None:
+    """By a policy of the user's own, that moves everything."""
+    (tmp_path / "restless.py").write_text(RESTLESS)
+    engines = [serving.emulator("--reasoning-tokens", "30", "--speed", "2") for _ in range(2)]
+    path = serving.fleet_file(tmp_path, [engine.url for engine in engines], policies={"migration": "restless:Restless"})
+    front = serving.gateway(path, "--records", str(tmp_path / "records"))
+    with serving.closing(*engines, front):
+        serving.all_up(front, 2)
+        events = list(chat(front, max_tokens=90, stream=True).events())
+        whole = chat(engines[0], max_tokens=90).json()["choices"][0]["message"]
+        assert serving.said(events, "reasoning").split() == whole["reasoning"].split()
+        assert serving.said(events).split() == whole["content"].split()
+        assert metric(front, "headway_requests_in_flight") == 0
+        front.stop()
+    ran, _ = records.load(tmp_path / "records")
+    assert list(ran.requests["moves"]) == [1] and list(ran.requests["attempts"]) == [1]
+    assert list(ran.requests["generated_tokens"]) == [90]
+
+
+RESTLESS = """
+from headway.core.decision import Move
+
+
+class Restless:
+    interval_s = None
+
+    def moves(self, view):
+        return []
+
+    def at_phase(self, request, view):
+        return Move(request.id, next(r.id for r in view.replicas if r.id != request.replica))
+"""
