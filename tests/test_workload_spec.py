@@ -247,6 +247,7 @@ def test_builtin_workloads_make_sense_and_can_be_changed(name: str) -> None:
     faster = resolved(spec(f"{{builtin: {name}, arrivals: 99}}"))
     assert faster.arrivals == 99
     kinds = faster.mix if faster.mix is not None else (faster,)
+    kinds = faster.demand.lengths.values() if faster.demand is not None else kinds
     assert all(kind.prompt_tokens is not None and kind.output_tokens is not None for kind in kinds)
 
 

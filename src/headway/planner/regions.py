@@ -8,12 +8,12 @@ Sets and parameters
     alpha_ik    price of an instance's VM for a period; sigma_ik = alpha_ik * its start-up time: the deployment cost
     epsilon     share of its own peak that a region must be able to serve; the rest may go to other regions
     least       instances of every model in every region (7.1: two); L_jk GPUs of a region; r_ik GPUs of an instance
-Variables       a_ijkt >= 0 started and b_ijkt >= 0 stopped, whole numbers
-                x_ijkt = x_ijk,t-1 + a_ijkt - b_ijkt, x_ijk0 = n_ijk; the paper's delta is a - b
+Variables       x_ijkt >= 0 instances, whole numbers, with x_ijk0 = n_ijk; the paper's delta is x_ijkt - x_ijk,t-1
+                a_ijkt >= 0 instances started
 Minimise        gamma + mu = sum of alpha_ik (x_ijkt - n_ijk) + sum of sigma_ik a_ijkt
 Subject to      sum over k of theta_ik x_ijkt >= epsilon max over w of rho_ijt(w)               for every i, j, t
                 sum over j, k of theta_ik x_ijkt >= max over w of sum over j of rho_ijt(w)      for every i, t
-                sum over k of x_ijkt >= least;  sum over i of r_ik x_ijkt <= L_jk;  x_ijkt >= 0
+                sum over k of x_ijkt >= least;  sum over i of r_ik x_ijkt <= L_jk;  a_ijkt >= x_ijkt - x_ijk,t-1
 
 With one period this is the paper's program, and GPU limits and least, which its text states, are added to its
 equations. Further periods are ours: gamma counts every period's instances, so that one is kept for an hour of low
@@ -130,7 +130,7 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     """mu: paid for VMs while instances start on them."""
     bound_usd: float | None
     gap: float | None
-    """Between the two, relative to the objective."""
+    """Between the two, relative to the price of all instances and their starts: gamma + mu may well be 0."""
     changes: tuple[Change, ...]
     """Of every kind, region and period in which there is any instance before or after."""
     binding: tuple[Binding, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 import numpy as np
@@ -18,7 +18,7 @@ PROVED = 1e-9
 def plan(problem: Problem, time_limit_s: float = 10.0, gap: float = 0.01, explain: bool = False) -> Plan:
     """The cheapest change of instances. `explain` solves again without each constraint that binds, one by one.
 
-    The search ends at a `gap` relative to gamma + mu; to prove the last per cent can take a hundred times as long.
+    The search ends at this `gap`: to prove the last per cent can take a hundred times as long.
     HeadwayError where the problem does not hold together.
     """
     check(problem)
@@ -52,8 +52,27 @@ def _short(program: _Program) -> Plan:
     return structs.replace(program.plan(found, "short"), why=why or "the time was over before a plan was found")
 
 
+class _Rows:
+    """Of a sparse matrix, with what they are held between."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, int, float]] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+
+    def add(self, entries: Iterable[tuple[int, float]], low: float, high: float) -> None:
+        """One more: `low <= sum of value * variable <= high`."""
+        self.entries += [(len(self.low), column, value) for column, value in entries]
+        self.low.append(low)
+        self.high.append(high)
+
+
 class _Program:
-    """Variables: a, then b, by period and place; then, where that is allowed, how much of each need is missing."""
+    """Variables, by place: a and b of the first period, where x = n + a - b; x and a of each further one. Then 1, which
+    costs what there is, so that the solver's gap is relative to a price; then how much of each need is missing.
+
+    To write the first period without x is five times as fast where it is the only one; to write the others so is slow.
+    """
 
     def __init__(self, problem: Problem, time_limit_s: float, gap: float) -> None:
         self.problem, self.time_limit_s, self.gap = problem, time_limit_s, gap
@@ -66,6 +85,7 @@ class _Program:
         self.regions = np.array([region for _, region in self.places])
         self.theta = np.array([kind.tps for kind, _ in self.places])
         self.size = np.array([float(kind.gpus) for kind, _ in self.places])
+        self.integer = [True] * 2 * self.num + ([True] * self.num + [False] * self.num) * (self.num_periods - 1)
         hours = problem.period_s / HOUR_S
         self.alpha = np.array([kind.usd_per_hour * hours for kind, _ in self.places])
         self.sigma = np.array([kind.usd_per_hour * kind.startup_s / HOUR_S for kind, _ in self.places])
@@ -73,16 +93,6 @@ class _Program:
             (region, gpu, limit)
             for region, by_gpu in sorted(problem.limits.items())
             for gpu, limit in sorted(by_gpu.items())
-        ]
-
-    def _x(self, row: int, values: Floats, period: int) -> list[tuple[int, int, float]]:
-        """Entries of `values @ (x_t - n)`: all that was started up to then, less what was stopped."""
-        stopped = self.num * self.num_periods
-        return [
-            entry
-            for t in range(period + 1)
-            for p in np.flatnonzero(values).tolist()
-            for entry in ((row, t * self.num + p, values[p]), (row, stopped + t * self.num + p, -values[p]))
         ]
 
     def values(self, need: Need) -> Floats:
@@ -102,56 +112,56 @@ class _Program:
 
         `skip` leaves out the limit of a region's GPUs in a period.
         """
-        num_x = 2 * self.num * self.num_periods
-        slack = num_x if short is not None else None
-        entries: list[tuple[int, int, float]] = []
-        low: list[float] = []
-        high: list[float] = []
+        rows, price = _Rows(), 2 * self.num * self.num_periods
+        missing = price + 1
         for r, need in enumerate(every):
-            values = self.values(need)
-            scale = need.at_least  # rows in shares of what is needed, as the solver's tolerance is absolute
-            entries += self._x(r, values / scale, need.period)
-            entries += [] if slack is None else [(r, slack + r, 1 / scale)]
-            low.append(1.0 - float(values @ self.have) / scale)
-            high.append(inf)
+            values = self.values(need) / need.at_least  # rows in shares of the need: the solver's tolerance is absolute
+            more = [] if short is None else [(missing + r, 1 / need.at_least)]
+            rows.add([*self.row(values, need.period), *more], 1.0 - self.known(values, need.period), inf)
         for t in range(self.num_periods):
             for region, gpu, limit in self.limits:
                 if (region, gpu, t) != skip:
                     used = self.used(region, gpu)
-                    entries += self._x(len(low), used, t)
-                    low.append(-inf)
-                    high.append(limit - float(used @ self.have))
-            for p in range(self.num if t else 0):  # of the first period, b <= n says it
-                entries += self._x(len(low), np.eye(1, self.num, p)[0], t)
-                low.append(-float(self.have[p]))
-                high.append(inf)
-        num_columns = num_x + (len(every) if slack is not None else 0)
-        if slack is not None and short is not None and short < inf:
-            entries += [(len(low), slack + r, 1.0) for r in range(len(every))]
-            low.append(-inf)
-            high.append(short)
-        rows = matrix(entries, len(low), num_columns)
-        cost = self._cost(num_columns - num_x, short == inf)
-        upper = np.full(num_columns, inf)
-        stops = slice(self.num * self.num_periods, self.num * self.num_periods + self.num)
-        upper[stops] = self.have
-        integer = [True] * num_x + [False] * (num_columns - num_x)
-        return minimise(cost, rows, np.array(low), np.array(high), upper, integer, self.time_limit_s, self.gap)
+                    rows.add(self.row(used, t), -inf, limit - self.known(used, t))
+        for t in range(1, self.num_periods):  # a_t >= x_t - x_t-1
+            for p, only in enumerate(np.eye(self.num)):
+                started = (2 * self.num * t + self.num + p, 1.0)
+                rows.add([started, *self.row(-only, t), *self.row(only, t - 1)], -self.known(only, t - 1), inf)
+        rows.add([(price, 1.0)], 1.0, 1.0)
+        num_slack = 0 if short is None else len(every)
+        if short is not None and short < inf:
+            rows.add([(missing + r, 1.0) for r in range(num_slack)], -inf, short)
+        made = matrix(rows.entries, len(rows.low), missing + num_slack)
+        upper = np.concatenate([np.full(self.num, inf), self.have, np.full(price - 2 * self.num, inf)])
+        upper = np.concatenate([upper, np.full(1 + num_slack, inf)])
+        integer = [*self.integer, *[False] * (1 + num_slack)]
+        cost, low, high = self._cost(num_slack, short == inf), np.array(rows.low), np.array(rows.high)
+        return minimise(cost, made, low, high, upper, integer, self.time_limit_s, self.gap)
+
+    def row(self, values: Floats, period: int) -> Iterator[tuple[int, float]]:
+        """Entries of `values @ x_t`, but for what is `known`."""
+        start = 2 * self.num * period
+        for p in np.flatnonzero(values).tolist():
+            yield start + p, values[p]
+            if period == 0:
+                yield start + self.num + p, -values[p]
+
+    def known(self, values: Floats, period: int) -> float:
+        """In the first period x is what there is, and a - b."""
+        return 0.0 if period else float(values @ self.have)
 
     def _cost(self, num_slack: int, only_missing: bool) -> Floats:
-        """An instance started in period t is paid for from then on."""
-        left = [self.num_periods - t for t in range(self.num_periods)]
-        started = np.concatenate([self.alpha * periods + self.sigma for periods in left])
-        stopped = np.concatenate([-self.alpha * periods for periods in left])
-        if only_missing:
-            return np.concatenate([np.zeros(len(started) + len(stopped)), np.ones(num_slack)])
-        return np.concatenate([started, stopped, np.zeros(num_slack)])
+        """What all instances and their starts cost, those there are included; or what is missing."""
+        first = np.concatenate([self.alpha + self.sigma, -self.alpha])
+        later = np.tile(np.concatenate([self.alpha, self.sigma]), self.num_periods - 1)
+        paid = np.concatenate([first, later, [self.alpha @ self.have]])
+        return np.concatenate([np.zeros(len(paid)) if only_missing else paid, np.full(num_slack, float(only_missing))])
 
     def after(self, found: Solution) -> Floats:
         """x: periods by places."""
-        size = self.num * self.num_periods
-        moved = np.array(found.values[:size]) - np.array(found.values[size : 2 * size])
-        return np.asarray(self.have + np.cumsum(moved.reshape(self.num_periods, self.num), axis=0))
+        num_x = 2 * self.num * self.num_periods
+        blocks = np.array(found.values[:num_x]).reshape(self.num_periods, 2, self.num)
+        return np.vstack([self.have + blocks[:1, 0] - blocks[:1, 1], blocks[1:, 0]])
 
     def missing(self, found: Solution, every: Sequence[Need]) -> list[float]:
         """How much of each need."""
@@ -165,8 +175,10 @@ class _Program:
         gamma = float((self.alpha * (x - self.have)).sum())
         mu = float((self.sigma * np.maximum(x - before, 0)).sum())
         objective = gamma + mu
-        bound = None if found.bound is None or status == "short" else min(objective, found.bound)
-        gap = None if bound is None else (objective - bound) / abs(objective) if objective else 0.0
+        kept = float(self.alpha @ self.have) * self.num_periods
+        bound = None if found.bound is None or status == "short" else min(objective, found.bound - kept)
+        price = objective + kept
+        gap = None if bound is None else (objective - bound) / price if price else 0.0
         changes = tuple(
             Change(t, kind.model, region, kind.gpu, round(before[t, p]), round(x[t, p]))
             for t in range(self.num_periods)
