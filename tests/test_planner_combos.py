@@ -136,6 +136,20 @@ def test_candidates_are_ranked_by_what_they_serve_per_dollar() -> None:
     assert msgspec.json.decode(msgspec.json.encode(chosen), type=Selection) == chosen
 
 
+def test_only_the_likely_sizes_of_each_pair_are_profiled() -> None:
+    some = offers()
+    estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    every = select([service()], some, estimate).candidates
+    for num in (1, 3):
+        few = select([service()], some, estimate, per_pair=num)
+        types = {tuple(group.gpu for group in each.combo.groups) for each in every}
+        assert len(types) == 9  # three mixed pairs, three of one type, three that do both
+        for pair in types:
+            of_pair = [each for each in every if tuple(group.gpu for group in each.combo.groups) == pair]
+            assert [each for each in few.candidates if each in of_pair] == of_pair[:num]
+        assert len(few.candidates) + sum("best sizes" in each.reason for each in few.rejected["sharegpt"]) == len(every)
+
+
 def test_combos_that_serve_nothing_in_time_are_left_out() -> None:
     some = offers()
     estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)

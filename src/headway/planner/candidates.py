@@ -73,28 +73,34 @@ def select(
     profiler: Profiler,
     counts: Counts | None = None,
     top: int | None = None,
+    per_pair: int | None = None,
 ) -> Selection:
     """Candidates for every service; of each, only the `top` best by served tokens per dollar where that is given.
 
     Directions are filtered by the closed form, as the paper does it, which needs no profile; combos that serve
-    nothing in time are left out. HeadwayError for services of one name.
+    nothing in time are left out. `per_pair`: of the sizes of each pair of types, and of each type that does both,
+    only so many are profiled, those with the highest estimate of served tokens per dollar; so every type stays in
+    the choice while profiles are few. HeadwayError for services of one name.
     """
     if len({service.name for service in services}) < len(services):
         raise HeadwayError("services: a name stands there twice")
     found: list[Candidate] = []
     rejected: dict[str, tuple[Rejected, ...]] = {}
     for service in services:
-        some, rejected[service.name] = _of_service(service, offers, profiler, counts)
+        some, rejected[service.name] = _of_service(service, offers, profiler, counts, per_pair)
         found += some if top is None else some[:top]
     return Selection(tuple(found), rejected)
 
 
 def _of_service(
-    service: Service, offers: Sequence[Offer], profiler: Profiler, counts: Counts | None
+    service: Service, offers: Sequence[Offer], profiler: Profiler, counts: Counts | None, per_pair: int | None
 ) -> tuple[list[Candidate], tuple[Rejected, ...]]:
     every, too_large = combos(service.model, service.engine, offers, counts)
     efficiencies = Efficiencies(service, offers)
     kept, turned = better_directions(every, efficiencies.closed_form)
+    unlikely: list[Rejected] = []
+    if per_pair is not None:
+        kept, unlikely = _likely(kept, service, efficiencies.estimate, per_pair)
     found, late = [], []
     for combo in kept:
         goodput = profiler.goodput_rps(combo, service.pattern, service.slo)
@@ -103,7 +109,24 @@ def _of_service(
         else:
             late.append(Rejected(combo.label, "no request is in time, at any rate"))
     found.sort(key=lambda each: (-_number(each.tokens_per_usd), each.combo.usd_per_hour, each.combo.label))
-    return found, (*too_large, *turned, *late)
+    return found, (*too_large, *turned, *unlikely, *late)
+
+
+def _likely(
+    every: Sequence[GpuCombo], service: Service, estimate: Estimate, per_pair: int
+) -> tuple[tuple[GpuCombo, ...], list[Rejected]]:
+    """The best sizes of each pair of types by the estimate, as far as it says that anything is in time."""
+    lengths = (service.pattern.prompt_tokens, service.pattern.output_tokens)
+    pairs: dict[tuple[str, ...], list[tuple[float, int]]] = {}
+    for at, combo in enumerate(every):
+        goodput = estimate.goodput_rps(combo, service.pattern, service.slo)
+        if goodput > 0:
+            served = _number(served_tokens_per_usd(goodput, *lengths, combo.usd_per_hour))
+            pairs.setdefault(tuple(group.gpu for group in combo.groups), []).append((-served, at))
+    best = {at for some in pairs.values() for _, at in sorted(some)[:per_pair]}
+    reason = f"not among the {per_pair} best sizes of its types by the estimate"
+    left = [Rejected(combo.label, reason) for at, combo in enumerate(every) if at not in best]
+    return tuple(combo for at, combo in enumerate(every) if at in best), left
 
 
 def _number(value: float | None) -> float:

@@ -133,7 +133,6 @@ class Speeds:
         batch = _largest(self.batch(pattern), lambda batch: token_s(batch) <= limit_s)
         return batch / (token_s(batch) * tokens)
 
-
     def _holds(self, pattern: Pattern) -> bool:
         """Whether memory has room for one request to its end."""
         return self.room_tokens >= pattern.prompt_tokens + pattern.output_tokens
