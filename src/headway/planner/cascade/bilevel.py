@@ -56,6 +56,18 @@ class Solved:
     bound_s: float
 
 
+@dataclass(frozen=True)
+class Looked:
+    """What the rounds for one target came to."""
+
+    objective: Objective
+    rounds: tuple[Round, ...]
+    complete: bool
+    """Whether every routing was solved or left out."""
+    num_asked: int
+    num_found: int
+
+
 @dataclass
 class Search:
     """One problem, but for its target. What is found stays for the next target."""
@@ -79,12 +91,21 @@ class Search:
         ratios = self.known.ratios
         self.least, self.most = int(ratios.sum(axis=1).argmin()), int(ratios.sum(axis=1).argmax())
 
-    def best(self, target: Target) -> tuple[int | None, Objective, tuple[Round, ...], bool]:
-        """The best routing for the target (None: none can be deployed), its J, the rounds, and whether all was seen."""
+    def look(self, target: Target) -> Looked:
+        """The rounds for a target."""
+        asked, found = self.latencies.num_asked, self.latencies.num_found
         objective = self.objective(target)
         loop = _Loop(self, objective)
         complete = loop.run()
-        return loop.best, objective, tuple(loop.rounds), complete
+        counted = (self.latencies.num_asked - asked, self.latencies.num_found - found)
+        return Looked(objective, tuple(loop.rounds), complete, *counted)
+
+    def best(self, objective: Objective) -> int | None:
+        """Of all routings solved so far, the one with the least J; None: none could be deployed."""
+        quality = self.known.quality
+        found = {i: each.deployment for i, each in self.solved.items() if each.deployment is not None}
+        scores = {i: objective(deployment.latency_s, float(quality[i])) for i, deployment in found.items()}
+        return min(scores, key=lambda i: scores[i], default=None)
 
     def solve(self, routing: int, limit_s: float = inf) -> Solved:
         """The deployment of a routing, unless its latency is bound to be `limit_s` or more."""
@@ -140,13 +161,18 @@ class Search:
         return sum(table.num_sets for table in self._tables.values())
 
     def objective(self, target: Target) -> Objective:
-        quality = self.known.quality
-        utopia, nadir = float(quality[self.most]), float(quality[self.least])
+        utopia, nadir = self._end(-1), self._end(0)
         if not isinstance(target, LatencyBudget):
             return Objective(target, utopia, nadir)
         ends = [self.solve(i).deployment for i in (self.least, self.most)]
         times = [end.latency_s for end in ends if end is not None and end.latency_s < inf]
         return Objective(target, utopia, nadir, min(times, default=0.0), max(times, default=1.0))
+
+    def _end(self, stage: int) -> float:
+        """Quality where all requests get the answer of one stage."""
+        scores = self.problem.scores.scores[:, stage]
+        known = scores[~np.isnan(scores)]
+        return float(known.mean()) if len(known) else 0.0
 
 
 class _Loop:
@@ -169,10 +195,10 @@ class _Loop:
         for candidates in (self._apart(), self._near()):
             without = 0
             for i in candidates:
-                asked = self.search.latencies.num_asked
+                looked = self.search.latencies.num_looked
                 if self._round(i):
                     without = 0
-                elif self.search.latencies.num_asked > asked or self.search.solved[i].deployment is not None:
+                elif self.search.latencies.num_looked > looked or self.search.solved[i].deployment is not None:
                     without += 1
                 if stable is not None and without >= stable:
                     break

@@ -33,6 +33,7 @@ from headway.perf.step import StepModel
 from headway.planner.cascade.problem import Floats, Lengths
 from headway.planner.cascade.shapes import Sets
 
+Ints = npt.NDArray[np.int64]
 SLACK = 0.97
 """On what the step-time model says, for what it does not promise: costs that fall where a batch grows."""
 QUANTILE = 0.95
@@ -126,12 +127,12 @@ def _eligible(alone: Floats, grid: Floats, sets: Sets) -> Floats:
     return found
 
 
-def _found(rows: Floats, values: Floats) -> npt.NDArray[np.int64]:
+def _found(rows: Floats, values: Floats) -> Ints:
     """[row, value]: how many elements of each row, which rises, are no larger than that row's values."""
     most = 1.0 + max(float(values.max()), float(np.where(np.isfinite(rows), rows, 0.0).max()))
     apart = 2 * most * np.arange(len(rows))[:, None]
     at = np.searchsorted((np.minimum(rows, most) + apart).ravel(), (values + apart).ravel(), side="right")
-    found: npt.NDArray[np.int64] = at.reshape(values.shape) - rows.shape[1] * np.arange(len(rows))[:, None]
+    found: Ints = at.reshape(values.shape) - rows.shape[1] * np.arange(len(rows))[:, None]
     return found
 
 
@@ -144,9 +145,16 @@ class _Shape:
         self.room_tokens = memory.plan(model, gpu, engine, parallel).kv_capacity_tokens
 
     @cached_property
+    def sizes(self) -> Ints:
+        """Batches that are looked at."""
+        most = self.engine.max_num_seqs
+        found: Ints = np.unique(np.concatenate([np.arange(1, 9), np.geomspace(8, max(most, 8), 24)]).astype("i8"))
+        return np.unique(np.append(found[found <= most], most))
+
+    @cached_property
     def base_s(self) -> Floats:
-        """A decoding step of 1, 2, ... sequences without context."""
-        return SLACK * np.array([self.line(n, 0)[0] for n in range(1, self.engine.max_num_seqs + 1)])
+        """A decoding step of so many sequences without context."""
+        return SLACK * np.array([self.line(n, 0)[0] for n in self.sizes.tolist()])
 
     @cached_property
     def per_token_s(self) -> float:
@@ -163,13 +171,13 @@ class _Shape:
             while len(hull) > 1 and self._slope(hull[-2], hull[-1]) >= self._slope(hull[-2], i):
                 hull.pop()
             hull.append(i)
-        sloped = [(self.base_s[i] - self._slope(i, j) * (i + 1), self._slope(i, j)) for i, j in pairwise(hull)]
+        sloped = [(self.base_s[i] - self._slope(i, j) * self.sizes[i], self._slope(i, j)) for i, j in pairwise(hull)]
         found = [(float(a), b) for a, b in sloped if a > 0 and b > 0]
         step = max(1, -(-len(found) // MOST_LINES))
         return tuple(found[::step]) or ((float(self.base_s.min()), 0.0),)
 
     def _slope(self, i: int, j: int) -> float:
-        return float((self.base_s[j] - self.base_s[i]) / (j - i))
+        return float((self.base_s[j] - self.base_s[i]) / (self.sizes[j] - self.sizes[i]))
 
     @cached_property
     def prompt_token_s(self) -> float:
@@ -178,13 +186,18 @@ class _Shape:
         sizes = {min(size, budget) for size in (64, 256, 1024, budget)}
         return SLACK * min(self.line(0, 0, [(n, 0)] * (budget // n))[0] / (n * (budget // n)) for n in sizes)
 
+    @cached_property
+    def prompts(self) -> tuple[Ints, Floats]:
+        """Prompts of so many tokens, and how long no longer one takes less than, alone."""
+        sizes: Ints = np.unique(np.round(2.0 ** (np.arange(35) / 2)).astype("i8"))
+        found = np.array([self.line(0, 0, [(n, 0)])[0] for n in sizes.tolist()])
+        return sizes, SLACK * np.minimum.accumulate(found[::-1])[::-1]
+
     def prefill_s(self, tokens: Floats) -> Floats:
-        """Of one prompt alone, at least: that of a shorter one from a table, and never less than its tokens."""
-        sizes = np.unique(np.geomspace(1, max(float(tokens.max()), 2.0), 12).astype("i8"))
-        found = np.array([self.line(0, 0, [(int(n), 0)])[0] for n in sizes])
-        found = np.minimum.accumulate(found[::-1])[::-1]
-        least: Floats = SLACK * found[np.searchsorted(sizes, tokens, side="right") - 1]
-        return np.maximum(least, tokens * self.prompt_token_s)
+        """Of one prompt alone, at least: what a shorter one takes, and never less than its tokens."""
+        sizes, least_s = self.prompts
+        found: Floats = least_s[np.searchsorted(sizes, tokens, side="right") - 1]
+        return np.maximum(found, tokens * self.prompt_token_s)
 
     def alone_s(self, lengths: Lengths) -> Floats:
         """Latency of each request without any other."""

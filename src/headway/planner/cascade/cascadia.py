@@ -9,11 +9,11 @@ import numpy as np
 from msgspec import structs
 
 from headway.core.errors import HeadwayError
-from headway.planner.cascade.bilevel import Effort, Search
+from headway.planner.cascade.bilevel import Effort, Looked, Search
 from headway.planner.cascade.bounds import Bounds, StepBounds
 from headway.planner.cascade.deployment import Deployment
 from headway.planner.cascade.latencies import Latencies
-from headway.planner.cascade.plan import CascadePlan, HeldOut, Round, StagePlan
+from headway.planner.cascade.plan import CascadePlan, HeldOut, StagePlan
 from headway.planner.cascade.problem import LatencyBudget, Problem, QualityFloor, Target
 from headway.planner.cascade.routing import Objective
 from headway.workload.quality import Scores
@@ -39,59 +39,48 @@ def plans(
     The plans of qualities from low to high are the Pareto curve.
     """
     search = Search(problem, latencies, bounds or StepBounds(problem.gpu, problem.engine), effort or Effort())
-    for target in sorted(targets, key=_strictness):
-        search.best(target)
-    return tuple(answer(search, target, "cascadia") for target in targets)
+    looked = {target: search.look(target) for target in sorted(targets, key=_strictness)}
+    return tuple(answer(search, looked[target], "cascadia") for target in targets)
 
 
 def _strictness(target: Target) -> float:
     return -target.q_min if isinstance(target, QualityFloor) else target.latency_s
 
 
-def answer(search: Search, target: Target, planner: str) -> CascadePlan:
+def answer(search: Search, looked: Looked, planner: str) -> CascadePlan:
     """The best plan of a search. HeadwayError where no routing can be deployed."""
-    asked, found = search.latencies.num_asked, search.latencies.num_found
-    best, objective, rounds, complete = search.best(target)
+    best = search.best(looked.objective)
     if best is None:
         problem = search.problem
         raise HeadwayError(
             f"{problem.num_gpus} x {problem.gpu.name}: no set of replicas serves {problem.rate_rps:g} requests/s of "
             f"{problem.names[0]}, however few go on to larger models"
         )
-    done = made(search, best, search.spread(best), objective, planner, rounds, complete)
-    counted = (search.latencies.num_asked - asked, search.latencies.num_found - found)
-    return structs.replace(done, num_evaluations=counted[0], num_remembered=counted[1])
+    return made(search, best, search.spread(best), looked, planner)
 
 
-def made(
-    search: Search,
-    routing: int,
-    deployment: Deployment,
-    objective: Objective,
-    planner: str,
-    rounds: tuple[Round, ...] = (),
-    complete: bool = False,
-) -> CascadePlan:
+def made(search: Search, routing: int, deployment: Deployment, looked: Looked, planner: str) -> CascadePlan:
     """A routing and its deployment as values."""
-    problem, known = search.problem, search.known
+    problem, known, objective = search.problem, search.known, looked.objective
     quality = float(known.quality[routing])
     met = objective.met(deployment.latency_s, quality)
+    complete = looked.complete and search.effort.asks is None
     return CascadePlan(
-        status="infeasible" if not met else "optimal" if complete and search.effort.asks is None else "converged",
+        status="infeasible" if not met else "optimal" if complete else "converged",
         planner=planner,
         target=objective.target,
         stages=_stages(search, routing, deployment),
         num_gpus=problem.num_gpus,
         gpus_used=sum(each.num_gpus for each in deployment.sets if each is not None),
         latency_s=deployment.latency_s,
-        bound_s=min(deployment.bound_s, deployment.latency_s),
+        bound_s=deployment.bound_s,
         quality=quality,
         objective=objective(deployment.latency_s, quality),
         utopia_quality=objective.utopia,
         nadir_quality=objective.nadir,
-        rounds=rounds,
-        num_evaluations=search.latencies.num_asked,
-        num_remembered=search.latencies.num_found,
+        rounds=looked.rounds,
+        num_evaluations=looked.num_asked,
+        num_remembered=looked.num_found,
         num_sets=search.num_sets,
         why=_why(search, routing, deployment, objective, met),
     )

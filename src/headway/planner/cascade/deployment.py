@@ -29,8 +29,8 @@ class Deployment(Struct, frozen=True):
     latencies_s: tuple[float, ...]
     latency_s: float
     """The largest of them."""
-    bound_s: float
-    """No deployment is faster."""
+    bound_s: float | None
+    """No deployment is faster; None: not known."""
 
 
 def deploy(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from itertools import product
 from math import inf
 
-import numpy as np
-
 from headway.core.errors import HeadwayError
-from headway.planner.cascade.bilevel import Effort, Search, Solved
+from headway.planner.cascade.bilevel import Effort, Looked, Search, Solved
 from headway.planner.cascade.bounds import NoBounds
 from headway.planner.cascade.cascadia import made
 from headway.planner.cascade.deployment import Deployment
@@ -28,15 +26,12 @@ def exhaustive(problem: Problem, latencies: Latencies, routings: Routings | None
         found = _deployed(search, i)
         search.solved[i] = Solved(found, inf if found is None else found.latency_s)
     objective = search.objective(problem.target)
-    scores = [
-        objective(each.deployment.latency_s, float(search.known.quality[i])) if each.deployment else inf
-        for i, each in search.solved.items()
-    ]
-    best = int(np.argmin(scores))
-    found = search.solved[best].deployment
-    if found is None:
+    best = search.best(objective)
+    deployment = None if best is None else search.solved[best].deployment
+    if best is None or deployment is None:
         raise HeadwayError(f"{problem.num_gpus} x {problem.gpu.name}: no routing can be deployed")
-    return made(search, best, found, objective, "exhaustive", complete=True)
+    looked = Looked(objective, (), True, latencies.num_asked, latencies.num_found)
+    return made(search, best, deployment, looked, "exhaustive")
 
 
 def _deployed(search: Search, routing: int) -> Deployment | None:

@@ -28,6 +28,11 @@ class Latencies:
     num_asked: int = 0
     num_found: int = 0
 
+    @property
+    def num_looked(self) -> int:
+        """Answers used so far, remembered or not."""
+        return self.num_asked + self.num_found
+
     def p95_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
         """As `Evaluator.p95_latency_s`. HeadwayError for what is no latency."""
         key = f"{model.name} | {replicas.label} | {rate_rps!r} | {lengths.key}"

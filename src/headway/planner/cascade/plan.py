@@ -70,8 +70,8 @@ class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
     gpus_used: int
     latency_s: float
     """The largest p95 of the stages: what is minimised."""
-    bound_s: float
-    """With this routing, no deployment is faster."""
+    bound_s: float | None
+    """With this routing, no deployment is faster; None: not known."""
     quality: float
     """On the sample that the plan was made for."""
     objective: float
@@ -96,6 +96,8 @@ class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(stage.threshold for stage in self.stages[:-1] if stage.threshold is not None)
 
     @property
-    def gap(self) -> float:
-        """Between latency and bound, as a share of the latency."""
+    def gap(self) -> float | None:
+        """Between latency and bound, as a share of the latency; None: not known."""
+        if self.bound_s is None:
+            return None
         return 0.0 if self.latency_s <= 0 else 1 - self.bound_s / self.latency_s

@@ -1,0 +1,201 @@
+"""What Cascadia is compared with, as planners with the same result (4.1, 4.3, appendix I).
+
+Every one of them gets the same evaluator, bounds and search for whatever it does optimise; what it does not, is fixed
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+from msgspec import structs
+
+from headway.core.errors import HeadwayError, unknown
+from headway.perf.memory import active_params
+from headway.planner.cascade.bilevel import Effort, Looked, Search, SetsOf, all_sets
+from headway.planner.cascade.bounds import Bounds, StepBounds
+from headway.planner.cascade.cascadia import answer, made
+from headway.planner.cascade.deployment import Deployment
+from headway.planner.cascade.latencies import Latencies
+from headway.planner.cascade.plan import CascadePlan
+from headway.planner.cascade.problem import Problem, QualityFloor, ReplicaSet
+from headway.planner.cascade.routing import Routings, of_routes
+from headway.planner.cascade.shapes import Sets, uniform_sets
+from headway.workload.quality import Scores
+
+
+def stand_alone(
+    problem: Problem, model: str, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
+) -> CascadePlan:
+    """One model for all requests, its replicas tuned by the same search. Its quality is what it is."""
+    if model not in problem.names:
+        raise unknown("model", model, problem.names, "stand-alone")
+    alone = replace(problem, models=(problem.models[problem.names.index(model)],))
+    search = _search(alone, latencies, bounds, effort)
+    return answer(search, search.look(alone.target), f"stand-alone {model}")
+
+
+def uniform_parallelism(
+    problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
+) -> CascadePlan:
+    """As Cascadia, but with tensor parallelism within servers and replicas across them, for every model (4.3)."""
+    every = all_sets(problem)
+    sets = [every(i, ()) for i in range(len(problem.models))]
+    flat = [uniform_sets(each.shapes, problem.num_gpus, problem.server) if each.shapes else each for each in sets]
+    search = _search(problem, latencies, bounds, effort, sets_of=lambda stage, used: flat[stage])
+    return answer(search, search.look(problem.target), "uniform parallelism")
+
+
+def uniform_allocation(
+    problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
+) -> CascadePlan:
+    """As Cascadia, but with as many GPUs for every model that is used (4.3)."""
+    every = all_sets(problem)
+
+    def at_most(stage: int, used: tuple[bool, ...]) -> Sets:
+        sets = every(stage, used)
+        return Sets(sets.shapes, sets.counts[sets.gpus <= equal_shares(problem.num_gpus, used)[stage]])
+
+    search = _search(problem, latencies, bounds, effort, sets_of=at_most)
+    return answer(search, search.look(problem.target), "uniform allocation")
+
+
+def equal_shares(num_gpus: int, used: tuple[bool, ...]) -> tuple[int, ...]:
+    """GPUs dealt out in pairs, what is left over to the largest models: 32 for three are 10, 10 and 12, as in 4.3."""
+    num = sum(used)
+    pairs, odd = divmod(num_gpus, 2)
+    each, more = divmod(pairs, num)
+    shares, rank = [], 0
+    for is_used in used:
+        rank += is_used
+        shares.append(2 * (each + (rank > num - more)) if is_used else 0)
+    last = max(i for i, is_used in enumerate(used) if is_used)
+    shares[last] += odd
+    return tuple(shares)
+
+
+def cascade_serve(
+    problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
+) -> CascadePlan:
+    """By load alone, after CascadeServe as the paper describes it (2, 4.1, 4.2).
+
+    Thresholds are those that reach the quality with the least work. The deployment is tuned for the requests per
+    second that each model then gets, but all requests look alike to it: they have the lengths of the average request
+    of the average model. Replicas of a model are alike. The latencies reported are those of the real requests.
+    """
+    _quality_target(problem, "cascade-serve")
+    scores = problem.scores
+    outputs = np.full_like(scores.output_tokens, max(1, round(float(scores.output_tokens.mean()))))
+    prompts = np.full_like(scores.prompt_tokens, max(1, round(float(scores.prompt_tokens.mean()))))
+    seen = replace(problem, scores=replace(scores, output_tokens=outputs, prompt_tokens=prompts), max_kinds=1)
+    blind = _search(seen, latencies, bounds, effort)
+    real = _search(problem, latencies, bounds, effort, _chosen(blind.known, problem))
+    order = np.argsort(real.known.work, kind="stable")
+    return _deployed_by(blind, real, order.tolist(), "cascade-serve")
+
+
+def route_llm(
+    problem: Problem,
+    predicted: Scores,
+    latencies: Latencies,
+    bounds: Bounds | None = None,
+    effort: Effort | None = None,
+) -> CascadePlan:
+    """A router in front of the models, after RouteLLM (appendix I): each request goes to one model, unjudged.
+
+    That is the smallest model whose predicted score reaches the threshold, else the largest. The threshold reaches the
+    quality with the least work, whatever that does to the system; the deployment is tuned by the same search.
+    `predicted`: what the router expects of the answers to the problem's requests, row by row.
+    """
+    _quality_target(problem, "route-llm")
+    if len(predicted) != len(problem.scores):
+        raise HeadwayError(f"route-llm: {len(predicted)} predictions for {len(problem.scores)} requests")
+    routed = replace(problem, judge_s=0.0)
+    routings = _chosen(_pre_routings(routed, predicted.stages(problem.names)), problem)
+    search = _search(routed, latencies, bounds, effort, routings)
+    order = np.argsort(routings.work, kind="stable")
+    found = _deployed_by(search, search, order.tolist(), "route-llm")
+    return structs.replace(found, pre_routed=True)
+
+
+def _search(
+    problem: Problem,
+    latencies: Latencies,
+    bounds: Bounds | None,
+    effort: Effort | None,
+    routings: Routings | None = None,
+    sets_of: SetsOf | None = None,
+) -> Search:
+    bounds = bounds or StepBounds(problem.gpu, problem.engine)
+    return Search(problem, latencies, bounds, effort or Effort(), routings, sets_of)
+
+
+def _quality_target(problem: Problem, planner: str) -> None:
+    if not isinstance(problem.target, QualityFloor):
+        raise HeadwayError(f"{planner}: does not look at latency, so it needs a quality to reach, not a latency budget")
+
+
+def _chosen(routings: Routings, problem: Problem) -> Routings:
+    """Those that reach the quality; where none does, those of the highest."""
+    assert isinstance(problem.target, QualityFloor)
+    least = min(problem.target.q_min, float(routings.quality.max()))
+    kept = routings.quality >= least - 1e-9
+    return Routings(
+        routings.thresholds[kept],
+        routings.reached[kept],
+        routings.quality[kept],
+        routings.ratios[kept],
+        routings.work[kept],
+    )
+
+
+def _pre_routings(problem: Problem, predicted: Scores) -> Routings:
+    """One threshold for all models; whose score is not predicted is not accepted."""
+    last = len(problem.models) - 1
+    levels = np.unique(np.concatenate([[0.0, 100.0], predicted.scores[:, :-1].ravel()]))
+    levels = levels[~np.isnan(levels)]
+    with np.errstate(invalid="ignore"):
+        final = np.stack([predicted.final_stage([level] * last) for level in levels.tolist()]).astype("i1")
+    _, first = np.unique(final, axis=0, return_index=True)
+    final = final[np.sort(first)]
+    reached = final[:, None, :] == np.arange(last + 1, dtype="i1")[:, None]
+    thresholds = np.repeat(levels[np.sort(first)][:, None], last, axis=1)
+    return of_routes(problem.scores, thresholds, reached, final, [active_params(model) for model in problem.models])
+
+
+def _deployed_by(seen: Search, real: Search, order: list[int], planner: str) -> CascadePlan:
+    """The first routing in this order that can be deployed, deployed as seems best to one search, judged by another.
+
+    Both searches know the same routings, though the first may see other requests.
+    """
+    asked, found = real.latencies.num_asked, real.latencies.num_found
+    rows = {row.tobytes(): i for i, row in enumerate(seen.known.reached)}
+    for i in order:
+        own = rows[real.known.reached[i].tobytes()]
+        if seen.solve(own).deployment is None:
+            continue
+        deployment = seen.spread(own)
+        if seen is not real:
+            deployment = _judged(real, i, deployment)
+        objective = real.objective(real.problem.target)
+        counted = (real.latencies.num_asked - asked, real.latencies.num_found - found)
+        return made(real, i, deployment, Looked(objective, (), False, *counted), planner)
+    raise HeadwayError(f"{planner}: no routing of this quality can be deployed on {real.problem.num_gpus} GPUs")
+
+
+def _judged(search: Search, routing: int, found: Deployment) -> Deployment:
+    """The same replicas with the latencies of the search's own requests."""
+    reached = search.known.reached[routing]
+    latencies = []
+    for i, replicas in enumerate(found.sets):
+        latencies.append(0.0 if replicas is None else _latency_s(search, i, replicas, reached[i]))
+    return Deployment(found.gpus, found.sets, tuple(latencies), max(latencies, default=inf), None)
+
+
+def _latency_s(search: Search, stage: int, replicas: ReplicaSet, reached: np.ndarray) -> float:
+    problem = search.problem
+    rate_rps = problem.rate_rps * float(reached.mean())
+    judge_s = problem.judge_s if stage < len(problem.models) - 1 else 0.0
+    return judge_s + search.latencies.p95_s(problem.models[stage], replicas, rate_rps, problem.lengths(stage, reached))
