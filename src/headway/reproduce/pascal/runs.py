@@ -43,10 +43,10 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
 """Both baselines place by the smallest footprint and never migrate (V-A), and so do the oracles.
 
 Two things can be read in two ways. Turns: the paper's round-robin lowers a request's priority with each quantum that
-it uses up, so that "a short request" keeps a higher one "than a long reasoning request that has already consumed many
-quanta" (V-B), and answers within their first quantum are next in line (IV-B). So whoever has used fewer goes first.
-Memory: the one measure of it that Algorithms 1 and 2 are given is the footprint on GPU and host, so a replica that
-has swapped requests out is short of memory. `READINGS` has the other reading of each.
+it uses up, so that a short request keeps a higher one than a long one that has used many (V-B), answers within their
+first quantum are next in line (IV-B), and nobody waits to begin (III-B). So whoever has used fewer goes first. Memory:
+the one measure of it that Algorithms 1 and 2 are given is the footprint on GPU and host, so a replica that has swapped
+requests out is short of memory. `READINGS` has the other reading of each.
 """
 
 READINGS: Mapping[str, Mapping[str, Any]] = {
