@@ -136,6 +136,24 @@ def test_candidates_are_ranked_by_what_they_serve_per_dollar() -> None:
     assert msgspec.json.decode(msgspec.json.encode(chosen), type=Selection) == chosen
 
 
+def test_the_closed_form_may_keep_the_direction_that_serves_less() -> None:
+    """An H20 decodes faster than an H800 in small batches; in large ones it is bound by FLOPs and slower."""
+    h20, h800 = (Speeds(LLAMA, catalog.gpu(name), ENGINE, 1) for name in ("h20", "h800"))
+    assert h20.step_s(LONGWRITER, 16) < h800.step_s(LONGWRITER, 16)
+    assert h20.step_s(LONGWRITER, 128) > 1.3 * h800.step_s(LONGWRITER, 128)
+    some = offers()
+    estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    writer, one_each = service(LONGWRITER, Slo(1.0, 0.03)), Counts((1,), (1,), ())
+    pair = ("h800-80gb-sxm", "h20-96gb")
+    kept = {}
+    for directions in ("closed-form", "estimate", "both"):
+        found = select([writer], some, estimate, one_each, directions=directions).candidates  # type: ignore[arg-type]
+        served = {tuple(group.gpu for group in each.combo.groups): each.tokens_per_usd or 0.0 for each in found}
+        kept[directions] = {types: served[types] for types in (pair, pair[::-1]) if types in served}
+    assert list(kept["closed-form"]) == [pair] and list(kept["estimate"]) == [pair[::-1]]
+    assert kept["both"][pair[::-1]] > 1.5 * kept["both"][pair]
+
+
 def test_only_the_likely_sizes_of_each_pair_are_profiled() -> None:
     some = offers()
     estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -23,6 +23,8 @@ from headway.planner.cost_efficiency import (
     summed_tokens_per_usd,
 )
 from headway.planner.speeds import Estimate, Pattern, Slo
+
+Directions = Literal["closed-form", "estimate", "both"]
 
 
 class Profiler(Protocol):
@@ -74,33 +76,41 @@ def select(
     counts: Counts | None = None,
     top: int | None = None,
     per_pair: int | None = None,
+    directions: Directions = "closed-form",
 ) -> Selection:
     """Candidates for every service; of each, only the `top` best by served tokens per dollar where that is given.
 
-    Directions are filtered by the closed form, as the paper does it, which needs no profile; combos that serve
-    nothing in time are left out. `per_pair`: of the sizes of each pair of types, and of each type that does both,
-    only so many are profiled, those with the highest estimate of served tokens per dollar; so every type stays in
-    the choice while profiles are few. HeadwayError for services of one name.
+    Combos that serve nothing in time are left out. Of the two directions of a pair one stays: by the closed form, as
+    the paper does it, or by the estimate of served tokens per dollar; or `both` do. They may differ: the closed form
+    takes decode to be bound by bytes, which an H20 is for small batches only. `per_pair`: of the sizes of each pair
+    of types, and of each type that does both, only so many are profiled, those with the highest estimate; so every
+    type stays in the choice while profiles are few. HeadwayError for services of one name.
     """
     if len({service.name for service in services}) < len(services):
         raise HeadwayError("services: a name stands there twice")
     found: list[Candidate] = []
     rejected: dict[str, tuple[Rejected, ...]] = {}
     for service in services:
-        some, rejected[service.name] = _of_service(service, offers, profiler, counts, per_pair)
+        some, rejected[service.name] = _of_service(service, offers, profiler, counts, per_pair, directions)
         found += some if top is None else some[:top]
     return Selection(tuple(found), rejected)
 
 
 def _of_service(
-    service: Service, offers: Sequence[Offer], profiler: Profiler, counts: Counts | None, per_pair: int | None
+    service: Service,
+    offers: Sequence[Offer],
+    profiler: Profiler,
+    counts: Counts | None,
+    per_pair: int | None,
+    directions: Directions,
 ) -> tuple[list[Candidate], tuple[Rejected, ...]]:
     every, too_large = combos(service.model, service.engine, offers, counts)
     efficiencies = Efficiencies(service, offers)
-    kept, turned = better_directions(every, efficiencies.closed_form)
+    by = efficiencies.closed_form if directions == "closed-form" else efficiencies.estimated
+    kept, turned = (every, ()) if directions == "both" else better_directions(every, by)
     unlikely: list[Rejected] = []
     if per_pair is not None:
-        kept, unlikely = _likely(kept, service, efficiencies.estimate, per_pair)
+        kept, unlikely = _likely(kept, efficiencies, per_pair)
     found, late = [], []
     for combo in kept:
         goodput = profiler.goodput_rps(combo, service.pattern, service.slo)
@@ -113,16 +123,14 @@ def _of_service(
 
 
 def _likely(
-    every: Sequence[GpuCombo], service: Service, estimate: Estimate, per_pair: int
+    every: Sequence[GpuCombo], efficiencies: Efficiencies, per_pair: int
 ) -> tuple[tuple[GpuCombo, ...], list[Rejected]]:
     """The best sizes of each pair of types by the estimate, as far as it says that anything is in time."""
-    lengths = (service.pattern.prompt_tokens, service.pattern.output_tokens)
     pairs: dict[tuple[str, ...], list[tuple[float, int]]] = {}
     for at, combo in enumerate(every):
-        goodput = estimate.goodput_rps(combo, service.pattern, service.slo)
-        if goodput > 0:
-            served = _number(served_tokens_per_usd(goodput, *lengths, combo.usd_per_hour))
-            pairs.setdefault(tuple(group.gpu for group in combo.groups), []).append((-served, at))
+        served = efficiencies.estimated(combo)
+        if served != 0:
+            pairs.setdefault(tuple(group.gpu for group in combo.groups), []).append((-_number(served), at))
     best = {at for some in pairs.values() for _, at in sorted(some)[:per_pair]}
     reason = f"not among the {per_pair} best sizes of its types by the estimate"
     left = [Rejected(combo.label, reason) for at, combo in enumerate(every) if at not in best]
@@ -161,6 +169,12 @@ class Efficiencies:
             second.instances * self.estimate.speeds(combo.model, second).decode_tokens_per_s(pattern),
             second.num_gpus * self.offers[second.gpu].price,
         )
+
+    def estimated(self, combo: GpuCombo) -> float | None:
+        """What it serves per dollar by the estimate; 0: nothing in time."""
+        goodput = self.estimate.goodput_rps(combo, self.service.pattern, self.service.slo)
+        lengths = (self.service.pattern.prompt_tokens, self.service.pattern.output_tokens)
+        return served_tokens_per_usd(goodput, *lengths, combo.usd_per_hour) if goodput > 0 else 0.0
 
     def candidate(self, combo: GpuCombo, goodput_rps: float) -> Candidate:
         """All that is known of it."""
