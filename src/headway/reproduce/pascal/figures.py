@@ -37,34 +37,39 @@ SKETCHED = 3
 
 def phases(bench: Bench) -> Exhibits:
     """Fig. 4 and 5."""
-    rate, free, by = bench.phase("pascal-reasoning", FCFS, RR)
-    shows = "By reasoning tokens: mean latency over the oracle's, and what requests did in that time."
-    reasoning = {"oracle": free, **by}
-    made: Exhibits = [
-        Figure("Figure 4", f"Reasoning with half the memory, {rate:.3g} requests/s", shows, _stacked(reasoning, free))
-    ]
-    rate, free, by = bench.phase("pascal-answering", FCFS, RR)
-    answering = {"oracle": free, **by}
-    shows = "By answering tokens: the same."
-    made.append(Figure("Figure 5a", f"Answering, {rate:.3g} requests/s", shows, _stacked(answering, free)))
-    groups = [str(each[0]) for each in free[0]["lengths"]]
-    attained = {
-        name: [[run["lengths"][i][4] for run in runs] for i in range(len(groups))] for name, runs in answering.items()
-    }
+    made: Exhibits = []
+    for label, name, what in (
+        ("Figure 4", "pascal-reasoning", "Reasoning"),
+        ("Figure 5a", "pascal-answering", "Answers"),
+    ):
+        rate, free, by = bench.phase(name, FCFS, RR)
+        systems = {"oracle": free, **by}
+        title = f"{what} with half the memory, {rate:.3g} requests/s"
+        shows = "By tokens of the phase: mean latency over the oracle's, and what requests did in that time."
+        made.append(Figure(label, title, shows, _stacked(systems, free)))
+        latencies = {system: _by_length(runs, 1) for system, runs in systems.items()}
+        made.append(Figure(label, f"{what}: seconds", "The same.", charts.curves(latencies, "tokens", "latency (s)")))
+    attained = {system: _by_length(runs, 4) for system, runs in systems.items()}
     shows = "The share of answers with a QoE of 0.95 or more, for a first token within 0.25 s and 100 ms each."
-    made.append(Figure("Figure 5b", "SLO attainment", shows, charts.bars(groups, attained, "attained")))
-    return made
+    return [*made, Figure("Figure 5b", "SLO attainment", shows, charts.curves(attained, "tokens", "attained"))]
+
+
+def _by_length(runs: Seeds, part: int) -> list[tuple[float, list[float]]]:
+    """One of the numbers that are kept of each length."""
+    return [(row[0], [run["lengths"][i][part] for run in runs]) for i, row in enumerate(runs[0]["lengths"])]
 
 
 def _stacked(systems: Mapping[str, Seeds], free: Seeds) -> Chart:
-    groups, parts = [], {name: [] for name in PARTS}  # type: ignore[var-annotated]
+    """Means over the seeds."""
+    alone = [fmean(seeds) for _, seeds in _by_length(free, 1)]
+    groups: list[str] = []
+    parts: dict[str, list[list[float]]] = {name: [] for name in PARTS}
     for i, (length, *_) in enumerate(free[0]["lengths"]):
         for system, runs in systems.items():
             groups.append(f"{length} {system}")
-            rows = [(run["lengths"][i], base["lengths"][i][1]) for run, base in zip(runs, free, strict=True)]
-            parts["executed"].append([(row[1] - row[2] - row[3]) / base for row, base in rows])
-            parts["blocked"].append([row[2] / base for row, base in rows])
-            parts["preempted"].append([row[3] / base for row, base in rows])
+            latency, blocked, preempted = (fmean(_by_length(runs, part)[i][1]) / alone[i] for part in (1, 2, 3))
+            for name, value in zip(PARTS, (latency - blocked - preempted, blocked, preempted), strict=True):
+                parts[name].append([value])
     return charts.bars(groups, parts, "latency / oracle's", barmode="stack")
 
 
