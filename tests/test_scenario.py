@@ -31,6 +31,25 @@ def pool(**changes: Any) -> list[dict[str, Any]]:
     return [{**SMALL["fleet"][0], **changes}]
 
 
+def combo(**changes: Any) -> dict[str, Any]:
+    part = {"model": "llama-3.1-8b", "gpu": "h800"}
+    return {"name": "pair", "prefill": part, "decode": {**part, "gpu": "h20"}, "goodput_rps": 5.0, **changes}
+
+
+def test_combos_that_are_not_there_at_first_come_when_they_are_wanted() -> None:
+    done = run(
+        scenario(
+            workload={"builtin": "sharegpt", "num_requests": 3000, "arrivals": 15},
+            fleet=[],
+            combos=[combo(), combo(name="other", replicas=0, min_replicas=0, goodput_rps=12.0)],
+            policies={"routing": "cauchy", "scaling": {"name": "combos", "local_window_s": 30}},
+        )
+    )
+    started = [replica.pool for replica in done.records.replicas if replica.up[0][0] > 0]
+    assert started == ["other-prefill", "other-decode"]
+    assert done.summary.num_completed == 3000
+
+
 def test_every_request_is_accounted_for() -> None:
     done = run(scenario())
     assert done.summary.num_requests == done.summary.num_completed == 60
@@ -105,6 +124,10 @@ def test_a_capped_cache_preempts() -> None:
     [
         ({"fleet": []}, "no replicas; expected `fleet`, `combos`, or both"),
         ({"fleet": pool(replicas=0)}, "fleet[0].replicas: expected int >= 1"),
+        (
+            {"fleet": [], "combos": [combo(replicas=0, min_replicas=0)]},
+            "combos[0].replicas: 0, and nothing else serves llama-3.1-8b; expected at least 1",
+        ),
         (
             {"fleet": pool(gpu="a1000-80gb")},
             "fleet[0].gpu: unknown GPU 'a1000-80gb'; did you mean 'a100-80gb'?",

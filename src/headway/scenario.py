@@ -352,6 +352,11 @@ def _check_fleet(fleet: Fleet, places: Places) -> None:
         most = each.replicas if each.max_replicas is None else each.max_replicas
         if not each.min_replicas <= each.replicas <= most:
             raise places.error((*at, "replicas"), f"{each.replicas}; expected {each.min_replicas} to {most}")
+    there = {pool.model.name for _, pool in pools}
+    there |= {part.model.name for combo in fleet.combos if combo.replicas for part in combo.parts}
+    for i, combo in enumerate(fleet.combos):
+        if (model := combo.parts[0].model.name) not in there:
+            raise places.error(("combos", i, "replicas"), f"0, and nothing else serves {model}; expected at least 1")
 
 
 def _policies(scenario: Scenario) -> Policies:

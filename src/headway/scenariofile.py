@@ -80,9 +80,9 @@ class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The replicas that compute prompts, as many of them as one combo has."""
     decode: PoolSpec
     """The replicas that go on from there."""
-    replicas: Count = 1
-    """How many such combos."""
-    min_replicas: Count = 1
+    replicas: Annotated[int, Meta(ge=0)] = 1
+    """How many such combos. 0: none, until scaling wants some."""
+    min_replicas: Annotated[int, Meta(ge=0)] = 1
     """Scaling goes no lower."""
     max_replicas: Count | None = None
     """Scaling goes no higher. Without one: as high as its policy wants."""
