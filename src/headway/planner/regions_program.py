@@ -71,7 +71,7 @@ class _Program:
     """Variables, by place: a and b of the first period, where x = n + a - b; x and a of each further one. Then 1, which
     costs what there is, so that the solver's gap is relative to a price; then how much of each need is missing.
 
-    To write the first period without x is five times as fast where it is the only one; to write the others so is slow.
+    The first period without x halves the time where it is the only one; the others so would take many times theirs.
     """
 
     def __init__(self, problem: Problem, time_limit_s: float, gap: float) -> None:
