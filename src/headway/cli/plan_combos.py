@@ -1,0 +1,156 @@
+"""`headway plan combos`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from headway import catalog
+from headway.cli.output import counting, print_json, print_table, user_cache
+from headway.comboplan import ATTAINMENT, MOST_REQUESTS, Answer, Question, ask, plan, read, scenario_yaml
+from headway.core.errors import HeadwayError
+from headway.planner.combos import Counts, Offer
+from headway.planner.plan import Plan
+from headway.report.combos_page import millions, page
+from headway.wholefile import write_text
+
+INFEASIBLE = 3
+_path = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("scenarios", nargs=-1, type=_path, required=True)
+@click.option("--gpus", required=True, help="Types, how many, $/h: h800:8:2.8,a800-pcie:8:1.1,h20:8:1.5.")
+@click.option("--rps", help="Requests per second to plan for, one for each SCENARIO; else as they arrive there.")
+@click.option(
+    "--objective",
+    type=click.Choice(["co", "mc", "mce"]),
+    default="co",
+    show_default=True,
+    help="co: price over cost-efficiency, mc: price, mce: cost-efficiency.",
+)
+@click.option("--gpus-per-server", type=click.IntRange(min=1), help="GPUs that one instance may span.")
+@click.option("--aggregated-only", is_flag=True, help="No combos that split prefill from decode.")
+@click.option(
+    "--sizes",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    help="Sizes of each pair of GPU types that are profiled, the likeliest first; 0: all.",
+)
+@click.option(
+    "--attainment",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=ATTAINMENT,
+    show_default=True,
+    help="Share of requests in time at which a rate counts as served.",
+)
+@click.option(
+    "--profile-requests",
+    type=click.IntRange(min=20),
+    default=MOST_REQUESTS,
+    show_default=True,
+    help="Most requests of one simulation of a profile.",
+)
+@click.option("-o", "--out", type=_path, help="Write the plan as a scenario (with several: a folder).")
+@click.option("--html", type=_path, help="Write a page with the picture of cost against goodput.")
+@click.option("--cache", type=_path, help="Where profiles are kept; the user's cache folder unless given.")
+@click.option("--no-cache", is_flag=True, help="Profile everything anew.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
+def combos(
+    scenarios: tuple[Path, ...], gpus: str, rps: str | None, objective: str, gpus_per_server: int | None,
+    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, out: Path | None,
+    html: Path | None, cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
+) -> int:  # fmt: skip
+    """Find which GPUs should prefill and which decode, and how many of such combos, for the most tokens per dollar.
+
+    Each SCENARIO is a service: its workload, the model and engine of its first pool, and its `slo`, within which
+    goodput is profiled by simulation. All are planned for together, within the GPUs that there are. Exit code 3:
+    the demand cannot be met, and the plan serves what it can.
+    """
+    rates = _rates(rps, len(scenarios))
+    asked = [ask(*read(path), path.parent, rate) for path, rate in zip(scenarios, rates, strict=True)]
+    question = Question(
+        offers=tuple(_offer(each, gpus_per_server) for each in gpus.split(",")),
+        counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
+        objective=objective,  # type: ignore[arg-type]  # click has checked it
+        attainment=attainment,
+        num_requests=profile_requests,
+        per_pair=sizes or None,
+    )
+    cache_dir = None if no_cache else cache or user_cache("combos")
+    with counting("profiling", not no_progress) as tell:
+        answer = plan(asked, question, cache_dir, tell)
+    if html is not None:
+        write_text(html, page(answer.plan, answer.selection, answer.others, shlex.join(["headway", *sys.argv[1:]])))
+    for each in asked if out is not None else ():
+        assert out is not None
+        file = out if len(asked) == 1 else out / f"{each.service.name}.yaml"
+        if any(chosen.service == each.service.name for chosen in answer.plan.combos):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, scenario_yaml(answer, each))
+            click.echo(f"wrote {file}", err=True)
+    print_json(answer) if as_json else _show(answer, question)
+    click.echo(f"profiles: {answer.num_simulated} simulations, {answer.num_found} combos found in the cache", err=True)
+    return INFEASIBLE if answer.plan.status == "short" else 0
+
+
+def _rates(text: str | None, num: int) -> Sequence[float | None]:
+    if text is None:
+        return [None] * num
+    try:
+        rates = [float(each) for each in text.split(",")]
+    except ValueError:
+        rates = []
+    if len(rates) != num or min(rates, default=0.0) < 0:
+        raise HeadwayError(f"--rps: {text!r}; expected {num} numbers of 0 or more, with commas between")
+    return rates
+
+
+def _offer(text: str, per_server: int | None) -> Offer:
+    """type, type:count, or type:count:price"""
+    name, _, rest = text.strip().partition(":")
+    count, _, price = rest.partition(":")
+    try:
+        gpu = catalog.gpu(name)
+        return Offer(gpu, int(count) if count else None, float(price) if price else None, per_server)
+    except HeadwayError as error:
+        raise HeadwayError(f"--gpus: {error}") from None
+    except ValueError as error:
+        raise HeadwayError(f"--gpus: {text.strip()!r}; expected type:count:price ({error})") from None
+
+
+def _show(answer: Answer, question: Question) -> None:
+    """Candidates, the plan, and what the other objectives would give."""
+    heads = ["service", "combo", "$/h", "goodput/s", "tokens/$", "Eq. 15", "step times", "planned"]
+    counts = {(each.service, each.combo.label): each.count for each in answer.plan.combos}
+    rows = []
+    for each in answer.selection.candidates:
+        count = counts.get((each.service, each.combo.label), 0)
+        efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
+        shown = [millions(value) for value in efficiencies]
+        rows.append([each.service, each.combo.label, f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}",
+                     *shown, count or ""])  # fmt: skip
+    print_table(heads, [row for i, row in enumerate(rows) if i < 20 or row[-1]])
+    found = answer.plan
+    click.echo(f"\n{question.objective}: {_said(found)}")
+    for name, other in answer.others.items():
+        click.echo(f"{name}: {_said(other)}")
+    for bind in found.binding:
+        click.echo(f"binds: {bind.kind} {bind.name}, {bind.used:g} of {bind.limit:g}")
+    for note in (found.why, *found.notes):
+        if note:
+            click.echo(note)
+
+
+def _said(found: Plan) -> str:
+    combos = ", ".join(f"{each.count} {each.combo.label}" for each in found.combos) or "nothing"
+    gap = "" if found.gap is None else f", gap {found.gap:.2%}"
+    served = ", ".join(f"{each.service} {each.goodput_rps:.3g} of {each.demand_rps:.3g}/s" for each in found.services)
+    price = f"${found.usd_per_hour:.2f}/h, {millions(found.tokens_per_usd)} tokens/$"
+    return f"{found.status}{gap}: {combos}; {price}; {served}"
