@@ -299,7 +299,7 @@ def test_models_have_demands_of_their_own() -> None:
         for i, name in enumerate(("big", "small"))
     ]
     told = [
-        scaler.scale(FakePools(pools, 5.0 * i, {("big", "east"): (10 * i, 0), ("big", "west"): (5 * i, 0)}))
+        scaler.scale(FakePools(pools, 5.0 * i, {("big", "east", 0): (10 * i, 0), ("big", "west", 1): (5 * i, 0)}))
         for i in range(14)
     ]
     assert [wanted for wanted in told if wanted] == [{"big": 3}]

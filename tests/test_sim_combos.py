@@ -303,6 +303,21 @@ def test_a_combo_that_is_given_back_goes_as_a_whole_and_loses_nobody(step: str) 
 
 
 @both_steps
+@pytest.mark.parametrize("down_s", [40.0, None])
+def test_one_that_crashes_while_its_combo_drains_goes_with_it(step: str, down_s: float | None) -> None:
+    requests = [request(i, 1.0 * i, 16, 4) for i in range(90)]
+    faults = (Fault(5.25, 1, down_s), Fault(5.25, 3, down_s))
+    records = run(requests, combo(replicas=2), scaler=Made(Wanted, ((5.0, 1),)), faults=faults, step=step)
+    gone = [replica for replica in records.replicas if replica.up[-1][1] < records.end_s]
+    assert len(gone) == 2 and gone[0].id // 2 == gone[1].id // 2, "both of one combo"
+    assert gone[0].up == gone[1].up and gone[0].up[0][1] < 40.0
+    there = np.isin(records.segments["replica"], [replica.id for replica in gone])
+    assert records.segments["enqueued_s"][there].max() <= gone[0].up[0][1]
+    assert gone[1].down == ((5.25, gone[1].up[0][1]),)
+    assert (records.requests["outcome"] == Outcome.FINISHED).all()
+
+
+@both_steps
 def test_a_combo_starts_as_a_whole(step: str) -> None:
     requests = [request(i, 0.5 * i, 60, 30) for i in range(40)]
     records = run(requests, combo(1, 1, start_s=7.5), scaler=Made(Wanted, ((3.0, 2),)), step=step)

@@ -224,7 +224,7 @@ class Control:
     def recovered(self, replica: int, now: float) -> None:
         """A replica is back, empty."""
         for service in self.services:
-            if (member := service.member(replica)) is not None:
+            if (member := service.member(replica)) is not None and not member.is_gone:
                 member.is_up = True
                 self._cover(service)
                 self.release(service, now)

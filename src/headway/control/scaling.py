@@ -163,9 +163,9 @@ class Scaling:
                 continue
             self._draining.remove((service, unit))
             for member in unit:
-                if member.is_up:
-                    member.is_up = False
-                    self._effects.stop_replica(member.view.id, now)
+                # One that has crashed is given back, too, and does not recover.
+                member.is_up, member.is_gone = False, True
+                self._effects.stop_replica(member.view.id, now)
             service.refresh()
 
     def started(self, name: str, members: Sequence[Member]) -> Service:

@@ -16,7 +16,7 @@ from headway.observe import View
 class Member:
     """One replica of a service, as control knows it."""
 
-    __slots__ = ("deployment", "is_draining", "is_up", "max_num_waiting", "max_tokens", "role", "view")
+    __slots__ = ("deployment", "is_draining", "is_gone", "is_up", "max_num_waiting", "max_tokens", "role", "view")
 
     def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None, deployment: str = "") -> None:
         self.view = view
@@ -29,6 +29,8 @@ class Member:
         self.max_num_waiting = max_num_waiting
         self.is_up = True
         self.is_draining = False
+        self.is_gone = False
+        """It was given back, and does not return."""
 
     def takes(self, tokens: int) -> bool:
         """It may be given a request of so many tokens, room or not."""

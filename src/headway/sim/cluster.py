@@ -250,6 +250,8 @@ class Cluster:
         """Give a replica back."""
         self._replicas[replica].is_up = False
         self._ups[replica][-1] = (self._ups[replica][-1][0], now)
+        if (downs := self._downs[replica]) and downs[-1][1] > now:
+            downs[-1] = (downs[-1][0], now)
         self._sources.give(replica, self._pools[replica])
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
@@ -325,6 +327,8 @@ class Cluster:
 
     def _recover(self, now: float, fault: Fault) -> None:
         self._pending -= 1
+        if self._ups[fault.replica][-1][1] <= now:
+            return  # given back meanwhile
         downs = self._downs[fault.replica]
         downs[-1] = (downs[-1][0], now)
         self._replicas[fault.replica].recover()
