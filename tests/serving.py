@@ -22,11 +22,10 @@ PATIENCE_S = 20.0
 
 
 class Process:
-    """`headway ...` on a port of its own."""
+    """`python ...`, on a port that it tells."""
 
     def __init__(self, *args: str) -> None:
-        self.args = args
-        command = [sys.executable, "-m", "headway", *args]
+        command = [sys.executable, *args]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
         self.port = int(self._line_with("http://127.0.0.1:").split("http://127.0.0.1:")[1])
 
@@ -69,7 +68,7 @@ class Process:
 
 def emulator(*options: str, port: int = 0) -> Process:
     """An engine without a GPU."""
-    return Process("emulate", "--model", MODEL, "--gpu", "h100", "--port", str(port), *options)
+    return Process("-m", "headway", "emulate", "--model", MODEL, "--gpu", "h100", "--port", str(port), *options)
 
 
 def fleet_file(folder: Path, engines: list[str], **changes: Any) -> Path:
@@ -84,7 +83,7 @@ def fleet_file(folder: Path, engines: list[str], **changes: Any) -> Path:
 
 def gateway(path: Path, *options: str) -> Process:
     """A gateway whose engines are all up, if they are there."""
-    return Process("serve", str(path), "--port", "0", *options)
+    return Process("-m", "headway", "serve", str(path), "--port", "0", *options)
 
 
 @contextmanager

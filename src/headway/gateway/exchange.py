@@ -208,18 +208,24 @@ class Exchange:
 
     async def _stream(self, connection: Connection) -> None:
         events = sse.Events()
-        while data := await connection.chunk():
-            kept = [out for event in events.feed(data) if (out := self._hear(event))]
-            if kept:
-                if not self._has_begun:
-                    await self._begin(200, b"text/event-stream", None)
-                await self._send({"type": "http.response.body", "body": b"".join(kept), "more_body": True})
-            if self._is_done:
-                break
+        while not self._is_done and (data := await connection.chunk()):
+            kept: list[bytes] = []
+            try:
+                for event in events.feed(data):
+                    if out := self._hear(event):
+                        kept.append(out)
+            finally:  # what was heard before a mistake has been counted, and is told
+                if kept:
+                    await self._forward(b"".join(kept))
         if not self._is_done:
             raise EngineError("ended its stream without [DONE]")
         await self._tail(connection)
         await self._end_stream(told=True)
+
+    async def _forward(self, data: bytes) -> None:
+        if not self._has_begun:
+            await self._begin(200, b"text/event-stream", None)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     @staticmethod
     async def _tail(connection: Connection) -> None:
