@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,4 @@ def test_what_cannot_be_planned_is_refused(
     options = arguments if "--gpus" in arguments else ("--gpus", "h20:1", *arguments)
     code, _, err = plan(capsys, file, "--no-cache", *options)
     assert code == 1 or code == 2
-    import re
-
     assert re.search(message, err), err
