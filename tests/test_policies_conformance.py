@@ -73,6 +73,15 @@ class ChoosesNobody(First):
         return Placement(99)
 
 
+class PairsUnasked(First):
+    def route(self, request: Any, view: Any) -> Any:
+        return Placement(view.replicas[0].id, view.replicas[-1].id)
+
+
+class PairsAcrossCombos(PairsUnasked):
+    pairs = True
+
+
 class SaysAnId(First):
     def route(self, request: Any, view: Any) -> Any:
         return view.replicas[0].id
@@ -185,6 +194,8 @@ class Prints(First):
     ("router", "says"),
     [
         (ChoosesNobody, "chose replica 99; it was offered"),
+        (PairsUnasked, "only a router with `pairs = True` says where"),
+        (PairsAcrossCombos, "of the combo it was offered"),
         (SaysAnId, "a router returns a Placement"),
         (SharesState, "decided differently"),
         (HoldsALambda, "cannot be pickled"),
