@@ -30,6 +30,8 @@ from headway.planner.cascade.shapes import Sets, replica_sets, shapes
 
 EPS = 1e-9
 """By this share a plan must be better to count as better."""
+UNMET = 10
+"""So many times as many stable rounds, as long as the target is not reached."""
 SetsOf = Callable[[int, tuple[bool, ...]], Sets]
 """The replica sets of a stage, given which stages get any requests."""
 
@@ -185,13 +187,14 @@ class _Loop:
         self.score = inf
         self.rounds: list[Round] = []
         self.done = np.zeros(len(self.routings), np.bool_)
+        self.hopeless = np.zeros(len(self.routings), np.bool_)
+        """Those that send on no fewer requests, at every stage, than one that no deployment can serve."""
 
     def run(self) -> bool:
         """Whether every routing was solved or left out."""
         for i in list(self.search.solved):
             self._take(i)
         self._round(proportional(self.routings))
-        stable = self.search.effort.stable_rounds
         for candidates in (self._apart(), self._near()):
             without = 0
             for i in candidates:
@@ -200,12 +203,23 @@ class _Loop:
                     without = 0
                 elif self.search.latencies.num_looked > looked or self.search.solved[i].deployment is not None:
                     without += 1
-                if stable is not None and without >= stable:
+                if self._enough(without):
                     break
-        return self._all_done()
-
-    def _all_done(self) -> bool:
         return not self._open().any()
+
+    def _enough(self, without: int) -> bool:
+        """Whether so many rounds without a better plan will do: more, as long as the target is not reached."""
+        stable = self.search.effort.stable_rounds
+        if stable is None:
+            return False
+        if not (self._open() & ~self.hopeless).any():
+            return True
+        return without >= stable * (1 if self._met() else UNMET)
+
+    def _met(self) -> bool:
+        found = None if self.best is None else self.search.solved[self.best].deployment
+        quality = 0.0 if self.best is None else float(self.routings.quality[self.best])
+        return found is not None and self.objective.met(found.latency_s, quality)
 
     def _open(self) -> np.ndarray:
         """Routings that could be better than the best."""
@@ -245,7 +259,8 @@ class _Loop:
     def _first(self, open_: np.ndarray) -> int:
         """Of these, the one with the best expectation."""
         candidates = np.flatnonzero(open_)
-        return int(candidates[self._expected()[candidates].argmin()])
+        expected = np.where(self.hopeless, inf, self._expected())[candidates]
+        return int(candidates[expected.argmin()])
 
     def _round(self, i: int) -> bool:
         """Solve the routing as far as it can be better; whether it is."""
@@ -253,6 +268,8 @@ class _Loop:
         quality = float(self.routings.quality[i])
         solved = self.search.solve(i, self.objective.limit_s(self.score, quality))
         better = self._take(i)
+        if solved.bound_s == inf:
+            self.hopeless |= (self.routings.ratios >= self.routings.ratios[i]).all(axis=1)
         latency_s = solved.deployment.latency_s if solved.deployment else None
         self.rounds.append(
             Round(

@@ -56,7 +56,13 @@ def answer(search: Search, looked: Looked, planner: str) -> CascadePlan:
             f"{problem.num_gpus} x {problem.gpu.name}: no set of replicas serves {problem.rate_rps:g} requests/s of "
             f"{problem.names[0]}, however few go on to larger models"
         )
-    return made(search, best, search.spread(best), looked, planner)
+    asked, found = search.latencies.num_asked, search.latencies.num_found
+    done = made(search, best, search.spread(best), looked, planner)
+    return structs.replace(
+        done,
+        num_evaluations=done.num_evaluations + search.latencies.num_asked - asked,
+        num_remembered=done.num_remembered + search.latencies.num_found - found,
+    )
 
 
 def made(search: Search, routing: int, deployment: Deployment, looked: Looked, planner: str) -> CascadePlan:

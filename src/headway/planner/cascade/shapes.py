@@ -66,7 +66,7 @@ def shapes(
 def replica_sets(of: Sequence[Parallel], num_gpus: int, max_kinds: int | None) -> Sets:
     """Every set of 1 to `num_gpus` GPUs with at most `max_kinds` different shapes."""
     rows = [row for row in _rows(tuple(of), num_gpus, len(of) if max_kinds is None else max_kinds) if any(row)]
-    return Sets(tuple(of), np.array(rows, "i8").reshape(-1, len(of)))
+    return Sets(tuple(of), np.array(rows, "i8").reshape(len(rows), len(of)))
 
 
 def _rows(of: tuple[Parallel, ...], left: int, kinds: int) -> Iterator[tuple[int, ...]]:
@@ -97,7 +97,7 @@ def uniform_sets(of: Sequence[Parallel], num_gpus: int, server: int) -> Sets:
                     left %= shape.num_gpus
         if any(row):
             rows[tuple(row)] = None
-    return Sets(tuple(of), np.array(list(rows), "i8").reshape(-1, len(of)))
+    return Sets(tuple(of), np.array(list(rows), "i8").reshape(len(rows), len(of)))
 
 
 def alike(sets: Sets, shape: Parallel) -> Sets:
