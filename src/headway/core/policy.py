@@ -6,12 +6,13 @@ reads what only an oracle knows (drivers that cannot know it refuse such a polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from headway.core.decision import Move, Placement, Release
+from headway.core.forecast import Forecaster
 from headway.core.record import Ended
-from headway.core.view import AdmissionView, CascadeView, FleetView, PoolsView, RequestView
+from headway.core.view import AdmissionView, CascadeView, FleetView, PoolsView, PoolView, RequestView
 
 
 class Router(Protocol):
@@ -134,6 +135,22 @@ class ComboPlanner(Protocol):
         They take no more GPUs than `gpus` has, by type; types that it does not name are not limited. Where they
         cannot serve all of the demand, they serve as much of it as can be.
         """
+
+
+class InstancePlanner(Protocol):
+    """How many instances of each model each region should have. A scaler is handed one when it is made."""
+
+    def instances(
+        self, demand_tps: Mapping[tuple[str, str], Sequence[float]], pools: Sequence[PoolView]
+    ) -> Mapping[str, int]:
+        """Replicas to have by pool, within its bounds; pools left out stay as they are.
+
+        `demand_tps` are input tokens per second, by model and region, in each window of the period to plan for.
+        """
+
+
+MakeForecaster = Callable[[str, str], Forecaster]
+"""A forecaster of the demand for a model in a region. A scaler is handed one when it is made."""
 
 
 @runtime_checkable

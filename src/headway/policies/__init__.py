@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
+from headway.policies.admission.queue_manager import QueueManager
 from headway.policies.cascade.load_based import LoadBased
 from headway.policies.cascade.pre_routed import PreRouted
 from headway.policies.cascade.thresholds import Thresholds
 from headway.policies.migration.llumnix import Llumnix
 from headway.policies.migration.pascal import Pascal as PascalMigration
+from headway.policies.ordering.deadline_priority import DeadlinePriority
 from headway.policies.ordering.edf import Edf
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.ordering.fewest_quanta import FewestQuanta
 from headway.policies.ordering.pascal import Pascal as PascalOrdering
 from headway.policies.ordering.priority import Priority
+from headway.policies.ordering.priority_first import PriorityFirst
 from headway.policies.ordering.round_robin import RoundRobin as RoundRobinOrdering
 from headway.policies.ordering.shortest_remaining import ShortestRemaining
 from headway.policies.ordering.shortest_to_answer import ShortestToAnswer
@@ -31,9 +34,13 @@ from headway.policies.routing.power_of_two import PowerOfTwo
 from headway.policies.routing.prefix_affinity import PrefixAffinity
 from headway.policies.routing.random import Random
 from headway.policies.routing.round_robin import RoundRobin
+from headway.policies.routing.sageserve import SageServe
 from headway.policies.routing.session_affinity import SessionAffinity
+from headway.policies.scaling.chiron import Chiron
 from headway.policies.scaling.combos import Combos
 from headway.policies.scaling.freeness import Freeness
+from headway.policies.scaling.long_term import LongTermGap, LongTermImmediate, LongTermUtilization
+from headway.policies.scaling.reactive import Reactive
 from headway.policies.scaling.target_utilization import TargetUtilization
 
 ROUTERS: dict[str, type[Router]] = {
@@ -51,6 +58,7 @@ ROUTERS: dict[str, type[Router]] = {
     "session-affinity": SessionAffinity,
     "pascal": Pascal,
     "cauchy": Cauchy,
+    "sageserve": SageServe,
 }
 
 ORDERINGS: dict[str, type[Ordering]] = {
@@ -59,6 +67,8 @@ ORDERINGS: dict[str, type[Ordering]] = {
     "fewest-quanta": FewestQuanta,
     "priority": Priority,
     "edf": Edf,
+    "priority-first": PriorityFirst,
+    "deadline-priority": DeadlinePriority,
     "shortest-remaining": ShortestRemaining,
     "shortest-to-answer": ShortestToAnswer,
     "pascal": PascalOrdering,
@@ -71,7 +81,9 @@ MIGRATIONS: dict[str, type[Migration]] = {
     "llumnix": Llumnix,
 }
 
-ADMISSIONS: dict[str, type[Admission]] = {}
+ADMISSIONS: dict[str, type[Admission]] = {
+    "queue-manager": QueueManager,
+}
 
 CASCADES: dict[str, type[Cascade]] = {
     "thresholds": Thresholds,
@@ -83,4 +95,9 @@ SCALERS: dict[str, type[Scaler]] = {
     "freeness": Freeness,
     "combos": Combos,
     "target-utilization": TargetUtilization,
+    "reactive": Reactive,
+    "lt-i": LongTermImmediate,
+    "lt-u": LongTermUtilization,
+    "lt-ua": LongTermGap,
+    "chiron": Chiron,
 }

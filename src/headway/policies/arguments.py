@@ -23,3 +23,11 @@ def above(name: str, value: float, bound: float) -> None:
     """Refuse a number that is not above `bound`, infinite or NaN."""
     if not isfinite(value) or value <= bound:
         raise HeadwayError(f"{name}: expected a number above {bound:g}, got {value!r}")
+
+
+def can(name: str, given: object, verb: str | None = None) -> None:
+    """Refuse what is not None and cannot be called, or has no such method."""
+    if given is None or callable(given if verb is None else getattr(given, verb, None)):
+        return
+    expected = "something to call" if verb is None else f"an object with a method `{verb}`"
+    raise HeadwayError(f"{name}: expected {expected}, got {given!r}")

@@ -27,3 +27,27 @@ class Arrivals:
         first = max(bisect_right(self._times_s, self._times_s[-1] - window_s) - 1, 0)
         elapsed_s = self._times_s[-1] - self._times_s[first]
         return (self._counts[-1] - self._counts[first]) / elapsed_s if elapsed_s > 0 else 0.0
+
+
+class Steps:
+    """Mean rates over equal steps of time since the start, from counts since the start as seen now and then.
+
+    Between two sights the count is taken to grow evenly.
+    """
+
+    def __init__(self, step_s: float, nothing_until_s: float = 0.0) -> None:
+        self.step_s = step_s
+        self.rates: list[float] = []
+        """Per second, of each step that is over."""
+        self._seen_s, self._count = 0.0, 0.0
+        self._count_at_step = 0.0
+        self.push(nothing_until_s, 0)
+
+    def push(self, now: float, count: float) -> None:
+        """So many have come by now."""
+        while (end_s := (len(self.rates) + 1) * self.step_s) <= now:
+            share = (end_s - self._seen_s) / (now - self._seen_s) if now > self._seen_s else 1.0
+            at_end = self._count + share * (count - self._count)
+            self.rates.append((at_end - self._count_at_step) / self.step_s)
+            self._count_at_step = at_end
+        self._seen_s, self._count = now, count

@@ -10,6 +10,9 @@ from typing import Any
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase, Segment
 
+_REGIONS = ("", "east", "west")
+_POOLS = ("main", "batch")
+
 
 def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
     """A request with some generated tokens, and more to come; anything optional may be there or not."""
@@ -23,7 +26,7 @@ def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
         "prompt_tokens": rng.choice((1, rng.randrange(1, 100_000))),
         "model": "",
         "tier": rng.randrange(4),
-        "region": rng.choice(("", "east", "west")),
+        "region": rng.choice(_REGIONS),
         "session_id": rng.choice((None, rng.randrange(12))),
         "prefix": tuple(Segment(rng.randrange(6), rng.randrange(1, 900)) for _ in range(rng.randrange(4))),
         "slo_ttft_s": rng.choice((None, rng.uniform(0.1, 5))),
@@ -76,14 +79,15 @@ def draw_replica(
             ("head_demand_blocks", 1), ("num_arriving", 1),
         )
     }  # fmt: skip
-    identity = {"id": id, "pool": "main", "model": "", "gpu": "", "region": "", "max_num_seqs": 256}
+    identity = {"id": id, "pool": _POOLS[id // 3 % 2], "model": "", "gpu": "", "region": _REGIONS[id % 3]}
     place: dict[str, Any] = {"role": rng.choice(("mixed", "prefill", "decode")), "combo": rng.randrange(4)}
     place["goodput_rps"] = rng.choice((None, 0.0, rng.uniform(0.1, 50)))
     blocks = {"kv_blocks_used": rng.randrange(kv_blocks_total + 1) if most else level, "block_size_tokens": 16}
     first = rng.randrange(loads["num_in_flight"] + 1)
     queues = rng.choice(((loads["num_in_flight"],), (first, loads["num_in_flight"] - first)))
     return {
-        **identity, **place, **loads, **blocks, "kv_blocks_total": kv_blocks_total, "queue_lengths": queues,
+        **identity, **place, **loads, **blocks, "max_num_seqs": 256, "queue_lengths": queues,
+        "kv_blocks_total": kv_blocks_total,
         "num_by_tier": {tier: rng.randrange(most + 1) for tier in rng.choice(((), (0,), (0, 2)))},
         "answers_on_pace": mood == "equal" or rng.random() < 0.7, "is_draining": rng.random() < drains,
         "requests": [draw_placed(rng, request, id) for request in placed],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from headway.core.decision import Placement
 from headway.core.record import Ended, Outcome
-from headway.core.view import FleetView, RequestView
+from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import above, at_least
 
 
@@ -25,7 +26,10 @@ class JsqTokens:
         self._count = prior_num_requests
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        replicas = view.replicas
+        return Placement(self.shortest(view.replicas))
+
+    def shortest(self, replicas: Sequence[ReplicaView]) -> int:
+        """Which of these replicas."""
         mean = self._mean
         chosen = replicas[0].id
         least = inf
@@ -38,7 +42,7 @@ class JsqTokens:
                 if left < least:
                     least = left
                     chosen = replica.id
-        return Placement(chosen)
+        return chosen
 
     def learn(self, record: Ended) -> None:
         """Only requests that finished say how long outputs are."""

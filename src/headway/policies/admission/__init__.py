@@ -1,0 +1,1 @@
+"""Which requests are kept for later: one idea a file."""

@@ -1,0 +1,52 @@
+"""How full a model's endpoints are, and whose work each of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headway.core.view import ReplicaView, RequestView
+from headway.policies.arguments import at_least
+
+
+def effective_use(replicas: Iterable[ReplicaView]) -> float:
+    """Effective memory utilisation (SageServe, 6.1): KV cache in use over KV cache there is, of all of them together.
+
+    Weights are not in it. Without any cache, or any replica, they are full.
+    """
+    used = total = 0
+    for replica in replicas:
+        used += replica.kv_blocks_used
+        total += replica.kv_blocks_total
+    return used / total if total else 1.0
+
+
+class Silos:
+    """Pools whose names end in one of two ways serve interactive, or batch, work only; all others serve both.
+
+    Batch (non-interactive) are the requests of tier `batch_tier` and above; no name ends in "".
+    """
+
+    def __init__(self, batch_tier: int, interactive_suffix: str, batch_suffix: str) -> None:
+        at_least("batch_tier", batch_tier, 1)
+        self._batch_tier = batch_tier
+        self._suffixes = (interactive_suffix, batch_suffix)
+        self.are_there = bool(interactive_suffix or batch_suffix)
+
+    def is_batch(self, request: RequestView) -> bool:
+        """It is not interactive."""
+        return request.tier >= self._batch_tier
+
+    def is_batch_tier(self, tier: int) -> bool:
+        """Requests of this tier are not interactive."""
+        return tier >= self._batch_tier
+
+    def serves(self, pool: str, is_batch: bool) -> bool:
+        """Whether a pool does such work."""
+        kept_out = self._suffixes[0 if is_batch else 1]
+        return not (kept_out and pool.endswith(kept_out))
+
+    def serving(self, replicas: Sequence[ReplicaView], is_batch: bool) -> Sequence[ReplicaView]:
+        """Those of the replicas that do such work."""
+        if not self.are_there:
+            return replicas
+        return [replica for replica in replicas if self.serves(replica.pool, is_batch)]

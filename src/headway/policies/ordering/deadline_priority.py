@@ -1,0 +1,63 @@
+"""SageServe's Deadline and Priority Aware scheduling (section 6.5)."""
+
+from __future__ import annotations
+
+from math import inf, nextafter
+
+from headway.core.view import RequestView
+from headway.policies.arguments import above, at_least
+
+_STARTED, _SEVERELY_EXPIRED, _URGENT, _NOT_URGENT, _RECENTLY_EXPIRED, _BATCH = range(6)
+
+
+class DeadlinePriority:
+    """Severely expired, then urgent, then the others by tier, then recently expired; first come, first served in each.
+
+    With d the time left until the TTFT deadline, a request is severely expired if d < -`tau_n_s`, recently expired if
+    -`tau_n_s` <= d < 0, urgent if 0 <= d <= `tau_p_s`, and else not urgent. Urgent and not urgent ones go by tier, as
+    many as there are below `batch_tier`; those of `batch_tier` and above wait until none of the others does.
+
+    The deadline is the arrival plus the TTFT SLO or, where there is none, the request's own deadline, or the arrival
+    plus `default_deadline_s`. A request that has its first token has no TTFT deadline any more: nothing that waits
+    goes before it, as nothing that runs is displaced until memory runs out. The paper gives no values for tau.
+    """
+
+    quantum: int | None = None
+    preemptive = False
+
+    def __init__(
+        self, tau_n_s: float = 10.0, tau_p_s: float = 1.0, batch_tier: int = 2, default_deadline_s: float = 60.0
+    ) -> None:
+        at_least("tau_n_s", tau_n_s, 0)
+        at_least("tau_p_s", tau_p_s, 0)
+        at_least("batch_tier", batch_tier, 1)
+        above("default_deadline_s", default_deadline_s, 0)
+        self._tau_n_s, self._tau_p_s = tau_n_s, tau_p_s
+        self._batch_tier = batch_tier
+        self._default_deadline_s = default_deadline_s
+
+    def rank(self, request: RequestView, now: float) -> tuple[int, int, float]:
+        if request.generated_tokens:
+            return _STARTED, 0, request.arrival_s
+        if request.tier >= self._batch_tier:
+            return _BATCH, 0, request.arrival_s
+        urgent_s, expired_s, severe_s = self._bounds(request)
+        if now >= severe_s:
+            return _SEVERELY_EXPIRED, 0, request.arrival_s
+        if now >= expired_s:
+            return _RECENTLY_EXPIRED, 0, request.arrival_s
+        return (_URGENT if now >= urgent_s else _NOT_URGENT), request.tier, request.arrival_s
+
+    def next_change(self, request: RequestView, now: float) -> float | None:
+        if request.generated_tokens or request.tier >= self._batch_tier:
+            return None
+        return next((change_s for change_s in self._bounds(request) if change_s > now), None)
+
+    def _bounds(self, request: RequestView) -> tuple[float, float, float]:
+        """From when on it is urgent, expired, and severely expired: the first two instants after d = 0 and -tau_n."""
+        deadline_s = request.deadline_s
+        if request.slo_ttft_s is not None:
+            deadline_s = request.arrival_s + request.slo_ttft_s
+        elif deadline_s is None:
+            deadline_s = request.arrival_s + self._default_deadline_s
+        return deadline_s - self._tau_p_s, nextafter(deadline_s, inf), nextafter(deadline_s + self._tau_n_s, inf)

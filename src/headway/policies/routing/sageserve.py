@@ -1,0 +1,83 @@
+"""SageServe's routing over regions, endpoints and instances (section 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from headway.core.decision import Placement
+from headway.core.record import Ended
+from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.policies.arguments import between
+from headway.policies.endpoints import Silos, effective_use
+from headway.policies.routing.jsq_tokens import JsqTokens
+
+
+class SageServe:
+    """A region that is less than `threshold` full, the least full endpoint in it, the instance with least to do.
+
+    How full is effective memory utilisation: KV cache in use over KV cache there is. An interactive request goes to
+    the first region below `threshold` in order of preference: its own, then `preference`, then the view's order; if
+    there is none, to the least full one. A batch request, of tier `batch_tier` and above, goes to the least full
+    region, the one that the queue manager let it go for. Of a region's pools, the least full; of its replicas, the one
+    with the fewest tokens left, estimated as `jsq-tokens` does with the same arguments.
+
+    Pools whose names end in `interactive_suffix` take no batch requests, those that end in `batch_suffix` no
+    interactive ones: silos if every pool is of either kind, Chiron's mixed instances are those of neither. Where
+    nothing that may serve a request is offered, anything is.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 0.7,
+        preference: tuple[str, ...] = (),
+        batch_tier: int = 2,
+        interactive_suffix: str = "",
+        batch_suffix: str = "",
+        prior_output_tokens: float = 256.0,
+        prior_num_requests: float = 16.0,
+    ) -> None:
+        between("threshold", threshold, 0, 1)
+        self._threshold = threshold
+        self._preference = tuple(preference)
+        self._silos = Silos(batch_tier, interactive_suffix, batch_suffix)
+        self._instances = JsqTokens(prior_output_tokens, prior_num_requests)
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        is_batch = self._silos.is_batch(request)
+        replicas = self._silos.serving(view.replicas, is_batch) or view.replicas
+        regions = _by_region(replicas)
+        if len(regions) > 1:
+            replicas = regions[self._region(request, regions, is_batch)]
+        return Placement(self._instances.shortest(_least_full_pool(replicas)))
+
+    def learn(self, record: Ended) -> None:
+        """Requests that finished say how long outputs are."""
+        self._instances.learn(record)
+
+    def _region(self, request: RequestView, regions: Mapping[str, Sequence[ReplicaView]], is_batch: bool) -> str:
+        uses: dict[str, float] = {}
+        for region in self._in_order(request, regions):
+            uses[region] = effective_use(regions[region])
+            if not is_batch and uses[region] < self._threshold:
+                return region
+        return min(uses, key=lambda region: uses[region])
+
+    def _in_order(self, request: RequestView, regions: Iterable[str]) -> Iterable[str]:
+        """All that are there, the preferred ones first."""
+        there = dict.fromkeys(regions)
+        return dict.fromkeys([one for one in (request.region, *self._preference, *there) if one in there])
+
+
+def _by_region(replicas: Iterable[ReplicaView]) -> dict[str, list[ReplicaView]]:
+    regions: dict[str, list[ReplicaView]] = {}
+    for replica in replicas:
+        regions.setdefault(replica.region, []).append(replica)
+    return regions
+
+
+def _least_full_pool(replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
+    """All replicas of one pool, the first of equals."""
+    pools: dict[str, list[ReplicaView]] = {}
+    for replica in replicas:
+        pools.setdefault(replica.pool, []).append(replica)
+    return min(pools.values(), key=effective_use) if len(pools) > 1 else replicas

@@ -1,0 +1,106 @@
+"""Chiron's scaling of instances, as SageServe compares itself with it (section 7.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from headway.core.view import PoolsView, PoolView, ReplicaView
+from headway.policies.arguments import above, at_least, between
+from headway.policies.endpoints import Silos
+from headway.policies.reaction import bounded
+
+
+class Chiron:
+    """Back-pressure of interactive work sizes interactive and mixed pools, the batch queue sizes batch pools.
+
+    Of a model in a region, pools whose names end in `interactive_suffix` or `batch_suffix` are of that kind, all
+    others are mixed; route with `sageserve` and the same suffixes. Interactive back-pressure is the share of
+    interactive and mixed replicas that have an interactive request (tier below `batch_tier`). Above `theta` there is
+    one more, and one less where it stays at or below `theta` with one less: interactive ones first, then mixed ones.
+    Steps are `cooldown_s` apart. Replicas that are starting count, and none is given back while any starts.
+
+    Batch replicas are as many as finish the batch requests placed with them and with mixed ones within
+    `batch_deadline_s`, at `batch_request_s` each; none is given back until there are no such requests, then all are.
+
+    After Chiron (arXiv 2501.08090), whose other half, the batch size of each instance, is the engine's here. 0.6 is
+    SageServe's; its pools start with 10 interactive, 5 mixed and 5 batch replicas. `batch_request_s` is ours.
+    """
+
+    def __init__(
+        self,
+        theta: float = 0.6,
+        cooldown_s: float = 15.0,
+        batch_request_s: float = 10.0,
+        batch_deadline_s: float = 86_400.0,
+        batch_tier: int = 2,
+        interactive_suffix: str = "-interactive",
+        batch_suffix: str = "-batch",
+        interval_s: float = 5.0,
+    ) -> None:
+        above("theta", theta, 0)
+        between("theta", theta, 0, 1)
+        at_least("cooldown_s", cooldown_s, 0)
+        at_least("batch_request_s", batch_request_s, 0)
+        above("batch_deadline_s", batch_deadline_s, 0)
+        above("interval_s", interval_s, 0)
+        self.interval_s = interval_s
+        self._theta, self._cooldown_s = theta, cooldown_s
+        self._replicas_per_batch_request = batch_request_s / batch_deadline_s
+        self._silos = Silos(batch_tier, interactive_suffix, batch_suffix)
+        self._stepped_s: dict[tuple[str, str], float] = {}
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        endpoints: dict[tuple[str, str], list[PoolView]] = {}
+        for pool in view.pools:
+            endpoints.setdefault((pool.model, pool.region), []).append(pool)
+        wanted: dict[str, int] = {}
+        for endpoint, pools in endpoints.items():
+            last_s = self._stepped_s.get(endpoint)
+            if last_s is None or view.now - last_s >= self._cooldown_s:
+                step = self._interactive(pools)
+                if step:
+                    self._stepped_s[endpoint] = view.now
+                wanted |= step
+            wanted |= self._batch(pools)
+        return wanted
+
+    def _interactive(self, pools: Sequence[PoolView]) -> dict[str, int]:
+        """One more or less of an endpoint's interactive or mixed replicas."""
+        own = [pool for pool in pools if self._silos.serves(pool.name, is_batch=False)]
+        own.sort(key=lambda pool: self._silos.serves(pool.name, is_batch=True))  # mixed ones last
+        busy = sum(self._num(replica, batch=False) > 0 for pool in own for replica in _staying(pool))
+        num = sum(map(_number, own))
+        if busy > self._theta * num:
+            growing = [pool for pool in own if _number(pool) < pool.max_replicas]
+            return {growing[0].name: bounded(growing[0], _number(growing[0]) + 1)} if growing else {}
+        if busy <= self._theta * (num - 1) and not any(pool.num_starting for pool in own):
+            shrinking = [pool for pool in own if _number(pool) > bounded(pool, 0)]
+            return {shrinking[0].name: _number(shrinking[0]) - 1} if shrinking else {}
+        return {}
+
+    def _batch(self, pools: Sequence[PoolView]) -> dict[str, int]:
+        """As many batch replicas as an endpoint's batch requests need."""
+        shared = [pool for pool in pools if self._silos.serves(pool.name, is_batch=True)]
+        own = [pool for pool in shared if not self._silos.serves(pool.name, is_batch=False)]
+        requests = sum(self._num(replica, batch=True) for pool in shared for replica in pool.replicas)
+        needed = ceil(requests * self._replicas_per_batch_request)
+        wanted = {}
+        for pool in own:
+            number = min(max(needed, pool.min_replicas), pool.max_replicas)
+            if number > _number(pool) or (not requests and number < _number(pool)):
+                wanted[pool.name] = number
+            needed = max(needed - max(number, _number(pool)), 0)
+        return wanted
+
+    def _num(self, replica: ReplicaView, batch: bool) -> int:
+        """Interactive, or batch, requests of a replica."""
+        return sum(num for tier, num in replica.num_by_tier.items() if self._silos.is_batch_tier(tier) == batch)
+
+
+def _number(pool: PoolView) -> int:
+    return pool.num_serving + pool.num_starting
+
+
+def _staying(pool: PoolView) -> list[ReplicaView]:
+    return [replica for replica in pool.replicas if not replica.is_draining]

@@ -1,0 +1,128 @@
+"""SageServe's long-term scaling by a forecast of the next hour (section 6.4): LT-I, LT-U and LT-UA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.core.policy import InstancePlanner, MakeForecaster
+from headway.core.view import PoolsView, PoolView
+from headway.policies.arguments import above, at_least, between, can
+from headway.policies.cover import HOUR_S
+from headway.policies.hourly import Hourly, Planning
+from headway.policies.reaction import Reaction, bounded
+
+
+class LongTermImmediate:
+    """LT-I: each pool goes to the planned number of replicas as soon as there is a plan.
+
+    Every hour (and once after the first `step_s`) the input tokens per second of interactive work are forecast for
+    each model and region; to the forecast, or its quantile, is added beta for batch work; and the planner says how many
+    replicas each pool needs for that. `plan` says how: `tps` (what a replica serves, by pool or model: without it a
+    pool stays as it is), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `recent_s` and `batch_tier`.
+
+    `forecaster(model, region)` makes a forecaster of one series, and `planner` has `instances(demand_tps, pools)`:
+    both are handed in by a program. Without them demand is expected to be as a day before, and met at least cost,
+    GPU limits aside.
+    """
+
+    def __init__(
+        self,
+        plan: Planning | None = None,
+        interval_s: float = 5.0,
+        forecaster: MakeForecaster | None = None,
+        planner: InstancePlanner | None = None,
+    ) -> None:
+        above("interval_s", interval_s, 0)
+        can("forecaster", forecaster)
+        can("planner", planner, "instances")
+        self.interval_s = interval_s
+        self._hourly = Hourly(plan, forecaster, planner)
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        self._hourly.watch(view)
+        targets = self._hourly.targets
+        return {pool.name: bounded(pool, targets[pool.name]) for pool in view.pools if pool.name in targets}
+
+
+class LongTermUtilization:
+    """LT-U: the plan of `lt-i` is approached one replica at a time, and only when memory asks for it.
+
+    A pool grows while it is more than `out_above` full and below the planned number, and shrinks while it is less than
+    `in_below` full and above it; steps are `cooldown_s` apart. How full is effective memory utilisation, and
+    `pending_guard` is that of `reactive`.
+    """
+
+    def __init__(
+        self,
+        plan: Planning | None = None,
+        out_above: float = 0.7,
+        in_below: float = 0.3,
+        cooldown_s: float = 15.0,
+        pending_guard: bool = True,
+        interval_s: float = 5.0,
+        forecaster: MakeForecaster | None = None,
+        planner: InstancePlanner | None = None,
+    ) -> None:
+        above("interval_s", interval_s, 0)
+        can("forecaster", forecaster)
+        can("planner", planner, "instances")
+        self.interval_s = interval_s
+        self._hourly = Hourly(plan, forecaster, planner)
+        self._reaction = Reaction(out_above, in_below, cooldown_s, pending_guard)
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        self._hourly.watch(view)
+        wanted: dict[str, int] = {}
+        for pool in view.pools:
+            if pool.name in self._hourly.targets:
+                target = bounded(pool, self._hourly.targets[pool.name])
+                wanted |= self._reaction.step(pool, self._step(pool, target, view.now), view.now)
+        return wanted
+
+    def _step(self, pool: PoolView, target: int, now: float) -> int:
+        """+1, 0 or -1 replicas."""
+        number = pool.num_serving + pool.num_starting
+        direction = self._reaction.direction(pool)
+        return direction if (number < target if direction > 0 else number > target) else 0
+
+
+class LongTermGap(LongTermUtilization):
+    """LT-UA: as `lt-u`, but at the end of the hour demand that is far off the forecast goes before the plan.
+
+    In the last `last_s` of each hour a pool that has reached its planned number grows on while the interactive input
+    tokens per second are `burst` times the forecast or more, and shrinks on while they are `lull` times the forecast
+    or less, as far as memory does not fill up by it (that limit is ours). Traffic is compared as it is sent from the
+    pool's region, over `recent_s`, with the median forecast of that moment.
+    """
+
+    def __init__(
+        self,
+        plan: Planning | None = None,
+        last_s: float = 1200.0,
+        burst: float = 5.0,
+        lull: float = 0.5,
+        out_above: float = 0.7,
+        in_below: float = 0.3,
+        cooldown_s: float = 15.0,
+        pending_guard: bool = True,
+        interval_s: float = 5.0,
+        forecaster: MakeForecaster | None = None,
+        planner: InstancePlanner | None = None,
+    ) -> None:
+        super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner)
+        between("last_s", last_s, 0, HOUR_S)
+        at_least("burst", burst, 1)
+        between("lull", lull, 0, 1)
+        self._last_s, self._burst, self._lull = last_s, burst, lull
+
+    def _step(self, pool: PoolView, target: int, now: float) -> int:
+        step = super()._step(pool, target, now)
+        ratio = self._hourly.ratio(pool, now)
+        if step or ratio is None or now % HOUR_S < HOUR_S - self._last_s:
+            return step
+        number = pool.num_serving + pool.num_starting
+        if ratio >= self._burst and number >= target and self._reaction.may_grow(pool):
+            return 1
+        if ratio <= self._lull and number <= target and self._reaction.may_shrink(pool):
+            return -1
+        return 0
