@@ -91,9 +91,8 @@ def cascade_serve(
     prompts = np.full_like(scores.prompt_tokens, max(1, round(float(scores.prompt_tokens.mean()))))
     seen = replace(problem, scores=replace(scores, output_tokens=outputs, prompt_tokens=prompts), max_kinds=1)
     blind = _search(seen, latencies, bounds, effort)
-    real = _search(problem, latencies, bounds, effort, _chosen(blind.known, problem))
-    order = np.argsort(real.known.work, kind="stable")
-    return _deployed_by(blind, real, order.tolist(), "cascade-serve")
+    real = _search(problem, latencies, bounds, effort, blind.known)
+    return _deployed_by(blind, real, "cascade-serve")
 
 
 def route_llm(
@@ -113,11 +112,9 @@ def route_llm(
     if len(predicted) != len(problem.scores):
         raise HeadwayError(f"route-llm: {len(predicted)} predictions for {len(problem.scores)} requests")
     routed = replace(problem, judge_s=0.0)
-    routings = _chosen(_pre_routings(routed, predicted.stages(problem.names)), problem)
+    routings = _pre_routings(routed, predicted.stages(problem.names))
     search = _search(routed, latencies, bounds, effort, routings)
-    order = np.argsort(routings.work, kind="stable")
-    found = _deployed_by(search, search, order.tolist(), "route-llm")
-    return structs.replace(found, pre_routed=True)
+    return structs.replace(_deployed_by(search, search, "route-llm"), pre_routed=True)
 
 
 def _search(
@@ -137,18 +134,12 @@ def _quality_target(problem: Problem, planner: str) -> None:
         raise HeadwayError(f"{planner}: does not look at latency, so it needs a quality to reach, not a latency budget")
 
 
-def _chosen(routings: Routings, problem: Problem) -> Routings:
-    """Those that reach the quality; where none does, those of the highest."""
+def _by_quality_and_work(routings: Routings, problem: Problem) -> list[int]:
+    """Routings that reach the quality by their work, the least first; then the others, by how near they come."""
     assert isinstance(problem.target, QualityFloor)
-    least = min(problem.target.q_min, float(routings.quality.max()))
-    kept = routings.quality >= least - 1e-9
-    return Routings(
-        routings.thresholds[kept],
-        routings.reached[kept],
-        routings.quality[kept],
-        routings.ratios[kept],
-        routings.work[kept],
-    )
+    short = np.maximum(problem.target.q_min - 1e-9 - routings.quality, 0.0)
+    order: list[int] = np.lexsort((routings.work, short)).tolist()
+    return order
 
 
 def _pre_routings(problem: Problem, predicted: Scores) -> Routings:
@@ -165,24 +156,28 @@ def _pre_routings(problem: Problem, predicted: Scores) -> Routings:
     return of_routes(problem.scores, thresholds, reached, final, [active_params(model) for model in problem.models])
 
 
-def _deployed_by(seen: Search, real: Search, order: list[int], planner: str) -> CascadePlan:
-    """The first routing in this order that can be deployed, deployed as seems best to one search, judged by another.
+def _deployed_by(seen: Search, real: Search, planner: str) -> CascadePlan:
+    """The first routing, by quality and work, that can be deployed: as seems best to one search, judged by another.
 
-    Both searches know the same routings, though the first may see other requests.
+    Both know the same routings, though the first may see other requests. What sends no less to every stage than a
+    routing that cannot be deployed is not tried.
     """
     asked, found = real.latencies.num_asked, real.latencies.num_found
-    rows = {row.tobytes(): i for i, row in enumerate(seen.known.reached)}
-    for i in order:
-        own = rows[real.known.reached[i].tobytes()]
-        if seen.solve(own).deployment is None:
+    ratios = real.known.ratios
+    hopeless = np.zeros(len(ratios), np.bool_)
+    for i in _by_quality_and_work(real.known, real.problem):
+        if hopeless[i]:
             continue
-        deployment = seen.spread(own)
+        if seen.solve(i).deployment is None:
+            hopeless |= (ratios >= ratios[i]).all(axis=1)
+            continue
+        deployment = seen.spread(i)
         if seen is not real:
             deployment = _judged(real, i, deployment)
         objective = real.objective(real.problem.target)
         counted = (real.latencies.num_asked - asked, real.latencies.num_found - found)
         return made(real, i, deployment, Looked(objective, (), False, *counted), planner)
-    raise HeadwayError(f"{planner}: no routing of this quality can be deployed on {real.problem.num_gpus} GPUs")
+    raise HeadwayError(f"{planner}: no routing can be deployed on {real.problem.num_gpus} GPUs")
 
 
 def _judged(search: Search, routing: int, found: Deployment) -> Deployment:
