@@ -35,6 +35,7 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
     models: tuple[str, ...]
     regions: tuple[str, ...]
     num_rows: dict[str, int]
+    judge_usd: float = 0.0
 
 
 def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
@@ -51,7 +52,7 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
         "replicas": _replicas_table(records.replicas),
     }
     num_rows = {name: table.num_rows for name, table in tables.items()}
-    about = _About(dict(provenance), records.end_s, records.models, records.regions, num_rows)
+    about = _About(dict(provenance), records.end_s, records.models, records.regions, num_rows, records.judge_usd)
     metadata = {METADATA: msgspec.json.encode(about)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,6 +92,7 @@ def load(folder: Path) -> tuple[Records, dict[str, Any]]:
         stretches={name: _numpy(tables["stretches"][name]) for name in tables["stretches"].column_names},
         replicas=msgspec.convert(tables["replicas"].to_pylist(), tuple[ReplicaRecord, ...]),
         end_s=about.end_s,
+        judge_usd=about.judge_usd,
         moves={name: _numpy(tables["moves"][name]) for name in tables["moves"].column_names},
         prefixes=None if prefix is None else Prefixes(prefix.offsets, prefix.ids, prefix.tokens),
     )

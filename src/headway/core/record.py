@@ -162,6 +162,8 @@ class Records(Struct):
     """Virtual time at which the run stopped."""
     prefixes: Prefixes | None = None
     """What the prompts share; None: nothing has an identity."""
+    judge_usd: float = 0.0
+    """What judging one answer of a cascade costs."""
     moves: Columns = field(default_factory=dict)
     """Empty where nothing could move."""
 

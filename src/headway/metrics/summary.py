@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
 from headway.core.record import MoveOutcome, Outcome, Records
+from headway.metrics.cascade import answers
 from headway.metrics.columns import floats
 from headway.metrics.gaps import Gaps
 from headway.metrics.latency import Distribution, Sample, Slo, distribution, gap_distribution, met, sample
@@ -73,6 +74,9 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     warmup_s: float
     window_s: float
     transfer_s: Distribution | None
+    quality: float | None
+    judged: int
+    judge_usd: float
     tiers: dict[str, RequestMetrics]
     models: dict[str, ReplicaMetrics]
     """By the model that served a request, or that it asked for if none did."""
@@ -98,11 +102,15 @@ def summarize(
     whole = _request_metrics(chosen, _gaps(records, chosen, every).get(0), window_s)
     tier = records.workload.get("tier")
     tiers = {} if tier is None else _named(tier[chosen.id])
+    given = answers(records, chosen)
     return Summary(
         **_replica_metrics(whole, used, list(range(len(records.replicas)))),
         warmup_s=warmup_s,
         window_s=window_s,
         transfer_s=_transfer_s(records, chosen),
+        quality=given.quality,
+        judged=given.judged,
+        judge_usd=given.judge_usd,
         tiers=_breakdown(records, chosen, tiers, window_s),
         models=_models(records, chosen, used, window_s),
         regions=_breakdown(records, chosen, _regions(records, chosen), window_s),

@@ -105,6 +105,12 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     "usd_per_million_output_tokens": ("$/M tokens", "Cost / output tokens, times a million."),
     "warmup_s": ("s", "Length of the warm-up that is left out."),
     "window_s": ("s", "Length of the window: from the end of the warm-up to the end of the run."),
+    "quality": (
+        "0-100",
+        "Mean of what the answers of finished requests are worth, by the workload's scores of the model that answered.",
+    ),
+    "judged": ("answers", "Answers of a cascade that a judge was asked about, of finished requests."),
+    "judge_usd": ("$", "What judging them cost; not part of `usd`."),
     "transfer_s": ("s", "How long the KV cache of a request that went on at another replica was on its way."),
 }
 """Metric -> (unit, definition). A metric of several numbers has keys `METRIC.LAST`, `LAST` one of `OVER`."""

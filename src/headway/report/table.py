@@ -60,6 +60,8 @@ COLUMNS = (
     Column("qoe_violations", "QoE missed", "low", percent),
     Column("tpot_s.mean", "TPOT mean", "low", seconds),
     Column("itl_s.p99", "ITL p99", "low", seconds),
+    Column("quality", "quality", "high", short_number),
+    Column("judged", "judged", "", short_number),
     Column("e2e_s.mean", "E2E mean", "low", seconds),
     Column("e2e_s.p99", "E2E p99", "low", seconds),
     Column("slo_attainment", "SLO met", "high", percent),
@@ -80,11 +82,12 @@ COLUMNS = (
 
 ONLY_IF_NONZERO = {
     "cached_prompt_share", "preemptions", "moves", "retries", "num_unfinished", "num_rejected", "num_cancelled",
-    "usd_per_million_output_tokens",
+    "judged", "usd_per_million_output_tokens",
 }  # fmt: skip
 
 GIVEN_UP_FIRST = (
-    "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "moves", "preemptions",
+    "judged", "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "moves",
+    "preemptions",
     "ttft_s.p50", "throughput_rps", "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean",
     "blocking_s.p99", "answer_s.p99", "itl_s.p99", "qoe_violations", "slo_attainment", "e2e_s.mean",
 )  # fmt: skip

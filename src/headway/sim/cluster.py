@@ -370,6 +370,7 @@ class Cluster:
             stretches=self._recorder.stretch_columns(),
             replicas=tuple(self._replica_record(replica, end_s) for replica in self._replicas),
             end_s=end_s,
+            judge_usd=0.0 if self._cascade is None else self._cascade.config.judge_usd,
             prefixes=None if (p := table.prefix) is None else Prefixes(p.offsets, p.ids, p.tokens),
             moves=self._recorder.moves.columns(),
         )
