@@ -208,6 +208,46 @@ def test_answers_move_to_another_engine_when_their_reasoning_is_over(tmp_path: P
     assert list(ran.requests["generated_tokens"]) == [90]
 
 
+def test_requests_kept_for_later_go_when_the_policy_says_so(tmp_path: Path) -> None:
+    """Batch work waits while the engine is held by nobody but the policy."""
+    (tmp_path / "patient.py").write_text(PATIENT)
+    engine = serving.emulator()
+    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], policies={"admission": "patient:Patient"}))
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        order: list[str] = []
+
+        def one(tier: int) -> None:
+            chat(front, max_tokens=1, priority=tier).json()
+            order.append(str(tier))
+
+        threads = [threading.Thread(target=one, args=(tier,)) for tier in (2, 2)]
+        for thread in threads:
+            thread.start()
+        one(0)
+        for thread in threads:
+            thread.join(20)
+        assert order == ["0", "2", "2"]
+
+
+PATIENT = '''
+from headway.core.decision import Release
+
+
+class Patient:
+    """Keeps tier 2 until two are there and somebody else has been served."""
+
+    interval_s = 0.05
+    served = False
+
+    def holds(self, request):
+        self.served |= request.tier == 0
+        return request.tier == 2
+
+    def release(self, view):
+        return [Release(request.id) for request in view.held] if self.served and len(view.held) == 2 else []
+'''
+
 RESTLESS = """
 from headway.core.decision import Move
 

@@ -79,7 +79,10 @@ def _adapter(pool: PoolSpec, at: Key, places: Places) -> Adapter:
 
 def _check_oracles(policies: Policies, places: Places) -> None:
     """Nobody knows how long an answer will be."""
-    made = {"routing": policies.router, "ordering": policies.ordering, "migration": policies.migration}
+    made = {
+        "routing": policies.router, "ordering": policies.ordering, "migration": policies.migration,
+        "admission": policies.admission,
+    }  # fmt: skip
     for key, choice in made.items():
         if choice is not None and getattr(choice(), "oracle", False):
             what = f"{choice} reads what only a simulation knows, such as output lengths; expected another"

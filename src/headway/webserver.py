@@ -7,7 +7,6 @@ from typing import Any
 
 from headway.core.errors import HeadwayError
 
-
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 

@@ -62,5 +62,7 @@ def _show(chosen: Scenario, plan: Plan, address: str) -> None:
     window = plan.policies.window
     held = f", at most {window} requests at a replica" if window is not None else ""
     click.echo(f"  routing {plan.policies.router}, ordering {plan.policies.ordering}{where}{held}")
+    if plan.policies.admission is not None:
+        click.echo(f"  admission {plan.policies.admission}")
     if plan.policies.migration is not None:
         click.echo(f"  migration {plan.policies.migration}, by going on from the tokens so far")

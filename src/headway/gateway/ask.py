@@ -43,6 +43,8 @@ class Ask(Struct, kw_only=True):
     slo_ttft_s: float | None
     slo_tpot_s: float | None
     session: str | None
+    region: str
+    """Where the client says that it is."""
 
     @property
     def is_chat(self) -> bool:
@@ -85,6 +87,7 @@ def ask(path: str, raw: bytes, headers: Mapping[str, str]) -> Ask:
         prompt_ids=prompt_ids, tier=_tier(body, headers), slo_ttft_s=_slo_s(headers, "ttft"),
         slo_tpot_s=_slo_s(headers, "tpot"),
         session=headers.get("x-session-id") or _field(body, "prompt_cache_key", str),
+        region=headers.get("x-headway-region", ""),
     )  # fmt: skip
 
 

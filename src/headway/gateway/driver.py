@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from headway.control.admissions import Admissions
 from headway.control.control import Control
 from headway.control.live import ENDED, HELD, WAITING, Live
 from headway.control.migrations import Migrations
@@ -130,6 +131,7 @@ class Driver:
         self.control = LiveControl(self, recorder, notify=True)
         self.services: dict[str, Service] = {}
         self._migrations: list[Migrations] = []
+        self._admissions: list[Admissions] = []
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
         for model in dict.fromkeys(replica.model for replica in self.replicas):
             members = [Member(r, max_tokens(r), None, r.pool) for r in self.replicas if r.model == model]
@@ -142,7 +144,10 @@ class Driver:
             if policies.migration is not None:
                 seen = View(Random(f"{seed}/migration/{model}"))
                 self._migrations.append(Migrations(service, policies.migration(), seen, self.move))
-        self.control.serve(self.services, self._migrations)
+            if policies.admission is not None:
+                random = Random(f"{seed}/admission/{model}")
+                self._admissions.append(Admissions(service, policies.admission(), random, self.control.place))
+        self.control.serve(self.services, self._migrations, admissions=self._admissions)
 
     @property
     def now(self) -> float:
@@ -151,14 +156,15 @@ class Driver:
 
     def start_ticking(self) -> None:
         """Let policies that want to be asked now and then be asked."""
-        for migrations in self._migrations:
-            if migrations.interval_s is not None:
-                self._clock.at(self.now + migrations.interval_s, self._tick, migrations)
+        policies: list[Migrations | Admissions] = [*self._migrations, *self._admissions]
+        for policy in policies:
+            if policy.interval_s is not None:
+                self._clock.at(self.now + policy.interval_s, self._tick, policy)
 
-    def _tick(self, now: float, migrations: Migrations) -> None:
-        migrations.tick(self.now)
-        assert migrations.interval_s is not None
-        self._clock.at(now + migrations.interval_s, self._tick, migrations)
+    def _tick(self, now: float, policy: Migrations | Admissions) -> None:
+        assert policy.interval_s is not None
+        self._clock.at(now + policy.interval_s, self._tick, policy)
+        policy.tick(self.now)
 
     # What requests do.
 

@@ -211,9 +211,7 @@ class Exchange:
         while not self._is_done and (data := await connection.chunk()):
             kept: list[bytes] = []
             try:
-                for event in events.feed(data):
-                    if out := self._hear(event):
-                        kept.append(out)
+                kept.extend(out for event in events.feed(data) if (out := self._hear(event)))
             finally:  # what was heard before a mistake has been counted, and is told
                 if kept:
                     await self._forward(b"".join(kept))

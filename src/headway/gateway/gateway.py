@@ -164,7 +164,7 @@ class Gateway:
         live = Live(
             id=next(self._ids), arrival_s=self.clock.now, prompt_tokens=prompt_tokens,
             output_tokens=ask.max_tokens or 1, model=service.model, tier=ask.tier,
-            session_id=self._session(ask.session), prefix=ask.prefix(), slo_ttft_s=ask.slo_ttft_s,
+            region=ask.region, session_id=self._session(ask.session), prefix=ask.prefix(), slo_ttft_s=ask.slo_ttft_s,
             slo_tpot_s=ask.slo_tpot_s, timeout_s=self.settings.timeout_s,
         )  # fmt: skip
         if self._reasons.get(service.model):
