@@ -87,14 +87,14 @@ class Control:
 
     def arrived(self, live: Live, now: float) -> None:
         """A request comes in."""
-        if self._scaling is not None:
-            self._scaling.arrived(live)
         if live.reasoning_tokens:
             live.phase = Phase.REASONING
         if live.timeout_s is not None:
             self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
         if self._cascade is not None and self._cascade.takes(live):
             self._cascade.enter(live, now)
+        if self._scaling is not None:
+            self._scaling.arrived(live, self._service(live).model)
         if self._admissions and (keeper := self._admissions.get(self._service(live))) and keeper.keeps(live):
             return
         self.place(live, now)

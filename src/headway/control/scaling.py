@@ -90,9 +90,9 @@ class Scaling:
         seen: list[PoolView] = list(pools)
         self._view.pools = seen
 
-    def arrived(self, live: Live) -> None:
-        """Count a request."""
-        key = live.model, live.region, live.tier
+    def arrived(self, live: Live, model: str) -> None:
+        """Count a request for this model, by whichever of its names it asks."""
+        key = model, live.region, live.tier
         num, tokens = self._view.arrived.get(key, (0, 0))
         self._view.arrived[key] = num + 1, tokens + live.prompt_tokens
 
