@@ -3,8 +3,8 @@
 The engine is vLLM's V0 scheduler, as in the paper's vLLM 0.6.1: prefills before decodes, at most 256 sequences, 1% of
 the KV blocks left free at admission. Unlike vLLM's default, preempted requests are swapped to host memory and not
 computed anew: the paper's FCFS and RR both offload (II-C), and its server has 256 GB (III-A). Prefills are whole: vLLM
-0.6.1 chunks them only for contexts beyond 32K, and the model's own, 128K, is more than the GPU's KV cache holds, so that
-whoever serves it there has to say less.
+0.6.1 chunks them only for contexts beyond 32K, and the model's own, 128K, is more than the GPU's KV cache holds, so
+that whoever serves it there has to say less.
 """
 
 from __future__ import annotations
