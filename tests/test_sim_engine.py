@@ -94,9 +94,9 @@ def test_an_idle_engine_has_no_lag(step: str) -> None:
 def test_quanta_rotate(step: str) -> None:
     requests = [request(0, 0, 1, 5), request(1, 0, 1, 5)]
     records = run(step, requests, pool(max_num_seqs=1), ordering=lambda: TakeTurns(2))
-    # A first token comes with the prefill, on the way back in as well; two tokens more and the turn is over.
-    assert tokens(records) == [[1, 2, 3, 7, 8], [4, 5, 6, 9, 10]]
-    assert column(records, "preemptions") == [1, 1]
+    # The first token of a turn comes with the prefill, on the way back in as well.
+    assert tokens(records) == [[1, 2, 5, 6, 9], [3, 4, 7, 8, 10]]
+    assert column(records, "preemptions") == [2, 2]
 
 
 def test_nobody_rotates_while_nobody_waits(step: str) -> None:
@@ -157,9 +157,9 @@ def test_swapped_in_requests_count_in_the_budget(step: str) -> None:
 def test_a_rank_that_falls_with_tokens(step: str) -> None:
     requests = [request(0, 0, 1, 60), request(1, 20.5, 1, 60)]
     records = run(step, requests, pool(max_num_seqs=1), ordering=Demoting)
-    # Turns of 15 tokens: the first is let go at 31, and 10 tokens into its next turn it has given 40.
+    # Turns of 15 tokens: the first is let go at 30, and 10 tokens into its next turn it has given 40.
     assert column(records, "preemptions")[0] >= 2
-    assert [round(t) for t in tokens(records)[0][:31]] == list(range(1, 32))
+    assert [round(t) for t in tokens(records)[0][:31]] == [*range(1, 31), 46]
 
 
 # The prefix cache.

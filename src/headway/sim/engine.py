@@ -232,6 +232,7 @@ class Replica(Transit):
                 live.first_token_s = now + self.response_s
             del self.prefilling[live.id]
             self.kv.pinned += -live.computed_tokens // self.kv.block + live.shared_blocks
+            live.quantum_tick = self.tick - 1  # the prefill's token is the first of its quantum
             self.join(live)
             self._look_at(live, now)
             if live.decode >= 0 and live.stage is DECODING and live.move is None:
