@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.policy import Learner
-from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
+from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 from headway.policies.conformance import ordering_reads, router_reads
+from headway.policies.conformance_admission import admission_reads
+from headway.policies.conformance_cascade import cascade_reads
 from headway.policies.conformance_migration import migration_reads
 from headway.policies.conformance_scaler import scaler_reads
 
@@ -42,6 +44,8 @@ KINDS: tuple[tuple[str, str, Mapping[str, type[Any]], Any], ...] = (
         ORDERINGS, ordering_reads,
     ),
     ("Migrations", "Who goes to another replica. Without one, nobody does.", MIGRATIONS, migration_reads),
+    ("Admissions", "Which requests are kept for later. Without one, none is.", ADMISSIONS, admission_reads),
+    ("Cascades", "Which of several models' answers a request gets.", CASCADES, cascade_reads),
     ("Scalers", "How many replicas there are. Without one, as many as the fleet says.", SCALERS, scaler_reads),
 )  # fmt: skip
 """(title, what such a policy decides, all by name, what says what one reads)."""

@@ -15,8 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
-from headway.policies.conformance import check_migration, check_ordering, check_router, check_scaler
+from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
+from headway.policies.conformance import (
+    check_admission,
+    check_cascade,
+    check_migration,
+    check_ordering,
+    check_router,
+    check_scaler,
+)
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "my_router.py"
@@ -39,7 +46,7 @@ def blocks(language: str) -> list[str]:
 def test_the_list_of_policies_is_current() -> None:
     page = load(ROOT / "docs" / "generate_policies.py").page()
     assert (ROOT / "docs" / "policies.md").read_text(encoding="utf-8") == page, "run `python docs/generate_policies.py`"
-    assert all(f"| `{name}`" in page for name in (*ROUTERS, *ORDERINGS, *MIGRATIONS, *SCALERS))
+    assert all(f"| `{name}`" in page for name in (*ROUTERS, *ORDERINGS, *MIGRATIONS, *ADMISSIONS, *CASCADES, *SCALERS))
 
 
 def test_the_tutorial_shows_the_example() -> None:
@@ -63,6 +70,8 @@ def test_the_tutorial_s_own_test_passes(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("rank", "ShortPromptsFirst", check_ordering),
         ("at_phase", "AnswerWhereFewest", check_migration),
+        ("release", "BatchWhenIdle", check_admission),
+        ("accept", "TwiceAtMost", check_cascade),
         ("scale", "OneForEachHundred", check_scaler),
     ],
 )

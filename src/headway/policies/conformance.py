@@ -1,5 +1,5 @@
 """What every policy must hold to, your own as well: `check_router(MyRouter)`, `check_ordering(MyOrdering)`,
-`check_migration(MyMigration)`, `check_scaler(MyScaler)`.
+`check_migration(MyMigration)`, `check_admission(MyAdmission)`, `check_cascade(MyCascade)`, `check_scaler(MyScaler)`.
 
 `make` is whatever makes a fresh instance when called: the class itself, a lambda with arguments, or what
 `headway.policies.resolve` gives. A check that fails raises `BrokenPolicyError`, an AssertionError that says
@@ -16,6 +16,8 @@ from typing import Any
 
 from headway.core.decision import Placement
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, Router, SteppedOrdering
+from headway.policies.conformance_admission import check_admission
+from headway.policies.conformance_cascade import check_cascade
 from headway.policies.conformance_migration import check_migration
 from headway.policies.conformance_scaler import check_scaler
 from headway.policies.purity import nothing_outside
@@ -24,8 +26,8 @@ from headway.policies.strict_views import BrokenPolicyError, Visit, fleet_view, 
 from headway.policies.trial import SEEDS, check_let_go, is_oracle, learn, pickled
 
 __all__ = [
-    "ORDERING_CHECKS", "ROUTER_CHECKS", "check_migration", "check_ordering", "check_router", "check_scaler",
-    "ordering_reads", "router_reads",
+    "ORDERING_CHECKS", "ROUTER_CHECKS", "check_admission", "check_cascade", "check_migration", "check_ordering",
+    "check_router", "check_scaler", "ordering_reads", "router_reads",
 ]  # fmt: skip
 
 MakeRouter = Callable[[], Router]

@@ -141,6 +141,68 @@ def _with_phase_over(rng: Random, step: Step) -> Step:
 
 
 @dataclass(frozen=True)
+class AdmissionStep:
+    """What an admission policy meets at one moment."""
+
+    now: float
+    arriving: list[dict[str, Any]]
+    gone: float
+    """Share of those kept back that give up before."""
+    replicas: list[dict[str, Any]]
+    ended: Ended | None
+
+
+def draw_admission_story(seed: int, num_steps: int = 40) -> list[AdmissionStep]:
+    """Hours in brief: requests of all tiers come, replicas are idle or full, or none is up."""
+    rng = Random(seed)
+    steps = []
+    now = 0.0
+    for i in range(num_steps):
+        now += rng.choice((1.0, 60.0, rng.expovariate(1e-4)))
+        mood = rng.choice(tuple(_MOST))
+        arriving = [draw_request(rng, 10 * i + k, now) for k in range(rng.choice((0, 1, 6)))]
+        for request in arriving:
+            request |= {"arrival_s": now, "deadline_s": rng.choice((None, now + rng.expovariate(1e-4)))}
+        replicas = [draw_replica(rng, id, mood, drains=0.15) for id in range(rng.choice((0, 1, 4)))]
+        ended = draw_ended(rng, i, now) if rng.random() < 0.4 else None
+        steps.append(AdmissionStep(now, arriving, rng.choice((0.0, 0.0, 0.3)), replicas, ended))
+    return steps
+
+
+@dataclass(frozen=True)
+class CascadeStep:
+    """What a cascade policy meets at one moment: a request that comes in, and a stage's answer to it."""
+
+    now: float
+    request: dict[str, Any]
+    stages: dict[str, list[dict[str, Any]]]
+    """Replicas by model."""
+    stage: int
+    """Whose answer has been judged: not the last."""
+    score: float
+    ended: Ended | None
+
+
+def draw_cascade_story(seed: int, num_steps: int = 30) -> list[CascadeStep]:
+    """Two or more models, idle, busy or down, and answers of any worth."""
+    rng = Random(seed)
+    models = ("m", "n", "o", "p")[: rng.choice((2, 3, 4))]
+    steps = []
+    now = 0.0
+    for i in range(num_steps):
+        now += rng.expovariate(1.0)
+        mood = rng.choice(tuple(_MOST))
+        stages = {
+            model: [draw_replica(rng, 10 * first + k, mood) for k in range(rng.choice((0, 1, 3)))]
+            for first, model in enumerate(models)
+        }
+        score = rng.choice((0.0, 100.0, rng.uniform(0, 100)))
+        ended = draw_ended(rng, i, now) if rng.random() < 0.4 else None
+        steps.append(CascadeStep(now, draw_request(rng, i, now), stages, rng.randrange(len(models) - 1), score, ended))
+    return steps
+
+
+@dataclass(frozen=True)
 class PoolsStep:
     """What a scaler meets at one moment."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
 
 from headway.core.view import (
+    AdmissionView,
+    CascadeView,
     FleetView,
     OracleReplicaView,
     OracleRequestView,
@@ -16,6 +18,7 @@ from headway.core.view import (
     PoolView,
     ReplicaView,
     RequestView,
+    StageView,
 )
 
 Values = Mapping[str, Any]
@@ -75,6 +78,9 @@ _SHOWN = {
     "view": _attributes(FleetView),
     "pool": _attributes(PoolView),
     "pools": _attributes(PoolsView),
+    "admission": _attributes(AdmissionView),
+    "stage": _attributes(StageView),
+    "cascade": _attributes(CascadeView),
 }
 
 
@@ -107,7 +113,28 @@ def pools_view(
     return cast(PoolsView, _view("pools", values, frozenset(), visit))
 
 
-def _replica_views(replicas: list[Values], visit: Visit) -> list[StrictView]:
+def admission_view(
+    now: float, random: Random, replicas: list[Values], held: list[Values], visit: Visit
+) -> AdmissionView:
+    """One model's replicas and who is kept back for them, as an admission policy sees them."""
+    kept = [_view("request", values, _ORACLE_REQUEST, visit) for values in held]
+    values = {"now": now, "random": random, "replicas": _replica_views(replicas, visit), "held": kept}
+    return cast(AdmissionView, _view("admission", values, frozenset(), visit))
+
+
+def cascade_view(
+    now: float, random: Random, stage: int, stages: Mapping[str, Sequence[Values]], visit: Visit
+) -> CascadeView:
+    """A cascade's models with their replicas, at one of its stages."""
+    views = [
+        _view("stage", {"model": model, "replicas": _replica_views(replicas, visit)}, frozenset(), visit)
+        for model, replicas in stages.items()
+    ]
+    values = {"now": now, "random": random, "stage": stage, "stages": views}
+    return cast(CascadeView, _view("cascade", values, frozenset(), visit))
+
+
+def _replica_views(replicas: Sequence[Values], visit: Visit) -> list[StrictView]:
     views = []
     for values in replicas:
         placed = [_view("placed", one, _ORACLE_REQUEST, visit) for one in values["requests"]]

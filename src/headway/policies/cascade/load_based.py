@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.core.view import CascadeView, ReplicaView, RequestView
-from headway.policies.arguments import above, between
+from headway.policies.arguments import above, at_least, between
 
 
 class LoadBased:
@@ -18,6 +18,7 @@ class LoadBased:
     def __init__(self, threshold: float = 80.0, lowest: float = 0.0, calm: float = 0.5, full: float = 1.0) -> None:
         between("threshold", threshold, 0, 100)
         between("lowest", lowest, 0, threshold)
+        at_least("calm", calm, 0)
         above("full", full, calm)
         self._threshold, self._lowest = threshold, lowest
         self._calm, self._full = calm, full
