@@ -30,7 +30,7 @@ def command() -> None:
     "--methods",
     default=",".join(DEFAULT.methods),
     show_default=True,
-    help="With commas between: last-value, seasonal-naive, ets, arima (order by AIC), arima:2-1-1 or "
+    help="With commas between: last-value, seasonal-naive, ets, arima (order by AIC), blend (of these), arima:2-1-1 or "
     "arima:1-0-1:0-1-1 (orders given). With -leak at the end: fitted on the future too.",
 )
 @click.option("--only", help="Names of series, with commas between; else all of the file.")

@@ -21,7 +21,7 @@ CLAIRVOYANT = "clairvoyant"
 class Question(Struct, frozen=True, forbid_unknown_fields=True):
     """How to compare."""
 
-    methods: tuple[str, ...] = ("last-value", "seasonal-naive", "ets", "arima", "arima-leak")
+    methods: tuple[str, ...] = ("last-value", "seasonal-naive", "ets", "arima", "blend", "arima-leak")
     step_s: float = 3600.0
     """Of the series that is forecast."""
     of: Of = "max"

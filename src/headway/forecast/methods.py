@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from headway.core.errors import HeadwayError, unknown
 from headway.core.forecast import Floats, Forecaster
+from headway.forecast.blend import Blend
 from headway.forecast.models import Arima, AutoArima, Ets, InSample, Model, Order
 from headway.forecast.naive import LastValue, SeasonalNaive
 
@@ -14,6 +15,7 @@ METHODS: dict[str, Callable[[int], Forecaster]] = {
     "seasonal-naive": SeasonalNaive,
     "ets": Ets,
     "arima": AutoArima,
+    "blend": lambda season: Blend([LastValue(), SeasonalNaive(season), Ets(season), AutoArima(season)]),
 }
 LEAK = "-leak"
 """What a name ends in where the model is to be fitted on the whole series."""
@@ -22,8 +24,9 @@ LEAK = "-leak"
 def make(name: str, season: int, whole: Floats | None = None) -> Forecaster:
     """A forecaster for one series, by name.
 
-    `last-value`, `seasonal-naive`, `ets`, `arima` (order by AIC), `arima:2-1-1` and `arima:1-0-1:0-1-1` (orders given,
-    the second of the season); with `-leak` at the end the model is fitted on `whole`, and cheats.
+    `last-value`, `seasonal-naive`, `ets`, `arima` (order by AIC), `blend` (the mean of these four), `arima:2-1-1` and
+    `arima:1-0-1:0-1-1` (orders given, the second of the season). With `-leak` at the end the model is fitted on
+    `whole`, and cheats.
     """
     if name.endswith(LEAK):
         model = make(name.removesuffix(LEAK), season)
