@@ -332,7 +332,7 @@ def test_a_replica_serves_when_it_has_started(start_s: float) -> None:
 
 
 def test_a_draining_replica_is_called_back_before_another_starts() -> None:
-    requests = [request(i, 0.0, 4, 30) for i in range(8)]
+    requests = [*(request(i, 0.0, 4, 30) for i in range(8)), request(8, 40.0, 4, 5)]
     records = run(requests, slow(start_s=50.0), scaler=Made(Wanted, ((2.0, 1), (5.0, 2))))
     assert len(records.replicas) == 2
     assert all(replica.up == ((0.0, records.end_s),) for replica in records.replicas)
