@@ -75,6 +75,8 @@ class Control:
         self._scaling = scaling
         self._cascade = cascade
         self._admissions = {each.service: each for each in admissions}
+        self._is_kept = cascade is not None or bool(admissions)
+        """Whether requests may be elsewhere than at a replica or in front of them."""
         self._judged: dict[int, Live] = {}
         """Requests whose answers are being judged."""
         for service in self.services:
@@ -91,13 +93,21 @@ class Control:
             live.phase = Phase.REASONING
         if live.timeout_s is not None:
             self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
+        if self._is_kept or self._scaling is not None:
+            self._let_in(live, now)
+        else:
+            self.place(live, now)
+
+    def _let_in(self, live: Live, now: float) -> None:
+        """It goes to a model of the cascade, is counted, and may be kept for later."""
         if self._cascade is not None and self._cascade.takes(live):
             self._cascade.enter(live, now)
+        service = self._service(live)
         if self._scaling is not None:
-            self._scaling.arrived(live, self._service(live).model)
-        if self._admissions and (keeper := self._admissions.get(self._service(live))) and keeper.keeps(live):
-            return
-        self.place(live, now)
+            self._scaling.arrived(live, service.model)
+        keeper = self._admissions.get(service)
+        if keeper is None or not keeper.keeps(live):
+            self.place(live, now)
 
     def place(self, live: Live, now: float) -> None:
         """A replica gets it, or it waits in front of them all."""
@@ -265,19 +275,25 @@ class Control:
 
     def _end(self, live: Live, now: float, outcome: Outcome, told: bool = False) -> None:
         live.stage = ENDED
-        self._judged.pop(live.id, None)
-        if self._admissions and (keeper := self._admissions.get(self._service(live))):
-            keeper.forget(live)
+        service = self._service(live)
+        if self._is_kept:
+            self._forget(live, service)
         end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
         if end_s > self.last_s:
             self.last_s = end_s
         self._write(live, end_s, outcome)
-        service = self._service(live)
         if service.learners and not told:
             self._tell(service, live, end_s, outcome)
         if self._notify:
             self.effects.ended(live, end_s, outcome)
-        self._made_room(service, now)
+        if service.line or self._scaling is not None:
+            self._made_room(service, now)
+
+    def _forget(self, live: Live, service: Service) -> None:
+        """A request that may have been kept, or be being judged, has ended."""
+        self._judged.pop(live.id, None)
+        if (keeper := self._admissions.get(service)) is not None:
+            keeper.forget(live)
 
     @staticmethod
     def _tell(service: Service, live: Live, end_s: float, outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ costs nothing to bring up to date.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from heapq import heapify, heappop, heappush
 
 from headway.control.live import DECODING, NEVER, PREFILLING, WAITING, Live
@@ -25,11 +26,11 @@ class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_pack_segment", "_put_segment", "advances", "again", "changed", "chunks", "context_offset", "decoding",
-        "engine", "generated_offset", "given", "gpu", "growing", "id", "kv", "kv_blocks_total",
+        "_pack_segment", "_put_segment", "_queues", "advances", "again", "changed", "chunks", "context_offset",
+        "decoding", "engine", "generated_offset", "given", "gpu", "growing", "id", "kv", "kv_blocks_total",
         "max_context_tokens", "max_num_batched_tokens", "max_num_seqs", "milestones", "model", "moving",
         "num_by_tier", "num_growing", "num_in_flight", "num_waiting", "ordering", "output", "pace", "pool",
-        "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queue_lengths", "queued", "rank",
+        "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queued", "rank",
         "region", "resident", "saturations", "shape", "stall_s", "stepped", "swap", "tick", "waiting", "window",
         "window_tokens",
     )  # fmt: skip
@@ -72,8 +73,8 @@ class Batch:
         self.saturations: list[tuple[int, int]] = []
         self.growing: dict[int, int] = {}
         self.resident: dict[int, Live] = {}
-        self.num_by_tier: dict[int, int] = {}
-        self.queue_lengths = [0] * (1 if self.queued is None else self.queued.num_queues)
+        self.num_by_tier: defaultdict[int, int] = defaultdict(int)
+        self._queues = [0] * (0 if self.queued is None else self.queued.num_queues)
         if self.pace is not None:
             self.pace = Pace(self.pace.pacer)
         self.num_waiting = self.num_in_flight = 0
@@ -330,7 +331,8 @@ class Batch:
         self.generated_offset -= live.generated_tokens
         self.output -= live.output_tokens
         self.num_by_tier[live.tier] -= 1
-        self.queue_lengths[live.queue] -= 1
+        if self.queued is not None:
+            self._queues[live.queue] -= 1
         if self.pace is not None:
             self.pace.forget(live)
 
@@ -339,10 +341,10 @@ class Batch:
         self.num_in_flight += 1
         self.generated_offset += live.generated_tokens
         self.output += live.output_tokens
-        tier = live.tier
-        self.num_by_tier[tier] = self.num_by_tier.get(tier, 0) + 1
-        live.queue = 0 if self.queued is None else self.queued.queue(live)
-        self.queue_lengths[live.queue] += 1
+        self.num_by_tier[live.tier] += 1
+        if self.queued is not None:
+            live.queue = self.queued.queue(live)
+            self._queues[live.queue] += 1
 
     def requeue(self, live: Live) -> None:
         """Its place in line begins anew if it has changed to another queue of the ordering."""
@@ -350,8 +352,8 @@ class Batch:
             return
         queue = self.queued.queue(live)
         if queue != live.queue:
-            self.queue_lengths[live.queue] -= 1
-            self.queue_lengths[queue] += 1
+            self._queues[live.queue] -= 1
+            self._queues[queue] += 1
             live.queue = queue
             live.turn = live.quantum_tick = self.tick
 

@@ -75,6 +75,11 @@ class Timeline(Preempting):
         return self.kv.used(self.tick + self._ahead(self.kernel.now))
 
     @property
+    def queue_lengths(self) -> Sequence[int]:
+        """Requests by the ordering's queue."""
+        return self._queues or (self.num_in_flight,)
+
+    @property
     def block_size_tokens(self) -> int:
         """Tokens of a KV block."""
         return self.kv.block
