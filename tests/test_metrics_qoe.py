@@ -62,12 +62,12 @@ def one_request(
     ends = [len(times_s)] if cut is None else [cut, len(times_s)]
     for begin, end in pairwise([0, *ends]):
         first_s = times_s[0] if begin == 0 else NAN
-        segments.append((0, 0, 0, arrival_s, arrival_s, first_s, max(begin - 1, 0), end - 1, times_s[end - 1], 0))
+        segments.append((0, 0, 0, -1, arrival_s, arrival_s, first_s, max(begin - 1, 0), end - 1, times_s[end - 1], 0))
     reasoning_end_s = times_s[reasoning - 1] + seen_s if reasoning else NAN
     answer_s = times_s[reasoning] + seen_s
     request = (
         0, 0, 1, 0, 0, arrival_s, arrival_s, times_s[0] + seen_s, answer_s, times_s[-1] + seen_s, len(times_s), 0,
-        reasoning_end_s, 0,
+        reasoning_end_s, 0, -1, NAN,
     )  # fmt: skip
     workload = {
         "arrival_s": np.array([arrival_s]),

@@ -94,7 +94,7 @@ def _method(made: Reproduced, command: str) -> str:
     level = f"{100 * LEVEL:.0f}%"
     return f"""<footer>
 <h2>Method</h2>
-<p>Rules were fixed before anything ran. A rule looks at one value a seed, for {seeds}; seeds change arrivals and
+<p>Rules were fixed before the full run. A rule looks at one value a seed, for {seeds}; seeds change arrivals and
 lengths, and systems that are compared see the same ones. In brackets: Student's t interval of the mean at {level}. A
 claim holds where the whole interval meets the threshold, does not hold where the whole interval misses it, and is
 undecided where the interval has parts on both sides, as one seed alone leaves it. Unless a row argues for another

@@ -1,4 +1,4 @@
-"""What PASCAL says of its results, with the rule for each, fixed before anything ran.
+"""What PASCAL says of its results, with the rule for each, fixed before the full run.
 
 A share other than one half: "at least 50%" in the worst bins is asked for as it stands, whatever the paper's "up to"
 is; parity, limits and directions are taken as the paper states them. Words without numbers got one here: "near zero"
