@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headway import comboplan
+from headway.catalog import gpu
 from headway.cli import main
-from headway.scenario import load, run
+from headway.core.errors import HeadwayError
+from headway.planner.combos import Counts, GpuCombo, Group, Offer
+from headway.scenario import assemble, load, run
+from headway.userfile import Places
 
 SCENARIO = {
     "name": "chat",
@@ -89,3 +94,47 @@ def test_what_cannot_be_planned_is_refused(
     code, _, err = plan(capsys, file, "--no-cache", *options)
     assert code == 1 or code == 2
     assert re.search(message, err), err
+
+
+def test_a_profile_lasts_until_as_many_are_in_flight_as_in_the_long_term() -> None:
+    """Answers of 20 s: 300 requests would all be in flight at once, at any rate, and none would wait."""
+    document = {
+        "name": "pages",
+        "workload": {"prompt_tokens": 100, "output_tokens": 600, "arrivals": 5, "num_requests": 100},
+        "slo": {"ttft_s": 1, "tpot_s": 0.03},
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-v1"}],
+    }
+    asked = comboplan.ask(document, Places(), Path(), None)
+    question = comboplan.Question(offers=(Offer(gpu("h20-96gb")),), counts=Counts(aggregated=(1,)))
+    combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
+    rate = comboplan.Profiles({"pages": asked}, question, None).goodput_rps(
+        combo, asked.service.pattern, asked.service.slo
+    )
+    lengths = {"prompt_tokens": 100, "output_tokens": 600}
+    attained = []
+    for share in (0.9, 1.2):
+        workload = {**lengths, "arrivals": share * rate, "num_requests": round(200 * share * rate)}
+        attained.append(run(assemble({**document, "workload": workload}, Places(), Path())).summary.slo_attainment)
+    assert attained[0] >= 0.9, "in the long term, to a tenth"
+    assert attained[1] < 0.5, "and not much less than what can be served"
+
+
+def test_aggregated_combos_beside_split_ones_have_a_goodput() -> None:
+    document = {**SCENARIO, "handover": {"mode": "layerwise", "degree": 8}}
+    asked = comboplan.ask(document, Places(), Path(), None)
+    one = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb", 2, 2))
+    two = GpuCombo("llama-3.1-8b", 3.0, prefill=Group("h20-96gb"), decode=Group("h20-96gb"))
+    fleet = comboplan.fleet_of([(one, 2, 12.5, "one"), (two, 1, 20.0, "two")], asked)
+    assert [each.get("goodput_rps") for each in fleet["combos"]] == [12.5, 20.0] and fleet["fleet"] == []
+    chosen = assemble({**asked.document, **fleet}, Places(), Path())
+    both = chosen.fleet.combos[0]
+    assert [part.role for part in both.parts] == ["mixed"] and both.replicas == 2 and both.parts[0].replicas == 2
+    assert run(chosen).summary.num_completed == 200
+    assert comboplan.fleet_of([(one, 2, 12.5, "one")], asked)["combos"] == [], "alone, it can be served live"
+
+
+def test_a_combo_is_split_or_aggregated() -> None:
+    half = {"model": "llama-3.1-8b", "gpu": "h20-96gb"}
+    for parts in ({"prefill": half}, {"aggregated": half, "decode": half}, {}):
+        with pytest.raises(HeadwayError, match="expected `prefill` and `decode`, or `aggregated`"):
+            assemble({**SCENARIO, "fleet": [], "combos": [{"name": "a", **parts}]}, Places(), Path())

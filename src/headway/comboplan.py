@@ -31,9 +31,14 @@ from headway.workload.spec import WorkloadSpec, generate, resolved
 
 Tell = Callable[[int, int], None]
 """Told how many combos are profiled, of how many so far known."""
-HORIZON_S = 20.0
-"""Of one simulation of a profile, as far as `MOST_REQUESTS` go."""
-MOST_REQUESTS = 600
+HORIZON_S = 10.0
+"""Of one simulation of a profile, at least, as far as `MOST_REQUESTS` go."""
+LIVES = 4
+"""Of a request that decodes as slowly as it may: a profile is so long, and its first life is not counted. In a
+shorter run fewer requests are in flight than would be in the long term, and any rate looks as if it were kept."""
+PATIENCE_S = 0.05
+"""A token, for the length of a life where the SLO has no limit."""
+MOST_REQUESTS = 6000
 FEWEST_REQUESTS = 150
 ATTAINMENT = 0.9
 """Share of requests in time at which a rate still counts as served, as DistServe has it."""
@@ -147,16 +152,21 @@ class Profiles:
         document = self._document(asked, combo, rate)
         run = scenario.run(scenario.assemble(document, Places(), asked.base_dir))
         slo = asked.service.slo
-        found = sample(run.records, 0.0, Limits(slo.ttft_s, slo.tpot_s))
+        found = sample(run.records, run.records.workload["arrival_s"][-1] / LIVES, Limits(slo.ttft_s, slo.tpot_s))
         has, good = met(found)["all"]
         return bool(good.sum() >= self.question.attainment * has.sum()) and _is_steady(found)
 
     def _document(self, asked: Asked, combo: GpuCombo, rate: float) -> dict[str, Any]:
         made = copy.deepcopy(asked.document)
-        num = min(max(round(rate * HORIZON_S), FEWEST_REQUESTS), self.question.num_requests)
+        num = min(max(round(rate * _span_s(asked.service)), FEWEST_REQUESTS), self.question.num_requests)
         made["workload"] |= {"arrivals": rate, "num_requests": num}
         made["workload"].pop("duration_s", None)
         return made | fleet_of([(combo, 1, None, "profiled")], asked)
+
+
+def _span_s(service: Service) -> float:
+    """How long a profile's arrivals go on."""
+    return max(HORIZON_S, LIVES * service.pattern.output_tokens * (service.slo.tpot_s or PATIENCE_S))
 
 
 def _is_steady(found: Sample) -> bool:
@@ -168,17 +178,22 @@ def _is_steady(found: Sample) -> bool:
 
 
 def fleet_of(chosen: Sequence[tuple[GpuCombo, int, float | None, str]], asked: Asked) -> dict[str, Any]:
-    """`fleet`, `combos` and routing of a scenario: (combo, how many, goodput of one, name)."""
+    """`fleet`, `combos` and routing of a scenario: (combo, how many, goodput of one, name).
+
+    What is aggregated is a pool, which can be served live; beside other types or split combos, it is a combo with a
+    goodput, so that it gets its share of the requests.
+    """
     fleet, combos = [], []
     for combo, count, goodput_rps, name in chosen:
-        if combo.aggregated is not None:
-            group = combo.aggregated
+        group = combo.aggregated
+        if group is not None and len(chosen) == 1:
             fleet.append({**_pool(asked, group), "replicas": count * group.instances, "name": name})
         else:
-            assert combo.prefill is not None and combo.decode is not None
-            parts = {role: _pool(asked, group) for role, group in zip(("prefill", "decode"), combo.groups, strict=True)}
-            said = {} if goodput_rps is None else {"goodput_rps": round(goodput_rps, 4)}
-            combos.append({"name": name, "replicas": count, **parts, **said, "handover": asked.handover})
+            roles = ("aggregated",) if group is not None else ("prefill", "decode")
+            parts = {role: _pool(asked, each) for role, each in zip(roles, combo.groups, strict=True)}
+            said: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": round(goodput_rps, 4)}
+            said |= {} if group is not None else {"handover": asked.handover}
+            combos.append({"name": name, "replicas": count, **parts, **said})
     return {"fleet": fleet, "combos": combos, "policies": {"routing": "cauchy"}}
 
 

@@ -138,7 +138,8 @@ def _known(scenario: Scenario) -> dict[str, Coefficients]:
     spec, base_dir, places = scenario.spec, scenario.base_dir, scenario.places
     specs: list[tuple[Key, PoolSpec]] = [(("fleet", i), pool) for i, pool in enumerate(spec.fleet)]
     for i, combo in enumerate(spec.combos):
-        specs += [(("combos", i, "prefill"), combo.prefill), (("combos", i, "decode"), combo.decode)]
+        parts = {"prefill": combo.prefill, "decode": combo.decode, "aggregated": combo.aggregated}
+        specs += [(("combos", i, role), part) for role, part in parts.items() if part is not None]
     pairs = zip(specs, scenario.fleet.all_pools, strict=True)
     return {pool.name: _coefficients(said, pool, at, base_dir, places) for (at, said), pool in pairs}
 
@@ -239,12 +240,16 @@ def _part(progress: Progress | None, i: int, num: int) -> Progress | None:
 
 
 def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
+    roles: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "aggregated": "mixed"}
+    named = {key for key in roles if getattr(spec, key) is not None}
+    if named not in ({"prefill", "decode"}, {"aggregated"}):
+        raise places.error(at, "expected `prefill` and `decode`, or `aggregated`")
     parts = []
-    roles: tuple[Role, ...] = ("prefill", "decode")
-    for role in roles:
-        part = _pool(getattr(spec, role), (*at, role), f"{spec.name}-{role}", base_dir, places)
-        parts.append(replace(part, role=role, handover=spec.handover))
-    if parts[0].model != parts[1].model:
+    for key, role in roles.items():
+        if key in named:
+            part = _pool(getattr(spec, key), (*at, key), f"{spec.name}-{key}", base_dir, places)
+            parts.append(replace(part, role=role, handover=spec.handover))
+    if parts[0].model != parts[-1].model:
         raise places.error(
             (*at, "decode", "model"), f"{parts[1].model.name}; expected {parts[0].model.name}, as prefill"
         )

@@ -72,14 +72,16 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Replicas for prefill and replicas for decode that work together: one entry of `combos`."""
+    """Replicas for prefill and replicas for decode that work together, or some that do both: one entry of `combos`."""
 
     name: str
     """What reports call it."""
-    prefill: PoolSpec
+    prefill: PoolSpec | None = None
     """The replicas that compute prompts, as many of them as one combo has."""
-    decode: PoolSpec
+    decode: PoolSpec | None = None
     """The replicas that go on from there."""
+    aggregated: PoolSpec | None = None
+    """In place of these two: replicas that do both."""
     replicas: Annotated[int, Meta(ge=0)] = 1
     """How many such combos. 0: none, until scaling wants some."""
     min_replicas: Annotated[int, Meta(ge=0)] = 1
