@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from time import monotonic
 
 import httptools
 import uvloop
@@ -56,7 +57,7 @@ class Mock(asyncio.Protocol):
             if b'"stream":true' in body.replace(b" ", b""):
                 self._transport.write(_head(b"text/event-stream", b"Transfer-Encoding: chunked"))
                 if self.interval_s:
-                    asyncio.get_running_loop().call_later(self.interval_s, self._next, self.num_chunks)
+                    self._next(monotonic(), 0)
                 else:
                     for i in range(self.num_chunks):
                         asyncio.get_running_loop().call_soon(self._write, i == self.num_chunks - 1)
@@ -70,10 +71,12 @@ class Mock(asyncio.Protocol):
     def _write(self, is_last: bool) -> None:
         self._transport.write(_framed(CHUNK) + (_framed(b"data: [DONE]\n\n") + b"0\r\n\r\n" if is_last else b""))
 
-    def _next(self, left: int) -> None:
-        self._write(left == 1)
-        if left > 1:
-            asyncio.get_running_loop().call_later(self.interval_s, self._next, left - 1)
+    def _next(self, start_s: float, k: int) -> None:
+        """Chunk k, at its time."""
+        self._write(k == self.num_chunks - 1)
+        if k < self.num_chunks - 1:
+            wait_s = start_s + (k + 1) * self.interval_s - monotonic()
+            asyncio.get_running_loop().call_later(max(wait_s, 0), self._next, start_s, k + 1)
 
 
 async def main(port: int, num_chunks: int, interval_s: float) -> None:

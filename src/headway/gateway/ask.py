@@ -22,6 +22,7 @@ _HISTORY = (
     "structured_outputs", "tools", "functions", "min_tokens", "best_of",
 )  # fmt: skip
 """What an answer cannot be continued with on another engine: it hangs on all tokens so far, or on a parser's state."""
+_PASSED_ON = ("authorization", "traceparent", "tracestate")
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
 
 
@@ -45,6 +46,8 @@ class Ask(Struct, kw_only=True):
     session: str | None
     region: str
     """Where the client says that it is."""
+    passed_on: str
+    """Header lines for the engine."""
 
     @property
     def is_chat(self) -> bool:
@@ -88,6 +91,7 @@ def ask(path: str, raw: bytes, headers: Mapping[str, str]) -> Ask:
         slo_tpot_s=_slo_s(headers, "tpot"),
         session=headers.get("x-session-id") or _field(body, "prompt_cache_key", str),
         region=headers.get("x-headway-region", ""),
+        passed_on="".join(f"{name}: {headers[name]}\r\n" for name in _PASSED_ON if name in headers),
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_complete = False
-        self._until_close = False
+        self._until_close = self._is_kept = False
         self._error: str | None = None
 
     # Protocol.
@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         self._until_close = not framed and self.status not in (204, 304)
+        self._is_kept = self._parser.should_keep_alive()
         self._wake()
 
     def on_body(self, body: bytes) -> None:
@@ -123,7 +124,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_reusable(self) -> bool:
         """Another request can be sent on it."""
-        return self.is_complete and not self.is_lost and not self._parts and self._parser.should_keep_alive()
+        return self.is_complete and not self.is_lost and not self._parts and self._is_kept
 
     def abort(self, why: str) -> None:
         """Close at once; whoever waits hears why."""
@@ -180,13 +181,13 @@ class Client:
         `opened` is told of the connection before anything is sent, so that it can be closed while nothing comes.
         """
         length = f"Content-Length: {len(body)}\r\n" if body or method == "POST" else ""
-        head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n".encode()
+        head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n"
         while True:
             connection = await self._connection()
             try:
                 if opened is not None:
                     opened(connection)
-                connection.send(head, body)
+                connection.send(head.encode("latin-1"), body)
                 await connection.answered()
             except EngineError:
                 if connection.is_fresh or not connection.is_lost:

@@ -60,6 +60,7 @@ class Exchange:
         self._driver, self._health, self._send = driver, health, send
         self._max_attempts, self._tell_priority = max_attempts, tell_priority
         self._id = request_id.encode("latin-1")
+        self._headers = f"Content-Type: application/json\r\nX-Request-Id: {request_id}\r\n{ask.passed_on}"
         self._said = Said(ask)
         self._continued: Continued | None = None
         self._connection: Connection | None = None
@@ -138,8 +139,7 @@ class Exchange:
         if not body:
             await self._end_stream()
             return
-        headers = b"Content-Type: application/json\r\nX-Request-Id: " + self._id + b"\r\n"
-        connection = await replica.client.request("POST", path, headers.decode("latin-1"), body, self._opened)
+        connection = await replica.client.request("POST", path, self._headers, body, self._opened)
         if connection.status in AGAIN or (self._has_begun and connection.status != 200):
             raise RefusedError(connection.status, await read(connection, 1 << 16))
         if self._ask.stream and connection.status == 200:

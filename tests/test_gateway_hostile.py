@@ -1,0 +1,159 @@
+"""Engines that speak nonsense, clients that read slowly, and a gateway that is told to stop."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import serving
+from serving import chat, metric, until
+
+pytest.importorskip("httptools")
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNK = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"so"}}]}\n\n'
+
+
+def _framed(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+class Script:
+    """An engine that is well by its health checks, and answers every completion with the same bytes."""
+
+    def __init__(self) -> None:
+        self.says = b""
+        self.heard = b""
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # whoever listened may be gone
+            heard = connection.recv(1 << 16)
+            if heard.startswith(b"POST"):
+                self.heard = heard
+                connection.sendall(self.says)
+            else:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Script]:
+    made = Script()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+    path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway={"hold_s": 5.0})
+    made = serving.gateway(path)
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        yield made
+
+
+WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+
+
+def _is_well_again(front: serving.Process, script: Script) -> None:
+    script.says = WELL
+    serving.all_up(front, 1)
+    assert chat(front).json() == {} and metric(front, "headway_requests_in_flight") == 0
+
+
+NONSENSE = {
+    "hangs up": b"",
+    "hangs up in its headers": OK[:40],
+    "hangs up before its first event": OK,
+    "speaks no HTTP": b"+OK hello\r\n\r\n" * 20,
+    "cuts its first event off": OK + _framed(CHUNK[:50]),
+    "streams what is no JSON": OK + _framed(b"data: {oops\n\n"),
+    "streams what is no chunk": OK + _framed(b'data: {"choices": 3}\n\n'),
+    "ends at once": OK + b"0\r\n\r\n",
+    "reports an error": OK + _framed(b'data: {"error": {"message": "out of memory"}}\n\n') + b"0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("says", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_before_the_first_byte_is_one_clean_error(front: serving.Process, script: Script, says: bytes) -> None:
+    serving.all_up(front, 1)
+    script.says = says
+    reply = chat(front, stream=True)
+    error = reply.json()["error"]
+    assert reply.status == 502 and error["code"] == "engine_error" and "pool/0" in error["message"]
+    _is_well_again(front, script)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"", b"0\r\n\r\n", _framed(b"data: nonsense\n\n"), _framed(b'data: {"error": {"message": "gone"}}\n\n')],
+    ids=["hangs up", "ends without done", "nonsense", "error"],
+)
+def test_nonsense_after_it_ends_the_stream_with_an_error_and_done(
+    front: serving.Process, script: Script, rest: bytes
+) -> None:
+    serving.all_up(front, 1)
+    script.says = OK + _framed(CHUNK) + rest
+    events = list(chat(front, stream=True).events())
+    assert events[0]["choices"][0]["delta"]["content"] == "so"
+    assert set(events[-2]) == {"error"} and events[-1] == "[DONE]"
+    _is_well_again(front, script)
+
+
+def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(front: serving.Process, script: Script) -> None:
+    serving.all_up(front, 1)
+    script.says = WELL
+    headers = {"Authorization": "Bearer k", "traceparent": "00-1-2-01", "X-Request-Id": "id-7", "Cookie": "secret"}
+    assert chat(front, headers=headers).json() == {}
+    head = script.heard.split(b"\r\n\r\n")[0].decode().lower().split("\r\n")
+    assert {"authorization: bearer k", "traceparent: 00-1-2-01", "x-request-id: id-7"} <= set(head)
+    assert "secret" not in "".join(head)
+
+
+def test_a_stream_may_end_after_the_gateway_is_told_to_stop(tmp_path: Path) -> None:
+    engine = serving.emulator()
+    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url]))
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        events = chat(front, max_tokens=150, stream=True).events()
+        next(events)
+        front.process.terminate()
+        rest = list(events)
+        assert len(rest) > 100 and rest[-1] == "[DONE]"
+        front.process.wait(serving.PATIENCE_S)
+
+
+def test_a_client_that_does_not_read_makes_the_engine_wait(front: serving.Process, script: Script) -> None:
+    """What it has not read is not kept in memory without end."""
+    serving.all_up(front, 1)
+    script.says = OK + _framed(CHUNK * 10) * 60_000
+    before = _resident_bytes(front.process.pid)
+    reply = chat(front, stream=True)
+    time.sleep(2)
+    assert _resident_bytes(front.process.pid) - before < 0.3 * len(script.says)
+    assert metric(front, "headway_requests_in_flight") == 1
+    reply.close()
+    until(lambda: metric(front, "headway_requests_in_flight") == 0)
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
