@@ -23,7 +23,7 @@ HOUR_S = 3600.0
 
 def regions(**uses: float | tuple[float, ...]) -> list[FakeReplica]:
     """A replica of 1000 blocks for each share that is in use."""
-    replicas = []
+    replicas: list[FakeReplica] = []
     for region, given_uses in uses.items():
         for use in given_uses if isinstance(given_uses, tuple) else (given_uses,):
             id = len(replicas)
