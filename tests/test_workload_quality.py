@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from headway.catalog import model
 from headway.core.errors import HeadwayError
-from headway.workload.quality import Scores, processed, scores_of, with_scores
+from headway.workload.quality import Scores, processed
+from headway.workload.quality_columns import scores_of, with_scores
 from headway.workload.quality_judges import GPT_4O_MINI, JudgeError, LinearJudge, Oracle, misjudged, trained
 from headway.workload.quality_reader import WORDS_TO_TOKENS, Answers, read_scores, read_wide
 from headway.workload.quality_traces import CASCADES, TABLE_2, TRACES, Row, generate

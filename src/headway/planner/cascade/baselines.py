@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from headway.core.errors import HeadwayError, unknown
-from headway.perf.memory import active_params
+from headway.perf.memory import weights_bytes
 from headway.planner.cascade.bilevel import Effort, Looked, Search, SetsOf, all_sets
 from headway.planner.cascade.bounds import Bounds, StepBounds
 from headway.planner.cascade.cascadia import answer, made
@@ -153,7 +153,7 @@ def _pre_routings(problem: Problem, predicted: Scores) -> Routings:
     final = final[np.sort(first)]
     reached = final[:, None, :] == np.arange(last + 1, dtype="i1")[:, None]
     thresholds = np.repeat(levels[np.sort(first)][:, None], last, axis=1)
-    return of_routes(problem.scores, thresholds, reached, final, [active_params(model) for model in problem.models])
+    return of_routes(problem.scores, thresholds, reached, final, [weights_bytes(model) for model in problem.models])
 
 
 def _deployed_by(seen: Search, real: Search, planner: str) -> CascadePlan:

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.perf.memory import active_params
+from headway.perf.memory import weights_bytes
 from headway.planner.cascade.bounds import Bounds
 from headway.planner.cascade.deployment import Deployment, deploy, spread
 from headway.planner.cascade.latencies import Idle, Latencies, Table, Trend
@@ -39,7 +39,7 @@ SetsOf = Callable[[int, tuple[bool, ...]], Sets]
 class Effort(Struct, frozen=True, forbid_unknown_fields=True):
     """How long to look."""
 
-    stable_rounds: int | None = 6
+    stable_rounds: int | None = 12
     """Rounds in a row without a better plan, after which the first look, and then the closer one, ends; None: look
     at every routing."""
     gap: float = 0.01
@@ -85,7 +85,7 @@ class Search:
 
     def __post_init__(self) -> None:
         problem = self.problem
-        self.known = self.routings or cascades(problem.scores, [active_params(model) for model in problem.models])
+        self.known = self.routings or cascades(problem.scores, [weights_bytes(model) for model in problem.models])
         self.of_stage = self.sets_of or all_sets(problem)
         self.solved: dict[int, Solved] = {}
         self._tables: dict[tuple[int, bytes, tuple[bool, ...]], Table] = {}
