@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 import time
@@ -127,6 +128,19 @@ def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(front: servin
     head = script.heard.split(b"\r\n\r\n")[0].decode().lower().split("\r\n")
     assert {"authorization: bearer k", "traceparent: 00-1-2-01", "x-request-id: id-7"} <= set(head)
     assert "secret" not in "".join(head)
+
+
+def test_with_keys_only_who_has_one_is_served_and_engines_do_not_see_it(script: Script, tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"open sesame").hexdigest()
+    front = serving.gateway(serving.fleet_file(tmp_path, [script.url], gateway={"api_keys": ["0" * 64, digest]}))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        script.says = WELL
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic open sesame"}):
+            reply = chat(front, headers=headers)
+            assert reply.status == 401 and reply.json()["error"]["code"] == "invalid_api_key"
+        assert chat(front, headers={"Authorization": "Bearer open sesame"}).json() == {}
+        assert b"sesame" not in script.heard
 
 
 def test_a_stream_may_end_after_the_gateway_is_told_to_stop(tmp_path: Path) -> None:

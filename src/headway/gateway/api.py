@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -38,6 +40,7 @@ class Completions:
         given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         try:
+            _check_key(headers, self._gateway().settings.api_keys)
             raw = await _body(receive, headers, self._gateway().settings.max_body_bytes)
             if raw is None:
                 return
@@ -56,6 +59,17 @@ class Completions:
         finally:
             watcher.cancel()
         self._gateway().learn(asked, exchange)
+
+
+def _check_key(headers: dict[str, str], known: Sequence[str]) -> None:
+    """ApiError for a client without one of the keys. A key that the gateway knows is not the engines' business."""
+    if not known:
+        return
+    scheme, _, key = headers.pop("authorization", "").partition(" ")
+    digest = hashlib.sha256(key.encode("latin-1")).hexdigest()
+    # All are compared, each in constant time: how long it takes says nothing about them.
+    if not sum(hmac.compare_digest(digest, each) for each in known) or scheme.lower() != "bearer":
+        raise ApiError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:

@@ -30,5 +30,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An engine that has not said by then that it is well may not be."""
     max_attempts: Annotated[int, Meta(ge=1)] = 3
     """How often a request is sent to an engine before its client hears of an error."""
+    api_keys: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
+    """SHA-256 of the keys that clients may send as bearer tokens, in hexadecimal. Without any, everybody is served,
+    and engines are sent the keys that clients send."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """At shutdown, streams may go on for so long."""
