@@ -372,6 +372,21 @@ def test_lt_ua_shrinks_on_where_little_came() -> None:
     assert full.num == 4
 
 
+def test_lt_ua_adds_nothing_that_memory_would_undo() -> None:
+    world = gap(8.0, 4)
+    world.use = 0.374  # five would be 29.92% full
+    world.until(HOUR_S - 5.0)
+    assert world.num == 4
+    world.use = 0.376
+    world.until(HOUR_S + 40 * MINUTE_S)
+    assert world.num == 5
+    world.use = 0.1  # the burst goes on, so it stays, though it is above the plan
+    world.until(2 * HOUR_S - 5.0)
+    assert world.num == 5
+    world.until(2 * HOUR_S)
+    assert world.num == 4
+
+
 def test_lt_ua_guards_against_what_is_pending() -> None:
     for guard, number in ((True, 4), (False, 6)):
         world = gap(8.0, 4, pending_guard=guard)

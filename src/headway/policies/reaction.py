@@ -33,8 +33,11 @@ class Reaction:
         return -1 if use < self._in_below and self.may_shrink(pool) else 0
 
     def may_grow(self, pool: PoolView) -> bool:
-        """Those that are starting would not do."""
-        return not (self._guard and pool.num_starting) or self.direction(pool) > 0
+        """With one more it would not be empty, and those that are starting would not do."""
+        if self._guard and pool.num_starting:
+            return self.direction(pool) > 0
+        use = self._use(pool, pool.num_serving + 1)
+        return use is not None and use >= self._in_below
 
     def may_shrink(self, pool: PoolView) -> bool:
         """With one less it would not be full."""

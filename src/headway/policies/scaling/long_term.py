@@ -89,10 +89,11 @@ class LongTermUtilization:
 class LongTermGap(LongTermUtilization):
     """LT-UA: as `lt-u`, but at the end of the hour demand that is far off the forecast goes before the plan.
 
-    In the last `last_s` of each hour a pool that has reached its planned number grows on while the interactive input
-    tokens per second are `burst` times the forecast or more, and shrinks on while they are `lull` times the forecast
-    or less, as far as memory does not fill up by it (that limit is ours). Traffic is compared as it is sent from the
-    pool's region, over `recent_s`, with the median forecast of that moment.
+    In the last `last_s` of each hour a pool that has reached its planned number grows on, and does not shrink, while
+    the interactive input tokens per second are `burst` times the forecast or more; and it shrinks on while they are
+    `lull` times the forecast or less. Neither happens if memory would then be less than `in_below` full, or more than
+    `out_above`: limits of ours, as memory would have the step undone at once. Traffic is what is sent from the pool's
+    region, over `recent_s`, against the median forecast of that moment.
     """
 
     def __init__(
@@ -118,11 +119,11 @@ class LongTermGap(LongTermUtilization):
     def _step(self, pool: PoolView, target: int, now: float) -> int:
         step = super()._step(pool, target, now)
         ratio = self._hourly.ratio(pool, now)
-        if step or ratio is None or now % HOUR_S < HOUR_S - self._last_s:
+        if ratio is None or now % HOUR_S < HOUR_S - self._last_s:
             return step
         number = pool.num_serving + pool.num_starting
-        if ratio >= self._burst and number >= target and self._reaction.may_grow(pool):
-            return 1
-        if ratio <= self._lull and number <= target and self._reaction.may_shrink(pool):
-            return -1
-        return 0
+        if ratio >= self._burst and number >= target:
+            return int(self._reaction.may_grow(pool))
+        if not step and ratio <= self._lull and number <= target:
+            return -int(self._reaction.may_shrink(pool))
+        return step
