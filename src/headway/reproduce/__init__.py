@@ -2,5 +2,9 @@
 
 from __future__ import annotations
 
-SYSTEMS: dict[str, str] = {"ktier": "headway.reproduce.ktier", "pascal": "headway.reproduce.pascal"}
+SYSTEMS: dict[str, str] = {
+    "cauchy": "headway.reproduce.cauchy",
+    "ktier": "headway.reproduce.ktier",
+    "pascal": "headway.reproduce.pascal",
+}
 """Name -> module. docs/reproduce.md says what a module offers."""

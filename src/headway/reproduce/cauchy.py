@@ -1,0 +1,61 @@
+"""Cauchy (Zhang et al., SoCC 2025): GPU combos for the most tokens per dollar, its evaluation made anew."""
+
+from __future__ import annotations
+
+from headway.reproduce import cauchy_model, cauchy_overall, cauchy_scheduling, cauchy_transfer
+from headway.reproduce.cauchy_claims import CLAIMS
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Figure, Findings, Outcome, Table
+
+TITLE = "Cauchy: GPU combos, tokens per dollar"
+SEEDS, QUICK_SEEDS = 3, 2
+__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+
+def _ids(*prefixes: str) -> tuple[str, ...]:
+    return tuple(claim.id for claim in CLAIMS if claim.id.startswith(prefixes))
+
+
+def run(experiment: Experiment) -> Findings:
+    """The parts that are asked for; goodputs first, then runs at what they say."""
+    seeds, quick, wants = experiment.seeds, experiment.quick, experiment.wants
+    pairs, between, within = (wants(*_ids(prefix)) for prefix in ("fig2-", "fig9-", "table3-"))
+    programs, overall = wants(*_ids("fig8-")), wants(*_ids("fig6-", "fig7-", "fig10-"))
+    transfer = wants(*_ids("fig11-"))
+    first = cauchy_scheduling.searches(seeds, quick, pairs, between, within)
+    first |= cauchy_overall.profiles(quick) if programs or overall else {}
+    first_found = experiment.run({**first, **(cauchy_transfer.tasks() if transfer else {})})
+    markets = cauchy_overall.markets(first_found) if programs or overall else {}
+    second = cauchy_scheduling.runs(first_found, seeds, quick, between, within)
+    second |= cauchy_overall.runs(markets, seeds, quick) if overall else {}
+    found = {**first_found, **experiment.run(second)}
+
+    outcomes: dict[str, Outcome] = cauchy_model.outcomes()
+    exhibits: list[Figure | Table] = cauchy_model.exhibits()
+    if pairs:
+        two = cauchy_scheduling.Pairs(found, seeds)
+        outcomes |= two.outcomes()
+        exhibits.append(two.figure())
+    whole = cauchy_overall.Overall(found, markets, seeds)
+    if overall:
+        outcomes |= whole.outcomes()
+        exhibits += whole.exhibits()
+    if programs:
+        objectives = cauchy_overall.Programs(markets)
+        outcomes |= objectives.outcomes()
+        exhibits.append(objectives.figure())
+    if between:
+        turns = cauchy_scheduling.Between(found, seeds)
+        outcomes |= turns.outcomes()
+        exhibits.append(turns.figure())
+    if within:
+        inside = cauchy_scheduling.Within(found, seeds)
+        outcomes |= inside.outcomes()
+        exhibits.append(inside.table())
+    if overall:
+        exhibits.append(whole.figure_10())
+    if transfer:
+        moves = cauchy_transfer.Transfer(found)
+        outcomes |= moves.outcomes()
+        exhibits += moves.figures()
+    return Findings(outcomes, [*exhibits, cauchy_model.network_table()])
