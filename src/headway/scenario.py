@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,18 +18,20 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from headway import __version__, userfile
+from headway import __version__, longterm, userfile
 from headway.catalog import coefficients, engine, gpu, model, model_from_config
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.own import coefficients_in
 from headway.control.policies import CascadeOf, Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Engine, Fleet, Model, Parallel, Pool, Role
+from headway.core.policy import Scaler
 from headway.core.record import Outcome, Records
 from headway.metrics.summary import summarize
 from headway.perf import memory
 from headway.perf.step import StepModel
 from headway.policies import resolve
+from headway.policies.resolve import Choice
 from headway.report.run import Provenance, Run
 from headway.scenariofile import DEFAULT_ENGINE, ComboSpec, ModelFile, PolicySpec, PolicySpecs, PoolSpec, Spec, Variant
 from headway.sim.cluster import simulate
@@ -123,13 +126,13 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
     simulated = time.perf_counter()
     return Run(
         name=spec.name,
-        policies=_names(spec),
+        policies=_names(chosen),
         records=records,
         summary=summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer),
         simulate_s=simulated - started,
         total_s=time.perf_counter() - began,
         calibrated=all(found.calibrated for found in known.values()),
-        notes=(*source.table().notes, *_rejections(records, pools)),
+        notes=(*source.table().notes, *_rejections(records, pools), *_cheating(chosen)),
     )
 
 
@@ -171,6 +174,13 @@ def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
     return notes if too_long else notes[1:]
 
 
+def _cheating(scenario: Scenario) -> list[str]:
+    """What a scaler knew that it could not know."""
+    if not longterm.cheats(_scaler(scenario)):
+        return []
+    return ["cheating: the forecaster is fitted on the demand of this very run, its future included"]
+
+
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
     """What made the runs of a scenario: enough to make them again."""
     policies = msgspec.to_builtins(scenario.spec.policies)
@@ -204,8 +214,9 @@ def _with(scenario: Scenario, policies: PolicySpecs) -> Scenario:
     return dataclasses.replace(scenario, spec=replace(scenario.spec, policies=policies))
 
 
-def _names(spec: Spec) -> dict[str, str]:
+def _names(scenario: Scenario) -> dict[str, str]:
     """As reports call them."""
+    spec = scenario.spec
     if spec.variants:
         return {"policies": spec.variants[0].name}
     policies = spec.policies
@@ -214,7 +225,7 @@ def _names(spec: Spec) -> dict[str, str]:
     if policies.migration is not None:
         names["migration"] = str(resolve.migration(policies.migration))
     if policies.scaling is not None:
-        names["scaling"] = str(resolve.scaler(policies.scaling))
+        names["scaling"] = str(_scaler(scenario))
     return names if policies.ordering_at == "replica" else {**names, "ordering_at": policies.ordering_at}
 
 
@@ -377,13 +388,25 @@ def _policies(scenario: Scenario) -> Policies:
     with places.at("policies", "migration"):
         migration = None if spec.migration is None else resolve.migration(spec.migration)
     with places.at("policies", "scaling"):
-        scaler = None if spec.scaling is None else resolve.scaler(spec.scaling)
+        scaler = _scaler(scenario)
     with places.at("policies", "admission"):
         admission = None if spec.admission is None else resolve.admission(spec.admission)
     return Policies(
         router, order, spec.ordering_at, spec.window, migration=migration, admission=admission,
         cascade=_cascade(scenario), scaler=scaler,
     )  # fmt: skip
+
+
+def _scaler(scenario: Scenario) -> Choice[Scaler] | None:
+    """With the forecaster and the planner that it asks for."""
+    said, known = scenario.spec.policies.scaling, cache(partial(_known, scenario))
+    if said is None:
+        return None
+    setting = longterm.Setting(
+        scenario.spec.workload, scenario.spec.seed, scenario.base_dir, scenario.fleet,
+        lambda pool: _line(pool, known()[pool.name]),
+    )  # fmt: skip
+    return longterm.scaler(said, setting)
 
 
 def _cascade(scenario: Scenario) -> CascadeOf | None:

@@ -117,7 +117,8 @@ class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     admission: PolicySpec | None = None
     """Which requests are kept for later, and when they go. Without one: none."""
     scaling: PolicySpec | None = None
-    """How many replicas each pool has. Without one: as many as `fleet` says."""
+    """How many replicas each pool has. Without one: as many as `fleet` says. The long-term ones may be given a
+    `forecaster` (`name`, `past_hours`) and a `planner` (`ilp` or `greedy`)."""
     ordering_at: OrderingAt = "replica"
     """Where the ordering acts: in the replicas' queues, in one that the gateway keeps, or both."""
     window: Count | None = None
@@ -154,6 +155,8 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ordering: PolicySpec | None = None
     """As in `policies`."""
     migration: PolicySpec | None = None
+    """As in `policies`."""
+    admission: PolicySpec | None = None
     """As in `policies`."""
     scaling: PolicySpec | None = None
     """As in `policies`."""
