@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from headway.core.decision import Placement
 from headway.core.record import Ended
@@ -45,22 +45,29 @@ class SageServe:
     def route(self, request: RequestView, view: FleetView) -> Placement:
         is_batch = self._silos.is_batch(request)
         replicas = self._silos.serving(view.replicas, is_batch) or view.replicas
-        regions = _by_region(replicas)
-        if len(regions) > 1:
-            replicas = regions[self._region(request, regions, is_batch)]
+        replicas = self._in_region(request, replicas, is_batch)
         return Placement(self._instances.shortest(_least_full_pool(replicas)))
 
     def learn(self, record: Ended) -> None:
         """Requests that finished say how long outputs are."""
         self._instances.learn(record)
 
-    def _region(self, request: RequestView, regions: Mapping[str, Sequence[ReplicaView]], is_batch: bool) -> str:
+    def _in_region(
+        self, request: RequestView, replicas: Sequence[ReplicaView], is_batch: bool
+    ) -> Sequence[ReplicaView]:
+        """All replicas of the region that it is to go to."""
+        own = [replica for replica in replicas if replica.region == request.region]
+        if own and not is_batch and effective_use(own) < self._threshold:
+            return own  # mostly it is so, and the others need no look
+        regions: dict[str, list[ReplicaView]] = {}
+        for replica in replicas:
+            regions.setdefault(replica.region, []).append(replica)
         uses: dict[str, float] = {}
         for region in self._in_order(request, regions):
             uses[region] = effective_use(regions[region])
             if not is_batch and uses[region] < self._threshold:
-                return region
-        return min(uses, key=lambda region: uses[region])
+                return regions[region]
+        return regions[min(uses, key=lambda region: uses[region])]
 
     def _in_order(self, request: RequestView, regions: Iterable[str]) -> Iterable[str]:
         """All that are there, the preferred ones first."""
@@ -68,16 +75,11 @@ class SageServe:
         return dict.fromkeys([one for one in (request.region, *self._preference, *there) if one in there])
 
 
-def _by_region(replicas: Iterable[ReplicaView]) -> dict[str, list[ReplicaView]]:
-    regions: dict[str, list[ReplicaView]] = {}
-    for replica in replicas:
-        regions.setdefault(replica.region, []).append(replica)
-    return regions
-
-
 def _least_full_pool(replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
     """All replicas of one pool, the first of equals."""
+    if len({replica.pool for replica in replicas}) == 1:
+        return replicas
     pools: dict[str, list[ReplicaView]] = {}
     for replica in replicas:
         pools.setdefault(replica.pool, []).append(replica)
-    return min(pools.values(), key=effective_use) if len(pools) > 1 else replicas
+    return min(pools.values(), key=effective_use)
