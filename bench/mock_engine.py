@@ -72,7 +72,9 @@ class Mock(asyncio.Protocol):
         self._transport.write(_framed(CHUNK) + (_framed(b"data: [DONE]\n\n") + b"0\r\n\r\n" if is_last else b""))
 
     def _next(self, start_s: float, k: int) -> None:
-        """Chunk k, at its time."""
+        """Chunk k, at its time; none for who is gone."""
+        if self._transport.is_closing():
+            return
         self._write(k == self.num_chunks - 1)
         if k < self.num_chunks - 1:
             wait_s = start_s + (k + 1) * self.interval_s - monotonic()
