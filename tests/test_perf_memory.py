@@ -32,6 +32,7 @@ PUBLISHED = {
     "qwen1.5-14b": 14.167, "qwen2.5-7b": 7.616, "qwen2.5-14b": 14.770, "qwen2.5-32b": 32.764,
     "qwen2.5-72b": 72.706, "qwen3-8b": 8.191, "qwen3-14b": 14.768,
     "qwen3-32b": 32.762, "qwen3-30b-a3b": 30.532, "deepseek-v3": 671.026, "deepseek-r1": 671.026,
+    "deepseek-r1-awq": 671.026,
     "deepseek-r1-distill-qwen-7b": 7.616, "deepseek-r1-distill-qwen-32b": 32.764,
     "deepseek-r1-distill-llama-70b": 70.554, "mistral-7b": 7.248, "mistral-nemo-12b": 12.248,
     "mixtral-8x7b": 46.703, "mixtral-8x22b": 140.621, "yi-34b": 34.389, "bloom-176b": 176.247,

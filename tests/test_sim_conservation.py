@@ -194,10 +194,10 @@ class Checking:
 def test_window_and_queue_limit_hold(scenario: Scenario) -> None:
     limit, window = 3, scenario.window or 7
     # Moves and hand-overs fill queues as they must.
-    scenario = replace(scenario, combos=(), migration=None, scaler=None, cascade=None)
+    scenario = replace(scenario, combos=(), migration=None, scaler=None, cascade=None, faults=())
     assume(scenario.pools)
     if any(pool.model.name != MODEL.name for pool in scenario.pools):
-        scenario = replace(scenario, pools=scenario.pools[:1], faults=())
+        scenario = replace(scenario, pools=scenario.pools[:1])
     pools = tuple(
         msgspec.structs.replace(p, engine=msgspec.structs.replace(p.engine, max_num_waiting=limit))
         for p in scenario.pools

@@ -77,4 +77,5 @@ class Cascading:
                 # A later turn quotes the answer that the workload knows, not this one.
                 live.output_id = None  # type: ignore[misc]  # of a frozen base, thawed here
                 live.output_tokens = tokens  # type: ignore[misc]
+                live.reasoning_tokens = min(live.reasoning_tokens, tokens)  # type: ignore[misc]
         live.model = model  # type: ignore[misc]
