@@ -22,6 +22,7 @@ from headway.workload.demand import Demand
 from headway.workload.generate import rows_of, turns_of
 from headway.workload.lengths import Geometric, Length, check_length
 from headway.workload.promises import Slo, Tier, TierMix, positive
+from headway.workload.quality_spec import QualitySpec, scored
 from headway.workload.sessions import Sessions, flattened
 from headway.workload.source import Source
 from headway.workload.table import Workload
@@ -153,6 +154,9 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     the one, the longer the others; nothing = 0, drawn one by one."""
     mix: tuple[Part, ...] | None = None
     """Several kinds of request, drawn for each, in place of prompt_tokens, output_tokens and reasoning_tokens."""
+    quality: QualitySpec | None = None
+    """What each model's answers score and how long they are, for a cascade; in place of prompt_tokens and
+    output_tokens."""
     prefixes: Prefixes | None = None
     """Groups of requests that share their first tokens."""
     sessions: SessionsSpec | None = None
@@ -204,7 +208,9 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
                     raise ValueError(f"{name}: goes with demand")
         if self.start_hour is not None and not 0 <= self.start_hour < float("inf"):
             raise ValueError(f"start_hour: {self.start_hour}; expected 0 or more")
-        if self.trace is not None:
+        if self.quality is not None:
+            self._check_quality()
+        elif self.trace is not None:
             self._check_trace()
         elif self.demand is not None:
             self._check_demand(self.demand)
@@ -219,6 +225,12 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"mix and {name}: expected one of them; the parts of a mix say their own")
         if not self.mix:
             raise ValueError("mix: expected one part or more")
+
+    def _check_quality(self) -> None:
+        for name in (*ONE_KIND, "mix", "prefixes", "sessions", "demand", "trace", "builtin"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: not with quality, which says lengths")
+        self._check_arrivals()
 
     def _check_trace(self) -> None:
         for name in (*ONE_KIND, "mix", "prefixes", "sessions", "demand"):
@@ -244,6 +256,9 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
     def _check_synthetic(self) -> None:
         if self.mix is None and (self.prompt_tokens is None or self.output_tokens is None):
             raise ValueError("expected trace, builtin, mix, or prompt_tokens and output_tokens")
+        self._check_arrivals()
+
+    def _check_arrivals(self) -> None:
         if self.arrivals is None and self.concurrency is None:
             raise ValueError("arrivals: missing; say a rate per second, as in `arrivals: 8`")
         endless = self.num_requests is None and not isinstance(self.arrivals, Replay)
@@ -261,7 +276,7 @@ def build(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Source:
     with enough_memory():
         if full.sessions is not None:
             return Sessions(turns_of(full, seed, Path(base_dir)))
-        rows = rows_of(full, seed, Path(base_dir))
+        rows = _rows(full, seed, Path(base_dir))
         if full.concurrency is not None:
             return ClosedLoop(rows, full.concurrency, full.think_s or 0.0)
         return TraceSource(rows)
@@ -277,7 +292,14 @@ def generate(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Workl
     with enough_memory():
         if full.sessions is not None:
             return flattened(turns_of(full, seed, Path(base_dir)))
-        return rows_of(full, seed, Path(base_dir))
+        return _rows(full, seed, Path(base_dir))
+
+
+def _rows(full: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
+    if full.quality is None:
+        return rows_of(full, seed, base_dir)
+    bare = structs.replace(full, quality=None, prompt_tokens=1, output_tokens=1)
+    return scored(rows_of(bare, seed, base_dir), full.quality, seed, base_dir).validate("workload")
 
 
 @contextmanager
