@@ -24,7 +24,7 @@ from headway.planner.cascade.bounds import Bounds
 from headway.planner.cascade.deployment import Deployment, deploy, spread
 from headway.planner.cascade.latencies import Idle, Latencies, Table, Trend
 from headway.planner.cascade.plan import Round
-from headway.planner.cascade.problem import LatencyBudget, Problem, Target
+from headway.planner.cascade.problem import LatencyBudget, Problem, QualityFloor, Target
 from headway.planner.cascade.routing import Objective, Routings, cascades, proportional
 from headway.planner.cascade.shapes import Sets, replica_sets, shapes
 
@@ -43,7 +43,8 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
     """Rounds in a row without a better plan, after which the first look, and then the closer one, ends; None: look
     at every routing."""
     gap: float = 0.01
-    """The share by which a deployment's bound may stay below its latency."""
+    """The share by which a deployment's bound may stay below its latency, and by which a routing that is left out could
+    have been faster than the best."""
     asks: int | None = None
     """Evaluations for one routing's deployment, after which the best known will do; None: as many as the gap takes."""
     apart: float = 0.03
@@ -266,7 +267,10 @@ class _Loop:
         """Solve the routing as far as it can be better; whether it is."""
         self.done[i] = True
         quality = float(self.routings.quality[i])
-        solved = self.search.solve(i, self.objective.limit_s(self.score, quality))
+        limit_s = self.objective.limit_s(self.score, quality)
+        if isinstance(self.objective.target, QualityFloor):
+            limit_s *= 1 - self.search.effort.gap
+        solved = self.search.solve(i, limit_s)
         better = self._take(i)
         if solved.bound_s == inf:
             self.hopeless |= (self.routings.ratios >= self.routings.ratios[i]).all(axis=1)
