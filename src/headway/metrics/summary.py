@@ -20,6 +20,7 @@ from headway.metrics.cascade import answers
 from headway.metrics.columns import floats
 from headway.metrics.gaps import Gaps
 from headway.metrics.latency import Distribution, Sample, Slo, distribution, gap_distribution, met, sample
+from headway.metrics.provisioning import Waste, provisioned
 from headway.metrics.tokens import inter_token_gaps, inter_token_gaps_by_replica, rows_by_replica
 from headway.metrics.usage import Level, Usage, usage
 
@@ -77,6 +78,9 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     quality: float | None
     judged: int
     judge_usd: float
+    starts: int | None
+    starting_gpu_hours: Waste | None
+    spot_gpu_hours: float | None
     tiers: dict[str, RequestMetrics]
     models: dict[str, ReplicaMetrics]
     """By the model that served a request, or that it asked for if none did."""
@@ -102,7 +106,7 @@ def summarize(
     whole = _request_metrics(chosen, _gaps(records, chosen, every).get(0), window_s)
     tier = records.workload.get("tier")
     tiers = {} if tier is None else _named(tier[chosen.id])
-    given = answers(records, chosen)
+    given, scaled = answers(records, chosen), provisioned(records, warmup_s)
     return Summary(
         **_replica_metrics(whole, used, list(range(len(records.replicas)))),
         warmup_s=warmup_s,
@@ -111,6 +115,9 @@ def summarize(
         quality=given.quality,
         judged=given.judged,
         judge_usd=given.judge_usd,
+        starts=scaled and scaled.starts,
+        starting_gpu_hours=scaled and scaled.starting_gpu_hours,
+        spot_gpu_hours=scaled and scaled.spot_gpu_hours,
         tiers=_breakdown(records, chosen, tiers, window_s),
         models=_models(records, chosen, used, window_s),
         regions=_breakdown(records, chosen, _regions(records, chosen), window_s),
@@ -293,7 +300,7 @@ _LATENCIES = (
     "transfer_s",
 )  # fmt: skip
 
-PARTS: dict[str, type[Distribution] | type[Level]] = {
-    **dict.fromkeys(_LATENCIES, Distribution), "kv_use": Level, "batch_size": Level,
+PARTS: dict[str, type[Distribution] | type[Level] | type[Waste]] = {
+    **dict.fromkeys(_LATENCIES, Distribution), "kv_use": Level, "batch_size": Level, "starting_gpu_hours": Waste,
 }  # fmt: skip
 """Fields that are several numbers."""

@@ -15,6 +15,9 @@ OVER = {
     "p99": "99th percentile",
     "max": "largest value",
     "peak": "largest value",
+    "new": "of replicas on newly acquired GPUs",
+    "reclaimed": "of replicas that were spot instances of their model",
+    "redeployed": "of replicas that were spot instances of another model",
 }
 """Last words of a key."""
 
@@ -111,6 +114,16 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     ),
     "judged": ("answers", "Answers of a cascade that a judge was asked about, of finished requests."),
     "judge_usd": ("$", "What judging them cost; not part of `usd`."),
+    "starts": ("replicas", "Replicas that scaling started; where it changed anything, as the next two."),
+    "starting_gpu_hours": (
+        "GPU h",
+        "GPUs x hours from asking for a replica to its serving: paid for (they are part of `gpu_hours`), and wasted.",
+    ),
+    "spot_gpu_hours": (
+        "GPU h",
+        "GPUs x hours of replicas given back, until they are taken back or the run ends: what can be leased as spot "
+        "instances.",
+    ),
     "transfer_s": ("s", "How long the KV cache of a request that went on at another replica was on its way."),
 }
 """Metric -> (unit, definition). A metric of several numbers has keys `METRIC.LAST`, `LAST` one of `OVER`."""
