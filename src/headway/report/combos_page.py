@@ -82,7 +82,7 @@ def _picture(plan: Plan, selection: Selection, service: str) -> dict[str, Any]:
                 "symbol": ["circle" if chosen else "circle-open" for chosen in planned],
             },
         })  # fmt: skip
-    return {"data": traces, "layout": layout("$/h", "goodput (requests/s)")}
+    return {"data": traces, "layout": layout("$/h", "goodput (requests/s)", 380, showlegend=True)}
 
 
 def _counts(plan: Plan) -> dict[tuple[str, str], int]:
