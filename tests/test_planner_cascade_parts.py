@@ -32,8 +32,9 @@ from headway.planner.cascade.bilevel import Effort
 from headway.planner.cascade.bounds import NoBounds, StepBounds
 from headway.planner.cascade.cascadia import plan
 from headway.planner.cascade.deployment import deploy, spread
+from headway.planner.cascade.exhaustive import exhaustive
 from headway.planner.cascade.latencies import Latencies, Table, Trend
-from headway.planner.cascade.problem import LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
+from headway.planner.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, Replicas, ReplicaSet
 from headway.planner.cascade.shapes import alike, replica_sets, shapes, uniform_sets
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.routing.least_loaded import LeastLoaded
@@ -263,6 +264,32 @@ def test_no_simulation_is_faster_than_its_bound(stage: int, rate_rps: float, pro
     assert share.max() <= 1.0, "a bound above the truth"
     assert np.median(share[6:]) > (0.35 if stage == 2 else 0.6), "a bound that says nothing"
     assert (guess >= lower - 1e-9).all()
+
+
+class Simulated:
+    """The simulator as evaluator; counts what it is asked."""
+
+    num_asked = 0
+
+    def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
+        self.num_asked += 1
+        return simulated_p95_s(model, replicas, rate_rps, lengths, rounds=1)
+
+
+@pytest.mark.parametrize(("trace", "rate_rps", "q_min"), [(1, 4.0, 78.0), (3, 30.0, 80.0)])
+def test_with_simulations_the_plan_is_the_exhaustive_one(trace: int, rate_rps: float, q_min: float) -> None:
+    table = generate(trace, 40, cascade="llama")
+    coarse = replace(table, scores=np.round(table.scores / 10) * 10)
+    models = tuple(catalog.model(name) for name in table.models)
+    gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
+    asked = Problem(models, gpu, engine, 5, rate_rps, coarse, QualityFloor(q_min), max_pp=2)
+    everything, usual = Simulated(), Simulated()
+    oracle = exhaustive(asked, Latencies(everything))
+    found = plan(asked, Latencies(usual), effort=ALL)
+    assert found.status == oracle.status == "optimal"
+    assert (found.latency_s, found.quality) == pytest.approx((oracle.latency_s, oracle.quality))
+    assert usual.num_asked < everything.num_asked / 3
+    assert plan(asked, Latencies(Simulated())).latency_s <= oracle.latency_s * 1.01
 
 
 def test_bounds_fall_with_replicas_and_rise_with_load() -> None:

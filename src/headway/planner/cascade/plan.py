@@ -60,9 +60,9 @@ class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
     """The answer of the planner, and of every baseline."""
 
     status: Literal["optimal", "converged", "infeasible"]
-    """`optimal`: every other routing was solved or ruled out, to within the gap that was allowed. `converged`: no better
-    one was found in so many rounds. `infeasible`: the target is out of reach; this is the plan that comes nearest, and
-    `why` says how near."""
+    """`optimal`: every other routing was solved or ruled out, to within the gap allowed. `converged`: no better one was
+    found in so many rounds. `infeasible`: the target is out of reach; this is the plan that comes nearest, and `why`
+    says how near."""
     planner: str
     target: Target
     stages: tuple[StagePlan, ...]
