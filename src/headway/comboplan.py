@@ -34,10 +34,10 @@ Tell = Callable[[int, int], None]
 HORIZON_S = 10.0
 """Of one simulation of a profile, at least, as far as `MOST_REQUESTS` go."""
 LIVES = 4
-"""Of a request that decodes as slowly as it may: a profile is so long, and its first life is not counted. In a
-shorter run fewer requests are in flight than would be in the long term, and any rate looks as if it were kept."""
+"""Of a request that is as slow as its SLO allows: a profile is so long, and its first life is not counted. In a
+shorter run fewer requests wait and decode than would in the long term, and any rate looks as if it were kept."""
 PATIENCE_S = 0.05
-"""A token, for the length of a life where the SLO has no limit."""
+"""A token, for the length of a life, where the SLO has no limit."""
 MOST_REQUESTS = 6000
 FEWEST_REQUESTS = 150
 ATTAINMENT = 0.9
@@ -158,15 +158,16 @@ class Profiles:
 
     def _document(self, asked: Asked, combo: GpuCombo, rate: float) -> dict[str, Any]:
         made = copy.deepcopy(asked.document)
-        num = min(max(round(rate * _span_s(asked.service)), FEWEST_REQUESTS), self.question.num_requests)
+        num = min(max(round(rate * span_s(asked.service)), FEWEST_REQUESTS), self.question.num_requests)
         made["workload"] |= {"arrivals": rate, "num_requests": num}
         made["workload"].pop("duration_s", None)
         return made | fleet_of([(combo, 1, None, "profiled")], asked)
 
 
-def _span_s(service: Service) -> float:
+def span_s(service: Service) -> float:
     """How long a profile's arrivals go on."""
-    return max(HORIZON_S, LIVES * service.pattern.output_tokens * (service.slo.tpot_s or PATIENCE_S))
+    decode_s = service.pattern.output_tokens * (service.slo.tpot_s or PATIENCE_S)
+    return max(HORIZON_S, LIVES * ((service.slo.ttft_s or 0.0) + decode_s))
 
 
 def _is_steady(found: Sample) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.reproduce import cauchy_model, cauchy_overall, cauchy_scheduling, cauchy_transfer
+from headway.reproduce import cauchy_beyond, cauchy_model, cauchy_overall, cauchy_scheduling, cauchy_transfer
 from headway.reproduce.cauchy_claims import CLAIMS
 from headway.reproduce.experiment import Experiment
 from headway.reproduce.findings import Figure, Findings, Outcome, Table
@@ -58,4 +58,7 @@ def run(experiment: Experiment) -> Findings:
         moves = cauchy_transfer.Transfer(found)
         outcomes |= moves.outcomes()
         exhibits += moves.figures()
-    return Findings(outcomes, [*exhibits, cauchy_model.network_table()])
+    exhibits.append(cauchy_model.network_table())
+    if experiment.claims is None:
+        exhibits += cauchy_beyond.exhibits(markets, whole)
+    return Findings(outcomes, exhibits)

@@ -7,6 +7,9 @@ from statistics import fmean
 from typing import Any
 
 from headway import catalog
+from headway.perf.operators import peak_flops
+from headway.perf.params import active_params
+from headway.planner.speeds import Speeds
 from headway.reproduce import cauchy_setup, charts
 from headway.reproduce.cauchy_claims import COMBINED, TABLE_3, WORKLOADS
 from headway.reproduce.cauchy_setup import GPUS, document, goodput, measure, split
@@ -93,6 +96,23 @@ def unlike(found: Found, workload: str, seed: int) -> list[dict[str, Any]]:
     return [split(pair, pair, goodput_rps=found["pair", workload, pair, seed]["rps"]) for pair in UNLIKE]
 
 
+def bounds(first: str, second: str) -> str:
+    """What holds the pair back, by the step-time model."""
+    service = cauchy_setup.asked("sharegpt").service
+    speeds = [Speeds(service.model, catalog.gpu(GPUS[name]), service.engine, 1) for name in (first, second)]
+    prefill, decode, alone = (
+        each.prefill_rps(service.pattern, service.slo) if i == 0 else each.decode_rps(service.pattern, service.slo)
+        for i, each in ((0, speeds[0]), (1, speeds[1]), (1, speeds[0]))
+    )
+    batch = round(decode * service.pattern.output_tokens * (service.slo.tpot_s or 0.0))
+    flops_s = batch * 2 * active_params(service.model) / peak_flops(catalog.gpu(GPUS[second]), "bf16")
+    return (
+        f"By the step-time model a {first.upper()} prefills {prefill:.0f}/s and a {second.upper()} decodes "
+        f"{decode:.0f}/s (a {first.upper()} {alone:.0f}/s): the decoder is the bottleneck, with {batch} sequences in "
+        f"{1e3 * (service.slo.tpot_s or 0.0):.0f} ms, of which {1e3 * flops_s:.0f} ms are FLOPs at its peak."
+    )
+
+
 class Pairs:
     """Figure 2."""
 
@@ -116,10 +136,7 @@ class Pairs:
             first, second = key.split("-")
             pairs = (key, f"{first}-{first}", f"{second}-{second}")
             said = ", ".join(f"{pair.upper()} {fmean(self.rps(pair)):.1f}" for pair in pairs)
-            why = (
-                f"Goodput of a pair in requests/s: {said}. GPUs and their price are the same. An idle decode GPU "
-                "prefills, too, which the same-type pairs profit from."
-            )
+            why = f"Goodput of a pair in requests/s: {said}. {bounds(first, second)}"
             made[f"fig2-{key}"] = Outcome(self.gains(key), why)
         return made
 
@@ -155,7 +172,7 @@ class Between:
             said = ", ".join(f"{name} {fmean(self.values(workload, name)):.2f} s" for name in BETWEEN)
             why = f"Mean E2E: {said}. Combos: {weights}; load {LOAD:.0%} of that."
             made[f"fig9-rr-{workload}"] = Outcome(self.lower(workload, "round-robin"), why)
-            tokens = f"{why} Token-weighted sends each request to whoever has most room now: it sees what is in flight."
+            tokens = f"{why} Token-weighted turns fill the combo with the largest memory first, not the fastest."
             made[f"fig9-tokens-{workload}"] = Outcome(self.lower(workload, "tokens"), tokens)
         alike = [
             1 - self.found["alike", "goodput", seed]["e2e_s"] / self.found["alike", "round-robin", seed]["e2e_s"]

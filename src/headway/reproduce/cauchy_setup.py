@@ -84,7 +84,7 @@ def question(quick: bool) -> Question:
     sizes = Counts(prefill=(1, 2), decode=(1, 2, 3, 4, 5, 6), aggregated=(1, 2))
     if quick:
         sizes = Counts(prefill=(1,), decode=(1, 2), aggregated=(1,))
-    most = 1000 if quick else comboplan.MOST_REQUESTS
+    most = 3000 if quick else comboplan.MOST_REQUESTS
     return Question(offers=offers(), counts=sizes, num_requests=most, per_pair=1 if quick else 2)
 
 
@@ -116,6 +116,11 @@ class Market:
     def aggregated(self) -> tuple[Candidate, ...]:
         """Combos that do not split."""
         return tuple(each for each in self.candidates if each.combo.aggregated is not None)
+
+    @property
+    def demand(self) -> Demand:
+        """As planners take it."""
+        return Demand(self.workload, self.demand_rps, self.tokens)
 
     @property
     def tokens(self) -> float:
@@ -164,12 +169,14 @@ def goodput(
     def served(rate: float) -> bool:
         return in_time(workload, combos, within, seed, rate, quick) >= ATTAINED
 
-    low, high = start_rps, start_rps
+    low, high = 0.0, start_rps
     while served(high):
         low, high = high, high * 1.3
-    while low == high or not served(low):
-        high, low = low, low / 1.3
-        if low < start_rps / 100:
+    rate = start_rps
+    while not low:
+        high, rate = rate, rate / 1.3
+        low = rate if served(rate) else 0.0
+        if rate < start_rps / 100:
             return {"rps": 0.0}
     while high / low > (1.06 if quick else PRECISION):
         middle = (low * high) ** 0.5
@@ -180,7 +187,7 @@ def goodput(
 def in_time(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> float:
     """Share of requests that are, at this rate; those of the first life are not counted."""
     ttft_s, tpot_s = SLOS[workload]
-    num = max(round(rate * lifetimes_s(workload)), 600 if quick else 1500)
+    num = max(round(rate * comboplan.span_s(asked(workload).service)), 600 if quick else 1500)
     routing = {"name": "cauchy", "within": within}
     given = document(workload, rate, num, fleet=[], combos=combos, policies={"routing": routing}, seed=seed)
     run = scenario.run(scenario.assemble(given, Places(), HERE))
@@ -189,19 +196,15 @@ def in_time(workload: str, combos: list[dict[str, Any]], within: Within, seed: i
     return float(good.sum() / has.sum())
 
 
-def lifetimes_s(workload: str) -> float:
-    """As long as a profile: several lives of a request."""
-    mean = {"cnn-dailymail": 42, "sharegpt": 207, "longwriter": 1330}[workload]
-    return comboplan.LIVES * mean * SLOS[workload][1]
-
-
 def measure(run: Run) -> dict[str, Any]:
     """Tokens, dollars and latencies of a run."""
     summary, chosen = run.summary, sample(run.records, 0.0, None)
     tokens = int(chosen.prompt_tokens[chosen.finished].sum() + chosen.generated_tokens[chosen.finished].sum())
     assert summary.ttft_s and summary.e2e_s and summary.tpot_s
+    ups = [(sum(to_s - from_s for from_s, to_s in each.up), each.watts) for each in run.records.replicas]
     return {
         "tokens_per_usd": tokens / summary.usd,
+        "joules_per_token": sum(up_s * watts for up_s, watts in ups) / tokens,
         "usd_per_hour": 3600 * summary.usd / run.records.end_s,
         "gpu_hours": summary.gpu_hours,
         "attainment": summary.slo_attainment,
