@@ -205,6 +205,13 @@ def test_needs_are_of_peaks() -> None:
     assert found == {("region demand", "m in east"): 20, ("region demand", "m in west"): 15, ("global demand", "m"): 45}
 
 
+@pytest.mark.parametrize("tps", [1e-12, 1e-15, 1e-40])
+def test_what_rounding_leaves_is_no_demand(tps: float) -> None:
+    problem = Problem((SMALL,), REGIONS, ({"m": {"east": (tps,)}},), (Have("m", "east", "a100", 2),))
+    found = plan(problem)
+    assert found.status == "optimal" and not any(found.after().values())
+
+
 def test_the_quantile_worth_being_ready_for() -> None:
     assert worthwhile_quantile(9.0, 1.0) == 0.9
     with pytest.raises(HeadwayError, match="not both 0"):

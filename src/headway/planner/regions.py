@@ -35,6 +35,8 @@ from headway.core.errors import HeadwayError, unknown
 HOUR_S = 3600.0
 TOLERANCE = 1e-6
 """Of a demand, by which a plan may miss it: the solver's."""
+NOTHING_TPS = 1e-6
+"""Demand that is no demand: what rounding leaves of a forecast of none."""
 
 
 class Kind(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,12 +168,12 @@ def needs(problem: Problem) -> Iterator[Need]:
             by_region = demand.get(model, {})
             for region in problem.regions:
                 peak = problem.epsilon * max(by_region.get(region, ()), default=0.0)
-                if peak > 0:
+                if peak > NOTHING_TPS:
                     yield Need("region demand", f"{model} in {region}", t, model, (region,), peak)
                 if problem.least:
                     yield Need("least", f"{model} in {region}", t, model, (region,), problem.least)
             together = max(map(sum, zip(*by_region.values(), strict=True)), default=0.0)
-            if together > 0:
+            if together > NOTHING_TPS:
                 yield Need("global demand", model, t, model, problem.regions, together)
 
 
