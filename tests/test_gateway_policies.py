@@ -230,6 +230,29 @@ def test_requests_kept_for_later_go_when_the_policy_says_so(tmp_path: Path) -> N
         assert order == ["0", "2", "2"]
 
 
+def test_a_policy_that_fails_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    engine = serving.emulator()
+    front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], policies={"routing": "broken:Broken"}))
+    with serving.closing(engine, front):
+        serving.all_up(front, 1)
+        for _ in range(2):
+            reply = chat(front, max_tokens=1)
+            assert reply.status == 500 and reply.json()["error"]["code"] == "policy_error"
+        assert metric(front, "headway_requests_in_flight") == 0
+        assert metric(front, "headway_requests_total") == 2
+        assert "router Broken chose replica 7" in front.stop()
+
+
+BROKEN = """
+from headway.core.decision import Placement
+
+
+class Broken:
+    def route(self, request, view):
+        return Placement(7)
+"""
+
 PATIENT = '''
 from headway.core.decision import Release
 

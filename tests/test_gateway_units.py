@@ -17,6 +17,7 @@ from headway.control.live import Live
 from headway.core.fleet import Pool
 from headway.core.pacer import Pacer
 from headway.core.request import Phase
+from headway.emulator import tokens
 from headway.gateway import sse
 from headway.gateway.adapters import ADAPTERS, Load, api_of, load
 from headway.gateway.ask import CHAT, COMPLETIONS, Ask, ask
@@ -112,6 +113,26 @@ def test_the_end_of_reasoning_is_found_in_whatever_pieces_it_comes(pieces: list[
     before, _, after = "".join(pieces).partition("</think>")
     assert "".join(delta.get("reasoning", "") for delta in deltas) == before
     assert "".join(delta.get("content", "") for delta in deltas) == after
+
+
+@given(st.integers(1, 60), st.integers(0, 30), st.lists(st.integers(1, 9), max_size=8), st.booleans())
+def test_an_emulated_answer_goes_on_as_it_would_have(
+    output_tokens: int, reasoning_tokens: int, parts: list[int], is_chat: bool
+) -> None:
+    """Whoever reads the tokens so far writes the same next ones, and ends in the same place."""
+    messages = [{"role": "user", "content": "what is w77"}]
+    prompt = tokens.chat(messages, reasoning_tokens > 0, False) if is_chat else tokens.encode("once upon w9")
+    straight = tokens.Writer(prompt, output_tokens, reasoning_tokens)
+    whole = straight.write(60)
+    done: list[int] = []
+    for part in parts:
+        again = tokens.Writer([*prompt, *done], output_tokens, reasoning_tokens)
+        assert again.left is None or again.left == max(output_tokens - len(done), 1)
+        done += again.write(part)
+    assert done == whole[: len(done)] if len(done) <= 60 else done[:60] == whole
+    assert tokens.encode(tokens.decode(whole)) == whole
+    if is_chat and reasoning_tokens:
+        assert whole.index(tokens.THINK_END) == reasoning_tokens - 1
 
 
 def test_metrics_of_all_ranks_add_up_and_what_is_missing_is_unknown() -> None:

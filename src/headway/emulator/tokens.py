@@ -58,8 +58,11 @@ class Writer:
         self.num = len(prompt)
         self._last = prompt[-1] if prompt else 0
         began = _last_of(prompt, ASSISTANT)
-        self.left: int | None = None if began is None else max(output_tokens - (self.num - began - 1), 1)
+        self.left: int | None = None
         """Tokens until the answer is over by itself; None: it never is."""
+        if began is not None:
+            written = prompt[began + 1 :]
+            self.left = max(output_tokens - len(written) + (written[:1] == [THINK]), 1)
         thinks = _last_of(prompt, THINK)
         thought = thinks is not None and _last_of(prompt[thinks:], THINK_END) is not None
         self.reasoning_left = 0

@@ -212,6 +212,14 @@ class Driver:
         if ticket.outcome is None:
             self.control.gave_up(ticket.live, self.now)
 
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more, even if a policy failed where its end should have been told."""
+        ticket.leave()
+        self.gave_up(ticket)
+        self.tickets.pop(ticket.live.id, None)
+        for timer in ticket.timers:
+            timer.cancel()
+
     def landed(self, ticket: Ticket) -> None:
         """A request that is to move has left its replica: it goes on at the other one, or where it was if that is
         gone."""

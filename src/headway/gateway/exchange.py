@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
 import msgspec
 
 from headway.control.live import DECODING, Live
+from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway import sse
@@ -19,6 +21,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.replica import LiveReplica
 from headway.gateway.said import CannotGoOnError, Continued, Said, without_ids
 
+log = logging.getLogger("headway.gateway")
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 """What an engine answers when another one might do better."""
@@ -88,9 +91,11 @@ class Exchange:
         except ApiError as error:
             self._driver.refused(ticket)
             await self._tell(error)
+        except HeadwayError as error:
+            log.error("%s", error)
+            await self._tell(ApiError(500, "a policy failed", "policy_error"))
         finally:
-            self._driver.gave_up(ticket)
-            ticket.leave()
+            self._driver.forget(ticket)
 
     def gone(self) -> None:
         """The client is."""

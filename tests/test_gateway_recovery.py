@@ -1,0 +1,126 @@
+"""Engines that are not there, fail at first, come late or are busy with others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import serving
+from serving import ask, chat, metric, until
+
+pytest.importorskip("httptools")
+
+
+@pytest.fixture(scope="module")
+def survivor() -> Iterator[serving.Process]:
+    made = _doomed()
+    with serving.closing(made):
+        yield made
+
+
+def _doomed(port: int = 0) -> serving.Process:
+    return serving.emulator("--reasoning-tokens", "60", "--output-tokens", "300", "--speed", "3", port=port)
+
+
+def test_before_the_first_byte_another_engine_is_asked(survivor: serving.Process, tmp_path: Path) -> None:
+    flaky = _doomed()
+    front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url, survivor.url]))
+    with serving.closing(flaky, front):
+        serving.all_up(front, 2)
+        ask(flaky, "/emulator/failures", [500], method="PUT").json()
+        reply = chat(front, max_tokens=3)
+        assert reply.status == 200 and reply.headers["x-headway-replica"] == "pool/1"
+        reply.json()
+        flaky.kill()
+        for _ in range(4):
+            reply = chat(front, max_tokens=3)
+            assert reply.status == 200 and reply.headers["x-headway-replica"] == "pool/1"
+            reply.json()
+        until(lambda: ask(front, "/health").json()["up"] == 1)
+
+
+def test_a_replica_that_fails_again_and_again_is_left_alone_and_tried_out(
+    survivor: serving.Process, tmp_path: Path
+) -> None:
+    """Health checks say that it is well all the while."""
+    flaky = _doomed()
+    front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url, survivor.url]))
+    with serving.closing(flaky, front):
+        serving.all_up(front, 2)
+        ask(flaky, "/emulator/failures", [500] * 5, method="PUT").json()
+        for _ in range(3):
+            assert chat(front, max_tokens=1).json()["choices"]
+        assert ask(front, "/health").json()["up"] == 1
+        serving.all_up(front, 2)
+        reply = chat(front, max_tokens=1)
+        assert reply.headers["x-headway-replica"] == "pool/0"
+        reply.json()
+
+
+def test_an_engine_that_always_fails_is_reported(tmp_path: Path) -> None:
+    flaky = _doomed()
+    front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url]))
+    with serving.closing(flaky, front):
+        serving.all_up(front, 1)
+        ask(flaky, "/emulator/failures", [503], method="PUT").json()
+        reply = chat(front, max_tokens=1)
+        assert reply.status == 503 and reply.headers["retry-after"]
+        assert "this failure was asked for" in reply.json()["error"]["message"]
+
+
+def test_a_replica_may_come_later(tmp_path: Path) -> None:
+    """Requests wait for it, and find it where it was to be."""
+    late = _doomed()
+    late.kill()
+    front = serving.gateway(serving.fleet_file(tmp_path, [late.url]))
+    with serving.closing(late, front):
+        assert ask(front, "/health").json()["status"] == "unavailable"
+        replies: list[Any] = []
+        waiting = threading.Thread(target=lambda: replies.append(chat(front, max_tokens=2).json()))
+        waiting.start()
+        until(lambda: metric(front, "headway_requests_held") == 1)
+        again = _doomed(late.port)
+        with serving.closing(again):
+            waiting.join(20)
+        assert replies[0]["usage"]["completion_tokens"] == 2
+
+
+def test_without_any_replica_the_wait_has_an_end(tmp_path: Path) -> None:
+    front = serving.gateway(serving.fleet_file(tmp_path, ["http://127.0.0.1:9"], gateway={"hold_s": 0.2}))
+    with serving.closing(front):
+        reply = chat(front, max_tokens=2)
+        assert reply.status == 503 and reply.headers["retry-after"] == "1"
+        assert reply.json()["error"]["code"] == "no_capacity"
+
+
+def test_a_request_that_takes_too_long_is_given_up(survivor: serving.Process, tmp_path: Path) -> None:
+    front = serving.gateway(serving.fleet_file(tmp_path, [survivor.url], gateway={"timeout_s": 0.4}))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        reply = chat(front, ignore_eos=True, max_tokens=20_000)
+        assert reply.status == 504 and reply.json()["error"]["code"] == "timeout"
+        events = list(chat(front, ignore_eos=True, max_tokens=20_000, stream=True).events())
+        assert events[-2]["error"]["code"] == "timeout" and events[-1] == "[DONE]"
+        until(lambda: metric(survivor, "vllm:num_requests_running") == 0)
+        assert metric(front, "headway_requests_in_flight") == 0
+
+
+def test_what_others_ask_of_an_engine_is_seen(survivor: serving.Process, tmp_path: Path) -> None:
+    """Its load is what the engine says, not only what went through this gateway."""
+    busy = _doomed()
+    front = serving.gateway(serving.fleet_file(tmp_path, [busy.url, survivor.url]))
+    with serving.closing(busy, front):
+        serving.all_up(front, 2)
+        others = [chat(busy, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(3)]
+        time.sleep(0.5)
+        for _ in range(3):
+            reply = chat(front, max_tokens=1)
+            assert reply.headers["x-headway-replica"] == "pool/1"
+            reply.json()
+        for other in others:
+            other.close()
