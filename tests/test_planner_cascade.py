@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
@@ -315,6 +316,19 @@ def test_questions_that_make_no_sense() -> None:
     with pytest.raises(HeadwayError, match="no requests"):
         replace(asked, scores=asked.scores.take(np.zeros(0, "i8")))
     assert replace(asked, models=(MIDDLE,)).scores.models == ("middle",)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: QualityFloor(101.0), lambda: QualityFloor(NAN), lambda: QualityFloor(50.0, mu=0.0),
+        lambda: LatencyBudget(0.0), lambda: LatencyBudget(1.0, nu=inf),
+        lambda: Effort(gap=1.0), lambda: Effort(stable_rounds=0), lambda: Effort(apart=0.0),
+    ],
+)  # fmt: skip
+def test_targets_and_efforts_that_make_no_sense(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        make()
 
 
 def test_an_evaluator_that_answers_nonsense_is_named() -> None:

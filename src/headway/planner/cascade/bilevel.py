@@ -50,6 +50,11 @@ class Effort(Struct, frozen=True, forbid_unknown_fields=True):
     apart: float = 0.03
     """By how much, in the share of requests that some stage processes, first rounds differ."""
 
+    def __post_init__(self) -> None:
+        counts = [each for each in (self.stable_rounds, self.asks) if each is not None]
+        if not 0 <= self.gap < 1 or not 0 < self.apart <= 1 or min(counts, default=1) < 1:
+            raise ValueError(f"{self}; expected a gap from 0 and apart up to 1, and 1 or more rounds and asks")
+
 
 @dataclass
 class Solved:

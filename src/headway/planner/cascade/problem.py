@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite
+from math import inf, isfinite
 from typing import Protocol
 
 import numpy as np
@@ -96,6 +96,10 @@ class QualityFloor(Struct, frozen=True, forbid_unknown_fields=True, tag="quality
     mu: float = 1e6
     """Penalty, s, of missing it by the whole way from utopia to nadir. The default is never worth paying."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.q_min <= 100 or not 0 < self.mu < inf:
+            raise ValueError(f"q_min {self.q_min}, mu {self.mu}; expected a score from 0 to 100, and a weight above 0")
+
 
 class LatencyBudget(Struct, frozen=True, forbid_unknown_fields=True, tag="latency"):
     """Highest mean score at a p95 latency of at most `latency_s` (appendix C)."""
@@ -103,6 +107,10 @@ class LatencyBudget(Struct, frozen=True, forbid_unknown_fields=True, tag="latenc
     latency_s: float
     nu: float = 1e6
     """Penalty, in points, of missing it by the whole range of latencies. The default is never worth paying."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.latency_s < inf or not 0 < self.nu < inf:
+            raise ValueError(f"latency_s {self.latency_s}, nu {self.nu}; expected seconds and a weight above 0")
 
 
 Target = QualityFloor | LatencyBudget
@@ -147,7 +155,7 @@ class Problem:
             raise HeadwayError(f"rate_rps: {self.rate_rps}; expected a number above 0")
         if not 0 <= self.prefix_hit_rate < 1:
             raise HeadwayError(f"prefix_hit_rate: {self.prefix_hit_rate}; expected 0 to less than 1")
-        if not 0 <= self.judge_s < float("inf"):
+        if not 0 <= self.judge_s < inf:
             raise HeadwayError(f"judge_s: {self.judge_s}; expected 0 or more")
 
     @property
