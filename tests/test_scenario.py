@@ -14,7 +14,7 @@ import yaml
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
 from headway.presets import builtin
-from headway.scenario import Scenario, assemble, compare, load, provenance, run, variants
+from headway.scenario import Scenario, assemble, compare, load, policies_of, provenance, run, variants
 from headway.userfile import Places
 
 SMALL: dict[str, Any] = {
@@ -174,6 +174,15 @@ def test_an_ordering_that_the_engine_cannot_act_out() -> None:
         scenario(**changes)
     changes["policies"]["ordering_at"] = "gateway"
     assert run(scenario(**changes)).summary.num_completed == 60
+
+
+def test_order_in_front_of_replicas_is_kept_by_holding_back_what_they_cannot_run() -> None:
+    at_gateway = {"ordering": "priority", "ordering_at": "gateway"}
+    assert policies_of(scenario(policies=at_gateway)).window == 256
+    small = pool(engine={"name": "vllm", "max_num_seqs": 8})
+    assert policies_of(scenario(fleet=small, policies=at_gateway)).window == 8
+    assert policies_of(scenario(policies={**at_gateway, "window": 3})).window == 3
+    assert policies_of(scenario(policies={"ordering": "priority"})).window is None
 
 
 def test_several_policies_are_for_compare() -> None:

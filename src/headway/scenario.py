@@ -155,6 +155,12 @@ def _coefficients(spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: P
         return coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
 
 
+def line_of(scenario: Scenario) -> Callable[[Pool], Line]:
+    """The step-time model of a pool; coefficients are read when it is asked for."""
+    known = cache(partial(_known, scenario))
+    return lambda pool: _line(pool, known()[pool.name])
+
+
 def _line(pool: Pool, known: Coefficients) -> Line:
     return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, known).line
 
@@ -392,19 +398,26 @@ def _policies(scenario: Scenario) -> Policies:
     with places.at("policies", "admission"):
         admission = None if spec.admission is None else resolve.admission(spec.admission)
     return Policies(
-        router, order, spec.ordering_at, spec.window, migration=migration, admission=admission,
+        router, order, spec.ordering_at, _window(scenario), migration=migration, admission=admission,
         cascade=_cascade(scenario), scaler=scaler,
     )  # fmt: skip
 
 
+def _window(scenario: Scenario) -> int | None:
+    """Unless it is said: as many as a replica can run, where order is to be kept in front of it."""
+    spec = scenario.spec.policies
+    if spec.window is not None or spec.ordering_at == "replica":
+        return spec.window
+    return min(pool.engine.max_num_seqs for pool in scenario.fleet.all_pools)
+
+
 def _scaler(scenario: Scenario) -> Choice[Scaler] | None:
     """With the forecaster and the planner that it asks for."""
-    said, known = scenario.spec.policies.scaling, cache(partial(_known, scenario))
+    said = scenario.spec.policies.scaling
     if said is None:
         return None
     setting = longterm.Setting(
-        scenario.spec.workload, scenario.spec.seed, scenario.base_dir, scenario.fleet,
-        lambda pool: _line(pool, known()[pool.name]),
+        scenario.spec.workload, scenario.spec.seed, scenario.base_dir, scenario.fleet, line_of(scenario)
     )  # fmt: skip
     return longterm.scaler(said, setting)
 

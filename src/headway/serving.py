@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
-
 from headway import scenario, userfile
 from headway.control.policies import Policies
 from headway.gateway.adapters import ADAPTERS, Adapter, api_of
@@ -47,8 +45,6 @@ def plan(chosen: Scenario) -> Plan:
         _check_migration(adapters, places)
     pools = zip(chosen.fleet.pools, spec.fleet, adapters, strict=True)
     served = tuple(Served(pool, said.endpoints, adapter.api, kv_blocks(pool)) for pool, said, adapter in pools)
-    if policies.window is None and policies.ordering_at != "replica":
-        policies = replace(policies, window=min(pool.engine.max_num_seqs for pool in chosen.fleet.pools))
     models = [pool.model for pool in chosen.fleet.pools]
     return Plan(
         pools=served,
