@@ -210,8 +210,8 @@ def _served(pool: Pool, rows: Workload, line: Callable[[Pool], Line]) -> float:
         source = TraceSource(rows.with_columns({"arrival_s": np.cumsum(gaps) / rate}))
         records = simulate(Fleet((pool,)), source, Policies(JsqTokens, Fcfs), seed=0, line=line)
         request = ints(records.requests, "request")
-        waits_s = floats(records.requests, "first_token_s") - records.workload["arrival_s"][request]
-        good = waits_s <= records.workload["slo_ttft_s"][request]
+        waits_s = floats(records.requests, "first_token_s") - floats(records.workload, "arrival_s", request)
+        good = waits_s <= floats(records.workload, "slo_ttft_s", request)
         return bool(good.mean() >= IN_TIME)
 
     low, high = 0.0, 1 / 16

@@ -6,5 +6,6 @@ SYSTEMS: dict[str, str] = {
     "cauchy": "headway.reproduce.cauchy",
     "ktier": "headway.reproduce.ktier",
     "pascal": "headway.reproduce.pascal",
+    "sageserve": "headway.reproduce.sageserve",
 }
 """Name -> module. docs/reproduce.md says what a module offers."""
