@@ -170,7 +170,7 @@ def test_the_same_file_is_simulated_and_served_and_what_ran_runs_again(tmp_path:
         serving.all_up(front, 1)
         for tier in (0, 1, 2):
             list(chat(front, max_tokens=10 + tier, priority=tier, stream=True).events())
-        chat(front, max_tokens=4).json()
+        chat(front, max_tokens=4, headers={"x-headway-region": "eu"}).json()
         reply = chat(front, max_tokens=20_000, stream=True)
         next(reply.events())
         reply.close()
@@ -178,6 +178,7 @@ def test_the_same_file_is_simulated_and_served_and_what_ran_runs_again(tmp_path:
         assert "wrote 5 requests" in front.stop()
     ran, _ = records.load(tmp_path / "records")
     assert list(ran.workload["tier"]) == [0, 1, 2, 0, 0]
+    assert [ran.regions[code] for code in ran.workload["region"]] == ["", "", "", "eu", ""]
     assert list(ran.workload["output_tokens"][:4]) == [10, 11, 12, 4]
     assert list(ran.workload["reasoning_tokens"][:3]) == [5, 5, 5]
     assert list(ran.requests["outcome"]) == [Outcome.FINISHED] * 4 + [Outcome.CANCELLED]

@@ -14,7 +14,7 @@ from headway.workload.table import Workload
 
 _ROW = (
     ("arrival_s", "f8"), ("prompt_tokens", "i4"), ("output_tokens", "i4"), ("model", "i2"), ("tier", "i2"),
-    ("reasoning_tokens", "i4"), ("session_id", "i8"), ("slo_ttft_s", "f8"), ("slo_tpot_s", "f8"),
+    ("reasoning_tokens", "i4"), ("region", "i2"), ("session_id", "i8"), ("slo_ttft_s", "f8"), ("slo_tpot_s", "f8"),
 )  # fmt: skip
 
 
@@ -26,6 +26,7 @@ class Recording:
         self.recorder = Recorder()
         self._rows: list[tuple[int, tuple[float, ...]]] = []
         self._models: dict[str, int] = {}
+        self._regions: dict[str, int] = {}
         if not keeps:
             self.recorder.requests.write = _forget
 
@@ -42,7 +43,9 @@ class Recording:
         output_tokens = max(live.generated_tokens, 1)
         self._rows.append((live.id, (
             live.arrival_s, live.prompt_tokens, output_tokens, self._models.setdefault(live.model, len(self._models)),
-            live.tier, min(live.reasoning_tokens, output_tokens), -1 if live.session_id is None else live.session_id,
+            live.tier, min(live.reasoning_tokens, output_tokens),
+            self._regions.setdefault(live.region, len(self._regions)),
+            -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
         )))  # fmt: skip
 
@@ -53,7 +56,7 @@ class Recording:
         first_s = float(table["arrival_s"][0]) if len(table) else 0.0
         columns = {name: np.ascontiguousarray(table[name]) for name, _ in _ROW}
         columns["arrival_s"] = columns["arrival_s"] - first_s
-        workload = Workload(columns, tuple(self._models)).validate()
+        workload = Workload(columns, tuple(self._models), tuple(self._regions)).validate()
         ended = self.recorder.requests.columns()
         ids = np.array([id for id, _ in self._rows], dtype=np.int64)
         ended["request"] = np.searchsorted(ids, ended["request"].astype(np.int64))
@@ -61,7 +64,7 @@ class Recording:
             if name.endswith("_s"):
                 ended[name] = ended[name].astype(np.float64) - first_s
         return Records(
-            workload=workload.columns, models=workload.models, regions=(), requests=ended,
+            workload=workload.columns, models=workload.models, regions=workload.regions, requests=ended,
             segments=self.recorder.segments.columns(), stretches=self.recorder.stretch_columns(),
             replicas=tuple(replicas), end_s=end_s - first_s,
             moves=self.recorder.moves.columns(),
