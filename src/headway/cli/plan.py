@@ -14,6 +14,7 @@ from headway import catalog, userfile
 from headway.capacity import Question, plan, scenario_yaml
 from headway.cli.flags import changes, flag, given, scenario_file, synthetic_options, together, trace_options
 from headway.cli.output import console, counting, print_json, user_cache
+from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
 from headway.cli.plan_tiers import tiers
 from headway.core.capacity import Situation, Targets
@@ -76,6 +77,7 @@ def command() -> None:
 
 command.add_command(tiers)
 command.add_command(combos)
+command.add_command(cascade)
 
 
 @command.command()

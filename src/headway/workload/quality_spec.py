@@ -24,7 +24,7 @@ class QualitySpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """1, 2 or 3: scores made to measure after the three traces of the Cascadia paper."""
     cascade: Cascade = "deepseek"
     """Of a trace: whose models."""
-    num_requests: int = 800
+    num_requests: int = 400
     """Of a trace: rows of the table."""
     seed: int = 0
     """Of a trace: another seed makes another table. The scenario's seed does not."""

@@ -1,0 +1,95 @@
+"""`headway plan cascade`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headway.cascadeplan import Answer, Option, ask, plan, read, scenario_yaml
+from headway.cli.flags import scenario_file
+from headway.cli.output import counting, print_json, print_table, user_cache
+from headway.core.errors import HeadwayError
+from headway.planner.cascade.problem import LatencyBudget, QualityFloor, Target
+from headway.wholefile import write_text
+
+INFEASIBLE = 3
+_path = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("scenario", type=_path, required=False)
+@click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: cascadia.")
+@click.option("--quality", type=click.FloatRange(0, 100), help="Mean score to reach, at the least p95 latency.")
+@click.option("--latency", type=click.FloatRange(min=0, min_open=True), help="p95 to keep, s, at the best quality.")
+@click.option("--gpus", type=click.IntRange(min=1), help="How many there are; else those of the fleet.")
+@click.option("--gpus-per-server", type=click.IntRange(min=1), help="GPUs that tensor parallelism may span.")
+@click.option("--rps", type=click.FloatRange(min=0, min_open=True), help="Requests per second, in place of arrivals.")
+@click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan so many qualities from low to high, too.")
+@click.option("--no-alternatives", is_flag=True, help="Only the plan, nothing to compare it with.")
+@click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs.")
+@click.option("--cache", type=_path, help="Where latencies are kept; the user's cache folder unless given.")
+@click.option("--no-cache", is_flag=True, help="Simulate everything anew.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
+@click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
+def cascade(
+    scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: int | None,
+    gpus_per_server: int | None, rps: float | None, curve: int, no_alternatives: bool, out: Path | None,
+    cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
+) -> int:  # fmt: skip
+    """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality or a latency.
+
+    The SCENARIO's workload says what each model's answers score (`quality`), its first pool which GPU and engine;
+    the models are those of its `cascade`, or all that are scored. Exit code 3: the target is out of reach, and the
+    plan comes nearest to it.
+    """
+    file = scenario_file(scenario, preset)
+    if file is None:
+        raise HeadwayError("expected a scenario file, or --builtin NAME")
+    asked = ask(*read(file), file.parent, _target(quality, latency), num_gpus=gpus, gpus_per_server=gpus_per_server,
+                rps=rps)  # fmt: skip
+    folder = None if no_cache else cache or user_cache("cascades")
+    with counting("simulating", not no_progress) as tell:
+        answer = plan(asked, folder, tell and (lambda num: tell(num, num)), not no_alternatives, curve)
+    if out is not None:
+        write_text(out, scenario_yaml(answer, asked))
+        click.echo(f"wrote {out}", err=True)
+    print_json(answer) if as_json else _show(answer)
+    click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_found} known before", err=True)
+    return 0 if answer.chosen.kept else INFEASIBLE
+
+
+def _target(quality: float | None, latency: float | None) -> Target:
+    if (quality is None) == (latency is None):
+        raise HeadwayError("expected --quality or --latency, one of them")
+    if quality is not None:
+        return QualityFloor(quality)
+    assert latency is not None
+    return LatencyBudget(latency)
+
+
+def _show(answer: Answer) -> None:
+    """The plan by stages, and what it is compared with."""
+    heads = ["model", "GPUs", "replicas", "accepts from", "requests", "p95 of the stage (s)"]
+    rows = []
+    for stage in answer.chosen.plan.stages:
+        shapes = ", ".join(part.label for part in stage.replicas) or "-"
+        level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
+        p95 = "-" if stage.p95_latency_s is None else f"{stage.p95_latency_s:.3g}"
+        rows.append([stage.model, stage.num_gpus, shapes, level, f"{stage.processing_ratio:.0%}", p95])
+    print_table(heads, rows)
+    heads = ["plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "is what was asked for"]
+    named = [("chosen", answer.chosen), *((each.plan.planner, each) for each in answer.alternatives)]
+    named += [(f"quality {each.plan.quality:.3g}", each) for each in answer.curve]
+    print_table(heads, [_row(name, each) for name, each in named])
+    click.echo(answer.chosen.plan.why)
+
+
+def _row(name: str, option: Option) -> list[object]:
+    done, stages = option.rehearsed, option.plan.stages
+    shown = [_number(each) for each in (done.quality, done.p95_s, done.mean_s, done.usd_per_request)]
+    return [name, " + ".join(str(stage.num_gpus) for stage in stages), *shown, "yes" if option.kept else "no"]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
