@@ -12,7 +12,7 @@ from headway.reproduce.ktier_runs import LLUMLET, ORCA, ROUND_ROBIN, SARATHI, VL
 from headway.reproduce.tasks import Simulation
 
 Key = tuple[Any, ...]
-BASELINES = {"vLLM": VLLM, "Orca": ORCA, "Sarathi": SARATHI}
+BASELINES: dict[str, Mapping[str, Any]] = {"vLLM": VLLM, "Orca": ORCA, "Sarathi": SARATHI}
 """With round robin; tiers are nothing to them."""
 TIERS = tuple(range(1, 11))
 NUM_REQUESTS = 1000
@@ -44,7 +44,8 @@ class Parity:
 
     def outcomes(self) -> dict[str, Outcome]:
         """By claim."""
-        p99 = {system: self.values(system, "e2e", "p99") for system in (*BASELINES, *TIERS)}
+        systems: tuple[str | int, ...] = (*BASELINES, *TIERS)
+        p99 = {system: self.values(system, "e2e", "p99") for system in systems}
         vllm, orca, sarathi, first = (p99[system] for system in (*BASELINES, 1))
         farthest = [
             max((own / o - 1 for o in others), key=abs) for own, *others in zip(first, vllm, orca, sarathi, strict=True)

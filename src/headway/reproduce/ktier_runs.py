@@ -131,4 +131,6 @@ def measure_curves(run: Run) -> dict[str, Any]:
 def _numbers(values_s: Floats) -> dict[str, float] | None:
     """None where nothing finished."""
     found = distribution(values_s)
-    return found and {"mean": found.mean, "p50": found.p50, "p90": found.p90, "p99": found.p99}
+    if found is None:
+        return None
+    return {"mean": found.mean, "p50": found.p50, "p90": found.p90, "p99": found.p99}
