@@ -46,7 +46,8 @@ class Parity:
         """By claim."""
         systems: tuple[str | int, ...] = (*BASELINES, *TIERS)
         p99 = {system: self.values(system, "e2e", "p99") for system in systems}
-        vllm, orca, sarathi, first = (p99[system] for system in (*BASELINES, 1))
+        vllm, orca, sarathi = (p99[system] for system in BASELINES)
+        first = p99[1]
         farthest = [
             max((own / o - 1 for o in others), key=abs) for own, *others in zip(first, vllm, orca, sarathi, strict=True)
         ]
