@@ -56,7 +56,7 @@ class Outcomes:
         days = [name for name in STRATEGIES if self._has("day", name)]
         if days:
             shows = (
-                "Instances of Llama-2-70B in all regions, 15 minutes at a time, from 7:00 on; starting ones included."
+                "Instances of Llama-2-70B in all regions, 15 minutes at a time, from 11:00 on; starting ones included."
             )
             curves = charts.curves(self._instances("day", days), "hours", "instances")
             made += [Figure("Figure 11", "Instances over the day", shows, curves), self._table(days)]
