@@ -90,6 +90,9 @@ def test_an_answer_goes_on_from_ids_else_from_text_else_not_at_all() -> None:
     _hear(said, {"content": " a"}, [3])
     path, body = said.go_on(ADAPTERS["vllm"], 100, 2)
     assert path == COMPLETIONS and body == {"prompt": [1, 2, 3], "max_tokens": 9, "temperature": 0}
+    endless = Said(_chat(max_tokens=None))
+    endless.prompt_ids, endless.ids, endless.tokens = [1, 2], [3], 1
+    assert endless.go_on(ADAPTERS["vllm"], 100, prompt_tokens=50)[1]["max_tokens"] == 97
     _hear(said, {"content": " b"}, None)
     path, body = said.go_on(ADAPTERS["vllm"], 100, 2)
     assert path == CHAT and body["messages"][-1] == {"role": "assistant", "content": " a b"}

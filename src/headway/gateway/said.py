@@ -73,7 +73,8 @@ class Said:
         """Tokens that the answer may still have."""
         most = self._ask.max_tokens
         if most is None:
-            most = context_tokens - prompt_tokens if self._ask.is_chat else DEFAULT_COMPLETION_TOKENS
+            read = prompt_tokens if self.prompt_ids is None else len(self.prompt_ids)
+            most = context_tokens - read if self._ask.is_chat else DEFAULT_COMPLETION_TOKENS
         return most - self.tokens
 
     def go_on(self, adapter: Adapter, context_tokens: int, prompt_tokens: int) -> tuple[str, dict[str, Any]]:

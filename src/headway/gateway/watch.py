@@ -32,6 +32,7 @@ class _Models(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     id: str
+    max_model_len: int | None = None
 
 
 class Breaker:
@@ -161,16 +162,20 @@ class Watch:
         self._up(replica)
 
     async def _ask_name(self, replica: LiveReplica) -> None:
-        """What the engine calls its model."""
+        """What the engine calls its model, and how long a request it takes."""
         status, data = await replica.client.fetch("/v1/models", self._settings.probe_timeout_s)
         if status != 200:
             return
         try:
-            names = [model.id for model in msgspec.json.decode(data, type=_Models).data]
+            models = msgspec.json.decode(data, type=_Models).data
         except msgspec.MsgspecError:
             return
-        if names:
-            replica.served = replica.model if replica.model in names else names[0]
+        if not models:
+            return
+        found = next((model for model in models if model.id == replica.model), models[0])
+        replica.served = found.id
+        if found.max_model_len is not None:
+            replica.max_context_tokens = min(found.max_model_len, replica.max_context_tokens)
 
     async def _try_out(self, replica: LiveReplica) -> None:
         """One token, for nobody. EngineError if it does not come."""
