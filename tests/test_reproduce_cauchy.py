@@ -105,7 +105,7 @@ def test_prefill_is_a_small_part_of_a_request_that_is_alone() -> None:
 
 def test_a_goodput_is_where_requests_begin_to_be_late() -> None:
     combos = [cauchy_setup.split("pair", "h800-h20")]
-    for start_rps in (1.5, 6.0):
+    for start_rps in (2.5, 4.5):
         found = cauchy_setup.goodput("longwriter", combos, "opportunistic", 0, start_rps, quick=True)["rps"]
         below, above = (
             cauchy_setup.in_time("longwriter", combos, "opportunistic", 0, share * found, quick=True)
@@ -201,7 +201,7 @@ class Pretending(Experiment):
             return {"transfer_s": 0.5 if key[2] == 0 else 0.3 / key[2] + 0.005 * key[2]}
         assert isinstance(task, Simulation)
         names = ("tokens_per_usd", "usd_per_hour", "gpu_hours", "attainment", "e2e_s", "p90_s", "ttft_s", "tbt_s")
-        return {name: random.uniform(0.5, 1) for name in (*names, "joules_per_token")}
+        return {name: random.uniform(0.5, 1) for name in (*names, "joules_per_token", "moved")}
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -156,7 +156,7 @@ def split(name: str, pair: str, num_decode: int = 1, **more: Any) -> dict[str, A
 
 
 Within = Literal["opportunistic", "strict"]
-PRECISION = 1.02
+PRECISION = 1.005
 """Between a rate that is served and one that is not."""
 ATTAINED = 0.9
 
@@ -178,7 +178,7 @@ def goodput(
         low = rate if served(rate) else 0.0
         if rate < start_rps / 100:
             return {"rps": 0.0}
-    while high / low > (1.06 if quick else PRECISION):
+    while high / low > (1.02 if quick else PRECISION):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if served(middle) else (low, middle)
     return {"rps": low}
@@ -212,5 +212,6 @@ def measure(run: Run) -> dict[str, Any]:
         "p90_s": summary.e2e_s.p90,
         "ttft_s": summary.ttft_s.mean,
         "tbt_s": summary.tpot_s.mean,
+        "moved": summary.moves / summary.num_requests,
         "finished": bool(chosen.finished.all()),
     }
