@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from headway.core.fleet import Engine, Fleet, Gpu, Model, Pool
 from headway.metrics.summary import summarize
 from headway.planner.cascade import baselines
 from headway.planner.cascade.bilevel import Effort
+from headway.planner.cascade.bounds import StepBounds
 from headway.planner.cascade.cascadia import plans, with_held_out
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
@@ -41,8 +42,11 @@ ROUNDS = 6
 """Plans that are rehearsed at most, each asked for more than the one before, until one keeps the promise."""
 MARGIN = 0.05
 """Points of quality beyond a shortfall, and the share of the time beyond an excess, that the next plan is asked for."""
-EFFORT = Effort(stable_rounds=4, gap=0.1, asks=12)
-"""Of every search: a deployment may stay 10% above its bound, most of which is the bound's own distance."""
+EFFORT = Effort(stable_rounds=4, gap=0.05, asks=25)
+"""Of every search."""
+HORIZON_S = 15.0
+"""Of arrivals at a stage, as far as `MOST_ROUNDS` go."""
+MOST_ROUNDS = 5
 HELD_OUT = 0.5
 """The share of the score table that a plan is not made on."""
 
@@ -55,6 +59,8 @@ class Simulated:
     engine: Engine
     policies: Policies
     seed: int = 0
+    rounds: int = 1
+    """How many times the lengths are played, one after the other."""
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
         """As `Evaluator` says. What prefix caches are taken to hold is no part of the prompts."""
@@ -62,17 +68,33 @@ class Simulated:
             Pool(f"{model.name}-{i}", model, self.gpu, self.engine, part.parallel, part.count)
             for i, part in enumerate(replicas.parts)
         )
-        num = len(lengths)
+        num = len(lengths) * self.rounds
         arrival_s = np.sort(stream(self.seed, "arrivals at a stage").random(num)) * num / rate_rps
         rows = Workload(
             {
                 "arrival_s": arrival_s,
-                "prompt_tokens": lengths.computed_tokens.astype("i8"),
-                "output_tokens": lengths.output_tokens.astype("i8"),
+                "prompt_tokens": np.tile(lengths.computed_tokens, self.rounds).astype("i8"),
+                "output_tokens": np.tile(lengths.output_tokens, self.rounds).astype("i8"),
             }
         )
         done = summarize(simulate(Fleet(pools), TraceSource(rows), self.policies, seed=self.seed))
         return inf if done.num_completed < num or done.e2e_s is None else done.e2e_s.p95
+
+
+def rounds(problem: Problem) -> int:
+    """How many times the sample is played, so that a load that is too high shows."""
+    return min(max(ceil(HORIZON_S * problem.rate_rps / len(problem.scores)), 1), MOST_ROUNDS)
+
+
+def bounds(problem: Problem) -> StepBounds:
+    """Those that hold for `evaluator`."""
+    return StepBounds(problem.gpu, problem.engine, rounds(problem))
+
+
+def evaluator(asked: Asked) -> Simulated:
+    """What a stage's latency is asked of."""
+    problem = asked.problem
+    return Simulated(problem.gpu, problem.engine, asked.policies, asked.seed, rounds(problem))
 
 
 class Rehearsed(Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,14 +161,12 @@ class Known:
     latencies: Latencies = field(init=False)
 
     def __post_init__(self) -> None:
-        problem = self.asked.problem
-        evaluator = Simulated(problem.gpu, problem.engine, self.asked.policies, self.asked.seed)
-        self.latencies = Latencies(evaluator, self._read())
+        self.latencies = Latencies(evaluator(self.asked), self._read())
 
     @property
     def file(self) -> Path | None:
         problem, said = self.asked.problem, self.asked.document.get("policies")
-        facts = [problem.models, problem.gpu, problem.engine, said, self.asked.seed]
+        facts = [problem.models, problem.gpu, problem.engine, said, self.asked.seed, rounds(problem)]
         digest = hashlib.sha256(msgspec.json.encode([__version__, rehearsal.code(), facts])).hexdigest()[:32]
         return None if self.folder is None else self.folder / f"{digest}.json"
 
@@ -204,6 +224,7 @@ def ask(
         target=target,
         gpus_per_server=gpus_per_server,
         judge_s=0.27 if spec.cascade is None else spec.cascade.judge_s,
+        use_all=True,
     )
     policies = structs.replace(scenario.policies_of(chosen), cascade=None)
     return Asked(problem, held_out, document, base_dir, policies, spec.seed)
@@ -228,7 +249,7 @@ def plan(
     known = Known(asked, folder)
     known.latencies.tell = tell
     try:
-        chosen = _kept(asked, known.latencies)
+        chosen = kept(asked, known.latencies)
         others = _others(asked, known.latencies) if compare else ()
         line = _curve(asked, known.latencies, curve) if curve else ()
     finally:
@@ -236,16 +257,24 @@ def plan(
     return Answer(asked.problem.target, chosen, others, line, known.latencies.num_asked, known.latencies.num_found)
 
 
-def _kept(asked: Asked, latencies: Latencies) -> Option:
+def kept(asked: Asked, latencies: Latencies) -> Option:
     """Plan, rehearse, and ask for more by as much as was missing."""
     target, tried = asked.problem.target, list[Option]()
     for _ in range(ROUNDS):
-        found = plans(asked.problem, [target], latencies, effort=EFFORT)[0]
+        found = _planned(asked.problem.asking(target), latencies)
         tried.append(_option(asked, with_held_out(found, asked.held_out)))
         if tried[-1].kept or found.status == "infeasible":
             break
         target = _stricter(target, asked.problem.target, tried[-1].rehearsed)
     return min(tried, key=lambda each: _missing(asked.problem.target, each))
+
+
+def _planned(problem: Problem, latencies: Latencies) -> CascadePlan:
+    """With all GPUs in use, where that can be: it leaves the search the fewest allocations."""
+    try:
+        return plans(problem, [problem.target], latencies, bounds(problem), EFFORT)[0]
+    except HeadwayError:
+        return plans(replace(problem, use_all=False), [problem.target], latencies, bounds(problem), EFFORT)[0]
 
 
 def _stricter(target: Target, wanted: Target, found: Rehearsed) -> Target:
@@ -273,11 +302,13 @@ def _others(asked: Asked, latencies: Latencies) -> tuple[Option, ...]:
     """Each model alone, and the cascade with one of its parts left out."""
     problem, found = asked.problem, list[CascadePlan]()
     for name in problem.names:
-        found += _tried(lambda name=name: baselines.stand_alone(problem, name, latencies, effort=EFFORT))  # type: ignore[misc]
-    found += _tried(lambda: baselines.uniform_parallelism(problem, latencies, effort=EFFORT))
-    found += _tried(lambda: baselines.uniform_allocation(problem, latencies, effort=EFFORT))
+        found += _tried(
+            lambda name=name: baselines.stand_alone(problem, name, latencies, bounds(asked.problem), EFFORT)
+        )  # type: ignore[misc]
+    found += _tried(lambda: baselines.uniform_parallelism(problem, latencies, bounds(asked.problem), EFFORT))
+    found += _tried(lambda: baselines.uniform_allocation(problem, latencies, bounds(asked.problem), EFFORT))
     if isinstance(problem.target, QualityFloor):
-        found += _tried(lambda: baselines.cascade_serve(problem, latencies, effort=EFFORT))
+        found += _tried(lambda: baselines.cascade_serve(problem, latencies, bounds(asked.problem), EFFORT))
     return tuple(_option(asked, each) for each in found)
 
 
@@ -294,7 +325,9 @@ def _curve(asked: Asked, latencies: Latencies, num: int) -> tuple[Option, ...]:
     scores = asked.problem.scores
     ends = [float(np.nanmean(scores.scores[:, i])) for i in (0, -1)]
     targets = [QualityFloor(float(q)) for q in np.linspace(min(ends), max(ends) - 0.5, num)]
-    return tuple(_option(asked, each) for each in plans(asked.problem, targets, latencies, effort=EFFORT))
+    return tuple(
+        _option(asked, each) for each in plans(asked.problem, targets, latencies, bounds(asked.problem), EFFORT)
+    )
 
 
 def rehearse(asked: Asked, found: CascadePlan, seed: int | None = None) -> Rehearsed:

@@ -1,0 +1,20 @@
+"""Cascadia: an efficient cascade serving system for large language models, its evaluation made anew.
+
+Claims in `claims`, what is planned and simulated in `runs`, values and reasons in `outcomes`.
+"""
+
+from __future__ import annotations
+
+from headway.reproduce.cascadia import outcomes
+from headway.reproduce.cascadia.claims import CLAIMS
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Findings
+
+TITLE = "Cascadia: cascades of models, deployed and routed together"
+SEEDS, QUICK_SEEDS = 3, 2
+__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+
+def run(experiment: Experiment) -> Findings:
+    """Only what the claims that were asked for need."""
+    return outcomes.found(experiment)
