@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
@@ -300,24 +302,16 @@ def _option(asked: Asked, found: CascadePlan) -> Option:
 
 def _others(asked: Asked, latencies: Latencies) -> tuple[Option, ...]:
     """Each model alone, and the cascade with one of its parts left out."""
-    problem, found = asked.problem, list[CascadePlan]()
-    for name in problem.names:
-        found += _tried(
-            lambda name=name: baselines.stand_alone(problem, name, latencies, bounds(asked.problem), EFFORT)
-        )  # type: ignore[misc]
-    found += _tried(lambda: baselines.uniform_parallelism(problem, latencies, bounds(asked.problem), EFFORT))
-    found += _tried(lambda: baselines.uniform_allocation(problem, latencies, bounds(asked.problem), EFFORT))
+    problem, limits = asked.problem, bounds(asked.problem)
+    made = [partial(baselines.stand_alone, problem, name) for name in problem.names]
+    made += [partial(baselines.uniform_parallelism, problem), partial(baselines.uniform_allocation, problem)]
     if isinstance(problem.target, QualityFloor):
-        found += _tried(lambda: baselines.cascade_serve(problem, latencies, bounds(asked.problem), EFFORT))
+        made.append(partial(baselines.cascade_serve, problem))
+    found = list[CascadePlan]()
+    for make in made:
+        with suppress(HeadwayError):  # what cannot be planned so is no alternative
+            found.append(make(latencies, limits, EFFORT))
     return tuple(_option(asked, each) for each in found)
-
-
-def _tried(make: Callable[[], CascadePlan]) -> list[CascadePlan]:
-    """The plan, if there is one."""
-    try:
-        return [make()]
-    except HeadwayError:
-        return []
 
 
 def _curve(asked: Asked, latencies: Latencies, num: int) -> tuple[Option, ...]:

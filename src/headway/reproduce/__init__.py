@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 SYSTEMS: dict[str, str] = {
+    "cascadia": "headway.reproduce.cascadia",
     "cauchy": "headway.reproduce.cauchy",
     "ktier": "headway.reproduce.ktier",
     "pascal": "headway.reproduce.pascal",

@@ -43,7 +43,7 @@ def asked(cascade: str, trace: int, q_min: float, quick: bool, rate_rps: float =
     span_s = ARRIVALS_S / 2 if quick else ARRIVALS_S
     num_requests = rows * max(1, round(span_s * rate_rps / rows))
     document["workload"] = {"arrivals": rate_rps, "num_requests": num_requests, "quality": quality}
-    document["cascade"]["models"] = list(CASCADES[cascade])  # type: ignore[index]
+    document["cascade"]["models"] = list(CASCADES[cascade])
     if cascade == "llama":
         document["fleet"] = [
             {**document["fleet"][0], "name": name, "model": name, "tp": 4} for name in CASCADES["llama"]
