@@ -193,7 +193,7 @@ class Overall:
             why = (
                 f"Melange {theirs * 1e3:.0f} ms, Cauchy {ours * 1e3:.0f} ms, at an hourly {usd}. The SLO allows "
                 f"{ttft_s:g} s to the first token and {tpot_s * 1e3:g} ms between tokens, plans are for the mean "
-                "demand, and Algorithm 1 lets demand be 20% above what is there: queues are as long as they may be, or longer."
+                "demand, and Algorithm 1 tolerates 20% more: queues grow as long as they may, or longer."
             )
             made[f"fig6-{key}-{workload}"] = Outcome([-g for g in self.gain(workload, "cauchy", name)], why)
         before, after = (self.values(workload, system, "p90_s") for system in ("static", "cauchy"))
