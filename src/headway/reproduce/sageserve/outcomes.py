@@ -62,10 +62,7 @@ class Outcomes:
             made += [Figure("Figure 11", "Instances over the day", shows, curves), self._table(days)]
         if self._has("order", "fcfs"):
             bars = {
-                label: [
-                    self._values("order", name, lambda run, tier=tier: 100 * run["violations"][tier])
-                    for name in ORDERINGS
-                ]
+                label: [[100 * share for share in self._violations(name, tier)] for name in ORDERINGS]
                 for label, tier in (("fast", "0"), ("normal", "1"))
             }
             shows = "SLA violations of the interactive tiers: first tokens later than 1 s, and than 60 s."
@@ -115,13 +112,7 @@ class Outcomes:
         }
 
     def _order(self) -> dict[str, Outcome]:
-        share = {
-            tier: {
-                name: self._values("order", name, lambda run, tier=tier: run["violations"][tier])  # type: ignore[misc]
-                for name in ORDERINGS
-            }
-            for tier in ("0", "1")
-        }
+        share = {tier: {name: self._violations(name, tier) for name in ORDERINGS} for tier in ("0", "1")}
         made: dict[str, Outcome] = {}
         for label, tier, sign in (("fast", "0", -1), ("normal", "1", 1)):
             why = ", ".join(f"{100 * fmean(values):.1f}% ({name})" for name, values in share[tier].items())
@@ -147,7 +138,7 @@ class Outcomes:
             "ttft_p99_s",
         )
         heads = ("", "instance-hours", "starting", "starts", "spot hours", "KV use", "TTFT P90", "P95", "P99 (s)")
-        rows = [[name, *(fmean(self._day(name, key)) for key in keys)] for name in days]
+        rows: list[list[str | float | None]] = [[name, *(fmean(self._day(name, key)) for key in keys)] for name in days]
         shows = (
             f"Means over seeds. TTFT of interactive tiers. theta is {self._tps:,.0f} input tokens/s. A leaked forecast"
             f" is fitted on the day itself: cheating, to show what it is worth."
@@ -166,6 +157,9 @@ class Outcomes:
 
     def _values(self, kind: str, name: str, of: Callable[[Any], float]) -> list[float]:
         return [of(self._found[kind, name, seed]) for seed in self._seeds]
+
+    def _violations(self, ordering: str, tier: str) -> list[float]:
+        return self._values("order", ordering, lambda run: float(run["violations"][tier]))
 
     def _day(self, name: str, key: str) -> list[float]:
         return self._values("day", name, lambda run: float(run[key]))
