@@ -244,15 +244,17 @@ def _stages(said: Any, scores: Scores, places: Places) -> tuple[str, ...]:
 def plan(
     asked: Asked, folder: Path | None = None, tell: Tell | None = None, compare: bool = True, curve: int = 0
 ) -> Answer:
-    """The plan that keeps its promise when it is rehearsed; where none does, the one that comes nearest.
+    """The best plan that keeps its promise when it is rehearsed; where none does, the one that comes nearest.
 
-    `compare`: plan the alternatives, too. `curve`: so many plans from low to high quality.
+    `compare`: plan the alternatives, too; one that turns out better is chosen. `curve`: so many plans from low to
+    high quality.
     """
     known = Known(asked, folder)
     known.latencies.tell = tell
     try:
         chosen = kept(asked, known.latencies)
-        others = _others(asked, known.latencies) if compare else ()
+        others = _others(asked, chosen.plan.target, known.latencies) if compare else ()
+        chosen = min((chosen, *others), key=lambda each: _missing(asked.problem.target, each))
         line = _curve(asked, known.latencies, curve) if curve else ()
     finally:
         known.write()
@@ -300,9 +302,9 @@ def _option(asked: Asked, found: CascadePlan) -> Option:
     return Option(found, rehearsed, rehearsed.keeps(asked.problem.target))
 
 
-def _others(asked: Asked, latencies: Latencies) -> tuple[Option, ...]:
-    """Each model alone, and the cascade with one of its parts left out."""
-    problem, limits = asked.problem, bounds(asked.problem)
+def _others(asked: Asked, target: Target, latencies: Latencies) -> tuple[Option, ...]:
+    """Each model alone, and the cascade with one of its parts left out, all with the target that the plan had."""
+    problem, limits = asked.problem.asking(target), bounds(asked.problem)
     made = [partial(baselines.stand_alone, problem, name) for name in problem.names]
     made += [partial(baselines.uniform_parallelism, problem), partial(baselines.uniform_allocation, problem)]
     if isinstance(problem.target, QualityFloor):
@@ -311,7 +313,7 @@ def _others(asked: Asked, latencies: Latencies) -> tuple[Option, ...]:
     for make in made:
         with suppress(HeadwayError):  # what cannot be planned so is no alternative
             found.append(make(latencies, limits, EFFORT))
-    return tuple(_option(asked, each) for each in found)
+    return tuple(_option(asked, with_held_out(each, asked.held_out)) for each in found)
 
 
 def _curve(asked: Asked, latencies: Latencies, num: int) -> tuple[Option, ...]:
