@@ -69,7 +69,9 @@ def systems(market: Market, quick: bool) -> dict[str, dict[str, Any]]:
     base["workload"]["arrivals"] = {"kind": "curve", "rates": rates, "step_s": step_s}
     routing = {"name": "cauchy"}
     plain, whole = market.plan(aggregated=True), market.plan()
-    mixed = [(each.combo, each.count, each.goodput_rps) for each in melange_plan(market).combos]
+    # Who routes does not know how long an answer will be, so goodput is of the whole mix, not of the plan's buckets.
+    known = Scaled(market).known
+    mixed = [(each.combo, each.count, known[each.combo.label]) for each in melange_plan(market).combos]
     start_s = 90 * pace
     star, kinds = _kinds(plain, market.aggregated), _kinds(whole, market.candidates)
     return {
