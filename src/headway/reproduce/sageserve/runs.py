@@ -173,8 +173,8 @@ def _waits_s(records: Records, from_s: float, to_s: float) -> np.ndarray[tuple[i
 
 
 def _instances(records: Records) -> list[list[float]]:
-    """(hour, mean instances up) in bins."""
-    edges = np.arange(0.0, records.end_s, BIN_S)
+    """(hour, mean instances up) in whole bins."""
+    edges = np.arange(records.end_s // BIN_S) * BIN_S
     sums = np.zeros(len(edges))
     for replica in records.replicas:
         for since, to in replica.up:
