@@ -26,6 +26,8 @@ SCALE = 12.0
 HALVINGS = 4
 AT_ONCE_RPS = 1e4
 """All requests within a second: who is done how soon is a matter of throughput."""
+MAX_KINDS = 2
+"""Shapes of one model's replicas, as Table 3 has them."""
 CHUNKS = (256, 512, 1024, 2048)
 """Of Sarathi-Serve, the best of which counts (appendix F)."""
 ROWS, QUICK_ROWS = 400, 160
@@ -49,7 +51,8 @@ def asked(cascade: str, trace: int, q_min: float, quick: bool, rate_rps: float =
             {**document["fleet"][0], "name": name, "model": name, "tp": 4} for name in CASCADES["llama"]
         ]
         document["cascade"]["policy"] = {"name": "thresholds", "thresholds": [80]}
-    return ask(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), num_gpus=32)
+    found = ask(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), num_gpus=32)
+    return replace(found, problem=replace(found.problem, max_kinds=MAX_KINDS))
 
 
 def rate(cascade: str, trace: int, quick: bool) -> Measurement:
