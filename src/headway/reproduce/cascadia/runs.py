@@ -27,7 +27,7 @@ HALVINGS = 4
 AT_ONCE_RPS = 1e4
 """All requests within a second: who is done how soon is a matter of throughput."""
 MAX_KINDS = 1
-"""Shapes of one model's replicas. Table 3 has two at times; the search does worse with two, and takes ten times as long."""
+"""Shapes of one model's replicas. Table 3 has two at times; the search then takes ten times as long."""
 CHUNKS = (256, 512, 1024, 2048)
 """Of Sarathi-Serve, the best of which counts (appendix F)."""
 ROWS, QUICK_ROWS = 400, 160
