@@ -85,7 +85,9 @@ class Replica(Transit):
         live.replica = self.id
         if self.quantum is not None:
             live.turn = self.tick + self._ahead(now)
-        live.response_s = self.response_s + delay_s
+        response_s = self.response_s + delay_s
+        # Of a request that moves, what comes next does not overtake what is still on its way.
+        live.response_s = max(response_s, live.response_s) if tokenized else response_s
         if self._is_slow or delay_s:
             live.ready_s = now + self.request_s + delay_s
             if not tokenized:
@@ -229,7 +231,7 @@ class Replica(Transit):
             live.generated_tokens += 1
             self.generated_offset += 1
             if live.first_token_s != live.first_token_s:
-                live.first_token_s = now + self.response_s
+                live.first_token_s = now + live.response_s
             del self.prefilling[live.id]
             self.kv.pinned += -live.computed_tokens // self.kv.block + live.shared_blocks
             live.quantum_tick = self.tick - 1  # the prefill's token is the first of its quantum
@@ -242,7 +244,7 @@ class Replica(Transit):
         """Is it done, does its phase change, when to look again? Reasoning is over with its last token."""
         generated = live.generated_tokens
         if live.answer_s != live.answer_s and generated > live.reasoning_tokens:
-            live.answer_s = now + self.response_s
+            live.answer_s = max(now + live.response_s, live.first_token_s)
             if self.pace is not None:
                 self.pace.runs(live)
         if generated >= live.output_tokens:
@@ -259,7 +261,7 @@ class Replica(Transit):
     def _answer(self, live: Live, now: float) -> None:
         """Reasoning is over."""
         live.phase = Phase.ANSWERING
-        live.reasoning_end_s = now + self.response_s
+        live.reasoning_end_s = now + live.response_s
         self.requeue(live)
         if self.pace is not None:
             self.pace.runs(live)

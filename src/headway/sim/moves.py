@@ -90,7 +90,7 @@ class Mover:
             source.take_out(live, now)
             source.strike(live)
             self._write(Move(self, live, source, target, None, now), now, MoveOutcome.DONE)
-            target.enqueue(live, now)
+            target.enqueue(live, now, tokenized=True)
             self._listener.moved(live, source.id, now)
         elif live.stage is WAITING and live.id not in source.resident:
             self._from_host(Move(self, live, source, target, None, now), now)
