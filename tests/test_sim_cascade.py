@@ -13,7 +13,7 @@ from headway.metrics.summary import summarize
 from headway.policies.cascade.load_based import LoadBased
 from headway.policies.cascade.pre_routed import PreRouted
 from headway.policies.cascade.thresholds import Thresholds
-from simulation import MODEL, Made, Scenario, by_request, pool, request, seconds
+from simulation import MODEL, Made, Patient, Scenario, by_request, pool, request, seconds
 
 SMALL, LARGE = MODEL.name, "large"
 POOLS = (
@@ -110,3 +110,10 @@ def test_too_few_thresholds_are_an_error() -> None:
     config = CascadeOf("three", (SMALL, LARGE, SMALL), Made(Thresholds, ([50.0],)), 0.5)
     with pytest.raises(HeadwayError, match="1; expected 2"):
         play([scored(0, 80.0)], config)
+
+
+def test_ticks_go_on_while_an_answer_is_judged() -> None:
+    """Admission is asked again after a judge was all that there was to wait for."""
+    late = [scored(0, 80.0), request(1, 4.4, 1, 4, tier=3, quality=((SMALL, 80.0),))]
+    records = play(late, cascade(Thresholds, 70.0, judge_s=5.0), admission=Patient, concurrency=1)
+    assert (records.requests["outcome"] == Outcome.FINISHED).all()

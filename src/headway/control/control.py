@@ -256,8 +256,8 @@ class Control:
         return any(service.hopes(now) for service in self.services) or self._keeps()
 
     def _keeps(self) -> bool:
-        """Somebody is kept for later."""
-        return any(admissions.held for admissions in self._admissions.values())
+        """Somebody is kept for later, or waits for a judge."""
+        return bool(self._judged) or any(admissions.held for admissions in self._admissions.values())
 
     def holds(self) -> bool:
         """Somebody is held back."""
