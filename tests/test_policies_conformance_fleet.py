@@ -2,66 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from headway.core.decision import Move
-from headway.core.errors import HeadwayError
-from headway.policies import MIGRATIONS, SCALERS, resolve
-from headway.policies.conformance_migration import MIGRATION_CHECKS, check_migration, migration_reads
-from headway.policies.conformance_scaler import SCALER_CHECKS, check_scaler, scaler_reads
+from headway.policies.conformance_migration import check_migration, migration_reads
+from headway.policies.conformance_scaler import check_scaler, scaler_reads
 from headway.policies.strict_views import BrokenPolicyError
-
-seeds = st.integers(0, 2**32)
-CHEAP = settings(max_examples=8, deadline=None)
-
-
-@pytest.mark.parametrize("check", MIGRATION_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", MIGRATIONS)
-@CHEAP
-@given(seed=seeds)
-def test_migration(name: str, check: Callable[..., None], seed: int) -> None:
-    check(MIGRATIONS[name], seed)
-
-
-@pytest.mark.parametrize("check", SCALER_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", SCALERS)
-@CHEAP
-@given(seed=seeds)
-def test_scaler(name: str, check: Callable[..., None], seed: int) -> None:
-    check(SCALERS[name], seed)
-
-
-def _numeric_arguments() -> list[tuple[Any, str, str]]:
-    return [
-        (of, name, argument)
-        for of, named in ((resolve.migration, MIGRATIONS), (resolve.scaler, SCALERS))
-        for name, cls in named.items()
-        for argument, parameter in inspect.signature(cls).parameters.items()
-        if parameter.annotation in ("int", "float")
-    ]
-
-
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", None, True, [3]], ids=repr)
-@pytest.mark.parametrize(
-    ("of", "name", "argument"), _numeric_arguments(), ids=lambda each: getattr(each, "__name__", each)
-)
-def test_constructor_rejects_nonsense(of: Any, name: str, argument: str, value: object) -> None:
-    with pytest.raises(HeadwayError, match=f"{name}: {argument}: "):
-        of({"name": name, argument: value})
-
-
-def test_every_argument_has_a_default() -> None:
-    for cls in (*MIGRATIONS.values(), *SCALERS.values()):
-        cls()
-
 
 # Migration.
 

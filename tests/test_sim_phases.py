@@ -82,10 +82,9 @@ def test_an_answer_moves_to_where_fewer_reason_and_only_its_start_is_held_up(ste
     records = pascal([*crowd, request(8, 0.0, 50, 60, reasoning_tokens=20)], step)
     moves = records.moves
     mine = moves["request"] == 8
-    if mine.any():
-        assert (moves["outcome"][mine] == MoveOutcome.DONE).all()
-        done = by_request(records.requests)
-        arrived_s = moves["end_s"][mine][0]
-        assert done["reasoning_end_s"][8] <= moves["start_s"][mine][0] <= arrived_s <= done["answer_s"][8]
-        assert done["moves"][8] == 1
-    assert (by_request(records.requests)["generated_tokens"][:8] == 400).all()
+    assert mine.any() and (moves["outcome"][mine] == MoveOutcome.DONE).all()
+    done = by_request(records.requests)
+    arrived_s = moves["end_s"][mine][0]
+    assert done["reasoning_end_s"][8] <= moves["start_s"][mine][0] <= arrived_s <= done["answer_s"][8]
+    assert done["moves"][8] == 1
+    assert (done["generated_tokens"][:8] == 400).all()
