@@ -103,11 +103,15 @@ class Control:
         if self._cascade is not None and self._cascade.takes(live):
             self._cascade.enter(live, now)
         service = self._service(live)
-        if self._scaling is not None:
-            self._scaling.arrived(live, service.model)
+        self._count(service, live)
         keeper = self._admissions.get(service)
         if keeper is None or not keeper.keeps(live):
             self.place(live, now)
+
+    def _count(self, service: Service, live: Live) -> None:
+        """A model is asked: its demand."""
+        if self._scaling is not None:
+            self._scaling.arrived(live, service.model)
 
     def place(self, live: Live, now: float) -> None:
         """A replica gets it, or it waits in front of them all."""
@@ -171,6 +175,7 @@ class Control:
             self._end(live, now, _FINISHED, told=True)
         else:
             self._cascade.escalate(live)
+            self._count(self._service(live), live)
             self.place(live, now)
 
     def phase_changed(self, live: Live, now: float) -> None:
