@@ -7,6 +7,7 @@ from headway.policies.admission.queue_manager import QueueManager
 from headway.policies.cascade.load_based import LoadBased
 from headway.policies.cascade.pre_routed import PreRouted
 from headway.policies.cascade.thresholds import Thresholds
+from headway.policies.migration.headway import Headway as HeadwayMigration
 from headway.policies.migration.llumnix import Llumnix
 from headway.policies.migration.pascal import Pascal as PascalMigration
 from headway.policies.ordering.deadline_priority import DeadlinePriority
@@ -23,6 +24,7 @@ from headway.policies.ordering.tier_promotion import TierPromotion
 from headway.policies.ordering.tiers_and_phases import TiersAndPhases
 from headway.policies.routing.cauchy import Cauchy
 from headway.policies.routing.freest import Freest
+from headway.policies.routing.headway import Headway
 from headway.policies.routing.infaas import Infaas
 from headway.policies.routing.jsq_tokens import JsqTokens
 from headway.policies.routing.jsq_tokens_oracle import JsqTokensOracle
@@ -44,6 +46,7 @@ from headway.policies.scaling.reactive import Reactive
 from headway.policies.scaling.target_utilization import TargetUtilization
 
 ROUTERS: dict[str, type[Router]] = {
+    "headway": Headway,
     "round-robin": RoundRobin,
     "random": Random,
     "least-loaded": LeastLoaded,
@@ -77,6 +80,7 @@ ORDERINGS: dict[str, type[Ordering]] = {
 }
 
 MIGRATIONS: dict[str, type[Migration]] = {
+    "headway": HeadwayMigration,
     "pascal": PascalMigration,
     "llumnix": Llumnix,
 }

@@ -13,7 +13,7 @@ class TiersAndPhases:
     What K-tier Llumnix and PASCAL order by, together: two queues for each of `num_tiers` tiers; further tiers share
     the last one's. A tier is a contract and a phase a matter of efficiency, so an answer of tier 0 goes before the
     reasoning of tier 1: who pays for tier 0 never waits for others to think, and a late tier may starve. With
-    `phases_first` it is the other way round: all reasoning before all answers, tiers within.
+    `phases_first` it is the other way round: all reasoning before all answers, tiers within. `by_quanta` is as in `pascal`.
     """
 
     preemptive: bool = True
@@ -24,10 +24,11 @@ class TiersAndPhases:
         quantum_tokens: int = 500,
         demotion_tokens: int = 5000,
         phases_first: bool = False,
+        by_quanta: bool = False,
     ) -> None:
         at_least("num_tiers", num_tiers, 1)
-        self._phases = Pascal(quantum_tokens, demotion_tokens)
-        self.quantum: int | None = quantum_tokens
+        self._phases = Pascal(quantum_tokens, demotion_tokens, by_quanta)
+        self.quantum = self._phases.quantum
         self.num_queues = self._phases.num_queues * num_tiers
         self._num_tiers = num_tiers
         self._phases_first = phases_first
@@ -37,7 +38,8 @@ class TiersAndPhases:
         return phase * self._num_tiers + tier if self._phases_first else tier * self._phases.num_queues + phase
 
     def rank(self, request: RequestView, now: float) -> tuple[int, int, float]:
-        return self.queue(request), request.turn, request.arrival_s
+        _, turn, arrival_s = self._phases.rank(request, now)
+        return self.queue(request), turn, arrival_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
         return self._phases.next_change_tokens(request)

@@ -1,0 +1,92 @@
+"""Headway's own router: region, combo and replica by the tokens they still have to hold for each request they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from headway.core.decision import Placement
+from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.policies.arguments import between
+from headway.policies.combos import by_combo, goodput_weights
+from headway.policies.routing.cauchy import Cauchy
+
+Combos = Mapping[int, Sequence[ReplicaView]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some replicas of a view, as a view."""
+
+    now: float
+    random: Random
+    replicas: Sequence[ReplicaView]
+
+
+class Headway:
+    """The combo whose KV tokens, held and to come, are the fewest for its goodput; in it, who is idle does it all.
+
+    What five systems look at, in one measure. Tokens are those of KV caches on the GPU and in host memory
+    (PASCAL's footprint) and of prompts that have yet to be computed, so that a burst spreads before any of it runs. They
+    are divided by profiled goodput, or where nothing is profiled by the KV cache there is, so that unlike combos fill up
+    alike (Cauchy's weights, but by what requests turned out to be, not by turns). Combos whose readers of answers
+    run dry stand back while others' do not (PASCAL, Algorithm 1). A replica on its own is a combo. Within one, prefill
+    and decode are as Cauchy's opportunistic scheduler has them.
+
+    With regions, those that are `threshold` full and more stand back while the request's own is not; else the one that
+    is the least full gets it (SageServe, 6.1, without a list of preferences).
+    """
+
+    pairs = True
+
+    def __init__(self, threshold: float = 0.7) -> None:
+        between("threshold", threshold, 0, 1)
+        self._threshold = threshold
+        self._inside = Cauchy()
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        combos = by_combo(view.replicas)
+        # A combo that cannot compute prompts now stands back while another can.
+        able = {id: combo for id, combo in combos.items() if any(each.role != "decode" for each in combo)} or combos
+        able = self._near(request.region, able)
+        on_pace = {id: combo for id, combo in able.items() if all(each.answers_on_pace for each in combo)} or able
+        weights = _weights(on_pace)
+        scores = {id: (request.prompt_tokens + _tokens(combo)) / weights[id] for id, combo in on_pace.items()}
+        chosen = on_pace[min(scores, key=lambda id: (scores[id], id))]
+        if len(chosen) == 1:
+            return Placement(chosen[0].id)
+        return self._inside.route(request, Part(view.now, view.random, chosen))
+
+    def _near(self, region: str, combos: Combos) -> Combos:
+        """Those of the region that the request is to go to."""
+        regions: dict[str, dict[int, Sequence[ReplicaView]]] = {}
+        for id, combo in combos.items():
+            regions.setdefault(combo[0].region, {})[id] = combo
+        if len(regions) == 1:
+            return combos
+        if region in regions and _fullness(regions[region]) < self._threshold:
+            return regions[region]
+        return min(regions.values(), key=_fullness)
+
+
+def _tokens(combo: Sequence[ReplicaView]) -> int:
+    """KV tokens that its requests hold, and that their prompts will."""
+    blocks = sum((each.kv_blocks_used + each.kv_blocks_host) * each.block_size_tokens for each in combo)
+    return blocks + sum(each.prefill_tokens_left for each in combo)
+
+
+def _weights(combos: Combos) -> Mapping[int, float]:
+    """What each combo can take: its goodput or, where none is profiled, its KV cache in tokens."""
+    if any(combo[0].goodput_rps for combo in combos.values()):
+        return goodput_weights(combos)
+    return {id: max(_room(combo), 1) for id, combo in combos.items()}
+
+
+def _room(combo: Sequence[ReplicaView]) -> int:
+    return sum(each.kv_blocks_total * each.block_size_tokens for each in combo)
+
+
+def _fullness(combos: Combos) -> float:
+    room = sum(map(_room, combos.values()))
+    return sum(map(_tokens, combos.values())) / room if room else 1.0
