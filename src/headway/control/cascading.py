@@ -76,6 +76,6 @@ class Cascading:
             if name == model and tokens != live.output_tokens:
                 # A later turn quotes the answer that the workload knows, not this one.
                 live.output_id = None  # type: ignore[misc]  # of a frozen base, thawed here
-                live.output_tokens = tokens  # type: ignore[misc]
-                live.reasoning_tokens = min(live.reasoning_tokens, tokens)  # type: ignore[misc]
+                reasoning = round(live.reasoning_tokens * tokens / live.output_tokens)
+                live.output_tokens, live.reasoning_tokens = tokens, reasoning  # type: ignore[misc]
         live.model = model  # type: ignore[misc]

@@ -34,10 +34,10 @@ def scores_of(workload: Workload, models: Sequence[str]) -> Scores:
     )
 
 
-def with_scores(workload: Workload, scores: Scores, seed: int = 0) -> Workload:
+def with_scores(workload: Workload, scores: Scores, seed: int = 0, reasoning_share: float = 0.0) -> Workload:
     """The workload's arrivals with the prompts, answers and scores of rows drawn at random from the table.
 
-    Every row is drawn as often as any other, give or take once.
+    Every row is drawn as often as any other, give or take once. `reasoning_share` of each answer is reasoning.
     """
     if not len(scores):
         raise HeadwayError("scores: no requests in the table")
@@ -46,6 +46,8 @@ def with_scores(workload: Workload, scores: Scores, seed: int = 0) -> Workload:
     rows = np.concatenate([*rounds, np.zeros(0, "i8")])[:num].astype("i8")
     columns: dict[str, npt.NDArray[Any]] = {"prompt_tokens": scores.prompt_tokens[rows]}
     columns["output_tokens"] = scores.output_tokens[rows, 0]
+    if reasoning_share:
+        columns["reasoning_tokens"] = np.rint(reasoning_share * columns["output_tokens"]).astype("i4")
     for i, name in enumerate(scores.models):
         columns[f"{QUALITY}{name}"] = scores.scores[rows, i]
         columns[f"{LENGTH}{name}"] = scores.output_tokens[rows, i]

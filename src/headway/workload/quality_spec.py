@@ -34,11 +34,15 @@ class QualitySpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Of a file: which columns hold what. Nothing = request, model, score, output_tokens."""
     models: tuple[str, ...] | dict[str, str] | None = None
     """Only these, the smallest first; {the file's name: ours} where they differ. Nothing = all of them."""
+    reasoning_share: float = 0.0
+    """The part of every answer that is reasoning, and comes first."""
 
     def __post_init__(self) -> None:
         if (self.trace is None) == (self.path is None):
             raise ValueError("quality: expected trace or path, and not both")
         positive(self, "num_requests")
+        if not 0 <= self.reasoning_share <= 1:
+            raise ValueError(f"quality: reasoning_share: {self.reasoning_share}; expected 0 to 1")
 
 
 def table(spec: QualitySpec, base_dir: Path) -> Scores:
@@ -64,4 +68,4 @@ def only(spec: QualitySpec, models: tuple[str, ...]) -> QualitySpec:
 
 def scored(rows: Workload, spec: QualitySpec, seed: int, base_dir: Path) -> Workload:
     """The workload's arrivals with lengths and scores of the table."""
-    return with_scores(rows, table(spec, base_dir), seed)
+    return with_scores(rows, table(spec, base_dir), seed, spec.reasoning_share)
