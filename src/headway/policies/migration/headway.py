@@ -1,20 +1,21 @@
-"""Headway's own migration: PASCAL's when reasoning ends, Llumnix's in between."""
+"""Headway's own migration: PASCAL's when reasoning ends, Llumnix's where a replica is full or empties."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from headway.core.decision import Move
-from headway.core.view import FleetView, RequestView
+from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.migration.llumnix import Llumnix
 from headway.policies.migration.pascal import Pascal
 
 
 class Headway:
-    """An answer begins where the fewest reason; every `interval_s`, requests leave full and draining replicas.
+    """An answer begins where the fewest reason; every `interval_s`, requests leave replicas that are full or drain.
 
-    The first is PASCAL's Algorithm 2, with room in host memory counted, the second K-tier Llumnix's 3.5 with headroom for
-    `num_tiers` tiers. See `pascal` and `llumnix`, which do either alone.
+    The first is PASCAL's Algorithm 2, with room in host memory counted; the second is K-tier Llumnix's pairing with headroom
+    for `num_tiers` tiers, but only from replicas that drain or have no room, in memory or in seats, for the first in line.
+    Between replicas that have room, a request gains nothing from moving.
     """
 
     def __init__(self, interval_s: float = 1.0, num_tiers: int = 4) -> None:
@@ -23,7 +24,19 @@ class Headway:
         self.interval_s: float | None = interval_s
 
     def moves(self, view: FleetView) -> Sequence[Move]:
-        return self._tiers.moves(view)
+        pressed = [replica for replica in view.replicas if replica.is_draining or _is_full(replica)]
+        if not pressed or len(view.replicas) == 1:
+            return ()
+        theirs = {request.id for replica in pressed for request in replica.requests}
+        return [move for move in self._tiers.moves(view) if move.request in theirs]
 
     def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
         return self._phases.at_phase(request, view)
+
+
+def _is_full(replica: ReplicaView) -> bool:
+    """Somebody waits who cannot begin."""
+    if not replica.num_waiting:
+        return False
+    free_blocks = replica.kv_blocks_total - replica.kv_blocks_used
+    return replica.head_demand_blocks > free_blocks or replica.num_running >= replica.max_num_seqs
