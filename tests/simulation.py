@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 
 from headway.control.policies import CascadeOf, Policies
 from headway.core.decision import Move, Release
-from headway.core.fleet import Combo, Engine, Fault, Fleet, Gpu, Handover, Model, Network, Pool, Provisioning
+from headway.core.fleet import (
+    Combo,
+    Engine,
+    Fault,
+    Fleet,
+    Gpu,
+    Handover,
+    Model,
+    Network,
+    Pool,
+    Provisioning,
+    RoleChange,
+)
 from headway.core.pacer import Pacer
 from headway.core.policy import Admission, Migration, Ordering, Router, Scaler
 from headway.core.record import Columns, Records
@@ -171,6 +183,8 @@ class Scenario:
     admission: Callable[[], Admission] | None = None
     network: Network = field(default_factory=Network)
     provisioning: Provisioning | None = None
+    roles: tuple[RoleChange, ...] = ()
+    gpu_limits: tuple[tuple[str, str, int], ...] = ()
 
     def source(self) -> Source:
         """The requests, as a workload."""
@@ -183,13 +197,17 @@ class Scenario:
             self.router, self.ordering, self.ordering_at, self.window, migration=self.migration,
             admission=self.admission, cascade=self.cascade, scaler=self.scaler,
         )  # fmt: skip
-        fleet = Fleet(self.pools, self.combos, self.network, self.provisioning)
+        fleet = Fleet(self.pools, self.combos, self.network, self.provisioning, self.gpu_limits)
         line = self.line or _measured
         return Cluster(fleet, self.source(), policies, self.seed, step, self.scrape, None, line, Pacer())
 
     def play(self, step: Step = "stretch") -> Records:
         """Run it."""
-        return self.cluster(step).run(self.faults, self.until_s)
+        return self.run(self.cluster(step))
+
+    def run(self, cluster: Cluster) -> Records:
+        """Run it on a cluster of its own."""
+        return cluster.run(self.faults, self.until_s, self.roles)
 
 
 def play(requests: Sequence[Request], *pools: Pool, step: Step = "stretch", **given: Any) -> Records:
@@ -392,6 +410,16 @@ _migrations = st.one_of(
 )
 _scalers = st.sampled_from((None, None, Breathing, *SCALERS.values(), Made(Combos, (0.2, 0.5, 1.5, 0.25, 0.125))))
 _faults = st.builds(Fault, st.floats(0.0, 3.0), st.integers(0, 5), st.sampled_from((None, 0.25, 1.0, 1.0)))
+_breaks = st.builds(
+    Fault, st.floats(0.0, 3.0), st.integers(0, 5), st.sampled_from((None, 0.0, 0.125, 1.0)), st.integers(1, 3)
+)
+_role_changes = st.builds(
+    RoleChange,
+    st.floats(0.0, 3.0),
+    st.integers(0, 5),
+    st.sampled_from(("mixed", "prefill", "decode")),
+    st.sampled_from((0.0, 0.0, 0.25, 1.5)),
+)
 _scrapes = st.sampled_from((Scrape(), Scrape(), Scrape(0.125, 0.0625, 0.2)))
 _prompts = st.one_of(st.sampled_from((1, 16, 17, 100)), st.integers(1, 400))
 _outputs = st.one_of(st.sampled_from((1, 2, 17)), st.integers(1, 150))
@@ -459,6 +487,7 @@ def _coinciding(scenario: Scenario, step_s: float) -> Scenario:
             for r in scenario.requests
         ),
         faults=tuple(msgspec.structs.replace(f, at_s=rounded(f.at_s)) for f in scenario.faults),
+        roles=tuple(msgspec.structs.replace(change, at_s=rounded(change.at_s)) for change in scenario.roles),
         line=seconds(step_s),
     )
 
@@ -496,6 +525,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     num_replicas = sum(p.replicas for p in pools)
     num_replicas += sum(c.replicas * sum(part.replicas for part in c.parts) for c in combos)
     faults = draw(st.one_of(st.just([]), st.lists(_faults, max_size=3)))
+    roles = []
+    if combos:
+        faults += draw(st.one_of(st.just([]), st.lists(_breaks, max_size=6)))
+        roles = draw(st.one_of(st.just([]), st.lists(_role_changes, max_size=6)))
     scenario = Scenario(
         requests=requests,
         cascade=cascade,
@@ -506,6 +539,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         ordering_at=draw(st.sampled_from(("replica", "replica", "gateway", "both"))),
         window=draw(st.sampled_from((None, None, None, 2, 6, 20))),
         faults=tuple(msgspec.structs.replace(f, replica=f.replica % num_replicas) for f in faults),
+        roles=tuple(msgspec.structs.replace(change, replica=change.replica % num_replicas) for change in roles),
         until_s=draw(st.sampled_from((None, None, None, 1.0))),
         scrape=draw(_scrapes),
         concurrency=draw(st.one_of(st.none(), st.none(), st.integers(1, 10))),

@@ -27,7 +27,7 @@ from headway.sim.cluster import NETWORK
 from inside import assert_empty, assert_sound, replicas_of, watched
 from simulation import GPU, MODEL, Made, Scenario, by_request, pool, request, seconds
 
-DONE, ENDED, PREEMPTED, FULL, CRASHED, _ = MoveOutcome
+DONE, ENDED, PREEMPTED, FULL, CRASHED, _, BROKEN = MoveOutcome
 BYTES_PER_TOKEN = links.kv_bytes(MODEL, 1, 2)
 LATENCY_S = costs().kv_transfer[NETWORK].latency_s
 TOKENS_PER_S = 16
@@ -53,7 +53,7 @@ def run(requests: Sequence[Request], *combos: Combo, step: Any = "stretch", **gi
     made = {"line": seconds(1.0), "router": Made(Cauchy, ("goodput", "strict")), "pools": (), **given}
     scenario = Scenario(tuple(requests), combos=combos or (combo(),), **made)
     cluster = watched(scenario.cluster(step), assert_sound)
-    records = cluster.run(scenario.faults, scenario.until_s)
+    records = scenario.run(cluster)
     for replica in replicas_of(cluster):
         assert_empty(replica)
     return records

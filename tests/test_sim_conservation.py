@@ -55,7 +55,7 @@ def test_every_request_ends_once(scenario: Scenario) -> None:
     records = scenario.play()
     issued = len(records.workload["arrival_s"])
     assert sorted(records.requests["request"].tolist()) == list(range(issued))
-    stays_for_ever = any(fault.down_s is None for fault in scenario.faults)
+    stays_for_ever = any(fault.down_s is None and fault.streams is None for fault in scenario.faults)
     if scenario.until_s is None and not stays_for_ever:
         assert issued == len(scenario.requests)
         assert not (records.requests["outcome"] == Outcome.UNFINISHED).any()
@@ -109,7 +109,8 @@ def output_of_last_stage(scenario: Scenario, records: Records) -> Any:
 @fuzz
 @given(scenarios())
 def test_no_prompt_is_computed_twice_without_cause(scenario: Scenario) -> None:
-    calm = replace(scenario, faults=(), until_s=None, requests=tuple(without_timeout(scenario)))
+    breaks = tuple(fault for fault in scenario.faults if fault.streams is not None)
+    calm = replace(scenario, faults=breaks, until_s=None, requests=tuple(without_timeout(scenario)))
     records = calm.play()
     requests = by_request(records.requests)
     if requests["preemptions"].any() or scenario.cascade is not None:
@@ -155,7 +156,7 @@ def test_times_are_in_order(scenario: Scenario) -> None:
 @given(scenarios())
 def test_a_replica_keeps_its_books_and_its_limits(scenario: Scenario) -> None:
     cluster = watched(scenario.cluster("exact"), assert_sound)
-    cluster.run(scenario.faults, scenario.until_s)
+    scenario.run(cluster)
     if scenario.until_s is None:
         for replica in replicas_of(cluster):
             assert_empty(replica)
@@ -165,7 +166,7 @@ def test_a_replica_keeps_its_books_and_its_limits(scenario: Scenario) -> None:
 @given(scenarios())
 def test_books_hold_where_stretches_begin(scenario: Scenario) -> None:
     cluster = watched(scenario.cluster("stretch"), assert_sound)
-    cluster.run(scenario.faults, scenario.until_s)
+    scenario.run(cluster)
     if scenario.until_s is None:
         for replica in replicas_of(cluster):
             assert_empty(replica)
@@ -194,7 +195,7 @@ class Checking:
 def test_window_and_queue_limit_hold(scenario: Scenario) -> None:
     limit, window = 3, scenario.window or 7
     # Moves and hand-overs fill queues as they must.
-    scenario = replace(scenario, combos=(), migration=None, scaler=None, cascade=None, faults=())
+    scenario = replace(scenario, combos=(), migration=None, scaler=None, cascade=None, faults=(), roles=())
     assume(scenario.pools)
     if any(pool.model.name != MODEL.name for pool in scenario.pools):
         scenario = replace(scenario, pools=scenario.pools[:1])

@@ -43,7 +43,7 @@ from simulation import (
     seconds,
 )
 
-DONE, ENDED, PREEMPTED, FULL, CRASHED, _ = MoveOutcome
+DONE, ENDED, PREEMPTED, FULL, CRASHED, _, _ = MoveOutcome
 BYTES_PER_TOKEN = links.kv_bytes(MODEL, 1, 2)
 LATENCY_S = costs().kv_transfer[NETWORK].latency_s
 TOKENS_PER_S = 16
@@ -87,7 +87,7 @@ def run(requests: Sequence[Request], *pools: Any, step: Any = "stretch", **given
     """One second an iteration; in the end every replica that has not crashed for good is empty."""
     scenario = Scenario(tuple(requests), pools or (slow(),), **{"line": seconds(1.0), **given})
     cluster = watched(scenario.cluster(step), assert_sound)
-    records = cluster.run(scenario.faults, scenario.until_s)
+    records = scenario.run(cluster)
     for replica in replicas_of(cluster):
         assert_empty(replica)
     return records
@@ -357,8 +357,9 @@ def _restless(draw: st.DrawFn) -> Scenario:
     migration = Made(Restless, (draw(st.sampled_from((0.05, 0.25))), stages, share))
     scaler = draw(st.sampled_from((None, Breathing)))
     num = sum(each.replicas for each in pools)
-    faults = tuple(msgspec.structs.replace(fault, replica=fault.replica % num) for fault in scenario.faults)
-    return replace(scenario, pools=tuple(pools), combos=(), faults=faults, migration=migration, scaler=scaler)
+    crashes = (fault for fault in scenario.faults if fault.streams is None)
+    faults = tuple(msgspec.structs.replace(fault, replica=fault.replica % num) for fault in crashes)
+    return replace(scenario, pools=tuple(pools), combos=(), faults=faults, roles=(), migration=migration, scaler=scaler)
 
 
 fuzz = settings(
@@ -412,7 +413,7 @@ def test_whoever_has_moved_is_at_the_target(scenario: Scenario) -> None:
 @given(_restless())
 def test_both_ends_keep_their_books(scenario: Scenario) -> None:
     cluster = watched(scenario.cluster("exact"), assert_sound)
-    records = cluster.run(scenario.faults, scenario.until_s)
+    records = scenario.run(cluster)
     if scenario.until_s is not None:
         return
     for replica in replicas_of(cluster):

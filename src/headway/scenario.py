@@ -22,7 +22,7 @@ from headway import __version__, longterm, userfile
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import CascadeOf, Policies
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Fleet, Model, Pool
+from headway.core.fleet import Fleet, Model, Pool, unit_of
 from headway.core.policy import Scaler
 from headway.core.record import Outcome, Records
 from headway.fleetfile import coefficients_of, fleet_of
@@ -112,7 +112,7 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
     started = time.perf_counter()
     records = simulate(
         scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
-        until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
+        roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
         line=lambda pool: _line(pool, known[pool.name]), pacer=spec.pacer,
     )  # fmt: skip
     simulated = time.perf_counter()
@@ -236,13 +236,7 @@ def _part(progress: Progress | None, i: int, num: int) -> Progress | None:
 def _check(scenario: Scenario) -> None:
     """What the parts of a scenario must have to do with each other."""
     spec, places = scenario.spec, scenario.places
-    num_replicas = sum(pool.replicas for pool in scenario.fleet.pools)
-    num_replicas += sum(combo.replicas * sum(p.replicas for p in combo.parts) for combo in scenario.fleet.combos)
-    for i, fault in enumerate(spec.faults):
-        if not 0 <= fault.replica < num_replicas:
-            raise places.error(("faults", i, "replica"), f"{fault.replica}; expected 0 to {num_replicas - 1}")
-        if fault.at_s < 0 or (fault.down_s is not None and fault.down_s <= 0):
-            raise places.error(("faults", i), "expected at_s of 0 or more, and down_s above 0")
+    _check_incidents(scenario)
     for key in ("ttft_s", "tpot_s", "e2e_s"):
         slo = getattr(spec.slo, key)
         if slo is not None and slo <= 0:
@@ -253,6 +247,29 @@ def _check(scenario: Scenario) -> None:
         raise places.error(("policies",), "several routings or orderings, and variants; expected one or the other")
     for variant in variants(scenario):
         _policies(variant)
+
+
+def _check_incidents(scenario: Scenario) -> None:
+    """Faults and changes of role, of replicas that there are."""
+    spec, places, fleet = scenario.spec, scenario.places, scenario.fleet
+    units = [len(unit_of(each)) for each in (*fleet.pools, *fleet.combos) for _ in range(each.replicas)]
+    mates = [size - 1 for size in units for _ in range(size)]
+    for i, fault in enumerate(spec.faults):
+        if not 0 <= fault.replica < len(mates):
+            raise places.error(("faults", i, "replica"), f"{fault.replica}; expected 0 to {len(mates) - 1}")
+        if fault.streams is not None and fault.streams < 1:
+            raise places.error(("faults", i, "streams"), f"{fault.streams}; expected 1 or more")
+        if fault.at_s < 0 or (fault.down_s is not None and fault.down_s <= 0):
+            raise places.error(("faults", i), "expected at_s of 0 or more, and down_s above 0")
+    for i, change in enumerate(spec.roles):
+        if not 0 <= change.replica < len(mates):
+            raise places.error(("roles", i, "replica"), f"{change.replica}; expected 0 to {len(mates) - 1}")
+        if not mates[change.replica]:
+            others = ", ".join(str(replica) for replica, others in enumerate(mates) if others) or "none here"
+            what = f"{change.replica} is alone and does both phases; expected one of a combo of several ({others})"
+            raise places.error(("roles", i, "replica"), what)
+        if change.at_s < 0 or change.switch_s < 0:
+            raise places.error(("roles", i), "expected at_s and switch_s of 0 or more")
 
 
 def _policies(scenario: Scenario) -> Policies:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from headway.control.policies import OrderingAt
-from headway.core.fleet import Fault, Handover, Network, Provisioning
+from headway.core.fleet import Fault, Handover, Network, Provisioning, RoleChange
 from headway.core.pacer import Pacer
 from headway.gateway.settings import Api, Settings
 from headway.metrics.latency import Slo
@@ -206,7 +206,9 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     slo: Slo = field(default_factory=Slo)
     """What metrics hold requests to that were promised nothing. Policies see only `workload`'s promises."""
     faults: tuple[Fault, ...] = ()
-    """Replicas that crash."""
+    """Replicas that crash, and hand-overs that break."""
+    roles: tuple[RoleChange, ...] = ()
+    """Replicas of combos that are for something else from a time on."""
     observe: Scrape = field(default_factory=Scrape)
     """How fresh the loads are that policies see."""
     gateway: Settings = field(default_factory=Settings)

@@ -30,6 +30,8 @@ def load(path: Path) -> tuple[Scenario, Plan]:
 def plan(chosen: Scenario) -> Plan:
     """What a gateway is to do. HeadwayError where engines cannot act it out."""
     spec, places = chosen.spec, chosen.places
+    if spec.roles:
+        raise places.error(("roles",), "a gateway cannot tell an engine to prefill or to decode only; leave it out")
     if spec.combos:
         raise places.error(("combos",), "engines that hand KV caches over are not served yet; expected `fleet` alone")
     if spec.cascade is not None:

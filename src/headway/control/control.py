@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from headway.control.admissions import Admissions
 from headway.control.cascading import Cascading
-from headway.control.live import ENDED, HELD, NEVER, Live
+from headway.control.live import ENDED, HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
@@ -56,7 +56,7 @@ class Control:
         self._notify = notify
         self._pack, self._put = recorder.requests.pack, recorder.requests.write
         self.last_s = 0.0
-        """When a request last ended."""
+        """When a request last ended, or its stay with one model of a cascade."""
         self.serve({})
 
     def serve(
@@ -160,6 +160,7 @@ class Control:
             self._end(live, now, _FINISHED)
             return
         live.stage = HELD
+        self.last_s = max(self.last_s, now)
         self._judged[live.id] = live
         service = self._service(live)
         self._tell(service, live, now, _FINISHED)
@@ -190,7 +191,8 @@ class Control:
         service = self._service(live)
         target = service.member(live.decode)
         chosen = live.decode
-        if not service.pairs or target is None or not target.takes(live.prompt_tokens + live.output_tokens):
+        tokens = live.prompt_tokens + live.output_tokens
+        if not service.pairs or target is None or target.view.role == "prefill" or not target.takes(tokens):
             chosen = service.decoder(live, live.replica)
         live.decode = -1
         if chosen >= 0 and chosen != live.replica:
@@ -244,11 +246,56 @@ class Control:
                 self._cover(service)
                 self.release(service, now)
 
-    def _cover(self, service: Service) -> None:
-        """A replica came or went: the others of its combo take over its part, or give it back."""
-        for replica, role in service.cover().items():
+    def _cover(self, service: Service) -> list[int]:
+        """A replica came, went or changed: the others of its combo take over its part, or give it back.
+
+        Returns those that are for something else now.
+        """
+        changes = service.cover()
+        for replica, role in changes.items():
             self.effects.set_role(replica, role)
         service.refresh()
+        return list(changes)
+
+    def switch(self, replica: int, role: Role, now: float, ready: bool) -> None:
+        """A replica is to be for something else (Cauchy, section 3.6); it ends what it has begun.
+
+        Unless it is `ready` at once, it takes nothing new until `switched`.
+        """
+        for service in self.services:
+            if (member := service.member(replica)) is not None and not member.is_gone:
+                member.role = role
+                member.num_switches += not ready
+                self._rearrange(service, now)
+
+    def switched(self, replica: int, now: float) -> None:
+        """A replica that changed its role may be given requests again."""
+        for service in self.services:
+            if (member := service.member(replica)) is not None and not member.is_gone:
+                member.num_switches -= 1
+                self._rearrange(service, now)
+
+    def _rearrange(self, service: Service, now: float) -> None:
+        """Roles may have changed: so does where requests that have not begun are prefilled, and where they decode."""
+        for replica in self._cover(service):
+            member = service.member(replica)
+            assert member is not None
+            for live in sorted(cast(Sequence[Live], member.view.requests), key=_by_id):
+                self._fit_in(service, live, member.view.role, now)
+        self.release(service, now)
+
+    def _fit_in(self, service: Service, live: Live, role: Role, now: float) -> None:
+        """A request at a replica that has this role from now on."""
+        if live.stage is not WAITING or live.swapped_tokens:
+            live.decode = -1
+        elif role == "prefill":
+            live.decode = service.decoder(live, live.replica)
+        elif role == "mixed":
+            live.decode = -1
+        else:
+            chosen = service.choose(live, now)
+            if chosen is not None and chosen != live.replica:
+                self.effects.move(live, chosen, None, now)
 
     def observed(self, now: float) -> None:
         """Views have been refreshed; there may be room that nobody saw."""

@@ -16,12 +16,15 @@ from headway.observe import View
 class Member:
     """One replica of a service, as control knows it."""
 
-    __slots__ = ("deployment", "is_draining", "is_gone", "is_up", "max_num_waiting", "max_tokens", "role", "view")
+    __slots__ = (
+        "deployment", "is_draining", "is_gone", "is_up", "max_num_waiting", "max_tokens", "num_switches", "role",
+        "view",
+    )  # fmt: skip
 
     def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None, deployment: str = "") -> None:
         self.view = view
         self.role = view.role
-        """What it is for while all of its combo are up."""
+        """What it is for while its combo has somebody for each phase."""
         self.deployment = deployment
         """The pool or kind of combo that it is one of."""
         self.max_tokens = max_tokens
@@ -31,10 +34,17 @@ class Member:
         self.is_draining = False
         self.is_gone = False
         """It was given back, and does not return."""
+        self.num_switches = 0
+        """Changes of its role that are under way; it takes nothing new meanwhile."""
+
+    @property
+    def is_ready(self) -> bool:
+        """It is up, and what it is for does not change just now."""
+        return self.is_up and not self.num_switches
 
     def takes(self, tokens: int) -> bool:
         """It may be given a request of so many tokens, room or not."""
-        return self.is_up and not self.is_draining and tokens <= self.max_tokens
+        return self.is_ready and not self.is_draining and tokens <= self.max_tokens
 
 
 class Service:
@@ -71,7 +81,7 @@ class Service:
 
     def refresh(self) -> None:
         """Members came, went up or down, or drain. While all that are up drain, they are all that there is."""
-        up = [member for member in self.members if member.is_up]
+        up = [member for member in self.members if member.is_ready]
         self._has_roles = any(member.view.role != "mixed" for member in up)
         self._open = [member for member in up if not member.is_draining] or up
         if self._has_roles and not self.pairs:
@@ -143,9 +153,10 @@ class Service:
     def cover(self) -> dict[int, Role]:
         """Who has to take on another role, as a combo has lost, or has again, all that prefill or all that decode."""
         changes: dict[int, Role] = {}
-        for combo in {m.view.combo for m in self.members if m.role != "mixed"}:
+        for combo in sorted({m.view.combo for m in self.members if m.role != "mixed" or m.view.role != "mixed"}):
             up = [m for m in self.members if m.view.combo == combo and m.is_up]
-            whole = any(m.role != "decode" for m in up) and any(m.role != "prefill" for m in up)
+            ready = [m for m in up if m.is_ready]
+            whole = any(m.role != "decode" for m in ready) and any(m.role != "prefill" for m in ready)
             for member in up:
                 role: Role = member.role if whole else "mixed"
                 if role != member.view.role:

@@ -241,11 +241,32 @@ class Provisioning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
-    """A replica crashes at `at_s` and is back, empty, `down_s` later (None: never)."""
+    """A replica crashes at `at_s` and is back, empty, `down_s` later (None: never).
+
+    With `streams`, it does not crash: so many of the hand-overs that are on the way from it or to it lose their
+    streams, the oldest first (Cauchy, section 3.6). They are taken up again `down_s` later, `layerwise` ones without
+    the layers that have arrived whole, `bulk` ones from the start; without `down_s` the prefill replica decodes.
+    """
 
     at_s: float
     replica: int
     down_s: float | None = None
+    streams: int | None = None
+    """In place of a crash: how many hand-overs are hit, at most."""
+
+
+class RoleChange(Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica of a combo is for something else from `at_s` on (Cauchy, section 3.6); what it has begun, it ends.
+
+    A combo in which then nobody would prefill, or nobody decode, is covered for: all of it does both.
+    """
+
+    at_s: float
+    replica: int
+    role: Role
+    """`mixed` is back to both phases."""
+    switch_s: float = 0.0
+    """For so long it takes nothing new."""
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):

@@ -64,6 +64,8 @@ class MoveOutcome(IntEnum):
     """Source or target crashed."""
     UNFINISHED = 5
     """Still under way when the run stopped."""
+    BROKEN = 6
+    """Its streams broke. Where another row of the request has the same start, it was taken up again."""
 
 
 REQUEST_COLUMNS = (
@@ -116,6 +118,10 @@ class ReplicaRecord(Struct, frozen=True):
     """Where it came from: `initial`, `new`, `reclaimed` (a spot instance of its model), `redeployed` (of another)."""
     replaces: int = -1
     """The stopped replica that was the spot instance; -1: none."""
+    for_prefill: tuple[tuple[float, float], ...] = ()
+    """Intervals in which it was to compute prompts only."""
+    for_decode: tuple[tuple[float, float], ...] = ()
+    """Intervals in which it was to decode only. The rest of the time it was for both phases."""
 
 
 class Ended(Struct, frozen=True, gc=False):

@@ -17,7 +17,7 @@ from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, unit_of
+from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.observe import FleetOfPools, Observer, Scrape, View
@@ -25,7 +25,9 @@ from headway.perf import links
 from headway.policies.ordering.fcfs import Fcfs
 from headway.sim.engine import Replica
 from headway.sim.fabric import Fabric
-from headway.sim.kernel import ARRIVAL, COMMAND, TICK, Kernel
+from headway.sim.incidents import Incidents
+from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
+from headway.sim.lifetime import Lifetime
 from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
 from headway.sim.moves import Mover
 from headway.sim.sources import Sources
@@ -38,8 +40,6 @@ Progress = Callable[[float, int], None]
 NETWORK = "mooncake-h800"
 """Whose measured latency a transfer has; its rate is the pool's."""
 _PROGRESS_EVERY = 1 << 11
-_BEFORE = 1 << 40
-"""Less than this, keys of replicas come before those of requests."""
 
 
 def simulate(
@@ -50,6 +50,7 @@ def simulate(
     seed: int,
     step: Step = "stretch",
     faults: tuple[Fault, ...] = (),
+    roles: tuple[RoleChange, ...] = (),
     until_s: float | None = None,
     scrape: Scrape | None = None,
     progress: Progress | None = None,
@@ -65,7 +66,7 @@ def simulate(
     cluster = Cluster(
         fleet, source, policies, seed, step, scrape or Scrape(), progress, line or calibrated_line, pacer or Pacer()
     )
-    return cluster.run(faults, until_s)
+    return cluster.run(faults, until_s, roles)
 
 
 Ticking = Migrations | Admissions | Scaling
@@ -93,8 +94,7 @@ class Cluster:
         self._progress = progress
         self._next_s = float("inf")
         self._armed = 0
-        self._pending = 0
-        """Crashes, recoveries and starts to come."""
+        self._num_starting = 0
         self._last_s = 0.0
         self._ordering = policies.ordering if policies.ordering_at != "gateway" else Fcfs
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
@@ -102,8 +102,7 @@ class Cluster:
         self._control = Control(self, self._recorder, source.reactive)
         self._pools: list[Pool] = []
         self._replicas: list[Replica] = []
-        self._ups: list[list[tuple[float, float]]] = []
-        self._downs: list[list[tuple[float, float]]] = []
+        self._lifetimes: list[Lifetime] = []
         deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
         self._deployments = {each.name: each for each in deployments}
         self._num_units = 0
@@ -118,6 +117,7 @@ class Cluster:
         self._observer = Observer(self._replicas, scrape, Random(f"{seed}/scrape"))
         fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
         self._mover = Mover(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
+        self._incidents = Incidents(self._kernel, self._replicas, self._lifetimes, self._mover, self._control)
         self._migrations: list[Migrations] = []
         self._admissions: list[Admissions] = []
         self._scaling: Scaling | None = None
@@ -138,8 +138,7 @@ class Cluster:
         )  # fmt: skip
         self._replicas.append(replica)
         self._pools.append(pool)
-        self._ups.append([(now, float("inf"))])
-        self._downs.append([])
+        self._lifetimes.append(Lifetime(pool.role, now))
         return replica
 
     def _serve(self, policies: Policies, seed: int) -> None:
@@ -208,6 +207,7 @@ class Cluster:
     def set_role(self, replica: int, role: Role) -> None:
         """A replica is for something else from now on."""
         self._replicas[replica].role = role
+        self._lifetimes[replica].becomes(role, self._kernel.now)
 
     def judge(self, live: Live, now: float) -> None:
         """Score an answer, as well as the judge can."""
@@ -230,14 +230,14 @@ class Cluster:
         start_s = max(self._sources.take(replica.id, self._pools[replica.id]) for replica in unit)
         for replica in unit:
             replica.is_up = False
-            self._downs[replica.id].append((now, now + start_s))
+            self._lifetimes[replica.id].out(now, now + start_s)
             self._observer.add(replica)
-        self._pending += 1
-        self._kernel.at(now + start_s, COMMAND, unit[0].id - _BEFORE, self._started, (deployment, unit))
+        self._num_starting += 1
+        self._kernel.at(now + start_s, COMMAND, unit[0].id - BEFORE, self._started, (deployment, unit))
 
     def _started(self, now: float, what: tuple[str, list[Replica]]) -> None:
         deployment, unit = what
-        self._pending -= 1
+        self._num_starting -= 1
         for replica in unit:
             replica.is_up = True
         self._control.started(deployment, [self._member(replica, deployment) for replica in unit], now)
@@ -249,9 +249,7 @@ class Cluster:
     def stop_replica(self, replica: int, now: float) -> None:
         """Give a replica back."""
         self._replicas[replica].is_up = False
-        self._ups[replica][-1] = (self._ups[replica][-1][0], now)
-        if (downs := self._downs[replica]) and downs[-1][1] > now:
-            downs[-1] = (downs[-1][0], now)
+        self._lifetimes[replica].ends(now)
         self._sources.give(replica, self._pools[replica])
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
@@ -287,15 +285,11 @@ class Cluster:
 
     # The run.
 
-    def run(self, faults: tuple[Fault, ...], until_s: float | None) -> Records:
+    def run(
+        self, faults: tuple[Fault, ...] = (), until_s: float | None = None, roles: tuple[RoleChange, ...] = ()
+    ) -> Records:
         """Run to the end of the workload, or until `until_s`."""
-        for i, fault in enumerate(faults):
-            if not 0 <= fault.replica < len(self._replicas):
-                raise HeadwayError(
-                    f"faults[{i}].replica: {fault.replica}; the fleet has 0 to {len(self._replicas) - 1}"
-                )
-            self._pending += 1
-            self._kernel.at(fault.at_s, COMMAND, fault.replica - _BEFORE, self._crash, fault)
+        self._incidents.expect(faults, roles)
         if self._observer.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
         policies: list[Ticking] = [*self._migrations, *self._admissions, *([self._scaling] if self._scaling else [])]
@@ -304,48 +298,29 @@ class Cluster:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
         self._arm()
         self._kernel.run(float("inf") if until_s is None else until_s)
-        stop_s = max(self._last_s, self._control.last_s) if until_s is None else until_s
+        stop_s = max(self._last_s, self._incidents.last_s, self._control.last_s) if until_s is None else until_s
         unfinished = [live for replica in self._replicas for live in replica.halt(stop_s, Cause.UNFINISHED)]
         self._mover.halt(stop_s)
         self._control.close(unfinished, stop_s)
         # The last tokens may have been on their way to the client when the run stopped.
         return self._records(max(stop_s, self._control.last_s))
 
-    def _crash(self, now: float, fault: Fault) -> None:
-        self._pending -= 1
-        replica = self._replicas[fault.replica]
-        if not replica.is_up:
-            return
-        self._last_s = now
-        self._mover.crashed(replica.id, now)
-        lost = replica.crash(now)
-        self._downs[replica.id].append((now, float("inf")))
-        if fault.down_s is not None:
-            self._pending += 1
-            self._kernel.at(now + fault.down_s, COMMAND, replica.id - _BEFORE, self._recover, fault)
-        self._control.crashed(replica.id, lost, now)
-
-    def _recover(self, now: float, fault: Fault) -> None:
-        self._pending -= 1
-        if self._ups[fault.replica][-1][1] <= now:
-            return  # given back meanwhile
-        downs = self._downs[fault.replica]
-        downs[-1] = (downs[-1][0], now)
-        self._replicas[fault.replica].recover()
-        self._control.recovered(fault.replica, now)
-
     def _goes_on(self, now: float) -> bool:
         """Something besides ticks is still to happen."""
-        if self._pending or self._source.peek_s() is not None or self._control.hopes(now):
+        if self._is_awaited() or self._source.peek_s() is not None or self._control.hopes(now):
             return True
         return any(replica.num_in_flight for replica in self._replicas)
+
+    def _is_awaited(self) -> bool:
+        """Replicas will come, go or change."""
+        return bool(self._num_starting or self._incidents.num_to_come)
 
     def _tick(self, now: float, ticking: tuple[Ticking, int]) -> None:
         policy, key = ticking
         goes_on = self._goes_on(now)
         if goes_on or self._control.holds():
             policy.tick(now)
-        if goes_on or self._pending:
+        if goes_on or self._is_awaited():
             assert policy.interval_s is not None
             self._kernel.at(now + policy.interval_s, TICK, key, self._tick, ticking)
 
@@ -377,13 +352,13 @@ class Cluster:
 
     def _replica_record(self, replica: Replica, end_s: float) -> ReplicaRecord:
         pool = self._pools[replica.id]
-        down = tuple((start, min(end, end_s)) for start, end in self._downs[replica.id] if start < end_s)
+        lifetime = self._lifetimes[replica.id]
         num_gpus = pool.parallel.num_gpus
         return ReplicaRecord(
             replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
             pool.gpu.watts * num_gpus, replica.kv_blocks_total * pool.engine.block_size_tokens, replica.max_num_seqs,
-            tuple((start, min(end, end_s)) for start, end in self._ups[replica.id]), down,
-            *self._sources.origin(replica.id),
+            lifetime.up(end_s), lifetime.down(end_s), *self._sources.origin(replica.id),
+            lifetime.was("prefill", end_s), lifetime.was("decode", end_s),
         )  # fmt: skip
 
 

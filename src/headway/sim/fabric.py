@@ -56,6 +56,11 @@ class Fabric:
         out, into = len(self._out.get(source, ())) + 1, len(self._in.get(target, ())) + 1
         return min(self._capacity(source) / out, self._capacity(target) / into, limit)
 
+    @staticmethod
+    def left_bytes(flow: Flow, now: float) -> float:
+        """What has not arrived yet."""
+        return max(flow.left_bytes - flow.rate * (now - flow.since_s), 0.0)
+
     def stop(self, flow: Flow, now: float) -> None:
         """The rest is not needed."""
         flow.version = -1
@@ -85,7 +90,7 @@ class Fabric:
             rate = min(self._capacity(flow.source) / len(out), self._capacity(flow.target) / len(into), flow.limit)
             if rate == flow.rate:
                 continue
-            flow.left_bytes = max(flow.left_bytes - flow.rate * (now - flow.since_s), 0.0)
+            flow.left_bytes = self.left_bytes(flow, now)
             flow.since_s, flow.rate = now, rate
             flow.version += 1
             self._kernel.at(now + flow.left_bytes / rate, COMMAND, key, self._end, (flow, flow.version))

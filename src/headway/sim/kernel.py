@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 FINISH, COMMAND, ARRIVAL, TICK = range(4)
 """Who goes first at equal times. Scheduling comes after all of them."""
+BEFORE = 1 << 40
+"""Less than this, keys of replicas come before those of requests."""
 
 
 class Schedulable(Protocol):

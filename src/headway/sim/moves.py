@@ -32,8 +32,8 @@ class Move:
     """One request's move; hangs on it (`Live.move`) while it lasts."""
 
     __slots__ = (
-        "_mover", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "live", "num_bytes", "paused_s",
-        "reserved", "source", "stage_blocks", "start_s", "target",
+        "_mover", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "live", "num_bytes", "num_layers",
+        "paused_s", "reserved", "source", "stage_blocks", "start_s", "target",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +52,8 @@ class Move:
         self.handover: Handover | None = None
         """Of a prefill replica to one that decodes."""
         self.ahead_bytes = 0.0
-        """What was sent while the prompt was being computed."""
+        """What was sent while the prompt was being computed, or by streams that broke since."""
+        self.num_layers = 1
         self.flow: Flow | None = None
 
     def paused(self, now: float) -> None:
@@ -106,7 +107,7 @@ class Mover:
         """A prompt is computed: its KV goes to a replica that decodes, if that has room, else it stays."""
         source, target = self._replicas[live.replica], self._replicas[target_id]
         move = Move(self, live, source, target, None, now)
-        move.handover = handover
+        move.handover, move.num_layers = handover, num_layers
         if handover.mode == "layerwise":
             num_bytes = live.computed_tokens * self._bytes_per_token(source.id)
             rate = self._fabric.share(source.id, target_id, _limit(handover))
@@ -183,12 +184,14 @@ class Mover:
         num_bytes = tokens * self._bytes_per_token(source.id)
         move.copied_tokens += tokens
         move.num_bytes += num_bytes
+        self._stream(move, num_bytes - move.ahead_bytes, now)
+
+    def _stream(self, move: Move, num_bytes: float, now: float) -> None:
         sent = partial(self._sent, move)
         limit = inf if move.handover is None else _limit(move.handover)
         if move.handover is not None:
             now += move.handover.degree * move.handover.stream_overhead_s
-        left_bytes = num_bytes - move.ahead_bytes
-        move.flow = self._fabric.send(move.live.id, source.id, move.target.id, left_bytes, now, sent, limit)
+        move.flow = self._fabric.send(move.live.id, move.source.id, move.target.id, num_bytes, now, sent, limit)
 
     def _sent(self, move: Move, now: float) -> None:
         move.flow = None
@@ -234,6 +237,31 @@ class Mover:
             if move.target.id == replica and move.live.stage is PAUSED:
                 move.source.take_back(move.live, now)
 
+    def lose_streams(self, replica: int, num: int, again_s: float | None, now: float) -> None:
+        """Of the hand-overs from and to a replica, the oldest so many break; others do not notice.
+
+        They are taken up again `again_s` later; None: the request goes on at its source.
+        """
+        there = [m for m in self._moves.values() if m.handover is not None and replica in (m.source.id, m.target.id)]
+        for move in sorted((m for m in there if m.flow is not None), key=_by_age)[:num]:
+            if again_s is None:
+                move.abandon(now, MoveOutcome.BROKEN)
+                move.source.take_back(move.live, now)
+            else:
+                self._take_up(move, again_s, now)
+
+    def _take_up(self, move: Move, again_s: float, now: float) -> None:
+        """Send anew what has not arrived: all, or the layers that are not whole."""
+        flow, handover = move.flow, move.handover
+        assert flow is not None and handover is not None
+        if handover.mode == "layerwise":
+            layer_bytes = move.num_bytes / move.num_layers
+            arrived = move.num_bytes - self._fabric.left_bytes(flow, now)
+            move.ahead_bytes = arrived // layer_bytes * layer_bytes
+        self._fabric.stop(flow, now)
+        self._write(move, now, MoveOutcome.BROKEN)
+        self._stream(move, move.num_bytes - move.ahead_bytes, now + again_s)
+
     def halt(self, now: float) -> None:
         """The run stops."""
         for move in list(self._moves.values()):
@@ -245,6 +273,10 @@ class Mover:
             move.num_bytes, outcome,
         )  # fmt: skip
         self._put(row)
+
+
+def _by_age(move: Move) -> tuple[float, int]:
+    return move.start_s, move.live.id
 
 
 def _limit(handover: Handover) -> float:
