@@ -157,12 +157,16 @@ class Demanded:
         steps = round(span_s / config.step_s)
         at = np.minimum((table.arrival_s // config.step_s).astype(np.int64), steps - 1)
         model, region, tier = (ints({name: table.column(name)}, name) for name in ("model", "region", "tier"))
+        num_regions = int(region.max(initial=0)) + 1
+        pair = model * num_regions + region
+        rows = tier < config.batch_tier
+        size = (int(pair.max(initial=0)) + 1) * steps
+        tokens = np.bincount((pair * steps + at)[rows], table.prompt_tokens[rows], size).reshape(-1, steps)
         found: dict[Cell, Floats] = {}
-        for m, r in {(int(m), int(r)) for m, r in np.unique(np.stack([model, region], axis=1), axis=0)}:
-            rows = (model == m) & (region == r) & (tier < config.batch_tier)
+        for each in np.flatnonzero(np.bincount(pair)):
+            m, r = divmod(int(each), num_regions)
             cell = self._cell(table.models[m] if table.models else "", table.regions[r] if table.regions else "")
-            tokens = np.bincount(at[rows], table.prompt_tokens[rows], steps) / config.step_s
-            found[cell] = found.get(cell, 0.0) + tokens
+            found[cell] = found.get(cell, 0.0) + tokens[each] / config.step_s
         return found
 
     def _cell(self, model: str, region: str) -> Cell:

@@ -48,13 +48,15 @@ class PoolState:
         self.max_replicas = sys.maxsize if deployment.max_replicas is None else deployment.max_replicas
         self.goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
         self.service = services[pool.model.name]
+        self.members = [member for member in self.service.members if member.deployment == self.name]
+        """Those that have not been given back, up or not."""
         self.num_starting = 0
 
     def units(self) -> list[Unit]:
         """Those of which something is up."""
         found: dict[int, Unit] = {}
-        for member in self.service.members:
-            if member.is_up and member.deployment == self.name:
+        for member in self.members:
+            if member.is_up:
                 found.setdefault(member.view.combo, []).append(member)
         return list(found.values())
 
@@ -166,6 +168,8 @@ class Scaling:
                 # One that has crashed is given back, too, and does not recover.
                 member.is_up, member.is_gone = False, True
                 self._effects.stop_replica(member.view.id, now)
+            pool = self._pools[unit[0].deployment]
+            pool.members = [member for member in pool.members if not member.is_gone]
             service.refresh()
 
     def started(self, name: str, members: Sequence[Member]) -> Service:
@@ -173,6 +177,7 @@ class Scaling:
         pool = self._pools[name]
         pool.num_starting -= 1
         pool.service.members.extend(members)
+        pool.members.extend(members)
         pool.service.refresh()
         return pool.service
 

@@ -22,6 +22,8 @@ Part = tuple[Floats, Floats, Counts, Counts]
 SHIFT = 40
 """Bits of a double that a bin leaves out: 12 bits of the mantissa stay, so a bin is 0.025% wide."""
 SAMPLES = 8
+SHORT_ROWS = 1 << 14
+"""Parts with fewer runs are put together."""
 LOWEST = int(np.float64(2.0**-40).view(np.int64)) >> SHIFT
 BINS = (int(np.float64(2.0**30).view(np.int64)) >> SHIFT) - LOWEST
 
@@ -39,6 +41,7 @@ class Gaps:
             self.sum_s += float(np.dot((first + last) / 2, size))
             _add(started, _bins(first), size)
             _add(completed, _bins(last), size)
+        self.parts = _joined(self.parts)
         self._started: Ints = np.cumsum(started).astype(np.int64)
         self._completed: Ints = np.cumsum(completed).astype(np.int64)
 
@@ -102,6 +105,28 @@ class Gaps:
         order = np.argsort(values)
         reached = before + np.cumsum(weights[order], dtype=np.int64)
         return np.asarray(values[order][np.searchsorted(reached, ranks + 1)])
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """The same runs in fewer parts, as each costs some calls however short it is; what is long stays as it is."""
+    found: list[Part] = []
+    short: list[Part] = []
+    num_rows = 0
+    for each in parts:
+        if len(each[0]) >= SHORT_ROWS:
+            found.append(each)
+            continue
+        short.append(each)
+        num_rows += len(each[0])
+        if num_rows >= SHORT_ROWS:
+            found.append(_in_one(short))
+            short, num_rows = [], 0
+    return [*found, _in_one(short)] if short else found
+
+
+def _in_one(parts: Sequence[Part]) -> Part:
+    first, step, count, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return first, step, count, weight
 
 
 def _written_out(runs: Part, low_s: float, high_s: float) -> tuple[int, Floats, Counts]:

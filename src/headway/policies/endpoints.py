@@ -20,6 +20,26 @@ def effective_use(replicas: Iterable[ReplicaView]) -> float:
     return used / total if total else 1.0
 
 
+def is_below(threshold: float, replicas: Sequence[ReplicaView]) -> bool:
+    """Whether `effective_use` is below it: the same answer, with no more of them read than that takes.
+
+    To say how much is in use is an engine's dearest answer, and is asked for at every arrival.
+    """
+    total = sum([replica.kv_blocks_total for replica in replicas])
+    if not total:
+        return threshold > 1.0
+    least, most = 0, total
+    for replica in replicas:
+        used = replica.kv_blocks_used
+        least += used
+        most += used - replica.kv_blocks_total
+        if most / total < threshold:
+            return True
+        if least / total >= threshold:
+            return False
+    return least / total < threshold
+
+
 class Silos:
     """Pools whose names end in one of two ways serve interactive, or batch, work only; all others serve both.
 

@@ -9,7 +9,7 @@ from math import inf
 from headway.core.decision import Release
 from headway.core.view import AdmissionView, ReplicaView, RequestView
 from headway.policies.arguments import above, at_least, between
-from headway.policies.endpoints import Silos, effective_use
+from headway.policies.endpoints import Silos, is_below
 
 
 class QueueManager:
@@ -66,8 +66,9 @@ class QueueManager:
     def release(self, view: AdmissionView) -> Sequence[Release]:
         going = list(self._urgent(view))
         urgent = {release.request for release in going}
+        num = self._num_wanted(view.replicas, len(view.held) - len(going))
         others = (request.id for request in view.held if request.id not in urgent)
-        return [*going, *map(Release, islice(others, self._num_wanted(view.replicas)))]
+        return [*going, *map(Release, islice(others, num))]
 
     def _urgent(self, view: AdmissionView) -> Iterator[Release]:
         """Whose time is running out. They stand in order of arrival, so the young ones need no look."""
@@ -84,11 +85,16 @@ class QueueManager:
             deadline_s = request.arrival_s + self._default_deadline_s
         return min(request.arrival_s + self._urgent_after_s, deadline_s - self._margin_s)
 
-    def _num_wanted(self, replicas: Sequence[ReplicaView]) -> int:
-        """How many requests the endpoints ask for."""
+    def _num_wanted(self, replicas: Sequence[ReplicaView], most: int) -> int:
+        """How many requests the endpoints ask for, as far as there are so many."""
         endpoints: dict[str, list[ReplicaView]] = {}
         for replica in self._silos.serving(replicas, is_batch=True):
             if not replica.is_draining:
                 endpoints.setdefault(replica.region, []).append(replica)
-        uses = [effective_use(endpoint) for endpoint in endpoints.values()]
-        return sum(use < self._threshold for use in uses) + sum(use < self._low_threshold for use in uses)
+        num = 0
+        for endpoint in endpoints.values():
+            if num >= most:
+                break
+            if is_below(self._threshold, endpoint):
+                num += 1 + (num + 1 < most and is_below(self._low_threshold, endpoint))
+        return num

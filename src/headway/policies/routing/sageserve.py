@@ -8,7 +8,7 @@ from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import between
-from headway.policies.endpoints import Silos, effective_use
+from headway.policies.endpoints import Silos, effective_use, is_below
 from headway.policies.routing.jsq_tokens import JsqTokens
 
 
@@ -57,7 +57,7 @@ class SageServe:
     ) -> Sequence[ReplicaView]:
         """All replicas of the region that it is to go to."""
         own = [replica for replica in replicas if replica.region == request.region]
-        if own and not is_batch and effective_use(own) < self._threshold:
+        if own and not is_batch and is_below(self._threshold, own):
             return own  # mostly it is so, and the others need no look
         regions: dict[str, list[ReplicaView]] = {}
         for replica in replicas:
