@@ -140,6 +140,8 @@ def _spell(kind: schema.Type) -> str:
             name = "whole number" if isinstance(kind, schema.IntType) else "number"
             limits = [f"{sign} {bound:g}" for sign, bound in (("≥", kind.ge), (">", kind.gt)) if bound is not None]
             return " ".join([name, *limits])
+        case schema.DateType():
+            return "date"
         case schema.BoolType():
             return "true or false"
         case schema.StrType():

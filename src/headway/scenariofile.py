@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from headway.control.policies import OrderingAt
 from headway.core.fleet import Fault, Handover, Network, Provisioning, RoleChange
 from headway.core.pacer import Pacer
-from headway.gateway.settings import Api, Settings
+from headway.gateway.settings import Api, Judge, Settings
 from headway.metrics.latency import Slo
 from headway.observe import Scrape
 from headway.workload.spec import WorkloadSpec
@@ -143,6 +143,8 @@ class CascadeSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """What the judge adds to every score, of 0 to 100."""
     judge_noise: Annotated[float, Meta(ge=0)] = 0.0
     """Standard deviation of the judge's scores."""
+    judge: Judge | None = None
+    """Who scores answers live. A simulation goes by the workload's scores."""
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from headway import scenario, userfile
+from msgspec.structs import replace
+
+from headway import scenario, userfile, webserver
 from headway.control.policies import Policies
 from headway.gateway.adapters import ADAPTERS, Adapter, api_of
+from headway.gateway.admin import is_address
 from headway.gateway.gateway import Plan, Served
+from headway.gateway.settings import Judge, Settings
+from headway.policies import resolve
 from headway.scenario import Scenario, policies_of
-from headway.scenariofile import PolicySpec, PoolSpec
+from headway.scenariofile import PolicySpec, PoolSpec, Spec
 from headway.sim.makeup import kv_blocks
 from headway.userfile import Key, Places
 
 NO_WORKLOAD = {"builtin": "chat"}
 """Stands in where a fleet file has none: clients bring it."""
+QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
+"""Who lets batches go, where a fleet file does not say."""
 
 
 def load(path: Path) -> tuple[Scenario, Plan]:
@@ -34,12 +41,11 @@ def plan(chosen: Scenario) -> Plan:
         raise places.error(("roles",), "a gateway cannot tell an engine to prefill or to decode only; leave it out")
     if spec.combos:
         raise places.error(("combos",), "engines that hand KV caches over are not served yet; expected `fleet` alone")
-    if spec.cascade is not None:
-        raise places.error(("cascade",), "needs a judge, which the gateway has not; requests name their model")
+    judge = _judge(spec, places)
     if spec.policies.scaling is not None:
         raise places.error(("policies", "scaling"), "the gateway starts and stops no engines; leave it out")
     adapters = [_adapter(pool, ("fleet", i), places) for i, pool in enumerate(spec.fleet)]
-    policies = policies_of(chosen)
+    policies = _with_queue_manager(policies_of(chosen), spec.gateway)
     _check_oracles(policies, places)
     if spec.policies.ordering_at != "gateway":
         _check_ordering(spec.policies.ordering, adapters, places)
@@ -54,9 +60,57 @@ def plan(chosen: Scenario) -> Plan:
         policies=policies,
         pacer=spec.pacer,
         seed=spec.seed,
-        settings=spec.gateway,
+        settings=_settings(chosen),
         tell_priority=spec.policies.ordering_at != "gateway" and _name(spec.policies.ordering) == "priority",
+        judge=judge,
     )
+
+
+def _judge(spec: Spec, places: Places) -> Judge | None:
+    """Who scores the cascade's answers. HeadwayError where nobody does."""
+    if spec.cascade is None:
+        return None
+    judge, at = spec.cascade.judge, ("cascade", "judge")
+    if judge is None:
+        raise places.error(("cascade",), "needs a `judge` to be served: `by: confidence`, or `url` and `model`")
+    if judge.by == "confidence":
+        return judge
+    if not is_address(judge.url):
+        raise places.error((*at, "url"), f"{judge.url!r}; expected where the judge listens, http://host:port")
+    if not judge.model:
+        raise places.error((*at, "model"), "missing; expected what the judge calls its model")
+    for part in ("{question}", "{answer}"):
+        if judge.prompt and part not in judge.prompt:
+            raise places.error((*at, "prompt"), f"has no {part}; expected it where that is to stand")
+    return judge
+
+
+def _settings(chosen: Scenario) -> Settings:
+    """The gateway's, with a database that can be used. HeadwayError where it cannot."""
+    settings, places = chosen.spec.gateway, chosen.places
+    batches = settings.batches
+    if batches is None:
+        return settings
+    at = ("gateway", "batches", "store")
+    kind, marker, _ = batches.store.partition("://")
+    if marker and kind not in ("postgresql", "postgres"):
+        raise places.error(at, f"{kind!r} is no database that is known; expected a file, or postgresql://host/database")
+    for module in ("sqlalchemy", "multipart", "asyncpg" if marker else "aiosqlite"):
+        if find_spec(module) is None:
+            raise webserver.needed(module, "postgres" if module == "asyncpg" else "gateway")
+    if marker:
+        return settings
+    path = chosen.base_dir / batches.store
+    if not path.parent.is_dir():
+        raise places.error(at, f"{path.parent} is no folder; expected a file in one that is there")
+    return replace(settings, batches=replace(batches, store=str(path.absolute())))
+
+
+def _with_queue_manager(policies: Policies, settings: Settings) -> Policies:
+    """Batches are let go by an admission policy: without one, by SageServe's."""
+    if settings.batches is None or policies.admission is not None:
+        return policies
+    return replace(policies, admission=resolve.admission({**QUEUE_MANAGER, "batch_tier": settings.batches.tier}))
 
 
 def _adapter(pool: PoolSpec, at: Key, places: Places) -> Adapter:
@@ -64,12 +118,7 @@ def _adapter(pool: PoolSpec, at: Key, places: Places) -> Adapter:
     if not pool.endpoints:
         raise places.error((*at, "endpoints"), "missing; expected where the pool's replicas listen, http://host:port")
     for i, url in enumerate(pool.endpoints):
-        try:
-            parts = urlsplit(url)
-            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
-        except ValueError:
-            good = False
-        if not good or parts.query or parts.fragment:
+        if not is_address(url):
             raise places.error((*at, "endpoints", i), f"{url!r}; expected http://host:port")
     engine = pool.engine if isinstance(pool.engine, str) else str(pool.engine.get("name", ""))
     return ADAPTERS[pool.api or api_of(engine)]
@@ -80,11 +129,12 @@ def _check_oracles(policies: Policies, places: Places) -> None:
     made = {
         "routing": policies.router, "ordering": policies.ordering, "migration": policies.migration,
         "admission": policies.admission,
+        "cascade": None if policies.cascade is None else policies.cascade.policy,
     }  # fmt: skip
     for key, choice in made.items():
         if choice is not None and getattr(choice(), "oracle", False):
             what = f"{choice} reads what only a simulation knows, such as output lengths; expected another"
-            raise places.error(("policies", key), what)
+            raise places.error(("cascade", "policy") if key == "cascade" else ("policies", key), what)
 
 
 def _check_ordering(ordering: PolicySpec | list[PolicySpec], adapters: list[Adapter], places: Places) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 
@@ -11,9 +15,31 @@ _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 
 
-def needed(module: str) -> HeadwayError:
+class Tls(Struct, frozen=True):
+    """What encrypts connections: files in PEM format."""
+
+    certfile: Path
+    """The certificate, and those between it and a trusted one."""
+    keyfile: Path | None = None
+    """Its key; None: it is in the same file."""
+
+    def check(self) -> None:
+        """HeadwayError where it cannot be used."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certfile, self.keyfile, _no_password)
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) and error.strerror else error
+            where = self.certfile if self.keyfile is None else f"{self.certfile}, {self.keyfile}"
+            raise HeadwayError(f"{where}: no certificate and key that go together: {said}") from None
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password; expected one without")
+
+
+def needed(module: str, extra: str = "gateway") -> HeadwayError:
     """The error for an extra that is not installed."""
-    return HeadwayError(f"{module} is not installed; try: pip install 'headway[gateway]'")
+    return HeadwayError(f"{module} is not installed; try: pip install 'headway[{extra}]'")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,7 +61,7 @@ def address(made: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve(application: Any, made: socket.socket, shutdown_s: float) -> None:
+def serve(application: Any, made: socket.socket, shutdown_s: float, tls: Tls | None = None) -> None:
     """Until the process is told to stop; then requests have so long to end."""
     try:
         import httptools
@@ -46,5 +72,6 @@ def serve(application: Any, made: socket.socket, shutdown_s: float) -> None:
     config = uvicorn.Config(
         application, log_level="warning", access_log=False, http="httptools", lifespan="on", server_header=False,
         timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75, backlog=_BACKLOG,
+        ssl_certfile=None if tls is None else tls.certfile, ssl_keyfile=None if tls is None else tls.keyfile,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[made])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headway import webserver
+from headway.core.errors import HeadwayError
 from headway.records import save
 from headway.scenario import Scenario
 
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 to be reached from other machines.")
 @click.option("--records", type=click.Path(path_type=Path), help="Folder to write what ran to, at the end.")
-def command(fleet: Path, port: int, host: str, records: Path | None) -> None:
+@click.option("--certfile", type=click.Path(path_type=Path), help="Certificate (PEM): serve HTTPS.")
+@click.option("--keyfile", type=click.Path(path_type=Path), help="Its key (PEM), if that is not in the same file.")
+def command(
+    fleet: Path, port: int, host: str, records: Path | None, certfile: Path | None, keyfile: Path | None
+) -> None:
     """Serve the engines of the FLEET file as one OpenAI-compatible endpoint.
 
     FLEET is a scenario whose pools say where their replicas listen (`endpoints`). Its policies are the ones that
@@ -36,6 +41,7 @@ def command(fleet: Path, port: int, host: str, records: Path | None) -> None:
     except ModuleNotFoundError as error:
         raise webserver.needed(str(error.name)) from None
     chosen, plan = serving.load(fleet)
+    tls = _tls(certfile, keyfile)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
     made = webserver.listen(host, port)
@@ -48,13 +54,23 @@ def command(fleet: Path, port: int, host: str, records: Path | None) -> None:
             save(gateway.records(), records, {"fleet": fleet.read_text(encoding="utf-8")})
             click.echo(f"wrote {gateway.recording.num_requests:,} requests to {records}", err=True)
 
-    _show(chosen, plan, webserver.address(made))
-    webserver.serve(application(make, stopped), made, plan.settings.drain_s + 1)
+    _show(chosen, plan, f"{'http' if tls is None else 'https'}://{webserver.address(made)}")
+    webserver.serve(application(make, stopped), made, plan.settings.drain_s + 1, tls)
+
+
+def _tls(certfile: Path | None, keyfile: Path | None) -> webserver.Tls | None:
+    if certfile is None:
+        if keyfile is not None:
+            raise HeadwayError("--keyfile goes with a --certfile")
+        return None
+    tls = webserver.Tls(certfile, keyfile)
+    tls.check()
+    return tls
 
 
 def _show(chosen: Scenario, plan: Plan, address: str) -> None:
     policies = chosen.spec.policies
-    click.echo(f"headway serves {chosen.spec.name} on http://{address}")
+    click.echo(f"headway serves {chosen.spec.name} on {address}")
     for served in plan.pools:
         pool = served.pool
         click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {', '.join(served.endpoints)}")
@@ -66,3 +82,9 @@ def _show(chosen: Scenario, plan: Plan, address: str) -> None:
         click.echo(f"  admission {plan.policies.admission}")
     if plan.policies.migration is not None:
         click.echo(f"  migration {plan.policies.migration}, by going on from the tokens so far")
+    cascade = plan.policies.cascade
+    if cascade is not None and plan.judge is not None:
+        by = "by confidence" if plan.judge.by == "confidence" else f"by {plan.judge.model} at {plan.judge.url}"
+        click.echo(f"  {cascade.name}: {' -> '.join(cascade.models)}, {cascade.policy}, judged {by}")
+    if plan.settings.batches is not None:
+        click.echo(f"  batches in {plan.settings.batches.store.rpartition('@')[2]}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -20,17 +18,21 @@ from starlette.types import Message, Receive, Scope, Send
 
 from headway import __version__
 from headway.core.errors import HeadwayError
-from headway.gateway.ask import CHAT, COMPLETIONS, ask
+from headway.gateway import admin
+from headway.gateway.ask import PATHS, Ask, ask
 from headway.gateway.errors import ApiError
-from headway.gateway.exchange import Exchange, answer
+from headway.gateway.exchange import Exchange
 from headway.gateway.gateway import Gateway
+from headway.gateway.keys import Caller
+from headway.gateway.send import answer
+from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Completions:
-    """POST /v1/chat/completions and /v1/completions."""
+    """What is answered by engines."""
 
     def __init__(self, gateway: Callable[[], Gateway]) -> None:
         self._gateway = gateway
@@ -40,12 +42,12 @@ class Completions:
         given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         try:
-            _check_key(headers, self._gateway().settings.api_keys)
-            raw = await _body(receive, headers, self._gateway().settings.max_body_bytes)
+            caller = self._gateway().keys.caller(headers)
+            raw = await _body(receive, headers, self._gateway().settings)
             if raw is None:
                 return
             asked = ask(scope["path"], raw, headers)
-            exchange = self._gateway().exchange(asked, send, request_id)
+            exchange, begun = self._begin(asked, caller, send, request_id)
         except ApiError as error:
             await answer(send, error, request_id.encode())
             return
@@ -58,18 +60,20 @@ class Completions:
             await exchange.run()
         finally:
             watcher.cancel()
+            caller.end(begun, exchange.used_tokens)
         self._gateway().learn(asked, exchange)
 
-
-def _check_key(headers: dict[str, str], known: Sequence[str]) -> None:
-    """ApiError for a client without one of the keys. A key that the gateway knows is not the engines' business."""
-    if not known:
-        return
-    scheme, _, key = headers.pop("authorization", "").partition(" ")
-    digest = hashlib.sha256(key.encode("latin-1")).hexdigest()
-    # All are compared, each in constant time: how long it takes says nothing about them.
-    if not sum(hmac.compare_digest(digest, each) for each in known) or scheme.lower() != "bearer":
-        raise ApiError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
+    def _begin(self, asked: Ask, caller: Caller, send: Send, request_id: str) -> tuple[Exchange, int]:
+        """Within the caller's limits; and how many tokens that takes of them, for now."""
+        gateway = self._gateway()
+        asked.tier = max(asked.tier, caller.tier)
+        tokens = gateway.prompt_tokens(asked) + (asked.max_tokens or 0)
+        caller.begin(tokens)
+        try:
+            return gateway.exchange(asked, send, request_id), tokens
+        except BaseException:
+            caller.end(tokens, 0)
+            raise
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:
@@ -79,8 +83,18 @@ async def _watch(receive: Receive, exchange: Exchange) -> None:
     exchange.gone()
 
 
-async def _body(receive: Receive, headers: dict[str, str], limit: int) -> bytes | None:
-    """The request's body; None if the client left. ApiError where it is too long."""
+async def _body(receive: Receive, headers: dict[str, str], settings: Settings) -> bytes | None:
+    """The request's body; None if the client left. ApiError where it is too long, or too slow."""
+    limit = settings.max_body_bytes
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            return await _parts(receive, headers, limit)
+    except TimeoutError:
+        what = f"the body was not there within {settings.body_timeout_s:g} s"
+        raise ApiError(408, what, "body_timeout") from None
+
+
+async def _parts(receive: Receive, headers: dict[str, str], limit: int) -> bytes | None:
     too_long = ApiError(413, f"the body is longer than {limit:,} bytes", "body_too_long")
     length = headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:
@@ -115,12 +129,11 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
         stopped(gateway())
 
     async def models(request: Request) -> Response:
-        names = gateway().plan.names
-        data = [{"id": model, "object": "model", "created": 0, "owned_by": "headway"} for model in names]
+        data = [{"id": model, "object": "model", "created": 0, "owned_by": "headway"} for model in gateway().names()]
         return JSONResponse({"object": "list", "data": data})
 
     async def health(request: Request) -> Response:
-        num_up, num = gateway().num_up, len(gateway().replicas)
+        num_up, num = gateway().num_up, len(gateway().fleet.present())
         ok = num_up > 0 and not gateway().is_closing
         return JSONResponse(
             {"status": "ok" if ok else "unavailable", "up": num_up, "replicas": num}, 200 if ok else 503
@@ -132,10 +145,14 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
     async def version(request: Request) -> Response:
         return JSONResponse({"version": __version__})
 
+    def owner(request: Request) -> str:
+        return gateway().keys.caller(dict(request.headers)).owner
+
     completions = Completions(gateway)
     routes = [
-        Route(CHAT, completions, methods=["POST"]),
-        Route(COMPLETIONS, completions, methods=["POST"]),
+        *(Route(path, completions, methods=["POST"]) for path in PATHS),
+        *_batch_routes(gateway, owner),
+        *admin.routes(lambda: gateway().fleet, lambda: gateway().settings.admin_keys),
         Route("/v1/models", models),
         Route("/health", health),
         Route("/metrics", metrics),
@@ -143,6 +160,15 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
     ]
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {HTTPException: _failed}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+def _batch_routes(gateway: Callable[[], Gateway], owner: Callable[[Request], str]) -> list[Route]:
+    """None, where what they need is not installed: no fleet file that asks for them has been accepted then."""
+    try:
+        from headway.gateway.batch import endpoints
+    except ModuleNotFoundError:
+        return []
+    return endpoints.routes(lambda: gateway().office, owner)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +12,8 @@ from headway.core.request import Segment
 from headway.gateway.errors import ApiError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
+PATHS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)
 BLOCK_CHARS = 1024
 """Prompts that share so many leading characters share a segment."""
 _MOST_SEGMENTS = 64
@@ -22,7 +24,7 @@ _HISTORY = (
     "structured_outputs", "tools", "functions", "min_tokens", "best_of",
 )  # fmt: skip
 """What an answer cannot be continued with on another engine: it hangs on all tokens so far, or on a parser's state."""
-_PASSED_ON = ("authorization", "traceparent", "tracestate")
+_PASSED_ON = ("authorization", "traceparent", "tracestate", "x-api-key", "anthropic-version", "anthropic-beta")
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
 
 
@@ -55,8 +57,15 @@ class Ask(Struct, kw_only=True):
         return self.path == CHAT
 
     @property
+    def is_opaque(self) -> bool:
+        """Its answer is passed on as it comes."""
+        return self.path not in (CHAT, COMPLETIONS)
+
+    @property
     def can_go_on(self) -> bool:
         """Its answer, once begun, can be continued on another engine."""
+        if self.is_opaque:
+            return False
         body = self.body
         single = body.get("n") in (None, 1) and (self.is_chat or isinstance(body.get("prompt"), str) or self.prompt_ids)
         return bool(single) and not any(body.get(name) for name in _HISTORY)
@@ -83,7 +92,7 @@ def ask(path: str, raw: bytes, headers: Mapping[str, str]) -> Ask:
         raise ApiError(400, "'model' is missing", "missing_required_parameter", "model")
     options = _field(body, "stream_options", dict) or {}
     _field(body, "n", int)
-    text, prompt_ids = _messages(body) if path == CHAT else _prompt(body)
+    text, prompt_ids = _READERS[path](body)
     return Ask(
         path=path, body=body, raw=raw, model=model, stream=bool(_field(body, "stream", bool)),
         wants_usage=bool(options.get("include_usage")), max_tokens=_max_tokens(body), text=text,
@@ -106,7 +115,7 @@ _WORDS = {str: "string", bool: "boolean", int: "integer", dict: "object", list: 
 
 
 def _max_tokens(body: dict[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = _field(body, name, int)
         if value is not None:
             if not 0 < value <= _MOST_TOKENS:
@@ -124,12 +133,38 @@ def _messages(body: dict[str, Any]) -> tuple[str, None]:
         if not isinstance(message, dict):
             raise ApiError(400, f"'messages[{i}]' must be of type object", "invalid_type", f"messages[{i}]")
         parts.append(str(message.get("role", "")))
-        content = message.get("content")
-        if isinstance(content, str):
-            parts.append(content)
-        elif isinstance(content, list):
-            parts += [text for part in content if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
+        parts += _texts(message.get("content"))
     return "\n".join(parts), None
+
+
+def _texts(content: object) -> list[str]:
+    """What is text in a message's content."""
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    return [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
+
+
+def _told(body: dict[str, Any]) -> tuple[str, None]:
+    """/v1/messages: what the model is told to be comes beside the messages."""
+    text, _ = _messages(body)
+    return "\n".join([*_texts(body.get("system")), text]), None
+
+
+def _input(body: dict[str, Any]) -> tuple[str, list[int] | None]:
+    """/v1/embeddings and /v1/responses."""
+    given, before = body.get("input"), _texts(body.get("instructions"))
+    if isinstance(given, str):
+        return "\n".join([*before, given]), None
+    if isinstance(given, list) and given:
+        if all(type(token) is int for token in given):
+            return "", given
+        items = [[item] if isinstance(item, str) else _texts(item.get("content")) if isinstance(item, dict) else []
+                 for item in given]  # fmt: skip
+        return "\n".join([*before, *(text for item in items for text in item)]), None
+    if given is None:
+        raise ApiError(400, "'input' is missing", "missing_required_parameter", "input")
+    raise ApiError(400, "'input' must be a string or an array that is not empty", "invalid_type", "input")
 
 
 def _prompt(body: dict[str, Any]) -> tuple[str, list[int] | None]:
@@ -146,6 +181,11 @@ def _prompt(body: dict[str, Any]) -> tuple[str, list[int] | None]:
     if prompt is None:
         raise ApiError(400, "'prompt' is missing", "missing_required_parameter", "prompt")
     raise ApiError(400, "'prompt' must be a string, or an array of strings or of token ids", "invalid_type", "prompt")
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], tuple[str, list[int] | None]]] = {
+    CHAT: _messages, COMPLETIONS: _prompt, EMBEDDINGS: _input, RESPONSES: _input, MESSAGES: _told,
+}  # fmt: skip
 
 
 def _tier(body: dict[str, Any], headers: Mapping[str, str]) -> int:

@@ -3,110 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from headway.control.admissions import Admissions
-from headway.control.control import Control
-from headway.control.live import ENDED, HELD, WAITING, Live
+from headway.control.cascading import Cascading
+from headway.control.live import HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.service import Member, Service
 from headway.core.fleet import Role
-from headway.core.record import Outcome
-from headway.gateway.client import Connection
+from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock
-from headway.gateway.replica import LiveReplica, Seat
+from headway.gateway.judge import Confidence, JudgeError, Jury
+from headway.gateway.livecontrol import LiveCascading, LiveControl
+from headway.gateway.replica import LiveReplica
+from headway.gateway.ticket import Ticket
 from headway.observe import View
 from headway.policies.ordering.fcfs import Fcfs
 
-
-class LiveControl(Control):
-    """Control, told besides of what goes wrong with one request only."""
-
-    def failed(self, live: Live, now: float) -> None:
-        """Its replica would not have it, or lost it: it is placed anew, elsewhere, with the tokens already out kept.
-
-        Where there is no other, it is rejected.
-        """
-        service = self._service(live)
-        member = service.member(live.replica)
-        live.attempt += 1
-        live.stage = HELD
-        if member is None or not member.is_up:
-            self._place_or_hold(service, live, now)
-            return
-        member.is_up = False
-        service.refresh()
-        try:
-            if any(other.is_up for other in service.members):
-                self._place_or_hold(service, live, now)
-            else:
-                self._end(live, now, Outcome.REJECTED)
-        finally:
-            member.is_up = True
-            service.refresh()
-
-    def refused(self, live: Live, now: float) -> None:
-        """Nobody will have it."""
-        if live.stage is not ENDED:
-            self._end(live, now, Outcome.REJECTED)
-
-    def gave_up(self, live: Live, now: float) -> None:
-        """Its client is gone."""
-        self._time_out(now, live)
-
-
-class OverError(Exception):
-    """A request has ended as control sees it."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.name)
-        self.outcome = outcome
-
-
-@dataclass(eq=False)
-class Ticket:
-    """One request between its client and control: where it is placed, and how it ended."""
-
-    live: Live
-    service: Service
-    replica: LiveReplica | None = None
-    seat: Seat | None = None
-    connection: Connection | None = None
-    outcome: Outcome | None = None
-    moving_to: LiveReplica | None = None
-    can_move: bool = False
-    """Its answer can be continued elsewhere."""
-    timers: list[asyncio.TimerHandle] = field(default_factory=list, repr=False)
-    _turn: asyncio.Future[None] | None = field(default=None, repr=False)
-
-    async def turn(self) -> LiveReplica:
-        """Until it is placed. OverError if it ends instead."""
-        while self.seat is None and self.outcome is None:
-            self._turn = asyncio.get_running_loop().create_future()
-            await self._turn
-        if self.outcome is not None:
-            raise OverError(self.outcome)
-        assert self.replica is not None
-        return self.replica
-
-    def wake(self) -> None:
-        """Something has changed."""
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_result(None)
-
-    def leave(self) -> None:
-        """It is at no replica any more: its connection is closed first, then its seat given up."""
-        connection, self.connection = self.connection, None
-        if connection is not None and self.replica is not None:
-            self.replica.client.give_back(connection)
-        seat, self.seat = self.seat, None
-        if seat is not None:
-            seat.give_up()
+log = logging.getLogger("headway.gateway")
 
 
 class Driver:
@@ -122,12 +41,17 @@ class Driver:
         recorder: Recorder,
         max_tokens: Callable[[LiveReplica], int],
         hold_s: float,
+        jury: Jury | None,
     ) -> None:
         self._clock, self._hold_s = clock, hold_s
+        self._jury = jury
+        self._recorder = recorder
+        self._max_tokens = max_tokens
         self.replicas = list(replicas)
         self.tickets: dict[int, Ticket] = {}
         """Requests that have not ended."""
         self.on_ended: Callable[[Live, Outcome, float], None] = lambda live, outcome, now: None
+        self.on_judged: Callable[[str, str], None] = lambda model, outcome: None
         self.control = LiveControl(self, recorder, notify=True)
         self.services: dict[str, Service] = {}
         self._migrations: list[Migrations] = []
@@ -147,7 +71,12 @@ class Driver:
             if policies.admission is not None:
                 random = Random(f"{seed}/admission/{model}")
                 self._admissions.append(Admissions(service, policies.admission(), random, self.control.place))
-        self.control.serve(self.services, self._migrations, admissions=self._admissions)
+        self.cascade: Cascading | None = None
+        if policies.cascade is not None:
+            config = policies.cascade
+            chain = [self.services[model] for model in config.models]
+            self.cascade = LiveCascading(config, config.policy(), chain, Random(f"{seed}/cascade"))
+        self.control.serve(self.services, self._migrations, cascade=self.cascade, admissions=self._admissions)
 
     @property
     def now(self) -> float:
@@ -177,6 +106,60 @@ class Driver:
             self.control.refused(ticket.live, self.now)
             raise
         self._hope(ticket)
+
+    # Of cascades.
+
+    def judges(self, live: Live) -> bool:
+        """Its present model's answer will be judged."""
+        return self.cascade is not None and live.stage_index >= 0 and not self.cascade.is_last(live)
+
+    def confidence(self) -> Confidence | None:
+        """What listens to how sure a model is, if that is what answers are judged by."""
+        return Confidence() if self._jury is not None and self._jury.judge is None else None
+
+    async def score(
+        self, ticket: Ticket, question: str, answer: str, confidence: Confidence | None
+    ) -> float | None:  # fmt: skip
+        """What an answer is worth, 0 to 100; None: no judge could tell, or nobody waits for it any more."""
+        assert self._jury is not None
+        ticket.judgement = asyncio.create_task(self._jury.score(question, answer, confidence))
+        try:
+            return await ticket.judgement
+        except JudgeError as error:
+            log.warning("an answer got no score: %s", error)
+            return None
+        except asyncio.CancelledError:
+            if ticket.outcome is None:  # it is this task that is cancelled
+                raise
+            return None
+        finally:
+            ticket.judgement = None
+
+    def judged(self, ticket: Ticket, score: float | None) -> None:
+        """Its score, if there is one: it will do, or the next model answers."""
+        assert self._jury is not None
+        live = ticket.live
+        ticket.is_unjudged = False
+        stage, model = live.stage_index, live.model
+        live.lengths += ((model, live.generated_tokens),)  # type: ignore[misc]  # of a frozen base, thawed here
+        if score is None:
+            self.control.unjudged(live, self._jury.accepts_unjudged, self.now)
+        else:
+            live.quality += ((model, score),)  # type: ignore[misc]
+            self.control.judged(live, score, self.now)
+        escalated = live.stage_index != stage
+        self.on_judged(model, "unscored" if score is None else "escalated" if escalated else "accepted")
+        if escalated:
+            ticket.service = self.services[live.model]
+            self._hope(ticket)
+
+    def _wrote(self, live: Live, now: float) -> None:
+        """Write down one model's part in a request of a cascade."""
+        segments = self._recorder.segments
+        segments.write(segments.pack(
+            live.id, live.replica, live.attempt, live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now,
+            Cause.FINISHED,
+        ))  # fmt: skip
 
     def _hope(self, ticket: Ticket) -> None:
         """A request that no replica is up for waits for one, but not for ever."""
@@ -258,6 +241,38 @@ class Driver:
             if ticket.replica is replica and ticket.connection is not None:
                 ticket.connection.abort("does not answer any more")
 
+    def add(self, replica: LiveReplica) -> None:
+        """One more is there, which is not up yet."""
+        self.replicas.append(replica)
+        service = self.services[replica.model]
+        member = Member(replica, self._max_tokens(replica), None, replica.pool)
+        member.is_up = False
+        service.members.append(member)
+        service.refresh()
+
+    def gone(self, replica: LiveReplica) -> None:
+        """A replica is empty, and does not come back."""
+        service = self.services[replica.model]
+        if len(service.members) > 1:  # who is the last stays, down, as what a service with none takes is unknown
+            service.members = [member for member in service.members if member.view is not replica]
+            service.refresh()
+
+    def drain(self, replica: LiveReplica, on: bool) -> None:
+        """Give it nothing more, as long as there are others, and move out what can be moved; or use it again."""
+        service, now = self.services[replica.model], self.now
+        member = service.member(replica.id)
+        assert member is not None
+        member.is_draining = replica.is_draining = on
+        service.refresh()
+        if not on:
+            self.control.release(service, now)
+            return
+        for ticket in list(self.tickets.values()):
+            if ticket.replica is replica and ticket.can_move and ticket.moving_to is None:
+                target = service.choose(ticket.live, now)
+                if target is not None and target != replica.id:
+                    self.move(ticket.live, target, None, now)
+
     # Control's effects.
 
     def start(self, live: Live, replica: int, now: float) -> None:
@@ -291,8 +306,9 @@ class Driver:
         raise AssertionError("a live replica prefills for no other")
 
     def judge(self, live: Live, now: float) -> None:
-        """There are no live cascades."""
-        raise AssertionError("no live cascade has a judge")
+        """Have the request's own task see to it."""
+        self._wrote(live, now)
+        self.tickets[live.id].is_unjudged = True
 
     def set_role(self, replica: int, role: Role) -> None:
         """Live replicas have no roles."""
@@ -306,10 +322,14 @@ class Driver:
         """Tell the task that answers the client."""
         ticket = self.tickets.pop(live.id)
         ticket.outcome = outcome
+        if ticket.judgement is not None:
+            ticket.judgement.cancel()
         for timer in ticket.timers:
             timer.cancel()
         self._end_move(ticket)
         ticket.wake()
+        if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.judges(live):
+            self._wrote(live, now)
         self.on_ended(live, outcome, now)
 
 

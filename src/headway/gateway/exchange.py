@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -15,14 +14,18 @@ from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway import sse
 from headway.gateway.ask import Ask
+from headway.gateway.buffer import Buffer
 from headway.gateway.client import Connection, EngineError, read
-from headway.gateway.driver import Driver, OverError, Ticket
+from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
+from headway.gateway.judge import Confidence
+from headway.gateway.opaque import Opaque
 from headway.gateway.replica import LiveReplica
-from headway.gateway.said import CannotGoOnError, Continued, Said, without_ids
+from headway.gateway.said import CannotGoOnError, Continued, Said, without
+from headway.gateway.send import Send, answer
+from headway.gateway.ticket import OverError, Ticket
 
 log = logging.getLogger("headway.gateway")
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 """What an engine answers when another one might do better."""
 _LONGEST_ANSWER_BYTES = 256 << 20
@@ -60,32 +63,47 @@ class Exchange:
         tell_priority: bool,
     ) -> None:
         self._ask, self._ticket, self._live = ask, ticket, ticket.live
-        self._driver, self._health, self._send = driver, health, send
+        self._driver, self._health = driver, health
+        self._out = Buffer(send)
+        self._opaque = Opaque() if ask.is_opaque else None
         self._max_attempts, self._tell_priority = max_attempts, tell_priority
         self._id = request_id.encode("latin-1")
         self._headers = f"Content-Type: application/json\r\nX-Request-Id: {request_id}\r\n{ask.passed_on}"
-        self._said = Said(ask)
+        self._trouble: EngineError | None = None
+        self.prompt_tokens: int | None = None
+        """As the engine counted them."""
+        self._used_tokens = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Nothing has been said yet: at the start, and for each further model of a cascade."""
+        self._said = Said(self._ask)
         self._continued: Continued | None = None
-        self._connection: Connection | None = None
         self._has_begun = self._is_done = False
         """The client has had the first bytes; the last event has come."""
-        self._trouble: EngineError | None = None
         self._before = 0
         self._thinks = False
         """The answer's text began with <think>, and is not past its end."""
-        self.prompt_tokens: int | None = None
-        """As the engine counted them."""
+        self._confidence: Confidence | None = None
+        if self._driver.judges(self._live):
+            self._out.hold()
+            self._confidence = self._driver.confidence()
+
+    @property
+    def used_tokens(self) -> int:
+        """Of prompt and answer, of all models that were asked."""
+        return self._used_tokens + self._live.prompt_tokens + self._live.generated_tokens
 
     async def run(self) -> None:
         """To the end, whichever it is."""
         ticket = self._ticket
         try:
-            while not self._is_done:
-                replica = await ticket.turn()
-                try:
-                    await self._attempt(replica)
-                except EngineError as error:
-                    self._after(replica, error)
+            await self._answer()
+            while ticket.is_unjudged:
+                await self._judge()
+                if ticket.outcome is None:
+                    await self._answer()
+            await self._out.let_go()
         except OverError as over:
             await self._tell(self._why(over.outcome))
         except ApiError as error:
@@ -96,6 +114,28 @@ class Exchange:
             await self._tell(ApiError(500, "a policy failed", "policy_error"))
         finally:
             self._driver.forget(ticket)
+
+    async def _answer(self) -> None:
+        """One model's, whoever of its replicas gives it."""
+        while not self._is_done:
+            replica = await self._ticket.turn()
+            try:
+                await self._attempt(replica)
+            except EngineError as error:
+                self._after(replica, error)
+
+    async def _judge(self) -> None:
+        """Will the answer do? If not, the next model gives another."""
+        ticket, live = self._ticket, self._live
+        used = live.prompt_tokens + live.generated_tokens
+        score = await self._driver.score(ticket, self._ask.text, self._said.answer(), self._confidence)
+        if ticket.outcome is not None:
+            raise OverError(ticket.outcome)
+        self._driver.judged(ticket, score)
+        if ticket.outcome is None:
+            self._used_tokens += used
+            self._out.drop()
+            self._begin_anew()
 
     def gone(self) -> None:
         """The client is."""
@@ -113,7 +153,7 @@ class Exchange:
         self._trouble = error
         if self._live.attempt + 1 >= self._max_attempts:
             raise self._failure()
-        if self._has_begun and self._said.tokens and not self._ask.can_go_on:
+        if self._has_begun and (self._said.tokens or self._opaque) and not self._ask.can_go_on:
             raise self._failure()
         self._driver.failed(ticket, again=True)
 
@@ -177,8 +217,10 @@ class Exchange:
         body["model"] = replica.served or ask.model
         body.pop("priority", None)
         if self._tell_priority and adapter.urgent_sign is not None:
-            body["priority"] = adapter.urgent_sign * ask.tier
-        if ask.stream:
+            body["priority"] = adapter.urgent_sign * self._live.tier
+        if self._confidence is not None and path == ask.path:
+            body["logprobs"] = body.get("logprobs") or (True if ask.is_chat else 1)
+        if ask.stream and not ask.is_opaque:
             body["stream"] = True
             body["stream_options"] = {**(ask.body.get("stream_options") or {}), "include_usage": True}
             if adapter.gives_token_ids and ask.can_go_on:
@@ -194,22 +236,36 @@ class Exchange:
             self._driver.finished(self._ticket)
         else:
             self._driver.refused(self._ticket)
+        if self._confidence is not None and not self._ask.body.get("logprobs"):
+            data = without(("logprobs",), data)
         kind = connection.headers.get("content-type", "application/json")
         await self._begin(connection.status, kind.encode("latin-1"), len(data))
         self._is_done = True
-        await self._send({"type": "http.response.body", "body": data})
+        await self._out.send({"type": "http.response.body", "body": data})
 
     def _count(self, data: bytes) -> None:
         """Tokens of a whole answer, which all came now."""
-        try:
-            usage = sse.read(data).usage
-        except EngineError:
-            usage = None
         live, now = self._live, self._driver.now
         live.first_token_s = live.answer_s = now
+        if self._opaque is not None:
+            usage: tuple[int, int] | None = self._opaque.whole(data)
+        else:
+            usage = self._understand(data)
         if usage is not None:
-            self._read(usage.prompt_tokens)
-            self._gain(usage.completion_tokens)
+            self._read(usage[0])
+            self._gain(usage[1])
+
+    def _understand(self, data: bytes) -> tuple[int, int] | None:
+        """Tokens read and written, by a whole answer of which Headway may want more."""
+        try:
+            chunk = sse.read(data)
+        except EngineError:
+            return None
+        self._said.heard(chunk, 0)
+        if self._confidence is not None:
+            for choice in chunk.choices:
+                self._confidence.hear(choice)
+        return None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
 
     async def _stream(self, connection: Connection) -> None:
         events = sse.Events()
@@ -220,7 +276,7 @@ class Exchange:
             finally:  # what was heard before a mistake has been counted, and is told
                 if kept:
                     await self._forward(b"".join(kept))
-        if not self._is_done:
+        if not self._is_done and (self._opaque is None or not self._opaque.is_over):
             raise EngineError("ended its stream without [DONE]")
         await self._tail(connection)
         await self._end_stream(told=True)
@@ -228,7 +284,7 @@ class Exchange:
     async def _forward(self, data: bytes) -> None:
         if not self._has_begun:
             await self._begin(200, b"text/event-stream", None)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._out.send({"type": "http.response.body", "body": data, "more_body": True})
 
     @staticmethod
     async def _tail(connection: Connection) -> None:
@@ -244,7 +300,7 @@ class Exchange:
     async def _end_stream(self, told: bool = False) -> None:
         self._is_done = True
         self._driver.finished(self._ticket)
-        await self._send({"type": "http.response.body", "body": b"" if told else sse.DONE})
+        await self._out.send({"type": "http.response.body", "body": b"" if told else sse.DONE})
 
     def _hear(self, event: bytes) -> bytes | None:
         """Take note of an event; what the client gets of it."""
@@ -253,6 +309,9 @@ class Exchange:
             return event
         if payload == b"[DONE]":
             self._is_done = True
+            return event
+        if self._opaque is not None:
+            self._pass(self._opaque, payload)
             return event
         chunk = sse.read(payload)
         if chunk.error is not None:
@@ -264,8 +323,22 @@ class Exchange:
         if self._continued is not None:
             changed = self._continued.event(payload)
         if changed is not None and b"token_ids" in changed and not self._ask.body.get("return_token_ids"):
-            changed = without_ids(changed)
+            changed = without(("token_ids", "prompt_token_ids"), changed)
+        if changed is not None and self._confidence is not None and not self._ask.body.get("logprobs"):
+            changed = without(("logprobs",), changed)
         return event if changed is payload else changed and b"data: " + changed + b"\n\n"
+
+    def _pass(self, opaque: Opaque, payload: bytes) -> None:
+        """Count what is passed on as it is."""
+        tokens, reasons = opaque.hear(payload)
+        if tokens:
+            before = self._live.generated_tokens
+            self._gain(tokens)
+            self._phase(reasons, not reasons, before)
+        if opaque.read_tokens:
+            self._read(opaque.read_tokens)
+        if opaque.written_tokens:
+            self._gain(opaque.written_tokens - self._live.generated_tokens)
 
     def _note(self, chunk: sse.Chunk) -> None:
         """Count tokens, and see which phase they are of."""
@@ -275,6 +348,8 @@ class Exchange:
             text = choice.text or (delta.content if delta is not None else None)
             thought = delta is not None and bool(delta.reasoning or delta.reasoning_content)
             called = delta is not None and delta.tool_calls is not None and bytes(delta.tool_calls) != b"null"
+            if self._confidence is not None:
+                self._confidence.hear(choice)
             if choice.token_ids is not None:
                 tokens += len(choice.token_ids)
             elif text or thought or called:
@@ -346,29 +421,19 @@ class Exchange:
         else:
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         self._has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._out.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _tell(self, error: ApiError | None) -> None:
         """Tell the client of an error: as an answer, or as the last events of its stream."""
         if error is None:
             return
+        if self._out.drop():
+            self._has_begun = False
         if self._has_begun:
-            last = sse.event(error.body()) + sse.DONE
-            await self._send({"type": "http.response.body", "body": last})
+            last = sse.event(error.body()) + sse.DONE if self._opaque is None else self._opaque.error(error)
+            await self._out.send({"type": "http.response.body", "body": last})
         else:
-            await answer(self._send, error, self._id)
-
-
-async def answer(send: Send, error: ApiError, request_id: bytes = b"") -> None:
-    """An error as a whole answer."""
-    body = error.json()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if request_id:
-        headers.append((b"x-request-id", request_id))
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % error.retry_after_s))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+            await answer(self._out.send, error, self._id)
 
 
 def _set_reasoning(live: Live, tokens: int) -> None:

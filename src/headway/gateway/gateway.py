@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from heapq import heapify
 from itertools import count
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -21,14 +21,22 @@ from headway.core.request import Phase
 from headway.gateway.adapters import ADAPTERS
 from headway.gateway.ask import Ask
 from headway.gateway.clock import Clock
-from headway.gateway.driver import Driver, Ticket
+from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
-from headway.gateway.exchange import Exchange, Send
+from headway.gateway.exchange import Exchange
+from headway.gateway.fleet import LiveFleet
+from headway.gateway.judge import Jury
+from headway.gateway.keys import Keys
 from headway.gateway.recording import Recording
 from headway.gateway.replica import LiveReplica
-from headway.gateway.settings import Api, Settings
+from headway.gateway.send import Send
+from headway.gateway.settings import Api, Judge, Settings
 from headway.gateway.telemetry import Sample, Telemetry
+from headway.gateway.ticket import Ticket
 from headway.gateway.watch import Watch
+
+if TYPE_CHECKING:
+    from headway.gateway.batch.office import Office
 
 _TOKENS_PER_CHAR = 0.25
 """Of prompts, until an engine has counted some."""
@@ -58,6 +66,17 @@ class Plan(Struct, frozen=True):
     settings: Settings
     tell_priority: bool
     """Engines are told tiers, and go by them."""
+    judge: Judge | None = None
+    """Of the cascade's answers, where there is a cascade."""
+
+
+class Term(Struct):
+    """How long a replica was there."""
+
+    pool: Pool
+    start_s: float
+    end_s: float | None = None
+    """None: it still is."""
 
 
 class Gateway:
@@ -68,9 +87,12 @@ class Gateway:
         self.clock = Clock(asyncio.get_running_loop())
         ordering = plan.policies.ordering()
         self.replicas: list[LiveReplica] = []
+        self.terms: list[Term] = []
+        """Each replica's pool, and when it was there."""
         for served in plan.pools:
             for url in served.endpoints:
-                self.replicas.append(self._replica(served, url, ordering))
+                self.new_replica(served, url, ordering)
+        self._jury = None if plan.judge is None else Jury(plan.judge)
         self.driver = Driver(
             self.clock,
             self.replicas,
@@ -80,12 +102,21 @@ class Gateway:
             recording.recorder,
             _longest,
             self.settings.hold_s,
+            self._jury,
         )
         self.driver.on_ended = self._ended
         self.watch = Watch(
             self.replicas, self.settings, self.driver.up, self.driver.down, self.driver.abandon, self._observed
         )
         self.telemetry = Telemetry()
+        self.driver.on_judged = self.telemetry.judged
+        self.keys = Keys(self.settings.api_keys, lambda: self.clock.now)
+        self.fleet = LiveFleet(self, ordering)
+        self.office: Office | None = None
+        if self.settings.batches is not None:
+            from headway.gateway.batch.office import Office
+
+            self.office = Office(self, self.settings.batches)
         self.is_closing = False
         self._ids = count()
         self._sessions: dict[str, int] = {}
@@ -93,20 +124,28 @@ class Gateway:
         self._reasons: dict[str, bool] = {}
         """Whether a model's last answer began with reasoning."""
 
-    def _replica(self, served: Served, url: str, ordering: Ordering) -> LiveReplica:
-        return LiveReplica(
+    def new_replica(self, served: Served, url: str, ordering: Ordering) -> LiveReplica:
+        """One more, of which nobody knows yet."""
+        made = LiveReplica(
             len(self.replicas), served.pool, url, ADAPTERS[served.api], served.kv_blocks, ordering, self.plan.pacer,
             self.clock, self.settings.stale_s,
         )  # fmt: skip
+        self.replicas.append(made)
+        self.terms.append(Term(served.pool, self.clock.now))
+        return made
 
     def start(self) -> None:
         """Look for the replicas, and let policies tick."""
         self.watch.start()
         self.driver.start_ticking()
+        if self.office is not None:
+            self.office.start()
 
     async def stop(self) -> None:
         """Let streams end, for so long; then close."""
         self.is_closing = True
+        if self.office is not None:
+            await self.office.stop()
         end_s = self.clock.now + self.settings.drain_s
         while self.driver.tickets and self.clock.now < end_s:
             await asyncio.sleep(0.05)
@@ -115,37 +154,53 @@ class Gateway:
         await self.watch.stop()
         for replica in self.replicas:
             replica.client.close()
+        if self._jury is not None:
+            self._jury.close()
 
     # Requests.
 
-    def exchange(self, ask: Ask, send: Send, request_id: str) -> Exchange:
-        """A request comes in. ApiError where it cannot be taken."""
+    def exchange(self, ask: Ask, send: Send, request_id: str, deadline_s: float | None = None) -> Exchange:
+        """A request comes in. ApiError where it cannot be taken. `deadline_s`: seconds from now, of batches."""
         if self.is_closing:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
-        service = self._service(ask.model)
-        live = self._live(ask, service)
-        if not service.fits(live):
+        service, model = self._service(ask)
+        live = self._live(ask, model, deadline_s)
+        if not any(each.fits(live) for each in self._answering(service, model)):
             most = max(member.max_tokens for member in service.members)
             asked = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
             raise ApiError(400, f"{asked} are more than {most:,}", "context_length_exceeded")
         if len(service.line) >= self.settings.max_held and self._is_full(service):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
         ticket = Ticket(live, service)
-        made = Exchange(
+        self.driver.arrived(ticket)
+        return Exchange(
             ask, ticket, self.driver, self.watch, send, request_id, self.settings.max_attempts, self.plan.tell_priority
         )
-        self.driver.arrived(ticket)
-        return made
 
-    def _service(self, model: str) -> Service:
-        services = self.driver.services
-        service = services.get(model)
+    def _service(self, ask: Ask) -> tuple[Service, str]:
+        """Who answers, and as what model control is to know the request."""
+        cascade, services = self.driver.cascade, self.driver.services
+        if cascade is not None and ask.model == cascade.config.name:
+            if ask.is_opaque:
+                raise ApiError(400, f"{ask.model!r} answers chats and completions only", "invalid_value", "model")
+            return cascade.stages[0].service, ask.model
+        service = services.get(ask.model)
         if service is None:
             self._learn_names()
-            service = services.get(model)
+            service = services.get(ask.model)
         if service is None:
-            raise ApiError(404, str(unknown("model", model, services)), "model_not_found", "model")
-        return service
+            raise ApiError(404, str(unknown("model", ask.model, self.names())), "model_not_found", "model")
+        return service, service.model
+
+    def _answering(self, service: Service, model: str) -> list[Service]:
+        """All that may have to: a cascade's models."""
+        cascade = self.driver.cascade
+        return [service] if model == service.model or cascade is None else [stage.service for stage in cascade.stages]
+
+    def names(self) -> list[str]:
+        """What requests may ask for."""
+        cascade = self.driver.cascade
+        return [*self.plan.names, *([] if cascade is None else [cascade.config.name])]
 
     def _learn_names(self) -> None:
         """Engines' own names for their models are names, too."""
@@ -159,15 +214,16 @@ class Gateway:
         heapify(service.line)
         return len(service.line) >= self.settings.max_held
 
-    def _live(self, ask: Ask, service: Service) -> Live:
-        prompt_tokens = self.prompt_tokens(ask)
+    def _live(self, ask: Ask, model: str, deadline_s: float | None) -> Live:
+        prompt_tokens, now = self.prompt_tokens(ask), self.clock.now
         live = Live(
-            id=next(self._ids), arrival_s=self.clock.now, prompt_tokens=prompt_tokens,
-            output_tokens=ask.max_tokens or 1, model=service.model, tier=ask.tier,
+            id=next(self._ids), arrival_s=now, prompt_tokens=prompt_tokens,
+            output_tokens=ask.max_tokens or 1, model=model, tier=ask.tier,
             region=ask.region, session_id=self._session(ask.session), prefix=ask.prefix(), slo_ttft_s=ask.slo_ttft_s,
-            slo_tpot_s=ask.slo_tpot_s, timeout_s=self.settings.timeout_s,
+            slo_tpot_s=ask.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
+            deadline_s=None if deadline_s is None else now + deadline_s,
         )  # fmt: skip
-        if self._reasons.get(service.model):
+        if self._reasons.get(model):
             live.phase = Phase.REASONING
         return live
 
@@ -192,7 +248,8 @@ class Gateway:
         if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
             self._reasons[live.model] = live.reasoning_tokens > 0
         self.telemetry.ended(live, outcome, now)
-        self.recording.ended(live)
+        self.recording.ended(live, "" if live.stage_index < 0 else self.names()[-1])
+        self.fleet.ended()
 
     def _observed(self) -> None:
         self.driver.control.observed(self.clock.now)
@@ -201,7 +258,7 @@ class Gateway:
         """The gateway's own metrics, as Prometheus reads them."""
         flight: list[Sample] = []
         ups: list[Sample] = []
-        for replica in self.replicas:
+        for replica in self.fleet.present():
             labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
             flight.append((labels, replica.num_in_flight))
             ups.append((labels, float(self.watch.is_up(replica))))
@@ -210,15 +267,15 @@ class Gateway:
             ("requests_in_flight", "Requests at a replica", flight),
             ("replica_up", "Whether requests are sent to a replica", ups),
             ("requests_held", "Requests that wait in the gateway", held),
+            ("batch_requests_open", "Requests of batches that wait for their turn or their answer",
+             [] if self.office is None else [({}, self.office.num_open)]),
         ])  # fmt: skip
 
     def records(self) -> Records:
         """What has run so far."""
-        return self.recording.records([_record(r, s, self.clock.now) for r, s in self._replica_pools()], self.clock.now)
-
-    def _replica_pools(self) -> Iterator[tuple[LiveReplica, Pool]]:
-        pools = [served.pool for served in self.plan.pools for _ in served.endpoints]
-        return zip(self.replicas, pools, strict=True)
+        now = self.clock.now
+        rows = [_record(replica, term, now) for replica, term in zip(self.replicas, self.terms, strict=True)]
+        return self.recording.records(rows, now)
 
     @property
     def num_up(self) -> int:
@@ -231,11 +288,11 @@ def _longest(replica: LiveReplica) -> int:
     return min(replica.kv_blocks_total * replica.block_size_tokens + 1, replica.max_context_tokens)
 
 
-def _record(replica: LiveReplica, pool: Pool, end_s: float) -> ReplicaRecord:
+def _record(replica: LiveReplica, term: Term, end_s: float) -> ReplicaRecord:
     """A replica's row; the gateway does not know what an engine that is down costs, so it is paid for throughout."""
-    num_gpus = pool.parallel.num_gpus
+    pool, num_gpus = term.pool, term.pool.parallel.num_gpus
     return ReplicaRecord(
         replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
         pool.gpu.watts * num_gpus, replica.kv_blocks_total * replica.block_size_tokens, replica.max_num_seqs,
-        ((0.0, end_s),),
+        ((term.start_s, end_s if term.end_s is None else term.end_s),),
     )  # fmt: skip

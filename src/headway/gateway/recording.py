@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from headway.control.live import Live
 from headway.control.recorder import Recorder
-from headway.core.record import Records, ReplicaRecord
-from headway.workload.table import Workload
+from headway.core.record import Columns, Records, ReplicaRecord
+from headway.workload.table import LENGTH, QUALITY, Workload, default_of, dtype_of
+
+Ints = npt.NDArray[np.int64]
+_Pairs = tuple[tuple[str, float], ...]
 
 _ROW = (
     ("arrival_s", "f8"), ("prompt_tokens", "i4"), ("output_tokens", "i4"), ("model", "i2"), ("tier", "i2"),
@@ -25,25 +29,30 @@ class Recording:
         self.keeps = keeps
         self.recorder = Recorder()
         self._rows: list[tuple[int, tuple[float, ...]]] = []
+        self._known: dict[int, tuple[_Pairs, _Pairs]] = {}
+        """Of requests of a cascade: the scores of answers, and how long each was, by model."""
         self._models: dict[str, int] = {}
         self._regions: dict[str, int] = {}
         if not keeps:
-            self.recorder.requests.write = _forget
+            self.recorder.requests.write = self.recorder.segments.write = _forget
 
     @property
     def num_requests(self) -> int:
         """Requests that have ended."""
         return len(self._rows)
 
-    def ended(self, live: Live) -> None:
-        """A request has: what it would be as a workload's row."""
+    def ended(self, live: Live, cascade: str = "") -> None:
+        """A request has: what it would be as a workload's row. `cascade`: what it had asked for, if not a model."""
         if not self.keeps:
             return
+        if cascade:
+            self._known[live.id] = (live.quality, live.lengths)
         nan = float("nan")
         output_tokens = max(live.generated_tokens, 1)
+        model = self._models.setdefault(cascade or live.model, len(self._models))
         self._rows.append((live.id, (
-            live.arrival_s, live.prompt_tokens, output_tokens, self._models.setdefault(live.model, len(self._models)),
-            live.tier, min(live.reasoning_tokens, output_tokens),
+            live.arrival_s, live.prompt_tokens, output_tokens, model, live.tier,
+            min(live.reasoning_tokens, output_tokens),
             self._regions.setdefault(live.region, len(self._regions)),
             -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
@@ -56,19 +65,37 @@ class Recording:
         first_s = float(table["arrival_s"][0]) if len(table) else 0.0
         columns = {name: np.ascontiguousarray(table[name]) for name, _ in _ROW}
         columns["arrival_s"] = columns["arrival_s"] - first_s
+        ids = np.array([id for id, _ in self._rows], dtype=np.int64)
+        columns |= self._cascades(ids)
         workload = Workload(columns, tuple(self._models), tuple(self._regions)).validate()
         ended = self.recorder.requests.columns()
-        ids = np.array([id for id, _ in self._rows], dtype=np.int64)
-        ended["request"] = np.searchsorted(ids, ended["request"].astype(np.int64))
-        for name in ended:
-            if name.endswith("_s"):
-                ended[name] = ended[name].astype(np.float64) - first_s
+        segments = self.recorder.segments.columns()
+        here = np.isin(segments["request"], ids)
+        segments = {name: column[here] for name, column in segments.items()}
+        for table_columns in (ended, segments):
+            table_columns["request"] = np.searchsorted(ids, table_columns["request"].astype(np.int64))
+            for name in table_columns:
+                if name.endswith("_s"):
+                    table_columns[name] = table_columns[name].astype(np.float64) - first_s
         return Records(
             workload=workload.columns, models=workload.models, regions=workload.regions, requests=ended,
-            segments=self.recorder.segments.columns(), stretches=self.recorder.stretch_columns(),
+            segments=segments, stretches=self.recorder.stretch_columns(),
             replicas=tuple(replicas), end_s=end_s - first_s,
             moves=self.recorder.moves.columns(),
         )  # fmt: skip
+
+    def _cascades(self, ids: Ints) -> Columns:
+        """`quality:MODEL` and `output_tokens:MODEL`: what is known of each model's answers."""
+        made: dict[str, Any] = {}
+        for id, known in self._known.items():
+            row = int(np.searchsorted(ids, id))
+            for start, pairs in zip((QUALITY, LENGTH), known, strict=True):
+                for model, value in pairs:
+                    name = start + model
+                    if name not in made:
+                        made[name] = np.full(len(ids), default_of(name), dtype=dtype_of(name))
+                    made[name][row] = value
+        return made
 
 
 def _forget(row: Iterable[SupportsIndex]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -36,6 +37,8 @@ class Said:
         self.ids: list[int] | None = []
         self.text: list[str] = []
         self.reasoning: list[str] = []
+        self.calls: list[str] = []
+        """Of tools, as they came."""
         self.reasoning_key = "reasoning_content"
         self.finish: str | None = None
         self.prompt_tokens = 0
@@ -60,14 +63,20 @@ class Said:
             self.ids += choice.token_ids
         if choice.text:
             self.text.append(choice.text)
-        delta = choice.delta
+        delta = choice.delta if choice.delta is not None else choice.message
         if delta is not None:
             if delta.content:
                 self.text.append(delta.content)
             if delta.reasoning or delta.reasoning_content:
                 self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
                 self.reasoning.append(delta.reasoning or delta.reasoning_content or "")
+            if delta.tool_calls is not None and bytes(delta.tool_calls) != b"null":
+                self.calls.append(bytes(delta.tool_calls).decode())
         self.finish = choice.finish_reason or self.finish
+
+    def answer(self) -> str:
+        """What there is to judge: the answer's text, and its calls of tools."""
+        return "".join(self.text) + "".join(self.calls)
 
     def left(self, context_tokens: int, prompt_tokens: int) -> int:
         """Tokens that the answer may still have."""
@@ -155,13 +164,12 @@ class Continued:
         return bool(has_text or choice.get("finish_reason") is not None or choice.get("token_ids"))
 
 
-def without_ids(payload: bytes) -> bytes:
-    """A chunk without the token ids that its client did not ask for."""
+def without(names: Iterable[str], payload: bytes) -> bytes:
+    """A chunk, or a whole answer, without what its client did not ask for."""
     chunk = msgspec.json.decode(payload)
     if not isinstance(chunk, dict):
         raise EngineError("streamed what is no completion chunk")
-    chunk.pop("prompt_token_ids", None)
-    for choice in chunk.get("choices", ()):
-        choice.pop("token_ids", None)
-        choice.pop("prompt_token_ids", None)
+    for each in (chunk, *chunk.get("choices", ())):
+        for name in names:
+            each.pop(name, None)
     return msgspec.json.encode(chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -9,6 +10,61 @@ from msgspec import Meta, Struct
 Api = Literal["vllm", "sglang", "llama.cpp", "openai"]
 """Whose dialect an engine speaks."""
 _Seconds = Annotated[float, Meta(gt=0)]
+_Sum = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one key allows."""
+
+    sha256: _Sum
+    """The key's SHA-256 in hexadecimal."""
+    tier: Annotated[int, Meta(ge=0)] = 0
+    """The most urgent tier that it may ask for; requests of more urgent ones are of this one."""
+    requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
+    """On average; as many may come at once. More get a 429 that says when to come back."""
+    tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
+    """Of prompts and answers together, as above."""
+    expires: date | None = None
+    """Its last day (UTC)."""
+
+
+class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Work that nobody waits for: OpenAI's files and batches."""
+
+    store: str = "batches.sqlite"
+    """Where they are kept: a file, made where there is none, or `postgresql://user@host/database`."""
+    tier: Annotated[int, Meta(ge=0)] = 2
+    """Of their requests, until the admission policy says otherwise."""
+    max_file_bytes: Annotated[int, Meta(ge=1)] = 100 << 20
+    """Longest file."""
+    max_lines: Annotated[int, Meta(ge=1)] = 50_000
+    """Most requests of a batch."""
+    max_open: Annotated[int, Meta(ge=1)] = 256
+    """Most requests of batches that wait for the admission policy or are at engines; more stay in the database."""
+    max_attempts: Annotated[int, Meta(ge=1)] = 10
+    """How often a request that fails is tried again, at growing intervals. To have no room does not count."""
+
+
+class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """For `headway serve`: who scores a cascade's answers. A simulation knows what they are worth."""
+
+    by: Literal["model", "confidence"] = "model"
+    """A model that is asked for a number from 0 to 100, or the answering model's own log probabilities: 100 times
+    the geometric mean of its tokens' probabilities."""
+    url: str = ""
+    """Where the judging model listens, `http://host:port`: anything that speaks OpenAI's API."""
+    model: str = ""
+    """What it calls its model."""
+    prompt: str = ""
+    """What it is asked; `{question}` and `{answer}` stand for what is judged. Without one: Headway's own words."""
+    max_tokens: Annotated[int, Meta(ge=1)] = 1024
+    """Most that it may say, its thoughts included."""
+    key_env: str = ""
+    """The environment variable that holds the API key for it."""
+    timeout_s: _Seconds = 30.0
+    """It has to have said its number by then."""
+    on_failure: Literal["escalate", "accept"] = "escalate"
+    """What becomes of an answer that got no score."""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -30,8 +86,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An engine that has not said by then that it is well may not be."""
     max_attempts: Annotated[int, Meta(ge=1)] = 3
     """How often a request is sent to an engine before its client hears of an error."""
-    api_keys: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
-    """SHA-256 of the keys that clients may send as bearer tokens, in hexadecimal. Without any, everybody is served,
-    and engines are sent the keys that clients send."""
+    body_timeout_s: _Seconds = 60.0
+    """A request's body has to be there by then."""
+    api_keys: tuple[_Sum | Key, ...] = ()
+    """The keys that clients may send as bearer tokens: SHA-256 sums in hexadecimal, or what each allows. Without any,
+    everybody is served, and engines are sent the keys that clients send."""
+    admin_keys: tuple[_Sum, ...] = ()
+    """Keys, in the same form, that may see and change what replicas there are. Without any, nobody may."""
+    batches: Batches | None = None
+    """Without it, there are no files and batches."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """At shutdown, streams may go on for so long."""

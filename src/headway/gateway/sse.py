@@ -43,7 +43,10 @@ class Choice(Struct):
 
     index: int = 0
     delta: Delta | None = None
+    message: Delta | None = None
+    """Of a whole answer."""
     text: str | None = None
+    logprobs: msgspec.Raw | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     finish_reason: str | None = None
@@ -54,6 +57,28 @@ class Usage(Struct):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+
+class Part(Struct):
+    """What Headway reads of an event that it passes on as it is: of `/v1/responses`, or of `/v1/messages`."""
+
+    type: str = ""
+    usage: Read | None = None
+    response: Whole | None = None
+    message: Whole | None = None
+
+
+class Read(Struct):
+    """Tokens, as those endpoints count them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Whole(Struct):
+    """An answer's state so far."""
+
+    usage: Read | None = None
 
 
 class Chunk(Struct):

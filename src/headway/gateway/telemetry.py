@@ -37,6 +37,7 @@ class Telemetry:
     def __init__(self) -> None:
         self._requests: dict[tuple[str, str, str], int] = {}
         self._tokens: dict[tuple[str, str], int] = {}
+        self._judgements: dict[tuple[str, str], int] = {}
         self._histograms: dict[tuple[str, str, str], Histogram] = {}
 
     def ended(self, live: Live, outcome: Outcome, now: float) -> None:
@@ -56,6 +57,10 @@ class Telemetry:
             if live.generated_tokens > 1 and now > first_s:
                 tpot_s = (now - first_s) / (live.generated_tokens - 1)
                 self._observe("time_per_output_token_seconds", model, tier, tpot_s)
+
+    def judged(self, model: str, outcome: str) -> None:
+        """A cascade's answer has been."""
+        self._judgements[model, outcome] = self._judgements.get((model, outcome), 0) + 1
 
     def _observe(self, name: str, model: str, tier: str, value_s: float) -> None:
         histogram = self._histograms.get((name, model, tier))
@@ -80,6 +85,12 @@ class Telemetry:
         yield "# TYPE headway_tokens_total counter"
         for (model, kind), count in self._tokens.items():
             yield f"headway_tokens_total{_labels({'model': model, 'kind': kind})} {count}"
+
+        if self._judgements:
+            yield "# HELP headway_judgements_total Answers of a cascade's models, by what became of them"
+            yield "# TYPE headway_judgements_total counter"
+        for (model, outcome), count in self._judgements.items():
+            yield f"headway_judgements_total{_labels({'model': model, 'outcome': outcome})} {count}"
 
     def _pages(self) -> Iterator[str]:
         for name, what in _HISTOGRAMS.items():

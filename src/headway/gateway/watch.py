@@ -80,22 +80,35 @@ class Watch:
         abandon: Callable[[LiveReplica], None],
         scraped: Callable[[], None],
     ) -> None:
-        self.replicas = replicas
+        self.replicas = list(replicas)
         self._settings = settings
         self._up, self._down, self._abandon, self._scraped = up, down, abandon, scraped
         self.breakers = {replica.id: Breaker() for replica in replicas}
         self._nudges = {replica.id: asyncio.Event() for replica in replicas}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Look after them from now on."""
-        self._tasks = [asyncio.create_task(self._mind(replica)) for replica in self.replicas]
+        for replica in self.replicas:
+            self._tasks[replica.id] = asyncio.create_task(self._mind(replica))
+
+    def add(self, replica: LiveReplica) -> None:
+        """Look after one more."""
+        self.breakers[replica.id], self._nudges[replica.id] = Breaker(), asyncio.Event()
+        self._tasks[replica.id] = asyncio.create_task(self._mind(replica))
+
+    def leave(self, replica: LiveReplica) -> None:
+        """Look after one no longer, and have nothing sent there."""
+        self._tasks.pop(replica.id).cancel()
+        self.breakers[replica.id].is_open = True
+        self._down(replica)
 
     async def stop(self) -> None:
         """No longer."""
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_up(self, replica: LiveReplica) -> bool:
         """Requests are sent there."""

@@ -1,0 +1,227 @@
+"""OpenAI's endpoints for files and batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message, Receive
+
+from headway.gateway.ask import CHAT, COMPLETIONS, EMBEDDINGS
+from headway.gateway.batch import files, queue
+from headway.gateway.batch.files import PART_BYTES, Writer
+from headway.gateway.batch.pages import Page
+from headway.gateway.batch.store import UNAVAILABLE, Store
+from headway.gateway.errors import ApiError
+from headway.gateway.send import error_response
+from headway.gateway.settings import Batches
+
+_ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)
+_WINDOW = re.compile(r"([1-9][0-9]{0,3})([mhd])")
+_UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
+_FORM_BYTES = 1 << 16
+"""What a form may have besides its file."""
+
+
+class _New(Struct):
+    """POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | UnsetType | None = UNSET
+
+
+class Work(Protocol):
+    """What the endpoints act on."""
+
+    store: Store
+    settings: Batches
+    wake: Callable[[], None]
+
+
+Who = Callable[[Request], str]
+"""Whose request it is. ApiError where nobody's."""
+Handler = Callable[[Request, Work, str], Awaitable[Response]]
+
+
+def routes(work: Callable[[], Work | None], who: Who) -> list[Route]:
+    """All of them. A file or batch of somebody else's is as good as none."""
+    table: list[tuple[Literal["GET", "POST", "DELETE"], str, Handler]] = [
+        ("POST", "/v1/files", _upload),
+        ("GET", "/v1/files", _files),
+        ("GET", "/v1/files/{id}", _file),
+        ("DELETE", "/v1/files/{id}", _delete),
+        ("GET", "/v1/files/{id}/content", _content),
+        ("POST", "/v1/batches", _create),
+        ("GET", "/v1/batches", _batches),
+        ("GET", "/v1/batches/{id}", _batch),
+        ("POST", "/v1/batches/{id}/cancel", _cancel),
+    ]
+    return [Route(path, _guarded(handler, work, who), methods=[method]) for method, path, handler in table]
+
+
+def _guarded(handler: Handler, work: Callable[[], Work | None], who: Who) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            owner = who(request)
+            found = work()
+            if found is None:
+                raise ApiError(404, "this gateway keeps no files and batches: gateway.batches", "not_found")
+            return await handler(request, found, owner)
+        except ApiError as error:
+            return error_response(error)
+        except UNAVAILABLE:
+            return error_response(ApiError(503, "the database cannot be used now", "unavailable", retry_after_s=1))
+
+    return answer
+
+
+# Files.
+
+
+async def _upload(request: Request, work: Work, owner: str) -> Response:
+    most = work.settings.max_file_bytes
+    limited = Request(request.scope, _limited(request.receive, most + _FORM_BYTES, most))
+    try:
+        async with limited.form(max_files=1, max_fields=20) as form:
+            upload, purpose = _checked(form)
+            if (upload.size or 0) > most:
+                raise _too_long(most)
+            async with work.store.begin() as connection:
+                writer = Writer(connection, owner, (upload.filename or "file")[:255], purpose)
+                while data := await upload.read(PART_BYTES):
+                    await writer.write(data)
+                told = await writer.end()
+    except (HTTPException, MultiPartException) as error:
+        what = error.detail if isinstance(error, HTTPException) else error.message
+        raise ApiError(400, f"expected a form with a file: {what}", "invalid_form") from None
+    return JSONResponse(told)
+
+
+def _checked(form: FormData) -> tuple[UploadFile, str]:
+    upload, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(upload, UploadFile):
+        raise ApiError(
+            400, "'file' is missing: a form of type multipart/form-data", "missing_required_parameter", "file"
+        )
+    if purpose != "batch":
+        raise ApiError(400, f"files are for batches: purpose {purpose!r}; expected 'batch'", "invalid_value", "purpose")
+    return upload, purpose
+
+
+def _limited(receive: Receive, most: int, told: int) -> Receive:
+    """The body, as long as it is not too long."""
+    size = 0
+
+    async def limited() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > most:
+            raise _too_long(told)
+        return message
+
+    return limited
+
+
+def _too_long(most: int) -> ApiError:
+    return ApiError(413, f"the file is longer than {most:,} bytes", "file_too_long", "file")
+
+
+async def _files(request: Request, work: Work, owner: str) -> Response:
+    return JSONResponse(await files.listed(work.store, owner, _page(request), request.query_params.get("purpose")))
+
+
+async def _file(request: Request, work: Work, owner: str) -> Response:
+    return JSONResponse(await _found_file(request, work, owner))
+
+
+async def _found_file(request: Request, work: Work, owner: str) -> dict[str, Any]:
+    id = request.path_params["id"]
+    found = await files.find(work.store, owner, id)
+    if found is None:
+        raise ApiError(404, f"there is no file {id!r}", "not_found", "id")
+    return found
+
+
+async def _delete(request: Request, work: Work, owner: str) -> Response:
+    found = await _found_file(request, work, owner)
+    await files.remove(work.store, owner, found["id"])
+    return JSONResponse({"id": found["id"], "object": "file", "deleted": True})
+
+
+async def _content(request: Request, work: Work, owner: str) -> Response:
+    found = await _found_file(request, work, owner)
+    headers = {"content-length": str(found["bytes"])}
+    return StreamingResponse(files.content(work.store, found["id"]), headers=headers, media_type="application/jsonl")
+
+
+# Batches.
+
+
+async def _create(request: Request, work: Work, owner: str) -> Response:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _FORM_BYTES:
+            raise ApiError(413, f"the body is longer than {_FORM_BYTES:,} bytes", "body_too_long")
+    try:
+        new = msgspec.json.decode(body, type=_New)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"no batch: {error}", "invalid_type") from None
+    if new.endpoint not in _ENDPOINTS:
+        said = f"{new.endpoint!r}; expected one of {', '.join(_ENDPOINTS)}"
+        raise ApiError(400, said, "invalid_value", "endpoint")
+    window_s = _window_s(new.completion_window)
+    if await files.find(work.store, owner, new.input_file_id) is None:
+        raise ApiError(404, f"there is no file {new.input_file_id!r}", "not_found", "input_file_id")
+    metadata = None if new.metadata is UNSET else new.metadata
+    made = await queue.create(
+        work.store, owner, new.input_file_id, new.endpoint, new.completion_window, window_s, metadata
+    )
+    work.wake()
+    return JSONResponse(made)
+
+
+def _window_s(said: str) -> int:
+    found = _WINDOW.fullmatch(said)
+    seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
+    if not 0 < seconds <= 30 * 86_400:
+        raise ApiError(400, f"{said!r}; expected '24h', or others up to '30d'", "invalid_value", "completion_window")
+    return seconds
+
+
+async def _batches(request: Request, work: Work, owner: str) -> Response:
+    return JSONResponse(await queue.listed(work.store, owner, _page(request)))
+
+
+async def _batch(request: Request, work: Work, owner: str) -> Response:
+    id = request.path_params["id"]
+    found = await queue.find(work.store, owner, id)
+    if found is None:
+        raise ApiError(404, f"there is no batch {id!r}", "not_found", "id")
+    return JSONResponse(found)
+
+
+async def _cancel(request: Request, work: Work, owner: str) -> Response:
+    await queue.cancel(work.store, owner, request.path_params["id"])
+    work.wake()
+    return await _batch(request, work, owner)
+
+
+def _page(request: Request) -> Page:
+    said = request.query_params.get("limit", "20")
+    limit = int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
+    if not 1 <= limit <= 10_000:
+        raise ApiError(400, f"{said!r}; expected a number from 1 to 10000", "invalid_value", "limit")
+    return Page(request.query_params.get("after"), min(limit, 100))

@@ -1,0 +1,107 @@
+"""Files, as OpenAI's API has them: kept in parts, so that none is ever whole in memory."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from headway.gateway.batch.pages import Page, page
+from headway.gateway.batch.store import FILES, PARTS, Store
+
+PART_BYTES = 1 << 20
+
+
+class Writer:
+    """A file as it is written, within a transaction."""
+
+    def __init__(self, connection: AsyncConnection, owner: str, filename: str, purpose: str) -> None:
+        self.id = f"file-{uuid.uuid4().hex}"
+        self._connection = connection
+        self._about = {"id": self.id, "owner": owner, "filename": filename, "purpose": purpose}
+        self._buffer = bytearray()
+        self.num_bytes = self._num_parts = 0
+
+    async def write(self, data: bytes) -> None:
+        """More of it."""
+        self._buffer += data
+        self.num_bytes += len(data)
+        while len(self._buffer) >= PART_BYTES:
+            await self._put(bytes(self._buffer[:PART_BYTES]))
+            del self._buffer[:PART_BYTES]
+
+    async def _put(self, data: bytes) -> None:
+        row = {"file": self.id, "part": self._num_parts, "data": data}
+        await self._connection.execute(insert(PARTS).values(row))
+        self._num_parts += 1
+
+    async def end(self) -> dict[str, Any]:
+        """That was all; the file object."""
+        if self._buffer:
+            await self._put(bytes(self._buffer))
+        row = {**self._about, "bytes": self.num_bytes, "created_ns": time.time_ns()}
+        await self._connection.execute(insert(FILES).values(row))
+        return told(row)
+
+
+def told(row: Any) -> dict[str, Any]:
+    """A file as clients see it."""
+    return {
+        "id": row["id"], "object": "file", "bytes": row["bytes"], "created_at": row["created_ns"] // 10**9,
+        "filename": row["filename"], "purpose": row["purpose"], "status": "processed",
+    }  # fmt: skip
+
+
+async def find(store: Store, owner: str, id: str) -> dict[str, Any] | None:
+    """One of this owner's files."""
+    async with store.begin() as connection:
+        rows = await connection.execute(select(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
+        row = rows.mappings().first()
+    return None if row is None else told(row)
+
+
+async def listed(store: Store, owner: str, wanted: Page, purpose: str | None) -> dict[str, Any]:
+    """The owner's files, the newest first."""
+    asked = select(FILES).where(FILES.c.owner == owner)
+    if purpose is not None:
+        asked = asked.where(FILES.c.purpose == purpose)
+    return await page(store, FILES, asked, wanted, told)
+
+
+async def remove(store: Store, owner: str, id: str) -> bool:
+    """False if there was no such file."""
+    async with store.begin() as connection:
+        gone = await connection.execute(delete(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
+        if gone.rowcount:
+            await connection.execute(delete(PARTS).where(PARTS.c.file == id))
+    return bool(gone.rowcount)
+
+
+async def content(store: Store, id: str) -> AsyncIterator[bytes]:
+    """A file's parts, each read when it is wanted."""
+    part = 0
+    while True:
+        async with store.begin() as connection:
+            asked = select(PARTS.c.data).where(PARTS.c.file == id, PARTS.c.part == part)
+            data = (await connection.execute(asked)).scalar()
+        if data is None:
+            return
+        yield bytes(data)
+        part += 1
+
+
+async def lines(store: Store, id: str, limit_bytes: int) -> AsyncIterator[bytes]:
+    """A file's lines. One that is longer than the limit comes cut off after it, and is the last."""
+    rest = b""
+    async for data in content(store, id):
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) > limit_bytes:
+            break
+    if rest:
+        yield rest

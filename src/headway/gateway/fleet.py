@@ -1,0 +1,85 @@
+"""Replicas that come and go while the gateway runs: added, drained, and taken away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import unknown
+from headway.core.policy import Ordering
+from headway.gateway.errors import ApiError
+from headway.gateway.replica import LiveReplica
+
+if TYPE_CHECKING:
+    from headway.gateway.gateway import Gateway
+
+
+class LiveFleet:
+    """All replicas, for who runs the gateway."""
+
+    def __init__(self, gateway: Gateway, ordering: Ordering) -> None:
+        self._gateway, self._ordering = gateway, ordering
+        self._leaving: set[int] = set()
+        """Taken away, but not empty."""
+        self._gone: set[int] = set()
+
+    def present(self) -> list[LiveReplica]:
+        """All but those that have gone."""
+        return [replica for replica in self._gateway.replicas if replica.id not in self._gone]
+
+    def described(self, replica: LiveReplica) -> dict[str, Any]:
+        """A replica as it is now; what its engine does not tell is null."""
+        load = replica.load
+        leaving, draining = replica.id in self._leaving, replica.is_draining
+        up = self._gateway.watch.is_up(replica)
+        return {
+            "id": replica.id, "name": replica.name, "pool": replica.pool, "model": replica.model, "url": replica.url,
+            "status": "leaving" if leaving else "draining" if draining else "up" if up else "down",
+            "in_flight": replica.num_in_flight, "empty": replica.num_in_flight == 0,
+            "engine": {"running": load.running, "waiting": load.waiting, "kv_share": load.kv_share},
+        }  # fmt: skip
+
+    def find(self, id: int) -> LiveReplica:
+        """ApiError where there is none."""
+        found = next((replica for replica in self.present() if replica.id == id), None)
+        if found is None:
+            raise ApiError(404, f"there is no worker {id}", "not_found", "id")
+        return found
+
+    def add(self, pool: str, url: str) -> LiveReplica:
+        """One more replica of a pool. It is given requests when it has been seen to be well."""
+        gateway = self._gateway
+        pools = {served.pool.name: served for served in gateway.plan.pools}
+        if pool not in pools:
+            raise ApiError(400, str(unknown("pool", pool, pools)), "invalid_value", "pool")
+        if any(replica.url == url for replica in self.present()):
+            raise ApiError(409, f"{url} is a worker already", "duplicate", "url")
+        replica = gateway.new_replica(pools[pool], url, self._ordering)
+        gateway.driver.add(replica)
+        gateway.watch.add(replica)
+        return replica
+
+    def drain(self, replica: LiveReplica, on: bool) -> None:
+        """Give it nothing more, as long as there are others, and move out what can be moved; or use it again."""
+        if replica.id in self._leaving:
+            raise ApiError(409, f"{replica.name} is being taken away", "conflict")
+        self._gateway.driver.drain(replica, on)
+
+    def remove(self, replica: LiveReplica, at_once: bool) -> None:
+        """Take it away, when it is empty; `at_once`: what it streams goes on elsewhere, if it can."""
+        driver = self._gateway.driver
+        if replica.id not in self._leaving:
+            self._leaving.add(replica.id)
+            self._gateway.watch.leave(replica)
+            driver.drain(replica, True)
+        if at_once:
+            driver.abandon(replica)
+        self.ended()
+
+    def ended(self) -> None:
+        """A request has: whoever was to leave and is empty is gone."""
+        for id in [id for id in self._leaving if not self._gateway.replicas[id].num_in_flight]:
+            self._leaving.discard(id)
+            self._gone.add(id)
+            self._gateway.driver.gone(self._gateway.replicas[id])
+            self._gateway.replicas[id].client.close()
+            self._gateway.terms[id].end_s = self._gateway.clock.now

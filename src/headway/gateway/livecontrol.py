@@ -1,0 +1,66 @@
+"""Control and cascades, as they are where requests fail one by one, and nobody knows how an answer will be."""
+
+from __future__ import annotations
+
+from headway.control.cascading import Cascading
+from headway.control.control import Control
+from headway.control.live import ENDED, HELD, Live
+from headway.core.record import Outcome
+from headway.core.request import Phase
+
+
+class LiveCascading(Cascading):
+    """A cascade's, where how long an answer reasons shows only as it comes."""
+
+    def escalate(self, live: Live) -> None:
+        """The next model answers anew."""
+        live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
+        live.phase = Phase.ANSWERING
+        super().escalate(live)
+
+
+class LiveControl(Control):
+    """Control, told besides of what goes wrong with one request only."""
+
+    def failed(self, live: Live, now: float) -> None:
+        """Its replica would not have it, or lost it: it is placed anew, elsewhere, with the tokens already out kept.
+
+        Where there is no other, it is rejected.
+        """
+        service = self._service(live)
+        member = service.member(live.replica)
+        live.attempt += 1
+        live.stage = HELD
+        if member is None or not member.is_up:
+            self._place_or_hold(service, live, now)
+            return
+        member.is_up = False
+        service.refresh()
+        try:
+            if any(other.is_up for other in service.members):
+                self._place_or_hold(service, live, now)
+            else:
+                self._end(live, now, Outcome.REJECTED)
+        finally:
+            member.is_up = True
+            service.refresh()
+
+    def refused(self, live: Live, now: float) -> None:
+        """Nobody will have it."""
+        if live.stage is not ENDED:
+            self._end(live, now, Outcome.REJECTED)
+
+    def gave_up(self, live: Live, now: float) -> None:
+        """Its client is gone."""
+        self._time_out(now, live)
+
+    def unjudged(self, live: Live, accept: bool, now: float) -> None:
+        """A cascade's answer has no score: it will do all the same, or the next model answers."""
+        if self._judged.pop(live.id, None) is None:
+            return
+        assert self._cascade is not None
+        if accept:
+            self._end(live, now, Outcome.FINISHED, told=True)
+        else:
+            self._cascade.escalate(live)
+            self.place(live, now)

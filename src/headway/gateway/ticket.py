@@ -1,0 +1,64 @@
+"""One request between its client and control."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from headway.control.live import Live
+from headway.control.service import Service
+from headway.core.record import Outcome
+from headway.gateway.client import Connection
+from headway.gateway.replica import LiveReplica, Seat
+
+
+class OverError(Exception):
+    """A request has ended as control sees it."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.name)
+        self.outcome = outcome
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One request between its client and control: where it is placed, and how it ended."""
+
+    live: Live
+    service: Service
+    replica: LiveReplica | None = None
+    seat: Seat | None = None
+    connection: Connection | None = None
+    outcome: Outcome | None = None
+    moving_to: LiveReplica | None = None
+    can_move: bool = False
+    """Its answer can be continued elsewhere."""
+    is_unjudged: bool = False
+    """A model of a cascade has answered, and nobody has said yet whether the answer will do."""
+    judgement: asyncio.Task[float] | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list, repr=False)
+    _turn: asyncio.Future[None] | None = field(default=None, repr=False)
+
+    async def turn(self) -> LiveReplica:
+        """Until it is placed. OverError if it ends instead."""
+        while self.seat is None and self.outcome is None:
+            self._turn = asyncio.get_running_loop().create_future()
+            await self._turn
+        if self.outcome is not None:
+            raise OverError(self.outcome)
+        assert self.replica is not None
+        return self.replica
+
+    def wake(self) -> None:
+        """Something has changed."""
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
+
+    def leave(self) -> None:
+        """It is at no replica any more: its connection is closed first, then its seat given up."""
+        connection, self.connection = self.connection, None
+        if connection is not None and self.replica is not None:
+            self.replica.client.give_back(connection)
+        seat, self.seat = self.seat, None
+        if seat is not None:
+            seat.give_up()
