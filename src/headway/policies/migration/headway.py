@@ -13,9 +13,9 @@ from headway.policies.migration.pascal import Pascal
 class Headway:
     """An answer begins where the fewest reason; every `interval_s`, requests leave replicas that are full or drain.
 
-    The first is PASCAL's Algorithm 2, with room in host memory counted; the second is K-tier Llumnix's pairing with headroom
-    for `num_tiers` tiers, but only from replicas that drain or have no room, in memory or in seats, for the first in line.
-    Between replicas that have room, a request gains nothing from moving.
+    The first is PASCAL's Algorithm 2, with room in host memory counted; the second is K-tier Llumnix's pairing with
+    headroom for `num_tiers` tiers, but only from replicas that drain or have no room, in memory or in seats, for the
+    first in line. Between replicas that have room, a request gains nothing from moving.
     """
 
     def __init__(self, interval_s: float = 1.0, num_tiers: int = 4) -> None:

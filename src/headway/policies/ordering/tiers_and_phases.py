@@ -13,7 +13,8 @@ class TiersAndPhases:
     What K-tier Llumnix and PASCAL order by, together: two queues for each of `num_tiers` tiers; further tiers share
     the last one's. A tier is a contract and a phase a matter of efficiency, so an answer of tier 0 goes before the
     reasoning of tier 1: who pays for tier 0 never waits for others to think, and a late tier may starve. With
-    `phases_first` it is the other way round: all reasoning before all answers, tiers within. `by_quanta` is as in `pascal`.
+    `phases_first` it is the other way round: all reasoning before all answers, tiers within. `by_quanta` is as in
+    `pascal`.
     """
 
     preemptive: bool = True

@@ -8,7 +8,7 @@ from random import Random
 
 from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.policies.arguments import between
+from headway.policies.arguments import at_least
 from headway.policies.combos import by_combo, goodput_weights
 from headway.policies.routing.cauchy import Cauchy
 
@@ -27,47 +27,41 @@ class Part:
 class Headway:
     """The combo whose KV tokens, held and to come, are the fewest for its goodput; in it, who is idle does it all.
 
-    What five systems look at, in one measure. Tokens are those of KV caches on the GPU and in host memory
-    (PASCAL's footprint) and of prompts that have yet to be computed, so that a burst spreads before any of it runs. They
-    are divided by profiled goodput, or where nothing is profiled by the KV cache there is, so that unlike combos fill up
-    alike (Cauchy's weights, but by what requests turned out to be, not by turns). Combos whose readers of answers
-    run dry stand back while others' do not (PASCAL, Algorithm 1). A replica on its own is a combo. Within one, prefill
-    and decode are as Cauchy's opportunistic scheduler has them.
+    What five systems look at, in one measure. Tokens are those of KV caches on the GPU and in host memory (PASCAL's
+    footprint) and of prompts that have yet to be computed, so that a burst spreads before any of it runs. They are
+    divided by profiled goodput, or where nothing is profiled by the KV cache there is, so that unlike combos fill up
+    alike (Cauchy's weights, but by what requests turned out to be, not by turns). Combos whose readers of answers run
+    dry stand back while others' do not (PASCAL, Algorithm 1). A replica on its own is a combo. Within one, prefill and
+    decode are as Cauchy's opportunistic scheduler has them.
 
-    With regions, those that are `threshold` full and more stand back while the request's own is not; else the one that
-    is the least full gets it (SageServe, 6.1, without a list of preferences).
+    A combo in another region than the request's counts as `far` times as full, so that requests stay near while load is
+    even, and leave before a region is full. (SageServe's threshold on KV cache in use lets a region that is short of
+    anything else fill up.)
     """
 
     pairs = True
 
-    def __init__(self, threshold: float = 0.7) -> None:
-        between("threshold", threshold, 0, 1)
-        self._threshold = threshold
+    def __init__(self, far: float = 1.5) -> None:
+        at_least("far", far, 1)
+        self._far = far
         self._inside = Cauchy()
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         combos = by_combo(view.replicas)
         # A combo that cannot compute prompts now stands back while another can.
         able = {id: combo for id, combo in combos.items() if any(each.role != "decode" for each in combo)} or combos
-        able = self._near(request.region, able)
         on_pace = {id: combo for id, combo in able.items() if all(each.answers_on_pace for each in combo)} or able
-        weights = _weights(on_pace)
-        scores = {id: (request.prompt_tokens + _tokens(combo)) / weights[id] for id, combo in on_pace.items()}
+        scores = self._scores(request, on_pace)
         chosen = on_pace[min(scores, key=lambda id: (scores[id], id))]
         if len(chosen) == 1:
             return Placement(chosen[0].id)
         return self._inside.route(request, Part(view.now, view.random, chosen))
 
-    def _near(self, region: str, combos: Combos) -> Combos:
-        """Those of the region that the request is to go to."""
-        regions: dict[str, dict[int, Sequence[ReplicaView]]] = {}
-        for id, combo in combos.items():
-            regions.setdefault(combo[0].region, {})[id] = combo
-        if len(regions) == 1:
-            return combos
-        if region in regions and _fullness(regions[region]) < self._threshold:
-            return regions[region]
-        return min(regions.values(), key=_fullness)
+    def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
+        """How full each combo would be."""
+        weights = _weights(combos)
+        near = {id: 1.0 if combo[0].region == request.region else self._far for id, combo in combos.items()}
+        return {id: near[id] * (request.prompt_tokens + _tokens(combo)) / weights[id] for id, combo in combos.items()}
 
 
 def _tokens(combo: Sequence[ReplicaView]) -> int:
@@ -84,9 +78,5 @@ def _weights(combos: Combos) -> Mapping[int, float]:
 
 
 def _room(combo: Sequence[ReplicaView]) -> int:
-    return sum(each.kv_blocks_total * each.block_size_tokens for each in combo)
-
-
-def _fullness(combos: Combos) -> float:
-    room = sum(map(_room, combos.values()))
-    return sum(map(_tokens, combos.values())) / room if room else 1.0
+    """KV tokens that those who decode can hold."""
+    return sum(each.kv_blocks_total * each.block_size_tokens for each in combo if each.role != "prefill")
