@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import batching
 import serving
-from serving import MODEL, ask, metric, until
+from batching import answers, begin, client, ended, jsonl, line, num_completed
+from serving import ask, metric, until
 
 pytest.importorskip("httptools")
 openai = pytest.importorskip("openai")
+_closed = pytest.fixture(autouse=True)(batching.closed)
 
 BRISK = {"name": "queue-manager", "interval_s": 0.02}
-
-
-_clients: list[Any] = []
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    """No client is left open."""
-    yield
-    while _clients:
-        _clients.pop().close()
-
-
-def client(front: serving.Process, key: str = "any") -> Any:
-    _clients.append(openai.OpenAI(base_url=f"{front.url}/v1", api_key=key, max_retries=0))
-    return _clients[-1]
-
-
-def line(name: str, **body: Any) -> dict[str, Any]:
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": f"tell me of {name}"}], "max_tokens": 3, **body}
-    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": asked}
-
-
-def jsonl(lines: list[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
-
-
-def begin(who: Any, content: bytes, **options: Any) -> Any:
-    """A batch of these lines."""
-    file = who.files.create(file=("work.jsonl", content), purpose="batch")
-    asked = {"endpoint": "/v1/chat/completions", "completion_window": "24h", **options}
-    return who.batches.create(input_file_id=file.id, **asked)
-
-
-def ended(who: Any, batch: Any) -> Any:
-    """The batch, when nothing more will happen to it."""
-    end_s = time.monotonic() + serving.PATIENCE_S
-    while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
-        assert time.monotonic() < end_s, batch
-        time.sleep(0.05)
-        batch = who.batches.retrieve(batch.id)
-    return batch
-
-
-def answers(who: Any, file: str | None) -> list[dict[str, Any]]:
-    """Lines of an output or error file."""
-    return [json.loads(each) for each in who.files.content(file).text.splitlines()] if file else []
 
 
 @pytest.fixture(scope="module")
@@ -214,24 +168,15 @@ def test_without_a_store_there_are_no_batches(engine: serving.Process, tmp_path:
         assert reply.status == 404 and "gateway.batches" in reply.json()["error"]["message"]
 
 
-def _slow(engine: serving.Process, folder: Path, **batches: Any) -> Path:
-    """A fleet whose batches take their time: one line each 50 ms, 100 tokens each."""
-    folder.mkdir(exist_ok=True)
-    return serving.fleet_file(
-        folder, [engine.url], policies={"admission": {"name": "queue-manager", "interval_s": 0.05}, "window": 4},
-        gateway={"batches": {"max_open": 10, **batches}},
-    )  # fmt: skip
-
-
 def test_a_batch_survives_the_death_of_its_gateway(engine: serving.Process, tmp_path: Path) -> None:
     """Twice, and each line is answered once."""
-    path = _slow(engine, tmp_path)
+    path = batching.slow(engine, tmp_path)
     names = [f"n{i}" for i in range(60)]
     front = serving.gateway(path)
     batch = begin(client(front), jsonl([line(name, max_tokens=60) for name in names]))
     for least in (5, 25):
         with serving.closing(front):
-            until(lambda front=front, least=least: _completed(front, batch.id) >= least)
+            until(lambda front=front, least=least: num_completed(front, batch.id) >= least)
         front = serving.gateway(path)
     with serving.closing(front):
         who = client(front)
@@ -243,16 +188,12 @@ def test_a_batch_survives_the_death_of_its_gateway(engine: serving.Process, tmp_
         assert metric(front, "headway_batch_requests_open") == 0
 
 
-def _completed(front: serving.Process, batch: str) -> int:
-    return int(client(front).batches.retrieve(batch).request_counts.completed)
-
-
 def test_a_batch_can_be_cancelled_and_keeps_what_was_answered(engine: serving.Process, tmp_path: Path) -> None:
-    front = serving.gateway(_slow(engine, tmp_path))
+    front = serving.gateway(batching.slow(engine, tmp_path))
     with serving.closing(front):
         who = client(front)
         batch = begin(who, jsonl([line(f"{i}", max_tokens=200) for i in range(40)]))
-        until(lambda: _completed(front, batch.id) >= 3)
+        until(lambda: num_completed(front, batch.id) >= 3)
         assert who.batches.cancel(batch.id).status == "cancelling"
         batch = ended(who, batch)
         done, left = answers(who, batch.output_file_id), answers(who, batch.error_file_id)
@@ -265,7 +206,7 @@ def test_a_batch_can_be_cancelled_and_keeps_what_was_answered(engine: serving.Pr
 
 
 def test_what_is_not_answered_in_time_expires(engine: serving.Process, tmp_path: Path) -> None:
-    path = _slow(engine, tmp_path)
+    path = batching.slow(engine, tmp_path)
     front = serving.gateway(path)
     with serving.closing(front):
         who = client(front)
@@ -282,7 +223,7 @@ def test_what_is_not_answered_in_time_expires(engine: serving.Process, tmp_path:
 def test_a_line_that_an_engine_fails_is_tried_again(tmp_path: Path) -> None:
     """Also while nobody is there to answer it."""
     flaky = serving.emulator()
-    front = serving.gateway(_slow(flaky, tmp_path))
+    front = serving.gateway(batching.slow(flaky, tmp_path))
     with serving.closing(flaky, front):
         serving.all_up(front, 1)
         ask(flaky, "/emulator/failures", [500, 429], method="PUT").json()
@@ -300,13 +241,13 @@ def test_a_line_that_an_engine_fails_is_tried_again(tmp_path: Path) -> None:
 
 def test_of_two_gateways_one_works_and_the_other_takes_over(engine: serving.Process, tmp_path: Path) -> None:
     store = {"store": str(tmp_path / "shared.sqlite")}
-    first = serving.gateway(_slow(engine, tmp_path / "a", **store))
+    first = serving.gateway(batching.slow(engine, tmp_path / "a", **store))
     with serving.closing(first):
         batch = begin(client(first), jsonl([line(f"{i}", max_tokens=100) for i in range(30)]))
-        until(lambda: _completed(first, batch.id) >= 1)
-        second = serving.gateway(_slow(engine, tmp_path / "b", **store))
+        until(lambda: num_completed(first, batch.id) >= 1)
+        second = serving.gateway(batching.slow(engine, tmp_path / "b", **store))
         with serving.closing(second):
-            until(lambda: _completed(second, batch.id) >= 5)
+            until(lambda: num_completed(second, batch.id) >= 5)
             assert metric(second, "headway_batch_requests_open") == 0
             first.kill()
             who = client(second)
@@ -325,7 +266,7 @@ def test_batches_wait_while_engines_are_busy_with_others(engine: serving.Process
         batch = begin(who, jsonl([line("a")]))
         until(lambda: metric(front, "headway_batch_requests_open") == 1)
         assert serving.chat(front, max_tokens=2).json()["usage"]
-        assert _completed(front, batch.id) == metric(front, "headway_requests_in_flight") == 0
+        assert num_completed(front, batch.id) == metric(front, "headway_requests_in_flight") == 0
         in_time = begin(who, jsonl([line("b")]), completion_window="1h")  # within the margin: it is let go at once
         assert ended(who, in_time).status == "completed"
-        assert _completed(front, batch.id) == 0
+        assert num_completed(front, batch.id) == 0

@@ -1,0 +1,93 @@
+"""Batches in a real PostgreSQL: shared by gateways that die, and a server that restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import batching
+import postgres
+import serving
+from batching import answers, begin, client, ended, jsonl, line, num_completed
+from serving import ask, metric, until
+
+pytest.importorskip("httptools")
+pytest.importorskip("asyncpg")
+pytestmark = pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing())
+_closed = pytest.fixture(autouse=True)(batching.closed)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[serving.Process]:
+    made = serving.emulator("--speed", "4")
+    with serving.closing(made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[postgres.Server]:
+    with postgres.server() as made:
+        yield made
+
+
+def test_gateways_share_a_database_and_take_over_from_one_that_is_killed(
+    engine: serving.Process, database: postgres.Server, tmp_path: Path
+) -> None:
+    first = serving.gateway(batching.slow(engine, tmp_path / "a", store=database.url))
+    second = serving.gateway(batching.slow(engine, tmp_path / "b", store=database.url))
+    with serving.closing(first, second):
+        serving.all_up(first, 1)
+        serving.all_up(second, 1)
+        who = client(second)
+        names = [f"n{i}" for i in range(40)]
+        batch = begin(who, jsonl([line(name, max_tokens=60) for name in names]))
+        until(lambda: num_completed(second, batch.id) >= 5)
+        at_work = [metric(each, "headway_batch_requests_open") > 0 for each in (first, second)]
+        assert sorted(at_work) == [False, True]
+        worker, other = (first, second) if at_work[0] else (second, first)
+        worker.kill()
+        who = client(other)
+        batch = ended(who, who.batches.retrieve(batch.id))
+        assert (batch.status, batch.request_counts.completed) == ("completed", 40)
+        assert [each["custom_id"] for each in answers(who, batch.output_file_id)] == names
+        content = who.files.content(batch.input_file_id).content
+        assert content.count(b"\n") == 40
+        assert who.files.list(limit=1).has_more and len(who.batches.list().data) == 1
+
+
+def test_a_database_that_goes_away_and_comes_back_loses_nothing(
+    engine: serving.Process, database: postgres.Server, tmp_path: Path
+) -> None:
+    front = serving.gateway(batching.slow(engine, tmp_path, store=database.url))
+    with serving.closing(front):
+        who = client(front)
+        batch = begin(who, jsonl([line(f"{i}", max_tokens=60) for i in range(30)]))
+        until(lambda: num_completed(front, batch.id) >= 3)
+        database.stop()
+        reply = ask(front, "/v1/batches")
+        assert reply.status == 503 and reply.json()["error"]["code"] == "unavailable"
+        assert serving.chat(front, max_tokens=2).json()["usage"]["completion_tokens"] == 2
+        database.start()
+        until(lambda: ask(front, "/v1/batches").json().get("object") == "list")
+        batch = ended(who, who.batches.retrieve(batch.id))
+        assert (batch.status, batch.request_counts.completed) == ("completed", 30)
+        assert sorted(int(each["custom_id"]) for each in answers(who, batch.output_file_id)) == list(range(30))
+
+
+def test_a_gateway_may_start_before_its_database(
+    engine: serving.Process, database: postgres.Server, tmp_path: Path
+) -> None:
+    database.stop()
+    front = serving.gateway(batching.slow(engine, tmp_path, store=database.url))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        reply = ask(front, "/v1/files")
+        assert reply.status == 503 and reply.headers["retry-after"] == "1"
+        reply.close()
+        database.start()
+        until(lambda: ask(front, "/v1/files").json().get("object") == "list")
+        who = client(front)
+        assert ended(who, begin(who, jsonl([line("a")]))).status == "completed"
+        assert "wait for their database" in front.stop()
