@@ -22,7 +22,7 @@ from headway import __version__, longterm, userfile
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import CascadeOf, Policies
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Fleet, Model, Pool, unit_of
+from headway.core.fleet import Combo, Fleet, Model, Pool, unit_of
 from headway.core.policy import Scaler
 from headway.core.record import Outcome, Records
 from headway.fleetfile import coefficients_of, fleet_of
@@ -252,8 +252,9 @@ def _check(scenario: Scenario) -> None:
 def _check_incidents(scenario: Scenario) -> None:
     """Faults and changes of role, of replicas that there are."""
     spec, places, fleet = scenario.spec, scenario.places, scenario.fleet
-    units = [len(unit_of(each)) for each in (*fleet.pools, *fleet.combos) for _ in range(each.replicas)]
-    mates = [size - 1 for size in units for _ in range(size)]
+    deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
+    units = [unit_of(each) for each in deployments for _ in range(each.replicas)]
+    mates = [len(unit) - 1 for unit in units for _ in unit]
     for i, fault in enumerate(spec.faults):
         if not 0 <= fault.replica < len(mates):
             raise places.error(("faults", i, "replica"), f"{fault.replica}; expected 0 to {len(mates) - 1}")

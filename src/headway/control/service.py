@@ -83,7 +83,8 @@ class Service:
         """Members came, went up or down, or drain. While all that are up drain, they are all that there is."""
         up = [member for member in self.members if member.is_ready]
         self._has_roles = any(member.view.role != "mixed" for member in up)
-        self._open = [member for member in up if not member.is_draining] or up
+        self._all_open = [member for member in up if not member.is_draining] or up
+        self._open = self._all_open
         if self._has_roles and not self.pairs:
             self._open = [member for member in self._open if member.view.role != "decode"] or self._open
         self._up: Sequence[ReplicaView] = [member.view for member in self._open]
@@ -99,7 +100,12 @@ class Service:
 
     def _candidates(self, tokens: int) -> Sequence[ReplicaView]:
         """Replicas that may be given a request of so many tokens now."""
-        return [member.view for member in self._open if tokens <= member.max_tokens and self._is_open(member)]
+        return [member.view for member in self._able(tokens) if self._is_open(member)]
+
+    def _able(self, tokens: int) -> Sequence[Member]:
+        """Who can hold so many tokens; one that decodes is as good as another where none that prefills can."""
+        able = [member for member in self._open if tokens <= member.max_tokens]
+        return able or [member for member in self._all_open if tokens <= member.max_tokens]
 
     def _is_open(self, member: Member) -> bool:
         view = member.view
@@ -189,8 +195,7 @@ class Service:
         live = self.first(now)
         if live is None:
             return False
-        tokens = live.prompt_tokens + live.output_tokens
-        return any(tokens <= member.max_tokens for member in self._open)
+        return bool(self._able(live.prompt_tokens + live.output_tokens))
 
     def unhold(self) -> None:
         """The first in line is placed."""
