@@ -20,7 +20,7 @@ from headway.planner.cascade.cascadia import answer, made
 from headway.planner.cascade.deployment import Deployment
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import Problem, QualityFloor, ReplicaSet
+from headway.planner.cascade.problem import Problem, QualityFloor
 from headway.planner.cascade.routing import Routings, of_routes
 from headway.planner.cascade.shapes import Sets, uniform_sets
 from headway.workload.quality import Scores
@@ -41,25 +41,39 @@ def uniform_parallelism(
     problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
 ) -> CascadePlan:
     """As Cascadia, but with tensor parallelism within servers and replicas across them, for every model (4.3)."""
+    search = uniform_parallelism_search(problem, latencies, bounds, effort)
+    return answer(search, search.look(problem.target), "uniform parallelism")
+
+
+def uniform_parallelism_search(
+    problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
+) -> Search:
+    """Over those sets only."""
     every = all_sets(problem)
     sets = [every(i, ()) for i in range(len(problem.models))]
     flat = [uniform_sets(each.shapes, problem.num_gpus, problem.server) if each.shapes else each for each in sets]
-    search = _search(problem, latencies, bounds, effort, sets_of=lambda stage, used: flat[stage])
-    return answer(search, search.look(problem.target), "uniform parallelism")
+    return _search(problem, latencies, bounds, effort, sets_of=lambda stage, used: flat[stage])
 
 
 def uniform_allocation(
     problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
 ) -> CascadePlan:
     """As Cascadia, but with as many GPUs for every model that is used (4.3)."""
+    search = uniform_allocation_search(problem, latencies, bounds, effort)
+    return answer(search, search.look(problem.target), "uniform allocation")
+
+
+def uniform_allocation_search(
+    problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
+) -> Search:
+    """Over those sets only."""
     every = all_sets(problem)
 
     def at_most(stage: int, used: tuple[bool, ...]) -> Sets:
         sets = every(stage, used)
         return Sets(sets.shapes, sets.counts[sets.gpus <= equal_shares(problem.num_gpus, used)[stage]])
 
-    search = _search(problem, latencies, bounds, effort, sets_of=at_most)
-    return answer(search, search.look(problem.target), "uniform allocation")
+    return _search(problem, latencies, bounds, effort, sets_of=at_most)
 
 
 def equal_shares(num_gpus: int, used: tuple[bool, ...]) -> tuple[int, ...]:
@@ -173,24 +187,14 @@ def _deployed_by(seen: Search, real: Search, planner: str) -> CascadePlan:
             continue
         deployment = seen.spread(i)
         if seen is not real:
-            deployment = _judged(real, i, deployment)
+            deployment = served_by(real, i, deployment)
         objective = real.objective(real.problem.target)
         counted = (real.latencies.num_asked - asked, real.latencies.num_found - found)
         return made(real, i, deployment, Looked(objective, (), False, *counted), planner)
     raise HeadwayError(f"{planner}: no routing can be deployed on {real.problem.num_gpus} GPUs")
 
 
-def _judged(search: Search, routing: int, found: Deployment) -> Deployment:
-    """The same replicas with the latencies of the search's own requests."""
-    reached = search.known.reached[routing]
-    latencies = []
-    for i, replicas in enumerate(found.sets):
-        latencies.append(0.0 if replicas is None else _latency_s(search, i, replicas, reached[i]))
+def served_by(search: Search, routing: int, found: Deployment) -> Deployment:
+    """The same replicas with the latencies of the search's own requests under any routing."""
+    latencies = [0.0 if each is None else search.latency_s(routing, i, each) for i, each in enumerate(found.sets)]
     return Deployment(found.gpus, found.sets, tuple(latencies), max(latencies, default=inf), None)
-
-
-def _latency_s(search: Search, stage: int, replicas: ReplicaSet, reached: np.ndarray) -> float:
-    problem = search.problem
-    rate_rps = problem.rate_rps * float(reached.mean())
-    judge_s = problem.judge_s if stage < len(problem.models) - 1 else 0.0
-    return judge_s + search.latencies.p95_s(problem.models[stage], replicas, rate_rps, problem.lengths(stage, reached))

@@ -24,7 +24,7 @@ from headway.planner.cascade.bounds import Bounds
 from headway.planner.cascade.deployment import Deployment, deploy, spread
 from headway.planner.cascade.latencies import Idle, Latencies, Table, Trend
 from headway.planner.cascade.plan import Round
-from headway.planner.cascade.problem import LatencyBudget, Problem, QualityFloor, Target
+from headway.planner.cascade.problem import LatencyBudget, Problem, QualityFloor, ReplicaSet, Target
 from headway.planner.cascade.routing import Objective, Routings, cascades, proportional
 from headway.planner.cascade.shapes import Sets, replica_sets, shapes
 
@@ -132,6 +132,15 @@ class Search:
         problem = self.problem
         return spread(self.tables(routing), problem.num_gpus, found, problem.use_all, self.effort.gap)
 
+    def latency_s(self, routing: int, stage: int, replicas: ReplicaSet) -> float:
+        """p95 of a stage of any routing on any replicas, judging included."""
+        problem, reached = self.problem, self.known.reached[routing, stage]
+        lengths, rate_rps = problem.lengths(stage, reached), problem.rate_rps * float(reached.mean())
+        return self._judge_s(stage) + self.latencies.p95_s(problem.models[stage], replicas, rate_rps, lengths)
+
+    def _judge_s(self, stage: int) -> float:
+        return self.problem.judge_s if stage < len(self.problem.models) - 1 else 0.0
+
     def tables(self, routing: int) -> list[Table]:
         """l_i(f) of every stage."""
         reached = self.known.reached[routing]
@@ -152,7 +161,6 @@ class Search:
         rate_rps = problem.rate_rps * len(lengths) / len(reached)
         sets = self.of_stage(stage, used)
         lower, guess = self.bounds.of(model, sets, rate_rps, lengths)
-        judge_s = problem.judge_s if stage < len(problem.models) - 1 else 0.0
         return Table(
             sets,
             lower,
@@ -160,7 +168,7 @@ class Search:
             problem.num_gpus,
             lambda replicas: self.latencies.p95_s(model, replicas, rate_rps, lengths),
             self._trends[stage],
-            judge_s,
+            self._judge_s(stage),
         )
 
     @property
@@ -227,6 +235,13 @@ class _Loop:
         quality = 0.0 if self.best is None else float(self.routings.quality[self.best])
         return found is not None and self.objective.met(found.latency_s, quality)
 
+    def _reaching(self) -> np.ndarray:
+        """Routings with the quality; what an earlier target had solved without it says nothing of its neighbours."""
+        target = self.objective.target
+        if isinstance(target, LatencyBudget):
+            return np.ones(len(self.routings), np.bool_)
+        return np.asarray(self.routings.quality >= target.q_min - EPS)
+
     def _open(self) -> np.ndarray:
         """Routings that could be better than the best."""
         open_ = ~self.done
@@ -246,7 +261,7 @@ class _Loop:
         effort, ratios = self.search.effort, self.routings.ratios
         apart = 0.0 if effort.stable_rounds is None else effort.apart
         free = np.ones(len(ratios), np.bool_)
-        for done in np.flatnonzero(self.done).tolist():
+        for done in np.flatnonzero(self.done & self._reaching()).tolist():
             free &= np.abs(ratios - ratios[done]).max(axis=1) >= apart
         while (open_ := self._open() & free).any():
             i = self._first(open_)

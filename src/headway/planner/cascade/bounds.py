@@ -17,7 +17,8 @@ grid the count crosses what is needed, for the order in which sets are tried.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import floor
@@ -63,13 +64,14 @@ class NoBounds:
 class StepBounds:
     """Bounds from the step-time model.
 
-    `rounds`: how many times the evaluator plays the lengths of a stage. `own`: coefficients in place of the catalog's.
+    `rounds`: how many times the evaluator plays the lengths of a stage. `own`: coefficients in place of the
+    catalog's, by model.
     """
 
     gpu: Gpu
     engine: Engine
     rounds: int = 1
-    own: Coefficients | None = None
+    own: Mapping[str, Coefficients] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shapes: dict[tuple[str, Parallel], _Shape] = {}
@@ -96,7 +98,7 @@ class StepBounds:
     def _shape(self, model: Model, parallel: Parallel) -> _Shape:
         key = (model.name, parallel)
         if key not in self._shapes:
-            self._shapes[key] = _Shape(model, self.gpu, self.engine, parallel, self.own)
+            self._shapes[key] = _Shape(model, self.gpu, self.engine, parallel, self.own.get(model.name))
         return self._shapes[key]
 
 

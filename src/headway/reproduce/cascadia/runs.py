@@ -1,70 +1,45 @@
-"""What the Cascadia claims measure: a plan for every system, and each plan simulated as a whole with every seed."""
+"""What the end-to-end claims measure: a plan for every system, and each plan simulated as a whole with every seed.
+
+Every system is made to keep the quality in the same way: planned, rehearsed, and planned for more where it falls short.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from headway import cascadeplan, userfile
-from headway.cascadeplan import EFFORT, Asked, ask, at_rate, bounds, document_of, evaluator, rehearse
+from headway.cascadeplan import EFFORT, Asked, Option, at_rate, bounds, document_of, evaluator, kept, rehearse
+from headway.cascadeplan import search as planners
+from headway.cascadeplan.search import Make
+from headway.core.errors import HeadwayError
 from headway.planner.cascade import baselines
 from headway.planner.cascade.cascadia import plan
 from headway.planner.cascade.exhaustive import exhaustive
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import QualityFloor
-from headway.presets import builtin
+from headway.planner.cascade.problem import ReplicaSet
+from headway.reproduce.cascadia.setup import AWQ_SLOWER, asked, at_once, changed
 from headway.reproduce.tasks import Measurement
-from headway.userfile import Places
-from headway.workload.quality_traces import CASCADES
 
 SCALE = 12.0
 """The SLO scale that the largest model alone needs at the rate of a trace: 11.88 in the paper's example (4.2)."""
 HALVINGS = 4
-AT_ONCE_RPS = 1e4
-"""All requests within a second: who is done how soon is a matter of throughput."""
-MAX_KINDS = 1
-"""Shapes of one model's replicas. Table 3 has two at times; the search then takes ten times as long."""
 CHUNKS = (256, 512, 1024, 2048)
 """Of Sarathi-Serve, the best of which counts (appendix F)."""
-ROWS, QUICK_ROWS = 400, 160
-"""Of a score table, half of which plans are made on."""
-ARRIVALS_S = 60.0
-AT_ONCE = 1600
-"""Requests for a throughput."""
 
 
-def asked(cascade: str, trace: int, q_min: float, quick: bool, rate_rps: float = 20.0, seed: int = 0) -> Asked:
-    """A case of the paper on its 32 GPUs."""
-    document, _ = userfile.read(builtin("cascadia"))
-    rows = QUICK_ROWS if quick else ROWS
-    quality = {"trace": trace, "cascade": cascade, "num_requests": rows}
-    span_s = ARRIVALS_S / 2 if quick else ARRIVALS_S
-    num_requests = rows * max(1, round(span_s * rate_rps / rows))
-    document["workload"] = {"arrivals": rate_rps, "num_requests": num_requests, "quality": quality}
-    document["cascade"]["models"] = list(CASCADES[cascade])
-    if cascade == "llama":
-        document["fleet"] = [
-            {**document["fleet"][0], "name": name, "model": name, "tp": 4} for name in CASCADES["llama"]
-        ]
-        document["cascade"]["policy"] = {"name": "thresholds", "thresholds": [80]}
-    found = ask(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), num_gpus=32)
-    return replace(found, problem=replace(found.problem, max_kinds=MAX_KINDS))
-
-
-def rate(cascade: str, trace: int, quick: bool) -> Measurement:
-    """The rate of a trace, and the latency of a lone request that SLO scales are multiples of."""
-    case = asked(cascade, trace, 80.0, quick)
-    largest = case.problem.names[-1]
-    found = baselines.stand_alone(case.problem, largest, _latencies(case), bounds(case.problem), EFFORT)
-    lone_s = rehearse(at_rate(case, 0.02), found).mean_s or 1.0
+def rate(cascade: str, trace: int, quick: bool, slower: float = AWQ_SLOWER) -> Measurement:
+    """The rate of a trace, the latency of a lone request that SLO scales are multiples of, and that of each model."""
+    case = asked(cascade, trace, 80.0, quick, slower=slower)
+    latencies, limits = _latencies(case), bounds(case)
+    alone = [baselines.stand_alone(case.problem, name, latencies, limits, EFFORT) for name in case.problem.names]
+    lone = [rehearse(at_rate(case, 0.02), each) for each in alone]
 
     def in_time(rps: float) -> bool:
-        done = rehearse(asked(cascade, trace, 80.0, quick, rps), found)
-        return done.p95_s is not None and done.p95_s <= SCALE * lone_s
+        done = rehearse(asked(cascade, trace, 80.0, quick, rps, slower=slower), alone[-1])
+        return done.p95_s is not None and done.p95_s <= SCALE * (lone[-1].mean_s or 1.0)
 
     low, high = 8.0, 16.0
     while high < 512 and in_time(high):
@@ -73,36 +48,58 @@ def rate(cascade: str, trace: int, quick: bool) -> Measurement:
         middle = (low * high) ** 0.5
         within = in_time(middle)
         low, high = (middle, high) if within else (low, middle)
-    return {"rate_rps": low, "lone_s": lone_s}
+    each = {name: [done.mean_s, done.quality] for name, done in zip(case.problem.names, lone, strict=True)}
+    return {"rate_rps": low, "lone_s": lone[-1].mean_s or 1.0, "lone": each}
 
 
-def measure(cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
+def measure(
+    cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool, slower: float = AWQ_SLOWER
+) -> Measurement:
     """Every system's plan for a case, planned once and simulated with every seed."""
-    case = asked(cascade, trace, q_min, quick, rate_rps)
-    latencies, limits, began = _latencies(case), bounds(case.problem), time.perf_counter()
-    ours = cascadeplan.kept(case, latencies).plan
+    case = asked(cascade, trace, q_min, quick, rate_rps, slower=slower)
+    latencies, began = _latencies(case), time.perf_counter()
+    first = planners.cascadia()
+    first(case.problem, latencies, bounds(case))
+    search_s = time.perf_counter() - began
+    ours = kept(case, latencies, first)
     plan_s = time.perf_counter() - began
-    alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
-    systems = {
-        "cascadia": ours,
-        "stand-alone": baselines.stand_alone(case.problem, alone, latencies, limits, EFFORT),
-        "cascade-serve": baselines.cascade_serve(case.problem, latencies, limits, EFFORT),
-        "uniform parallelism": baselines.uniform_parallelism(
-            replace(case.problem, use_all=False), latencies, limits, EFFORT
-        ),
-        "uniform allocation": baselines.uniform_allocation(
-            replace(case.problem, use_all=False), latencies, limits, EFFORT
-        ),
-    }
-    runs = {name: [_run(case, found, seed) for seed in seeds] for name, found in systems.items()}
+    systems = {name: kept(case, latencies, make) for name, make in _systems(case, cascade, q_min)}
+    systems["cascadia"] = ours
+    runs = {name: [_run(case, found.plan, seed) for seed in seeds] for name, found in systems.items()}
     found: Measurement = {"runs": runs, "plans": {name: _said(each) for name, each in systems.items()}}
-    found |= {"plan_s": plan_s, "evaluations": latencies.num_asked}
-    found["no judge"] = [_run(_changed(case, judge_s=0.0), ours, seed)["p95_s"] for seed in seeds]
+    found |= {"plan_s": plan_s, "search_s": search_s, "evaluations": latencies.num_asked}
+    found["no judge"] = [_run(changed(case, judge_s=0.0), ours.plan, seed)["p95_s"] for seed in seeds]
+    found["other shape"] = _other_shape(case, ours.plan, latencies)
     return found
 
 
+def _systems(case: Asked, cascade: str, q_min: float) -> Iterator[tuple[str, Make]]:
+    alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
+    yield "stand-alone", planners.stand_alone(alone)
+    yield "cascade-serve", planners.cascade_serve
+    yield "uniform parallelism", planners.uniform_parallelism()
+    yield "uniform allocation", planners.uniform_allocation()
+
+
+def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
+    """The best cascade that leaves out a smaller model, as Headway plans it."""
+    case = asked("deepseek", trace, q_min, quick, rate_rps)
+    latencies, found = _latencies(case), list[Option]()
+    for names in planners.shorter(case.problem):
+        try:
+            found.append(kept(case, latencies, planners.of_models(names)))
+        except HeadwayError:
+            continue
+    within = [each for each in found if each.kept]
+    best = min(within, key=lambda each: each.rehearsed.p95_s or 0.0, default=None)
+    if best is None:
+        return {"runs": None, "models": []}
+    runs = [_run(case, best.plan, seed) for seed in seeds]
+    return {"runs": runs, "models": [stage.model for stage in best.plan.stages], "plan": _said(best)}
+
+
 def _run(case: Asked, found: CascadePlan, seed: int) -> Measurement:
-    done, rush = rehearse(case, found, seed), rehearse(_at_once(case), found, seed)
+    done, rush = rehearse(case, found, seed), rehearse(at_once(case), found, seed)
     return {
         "p95_s": done.p95_s,
         "mean_s": done.mean_s,
@@ -111,26 +108,32 @@ def _run(case: Asked, found: CascadePlan, seed: int) -> Measurement:
     }
 
 
-def _at_once(case: Asked) -> Asked:
-    rush = at_rate(case, AT_ONCE_RPS)
-    rush.document["workload"]["num_requests"] = AT_ONCE
-    return rush
-
-
-def _said(found: CascadePlan) -> Measurement:
+def _said(option: Option) -> Measurement:
+    found = option.plan
     return {
         "thresholds": list(found.thresholds),
         "ratios": [stage.processing_ratio for stage in found.stages],
         "gpus": [stage.num_gpus for stage in found.stages],
-        "labels": [stage.label for stage in found.stages],
+        "labels": [", ".join(part.label for part in stage.replicas) or "-" for stage in found.stages],
         "p95_s": [stage.p95_latency_s for stage in found.stages],
+        "kept": option.kept,
     }
 
 
-def _changed(case: Asked, **cascade: Any) -> Asked:
-    document = copy.deepcopy(case.document)
-    document["cascade"] |= cascade
-    return replace(case, document=document)
+def _other_shape(case: Asked, found: CascadePlan, latencies: Latencies) -> list[float | None]:
+    """The middle model's p95 as planned, and with half the tensor parallelism and twice the replicas (4.3)."""
+    stage, model = found.stages[1], case.problem.models[1]
+    part = stage.replicas[0] if stage.replicas else None
+    if part is None or part.tp < 2:
+        return [None, None]
+    half = ReplicaSet((type(part)(part.tp // 2, part.pp, 2 * part.count),))
+    reached = case.problem.scores.final_stage(found.thresholds) >= 1
+    lengths = case.problem.lengths(1, reached)
+    try:
+        other_s = latencies.p95_s(model, half, stage.rate_rps, lengths)
+    except HeadwayError:  # it does not fit
+        return [None, None]
+    return [latencies.p95_s(model, ReplicaSet(stage.replicas), stage.rate_rps, lengths), other_s]
 
 
 def _latencies(case: Asked) -> Latencies:
@@ -140,13 +143,13 @@ def _latencies(case: Asked) -> Latencies:
 def sarathi(trace: int, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
     """The largest model alone on Sarathi-Serve's batching: throughput of each chunk size."""
     case = asked("deepseek", trace, 90.0, quick, rate_rps)
-    found = baselines.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds(case.problem), EFFORT)
+    found = baselines.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds(case), EFFORT)
     by_chunk = {}
     for chunk in CHUNKS:
-        document = copy.deepcopy(case.document)
+        document = copy.deepcopy(document_of(case, found))
         engine = {"name": "sarathi", "max_num_batched_tokens": chunk, "max_num_seqs": min(256, chunk)}
-        document["fleet"] = [{**pool, "engine": engine} for pool in document_of(case, found)["fleet"]]
-        chunked = replace(case, document=document)
+        document["fleet"] = [{**pool, "engine": engine} for pool in document["fleet"]]
+        chunked = replace(case, document=document, entries=dict.fromkeys(case.entries, 0))
         by_chunk[str(chunk)] = [_run(chunked, found, seed)["throughput_rps"] for seed in seeds]
     return {"throughput_rps": by_chunk}
 

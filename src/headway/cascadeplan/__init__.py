@@ -1,0 +1,12 @@
+"""Plans of cascades for scenarios: latencies simulated and kept by content, every plan rehearsed as a whole."""
+
+from headway.cascadeplan.answers import Answer, Option, kept, plan, scenario_yaml
+from headway.cascadeplan.asked import Asked, ask, at_rate, read
+from headway.cascadeplan.rehearsed import Rehearsed, document_of, rehearse
+from headway.cascadeplan.search import EFFORT, cascadia
+from headway.cascadeplan.stages import Known, Simulated, bounds, evaluator
+
+__all__ = [
+    "EFFORT", "Answer", "Asked", "Known", "Option", "Rehearsed", "Simulated", "ask", "at_rate", "bounds", "cascadia",
+    "document_of", "evaluator", "kept", "plan", "read", "rehearse", "scenario_yaml",
+]  # fmt: skip

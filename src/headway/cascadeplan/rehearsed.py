@@ -1,0 +1,91 @@
+"""A plan as a scenario, and what that comes to when it is simulated as a whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from headway import scenario
+from headway.cascadeplan.asked import Asked
+from headway.planner.cascade.plan import CascadePlan
+from headway.planner.cascade.problem import LatencyBudget, Target
+from headway.userfile import Places
+from headway.workload.quality_spec import QualitySpec, only
+
+AS_IT_WAS = ("gpu", "engine", "usd_per_gpu_hour", "coefficients", "start_s")
+"""What a model's new pools have from the one that they are made after."""
+
+
+class Rehearsed(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan came to, simulated as a whole: the scenario's own requests, from stage to stage."""
+
+    quality: float | None
+    p95_s: float | None
+    """Of finished requests, over all their stages and judges."""
+    mean_s: float | None
+    num_requests: int
+    num_completed: int
+    usd_per_request: float | None
+    """Of the GPUs for as long as they are there, and of the judge."""
+
+    def keeps(self, target: Target) -> bool:
+        """Whether it is what was asked for, for all requests."""
+        if self.num_completed < self.num_requests or self.quality is None or self.p95_s is None:
+            return False
+        if isinstance(target, LatencyBudget):
+            return self.p95_s <= target.latency_s
+        return self.quality >= target.q_min
+
+
+def rehearse(asked: Asked, found: CascadePlan, seed: int | None = None) -> Rehearsed:
+    """Simulate a plan as `headway simulate` would the scenario that is written of it."""
+    document = document_of(asked, found) | ({} if seed is None else {"seed": seed})
+    run = scenario.run(scenario.assemble(document, Places(), asked.base_dir))
+    done = run.summary
+    usd = done.usd + done.judge_usd
+    return Rehearsed(
+        quality=done.quality,
+        p95_s=None if done.e2e_s is None else done.e2e_s.p95,
+        mean_s=None if done.e2e_s is None else done.e2e_s.mean,
+        num_requests=done.num_requests,
+        num_completed=done.num_completed,
+        usd_per_request=usd / done.num_completed if done.num_completed else None,
+    )
+
+
+def document_of(asked: Asked, found: CascadePlan) -> dict[str, Any]:
+    """The plan as a scenario: its pools, and its thresholds where more than one model is left."""
+    used = [stage for stage in found.stages if stage.replicas]
+    fleet = [
+        {**_kept(asked, stage.model), "name": f"{stage.model}-{i}", "model": stage.model, "tp": part.tp, "pp": part.pp,
+         "replicas": part.count}
+        for stage in used
+        for i, part in enumerate(stage.replicas)
+    ]  # fmt: skip
+    document = {
+        name: value for name, value in copy.deepcopy(asked.document).items() if name not in ("variants", "faults")
+    }
+    models = tuple(stage.model for stage in used)
+    quality = only(msgspec.convert(document["workload"]["quality"], QualitySpec), models)
+    said = {name: value for name, value in msgspec.to_builtins(quality).items() if value is not None}
+    document |= {"workload": {**document["workload"], "quality": said}, "fleet": fleet}
+    cascade = document.pop("cascade", {})
+    if len(used) > 1:
+        document["cascade"] = {**cascade, "models": list(models), "policy": _policy(found, used)}
+    return document
+
+
+def _kept(asked: Asked, model: str) -> dict[str, Any]:
+    entry = asked.document["fleet"][asked.entries[model]]
+    return {name: entry[name] for name in AS_IT_WAS if name in entry}
+
+
+def _policy(found: CascadePlan, used: Sequence[Any]) -> dict[str, Any]:
+    levels = [stage.threshold for stage in used[:-1]]
+    if found.pre_routed:
+        return {"name": "pre-routed", "threshold": levels[0]}
+    return {"name": "thresholds", "thresholds": levels}

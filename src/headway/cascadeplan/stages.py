@@ -1,0 +1,119 @@
+"""Latencies of one stage alone: simulated, and kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from headway import __version__, rehearsal
+from headway.cascadeplan.asked import Asked
+from headway.catalog.coefficients import Coefficients
+from headway.control.policies import Policies
+from headway.core.fleet import Engine, Fleet, Gpu, Model, Pool
+from headway.metrics.summary import summarize
+from headway.perf.step import StepModel
+from headway.planner.cascade.bounds import StepBounds
+from headway.planner.cascade.latencies import Latencies
+from headway.planner.cascade.problem import Lengths, Problem, ReplicaSet
+from headway.sim.cluster import simulate
+from headway.sim.timeline import Line
+from headway.wholefile import write_text
+from headway.workload.streams import stream
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
+
+HORIZON_S = 15.0
+"""Of arrivals at a stage, as far as `MOST_ROUNDS` go."""
+MOST_ROUNDS = 5
+
+
+@dataclass
+class Simulated:
+    """The evaluator: a stage alone, its requests once each, at the same random times whatever the replicas are."""
+
+    gpu: Gpu
+    engine: Engine
+    policies: Policies
+    seed: int = 0
+    rounds: int = 1
+    """How many times the lengths are played, one after the other."""
+    coefficients: Mapping[str, Coefficients] = field(default_factory=dict)
+    """By model; the catalog's for all others."""
+
+    def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
+        """As `Evaluator` says. What prefix caches are taken to hold is no part of the prompts."""
+        pools = tuple(
+            Pool(f"{model.name}-{i}", model, self.gpu, self.engine, part.parallel, part.count)
+            for i, part in enumerate(replicas.parts)
+        )
+        num = len(lengths) * self.rounds
+        arrival_s = np.sort(stream(self.seed, "arrivals at a stage").random(num)) * num / rate_rps
+        rows = Workload(
+            {
+                "arrival_s": arrival_s,
+                "prompt_tokens": np.tile(lengths.computed_tokens, self.rounds).astype("i8"),
+                "output_tokens": np.tile(lengths.output_tokens, self.rounds).astype("i8"),
+            }
+        )
+        done = summarize(simulate(Fleet(pools), TraceSource(rows), self.policies, seed=self.seed, line=self._line))
+        return inf if done.num_completed < num or done.e2e_s is None else done.e2e_s.p95
+
+    def _line(self, pool: Pool) -> Line:
+        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients.get(pool.model.name)).line
+
+
+def rounds(problem: Problem) -> int:
+    """How many times the sample is played, so that a load that is too high shows."""
+    return min(max(ceil(HORIZON_S * problem.rate_rps / len(problem.scores)), 1), MOST_ROUNDS)
+
+
+def bounds(asked: Asked) -> StepBounds:
+    """Those that hold for `evaluator`."""
+    problem = asked.problem
+    return StepBounds(problem.gpu, problem.engine, rounds(problem), asked.coefficients)
+
+
+def evaluator(asked: Asked) -> Simulated:
+    """What a stage's latency is asked of."""
+    problem = asked.problem
+    return Simulated(problem.gpu, problem.engine, asked.policies, asked.seed, rounds(problem), asked.coefficients)
+
+
+@dataclass
+class Known:
+    """Latencies in a file, under a digest of all that they depend on."""
+
+    asked: Asked
+    folder: Path | None
+    latencies: Latencies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.latencies = Latencies(evaluator(self.asked), self._read())
+
+    @property
+    def file(self) -> Path | None:
+        problem, said = self.asked.problem, self.asked.document.get("policies")
+        facts = [problem.models, problem.gpu, problem.engine, said, self.asked.seed, rounds(problem)]
+        facts.append(sorted(self.asked.coefficients.items()))
+        digest = hashlib.sha256(msgspec.json.encode([__version__, rehearsal.code(), facts])).hexdigest()[:32]
+        return None if self.folder is None else self.folder / f"{digest}.json"
+
+    def _read(self) -> dict[str, float]:
+        if self.file is None or not self.file.is_file():
+            return {}
+        try:
+            found = msgspec.json.decode(self.file.read_bytes(), type=dict[str, float | None])
+        except msgspec.DecodeError:
+            return {}
+        return {key: inf if value is None else value for key, value in found.items()}
+
+    def write(self) -> None:
+        """Keep what is known by now."""
+        if self.file is not None:
+            write_text(self.file, msgspec.json.encode(self.latencies.known).decode())

@@ -1,0 +1,137 @@
+"""Several plans of one search, for whoever can try each of them as a whole.
+
+What is minimised is the largest p95 of any stage (3.2). A request that is sent on goes through several stages, and
+their times add up. So beside the plans with the least maximum stand those with the least sum along the way, and the
+best one's replicas with other thresholds of about the same quality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from headway.planner.cascade.baselines import served_by
+from headway.planner.cascade.bilevel import Looked, Search
+from headway.planner.cascade.cascadia import answer, made
+from headway.planner.cascade.deployment import Deployment
+from headway.planner.cascade.latencies import Table
+from headway.planner.cascade.plan import CascadePlan
+from headway.planner.cascade.problem import Floats, LatencyBudget
+
+RARE = 0.05
+"""Of the requests: stages that fewer reach count for less in a p95 over all of them."""
+APART = 0.02
+"""By how much, in the share of requests that some stage processes, candidates differ."""
+NEAR = 0.5
+"""Points of quality above the best plan's, up to which other thresholds are looked at."""
+ASKS = 12
+"""Evaluations for a deployment with the least sum, after which the best known will do."""
+
+
+def candidates(search: Search, looked: Looked, planner: str, most: int) -> tuple[CascadePlan, ...]:
+    """The answer of the search, and about `most` others: a half by its objective or the sum, a half near it."""
+    found = [answer(search, looked, planner)]
+    best = search.best(looked.objective)
+    assert best is not None  # else there is no answer
+    others = [*_others(search, looked, most // 2), *_near(search, best, most - most // 2)]
+    found += [made(search, i, deployment, looked, planner) for i, deployment in others]
+    different = {(each.thresholds, each.stages): each for each in found}
+    return tuple(different.values())
+
+
+def _others(search: Search, looked: Looked, most: int) -> Iterator[tuple[int, Deployment]]:
+    solved = {i: each.deployment for i, each in search.solved.items() if each.deployment is not None}
+    quality, objective = search.known.quality, looked.objective
+    by_score = sorted(solved, key=lambda i: (objective(solved[i].latency_s, float(quality[i])), i))
+    by_sum = sorted(solved, key=lambda i: (*_along(search, looked, i, solved[i]), i))
+    for i in _apart(search, by_score, most // 2 + 1)[1:]:
+        yield i, search.spread(i)
+    for i in _apart(search, by_sum, most - most // 2):
+        if (deployment := least_sum(search, i)) is not None:
+            yield i, deployment
+
+
+def _near(search: Search, best: int, most: int) -> Iterator[tuple[int, Deployment]]:
+    """The replicas of the best routing under others that send on more here and less there, with the least work each."""
+    known, deployment = search.known, search.spread(best)
+    used = known.reached.any(axis=2)
+    same = np.flatnonzero(
+        (known.quality >= known.quality[best])
+        & (known.quality <= known.quality[best] + NEAR)
+        & np.equal(used, used[best]).all(axis=1)
+    )
+    shares = known.ratios[same, 1] if known.ratios.shape[1] > 1 else np.zeros(len(same))
+    ends = np.quantile(shares, np.linspace(0, 1, most + 1))
+    for low, high in pairwise(ends.tolist()):
+        group = same[(shares >= low) & (shares <= high)]
+        i = int(group[known.work[group].argmin()]) if len(group) else best
+        if i != best:
+            yield i, served_by(search, i, deployment)
+
+
+def _along(search: Search, looked: Looked, routing: int, deployment: Deployment) -> tuple[bool, float]:
+    """For an order: whether the target is missed along the whole way, and how good the plan is in what it leaves."""
+    total_s = float(weights(search, routing) @ np.asarray(deployment.latencies_s))
+    quality, target = float(search.known.quality[routing]), looked.objective.target
+    missed = not looked.objective.met(total_s, quality)
+    return missed, -quality if isinstance(target, LatencyBudget) and not missed else total_s
+
+
+def weights(search: Search, routing: int) -> Floats:
+    """What a second at each stage is to a p95 over all requests, about."""
+    found: Floats = np.clip(search.known.ratios[routing] / RARE, 1e-9, 1.0)
+    return found
+
+
+def _apart(search: Search, routings: Sequence[int], most: int) -> list[int]:
+    """The first ones of which no two are alike."""
+    found: list[int] = []
+    for i in routings:
+        ratios = search.known.ratios
+        if all(np.abs(ratios[i] - ratios[other]).max() >= APART for other in found):
+            found.append(i)
+        if len(found) == most:
+            break
+    return found
+
+
+def least_sum(search: Search, routing: int) -> Deployment | None:
+    """The deployment of a routing with the least weighted sum of the stages' p95; None: none is known."""
+    tables, of = search.tables(routing), weights(search, routing)
+    num_gpus, use_all = search.problem.num_gpus, search.problem.use_all
+    for _ in range(ASKS):
+        gpus = _allocated([w * table.guess for w, table in zip(of, tables, strict=True)], num_gpus, use_all)
+        open_ = [] if gpus is None else [(t, f) for t, f in zip(tables, gpus, strict=True) if t.guess[f] < t.best[f]]
+        if not open_:
+            break
+        for table, f in open_:
+            table.ask(f)
+    gpus = _allocated([w * table.best for w, table in zip(of, tables, strict=True)], num_gpus, use_all)
+    return None if gpus is None else _deployment(tables, gpus)
+
+
+def _deployment(tables: Sequence[Table], gpus: tuple[int, ...]) -> Deployment:
+    times = tuple(float(table.best[f]) for table, f in zip(tables, gpus, strict=True))
+    return Deployment(gpus, tuple(t.chosen[f] for t, f in zip(tables, gpus, strict=True)), times, max(times), None)
+
+
+def _allocated(costs: Sequence[Floats], num_gpus: int, use_all: bool) -> tuple[int, ...] | None:
+    """One number for each stage, `num_gpus` in all or at most, with the least sum of costs; None: none is finite."""
+    total, chosen = np.zeros(1), list[np.ndarray]()
+    for cost in costs:
+        added = np.full((num_gpus + 1, len(cost)), np.inf)
+        for f, each in enumerate(cost.tolist()):
+            ends = min(len(total), num_gpus + 1 - f)
+            added[f : f + ends, f] = total[:ends] + each
+        chosen.append(added.argmin(axis=1))
+        total = added.min(axis=1)
+    left = num_gpus if use_all else int(total.argmin())
+    if not np.isfinite(total[left]):
+        return None
+    found: list[int] = []
+    for each in reversed(chosen):
+        found.append(int(each[left]))
+        left -= found[-1]
+    return tuple(reversed(found))

@@ -1,0 +1,110 @@
+"""The paper's cases as scenarios: models, GPUs, traces, rates."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from headway import userfile
+from headway.cascadeplan import Asked, ask, at_rate
+from headway.catalog import coefficients
+from headway.catalog.coefficients import CoefficientFile, Coefficients
+from headway.planner.cascade.problem import QualityFloor
+from headway.presets import builtin
+from headway.userfile import Places
+from headway.workload.quality_traces import CASCADES
+
+AWQ_SLOWER = 1.76
+"""How much slower 671B with AWQ weights was on 8 H100 than the catalog's kernels, which are newer: 16.1 ms for each
+token of a lone request (vLLM in July 2025, tenstorrent/tt-inference-server issue 356) against 9.1 ms."""
+AT_ONCE_RPS = 1e4
+"""All requests within a second: who is done how soon is a matter of throughput."""
+AT_ONCE = 1600
+"""Requests for a throughput."""
+ROWS = 400
+"""Of a score table, half of which plans are made on."""
+ARRIVALS_S, QUICK_ARRIVALS_S = 240.0, 60.0
+
+
+def asked(
+    cascade: str, trace: int, q_min: float, quick: bool, rate_rps: float = 20.0, seed: int = 0,
+    slower: float = AWQ_SLOWER,
+) -> Asked:  # fmt: skip
+    """A case of the paper on its 32 GPUs. `slower`: the 671B model, than the catalog has it."""
+    document, _ = userfile.read(builtin("cascadia"))
+    quality = {"trace": trace, "cascade": cascade, "num_requests": ROWS}
+    span_s = QUICK_ARRIVALS_S if quick else ARRIVALS_S
+    num_requests = ROWS * max(1, round(span_s * rate_rps / ROWS))
+    document["workload"] = {"arrivals": rate_rps, "num_requests": num_requests, "quality": quality}
+    document["cascade"]["models"] = list(CASCADES[cascade])
+    if cascade == "llama":
+        document["fleet"] = [
+            {**document["fleet"][0], "name": name, "model": name, "tp": 4} for name in CASCADES["llama"]
+        ]
+        document["cascade"]["policy"] = {"name": "thresholds", "thresholds": [80]}
+    elif slower != 1:
+        large = document["fleet"][-1]
+        large["coefficients"] = str(_file(large["gpu"], large["engine"], slower))
+    return ask(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), num_gpus=32)
+
+
+def at_once(case: Asked) -> Asked:
+    """All requests together."""
+    rush = at_rate(case, AT_ONCE_RPS)
+    rush.document["workload"]["num_requests"] = AT_ONCE
+    return rush
+
+
+def changed(case: Asked, **cascade: Any) -> Asked:
+    """With another judge, say."""
+    document = copy.deepcopy(case.document)
+    document["cascade"] |= cascade
+    return replace(case, document=document)
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Gone when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="headway-")
+
+
+@cache
+def _file(gpu: str, engine: str, times: float) -> Path:
+    """The catalog's coefficients, so many times as slow."""
+    found = slowed(coefficients(gpu, engine), times)
+    path = Path(_folder().name) / f"{gpu}-{engine}-{times:g}.json"
+    path.write_bytes(msgspec.json.encode(CoefficientFile((gpu,), found.kernels, {engine: found.overhead})))
+    return path
+
+
+def slowed(found: Coefficients, times: float) -> Coefficients:
+    """Every iteration takes so many times as long."""
+    kernels = found.kernels
+    rows = {name: {key: _slowed(each, times) for key, each in getattr(kernels, name).items()}
+            for name in ("gemm", "moe", "all_reduce")}  # fmt: skip
+    changed = structs.replace(
+        kernels,
+        **rows,
+        prefill_attention=_slowed(kernels.prefill_attention, times),
+        decode_attention=_slowed(kernels.decode_attention, times),
+        elementwise_efficiency=kernels.elementwise_efficiency / times,
+    )
+    return structs.replace(found, kernels=changed, overhead=_slowed(found.overhead, times))
+
+
+def _slowed(part: Struct, times: float) -> Any:
+    """Seconds grow, efficiencies shrink."""
+    said = {}
+    for name in part.__struct_fields__:
+        if name.endswith("_s") or "_s_per_" in name:
+            said[name] = getattr(part, name) * times
+        elif name.endswith("efficiency"):
+            said[name] = getattr(part, name) / times
+    return structs.replace(part, **said)
