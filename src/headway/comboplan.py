@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from msgspec import Struct
 
 from headway import __version__, catalog, scenario, userfile
 from headway.core.errors import HeadwayError
-from headway.metrics.latency import Sample, met, sample
+from headway.metrics.latency import Sample, sample
 from headway.metrics.latency import Slo as Limits
 from headway.planner.candidates import Candidate, Directions, Selection, Service, select
 from headway.planner.combos import Counts, GpuCombo, Group, Offer
 from headway.planner.deployment import plan as deploy
+from headway.planner.milp import Floats
 from headway.planner.plan import Demand, Efficiency, Objective, Plan, Problem
+from headway.planner.search import SLOPE, Strains, highest
 from headway.planner.speeds import Estimate, Pattern, Slo
 from headway.rehearsal import code
 from headway.userfile import Places
@@ -42,10 +44,14 @@ MOST_REQUESTS = 6000
 FEWEST_REQUESTS = 150
 ATTAINMENT = 0.9
 """Share of requests in time at which a rate still counts as served, as DistServe has it."""
-LOWEST, HIGHEST = 1 / 16, 2.0
+START, LOWEST, HIGHEST = 0.97, 1 / 16, 2.0
 """Of the fluid estimate, where a profile looks."""
 PRECISION = 1.06
 """Between a rate that is served and one that is not, where a profile stops."""
+GROWTH = 0.02
+"""Of waits, in seconds a second, up to which a rate counts as kept: about as much as it is too high."""
+LITTLE_S = 0.05
+"""By which waits may grow at any time."""
 
 
 class Question(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,33 +134,23 @@ class Profiles:
         return hashlib.sha256(msgspec.json.encode([said, facts])).hexdigest()[:32]
 
     def _search(self, asked: Asked, combo: GpuCombo) -> float:
-        """Bisection on a logarithmic scale around a fluid estimate. Every rate has the same requests."""
+        """From a fluid estimate. Every rate has the same requests."""
         service = asked.service
         gpus = {group.gpu: catalog.gpu(group.gpu) for group in combo.groups}
-        fluid = Estimate({service.model.name: service.model}, gpus, service.engine)
+        fluid = Estimate({service.model.name: service.model}, gpus, service.engine, service.network_bytes_per_s)
         most = fluid.goodput_rps(combo, service.pattern, service.slo)
         if most <= 0:
             return 0.0
-        low, high = 0.0, most
-        while high < most * HIGHEST and self._in_time(asked, combo, high):
-            low, high = high, high * 1.4
-        rate = high / 1.4
-        while not low and rate > most * LOWEST:
-            low, high = (rate, high) if self._in_time(asked, combo, rate) else (0.0, rate)
-            rate = high / 2
-        while low and high / low > PRECISION:
-            middle = sqrt(low * high)
-            low, high = (middle, high) if self._in_time(asked, combo, middle) else (low, middle)
-        return low
 
-    def _in_time(self, asked: Asked, combo: GpuCombo, rate: float) -> bool:
-        self.num_simulated += 1
-        document = self._document(asked, combo, rate)
-        run = scenario.run(scenario.assemble(document, Places(), asked.base_dir))
-        slo = asked.service.slo
-        found = sample(run.records, run.records.workload["arrival_s"][-1] / LIVES, Limits(slo.ttft_s, slo.tpot_s))
-        has, good = met(found)["all"]
-        return bool(good.sum() >= self.question.attainment * has.sum()) and _is_steady(found)
+        def at(rate: float) -> Strains:
+            self.num_simulated += 1
+            chosen = scenario.assemble(self._document(asked, combo, rate), Places(), asked.base_dir)
+            records = scenario.run(chosen).records
+            end_s = float(records.workload["arrival_s"][-1])
+            found = sample(records, end_s / LIVES, Limits(service.slo.ttft_s, service.slo.tpot_s))
+            return strains(found, end_s, self.question.attainment)
+
+        return highest(at, START * most, LOWEST * most, HIGHEST * most, PRECISION)
 
     def _document(self, asked: Asked, combo: GpuCombo, rate: float) -> dict[str, Any]:
         made = copy.deepcopy(asked.document)
@@ -170,12 +166,29 @@ def span_s(service: Service) -> float:
     return max(HORIZON_S, LIVES * ((service.slo.ttft_s or 0.0) + decode_s))
 
 
-def _is_steady(found: Sample) -> bool:
-    """Whether the last requests wait no longer than those before: too high a rate shows so before it misses SLOs."""
-    waits = found.ttft_s[np.argsort(found.id)]
-    quarter = len(waits) // 4
-    before, last = np.nanmedian(waits[quarter : 2 * quarter]), np.nanmedian(waits[-quarter:])
-    return bool(last <= 2 * before + 0.05)
+def strains(found: Sample, end_s: float, attainment: float) -> Strains:
+    """How near a run is to what counts as served: its latencies, the first token's alone, and how waits grow.
+
+    A latency counts by what it is of its SLO, at the quantile `attainment`: the worst of a request's, at first. Waits
+    that grow with time show that a rate is too high before SLOs are missed. `end_s`: of arrivals; the first life is
+    not counted.
+    """
+    ttft = _over(found.ttft_s, found.slo_ttft_s)
+    every = np.maximum(ttft, np.maximum(_over(found.tpot_s, found.slo_tpot_s), _over(found.e2e_s, found.slo_e2e_s)))
+    every[~found.finished] = inf
+    late = [float(np.quantile(each, attainment, method="inverted_cdf")) for each in (every, ttft)]
+    waits_s = found.ttft_s[np.argsort(found.id)]
+    quarter = len(waits_s) // 4
+    grown_s = float(np.nanmedian(waits_s[-quarter:]) - np.nanmedian(waits_s[quarter : 2 * quarter]))
+    growth = (grown_s - LITTLE_S) / (end_s * (1 - 1 / LIVES) / 2)
+    return (*late, SLOPE * (growth - GROWTH))
+
+
+def _over(values_s: Floats, limits_s: Floats) -> Floats:
+    """Logarithm of each over its limit; where one of the two is not there, it is not over it."""
+    with np.errstate(divide="ignore"):
+        found = np.log(values_s / limits_s)
+    return np.asarray(np.where(np.isnan(found), -inf, found))
 
 
 def fleet_of(chosen: Sequence[tuple[GpuCombo, int, float | None, str]], asked: Asked) -> dict[str, Any]:
@@ -221,7 +234,7 @@ def ask(document: dict[str, Any], places: Places, base_dir: Path, rps: float | N
     prompt, output, rate = _means(workload, spec.seed, base_dir)
     pattern = Pattern(spec.name, prompt, output)
     slo = Slo(spec.slo.ttft_s, spec.slo.tpot_s)
-    service = Service(spec.name, pool.model, pool.engine, pattern, slo)
+    service = Service(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s)
     document["workload"] = _said(msgspec.to_builtins(workload))
     document = {name: value for name, value in document.items() if name not in ("variants", "faults", "combos")}
     return Asked(service, document, base_dir, rate if rps is None else rps, handover)

@@ -22,7 +22,7 @@ from headway.planner.cost_efficiency import (
     stated,
     summed_tokens_per_usd,
 )
-from headway.planner.speeds import Estimate, Pattern, Slo
+from headway.planner.speeds import DEFAULT_NETWORK_BYTES_PER_S, Estimate, Pattern, Slo
 
 Directions = Literal["closed-form", "estimate", "both"]
 
@@ -43,6 +43,8 @@ class Service(Struct, frozen=True, forbid_unknown_fields=True):
     engine: Engine
     pattern: Pattern
     slo: Slo
+    network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
+    """Of one instance, each way; split combos hand KV caches over through it."""
 
 
 class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,7 +150,8 @@ class Efficiencies:
         self.service = service
         self.offers = {offer.gpu.name: offer for offer in offers}
         gpus: dict[str, Gpu] = {offer.gpu.name: offer.gpu for offer in offers}
-        self.estimate = Estimate({service.model.name: service.model}, gpus, service.engine)
+        models = {service.model.name: service.model}
+        self.estimate = Estimate(models, gpus, service.engine, service.network_bytes_per_s)
 
     def closed_form(self, combo: GpuCombo) -> float | None:
         """Eq. 15 with the paper's C1 to C4."""

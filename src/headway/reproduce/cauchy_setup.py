@@ -17,11 +17,12 @@ import msgspec
 from headway import catalog, comboplan, scenario
 from headway.comboplan import Asked, Profiles, Question
 from headway.metrics.latency import Slo as Limits
-from headway.metrics.latency import met, sample
+from headway.metrics.latency import sample
 from headway.planner.candidates import Candidate, Service, select
 from headway.planner.combos import Counts, GpuCombo, Offer
 from headway.planner.deployment import plan as deploy
 from headway.planner.plan import Demand, Objective, Plan, Problem
+from headway.planner.search import Strains, highest
 from headway.report.run import Run
 from headway.userfile import Places
 
@@ -164,36 +165,18 @@ ATTAINED = 0.9
 def goodput(
     workload: str, combos: list[dict[str, Any]], within: Within, seed: int, start_rps: float, quick: bool
 ) -> dict[str, Any]:
-    """The highest rate at which nine of ten requests are in time: bisection, the same requests at every rate."""
+    """The highest rate at which nine of ten requests are in time and waits do not grow; always the same requests."""
+    slo, span_s = Limits(*SLOS[workload]), comboplan.span_s(asked(workload).service)
 
-    def served(rate: float) -> bool:
-        return in_time(workload, combos, within, seed, rate, quick) >= ATTAINED
+    def at(rate: float) -> Strains:
+        num = max(round(rate * span_s), 600 if quick else 1500)
+        policies = {"routing": {"name": "cauchy", "within": within}}
+        given = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)
+        records = scenario.run(scenario.assemble(given, Places(), HERE)).records
+        end_s = float(records.workload["arrival_s"][-1])
+        return comboplan.strains(sample(records, end_s / comboplan.LIVES, slo), end_s, ATTAINED)
 
-    low, high = 0.0, start_rps
-    while served(high):
-        low, high = high, high * 1.3
-    rate = start_rps
-    while not low:
-        high, rate = rate, rate / 1.3
-        low = rate if served(rate) else 0.0
-        if rate < start_rps / 100:
-            return {"rps": 0.0}
-    while high / low > (1.02 if quick else PRECISION):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if served(middle) else (low, middle)
-    return {"rps": low}
-
-
-def in_time(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> float:
-    """Share of requests that are, at this rate; those of the first life are not counted."""
-    ttft_s, tpot_s = SLOS[workload]
-    num = max(round(rate * comboplan.span_s(asked(workload).service)), 600 if quick else 1500)
-    routing = {"name": "cauchy", "within": within}
-    given = document(workload, rate, num, fleet=[], combos=combos, policies={"routing": routing}, seed=seed)
-    run = scenario.run(scenario.assemble(given, Places(), HERE))
-    found = sample(run.records, float(run.records.workload["arrival_s"][-1]) / comboplan.LIVES, Limits(ttft_s, tpot_s))
-    has, good = met(found)["all"]
-    return float(good.sum() / has.sum())
+    return {"rps": highest(at, start_rps, start_rps / 100, start_rps * 20, 1.02 if quick else PRECISION)}
 
 
 def measure(run: Run) -> dict[str, Any]:
