@@ -1,175 +1,253 @@
-"""What the runs of SageServe's evaluation came to."""
+"""What the runs of SageServe's evaluation came to: values and reasons, claim by claim."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
-from headway.reproduce import charts
-from headway.reproduce.findings import Figure, Outcome, Table
-from headway.reproduce.sageserve.runs import (
+from headway.reproduce.claims import Value
+from headway.reproduce.findings import Outcome
+from headway.reproduce.sageserve import runs, scenes
+from headway.reproduce.sageserve.claims import USD_PER_HOUR
+from headway.reproduce.sageserve.runs import ALONE, DAY, LONG_TERM, PEAK, SCOUT
+from headway.reproduce.sageserve.scenes import (
+    BLOOM,
     CHIRON,
+    GUARDED,
+    LEAK,
+    LLAMA_2,
+    LLAMA_31,
+    LLAMA_32,
     LT_I,
+    LT_Q,
     LT_U,
     LT_UA,
-    ORDERINGS,
+    MODELS,
     REACTIVE,
     SILOED,
-    STRATEGIES,
 )
+from headway.reproduce.sageserve.table import Runs, less, more
 
-_LONG_TERM = (LT_I, LT_U, LT_UA)
+Made = dict[str, Outcome]
 
 
-class Outcomes:
-    """Values by claim, and charts, of what was run."""
+def outcomes(kept: Runs) -> Made:
+    """Of all claims whose runs are there."""
+    made: Made = {}
+    if kept.has(PEAK):
+        made |= _silos(kept) | _tables(kept)
+    if kept.has(ALONE):
+        made |= _chiron(kept) | _beyond(kept)
+    if kept.has(DAY):
+        made |= _hours(kept) | _waste(kept) | _tails(kept)
+    if kept.has(runs.NOVEMBER):
+        for name in LONG_TERM:
+            made[f"nov-{name}-hours"] = _saved(kept, runs.NOVEMBER, name)
+    if kept.has(runs.H100):
+        made |= _ablations(kept)
+    if kept.has(SCOUT):
+        made |= _scout(kept)
+    if kept.has(runs.BURST):
+        made |= _burst(kept)
+    if kept.has(runs.WEEK):
+        made |= _week(kept)
+    if kept.has(runs.ORDER):
+        made |= _order(kept)
+    return made
 
-    def __init__(self, found: Mapping[tuple[Any, ...], Any], seeds: Sequence[int], tps: float) -> None:
-        self._found, self._seeds, self._tps = found, seeds, tps
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """Of all claims whose runs are there."""
-        made: dict[str, Outcome] = {}
-        if self._has("day", SILOED):
-            made |= self._silos()
-        if self._has("day", CHIRON):
-            made["chiron-hours"] = Outcome(
-                [
-                    a / b
-                    for a, b in zip(self._day(CHIRON, "instance_hours"), self._reactive("instance_hours"), strict=True)
-                ],
-                f"Instance-hours: {self._means((REACTIVE, CHIRON), 'instance_hours')}.",
-            )
-        for name in _LONG_TERM if self._has("day", LT_I) else ():
-            made |= self._long_term(name)
-        if self._has("burst", LT_UA):
-            made |= self._burst()
-        if self._has("order", "fcfs"):
-            made |= self._order()
-        return made
+def _silos(kept: Runs) -> Made:
+    both = (SILOED, REACTIVE)
+    hours = f"Instance-hours of all models: {kept.means(PEAK, both, 'instance_hours', None)}."
+    columns = {
+        name: [kept.llama(PEAK, name, "instance_hours", model) for model in (LLAMA_31, LLAMA_32)] for name in both
+    }
+    small = {name: list(map(sum, zip(*each, strict=True))) for name, each in columns.items()}
+    told = f"Instance-hours of both: {fmean(small[SILOED]):.3g} (siloed), {fmean(small[REACTIVE]):.3g} (reactive)."
+    use = f"KV cache in use, all models: {kept.means(PEAK, both, 'kv_use', None)}."
+    spot = f"Hours of all models: {kept.means(PEAK, both, 'spot_hours', None)}."
+    pair = {key: [kept.whole(PEAK, name, key) for name in both] for key in ("instance_hours", "kv_use", "spot_hours")}
+    return {
+        "unified-hours": Outcome(less(*reversed(pair["instance_hours"])), hours),
+        "unified-small": Outcome(less(small[REACTIVE], small[SILOED]), told),
+        "unified-kv": Outcome(more(*reversed(pair["kv_use"])), use),
+        "unified-spot": Outcome(more(*reversed(pair["spot_hours"])), spot),
+    }
 
-    def exhibits(self) -> list[Figure | Table]:
-        """In the paper's order."""
-        made: list[Figure | Table] = []
-        days = [name for name in STRATEGIES if self._has("day", name)]
-        if days:
-            shows = (
-                "Instances of Llama-2-70B in all regions, 15 minutes at a time, from 11:00 on; starting ones included."
-            )
-            curves = charts.curves(self._instances("day", days), "hours", "instances")
-            made += [Figure("Figure 11", "Instances over the day", shows, curves), self._table(days)]
-        if self._has("order", "fcfs"):
-            bars = {
-                label: [[100 * share for share in self._violations(name, tier)] for name in ORDERINGS]
-                for label, tier in (("fast", "0"), ("normal", "1"))
-            }
-            shows = "SLA violations of the interactive tiers: first tokens later than 1 s, and than 60 s."
-            made.append(Figure("Figure 15b", "Orderings", shows, charts.bars(list(ORDERINGS), bars, "violations (%)")))
-        if self._has("burst", LT_UA):
-            shows = "Instances in all regions. Eight times the load comes from 1.58 h to 2 h."
-            curves = charts.curves(self._instances("burst", _LONG_TERM), "hours", "instances")
-            made.append(Figure("Figure 16a", "A burst", shows, curves))
-        return made
 
-    def _silos(self) -> dict[str, Outcome]:
-        hours = f"Instance-hours: {self._means((SILOED, REACTIVE), 'instance_hours')}"
-        tails = f"P95 TTFT: {self._means((SILOED, REACTIVE), 'ttft_p95_s')}"
-        spot = zip(self._day(SILOED, "spot_hours"), self._reactive("spot_hours"), strict=True)
-        return {
-            "unified-hours": Outcome(self._less(REACTIVE, SILOED, "instance_hours"), f"{hours}."),
-            "unified-tail": Outcome([-v for v in self._less(REACTIVE, SILOED, "ttft_p95_s")], f"{tails}."),
-            "unified-spot": Outcome(
-                [b / a - 1 if a else None for a, b in spot], f"Hours: {self._means((SILOED, REACTIVE), 'spot_hours')}."
-            ),
-        }
+def _tables(kept: Runs) -> Made:
+    """Table 1's rows."""
 
-    def _long_term(self, name: str) -> dict[str, Outcome]:
+    def longer(model: str, key: str) -> list[Value]:
+        return list(more(kept.llama(PEAK, REACTIVE, key, model), kept.llama(PEAK, SILOED, key, model)))
+
+    def told(key: str, *models: str) -> str:
+        return "; ".join(f"{m}: {kept.means(PEAK, (SILOED, REACTIVE), key, m)}" for m in models)
+
+    def worst(columns: list[list[Value]]) -> list[Value]:
+        return [None if None in row else max(v for v in row if v is not None) for row in zip(*columns, strict=True)]
+
+    ttft, e2e, small = "ttft_p95_s", "e2e_p95_s", (LLAMA_31, LLAMA_32)
+    return {
+        "unified-tail": Outcome(longer(BLOOM, ttft), f"P95 TTFT (s), {told(ttft, BLOOM)}."),
+        "unified-tail-llama-2": Outcome(longer(LLAMA_2, ttft), f"P95 TTFT (s), {told(ttft, LLAMA_2)}."),
+        "unified-tail-small": Outcome(worst([longer(m, ttft) for m in small]), f"P95 TTFT (s), {told(ttft, *small)}."),
+        "unified-e2e": Outcome(worst([longer(m, e2e) for m in MODELS]), f"P95 E2E (s), {told(e2e, *MODELS)}."),
+    }
+
+
+def _saved(kept: Runs, kind: str, name: str, than: str = REACTIVE) -> Outcome:
+    """Llama-2's instance-hours."""
+    values = less(kept.llama(kind, name, "instance_hours"), kept.llama(kind, than, "instance_hours"))
+    hours = kept.means(kind, (than, name), "instance_hours")
+    return Outcome(values, f"Instance-hours: {hours}; {_late(kept, kind, than, name)}.")
+
+
+def _late(kept: Runs, kind: str, *names: str) -> str:
+    shares = ", ".join(f"{100 * fmean(kept.llama(kind, name, 'late')):.2g}% ({name})" for name in names)
+    return f"late first tokens: {shares}"
+
+
+def _hours(kept: Runs) -> Made:
+    made = {f"{name}-hours": _saved(kept, DAY, name) for name in LONG_TERM}
+    by_region = {
+        name: kept.values(DAY, name, lambda run: run["models"][LLAMA_2]["regions"]) for name in (REACTIVE, *LONG_TERM)
+    }
+    all_less = [
+        all(by_region[name][i][region] < hours for name in LONG_TERM for region, hours in reactive.items())
+        for i, reactive in enumerate(by_region[REACTIVE])
+    ]
+    first = "; ".join(
+        f"{name}: " + ", ".join(f"{hours:.3g}" for hours in each[0].values()) for name, each in by_region.items()
+    )
+    saved = [None if v is None else USD_PER_HOUR * v for v in made["lt-ua-hours"].values]
+    return made | {
+        "lt-regions": Outcome(all_less, f"Instance-hours by region, first seed: {first}."),
+        "usd-saved": Outcome(saved, f"Per instance-hour of reactive scaling. {made['lt-ua-hours'].why}"),
+        "a100-hours": made["lt-ua-hours"],
+    }
+
+
+def _waste(kept: Runs) -> Made:
+    def fewer(name: str, key: str) -> list[float | None]:
+        return less(kept.llama(DAY, name, key), kept.llama(DAY, REACTIVE, key))
+
+    made = {}
+    for name in LONG_TERM:
         both = (REACTIVE, name)
-        wasted = zip(self._day(name, "wasted_hours"), self._reactive("wasted_hours"), strict=True)
-        return {
-            f"{name}-hours": Outcome(
-                self._less(name, REACTIVE, "instance_hours"), f"Instance-hours: {self._means(both, 'instance_hours')}."
-            ),
-            f"{name}-waste": Outcome(
-                [1 - a / b if b else None for a, b in wasted],
-                f"Instance-hours in which instances start: {self._means(both, 'wasted_hours')}; starts:"
-                f" {self._means(both, 'starts')}.",
-            ),
-            f"{name}-tail": Outcome(
-                [-v for v in self._less(name, REACTIVE, "ttft_p90_s")],
-                f"P90 TTFT: {self._means(both, 'ttft_p90_s')}; P99: {self._means(both, 'ttft_p99_s')}.",
-            ),
-        }
-
-    def _burst(self) -> dict[str, Outcome]:
-        tails = {name: self._values("burst", name, lambda run: run["ttft_p95_s"]) for name in _LONG_TERM}
-        why = "P95 TTFT: " + ", ".join(f"{fmean(values):.3g} ({name})" for name, values in tails.items()) + "."
-        return {
-            f"burst-{name}": Outcome([1 - a / b for a, b in zip(tails[LT_UA], tails[name], strict=True)], why)
-            for name in (LT_U, LT_I)
-        }
-
-    def _order(self) -> dict[str, Outcome]:
-        share = {tier: {name: self._violations(name, tier) for name in ORDERINGS} for tier in ("0", "1")}
-        made: dict[str, Outcome] = {}
-        for label, tier, sign in (("fast", "0", -1), ("normal", "1", 1)):
-            why = ", ".join(f"{100 * fmean(values):.1f}% ({name})" for name, values in share[tier].items())
-            for name in ("edf", "pf", "dpa"):
-                pairs = zip(share[tier][name], share[tier]["fcfs"], strict=True)
-                made[f"{name}-{label}"] = Outcome([sign * (a - b) for a, b in pairs], f"Violations: {why}.")
-            order = ("fcfs", "edf", "dpa", "pf")
-            columns = zip(*(share[tier][name] for name in order), strict=True)
-            made[f"order-{label}"] = Outcome(
-                [all(sign * a < sign * b for a, b in pairwise(column)) for column in columns], f"Violations: {why}."
-            )
-        return made
-
-    def _table(self, days: Sequence[str]) -> Table:
-        keys = (
-            "instance_hours",
-            "wasted_hours",
-            "starts",
-            "spot_hours",
-            "kv_use",
-            "ttft_p90_s",
-            "ttft_p95_s",
-            "ttft_p99_s",
+        why = (
+            f"Instance-hours in which instances start: {kept.means(DAY, both, 'wasted_hours')}; starts:"
+            f" {kept.means(DAY, both, 'starts')}."
         )
-        heads = ("", "instance-hours", "starting", "starts", "spot hours", "KV use", "TTFT P90", "P95", "P99 (s)")
-        rows: list[list[str | float | None]] = [[name, *(fmean(self._day(name, key)) for key in keys)] for name in days]
-        shows = (
-            f"Means over seeds. TTFT of interactive tiers. theta is {self._tps:,.0f} input tokens/s. A leaked forecast"
-            f" is fitted on the day itself: cheating, to show what it is worth."
+        made[f"{name}-waste"] = Outcome(fewer(name, "wasted_hours"), why)
+    starts = f"Starts: {kept.means(DAY, (REACTIVE, LT_UA), 'starts')}."
+    return made | {"cold-starts": Outcome(fewer(LT_UA, "starts"), starts)}
+
+
+def _tails(kept: Runs) -> Made:
+    p90 = {name: kept.llama(DAY, name, "ttft_p90_s") for name in (REACTIVE, *LONG_TERM)}
+    made = {
+        f"{name}-tail": Outcome(
+            more(p90[name], p90[REACTIVE]),
+            f"P90 TTFT (s): {kept.means(DAY, (REACTIVE, name), 'ttft_p90_s')};"
+            f" P99: {kept.means(DAY, (REACTIVE, name), 'ttft_p99_s')}.",
         )
-        return Table("Figures 12, 13", "Strategies over the day", shows, heads, rows)
+        for name in LONG_TERM
+    }
+    order = (LT_U, LT_UA, REACTIVE, LT_I)
+    rising = [all(a < b for a, b in pairwise(row)) for row in zip(*(p90[name] for name in order), strict=True)]
+    return made | {"tail-order": Outcome(rising, f"P90 TTFT (s): {kept.means(DAY, order, 'ttft_p90_s')}.")}
 
-    def _instances(self, kind: str, names: Sequence[str]) -> dict[str, list[tuple[float, list[float]]]]:
-        lines = {}
-        for name in names:
-            all_seeds = [self._found[kind, name, seed]["instances"] for seed in self._seeds]
-            lines[name] = [(bins[0][0], [each[1] for each in bins]) for bins in zip(*all_seeds, strict=False)]
-        return lines
 
-    def _has(self, kind: str, name: str) -> bool:
-        return (kind, name, self._seeds[0]) in self._found
+def _chiron(kept: Runs) -> Made:
+    both = (REACTIVE, CHIRON)
+    hours = [kept.llama(ALONE, name, "instance_hours") for name in both]
+    ratios = [b / a for a, b in zip(*hours, strict=True)]
+    use = f"KV cache in use: {kept.means(ALONE, both, 'kv_use')}."
+    return {
+        "chiron-hours": Outcome(ratios, f"Instance-hours: {kept.means(ALONE, both, 'instance_hours')}."),
+        "chiron-kv": Outcome(less(*(kept.llama(ALONE, name, "kv_use") for name in reversed(both))), use),
+    }
 
-    def _values(self, kind: str, name: str, of: Callable[[Any], float]) -> list[float]:
-        return [of(self._found[kind, name, seed]) for seed in self._seeds]
 
-    def _violations(self, ordering: str, tier: str) -> list[float]:
-        return self._values("order", ordering, lambda run: float(run["violations"][tier]))
+def _beyond(kept: Runs) -> Made:
+    late = less(kept.llama(ALONE, LT_Q, "late"), kept.llama(ALONE, LT_U, "late"))
+    leak = more(kept.llama(ALONE, LEAK, "instance_hours"), kept.llama(ALONE, LT_UA, "instance_hours"))
+    both = f"Instance-hours: {kept.means(ALONE, (LT_U, LT_Q), 'instance_hours')}"
+    return {
+        "guarded-hours": _saved(kept, ALONE, LT_UA, GUARDED),
+        "quantile-late": Outcome(late, f"{both}; {_late(kept, ALONE, LT_U, LT_Q)}."),
+        "quantile-hours": _saved(kept, ALONE, LT_Q),
+        "leak-hours": Outcome(leak, f"Instance-hours: {kept.means(ALONE, (LT_UA, LEAK), 'instance_hours')}."),
+    }
 
-    def _day(self, name: str, key: str) -> list[float]:
-        return self._values("day", name, lambda run: float(run[key]))
 
-    def _reactive(self, key: str) -> list[float]:
-        return self._day(REACTIVE, key)
+def _ablations(kept: Runs) -> Made:
+    made = {
+        "h100-hours": _saved(kept, runs.H100, LT_UA),
+        "mix-9-hours": _saved(kept, runs.MIX_9, LT_UA),
+        "mix-1-hours": _saved(kept, runs.MIX_1, LT_UA),
+    }
+    pairs = zip(made["mix-9-hours"].values, made["mix-1-hours"].values, strict=True)
+    gaps = [None if a is None or b is None else a - b for a, b in pairs]
+    return made | {"mix-order": Outcome(gaps, "Percentage points, seed by seed.")}
 
-    def _less(self, name: str, than: str, key: str) -> list[float]:
-        """By which share it is less, seed by seed."""
-        return [1 - a / b for a, b in zip(self._day(name, key), self._day(than, key), strict=True)]
 
-    def _means(self, names: Sequence[str], key: str) -> str:
-        return ", ".join(f"{fmean(self._day(name, key)):.3g} ({name})" for name in names)
+def _scout(kept: Runs) -> Made:
+    models = (scenes.SCOUT, LLAMA_2)
+    tails = [kept.llama(SCOUT, LT_UA, "ttft_p90_s", model) for model in models]
+    told = ", ".join(f"{fmean(values):.3g} ({model})" for values, model in zip(tails, models, strict=True))
+    hours_of, asked_of = (
+        [kept.llama(SCOUT, LT_UA, key, model) for model in models] for key in ("instance_hours", "num_requests")
+    )
+    each = [[a / b for a, b in zip(*pair, strict=True)] for pair in zip(hours_of, asked_of, strict=True)]
+    hours = ", ".join(f"{1000 * fmean(values):.3g} ({model})" for values, model in zip(each, models, strict=True))
+    both = [kept.whole(SCOUT, name, "instance_hours") for name in (LT_UA, REACTIVE)]
+    return {
+        "scout-tail": Outcome(less(*tails), f"P90 TTFT (s): {told}."),
+        "scout-hours": Outcome(less(*each), f"Instance-hours for a thousand interactive requests: {hours}."),
+        "scout-saved": Outcome(
+            less(*both), f"Instance-hours of all five: {kept.means(SCOUT, (REACTIVE, LT_UA), 'instance_hours', None)}."
+        ),
+    }
+
+
+def _burst(kept: Runs) -> Made:
+    tails = {name: kept.values(runs.BURST, name, lambda run: run["ttft_p95_s"]) for name in LONG_TERM}
+    ends = {name: kept.values(runs.BURST, name, lambda run: run["recovered_s"]) for name in LONG_TERM}
+    why = "P95 TTFT (s): " + ", ".join(f"{fmean(values):.3g} ({name})" for name, values in tails.items()) + "."
+    over = ", ".join(f"{fmean(values) / 60:.3g} min ({name})" for name, values in ends.items())
+    first = [a < min(b, c) for a, b, c in zip(ends[LT_UA], ends[LT_U], ends[LT_I], strict=True)]
+    made = {f"burst-{name}": Outcome(less(tails[LT_UA], tails[name]), why) for name in (LT_U, LT_I)}
+    return made | {"burst-first": Outcome(first, f"From the burst's begin until median TTFT is below 1 s: {over}.")}
+
+
+def _week(kept: Runs) -> Made:
+    tails = {name: kept.values(runs.WEEK, name, lambda run: run["ttft_p95_s"]) for name in kept.names(runs.WEEK)}
+    why = "P95 TTFT (s): " + ", ".join(f"{fmean(values):.3g} ({name})" for name, values in tails.items()) + "."
+    return {f"week-{name}": Outcome(less(tails[name], tails[REACTIVE]), why) for name in (LT_U, LT_UA)}
+
+
+def _order(kept: Runs) -> Made:
+    share, q3 = (
+        {tier: {name: _of_order(kept, name, key, tier) for name in scenes.ORDERINGS} for tier in ("0", "1")}
+        for key in ("violations", "q3_s")
+    )
+    made: Made = {}
+    for label, tier, sign in (("fast", "0", -1), ("normal", "1", 1)):
+        why = ", ".join(f"{100 * fmean(values):.1f}% ({name})" for name, values in share[tier].items())
+        quartiles = ", ".join(f"{fmean(values):.3g} s ({name})" for name, values in q3[tier].items())
+        for name in ("edf", "pf", "dpa"):
+            pairs = zip(share[tier][name], share[tier]["fcfs"], strict=True)
+            made[f"{name}-{label}"] = Outcome([sign * (a - b) for a, b in pairs], f"Violations: {why}.")
+            change = more(q3[tier][name], q3[tier]["fcfs"])
+            made[f"{name}-{label}-q3"] = Outcome([None if v is None else sign * v for v in change], f"{quartiles}.")
+        columns = zip(*(share[tier][name] for name in ("fcfs", "edf", "dpa", "pf")), strict=True)
+        made[f"order-{label}"] = Outcome(
+            [all(sign * a < sign * b for a, b in pairwise(column)) for column in columns], f"Violations: {why}."
+        )
+    return made
+
+
+def _of_order(kept: Runs, name: str, key: str, tier: str) -> list[float]:
+    return kept.values(runs.ORDER, name, lambda run: float(run[key][tier]))

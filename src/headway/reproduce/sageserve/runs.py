@@ -1,182 +1,124 @@
-"""What SageServe's evaluation runs: fleets, workloads, strategies, and what is kept of a run.
-
-The model is Llama-2-70B, the one that the paper's figures 11 to 13, 15 and 16 show, in three regions. All is smaller:
-an instance has 4 A100s and 14,000 tokens of KV cache, and half of the published load comes, which makes for about as
-many instances as the paper's figure 11. Of an instance as large as the paper's, two or three would do for that load.
-The cache is small for another reason, too: the paper scales by memory in use, and its simulator gives each token all
-heads' keys and values, eight times what grouped-query attention keeps, so that its memory fills up as these do.
-
-A day is 11:00 to 19:00 of the second Thursday, the busiest, with the peak in it; forecasters know three days before.
-"""
+"""Which strategies run in which scenes, for the claims that were asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
+from headway.reproduce.claims import Claim
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.sageserve import claims, measures, scenes
+from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_Q, LT_U, LT_UA, REACTIVE, SILOED, Scene
+from headway.reproduce.tasks import Call, Measurement, Simulation, Task
 
-from headway.core.record import Records
-from headway.metrics.columns import floats, ints
-from headway.report.run import Run
-from headway.reproduce.tasks import Measurement
-
-Document = dict[str, Any]
-
-MODEL, GPU, GPUS = "llama-2-70b", "a100-80gb", 4
-REGIONS = ("us-east", "us-central", "us-west")
-SCALE = 0.5
-"""Of the published load."""
-THURSDAY = 168 + 72
-"""Hour at which it begins."""
-PAST_HOURS = 72
-WARMUP_S = 3600.0
-"""In which the initial fleet shrinks to what is needed."""
-FAST, BATCH = 0, 2
-SILOED, REACTIVE, CHIRON = "siloed", "reactive", "chiron"
-LT_I, LT_U, LT_UA, LEAK = "lt-i", "lt-u", "lt-ua", "lt-ua (leaked forecast)"
-STRATEGIES = (SILOED, REACTIVE, LT_I, LT_U, LT_UA, LEAK, CHIRON)
-ORDERINGS: Mapping[str, Any] = {
-    "fcfs": {"name": "priority-first", "classes": [2]},
-    "edf": "edf",
-    "pf": "priority-first",
-    "dpa": "deadline-priority",
-}
-"""6.5. FCFS keeps batch work behind both interactive tiers (6.1)."""
-SILOS = {"interactive_suffix": "-interactive", "batch_suffix": "-batch"}
-POOLS: Mapping[str, Mapping[str, int]] = {
-    SILOED: {"-interactive": 6, "-batch": 2},
-    CHIRON: {"-interactive": 4, "": 2, "-batch": 2},
-}
-"""Instances at the start; 16 + 4 and 10 + 5 + 5 of 20 in the paper, of 8 here."""
-START, LEAST, MOST = 8, 2, 20
-BIN_S = 900.0
+Found = dict[tuple[Any, ...], Measurement]
+"""By (kind, strategy, seed)."""
+LONG_TERM = (LT_I, LT_U, LT_UA)
+BOTH = (REACTIVE, LT_UA)
+DAY, PEAK, ALONE, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = (
+    "day",
+    "peak",
+    "alone",
+    "november",
+    "h100",
+    "mix 9:1",
+    "mix 1:1",
+    "scout",
+)
+BURST, WEEK, ORDER, READING = "burst", "week", "order", "reading"
+THETA_SHARE = 0.5
+"""Of what an instance serves flat out, for theta. The artifact plans with 30 x 7,516.67 tokens a minute for Llama-2:
+half of what its profile says."""
+OVERLOAD = 1.68
+"""Of the fleet on which orderings are compared: under FCFS, 45% and 25% are to be late, as in 7.2.6."""
 
 
-def day(strategy: str, tps: float, hours: float, from_hour: float = 11.0) -> Document:
-    """A scenario, with theta as measured."""
-    pools = POOLS.get(strategy, {"": START})
-    fleet = [_pool(region, suffix, num) for region in REGIONS for suffix, num in pools.items()]
-    return _document(fleet, _policies(strategy, tps), hours, THURSDAY + from_hour)
+@dataclass(frozen=True)
+class Part:
+    """Runs that belong together."""
+
+    kind: str
+    claims: tuple[Claim, ...]
+    scene: Scene
+    strategies: Sequence[str]
 
 
-def burst(strategy: str, tps: float) -> Document:
-    """Eight times the load in the last 25 minutes of an hour of the night (7.2.7)."""
-    document = day(strategy, tps, 3.0, 3.0)
-    document["workload"]["surges"] = [{"from_s": 5700.0, "to_s": 7200.0, "factor": 8}]
-    return document
+def parts(quick: bool) -> list[Part]:
+    """All of them, but for orderings. Quick ones are too short to mean anything."""
+    lone = (scenes.LLAMA_2,)
+    peak = Scene(from_hour=scenes.THURSDAY + 11, hours=3.0)
+    one = replace(peak, models=lone)
+    nov = replace(one, builtin=scenes.NOVEMBER, load=scenes.NOVEMBER_LOAD)
+    five = replace(peak, models=(*scenes.MODELS, scenes.SCOUT), builtin=scenes.JULY_SCOUT)
+    night = replace(one, from_hour=scenes.THURSDAY + 3)
+    weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=18.0)
+    made = [
+        Part(DAY, claims.DAY, Scene(), (REACTIVE, *LONG_TERM)),
+        Part(PEAK, claims.SILOS, peak, (SILOED, REACTIVE)),
+        Part(ALONE, claims.ALONE, one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_Q, LT_UA, LEAK)),
+        Part(NOVEMBER, claims.NOVEMBER, nov, (REACTIVE, *LONG_TERM)),
+        Part(H100, claims.ABLATIONS, replace(one, gpu=scenes.H100, load=scenes.H100_LOAD), BOTH),
+        Part(MIX_9, claims.ABLATIONS, replace(nov, batch_share=0.1), BOTH),
+        Part(MIX_1, claims.ABLATIONS, replace(nov, batch_share=0.5), BOTH),
+        Part(SCOUT, claims.SCOUTS, five, BOTH),
+        Part(BURST, claims.BURST, night, LONG_TERM),
+        Part(WEEK, claims.WEEK, weekend, (REACTIVE, LT_U, LT_UA)),
+    ]
+    return [replace(part, scene=_brief(part)) for part in made] if quick else made
 
 
-def ordered(ordering: str) -> Document:
-    """A fleet that stays as it is, overloaded for 20 minutes: under FCFS, 45% and 25% are late, as in 7.2.6.
-
-    That holds with a seed that no claim uses: 47% and 25%.
-    """
-    fleet = [_pool(region, "", num) for region, num in zip(REGIONS, (4, 3, 3), strict=True)]
-    policies = {"routing": "sageserve", "admission": "queue-manager", "ordering": ORDERINGS[ordering]}
-    document = _document(fleet, policies, 1.5, THURSDAY + 13.0)
-    document["simulation"]["warmup_s"] = 0.0
-    document["workload"]["surges"] = [{"from_s": 1800.0, "to_s": 3000.0, "factor": 2}]
-    return document
-
-
-def _pool(region: str, suffix: str, num: int) -> Document:
-    return {
-        "name": f"{region}{suffix}", "model": MODEL, "gpu": GPU, "tp": GPUS, "region": region, "replicas": num,
-        "min_replicas": min(LEAST, num), "max_replicas": MOST, "kv_capacity_tokens": 14_000,
-    }  # fmt: skip
-
-
-def _policies(strategy: str, tps: float) -> Document:
-    """The paper's baselines share routers and orderings with SageServe (7.1)."""
-    silos = SILOS if strategy in POOLS else {}
-    policies: Document = {"routing": {"name": "sageserve", **silos}, "ordering": ORDERINGS["fcfs"]}
-    if strategy != SILOED:  # whose batch requests have instances of their own
-        kept = {key: silos[key] for key in silos if key.startswith("interactive")}
-        policies["admission"] = {"name": "queue-manager", **kept}
-    if strategy in (SILOED, REACTIVE):
-        return policies | {"scaling": REACTIVE}
-    if strategy == CHIRON:
-        return policies | {"scaling": {"name": CHIRON, **SILOS}}
-    name, method = (LT_UA, "arima-leak") if strategy == LEAK else (strategy, "arima")
-    forecaster = {"name": method, "past_hours": PAST_HOURS}
-    plan = {"step_s": 1800.0, "tps": {MODEL: tps}}
-    return policies | {"scaling": {"name": name, "plan": plan, "forecaster": forecaster, "planner": "ilp"}}
+def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
+    """Runs by kind, strategy and seed; and what instances serve, by GPU."""
+    wanted = [part for part in parts(experiment.quick) if experiment.wants(*(c.id for c in part.claims))]
+    orders = scenes.ORDERINGS if experiment.wants(*(claim.id for claim in claims.ORDER)) else ()
+    served = experiment.run({gpu: _theta(gpu) for gpu in dict.fromkeys(part.scene.gpu for part in wanted)})
+    tasks: dict[tuple[Any, ...], Task] = {}
+    for seed in experiment.seeds:
+        for part in wanted:
+            scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
+            for strategy in part.strategies:
+                tasks[part.kind, strategy, seed] = _simulation(part.kind, scene, strategy, seed)
+        for name in orders:
+            tasks[ORDER, name, seed] = Simulation(scenes.ordered(name, OVERLOAD), seed, measures.measure_order)
+    if experiment.claims is None:
+        day = next(part.scene for part in wanted if part.kind == DAY)
+        for name, scene, strategy in readings(day, served[scenes.A100]):
+            tasks[READING, name, experiment.seeds[0]] = _simulation(READING, scene, strategy, experiment.seeds[0])
+    return experiment.run(tasks), served
 
 
-def _document(fleet: list[Document], policies: Document, hours: float, start_hour: float) -> Document:
-    workload = {
-        "builtin": "sageserve-july-2025", "models": {MODEL: 1}, "scale": SCALE, "start_hour": start_hour,
-        "duration_s": hours * 3600,
-    }  # fmt: skip
-    return {
-        "workload": workload, "fleet": fleet, "policies": policies,
-        "provisioning": {"reclaim_s": 60, "redeploy_s": 600, "acquire_s": 600},
-        "simulation": {"until_s": hours * 3600, "warmup_s": WARMUP_S},
-    }  # fmt: skip
+def readings(day: Scene, served: Measurement) -> Iterator[tuple[str, Scene, str]]:
+    """(name, scene, strategy): what the paper leaves open, one thing at a time, with Llama-2-70B alone."""
+    scene = replace(day, models=(scenes.LLAMA_2,), hours=min(day.hours, 4.0), theta=theta(served, THETA_SHARE))
+    yield "reactive", scene, REACTIVE
+    yield "reactive that counts what is starting", scene, GUARDED
+    yield "LT-U: theta half of flat out", scene, LT_U
+    yield "LT-U: theta in time (95% within 1 s)", replace(scene, theta=served["tps"]), LT_U
+    yield "LT-U: theta 70% of flat out", replace(scene, theta=theta(served, 0.7)), LT_U
+    yield "LT-U: hourly means forecast", replace(scene, step_s=3600.0), LT_U
+    yield "LT-U that counts what is starting", replace(scene, guard=True), LT_U
 
 
-def theta(document: Document) -> Measurement:
-    """Input tokens per second that an instance serves in time."""
-    from headway import longterm, scenario
-    from headway.userfile import Places
-
-    chosen = scenario.assemble(document, Places(), Path())
-    setting = longterm.Setting(chosen.spec.workload, 0, Path(), chosen.fleet, scenario.line_of(chosen))
-    return {"tps": longterm.Demanded(setting).tps(chosen.fleet.pools[0])}
+def theta(served: Measurement, share: float) -> dict[str, float]:
+    """That share of what instances serve flat out, by model."""
+    return {model: share * tps for model, tps in served["most"].items()}
 
 
-def measure(run: Run) -> Measurement:
-    """All that is asked of a run."""
-    summary, records = run.summary, run.records
-    tiers = {name: each for name, each in summary.tiers.items() if int(name) < BATCH}
-    wait_s = _waits_s(records, WARMUP_S, records.end_s)
-    wasted = summary.starting_gpu_hours
-    found: Measurement = {
-        "instance_hours": summary.gpu_hours / GPUS,
-        "spot_hours": (summary.spot_gpu_hours or 0.0) / GPUS,
-        "wasted_hours": 0.0 if wasted is None else (wasted.new + wasted.reclaimed + wasted.redeployed) / GPUS,
-        "starts": summary.starts or 0,
-        "kv_use": summary.kv_use.mean if summary.kv_use else None,
-        "usd": summary.usd,
-        "num_requests": summary.num_requests,
-        "simulate_s": run.simulate_s,
-        "violations": {name: 1 - (each.slo_ttft_attainment or 0.0) for name, each in tiers.items()},
-        "instances": _instances(records),
-    }
-    return found | {f"ttft_p{q}_s": float(np.percentile(wait_s, q)) for q in (75, 90, 95, 99)}
+def _theta(gpu: str) -> Call:
+    scene = Scene(models=(*scenes.MODELS, scenes.SCOUT), builtin=scenes.JULY_SCOUT, gpu=gpu, hours=1.0)
+    return Call(measures.theta, {"document": scenes.document(scene, REACTIVE)})
 
 
-def measure_order(run: Run) -> Measurement:
-    """The violations of each interactive tier."""
-    return {"violations": measure(run)["violations"]}
+def _simulation(kind: str, scene: Scene, strategy: str, seed: int) -> Simulation:
+    if kind == BURST:
+        return Simulation(scenes.burst(scene, strategy), seed, measures.measure_burst)
+    function = measures.measure_week if kind == WEEK else measures.measure
+    return Simulation(scenes.document(scene, strategy), seed, function)
 
 
-def measure_burst(run: Run) -> Measurement:
-    """The waits of those who come from the burst's begin to half an hour after its end."""
-    return {
-        "ttft_p95_s": float(np.percentile(_waits_s(run.records, 5700.0, 9000.0), 95)),
-        "instances": _instances(run.records),
-    }
-
-
-def _waits_s(records: Records, from_s: float, to_s: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """TTFT of interactive requests that arrive in between; of those that still wait, what they have waited so far."""
-    ended = records.requests
-    request = ints(ended, "request")
-    arrival_s = floats(records.workload, "arrival_s", request)
-    chosen = (ints(records.workload, "tier", request) < BATCH) & (arrival_s >= from_s) & (arrival_s < to_s)
-    first_s = floats(ended, "first_token_s")
-    waits = np.where(np.isnan(first_s), records.end_s, first_s) - arrival_s
-    return np.asarray(waits[chosen])
-
-
-def _instances(records: Records) -> list[list[float]]:
-    """(hour, mean instances up) in whole bins."""
-    edges = np.arange(records.end_s // BIN_S) * BIN_S
-    sums = np.zeros(len(edges))
-    for replica in records.replicas:
-        for since, to in replica.up:
-            sums += np.clip(np.minimum(to, edges + BIN_S) - np.maximum(since, edges), 0.0, None)
-    return [[float(edge / 3600), float(total / BIN_S)] for edge, total in zip(edges, sums, strict=True)]
+def _brief(part: Part) -> Scene:
+    """Little of it: a forecaster that needs no search, and less time, but for the burst's hours."""
+    hours = {BURST: part.scene.hours, WEEK: 4.0}.get(part.kind, 1.0)
+    load = part.scene.load * (0.3 if part.kind == BURST else 0.6)
+    return replace(part.scene, hours=hours, load=load, forecaster="arima:1-0-0:0-1-0")

@@ -1,0 +1,203 @@
+"""What is kept of a run of SageServe's, and what an instance serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import structs
+
+from headway import longterm, scenario
+from headway.control.policies import Policies
+from headway.core.fleet import Fleet
+from headway.core.record import Records, ReplicaRecord
+from headway.metrics.columns import floats, ints
+from headway.policies.ordering.fcfs import Fcfs
+from headway.policies.routing.jsq_tokens import JsqTokens
+from headway.report.run import Run
+from headway.reproduce.sageserve.scenes import BURST_S, LLAMA_2
+from headway.reproduce.tasks import Measurement
+from headway.sim.cluster import simulate
+from headway.userfile import Places
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
+
+Floats = npt.NDArray[np.float64]
+BATCH = 2
+BIN_S, LONG_BIN_S = 900.0, 10_800.0
+TRIAL_REQUESTS = 800
+"""Served all at once, to see what an instance does flat out."""
+CAUSES = ("new", "reclaimed", "redeployed")
+RECOVERED_S = 1.0
+"""A minute whose median TTFT is at most this is no longer part of a burst: the fast tier's SLA."""
+
+
+def theta(document: Mapping[str, Any]) -> Measurement:
+    """By model: input tokens per second that an instance serves in time (`tps`), and flat out (`most`)."""
+    chosen = scenario.assemble(dict(document), Places(), Path())
+    line = scenario.line_of(chosen)
+    demanded = longterm.Demanded(longterm.Setting(chosen.spec.workload, 0, Path(), chosen.fleet, line))
+    found: Measurement = {"tps": {}, "most": {}}
+    for pool in {pool.model.name: pool for pool in chosen.fleet.pools}.values():
+        found["tps"][pool.model.name] = demanded.tps(pool)
+        rows = _some(demanded.table, pool.model.name)
+        source = TraceSource(rows)
+        alone = Fleet((structs.replace(pool, replicas=1),))
+        records = simulate(alone, source, Policies(JsqTokens, Fcfs), seed=0, line=line)
+        first_s = floats(records.requests, "first_token_s")
+        order = np.argsort(first_s)
+        middle = order[len(order) // 5 : 4 * len(order) // 5]  # neither filling up nor running empty
+        tokens = rows.prompt_tokens[ints(records.requests, "request")[middle[1:]]]
+        found["most"][pool.model.name] = float(tokens.sum() / (first_s[middle[-1]] - first_s[middle[0]]))
+    return found
+
+
+def _some(table: Workload, model: str) -> Workload:
+    """Interactive requests for a model, all at once."""
+    mine = (table.column("tier") < BATCH) & (table.column("model") == table.models.index(model))
+    rows = np.flatnonzero(mine)[:TRIAL_REQUESTS]
+    kept = {name: table.columns[name][rows] for name in ("prompt_tokens", "output_tokens")}
+    return Workload({"arrival_s": np.zeros(len(rows)), **kept})
+
+
+def measure(run: Run) -> Measurement:
+    """All that is asked of a day."""
+    summary, records = run.summary, run.records
+    from_s = summary.warmup_s
+    models = {name: _of_model(records, name, from_s) for name in records.models}
+    for name, found in models.items():
+        use = summary.models[name].kv_use if name in summary.models else None
+        found["kv_use"] = use.mean if use else None
+    return {
+        "models": models,
+        "instance_hours": sum(found["instance_hours"] for found in models.values()),
+        "spot_hours": sum(found["spot_hours"] for found in models.values()),
+        "kv_use": summary.kv_use.mean if summary.kv_use else None,
+        "num_requests": summary.num_requests,
+        "simulate_s": run.simulate_s,
+    }
+
+
+def measure_order(run: Run) -> Measurement:
+    """By interactive tier: late first tokens, and the third quartile of TTFT."""
+    records = run.records
+    found: Measurement = {"violations": {}, "q3_s": {}}
+    for tier in range(BATCH):
+        wait_s, limit_s = _waits(records, LLAMA_2, 0.0, records.end_s, tier)
+        found["violations"][str(tier)] = float((wait_s > limit_s).mean())
+        found["q3_s"][str(tier)] = float(np.percentile(wait_s, 75))
+    return found
+
+
+def measure_burst(run: Run) -> Measurement:
+    """The waits of those who come from the burst's begin to half an hour after its end, and when that is over."""
+    records, (from_s, to_s) = run.records, BURST_S
+    wait_s, _ = _waits(records, LLAMA_2, from_s, to_s + 1800.0)
+    minutes = np.arange(from_s, records.end_s - 60.0, 60.0)
+    medians = [_median(_waits(records, LLAMA_2, at, at + 60.0)[0]) for at in minutes]
+    late = [at for at, median in zip(minutes, medians, strict=True) if median > RECOVERED_S]
+    return {
+        "ttft_p95_s": float(np.percentile(wait_s, 95)),
+        "recovered_s": float(late[-1] + 60.0 - from_s) if late else 0.0,
+        "minutes": [[float(at / 60), median] for at, median in zip(minutes, medians, strict=True)],
+        "instances": _instances(records, LLAMA_2),
+    }
+
+
+def measure_week(run: Run) -> Measurement:
+    """P95 of TTFT, in all and by three hours."""
+    records, from_s = run.records, run.summary.warmup_s
+    edges = np.arange(0.0, records.end_s, LONG_BIN_S)
+    binned = [_waits(records, LLAMA_2, max(at, from_s), at + LONG_BIN_S)[0] for at in edges]
+    return {
+        "ttft_p95_s": float(np.percentile(_waits(records, LLAMA_2, from_s, records.end_s)[0], 95)),
+        "bins": [[float(at / 3600), float(np.percentile(w, 95))] for at, w in zip(edges, binned, strict=True)],
+        "instance_hours": _of_model(records, LLAMA_2, from_s)["instance_hours"],
+    }
+
+
+def _of_model(records: Records, model: str, from_s: float) -> Measurement:
+    replicas = [each for each in records.replicas if each.model == model]
+    wait_s, limit_s = _waits(records, model, from_s, records.end_s)
+    e2e_s = _e2e_s(records, model, from_s)
+    wasted = {cause: sum(_starting_hours(r, from_s) for r in replicas if r.origin == cause) for cause in CAUSES}
+    regions = dict.fromkeys(sorted({each.region for each in replicas}), 0.0)
+    for each in replicas:
+        regions[each.region] += _up_hours(each, from_s)
+    found: Measurement = {
+        "instance_hours": sum(regions.values()), "regions": regions,
+        "spot_hours": _spot_hours(replicas, records, from_s), "wasted": wasted, "wasted_hours": sum(wasted.values()),
+        "starts": sum(each.origin != "initial" and each.up[0][0] >= from_s for each in replicas),
+        "late": float((wait_s > limit_s).mean()), "num_requests": len(wait_s), "instances": _instances(records, model),
+        "e2e_p95_s": float(np.percentile(e2e_s, 95)) if len(e2e_s) else None,
+    }  # fmt: skip
+    return found | {f"ttft_p{q}_s": float(np.percentile(wait_s, q)) for q in (75, 90, 95, 99)}
+
+
+def _waits(records: Records, model: str, from_s: float, to_s: float, tier: int | None = None) -> tuple[Floats, Floats]:
+    """TTFT of interactive requests for a model that arrive in between, and what they were promised.
+
+    Of those that still wait, what they have waited so far.
+    """
+    request, chosen = _asked(records, model, from_s, to_s, tier)
+    first_s = floats(records.requests, "first_token_s")[chosen]
+    arrival_s = floats(records.workload, "arrival_s", request[chosen])
+    limit_s = floats(records.workload, "slo_ttft_s", request[chosen])
+    return np.where(np.isnan(first_s), records.end_s, first_s) - arrival_s, limit_s
+
+
+def _e2e_s(records: Records, model: str, from_s: float) -> Floats:
+    """Of interactive requests that have their whole answer."""
+    request, chosen = _asked(records, model, from_s, records.end_s, None)
+    chosen &= ints(records.requests, "outcome") == 0
+    return floats(records.requests, "end_s")[chosen] - floats(records.workload, "arrival_s", request[chosen])
+
+
+def _asked(
+    records: Records, model: str, from_s: float, to_s: float, tier: int | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Request ids, and which of them are interactive ones for a model that arrive in between."""
+    request = ints(records.requests, "request")
+    arrival_s = floats(records.workload, "arrival_s", request)
+    tiers = ints(records.workload, "tier", request)
+    chosen = (tiers < BATCH if tier is None else tiers == tier) & (arrival_s >= from_s) & (arrival_s < to_s)
+    chosen &= ints(records.workload, "model", request) == records.models.index(model)
+    return request, np.asarray(chosen)
+
+
+def _instances(records: Records, model: str) -> list[list[float]]:
+    """(hour, mean instances up) in whole bins."""
+    edges = np.arange(records.end_s // BIN_S) * BIN_S
+    sums = np.zeros(len(edges))
+    for replica in records.replicas:
+        for since, to in replica.up if replica.model == model else ():
+            sums += np.clip(np.minimum(to, edges + BIN_S) - np.maximum(since, edges), 0.0, None)
+    return [[float(edge / 3600), float(total / BIN_S)] for edge, total in zip(edges, sums, strict=True)]
+
+
+def _up_hours(replica: ReplicaRecord, from_s: float) -> float:
+    return sum(max(to - max(since, from_s), 0.0) for since, to in replica.up) / 3600
+
+
+def _starting_hours(replica: ReplicaRecord, from_s: float) -> float:
+    """The first time that it was down, right from its beginning; later ones are crashes."""
+    first = replica.down[:1] if replica.down and replica.down[0][0] == replica.up[0][0] else ()
+    return sum(max(to - max(since, from_s), 0.0) for since, to in first) / 3600
+
+
+def _spot_hours(replicas: Sequence[ReplicaRecord], records: Records, from_s: float) -> float:
+    """From giving instances back to taking them back, whoever does, or to the end."""
+    taken_s = {each.replaces: each.up[0][0] for each in records.replicas if each.replaces >= 0}
+    total_s = 0.0
+    for each in replicas:
+        gone_s = each.up[-1][1]
+        if gone_s < records.end_s:
+            total_s += max(taken_s.get(each.id, records.end_s) - max(gone_s, from_s), 0.0)
+    return total_s / 3600
+
+
+def _median(values: Floats) -> float:
+    return float(np.median(values)) if len(values) else 0.0
