@@ -120,6 +120,18 @@ def test_nonsense_after_it_ends_the_stream_with_an_error_and_done(
     _is_well_again(front, script)
 
 
+def test_streamed_calls_of_tools_come_through(front: serving.Process, script: Script) -> None:
+    """They are answers: the phase after reasoning."""
+    serving.all_up(front, 1)
+    calls = b'[{"index":0,"id":"call_1","type":"function","function":{"name":"f","arguments":"{}"}}]'
+    event = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"tool_calls":%s}}]}\n\n' % calls
+    script.says = OK + _framed(event) + _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    events = list(chat(front, stream=True, tools=[{"type": "function", "function": {"name": "f"}}]).events())
+    assert events[0]["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] == "f" and events[-1] == "[DONE]"
+    assert len(events) == 2
+    _is_well_again(front, script)
+
+
 def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(front: serving.Process, script: Script) -> None:
     serving.all_up(front, 1)
     script.says = WELL

@@ -25,10 +25,11 @@ _positive = click.IntRange(min=1)
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="2: twice as fast.")
 @click.option("--output-tokens", type=_positive, default=128, show_default=True, help="Of a chat's answer.")
 @click.option("--reasoning-tokens", type=click.IntRange(min=0), default=0, help="With which a chat's answer begins.")
+@click.option("--confidence", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of each token, if asked.")
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
     model_name: str, gpu_name: str, tp: int, engine_name: str, max_num_seqs: int | None, port: int, host: str,
-    speed: float, output_tokens: int, reasoning_tokens: int, scheduling_policy: str,
+    speed: float, output_tokens: int, reasoning_tokens: int, confidence: float, scheduling_policy: str,
 ) -> None:  # fmt: skip
     """Pretend to be an engine: vLLM's HTTP surface, in real time, without a GPU.
 
@@ -47,7 +48,7 @@ def command(
     pool = Pool("emulated", model(model_name), gpu(gpu_name), profile, Parallel(tp))
     memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     ordering = Fcfs() if scheduling_policy == "fcfs" else Priority(preemptive=False)
-    config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens))
+    config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence)
     made = webserver.listen(host, port)
     click.echo(f"emulates {profile.name} with {pool.model.name} on {tp} x {pool.gpu.name}")
     click.echo(f"listens on http://{webserver.address(made)}")

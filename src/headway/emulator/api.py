@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -34,6 +35,7 @@ class Answer:
         self.body, self.is_chat = body, is_chat
         self.stream = bool(body.get("stream"))
         self.prompt = _prompt(body, is_chat, config.reasoning_tokens)
+        self._logprob = math.log(config.confidence)
         writer = self.writer = Writer(self.prompt, config.output_tokens, config.reasoning_tokens)
         most = body.get("max_completion_tokens") or body.get("max_tokens") or (1 << 30 if is_chat else 16)
         if not isinstance(most, int) or most < 1 or body.get("n", 1) != 1:
@@ -55,7 +57,7 @@ class Answer:
         num = min(self.reasoning_left, len(ids)) if self.is_chat else 0
         self.reasoning_left -= num
         thought, said = tokens.decode(id for id in ids[:num] if id != THINK_END), tokens.decode(ids[num:])
-        made: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+        made: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": self._logprobs(ids)}
         if self.is_chat:
             message = {name: text for name, text in (("reasoning", thought), ("content", said)) if text}
             if is_first:
@@ -68,6 +70,16 @@ class Answer:
             if is_first and not self.is_chat:
                 made["prompt_token_ids"] = self.prompt
         return made
+
+    def _logprobs(self, ids: list[int]) -> dict[str, Any] | None:
+        """What it tells of how sure it is, if it is asked."""
+        asked = self.body.get("logprobs")
+        if asked is None or asked is False:
+            return None
+        if self.is_chat:
+            words = ((tokens.decode([id]), self._logprob) for id in ids)
+            return {"content": [{"token": word, "logprob": value, "top_logprobs": []} for word, value in words]}
+        return {"tokens": [tokens.decode([id]) for id in ids], "token_logprobs": [self._logprob] * len(ids)}
 
     def told(self, choices: list[dict[str, Any]], usage: int | None, is_first: bool) -> dict[str, Any]:
         """A chunk, or a whole answer. `usage`: tokens written so far."""
@@ -88,6 +100,8 @@ class Config(msgspec.Struct, frozen=True):
     """Of an answer in a chat, reasoning included, if nothing else ends it."""
     reasoning_tokens: int = 0
     """With which an answer in a chat begins; the last of them is the mark of its end."""
+    confidence: float = 1.0
+    """The probability that each token is said to have had."""
 
 
 class Completions:

@@ -314,8 +314,8 @@ class Exchange:
             self._pass(self._opaque, payload)
             return event
         chunk = sse.read(payload)
-        if chunk.error is not None:
-            raise EngineError(f"reported an error: {bytes(chunk.error)[:300].decode(errors='replace')}")
+        if error := sse.given(chunk.error):
+            raise EngineError(f"reported an error: {error[:300].decode(errors='replace')}")
         self._note(chunk)
         if not chunk.choices and chunk.usage is not None and not self._ask.wants_usage:
             return None
@@ -347,7 +347,7 @@ class Exchange:
             delta = choice.delta
             text = choice.text or (delta.content if delta is not None else None)
             thought = delta is not None and bool(delta.reasoning or delta.reasoning_content)
-            called = delta is not None and delta.tool_calls is not None and bytes(delta.tool_calls) != b"null"
+            called = delta is not None and bool(sse.given(delta.tool_calls))
             if self._confidence is not None:
                 self._confidence.hear(choice)
             if choice.token_ids is not None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import re
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -46,11 +47,11 @@ class Confidence:
 
     def hear(self, choice: sse.Choice) -> None:
         """Some more tokens."""
-        if choice.logprobs is not None:
-            said = msgspec.json.decode(choice.logprobs, type=_Logprobs | None)
-            for value in () if said is None else said.values():
-                self._sum += value
-                self._num += 1
+        if told := sse.given(choice.logprobs):
+            with suppress(msgspec.MsgspecError):  # some other form, which says nothing here
+                for value in msgspec.json.decode(told, type=_Logprobs).values():
+                    self._sum += value
+                    self._num += 1
 
     def score(self) -> float:
         """0 to 100: the geometric mean of the tokens' probabilities. JudgeError where none came."""

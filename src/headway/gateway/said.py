@@ -70,8 +70,8 @@ class Said:
             if delta.reasoning or delta.reasoning_content:
                 self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
                 self.reasoning.append(delta.reasoning or delta.reasoning_content or "")
-            if delta.tool_calls is not None and bytes(delta.tool_calls) != b"null":
-                self.calls.append(bytes(delta.tool_calls).decode())
+            if calls := sse.given(delta.tool_calls):
+                self.calls.append(calls.decode())
         self.finish = choice.finish_reason or self.finish
 
     def answer(self) -> str:

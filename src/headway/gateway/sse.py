@@ -29,13 +29,19 @@ class Events:
         return [event + b"\n\n" for event in events if event]
 
 
+def given(value: msgspec.Raw) -> bytes:
+    """What was said there; empty where nothing, or null, was. (In a union with None, msgspec takes null alone.)"""
+    said = bytes(value)
+    return b"" if said == b"null" else said
+
+
 class Delta(Struct):
     """Of a chat."""
 
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
 
 
 class Choice(Struct):
@@ -46,7 +52,7 @@ class Choice(Struct):
     message: Delta | None = None
     """Of a whole answer."""
     text: str | None = None
-    logprobs: msgspec.Raw | None = None
+    logprobs: msgspec.Raw = msgspec.Raw()
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     finish_reason: str | None = None
@@ -90,7 +96,7 @@ class Chunk(Struct):
     choices: list[Choice] = field(default_factory=list)
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 _decode = msgspec.json.Decoder(Chunk).decode

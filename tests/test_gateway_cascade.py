@@ -1,0 +1,293 @@
+"""Cascades in front of engines: small models first, a judge, and larger models where it is not content."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import serving
+from headway import records, scenario
+from headway import serving as composition
+from headway.core.errors import HeadwayError
+from serving import ask, chat, metric, said, until
+
+pytest.importorskip("httptools")
+SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
+
+
+class Judge:
+    """A model that says what it is told to, and keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.says: Any = "50"
+        """A text, or a status."""
+        self.heard: list[dict[str, Any]] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        judge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                judge.heard.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                judge.may_answer.wait(serving.PATIENCE_S)
+                message = {"role": "assistant", "content": judge.says}
+                data = json.dumps({"choices": [{"index": 0, "message": message}]}).encode()
+                with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked may be gone
+                    self.send_response(judge.says if isinstance(judge.says, int) else 200)
+                    self.send_header("content-length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """To nobody."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.may_answer.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    made = Judge()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[tuple[serving.Process, serving.Process]]:
+    options = ("--speed", "4", "--confidence", "0.7", "--reasoning-tokens", "5")
+    small = serving.Process("-m", "headway", "emulate", "--model", SMALL, "--gpu", "h100", "--port", "0", *options)
+    large = serving.Process("-m", "headway", "emulate", "--model", LARGE, "--gpu", "h100", "--port", "0", *options)
+    with serving.closing(small, large):
+        yield small, large
+
+
+def fleet(folder: Path, engines: tuple[serving.Process, ...], judge: dict[str, Any], threshold: float = 60.0) -> Path:
+    pools = [
+        {"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "endpoints": [engine.url]}
+        for name, model, engine in zip(("small", "large"), (SMALL, LARGE), engines, strict=True)
+    ]
+    policy = {"name": "thresholds", "thresholds": threshold}
+    cascade = {"models": [SMALL, LARGE], "name": "best", "policy": policy, "judge": judge}
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"fleet": pools, "cascade": cascade, "gateway": {"scrape_period_s": 0.1}}))
+    return path
+
+
+def by_model(judge: Judge, **options: Any) -> dict[str, Any]:
+    return {"url": judge.url, "model": "judge", "timeout_s": 2.0, **options}
+
+
+@pytest.fixture(scope="module")
+def front(
+    engines: tuple[serving.Process, ...], judge: Judge, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[serving.Process]:
+    made = serving.gateway(fleet(tmp_path_factory.mktemp("fleet"), engines, by_model(judge)))
+    with serving.closing(made):
+        serving.all_up(made, 2)
+        yield made
+
+
+def _model(reply: serving.Reply) -> str:
+    return str(reply.json()["model"])
+
+
+@pytest.mark.parametrize(
+    ("says", "model"),
+    [
+        ("90", SMALL), (" 60.0\n", SMALL), ("<think>hm, 20?</think>\n75", SMALL), ("59.9", LARGE), ("0", LARGE),
+        ("about 90", LARGE), ("90/100", LARGE), ("101", LARGE), ("-1", LARGE), ("", LARGE), (500, LARGE), (None, LARGE),
+    ],
+)  # fmt: skip
+def test_an_answer_is_judged_and_what_will_not_do_goes_to_the_next_model(
+    front: serving.Process, judge: Judge, says: Any, model: str
+) -> None:
+    """What is no number from 0 to 100 is no score: then the larger model answers."""
+    judge.says = says
+    reply = chat(front, model="best", max_tokens=9)
+    assert reply.headers["x-headway-replica"].startswith("small" if model == SMALL else "large")
+    assert _model(reply) == model
+
+
+@pytest.mark.parametrize(("says", "which"), [("80", 0), ("10", 1)])
+def test_a_stream_is_the_accepted_answer_alone(
+    front: serving.Process, engines: tuple[serving.Process, ...], judge: Judge, says: str, which: int
+) -> None:
+    judge.says = says
+    events = list(chat(front, model="best", max_tokens=30, stream=True).events())
+    straight = chat(engines[which], model="any", max_tokens=30).json()["choices"][0]["message"]
+    assert events[-1] == "[DONE]" and said(events) == straight["content"]
+    assert said(events, "reasoning").split() == straight["reasoning"].split()
+    assert len({(event["id"], event["model"]) for event in events[:-1]}) == 1
+    assert events[0]["model"] == (SMALL, LARGE)[which]
+
+
+def test_the_judge_sees_question_and_answer_and_nothing_is_filled_in_twice(
+    front: serving.Process, engines: tuple[serving.Process, ...], judge: Judge
+) -> None:
+    judge.says, judge.heard[:] = "70", []
+    question = "what does {answer} mean, and {question}?"
+    chat(front, question, model="best", max_tokens=9).json()
+    answer = chat(engines[0], question, model="any", max_tokens=9).json()["choices"][0]["message"]["content"]
+    (heard,) = judge.heard
+    prompt = heard["messages"][0]["content"]
+    assert question in prompt and prompt.count(answer.strip()) == 1
+    assert heard["temperature"] == 0 and heard["model"] == "judge"
+
+
+def test_who_names_a_model_gets_it_unjudged(front: serving.Process, judge: Judge) -> None:
+    judge.heard[:] = []
+    assert _model(chat(front, model=SMALL, max_tokens=3)) == SMALL
+    assert _model(chat(front, model=LARGE, max_tokens=3)) == LARGE
+    assert not judge.heard
+    assert [model["id"] for model in ask(front, "/v1/models").json()["data"]] == [SMALL, LARGE, "best"]
+
+
+def test_a_client_that_leaves_while_its_answer_is_judged_leaves_nothing_behind(
+    front: serving.Process, judge: Judge
+) -> None:
+    before = metric(front, "headway_requests_total")
+    judge.may_answer.clear()
+    judge.heard[:] = []
+    connection = serving.http.client.HTTPConnection("127.0.0.1", front.port)
+    body = {"model": "best", "messages": [{"role": "user", "content": "go"}], "max_tokens": 3}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    until(lambda: bool(judge.heard))
+    connection.close()
+    until(lambda: metric(front, "headway_requests_total") == before + 1)
+    judge.may_answer.set()
+    judge.says = "99"
+    assert _model(chat(front, model="best", max_tokens=3)) == SMALL
+    assert metric(front, "headway_requests_in_flight") == 0
+
+
+@pytest.mark.parametrize(("on_failure", "model"), [("escalate", LARGE), ("accept", SMALL)])
+def test_without_a_judge_it_goes_as_the_file_says(
+    engines: tuple[serving.Process, ...], judge: Judge, tmp_path: Path, on_failure: str, model: str
+) -> None:
+    """Whether nobody is there, or somebody who does not answer in time."""
+    for url in ("http://127.0.0.1:9", judge.url):
+        judge.may_answer.clear()
+        told = by_model(judge, url=url, on_failure=on_failure, timeout_s=0.3)
+        made = serving.gateway(fleet(tmp_path, engines, told))
+        with serving.closing(made):
+            serving.all_up(made, 2)
+            assert _model(chat(made, model="best", max_tokens=3)) == model
+            assert said(list(chat(made, model="best", max_tokens=9, stream=True).events()))
+            assert metric(made, "headway_judgements_total") == 2
+            assert 'outcome="unscored"} 2' in ask(made, "/metrics").text()
+        judge.may_answer.set()
+
+
+def test_an_answer_can_be_judged_by_how_sure_its_model_was(
+    engines: tuple[serving.Process, ...], tmp_path: Path
+) -> None:
+    """The emulated models give each token a probability of 0.7."""
+    for threshold, model in ((69.9, SMALL), (70.1, LARGE)):
+        made = serving.gateway(fleet(tmp_path, engines, {"by": "confidence"}, threshold))
+        with serving.closing(made):
+            serving.all_up(made, 2)
+            answer = chat(made, model="best", max_tokens=12).json()
+            assert answer["model"] == model and not answer["choices"][0].get("logprobs")
+            events = list(chat(made, model="best", max_tokens=12, stream=True).events())
+            assert events[0]["model"] == model
+            assert not any(choice.get("logprobs") for event in events[:-1] for choice in event["choices"])
+            wanted = chat(made, model="best", max_tokens=12, logprobs=True).json()["choices"][0]["logprobs"]
+            assert wanted["content"][0]["logprob"] == pytest.approx(math.log(0.7))
+            whole = ask(made, "/v1/completions", {"model": "best", "prompt": "a b", "max_tokens": 5}).json()
+            assert whole["model"] == model and not whole["choices"][0].get("logprobs")
+
+
+def test_an_engine_killed_while_its_answer_is_held_back_is_replaced(
+    engines: tuple[serving.Process, ...], judge: Judge, tmp_path: Path
+) -> None:
+    doomed = serving.emulator("--reasoning-tokens", "5", "--output-tokens", "200")
+    path = fleet(tmp_path, engines, by_model(judge))
+    data = yaml.safe_load(path.read_text())
+    data["fleet"][0]["endpoints"] = [doomed.url, engines[0].url]
+    path.write_text(yaml.safe_dump(data))
+    judge.says = "80"
+    made = serving.gateway(path)
+    with serving.closing(doomed, made):
+        serving.all_up(made, 3)
+        replies: list[list[Any]] = []
+        reader = threading.Thread(
+            target=lambda: replies.append(list(chat(made, model="best", max_tokens=200, stream=True).events()))
+        )
+        reader.start()
+        until(lambda: metric(doomed, "vllm:num_requests_running") == 1)
+        doomed.kill()
+        reader.join(serving.PATIENCE_S)
+        straight = chat(engines[0], model="any", max_tokens=200).json()["choices"][0]["message"]["content"]
+        assert said(replies[0]).split() == straight.split()
+
+
+def test_each_stage_is_in_the_records_and_the_day_can_be_simulated_again(
+    engines: tuple[serving.Process, ...], judge: Judge, tmp_path: Path
+) -> None:
+    path = fleet(tmp_path, engines, by_model(judge))
+    made = serving.gateway(path, "--records", str(tmp_path / "records"))
+    with serving.closing(made):
+        serving.all_up(made, 2)
+        for says in ("90", "20", "nonsense"):
+            judge.says = says
+            chat(made, model="best", max_tokens=10).json()
+        chat(made, model=SMALL, max_tokens=10).json()
+        assert metric(made, "headway_judgements_total") == 3
+        made.stop()
+    ran, _ = records.load(tmp_path / "records")
+    assert [ran.models[code] for code in ran.workload["model"]] == ["best", "best", "best", SMALL]
+    by_request = sorted(range(4), key=lambda row: ran.requests["request"][row])
+    assert [ran.requests["stage"][row] for row in by_request] == [0, 1, 1, -1]
+    stages = sorted(zip(*(ran.segments[name].tolist() for name in ("request", "stage", "replica")), strict=True))
+    assert stages == [(0, 0, 0), (1, 0, 0), (1, 1, 1), (2, 0, 0), (2, 1, 1)]
+    scores = ran.workload[f"quality:{SMALL}"].tolist()
+    assert scores[:2] == [90.0, 20.0] and all(math.isnan(score) for score in scores[2:])
+    assert ran.workload[f"output_tokens:{SMALL}"].tolist() == [10, 10, 10, -1]
+    data = yaml.safe_load(path.read_text())
+    del data["cascade"]["judge"]
+    again = tmp_path / "again.yaml"
+    again.write_text(yaml.safe_dump({**data, "workload": {"trace": str(tmp_path / "records/requests.parquet")}}))
+    replayed = scenario.run(scenario.load(again)).records
+    assert sorted(replayed.requests["stage"].tolist()) == [-1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("judge", "words"),
+    [
+        (None, "needs a `judge`"),
+        ({}, "expected where the judge listens"),
+        ({"url": "http://a:1"}, "judge.model: missing"),
+        ({"url": "http://a:1", "model": "m", "prompt": "score {answer}"}, "has no {question}"),
+        ({"url": "http://a:1", "modle": "m"}, "did you mean 'model'?"),
+    ],
+)
+def test_a_cascade_without_a_judge_is_refused(tmp_path: Path, judge: dict[str, Any] | None, words: str) -> None:
+    class Nowhere:
+        url = "http://127.0.0.1:1"
+
+    path = fleet(tmp_path, (Nowhere(), Nowhere()), judge or {})  # type: ignore[arg-type]
+    if judge is None:
+        data = yaml.safe_load(path.read_text())
+        del data["cascade"]["judge"]
+        path.write_text(yaml.safe_dump(data))
+    with pytest.raises(HeadwayError) as told:
+        composition.load(path)
+    assert words in str(told.value)
