@@ -27,7 +27,7 @@ class Process:
     def __init__(self, *args: str) -> None:
         command = [sys.executable, *args]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
-        self.port = int(self._line_with("http://127.0.0.1:").split("http://127.0.0.1:")[1])
+        self.port = int(self._line_with("://127.0.0.1:").split("://127.0.0.1:")[1])
 
     def _line_with(self, text: str) -> str:
         assert self.process.stdout is not None
