@@ -98,6 +98,10 @@ class StepModel:
             )
         return base_s + context_tokens * per_token_s, num_decode * per_token_s, None
 
+    def least_s(self, num_tokens: int) -> float:
+        """No iteration in which a rank has so many tokens takes less, whatever their contexts and sequences."""
+        return self._tokens_s(num_tokens) + self._rows_s(1)
+
     def _ranks_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
         """`_mixed_s` of the slowest rank."""
         own = fullest(num_decode, self._dp)
