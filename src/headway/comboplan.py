@@ -236,7 +236,9 @@ def ask(document: dict[str, Any], places: Places, base_dir: Path, rps: float | N
     slo = Slo(spec.slo.ttft_s, spec.slo.tpot_s)
     service = Service(spec.name, pool.model, pool.engine, pattern, slo, pool.network_bytes_per_s)
     document["workload"] = _said(msgspec.to_builtins(workload))
-    document = {name: value for name, value in document.items() if name not in ("variants", "faults", "combos")}
+    document = {
+        name: value for name, value in document.items() if name not in ("variants", "faults", "roles", "combos")
+    }
     return Asked(service, document, base_dir, rate if rps is None else rps, handover)
 
 

@@ -67,7 +67,9 @@ def document_of(asked: Asked, found: CascadePlan) -> dict[str, Any]:
         for i, part in enumerate(stage.replicas)
     ]  # fmt: skip
     document = {
-        name: value for name, value in copy.deepcopy(asked.document).items() if name not in ("variants", "faults")
+        name: value
+        for name, value in copy.deepcopy(asked.document).items()
+        if name not in ("variants", "faults", "roles")
     }
     models = tuple(stage.model for stage in used)
     quality = only(msgspec.convert(document["workload"]["quality"], QualitySpec), models)
