@@ -1,0 +1,171 @@
+"""Endpoints whose answers are passed on as they come, by OpenAI's own client where there is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import batching
+import serving
+from batching import client
+from serving import MODEL, ask, metric, until
+from test_gateway_hostile import OK, Script, _framed
+
+pytest.importorskip("httptools")
+openai = pytest.importorskip("openai")
+_closed = pytest.fixture(autouse=True)(batching.closed)
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Script]:
+    made = Script()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+    path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url])
+    made = serving.gateway(path, "--records", str(path.parent / "records"))
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        yield made
+
+
+def _whole(value: Any) -> bytes:
+    body = json.dumps(value).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def _streamed(events: list[dict[str, Any]]) -> bytes:
+    chunks = (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
+    return OK + b"".join(_framed(chunk) for chunk in chunks) + b"0\r\n\r\n"
+
+
+def _heard(script: Script) -> tuple[str, dict[str, Any]]:
+    head, _, body = script.heard.partition(b"\r\n\r\n")
+    return head.split(b" ")[1].decode(), json.loads(body)
+
+
+def _tokens(front: serving.Process, kind: str) -> float:
+    lines = ask(front, "/metrics").text().splitlines()
+    start = f'headway_tokens_total{{model="{MODEL}",kind="{kind}"}}'
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+
+
+def test_embeddings(front: serving.Process, script: Script) -> None:
+    data = [{"object": "embedding", "index": 0, "embedding": [0.5, -1.0]}]
+    usage = {"prompt_tokens": 4, "total_tokens": 4}
+    script.says = _whole({"object": "list", "model": MODEL, "data": data, "usage": usage})
+    before = _tokens(front, "input"), _tokens(front, "output")
+    got = client(front).embeddings.create(model=MODEL, input=["a b", "c d"], encoding_format="float")
+    assert got.data[0].embedding == [0.5, -1.0]
+    path, body = _heard(script)
+    assert path == "/v1/embeddings" and body["input"] == ["a b", "c d"]
+    assert (_tokens(front, "input"), _tokens(front, "output")) == (before[0] + 4, before[1])
+
+
+RESPONSE: dict[str, Any] = {
+    "id": "resp_1", "object": "response", "created_at": 1, "model": MODEL, "status": "completed", "output": [],
+    "parallel_tool_calls": False, "tool_choice": "auto", "tools": [],
+    "usage": {
+        "input_tokens": 3, "output_tokens": 7, "total_tokens": 10,
+        "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 2},
+    },
+}  # fmt: skip
+
+
+def _spoken(say: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """A response's events."""
+    events = [{"type": "response.created", "response": {**RESPONSE, "status": "in_progress", "usage": None}}]
+    events += [
+        {"type": f"response.{kind}.delta", "delta": text, "item_id": "i", "output_index": 0, "content_index": 0}
+        for kind, text in say
+    ]
+    return [{**each, "sequence_number": i} for i, each in enumerate(events)]
+
+
+DONE = {"type": "response.completed", "response": RESPONSE, "sequence_number": 9}
+
+
+def test_responses_whole_and_streamed(front: serving.Process, script: Script) -> None:
+    who = client(front)
+    script.says = _whole(RESPONSE)
+    before = _tokens(front, "output")
+    assert who.responses.create(model=MODEL, input="hello").usage.output_tokens == 7
+    path, body = _heard(script)
+    assert path == "/v1/responses" and body == {"model": MODEL, "input": "hello"}
+    script.says = _streamed([*_spoken([("reasoning_text", "hm"), ("output_text", "so"), ("output_text", " it")]), DONE])
+    asked = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+    events = list(who.responses.create(model=MODEL, input=asked, stream=True))
+    assert [event.type for event in events][-1] == "response.completed" and len(events) == 5
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "so it"
+    assert _heard(script)[1]["input"] == asked and "stream_options" not in _heard(script)[1]
+    assert _tokens(front, "output") == before + 14
+    assert metric(front, "headway_requests_in_flight") == 0
+
+
+def test_messages_as_anthropics_clients_send_them(front: serving.Process, script: Script) -> None:
+    start = {"id": "msg_1", "type": "message", "role": "assistant", "usage": {"input_tokens": 5, "output_tokens": 1}}
+    delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "so"}}
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}
+    script.says = _streamed([{"type": "message_start", "message": start}, delta, delta, end, {"type": "message_stop"}])
+    body = {"model": MODEL, "max_tokens": 9, "system": "be brief", "stream": True,
+            "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
+    before = _tokens(front, "input"), _tokens(front, "output")
+    reply = ask(front, "/v1/messages", body, {"x-api-key": "k", "anthropic-version": "2023-06-01"})
+    assert reply.status == 200
+    types = [event["type"] for event in reply.events()]
+    assert types == ["message_start", "content_block_delta", "content_block_delta", "message_delta", "message_stop"]
+    assert b"x-api-key: k" in script.heard and b"anthropic-version: 2023-06-01" in script.heard
+    assert _heard(script)[1] == body
+    assert (_tokens(front, "input"), _tokens(front, "output")) == (before[0] + 5, before[1] + 2)
+
+
+def test_a_stream_that_breaks_ends_with_an_error_of_its_own_kind(front: serving.Process, script: Script) -> None:
+    script.says = _streamed(_spoken([("output_text", "so")]))
+    events = list(ask(front, "/v1/responses", {"model": MODEL, "input": "a", "stream": True}).events())
+    assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "engine_error"
+    assert "[DONE]" not in events
+    script.says = _whole(RESPONSE)
+    until(lambda: ask(front, "/v1/responses", {"model": MODEL, "input": "a"}).json().get("id") == "resp_1")
+    assert metric(front, "headway_requests_in_flight") == 0
+
+
+def test_an_engine_without_an_endpoint_says_so_itself(front: serving.Process, script: Script) -> None:
+    script.says = b'HTTP/1.1 404 Not Found\r\nContent-Length: 21\r\n\r\n{"detail":"Not Found"}'[:-1]
+    with pytest.raises(openai.NotFoundError):
+        client(front).responses.create(model=MODEL, input="hello")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/embeddings", {"model": MODEL}, "'input' is missing"),
+        ("/v1/responses", {"model": MODEL, "input": []}, "'input'"),
+        ("/v1/responses", {"model": MODEL, "input": "a", "max_output_tokens": -1}, "max_output_tokens"),
+        ("/v1/messages", {"model": MODEL, "messages": []}, "'messages'"),
+        ("/v1/messages", {"model": "no", "messages": [{}]}, "model"),
+    ],
+)
+def test_mistakes(front: serving.Process, path: str, body: Any, words: str) -> None:
+    reply = ask(front, path, body)
+    assert 400 <= reply.status < 500 and words in reply.json()["error"]["message"]
+
+
+def test_what_was_passed_on_is_in_the_records(front: serving.Process, script: Script, tmp_path: Path) -> None:
+    from headway import records
+
+    folder = tmp_path / "records"
+    made = serving.gateway(serving.fleet_file(tmp_path, [script.url]), "--records", str(folder))
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        script.says = _whole(RESPONSE)
+        ask(made, "/v1/responses", {"model": MODEL, "input": "a"}).json()
+        made.stop()
+    ran, _ = records.load(folder)
+    assert ran.requests["generated_tokens"].tolist() == [7] and ran.workload["prompt_tokens"].tolist() == [3]
