@@ -36,6 +36,32 @@ def combo(**changes: Any) -> dict[str, Any]:
     return {"name": "pair", "prefill": part, "decode": {**part, "gpu": "h20"}, "goodput_rps": 5.0, **changes}
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"roles": [{"at_s": 1, "replica": 2, "role": "decoed"}]},
+            "roles[0].role: unknown value 'decoed'; did you mean",
+        ),
+        ({"roles": [{"at_s": 1, "replica": 2, "rolle": "decode"}]}, "unknown key 'rolle'; did you mean 'role'?"),
+        ({"roles": [{"at_s": 1, "replica": 4, "role": "decode"}]}, "roles[0].replica: 4; expected 0 to 3"),
+        (
+            {"roles": [{"at_s": 1, "replica": 1, "role": "decode"}]},
+            "roles[0].replica: 1 is alone and does both phases; expected one of a combo of several (2, 3)",
+        ),
+        (
+            {"roles": [{"at_s": -1, "replica": 2, "role": "decode"}]},
+            "roles[0]: expected at_s and switch_s of 0 or more",
+        ),
+        ({"faults": [{"at_s": 1, "replica": 2, "streams": 0}]}, "faults[0].streams: 0; expected 1 or more"),
+    ],
+)
+def test_changes_of_role_and_broken_streams_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwayError) as error:
+        scenario(fleet=pool(replicas=2), combos=[combo()], **changes)
+    assert message in str(error.value)
+
+
 def test_combos_that_are_not_there_at_first_come_when_they_are_wanted() -> None:
     done = run(
         scenario(
