@@ -164,7 +164,7 @@ def test_cover_leaves_alone_what_it_knows_nothing_of() -> None:
     [
         ({"tps": {"m": 0}}, "tps: m: 0"),
         ({"epsilon": 0}, "epsilon: 0"),
-        ({"step_s": 7}, "step_s: 7.0; expected seconds that fill an hour"),
+        ({"step_s": 7}, "step_s: 7.0; expected seconds that fill the period of 3600"),
         ({"miss_to_idle": -1}, "miss_to_idle: -1"),
         ({"buffers": 1}, "unknown field buffers"),
     ],

@@ -35,7 +35,9 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
     buffer: float = 0.1
     """beta: share of the last hour's mean batch load that is added to the forecast."""
     step_s: float = 300.0
-    """Demand is averaged over steps of this length; an hour is some number of them."""
+    """Demand is averaged over steps of this length; a period is some number of them."""
+    period_s: float = HOUR_S
+    """What a plan is for: the paper's hour, or less where a day is rehearsed in an hour."""
     recent_s: float = 60.0
     """What demand is now: its mean over so long."""
     batch_tier: int = 2
@@ -53,8 +55,10 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: {getattr(self, name)}; expected a number above 0")
         if not 0 < self.epsilon <= 1:
             raise ValueError(f"epsilon: {self.epsilon}; expected more than 0, 1 at most")
-        if not (isfinite(self.step_s) and self.step_s > 0 and HOUR_S / self.step_s % 1 == 0):
-            raise ValueError(f"step_s: {self.step_s}; expected seconds that fill an hour, as 60 or 300 do")
+        if not 0 < self.period_s <= DAY_S:
+            raise ValueError(f"period_s: {self.period_s}; expected more than 0 seconds, a day at most")
+        if not (isfinite(self.step_s) and self.step_s > 0 and self.period_s / self.step_s % 1 == 0):
+            raise ValueError(f"step_s: {self.step_s}; expected seconds that fill the period of {self.period_s:g}")
 
     @property
     def quantile(self) -> float:
@@ -63,7 +67,7 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hourly:
-    """Watches demand, and plans at the end of each hour for the next; first when one step has been seen."""
+    """Watches demand, and plans at the end of each hour, or period, for the next; first when one step has been seen."""
 
     def __init__(
         self, planning: Planning | None, forecaster: MakeForecaster | None, planner: InstancePlanner | None
@@ -71,7 +75,7 @@ class Hourly:
         self._config = config = planning or Planning()
         self._make = forecaster or LastDay(round(DAY_S / config.step_s)).of
         self._planner = planner or Cover(config.tps, config.epsilon, config.startup_s)
-        self._steps = round(HOUR_S / config.step_s)
+        self._steps = round(config.period_s / config.step_s)
         self._cells: dict[Cell, _Cell] = {}
         self._seen_s = 0.0
         self._until_s = config.step_s
@@ -88,7 +92,7 @@ class Hourly:
         if view.now < self._until_s or not self._cells:
             return False
         self.began_s = view.now
-        self._until_s = (view.now // HOUR_S + 1) * HOUR_S
+        self._until_s = (view.now // self._config.period_s + 1) * self._config.period_s
         demand = {cell: self._forecast(cell) for cell in self._cells}
         self.targets = self._planner.instances(demand, view.pools)
         return True
@@ -117,7 +121,7 @@ class Hourly:
             self._cells[cell].push(view.now, interactive, batch)
 
     def _forecast(self, cell: Cell) -> Sequence[float]:
-        """Input tokens per second to be ready for, step by step of the hour, beta included; notes what is expected."""
+        """Input tokens per second to be ready for, step by step of the period, beta included; notes what is expected."""
         it, config = self._cells[cell], self._config
         said = it.forecaster.forecast(np.array(it.interactive.rates), self._steps, (0.5, config.quantile))
         it.expected_from_s = len(it.interactive.rates) * config.step_s

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from headway.core.policy import InstancePlanner, MakeForecaster
 from headway.core.view import PoolsView, PoolView
 from headway.policies.arguments import above, at_least, between, can
-from headway.policies.cover import HOUR_S
 from headway.policies.hourly import Hourly, Planning
 from headway.policies.reaction import Reaction, bounded
 
@@ -111,7 +110,8 @@ class LongTermGap(LongTermUtilization):
         planner: InstancePlanner | None = None,
     ) -> None:
         super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner)
-        between("last_s", last_s, 0, HOUR_S)
+        self._period_s = (plan or Planning()).period_s
+        between("last_s", last_s, 0, self._period_s)
         at_least("burst", burst, 1)
         between("lull", lull, 0, 1)
         self._last_s, self._burst, self._lull = last_s, burst, lull
@@ -119,7 +119,7 @@ class LongTermGap(LongTermUtilization):
     def _step(self, pool: PoolView, target: int, now: float) -> int:
         step = super()._step(pool, target, now)
         ratio = self._hourly.ratio(pool, now)
-        if ratio is None or now % HOUR_S < HOUR_S - self._last_s:
+        if ratio is None or now % self._period_s < self._period_s - self._last_s:
             return step
         number = pool.num_serving + pool.num_starting
         if ratio >= self._burst and number >= target:
