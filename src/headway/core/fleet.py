@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 from msgspec import Struct, field
@@ -207,6 +208,10 @@ def unit_of(deployment: Pool | Combo) -> list[Pool]:
     return [part for part in deployment.parts for _ in range(part.replicas)]
 
 
+NORMAL_P90 = 1.2816
+"""Of the standard normal distribution."""
+
+
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
     """What lies between regions."""
 
@@ -214,15 +219,28 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
     """From a region to another one, each way. SageServe, section 7.1."""
     pairs: tuple[tuple[str, str, float], ...] = ()
     """(region, other region, seconds each way), where it is not `inter_region_s`."""
+    p90_to_median: float = 1.0
+    """Latencies between regions are lognormal: those above are medians, and nine in ten requests need no longer than so
+    many times them. SageServe's are 10 (7.1: 90% below 500 ms, and with that 1.5% above 2.5 s). 1: all are alike."""
+    longest_s: float = 2.5
+    """No latency that varies is longer."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.p90_to_median < inf or not 0 < self.longest_s < inf:
+            raise ValueError("p90_to_median, longest_s: expected 1 or more, and seconds above 0")
 
     def latency_s(self, region: str, other: str) -> float:
-        """Each way; nothing within a region, or where one of them is not said."""
+        """Each way, the median; nothing within a region, or where one of them is not said."""
         if region == other or not region or not other:
             return 0.0
         for a, b, seconds in self.pairs:
             if {a, b} == {region, other}:
                 return seconds
         return self.inter_region_s
+
+    def varied_s(self, median_s: float, normal: float) -> float:
+        """What a latency is for one request, by its standard normal draw."""
+        return float(min(median_s * self.p90_to_median ** (normal / NORMAL_P90), max(self.longest_s, median_s)))
 
 
 class Provisioning(Struct, frozen=True, forbid_unknown_fields=True):
@@ -238,6 +256,18 @@ class Provisioning(Struct, frozen=True, forbid_unknown_fields=True):
     """A spot instance of another model: the weights are loaded."""
     acquire_s: float | None = None
     """A new one; None: the pool's own `start_s`."""
+    reclaim_max_s: float | None = None
+    """Times to reclaim are lognormal: `reclaim_s` is the median, and the one in a thousand that is longer than this is
+    cut off here. SageServe's are 60 and 300. None: all are alike."""
+    remote_s: float | None = None
+    """The first replica of a model in a region that began without one: its weights come from another region. Others
+    wait for them, too. SageServe's is 7200. None: as in any region."""
+
+    def __post_init__(self) -> None:
+        if self.reclaim_max_s is not None and not 0 < self.reclaim_s <= self.reclaim_max_s < inf:
+            raise ValueError("reclaim_max_s: expected reclaim_s, above 0, or more")
+        if self.remote_s is not None and not 0 <= self.remote_s < inf:
+            raise ValueError("remote_s: expected seconds, 0 or more")
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):

@@ -108,7 +108,7 @@ class Cluster:
         self._num_units = 0
         self._network, self._gpu_limits = fleet.network, fleet.gpu_limits
         self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(source.table().regions)
-        self._sources = Sources(fleet.provisioning)
+        self._sources = Sources(fleet, seed)
         for deployment in self._deployments.values():
             for _ in range(deployment.replicas):
                 self._add_unit(deployment, 0.0)
@@ -187,9 +187,16 @@ class Cluster:
         """Send a request to a replica."""
         if self._is_wide:
             there = self._replicas[replica]
-            there.enqueue(live, now, delay_s=self._network.latency_s(live.region, there.region))
+            there.enqueue(live, now, delay_s=self._latency_s(live, there.region))
         else:
             self._replicas[replica].enqueue(live, now)
+
+    def _latency_s(self, live: Live, region: str) -> float:
+        """Each way between a request's own region and another."""
+        median_s = self._network.latency_s(live.region, region)
+        if not median_s or self._network.p90_to_median == 1:
+            return median_s
+        return self._network.varied_s(median_s, Random(f"{self._seed}/network/{live.id}").gauss(0.0, 1.0))
 
     def cancel(self, live: Live, now: float) -> None:
         """Abort a request where it is."""
@@ -227,7 +234,7 @@ class Cluster:
     def start_replica(self, deployment: str, now: float) -> None:
         """Acquire one more replica of a pool, or one more combo."""
         unit = self._add_unit(self._deployments[deployment], now)
-        start_s = max(self._sources.take(replica.id, self._pools[replica.id]) for replica in unit)
+        start_s = max(self._sources.take(replica.id, self._pools[replica.id], now) for replica in unit)
         for replica in unit:
             replica.is_up = False
             self._lifetimes[replica.id].out(now, now + start_s)

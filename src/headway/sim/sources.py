@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from headway.core.fleet import Pool, Provisioning
+from random import Random
+
+from headway.core.fleet import Fleet, Pool
 from headway.sim.makeup import start_up_s
 
 Kind = tuple[str, str, int]
 """(region, GPU, how many of it)."""
+NORMAL_P999 = 3.0902
+"""Of the standard normal distribution."""
 
 
 class Sources:
     """Spot instances by what they could become, oldest first. Without `Provisioning`, everything is new."""
 
-    def __init__(self, provisioning: Provisioning | None) -> None:
-        self._provisioning = provisioning
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        self._provisioning, self._seed = fleet.provisioning, seed
+        began = [*(p for p in fleet.pools if p.replicas), *(p for c in fleet.combos if c.replicas for p in c.parts)]
+        self._weights_s = {(pool.region, pool.model.name): 0.0 for pool in began}
+        """When a model's weights are in a region."""
         self._spots: dict[Kind, list[tuple[str, int]]] = {}
         self._origins: dict[int, tuple[str, int]] = {}
 
@@ -22,8 +29,16 @@ class Sources:
         if self._provisioning is not None:
             self._spots.setdefault(_kind(pool), []).append((pool.model.name, replica))
 
-    def take(self, replica: int, pool: Pool) -> float:
+    def take(self, replica: int, pool: Pool, now: float) -> float:
         """The best source for one more: seconds until it serves."""
+        start_s = self._take(replica, pool)
+        config = self._provisioning
+        if config is None or config.remote_s is None:
+            return start_s
+        there_s = self._weights_s.setdefault((pool.region, pool.model.name), now + config.remote_s)
+        return max(start_s, there_s - now)
+
+    def _take(self, replica: int, pool: Pool) -> float:
         config = self._provisioning
         if config is None:
             self._origins[replica] = "new", -1
@@ -33,12 +48,21 @@ class Sources:
             if spot[0] == pool.model.name:
                 spots.remove(spot)
                 self._origins[replica] = "reclaimed", spot[1]
-                return config.reclaim_s
+                return self._reclaim_s(replica)
         if spots:
             self._origins[replica] = "redeployed", spots.pop(0)[1]
             return config.redeploy_s
         self._origins[replica] = "new", -1
         return start_up_s(pool) if config.acquire_s is None else config.acquire_s
+
+    def _reclaim_s(self, replica: int) -> float:
+        """Its own draw for each replica, so that no decision changes what others take."""
+        config = self._provisioning
+        assert config is not None
+        if config.reclaim_max_s is None:
+            return config.reclaim_s
+        normal = min(Random(f"{self._seed}/reclaim/{replica}").gauss(0.0, 1.0) / NORMAL_P999, 1.0)
+        return float(config.reclaim_s * (config.reclaim_max_s / config.reclaim_s) ** normal)
 
     def origin(self, replica: int) -> tuple[str, int]:
         """Where a replica came from, and the spot instance that it was."""
