@@ -37,6 +37,7 @@ from headway.sim.timeline import Line
 from headway.userfile import Key, Places
 from headway.workload.source import Source
 from headway.workload.spec import build as workload
+from headway.yardsticks import gpu_hours_bound
 
 Progress = Callable[[float], None]
 """Told now and then the share that is done, 0 to 1."""
@@ -116,15 +117,17 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
         line=lambda pool: _line(pool, known[pool.name]), pacer=spec.pacer,
     )  # fmt: skip
     simulated = time.perf_counter()
+    summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)
+    bound, missing = _bound(chosen, records, known)
     return Run(
         name=spec.name,
         policies=_names(chosen),
         records=records,
-        summary=summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer),
+        summary=replace(summary, gpu_hours_bound=bound),
         simulate_s=simulated - started,
         total_s=time.perf_counter() - began,
         calibrated=all(found.calibrated for found in known.values()),
-        notes=(*source.table().notes, *_rejections(records, pools), *_cheating(chosen)),
+        notes=(*source.table().notes, *_rejections(records, pools), *_cheating(chosen), *missing),
     )
 
 
@@ -139,7 +142,28 @@ def line_of(scenario: Scenario) -> Callable[[Pool], Line]:
 
 
 def _line(pool: Pool, known: Coefficients) -> Line:
-    return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, known).line
+    return _steps(pool, known).line
+
+
+def _steps(pool: Pool, known: Coefficients) -> StepModel:
+    return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, known)
+
+
+def _bound(
+    scenario: Scenario, records: Records, known: Mapping[str, Coefficients]
+) -> tuple[float | None, tuple[str, ...]]:
+    """What no plan goes below, of a run that scales; or why that is not known."""
+    spec = scenario.spec
+    if spec.policies.scaling is None or spec.cascade is not None:
+        return None, ()
+    try:
+        found = gpu_hours_bound(
+            scenario.fleet, records, lambda pool: _steps(pool, known[pool.name]), warmup_s=spec.simulation.warmup_s,
+            slo=spec.slo, to_the_end=spec.simulation.until_s is None,
+        )  # fmt: skip
+    except HeadwayError as error:
+        return None, (f"no bound on GPU hours: {error}",)
+    return found, ()
 
 
 def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:

@@ -81,6 +81,9 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     starts: int | None
     starting_gpu_hours: Waste | None
     spot_gpu_hours: float | None
+    gpu_hours_bound: float | None = None
+    """Of a run that scales: what `yardsticks` says."""
+    gpu_hours_clairvoyant: float | None = None
     tiers: dict[str, RequestMetrics]
     models: dict[str, ReplicaMetrics]
     """By the model that served a request, or that it asked for if none did."""

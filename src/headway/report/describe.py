@@ -124,6 +124,16 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
         "GPUs x hours of replicas given back, until they are taken back or the run ends: what can be leased as spot "
         "instances.",
     ),
+    "gpu_hours_bound": (
+        "GPU h",
+        "Where a scaler is: no plan that serves the trace in time has less in `gpu_hours`, whatever it knows. In time: "
+        "95% of each tier's first tokens, and deadlines. A replica counts as if every batch were its best.",
+    ),
+    "gpu_hours_clairvoyant": (
+        "GPU h",
+        "With `--clairvoyant`: `gpu_hours` of the best timetable found by one who knows the trace, simulated, serving "
+        "in time; none where none was found.",
+    ),
     "transfer_s": ("s", "How long the KV cache of a request that went on at another replica was on its way."),
 }
 """Metric -> (unit, definition). A metric of several numbers has keys `METRIC.LAST`, `LAST` one of `OVER`."""

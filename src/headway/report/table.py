@@ -76,6 +76,9 @@ COLUMNS = (
     Column("num_unfinished", "unfinished", "low", short_number),
     Column("num_rejected", "rejected", "low", short_number),
     Column("num_cancelled", "cancelled", "low", short_number),
+    Column("gpu_hours", "GPU h", "low", short_number),
+    Column("gpu_hours_bound", "bound", "", short_number),
+    Column("gpu_hours_clairvoyant", "clairvoyant", "", short_number),
     Column("usd_per_million_output_tokens", "$/M tok", "low", dollars),
 )
 """In the order shown."""
@@ -84,6 +87,9 @@ ONLY_IF_NONZERO = {
     "cached_prompt_share", "preemptions", "moves", "retries", "num_unfinished", "num_rejected", "num_cancelled",
     "judged", "usd_per_million_output_tokens",
 }  # fmt: skip
+
+ONLY_WITH = {"gpu_hours": "gpu_hours_bound"}
+"""Columns that stand beside another, or not at all."""
 
 GIVEN_UP_FIRST = (
     "judged", "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "moves",
@@ -154,6 +160,7 @@ def _label(run: Run, kinds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _has_data(key: str, flat: Sequence[dict[str, float | int | None]]) -> bool:
+    key = ONLY_WITH.get(key, key)
     values = [numbers[key] for numbers in flat if numbers[key] is not None]
     return any(values) if key in ONLY_IF_NONZERO else bool(values)
 
