@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import http.client
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,26 @@ def test_a_body_that_does_not_come_is_not_waited_for(front: serving.Process) -> 
         )
         made.sendall(head + b'{"model"')
         assert made.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_headers_without_end_are_refused(front: serving.Process) -> None:
+    """Whether there are many, or one goes on and on; what fits is served, also twice on one connection."""
+    for filler in (b"X-%d: y\r\n", b"%d"):
+        with socket.create_connection(("127.0.0.1", front.port), timeout=serving.PATIENCE_S) as made:
+            answer = b""
+            with suppress(ConnectionError):  # it closes while we go on
+                made.sendall(b"GET /version HTTP/1.1\r\nHost: h\r\nX: ")
+                for i in range(30_000):
+                    made.sendall(filler % i)
+            with suppress(ConnectionError):
+                answer = made.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 431") or not answer
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=serving.PATIENCE_S)
+    for _ in range(2):
+        connection.request("GET", "/version", headers={"X-Long": "x" * 40_000})
+        with connection.getresponse() as answered:
+            assert answered.status == 200 and answered.read()
+    connection.close()
 
 
 # The fleet, as it changes.

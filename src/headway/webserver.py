@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from pathlib import Path
@@ -13,6 +14,10 @@ from headway.core.errors import HeadwayError
 
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
+_MOST_HEAD_BYTES = 64 << 10
+"""A request's first line and headers."""
+_HEAD_S = 30.0
+"""They have to be there by then."""
 
 
 class Tls(Struct, frozen=True):
@@ -64,14 +69,68 @@ def address(made: socket.socket) -> str:
 def serve(application: Any, made: socket.socket, shutdown_s: float, tls: Tls | None = None) -> None:
     """Until the process is told to stop; then requests have so long to end."""
     try:
-        import httptools
         import uvicorn
+
+        protocol = _guarded()
     except ModuleNotFoundError as error:
         raise needed(str(error.name)) from None
-    assert httptools
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, http="httptools", lifespan="on", server_header=False,
+        application, log_level="warning", access_log=False, http=protocol, lifespan="on", server_header=False,
         timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75, backlog=_BACKLOG,
         ssl_certfile=None if tls is None else tls.certfile, ssl_keyfile=None if tls is None else tls.keyfile,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[made])
+
+
+def _guarded() -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which by itself waits for ever for a request's headers, and takes any amount of them."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class Guarded(HttpToolsProtocol):
+        _head_bytes = 0
+        _is_in_head = True
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+            super().connection_made(transport)
+            self._timer = self.loop.call_later(_HEAD_S, self._late)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._is_in_head:
+                self._head_bytes += len(data)
+                if self._timer is None:
+                    self._timer = self.loop.call_later(_HEAD_S, self._late)
+            super().data_received(data)
+            if self._is_in_head and self._head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(b"431 Request Header Fields Too Large")
+
+        def on_headers_complete(self) -> None:
+            self._is_in_head, self._head_bytes = False, 0
+            self._cancel()
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._is_in_head = True
+            super().on_message_complete()
+
+        def _late(self) -> None:
+            self._timer = None
+            if self._head_bytes:
+                self._refuse(b"408 Request Timeout")
+            else:
+                self.transport.close()
+
+        def _refuse(self, status: bytes) -> None:
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            self.transport.close()
+
+        def _cancel(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return Guarded

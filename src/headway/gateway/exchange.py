@@ -8,20 +8,17 @@ from typing import Protocol
 
 import msgspec
 
-from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.core.request import Phase
 from headway.gateway import sse
 from headway.gateway.ask import Ask
 from headway.gateway.buffer import Buffer
 from headway.gateway.client import Connection, EngineError, read
 from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
-from headway.gateway.judge import Confidence
-from headway.gateway.opaque import Opaque
+from headway.gateway.listen import Listener
 from headway.gateway.replica import LiveReplica
-from headway.gateway.said import CannotGoOnError, Continued, Said, without
+from headway.gateway.said import CannotGoOnError, Continued, without
 from headway.gateway.send import Send, answer
 from headway.gateway.ticket import OverError, Ticket
 
@@ -65,29 +62,27 @@ class Exchange:
         self._ask, self._ticket, self._live = ask, ticket, ticket.live
         self._driver, self._health = driver, health
         self._out = Buffer(send)
-        self._opaque = Opaque() if ask.is_opaque else None
         self._max_attempts, self._tell_priority = max_attempts, tell_priority
         self._id = request_id.encode("latin-1")
         self._headers = f"Content-Type: application/json\r\nX-Request-Id: {request_id}\r\n{ask.passed_on}"
         self._trouble: EngineError | None = None
-        self.prompt_tokens: int | None = None
-        """As the engine counted them."""
         self._used_tokens = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         """Nothing has been said yet: at the start, and for each further model of a cascade."""
-        self._said = Said(self._ask)
+        self._listener = Listener(self._ask, self._ticket, self._driver)
+        self._said = self._listener.said
         self._continued: Continued | None = None
         self._has_begun = self._is_done = False
         """The client has had the first bytes; the last event has come."""
-        self._before = 0
-        self._thinks = False
-        """The answer's text began with <think>, and is not past its end."""
-        self._confidence: Confidence | None = None
         if self._driver.judges(self._live):
             self._out.hold()
-            self._confidence = self._driver.confidence()
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """As the engine counted them."""
+        return self._listener.prompt_tokens
 
     @property
     def used_tokens(self) -> int:
@@ -128,7 +123,7 @@ class Exchange:
         """Will the answer do? If not, the next model gives another."""
         ticket, live = self._ticket, self._live
         used = live.prompt_tokens + live.generated_tokens
-        score = await self._driver.score(ticket, self._ask.text, self._said.answer(), self._confidence)
+        score = await self._driver.score(ticket, self._ask.text, self._said.answer(), self._listener.confidence)
         if ticket.outcome is not None:
             raise OverError(ticket.outcome)
         self._driver.judged(ticket, score)
@@ -153,7 +148,7 @@ class Exchange:
         self._trouble = error
         if self._live.attempt + 1 >= self._max_attempts:
             raise self._failure()
-        if self._has_begun and (self._said.tokens or self._opaque) and not self._ask.can_go_on:
+        if self._has_begun and (self._said.tokens or self._listener.opaque) and not self._ask.can_go_on:
             raise self._failure()
         self._driver.failed(ticket, again=True)
 
@@ -204,7 +199,7 @@ class Exchange:
         ask, said, adapter = self._ask, self._said, replica.adapter
         path, body = ask.path, dict(ask.body)
         self._continued = None
-        self._before = said.tokens
+        self._listener.before = said.tokens
         if said.tokens:
             if said.finish is not None or said.left(replica.max_context_tokens, self._live.prompt_tokens) <= 0:
                 return path, b""
@@ -218,7 +213,7 @@ class Exchange:
         body.pop("priority", None)
         if self._tell_priority and adapter.urgent_sign is not None:
             body["priority"] = adapter.urgent_sign * self._live.tier
-        if self._confidence is not None and path == ask.path:
+        if self._listener.confidence is not None and path == ask.path:
             body["logprobs"] = body.get("logprobs") or (True if ask.is_chat else 1)
         if ask.stream and not ask.is_opaque:
             body["stream"] = True
@@ -232,40 +227,16 @@ class Exchange:
     async def _whole(self, connection: Connection) -> None:
         data = await read(connection, _LONGEST_ANSWER_BYTES)
         if connection.status < 300:
-            self._count(data)
+            self._listener.whole(data)
             self._driver.finished(self._ticket)
         else:
             self._driver.refused(self._ticket)
-        if self._confidence is not None and not self._ask.body.get("logprobs"):
+        if self._listener.hides_logprobs and self._said.head:
             data = without(("logprobs",), data)
         kind = connection.headers.get("content-type", "application/json")
         await self._begin(connection.status, kind.encode("latin-1"), len(data))
         self._is_done = True
         await self._out.send({"type": "http.response.body", "body": data})
-
-    def _count(self, data: bytes) -> None:
-        """Tokens of a whole answer, which all came now."""
-        live, now = self._live, self._driver.now
-        live.first_token_s = live.answer_s = now
-        if self._opaque is not None:
-            usage: tuple[int, int] | None = self._opaque.whole(data)
-        else:
-            usage = self._understand(data)
-        if usage is not None:
-            self._read(usage[0])
-            self._gain(usage[1])
-
-    def _understand(self, data: bytes) -> tuple[int, int] | None:
-        """Tokens read and written, by a whole answer of which Headway may want more."""
-        try:
-            chunk = sse.read(data)
-        except EngineError:
-            return None
-        self._said.heard(chunk, 0)
-        if self._confidence is not None:
-            for choice in chunk.choices:
-                self._confidence.hear(choice)
-        return None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
 
     async def _stream(self, connection: Connection) -> None:
         events = sse.Events()
@@ -276,7 +247,7 @@ class Exchange:
             finally:  # what was heard before a mistake has been counted, and is told
                 if kept:
                     await self._forward(b"".join(kept))
-        if not self._is_done and (self._opaque is None or not self._opaque.is_over):
+        if not self._is_done and (self._listener.opaque is None or not self._listener.opaque.is_over):
             raise EngineError("ended its stream without [DONE]")
         await self._tail(connection)
         await self._end_stream(told=True)
@@ -304,19 +275,19 @@ class Exchange:
 
     def _hear(self, event: bytes) -> bytes | None:
         """Take note of an event; what the client gets of it."""
-        payload = sse.payload(event)
+        payload, listener = sse.payload(event), self._listener
         if payload is None:
             return event
         if payload == b"[DONE]":
             self._is_done = True
             return event
-        if self._opaque is not None:
-            self._pass(self._opaque, payload)
+        if listener.opaque is not None:
+            listener.passed(listener.opaque, payload)
             return event
         chunk = sse.read(payload)
         if error := sse.given(chunk.error):
             raise EngineError(f"reported an error: {error[:300].decode(errors='replace')}")
-        self._note(chunk)
+        listener.chunk(chunk)
         if not chunk.choices and chunk.usage is not None and not self._ask.wants_usage:
             return None
         changed: bytes | None = payload
@@ -324,92 +295,9 @@ class Exchange:
             changed = self._continued.event(payload)
         if changed is not None and b"token_ids" in changed and not self._ask.body.get("return_token_ids"):
             changed = without(("token_ids", "prompt_token_ids"), changed)
-        if changed is not None and self._confidence is not None and not self._ask.body.get("logprobs"):
+        if changed is not None and listener.hides_logprobs:
             changed = without(("logprobs",), changed)
         return event if changed is payload else changed and b"data: " + changed + b"\n\n"
-
-    def _pass(self, opaque: Opaque, payload: bytes) -> None:
-        """Count what is passed on as it is."""
-        tokens, reasons = opaque.hear(payload)
-        if tokens:
-            before = self._live.generated_tokens
-            self._gain(tokens)
-            self._phase(reasons, not reasons, before)
-        if opaque.read_tokens:
-            self._read(opaque.read_tokens)
-        if opaque.written_tokens:
-            self._gain(opaque.written_tokens - self._live.generated_tokens)
-
-    def _note(self, chunk: sse.Chunk) -> None:
-        """Count tokens, and see which phase they are of."""
-        tokens, reasons, answers = 0, False, False
-        for choice in chunk.choices:
-            delta = choice.delta
-            text = choice.text or (delta.content if delta is not None else None)
-            thought = delta is not None and bool(delta.reasoning or delta.reasoning_content)
-            called = delta is not None and bool(sse.given(delta.tool_calls))
-            if self._confidence is not None:
-                self._confidence.hear(choice)
-            if choice.token_ids is not None:
-                tokens += len(choice.token_ids)
-            elif text or thought or called:
-                tokens += 1
-            if text:
-                thought = self._is_thought(text) or thought
-            reasons |= thought
-            answers |= called or bool(text and not thought)
-        self._said.heard(chunk, tokens)
-        if tokens:
-            before = self._live.generated_tokens
-            self._gain(tokens)
-            self._phase(reasons, answers, before)
-        if chunk.usage is not None:
-            self._said.prompt_tokens = max(chunk.usage.prompt_tokens - self._before, 0)
-            self._read(self._said.prompt_tokens)
-            self._gain(self._before + chunk.usage.completion_tokens - self._live.generated_tokens)
-
-    def _is_thought(self, text: str) -> bool:
-        """Text between <think> and </think>, from an engine that does not tell reasoning apart."""
-        if not self._said.text and text.lstrip().startswith("<think>"):
-            self._thinks = True
-        thinks = self._thinks
-        if thinks and "</think>" in "".join((*self._said.text[-8:], text)):
-            self._thinks = False
-        return thinks
-
-    def _read(self, prompt_tokens: int) -> None:
-        """The engine has counted the prompt."""
-        if prompt_tokens > 0:
-            self.prompt_tokens = prompt_tokens
-            self._live.prompt_tokens = prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here
-
-    def _gain(self, tokens: int) -> None:
-        live, seat = self._live, self._ticket.seat
-        live.generated_tokens += tokens
-        if seat is not None:
-            seat.produced(tokens)
-        if live.first_token_s != live.first_token_s:
-            live.first_token_s = self._driver.now
-        if live.stage is not DECODING:
-            live.stage = DECODING
-            self._ticket.can_move = self._ask.stream and self._ask.can_go_on
-
-    def _phase(self, reasons: bool, answers: bool, before: int) -> None:
-        """Reasoning begins with its first token; the answer with its own, and what came before was reasoning."""
-        live, ticket = self._live, self._ticket
-        if reasons and live.answer_s != live.answer_s:
-            live.phase = Phase.REASONING
-            _set_reasoning(live, live.generated_tokens)
-        if answers and live.answer_s != live.answer_s:
-            live.answer_s = self._driver.now
-            reasoned, live.phase = live.reasoning_tokens > 0, Phase.ANSWERING
-            if reasoned and not reasons:
-                _set_reasoning(live, before)
-            if reasoned:
-                live.reasoning_end_s = live.answer_s
-                self._driver.control.phase_changed(live, live.answer_s)
-        if ticket.seat is not None and ticket.replica is not None:
-            ticket.replica.requeue(ticket.seat)
 
     async def _begin(self, status: int, kind: bytes, length: int | None) -> None:
         headers = [(b"content-type", kind), (b"x-request-id", self._id)]
@@ -430,12 +318,11 @@ class Exchange:
         if self._out.drop():
             self._has_begun = False
         if self._has_begun:
-            last = sse.event(error.body()) + sse.DONE if self._opaque is None else self._opaque.error(error)
+            last = (
+                sse.event(error.body()) + sse.DONE
+                if self._listener.opaque is None
+                else self._listener.opaque.error(error)
+            )
             await self._out.send({"type": "http.response.body", "body": last})
         else:
             await answer(self._out.send, error, self._id)
-
-
-def _set_reasoning(live: Live, tokens: int) -> None:
-    """So many of its tokens were reasoning."""
-    live.reasoning_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here

@@ -1,0 +1,147 @@
+"""What an engine says, as it is heard: tokens are counted, and phases told apart."""
+
+from __future__ import annotations
+
+from headway.control.live import DECODING, Live
+from headway.core.request import Phase
+from headway.gateway import sse
+from headway.gateway.ask import Ask
+from headway.gateway.client import EngineError
+from headway.gateway.driver import Driver
+from headway.gateway.judge import Confidence
+from headway.gateway.opaque import Opaque
+from headway.gateway.said import Said
+from headway.gateway.ticket import Ticket
+
+
+class Listener:
+    """To one model's answer, from however many of its replicas it comes."""
+
+    def __init__(self, ask: Ask, ticket: Ticket, driver: Driver) -> None:
+        self._ask, self._ticket, self._live, self._driver = ask, ticket, ticket.live, driver
+        self.said = Said(ask)
+        self.opaque = Opaque() if ask.is_opaque else None
+        self.confidence: Confidence | None = driver.confidence() if driver.judges(ticket.live) else None
+        self.before = 0
+        """Tokens that came from replicas before the present one."""
+        self.prompt_tokens: int | None = None
+        """As the engine counted them."""
+        self._thinks = False
+        """The answer's text began with <think>, and is not past its end."""
+
+    @property
+    def hides_logprobs(self) -> bool:
+        """Headway asked for them, and the client did not."""
+        return self.confidence is not None and not self._ask.body.get("logprobs")
+
+    def whole(self, data: bytes) -> None:
+        """Tokens of a whole answer, which all came now."""
+        live, now = self._live, self._driver.now
+        live.first_token_s = live.answer_s = now
+        if self.opaque is not None:
+            usage: tuple[int, int] | None = self.opaque.whole(data)
+        else:
+            usage = self._understand(data)
+        if usage is not None:
+            self._read(usage[0])
+            self._gain(usage[1])
+
+    def _understand(self, data: bytes) -> tuple[int, int] | None:
+        """Tokens read and written, by a whole answer of which Headway may want more."""
+        try:
+            chunk = sse.read(data)
+        except EngineError:
+            return None
+        self.said.heard(chunk, 0)
+        if self.confidence is not None:
+            for choice in chunk.choices:
+                self.confidence.hear(choice)
+        return None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+
+    def passed(self, opaque: Opaque, payload: bytes) -> None:
+        """Count what is passed on as it is."""
+        tokens, reasons = opaque.hear(payload)
+        if tokens:
+            before = self._live.generated_tokens
+            self._gain(tokens)
+            self._phase(reasons, not reasons, before)
+        if opaque.read_tokens:
+            self._read(opaque.read_tokens)
+        if opaque.written_tokens:
+            self._gain(opaque.written_tokens - self._live.generated_tokens)
+
+    def chunk(self, chunk: sse.Chunk) -> None:
+        """Count tokens, and see which phase they are of."""
+        tokens, reasons, answers = 0, False, False
+        for choice in chunk.choices:
+            delta = choice.delta
+            text = choice.text or (delta.content if delta is not None else None)
+            thought = delta is not None and bool(delta.reasoning or delta.reasoning_content)
+            called = delta is not None and bool(sse.given(delta.tool_calls))
+            if self.confidence is not None:
+                self.confidence.hear(choice)
+            if choice.token_ids is not None:
+                tokens += len(choice.token_ids)
+            elif text or thought or called:
+                tokens += 1
+            if text:
+                thought = self._is_thought(text) or thought
+            reasons |= thought
+            answers |= called or bool(text and not thought)
+        self.said.heard(chunk, tokens)
+        if tokens:
+            before = self._live.generated_tokens
+            self._gain(tokens)
+            self._phase(reasons, answers, before)
+        if chunk.usage is not None:
+            self.said.prompt_tokens = max(chunk.usage.prompt_tokens - self.before, 0)
+            self._read(self.said.prompt_tokens)
+            self._gain(self.before + chunk.usage.completion_tokens - self._live.generated_tokens)
+
+    def _is_thought(self, text: str) -> bool:
+        """Text between <think> and </think>, from an engine that does not tell reasoning apart."""
+        if not self.said.text and text.lstrip().startswith("<think>"):
+            self._thinks = True
+        thinks = self._thinks
+        if thinks and "</think>" in "".join((*self.said.text[-8:], text)):
+            self._thinks = False
+        return thinks
+
+    def _read(self, prompt_tokens: int) -> None:
+        """The engine has counted the prompt."""
+        if prompt_tokens > 0:
+            self.prompt_tokens = prompt_tokens
+            self._live.prompt_tokens = prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here
+
+    def _gain(self, tokens: int) -> None:
+        live, seat = self._live, self._ticket.seat
+        live.generated_tokens += tokens
+        if seat is not None:
+            seat.produced(tokens)
+        if live.first_token_s != live.first_token_s:
+            live.first_token_s = self._driver.now
+        if live.stage is not DECODING:
+            live.stage = DECODING
+            self._ticket.can_move = self._ask.stream and self._ask.can_go_on
+
+    def _phase(self, reasons: bool, answers: bool, before: int) -> None:
+        """Reasoning begins with its first token; the answer with its own, and what came before was reasoning."""
+        live, ticket = self._live, self._ticket
+        if reasons and live.answer_s != live.answer_s:
+            live.phase = Phase.REASONING
+            _set_reasoning(live, live.generated_tokens)
+        if answers and live.answer_s != live.answer_s:
+            live.answer_s = self._driver.now
+            reasoned, live.phase = live.reasoning_tokens > 0, Phase.ANSWERING
+            if reasoned and not reasons:
+                _set_reasoning(live, before)
+            if reasoned:
+                live.reasoning_end_s = live.answer_s
+                self._driver.control.phase_changed(live, live.answer_s)
+        if ticket.seat is not None and ticket.replica is not None:
+            ticket.replica.requeue(ticket.seat)
+
+
+def _set_reasoning(live: Live, tokens: int) -> None:
+    """So many of its tokens were reasoning."""
+    live.reasoning_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here
