@@ -121,7 +121,7 @@ class Hourly:
             self._cells[cell].push(view.now, interactive, batch)
 
     def _forecast(self, cell: Cell) -> Sequence[float]:
-        """Input tokens per second to be ready for, step by step of the period, beta included; notes what is expected."""
+        """Input tokens per second to be ready for, step by step, beta included; notes what is expected."""
         it, config = self._cells[cell], self._config
         said = it.forecaster.forecast(np.array(it.interactive.rates), self._steps, (0.5, config.quantile))
         it.expected_from_s = len(it.interactive.rates) * config.step_s
