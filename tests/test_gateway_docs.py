@@ -26,28 +26,65 @@ def _free_ports(num: int) -> list[int]:
     return ports
 
 
-def test_the_example_runs(tmp_path: Path) -> None:
-    fleet = re.findall(r"^```yaml\n(fleet:.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[0]
-    script = re.findall(r"^```bash\n(headway emulate.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[0]
+def _block(kind: str, start: str) -> str:
+    """The page's block that begins so."""
+    found = re.findall(rf"^```{kind}\n({re.escape(start)}.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return str(found[0])
+
+
+def _run(folder: Path, files: dict[str, str], script: str, last: str) -> list[str]:
+    """Lines that a script writes, up to one with `last` in it; on ports that are free."""
     for port, free in zip(("8001", "8002", "8080"), _free_ports(3), strict=True):
-        fleet, script = fleet.replace(port, str(free)), script.replace(port, str(free))
-    (tmp_path / "fleet.yaml").write_text(fleet)
+        files = {name: text.replace(port, str(free)) for name, text in files.items()}
+        script = script.replace(port, str(free))
+    for name, text in files.items():
+        (folder / name).write_text(text)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     bash = subprocess.Popen(
-        ["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE,
+        ["bash", "-c", script], cwd=folder, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     assert bash.stdout is not None
+    written = []
     try:
         with bash.stdout:
-            written = []
             for line in bash.stdout:
                 written.append(line.decode())
-                if "[DONE]" in written[-1]:
+                if last in written[-1]:
                     break
     finally:
         os.killpg(bash.pid, signal.SIGKILL)
         bash.wait()
-    text = "".join(written)
-    assert "headway serves fleet on http://127.0.0.1:" in text
+    return written
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    script = _block("bash", "headway emulate")
+    written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "[DONE]")
+    assert "headway serves fleet on http://127.0.0.1:" in "".join(written)
     assert sum('"delta"' in line for line in written) >= 10
+
+
+def test_the_batch_runs(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    names = {"batches.yaml": "yaml", "batch.py": "python"}
+    files = {name: _block(kind, f"# {name}") for name, kind in names.items()}
+    script = PAGE[PAGE.index("# batch.py") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, files, script, "question-2")
+    assert any(line.startswith("completed BatchRequestCounts(completed=3") for line in written)
+    assert [line.split()[0] for line in written[-3:]] == ["question-0", "question-1", "question-2"]
+
+
+def test_the_cascade_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# cascade.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"cascade.yaml": _block("yaml", "# cascade.yaml")}, script, "[DONE]")
+    assert all("llama-3.1-8b" in line for line in written if '"delta"' in line), "0.7 is less than 75"
+    assert sum('"delta"' in line for line in written) >= 10
+
+
+def test_the_keys_are_settings(tmp_path: Path) -> None:
+    from headway import serving as composition
+
+    (tmp_path / "fleet.yaml").write_text(_block("yaml", "fleet:") + _block("yaml", "gateway:"))
+    _, plan = composition.load(tmp_path / "fleet.yaml")
+    assert len(plan.settings.api_keys) == 2 and len(plan.settings.admin_keys) == 1
