@@ -181,7 +181,10 @@ def test_nobody_is_turned_away_for_a_switch(step: str) -> None:
     like = combo(2, 1, max_num_seqs=1, max_num_waiting=2)
     records = run(requests, like, router=LeastLoaded, roles=(RoleChange(0.5, 1, "decode"),), step=step)
     assert finished(records)
-    assert sorted(began_at(records)) == [0, 0, 0, 1, 1, 1]
+    began = began_at(records)
+    assert sorted(began) == [0, 0, 0, 1, 1, 1]
+    handed = {move["request"] for move in moves(records)}
+    assert handed == {id for id, replica in enumerate(began) if replica == 0}, "what replica 1 prefills it decodes"
 
 
 def test_the_fleet_has_no_such_replica() -> None:

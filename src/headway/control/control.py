@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from headway.control.admissions import Admissions
 from headway.control.cascading import Cascading
-from headway.control.live import ENDED, HELD, NEVER, WAITING, Live
+from headway.control.live import ENDED, HELD, NEVER, Live
 from headway.control.migrations import Migrations
 from headway.control.recorder import Recorder
+from headway.control.roles import Roles
 from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
@@ -53,6 +54,7 @@ class Control:
 
     def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
         self.effects = effects
+        self._roles = Roles(effects)
         self._notify = notify
         self._pack, self._put = recorder.requests.pack, recorder.requests.write
         self.last_s = 0.0
@@ -230,7 +232,7 @@ class Control:
         for service in self.services:
             if (member := service.member(replica)) is not None:
                 member.is_up = False
-                self._cover(service)
+                self._roles.cover(service)
         for live in lost:
             live.attempt += 1
             if live.cancelled_s == live.cancelled_s:
@@ -243,19 +245,8 @@ class Control:
         for service in self.services:
             if (member := service.member(replica)) is not None and not member.is_gone:
                 member.is_up = True
-                self._cover(service)
+                self._roles.cover(service)
                 self.release(service, now)
-
-    def _cover(self, service: Service) -> list[int]:
-        """A replica came, went or changed: the others of its combo take over its part, or give it back.
-
-        Returns those that are for something else now.
-        """
-        changes = service.cover()
-        for replica, role in changes.items():
-            self.effects.set_role(replica, role)
-        service.refresh()
-        return list(changes)
 
     def switch(self, replica: int, role: Role, now: float, ready: bool) -> None:
         """A replica is to be for something else (Cauchy, section 3.6); it ends what it has begun.
@@ -266,36 +257,16 @@ class Control:
             if (member := service.member(replica)) is not None and not member.is_gone:
                 member.role = role
                 member.num_switches += not ready
-                self._rearrange(service, now)
+                self._roles.rearrange(service, now)
+                self.release(service, now)
 
     def switched(self, replica: int, now: float) -> None:
         """A replica that changed its role may be given requests again."""
         for service in self.services:
             if (member := service.member(replica)) is not None and not member.is_gone:
                 member.num_switches -= 1
-                self._rearrange(service, now)
-
-    def _rearrange(self, service: Service, now: float) -> None:
-        """Roles may have changed: so does where requests that have not begun are prefilled, and where they decode."""
-        for replica in self._cover(service):
-            member = service.member(replica)
-            assert member is not None
-            for live in sorted(cast(Sequence[Live], member.view.requests), key=_by_id):
-                self._fit_in(service, live, member.view.role, now)
-        self.release(service, now)
-
-    def _fit_in(self, service: Service, live: Live, role: Role, now: float) -> None:
-        """A request at a replica that has this role from now on."""
-        if live.stage is not WAITING or live.swapped_tokens:
-            live.decode = -1
-        elif role == "prefill":
-            live.decode = service.decoder(live, live.replica)
-        elif role == "mixed":
-            live.decode = -1
-        else:
-            chosen = service.choose(live, now)
-            if chosen is not None and chosen != live.replica:
-                self.effects.move(live, chosen, None, now)
+                self._roles.rearrange(service, now)
+                self.release(service, now)
 
     def observed(self, now: float) -> None:
         """Views have been refreshed; there may be room that nobody saw."""
