@@ -14,11 +14,11 @@ from headway import scenario
 from headway.report.run import Run
 from headway.reproduce import sageserve
 from headway.reproduce.experiment import Experiment
-from headway.reproduce.sageserve import measures, runs, scenes
+from headway.reproduce.sageserve import bounds, measures, runs, scenes
 from headway.reproduce.sageserve.outcomes import outcomes
 from headway.reproduce.sageserve.scenes import LLAMA_2, LT_I, LT_U, LT_UA, MODELS, REACTIVE, REGIONS, SCOUT, Scene
 from headway.reproduce.sageserve.table import Runs
-from headway.reproduce.tasks import Call, Measurement, Simulation
+from headway.reproduce.tasks import Measurement, Simulation
 from headway.userfile import Places
 
 SEEDS = (0, 1)
@@ -104,6 +104,12 @@ def test_who_still_waits_has_waited_so_far(short: Run) -> None:
     assert (wait_s >= 0).all() and set(np.unique(limit_s)) == {1.0, 60.0}
 
 
+def test_no_run_goes_below_the_bound(short: Run) -> None:
+    hours = measures.measure(short)["models"][LLAMA_2]["instance_hours"]
+    least = bounds.bound(scenes.document(replace(LONE, load=0.3), REACTIVE), 0)["instance_hours"]
+    assert least * (1 + 1e-5) >= 3 * scenes.LEAST * 0.5 and least <= hours  # half an hour after the warm-up
+
+
 def test_an_instance_serves_more_flat_out_than_in_time() -> None:
     served = measures.theta(scenes.document(LONE, REACTIVE))
     assert 0 < served["tps"][LLAMA_2] < served["most"][LLAMA_2]
@@ -133,6 +139,8 @@ def made(kind: str = "", name: str = "", **more: Any) -> dict[tuple[Any, ...], M
         for part in runs.parts(quick=False):
             for each in part.strategies:
                 found[part.kind, each, seed] = day(**(more if (part.kind, each) == (kind, name) else {}))
+        for scaled in runs.BOUNDED:
+            found[runs.BOUND, scaled, seed] = {"instance_hours": 50.0}
         for each in runs.LONG_TERM:
             found[runs.BURST, each, seed] = {"ttft_p95_s": 8.0, "recovered_s": 60.0, "instances": [], "minutes": []}
         for each in (REACTIVE, LT_U, LT_UA):
@@ -209,7 +217,7 @@ class Dry(Experiment):
     def run(self, tasks: Any) -> Any:
         self.asked = [*getattr(self, "asked", []), *tasks.items()]
         known = made() | {(runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)}
-        return {key: SERVED if isinstance(task, Call) else known[key] for key, task in tasks.items()}
+        return {key: SERVED if isinstance(key, str) else known[key] for key in tasks}
 
 
 def test_only_what_is_asked_for_is_run() -> None:

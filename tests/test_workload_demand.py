@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from headway.core.errors import HeadwayError
 from headway.workload.arrivals import DAY_S, WEEK_S, Burst
 from headway.workload.demand import Demand, From, Lengths, Population
 from headway.workload.lengths import Uniform
+from headway.workload.series import read_series
 from headway.workload.spec import WorkloadSpec, generate, resolved
-from headway.workload.table import Workload
+from headway.workload.table import Floats, Workload
 
 LENGTHS = {"a": Lengths(100, 10), "b": Lengths(Uniform(100, 300), 20)}
 JULY, NOVEMBER = "sageserve-july-2025", "sageserve-nov-2024"
@@ -91,6 +93,46 @@ def test_promises_by_tier(july: Workload) -> None:
     batch = tier == 2
     assert np.all(np.isnan(july.columns["slo_ttft_s"][batch]))
     assert july.columns["deadline_s"][batch] - july.arrival_s[batch] == pytest.approx(DAY_S)
+
+
+@pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
+def test_july_moves_as_the_published_series_do(july: Workload) -> None:
+    """Model A's and C's interactive tokens (B and D come and go within the week there), and all batch tokens."""
+    path = Path(os.environ["HEADWAY_DATA"]) / "demand" / "o365_prompt_tokens_per_minute.csv.gz"
+    published = {each.name: hourly_mean(each.values) for each in read_series(path)}
+    tier, code = july.columns["tier"], july.columns["model"]
+    for name, model in (("A", "llama-2-70b"), ("C", "llama-3.1-8b")):
+        theirs, ours = published[f"{name} prod"], by_hour(july, (tier < 2) & (code == july.models.index(model)))
+        assert swing(ours) == pytest.approx(swing(theirs), rel=0.5)
+        assert weekend(ours) == pytest.approx(weekend(theirs), abs=0.2)
+        assert min(day_after(ours), day_after(theirs)) > 0.8
+    theirs = sum((published[f"{name} dev"] for name in "BCD"), published["A dev"])
+    assert abs(day_after(theirs)) < 0.3 and abs(day_after(by_hour(july, tier == 2))) < 0.3
+
+
+def hourly_mean(per_minute: Floats) -> Floats:
+    return np.asarray(per_minute[: 168 * 60].reshape(168, 60).mean(axis=1))
+
+
+def by_hour(rows: Workload, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats:
+    return np.histogram(rows.arrival_s[mask], 168, (0, WEEK_S), weights=rows.prompt_tokens[mask])[0]
+
+
+def swing(week: Floats) -> float:
+    """Of the mean of Tuesday to Thursday, busiest hour over quietest."""
+    day = week.reshape(7, 24)[1:4].mean(axis=0)
+    return float(day.max() / day.min())
+
+
+def weekend(week: Floats) -> float:
+    """Mean over mean of the working days."""
+    days = week.reshape(7, 24).mean(axis=1)
+    return float(days[5:].mean() / days[:5].mean())
+
+
+def day_after(week: Floats) -> float:
+    """Correlation of an hour with the same one a day later, Monday to Friday."""
+    return float(np.corrcoef(week[24:120], week[:96])[0, 1])
 
 
 def test_november_is_three_to_one_and_a_fifth() -> None:

@@ -9,7 +9,7 @@ from headway.reproduce import charts
 from headway.reproduce.findings import Figure, Table
 from headway.reproduce.sageserve import runs, scenes
 from headway.reproduce.sageserve.measures import CAUSES
-from headway.reproduce.sageserve.runs import ALONE, DAY, LONG_TERM, PEAK, READING, SCOUT
+from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, LONG_TERM, PEAK, READING, SCOUT
 from headway.reproduce.sageserve.scenes import LLAMA_2, MODELS, REACTIVE, REGIONS, SILOED
 from headway.reproduce.sageserve.table import Runs
 from headway.reproduce.tasks import Measurement
@@ -31,7 +31,7 @@ def exhibits(kept: Runs, served: Mapping[str, Measurement]) -> Exhibits:
         made += _day(kept)
     if kept.has(ALONE):
         shows = (
-            "Llama-2-70B alone, on Thursday, 12:00 to 14:00. A leaked forecast is fitted on the day itself, and cheats."
+            "Llama-2-70B alone, on Thursday, 12:00 to 13:00. A leaked forecast is fitted on the day itself, and cheats."
         )
         made.append(_table(kept, ALONE, "Beside Figure 11", "All strategies at the peak", shows))
     if kept.has(SCOUT):
@@ -39,7 +39,7 @@ def exhibits(kept: Runs, served: Mapping[str, Measurement]) -> Exhibits:
     if kept.has(runs.ORDER):
         made += _orderings(kept)
     made += _bursts(kept)
-    shows = "Llama-2-70B on Thursday, 12:00 to 14:00."
+    shows = "Llama-2-70B on Thursday, 12:00 to 13:00."
     for kind in (runs.NOVEMBER, runs.H100, runs.MIX_9, runs.MIX_1):
         if kept.has(kind):
             made.append(_table(kept, kind, "7.2.7", kind[0].upper() + kind[1:], shows))
@@ -155,6 +155,10 @@ def _table(kept: Runs, kind: str, label: str, title: str, shows: str) -> Table:
     rows: list[list[str | float | None]] = [
         [name, *(fmean(kept.llama(kind, name, key)) for key, _ in _COLUMNS)] for name in kept.names(kind)
     ]
+    if kept.has(BOUND, kind):
+        hours = kept.values(BOUND, kind, lambda run: run["instance_hours"])
+        if None not in hours:
+            rows.append(["no plan goes below", fmean(hours), *[None] * (len(_COLUMNS) - 1)])
     return Table(label, title, shows, ("", *(head for _, head in _COLUMNS)), rows)
 
 
@@ -165,7 +169,7 @@ def _readings(kept: Runs) -> Table:
         [name, *(kept.one(READING, name)["models"][LLAMA_2][key] for key, _ in columns)] for name in kept.names(READING)
     ]
     shows = (
-        f"What the paper leaves open, one thing at a time: Llama-2-70B alone, Thursday, 11:00 to 14:00, seed {first}."
+        f"What the paper leaves open, one thing at a time: Llama-2-70B alone, Thursday, 11:00 to 13:00, seed {first}."
     )
     return Table("Readings", "What instance-hours depend on", shows, ("", *(head for _, head in columns)), rows)
 

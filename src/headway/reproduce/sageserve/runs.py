@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from headway.reproduce.claims import Claim
 from headway.reproduce.experiment import Experiment
-from headway.reproduce.sageserve import claims, measures, scenes
+from headway.reproduce.sageserve import bounds, claims, measures, scenes
 from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_Q, LT_U, LT_UA, REACTIVE, SILOED, Scene
 from headway.reproduce.tasks import Call, Measurement, Simulation, Task
 
@@ -26,7 +27,9 @@ DAY, PEAK, ALONE, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = (
     "mix 1:1",
     "scout",
 )
-BURST, WEEK, ORDER, READING = "burst", "week", "order", "reading"
+BURST, WEEK, ORDER, READING, BOUND = "burst", "week", "order", "reading", "bound"
+BOUNDED = (DAY, ALONE, NOVEMBER, H100, MIX_9, MIX_1)
+"""What stands beside a bound: of Llama-2-70B alone."""
 THETA_SHARE = 0.5
 """Of what an instance serves flat out, for theta. The artifact plans with 30 x 7,516.67 tokens a minute for Llama-2:
 half of what its profile says."""
@@ -48,11 +51,11 @@ def parts(quick: bool) -> list[Part]:
     """All of them, but for orderings. Quick ones are too short to mean anything."""
     lone = (scenes.LLAMA_2,)
     peak = Scene(from_hour=scenes.THURSDAY + 11, hours=3.0)
-    one = replace(peak, models=lone)
+    one = replace(peak, models=lone, hours=2.0)
     nov = replace(one, builtin=scenes.NOVEMBER, load=scenes.NOVEMBER_LOAD)
-    five = replace(peak, models=(*scenes.MODELS, scenes.SCOUT), builtin=scenes.JULY_SCOUT)
-    night = replace(one, from_hour=scenes.THURSDAY + 3)
-    weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=18.0)
+    five = replace(peak, hours=2.0, models=(*scenes.MODELS, scenes.SCOUT), builtin=scenes.JULY_SCOUT)
+    night = replace(one, from_hour=scenes.THURSDAY + 3, hours=3.0)
+    weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=12.0)
     made = [
         Part(DAY, claims.DAY, Scene(), (REACTIVE, *LONG_TERM)),
         Part(PEAK, claims.SILOS, peak, (SILOED, REACTIVE)),
@@ -74,13 +77,16 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
     orders = scenes.ORDERINGS if experiment.wants(*(claim.id for claim in claims.ORDER)) else ()
     served = experiment.run({gpu: _theta(gpu) for gpu in dict.fromkeys(part.scene.gpu for part in wanted)})
     tasks: dict[tuple[Any, ...], Task] = {}
-    for seed in experiment.seeds:
-        for part in wanted:
-            scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
-            for strategy in part.strategies:
-                tasks[part.kind, strategy, seed] = _simulation(part.kind, scene, strategy, seed)
-        for name in orders:
-            tasks[ORDER, name, seed] = Simulation(scenes.ordered(name, OVERLOAD), seed, measures.measure_order)
+    for part in wanted:
+        scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
+        for seed, strategy in product(experiment.seeds, part.strategies):
+            tasks[part.kind, strategy, seed] = _simulation(part.kind, scene, strategy, seed)
+    for part, seed in product(wanted, experiment.seeds):
+        if part.kind in BOUNDED:
+            document = scenes.document(replace(part.scene, models=(scenes.LLAMA_2,)), REACTIVE)
+            tasks[BOUND, part.kind, seed] = Call(bounds.bound, {"document": document, "seed": seed})
+    for seed, name in product(experiment.seeds, orders):
+        tasks[ORDER, name, seed] = Simulation(scenes.ordered(name, OVERLOAD), seed, measures.measure_order)
     if experiment.claims is None:
         day = next(part.scene for part in wanted if part.kind == DAY)
         for name, scene, strategy in readings(day, served[scenes.A100]):
@@ -90,7 +96,7 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
 
 def readings(day: Scene, served: Measurement) -> Iterator[tuple[str, Scene, str]]:
     """(name, scene, strategy): what the paper leaves open, one thing at a time, with Llama-2-70B alone."""
-    scene = replace(day, models=(scenes.LLAMA_2,), hours=min(day.hours, 4.0), theta=theta(served, THETA_SHARE))
+    scene = replace(day, models=(scenes.LLAMA_2,), hours=min(day.hours, 3.0), theta=theta(served, THETA_SHARE))
     yield "reactive", scene, REACTIVE
     yield "reactive that counts what is starting", scene, GUARDED
     yield "LT-U: theta half of flat out", scene, LT_U

@@ -1,0 +1,34 @@
+"""What no plan could go below for the same trace and fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headway import scenario
+from headway.core.fleet import Pool
+from headway.core.record import Records
+from headway.fleetfile import coefficients_of
+from headway.perf.step import StepModel
+from headway.reproduce.sageserve.scenes import GPUS
+from headway.reproduce.tasks import Measurement
+from headway.userfile import Places
+from headway.workload.spec import generate
+from headway.yardsticks import gpu_hours_bound
+
+
+def bound(document: Mapping[str, Any], seed: int) -> Measurement:
+    """Instance-hours of a scenario with one model; see `headway.yardsticks` for what it takes to serve a trace."""
+    chosen = scenario.assemble(dict(document), Places(), Path())
+    table = generate(chosen.spec.workload, seed, Path())
+    until_s, warmup_s = document["simulation"]["until_s"], document["simulation"]["warmup_s"]
+    records = Records(table.columns, table.models, table.regions, {}, {}, {}, (), until_s)
+    known = coefficients_of(chosen.spec, chosen.fleet, Path(), Places())
+
+    def steps(pool: Pool) -> StepModel:
+        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, known[pool.name])
+
+    gpu_hours = gpu_hours_bound(chosen.fleet, records, steps, warmup_s=warmup_s, to_the_end=False)
+    (model,) = table.models
+    return {"instance_hours": None if gpu_hours is None else gpu_hours / GPUS[model]}
