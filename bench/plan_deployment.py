@@ -5,12 +5,14 @@
 
 GPUs, models and workloads are the catalog's, goodputs those that the step-time model allows. The size of Cauchy's
 experiments is 3 GPU types, 1 service and 12 candidates; the large one 10 types, 5 services, 500 candidates. A demand
-is what its service's middling candidate serves for a share of an equal part of all GPUs' price. CPU time, for the
-machine may be shared; without the explanation of what binds, which solves anew for each limit and each demand.
+is what its service's middling candidate serves for a share of an equal part of all GPUs' price; shares are spread
+evenly, and prices are each GPU's own, off by up to a fifth, other ones in each instance. CPU time, for the machine
+may be shared; without the explanation of what binds, which solves anew for each limit and each demand.
 """
 
 from __future__ import annotations
 
+from random import Random
 from statistics import median
 from time import process_time
 
@@ -38,14 +40,19 @@ SERVICES = (
     ("qwen1.5-14b", "cnn-dailymail"),
 )
 SIZES = ((3, 1, 12, 8), (3, 3, 36, 8), (5, 3, 150, 16), (10, 5, 500, 8), (10, 5, 500, 32))
-SHARES = (0.2, 0.5, 0.8)
+NUM_INSTANCES = 30
+LEAST, MOST = 0.1, 0.8
+"""Share of a demand."""
 OBJECTIVES: tuple[Objective, ...] = ("co", "mc", "mce")
 
 
-def problem(num_gpus: int, num_services: int, num_candidates: int, limit: int) -> Problem:
+def problem(num_gpus: int, num_services: int, num_candidates: int, limit: int, seed: int = 0) -> Problem:
     """Candidates spread evenly over services; demands at a share of 1."""
-    engine = catalog.engine("vllm-v0")
-    offers = [Offer(catalog.gpu(name), limit, gpus_per_server=2) for name in GPUS[:num_gpus]]
+    engine, random = catalog.engine("vllm-v0"), Random(seed)
+    offers = []
+    for gpu in map(catalog.gpu, GPUS[:num_gpus]):
+        price = round(gpu.usd_per_hour * random.uniform(0.8, 1.2), 2)
+        offers.append(Offer(gpu, limit, price, gpus_per_server=2))
     usd = sum(limit * offer.price for offer in offers) / num_services
     candidates, demands = [], []
     for model_name, name in SERVICES[:num_services]:
@@ -63,10 +70,11 @@ def main() -> None:
     plan(problem(*SIZES[0]))  # imports
     print("types  services  candidates  GPUs/type  objective  median ms  slowest ms  largest gap  statuses")
     for size in SIZES:
-        made = problem(*size)
+        every = [problem(*size, seed) for seed in range(NUM_INSTANCES)]
         for objective in OBJECTIVES:
             milliseconds, gaps, statuses = [], [0.0], set()
-            for share in SHARES:
+            for i, made in enumerate(every):
+                share = LEAST + (MOST - LEAST) * i / (NUM_INSTANCES - 1)
                 demands = tuple(replace(demand, rps=share * demand.rps) for demand in made.demands)
                 asked = replace(made, demands=demands, objective=objective)
                 start = process_time()

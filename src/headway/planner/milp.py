@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any, Literal
 
@@ -48,13 +52,14 @@ def minimise(
     scale = _scale(cost)
     scaled = np.round(cost / scale) if scale == CENT else cost / scale
     constraints = optimize.LinearConstraint(rows, low, high) if rows.shape[0] else ()
-    found = optimize.milp(
-        scaled,
-        integrality=kinds,
-        bounds=optimize.Bounds(0.0, upper),
-        constraints=constraints,
-        options={"time_limit": time_limit_s, "mip_rel_gap": gap},
-    )
+    with silent():
+        found = optimize.milp(
+            scaled,
+            integrality=kinds,
+            bounds=optimize.Bounds(0.0, upper),
+            constraints=constraints,
+            options={"time_limit": time_limit_s, "mip_rel_gap": gap},
+        )
     if found.status not in (0, 1):
         if found.status == 2:
             return Solution("infeasible")
@@ -65,6 +70,50 @@ def minimise(
     bound = found.mip_dual_bound
     bound = None if bound is None or not abs(bound) < inf else float(bound) * scale
     return Solution("optimal" if found.status == 0 else "feasible", tuple(map(float, values)), bound)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """What native code prints meanwhile goes to stderr: now and then HiGHS says a word, which is no part of an answer.
+
+    Its own buffer is emptied first and last, so that nothing comes late. Python's prints are not looked at.
+    """
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed: whatever is printed goes nowhere
+        yield
+        return
+    if library is not None:
+        library.fflush(None)
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        if library is not None:
+            library.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def relaxed(cost: Floats, rows: Any, low: Floats, high: Floats) -> tuple[float | None, Floats, Floats]:
+    """The linear program of 0 or more of each: value, what a unit more of each row is worth, and x.
+
+    Each row has either a lower or an upper limit. Where there is no solution: (None, nothing, nothing).
+    """
+    above = np.isfinite(low)
+    signs = np.where(above, -1.0, 1.0)
+    limits = np.where(above, -low, high)
+    kept = np.isfinite(limits)
+    optimize = _scipy()
+    with silent():
+        found = optimize.linprog(cost, (signs[:, None] * rows)[kept], limits[kept], bounds=(0, None), method="highs")
+    if found.status != 0:
+        return None, np.zeros(0), np.zeros(0)
+    duals = np.zeros(len(low))
+    duals[kept] = signs[kept] * found.ineqlin.marginals
+    return float(found.fun), duals, np.asarray(found.x)
 
 
 def matrix(entries: Sequence[tuple[int, int, float]], num_rows: int, num_columns: int) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.planner.candidates import Candidate
+from headway.planner.covers import Covers
 from headway.planner.milp import Floats, Solution, minimise
 from headway.planner.plan import EFFICIENCIES, TOLERANCE, Binding, Chosen, Plan, Problem, Served, tokens_per_usd
 from headway.planner.presolve import undominated
@@ -59,6 +60,10 @@ class Program:
         high = np.concatenate([np.full(len(least), inf), most])
         if not len(self.cost):
             return _nothing(least)
+        if self.sign > 0:
+            found = Covers(self.cost, self.shares[least > 0], self.use, most).solve(self.time_limit_s)
+            if found is not None:
+                return Solution("optimal", tuple(map(float, found)), float(self.cost @ found))
         return minimise(self.cost, rows, low, high, self._upper(most), time_limit_s=self.time_limit_s)
 
     def most_without(self, gpus: Sequence[str]) -> Floats:
