@@ -83,6 +83,10 @@ def test_what_an_engine_refuses_is_in_the_error_file(front: serving.Process) -> 
         (jsonl([{**line("a"), "url": "/v1/completions"}]), "mismatched_url", 1),
         (jsonl([{**line("a"), "method": "GET"}]), "invalid_method", 1),
         (jsonl([{**line("a"), "body": [1]}]), "invalid_body", 1),
+        (jsonl([line("a"), line("b\0")]), "invalid_custom_id", 2),
+        (jsonl([line("a" * 513)]), "invalid_custom_id", 1),
+        (b"\xff\xfe{}\n", "invalid_json_line", 1),
+        (b"[" * 50_000 + b"\n", "invalid_json_line", 1),
         (jsonl([{"custom_id": "a", "url": "/v1/chat/completions"}]), "invalid_json_line", 1),
         (jsonl([line(str(i)) for i in range(51)]), "too_many_lines", 51),
     ],
@@ -111,7 +115,8 @@ def test_lists_come_in_pages_newest_first(front: serving.Process) -> None:
     bob = client(front, "bob")
     made = [bob.files.create(file=(f"{i}", b"x"), purpose="batch").id for i in range(5)]
     assert [file.id for file in bob.files.list(limit=2)][:5] == made[::-1]  # the client asks for page after page
-    assert bob.files.list(limit=2).has_more and len(bob.files.list(limit=2).data) == 2
+    assert not bob.files.list(purpose="batch_output").data
+    assert bob.files.list(limit=2, purpose="batch").has_more and len(bob.files.list(limit=2).data) == 2
     batches = [begin(bob, jsonl([line("a")])).id for _ in range(3)]
     assert [batch.id for batch in bob.batches.list(limit=2)][:3] == batches[::-1]
 
@@ -153,6 +158,8 @@ def test_mistakes_are_told(front: serving.Process) -> None:
     for path, body, status in (
         ("/v1/files", b"no form", 400), ("/v1/batches", b"{", 400), ("/v1/batches", b"[]", 400),
         ("/v1/batches", b" " * 70_000, 413), ("/v1/files?limit=x", None, 400), ("/v1/batches/batch_x", None, 404),
+        ("/v1/files/%00", None, 404), ("/v1/batches/%00/cancel", b"", 404), ("/v1/files?after=%00", None, 400),
+        ("/v1/files?limit=0", None, 400), ("/v1/batches?limit=99999999", None, 400),
     ):  # fmt: skip
         reply = ask(front, path, body, bearer)
         assert reply.status == status and set(reply.json()["error"]) == {"message", "type", "param", "code"}

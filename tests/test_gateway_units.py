@@ -20,7 +20,7 @@ from headway.core.request import Phase
 from headway.emulator import tokens
 from headway.gateway import sse
 from headway.gateway.adapters import ADAPTERS, Load, api_of, load
-from headway.gateway.ask import CHAT, COMPLETIONS, Ask, ask
+from headway.gateway.ask import CHAT, COMPLETIONS, PATHS, Ask, ask
 from headway.gateway.client import EngineError
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
@@ -49,7 +49,7 @@ def test_an_event_without_end_is_an_error_not_memory() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_body_is_a_request_or_a_clients_mistake(raw: bytes) -> None:
-    for path in (CHAT, COMPLETIONS):
+    for path in PATHS:
         try:
             ask(path, raw, {})
         except ApiError as error:
@@ -59,12 +59,12 @@ def test_any_body_is_a_request_or_a_clients_mistake(raw: bytes) -> None:
 _ODD: list[object] = [
     None, True, 0, -1, 7, 1e300, 10**30, "", "x" * 3000, [], [1, "a"], [[1], [2]], [None], {}, {"a": []},
 ]  # fmt: skip
-_NAMES = "prompt messages stream stream_options max_tokens n priority tools service_tier stop".split()
+_NAMES = "prompt messages input instructions system stream stream_options max_tokens n priority tools".split()
 
 
 @given(st.dictionaries(st.sampled_from(_NAMES), st.sampled_from(_ODD)))
 def test_any_object_is_a_request_or_a_clients_mistake(body: dict[str, object]) -> None:
-    for path in (CHAT, COMPLETIONS):
+    for path in PATHS:
         try:
             made = ask(path, json.dumps({**body, "model": "m"}).encode(), {})
         except ApiError as error:

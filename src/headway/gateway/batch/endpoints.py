@@ -27,6 +27,7 @@ from headway.gateway.settings import Batches
 
 _ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)
 _WINDOW = re.compile(r"([1-9][0-9]{0,3})([mhd])")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _FORM_BYTES = 1 << 16
 """What a form may have besides its file."""
@@ -98,7 +99,8 @@ async def _upload(request: Request, work: Work, owner: str) -> Response:
             if (upload.size or 0) > most:
                 raise _too_long(most)
             async with work.store.begin() as connection:
-                writer = Writer(connection, owner, (upload.filename or "file")[:255], purpose)
+                name = (upload.filename or "file").replace("\0", "")[:255]
+                writer = Writer(connection, owner, name, purpose)
                 while data := await upload.read(PART_BYTES):
                     await writer.write(data)
                 told = await writer.end()
@@ -139,7 +141,11 @@ def _too_long(most: int) -> ApiError:
 
 
 async def _files(request: Request, work: Work, owner: str) -> Response:
-    return JSONResponse(await files.listed(work.store, owner, _page(request), request.query_params.get("purpose")))
+    purpose = request.query_params.get("purpose")
+    if purpose not in (None, *files.PURPOSES):
+        said = f"{purpose!r}; expected one of {', '.join(files.PURPOSES)}"
+        raise ApiError(400, said, "invalid_value", "purpose")
+    return JSONResponse(await files.listed(work.store, owner, _page(request), purpose))
 
 
 async def _file(request: Request, work: Work, owner: str) -> Response:
@@ -148,7 +154,7 @@ async def _file(request: Request, work: Work, owner: str) -> Response:
 
 async def _found_file(request: Request, work: Work, owner: str) -> dict[str, Any]:
     id = request.path_params["id"]
-    found = await files.find(work.store, owner, id)
+    found = await files.find(work.store, owner, id) if _ID.fullmatch(id) else None
     if found is None:
         raise ApiError(404, f"there is no file {id!r}", "not_found", "id")
     return found
@@ -183,7 +189,8 @@ async def _create(request: Request, work: Work, owner: str) -> Response:
         said = f"{new.endpoint!r}; expected one of {', '.join(_ENDPOINTS)}"
         raise ApiError(400, said, "invalid_value", "endpoint")
     window_s = _window_s(new.completion_window)
-    if await files.find(work.store, owner, new.input_file_id) is None:
+    known = _ID.fullmatch(new.input_file_id)
+    if not known or await files.find(work.store, owner, new.input_file_id) is None:
         raise ApiError(404, f"there is no file {new.input_file_id!r}", "not_found", "input_file_id")
     metadata = None if new.metadata is UNSET else new.metadata
     made = await queue.create(
@@ -207,13 +214,14 @@ async def _batches(request: Request, work: Work, owner: str) -> Response:
 
 async def _batch(request: Request, work: Work, owner: str) -> Response:
     id = request.path_params["id"]
-    found = await queue.find(work.store, owner, id)
+    found = await queue.find(work.store, owner, id) if _ID.fullmatch(id) else None
     if found is None:
         raise ApiError(404, f"there is no batch {id!r}", "not_found", "id")
     return JSONResponse(found)
 
 
 async def _cancel(request: Request, work: Work, owner: str) -> Response:
+    await _batch(request, work, owner)
     await queue.cancel(work.store, owner, request.path_params["id"])
     work.wake()
     return await _batch(request, work, owner)
@@ -224,4 +232,7 @@ def _page(request: Request) -> Page:
     limit = int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
     if not 1 <= limit <= 10_000:
         raise ApiError(400, f"{said!r}; expected a number from 1 to 10000", "invalid_value", "limit")
-    return Page(request.query_params.get("after"), min(limit, 100))
+    after = request.query_params.get("after")
+    if after is not None and not _ID.fullmatch(after):
+        raise ApiError(400, f"{after!r}; expected the last id of the page before", "invalid_value", "after")
+    return Page(after, min(limit, 100))

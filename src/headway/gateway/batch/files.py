@@ -14,6 +14,8 @@ from headway.gateway.batch.pages import Page, page
 from headway.gateway.batch.store import FILES, PARTS, Store
 
 PART_BYTES = 1 << 20
+PURPOSES = ("batch", "batch_output")
+"""What clients give, and what they get."""
 
 
 class Writer:

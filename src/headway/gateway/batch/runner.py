@@ -93,6 +93,9 @@ class Runner:
                 with suppress(*UNAVAILABLE):
                     await self._store.resign()
                 await asyncio.sleep(_IDLE_S)
+            except Exception:  # a batch that brings out a mistake of ours must not be the last one
+                log.exception("batches")
+                await asyncio.sleep(_IDLE_S)
             await asyncio.sleep(_PASS_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_IDLE_S):

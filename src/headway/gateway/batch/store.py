@@ -72,7 +72,7 @@ class Store:
     def __init__(self, where: str) -> None:
         """`where`: a file's path, or `postgresql://user@host/database`."""
         self._path: Path | None = None
-        options: dict[str, Any] = {}
+        options: dict[str, Any]
         if "://" in where:
             url = make_url(where).set(drivername="postgresql+asyncpg")
             options = {"pool_pre_ping": True}
@@ -81,7 +81,8 @@ class Store:
             url = make_url(f"sqlite+aiosqlite:///{self._path}")
             # One connection: SQLite has one writer at a time, and those that wait here wait in turn.
             options = {"pool_size": 1, "max_overflow": 0}
-        self._engine = create_async_engine(url, **options)
+        # What clients ask is nothing for logs.
+        self._engine = create_async_engine(url, hide_parameters=True, **options)
         if self._path is not None:
             event.listen(self._engine.sync_engine, "connect", _durable)
         self._lock_file: int | None = None
@@ -91,6 +92,8 @@ class Store:
     async def open(self) -> None:
         """Make the tables where there are none."""
         if not self.is_open:
+            if self._path is not None:  # nobody else's to read
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
             async with self._engine.begin() as connection:
                 if self._path is None:  # two gateways that start at the same time
                     await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK + 1})"))
@@ -124,7 +127,7 @@ class Store:
         return got
 
     def _take_file(self, path: Path) -> bool:
-        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

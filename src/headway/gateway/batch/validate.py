@@ -12,6 +12,7 @@ from headway.gateway.batch.queue import Line
 from headway.gateway.batch.store import Store
 
 _CHUNK = 500
+MAX_ID_CHARS = 512
 _MOST_ERRORS = 100
 """That a batch's client is told of."""
 
@@ -59,6 +60,8 @@ class Checked:
             self._wrong(number, "invalid_method", f"{asked.method!r}; expected 'POST'", "method")
         elif asked.url != self._endpoint:
             self._wrong(number, "mismatched_url", f"{asked.url!r}; the batch is for {self._endpoint!r}", "url")
+        elif not 0 < len(asked.custom_id) <= MAX_ID_CHARS or "\0" in asked.custom_id:
+            self._wrong(number, "invalid_custom_id", f"expected 1 to {MAX_ID_CHARS} characters, no zeros", "custom_id")
         elif asked.custom_id in self._seen:
             self._wrong(number, "duplicate_custom_id", f"{asked.custom_id!r} is another line's, too", "custom_id")
         elif not bytes(asked.body).lstrip().startswith(b"{"):
