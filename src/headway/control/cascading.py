@@ -9,7 +9,7 @@ from headway.control.live import NEVER, Live
 from headway.control.policies import CascadeOf
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
-from headway.core.policy import Cascade
+from headway.core.policy import Auditor, Cascade
 from headway.core.request import Phase
 from headway.core.view import ReplicaView
 
@@ -37,6 +37,7 @@ class Cascading:
         self.random = random
         self.now = 0.0
         self.stage = 0
+        self._judges_last = policy.judges_last if isinstance(policy, Auditor) else None
 
     def takes(self, live: Live) -> bool:
         """Whether the request is for the cascade."""
@@ -52,14 +53,16 @@ class Cascading:
         self._ask(live, stage)
 
     def is_last(self, live: Live) -> bool:
-        """Nobody would answer after this one."""
-        return live.stage_index == len(self.stages) - 1
+        """Nobody would answer after this one, nor does anybody want to know how good it is."""
+        if live.stage_index < len(self.stages) - 1:
+            return False
+        return self._judges_last is None or not self._judges_last(live)
 
     def accepts(self, live: Live, score: float, now: float) -> bool:
         """Whether a judged answer will do."""
         self.now, self.stage = now, live.stage_index
         live.score = score
-        return self.policy.accept(live, score, self)
+        return self.policy.accept(live, score, self) or live.stage_index == len(self.stages) - 1
 
     def escalate(self, live: Live) -> None:
         """The next model answers anew."""

@@ -116,6 +116,14 @@ class Cascade(Protocol):
         """
 
 
+@runtime_checkable
+class Auditor(Protocol):
+    """A cascade policy that wants the last model's answers judged, too."""
+
+    def judges_last(self, request: RequestView) -> bool:
+        """Whether this request's is; whatever it scores, it is given."""
+
+
 class Scaler(Protocol):
     """How many replicas there are."""
 
@@ -147,6 +155,31 @@ class InstancePlanner(Protocol):
 
         `demand_tps` are input tokens per second, by model and region, in each window of the period to plan for.
         """
+
+
+class CascadeReplanner(Protocol):
+    """Watches a cascade and plans it anew. A cascade policy and a scaler are handed the same one when they are made."""
+
+    def arrived(self, request: RequestView, now: float) -> None:
+        """A request came in."""
+
+    def audits(self, request: int) -> bool:
+        """Whether all models answer this request, so that all of their scores are known."""
+
+    def scored(self, request: int, stage: int, score: float) -> None:
+        """A stage's answer was judged."""
+
+    def ended(self, record: Ended) -> None:
+        """A stage is done with a request."""
+
+    def thresholds(self) -> Sequence[float]:
+        """Of the plan that is followed: one for each stage but the last."""
+
+    def replicas(self, now: float) -> Mapping[str, int]:
+        """Of the newest plan: replicas to have by pool."""
+
+    def adopt(self) -> None:
+        """Every model of the newest plan serves: its thresholds hold from now on."""
 
 
 MakeForecaster = Callable[[str, str], Forecaster]

@@ -56,12 +56,10 @@ def _others(search: Search, looked: Looked, most: int) -> Iterator[tuple[int, De
 def _near(search: Search, best: int, most: int) -> Iterator[tuple[int, Deployment]]:
     """The replicas of the best routing under others that send on more here and less there, with the least work each."""
     known, deployment = search.known, search.spread(best)
-    used = known.reached.any(axis=2)
-    same = np.flatnonzero(
-        (known.quality >= known.quality[best])
-        & (known.quality <= known.quality[best] + NEAR)
-        & np.equal(used, used[best]).all(axis=1)
-    )
+    used = known.ratios > 0
+    alike = np.all(used == used[best], axis=1)
+    good = (known.quality >= known.quality[best]) & (known.quality <= known.quality[best] + NEAR)
+    same = np.flatnonzero(alike & good)
     shares = known.ratios[same, 1] if known.ratios.shape[1] > 1 else np.zeros(len(same))
     ends = np.quantile(shares, np.linspace(0, 1, most + 1))
     for low, high in pairwise(ends.tolist()):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from headway.reproduce import charts
-from headway.reproduce.cascadia import claims, runs
+from headway.reproduce.cascadia import claims, runs, studies
 from headway.reproduce.cascadia.claims import CASES, LLAMA
 from headway.reproduce.experiment import Experiment
 from headway.reproduce.findings import Figure, Findings, Outcome, Table
 from headway.reproduce.tasks import Call, Measurement
+from headway.workload.quality_traces import TABLE_2
 
 Case = tuple[str, int, float]
 SYSTEMS = ("cascadia", "stand-alone", "cascade-serve")
@@ -24,18 +26,45 @@ def found(experiment: Experiment) -> Findings:
     """Outcomes and exhibits of the parts that are wanted."""
     outcomes: dict[str, Outcome] = {}
     exhibits: list[Figure | Table] = []
-    wants_cases = experiment.wants(*_ids(claims.END_TO_END + claims.JUDGE + claims.SARATHI))
-    if wants_cases:
+    if experiment.wants(*_ids(END_TO_END)):
         cases, rates = _measured(experiment, CASES)
         outcomes |= _end_to_end(cases, experiment.seeds)
         exhibits += _exhibits(cases, rates)
-        if experiment.wants("sarathi"):
-            outcomes["sarathi"] = _sarathi(experiment, cases, rates)
-    if experiment.wants(*_ids(claims.FIGURE_7)):
-        outcomes["slo-llama"] = _times(_measured(experiment, LLAMA)[0], "stand-alone", "p95_s")
+        first = rates["deepseek", 1]
+        outcomes |= _figure_1(rates, len(experiment.seeds))
+        exhibits.insert(0, _exhibit_1(first))
+        if experiment.wants(*_ids((*claims.OTHERS, *claims.SARATHI, *claims.SARATHI_ALL))):
+            outcomes |= _others(experiment, cases, rates)
+        studied, more = studies.of_deepseek(experiment, cases, rates)
+        outcomes |= studied
+        exhibits += more
+    if experiment.wants(*_ids((*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES))):
+        cases, rates = _measured(experiment, LLAMA)
+        outcomes["slo-llama"] = _times(cases, "stand-alone", "p95_s")
+        exhibits.append(_exhibit_7(cases, rates))
+        studied, more = studies.of_llama(experiment, cases, rates)
+        outcomes |= studied
+        exhibits += more
     if experiment.wants(*_ids(claims.OPTIMALITY)):
         outcomes |= _optimality(experiment)
-    return Findings(outcomes, exhibits)
+    if experiment.wants(*_ids((*claims.FIGURE_2, *claims.TABLE_1))):
+        studied, more = studies.of_parts(experiment)
+        outcomes |= studied
+        exhibits += more
+    return Findings(outcomes, sorted(exhibits, key=_place))
+
+
+END_TO_END = (
+    *claims.FIGURE_1, *claims.END_TO_END, *claims.JUDGE, *claims.SARATHI, *claims.SARATHI_ALL, *claims.OTHERS,
+    *claims.SHAPE, *claims.SIZES, *claims.DRIFT, *claims.BUDGET, *claims.SOME,
+)  # fmt: skip
+"""All that need the cases of Table 2."""
+
+
+def _place(exhibit: Figure | Table) -> tuple[str, int]:
+    """In the paper's order: figures, then tables."""
+    kind, _, number = exhibit.label.partition(" ")
+    return kind, int("".join(filter(str.isdigit, number)) or 99)
 
 
 def _ids(of: Sequence[Any]) -> Iterator[str]:
@@ -43,7 +72,7 @@ def _ids(of: Sequence[Any]) -> Iterator[str]:
 
 
 def _measured(
-    experiment: Experiment, cases: Sequence[Case]
+    experiment: Experiment, cases: Sequence[Case], ablations: bool = True
 ) -> tuple[dict[Case, Measurement], dict[tuple[str, int], Measurement]]:
     """Every case, at the rate of its trace."""
     pairs = {(cascade, trace) for cascade, trace, _ in cases}
@@ -56,7 +85,8 @@ def _measured(
     )
     tasks = {}
     for cascade, trace, q_min in cases:
-        said = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": seeds, "quick": quick}
+        said = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": seeds, "quick": quick,
+                "ablations": ablations}  # fmt: skip
         tasks[cascade, trace, q_min] = Call(runs.measure, said | {"rate_rps": rates[cascade, trace]["rate_rps"]})
     return experiment.run(tasks), rates
 
@@ -70,7 +100,8 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
     falls = [[each["ratios"][-1] for each in largest], [each["gpus"][-1] for each in largest]]
     moves = all(values[0] >= values[1] >= values[2] and values[0] > values[2] for values in falls)
     without = all(each["gpus"][-1] == 0 for each in none)
-    plan_s = [each["plan_s"] for each in cases.values()]
+    search_s = [each["search_s"] for each in cases.values()]
+    whole_s = fmean(each["plan_s"] for each in cases.values())
     judged = [
         [
             1 - without_s / with_s
@@ -87,11 +118,15 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
         "quality": Outcome(least, "; ".join(f"{_name(case)}: {fmean(v):.2f}" for case, v in margins.items()) + "."),
         "ablation-parallelism": _times(cases, ABLATIONS[0], "p95_s"),
         "ablation-allocation": _times(cases, ABLATIONS[1], "p95_s"),
-        "cost-stand-alone": _saved(first, "stand-alone"),
-        "cost-cascade-serve": _saved(first, "cascade-serve"),
+        "cost-stand-alone": _saved({CASES[0]: first}, "stand-alone"),
+        "cost-cascade-serve": _saved({CASES[0]: first}, "cascade-serve"),
         "plans-move": Outcome([moves] * len(seeds), f"Shares {_listed(falls[0])}, GPUs {_listed(falls[1])}."),
         "no-largest": Outcome([without] * len(seeds), f"GPUs {_listed([each['gpus'][-1] for each in none])}."),
-        "plan-time": Outcome(plan_s, "A value a case, cold, on one core, with whatever else the machine was doing."),
+        "plan-time": Outcome(
+            search_s,
+            f"A value a case, cold, on one core, with whatever else the machine was doing. Until a rehearsal keeps the "
+            f"quality: {whole_s:.3g} s on average.",
+        ),
         "judge-time": Outcome([fmean(each[i] for each in judged) for i in range(len(seeds))], "Mean over the cases."),
     }
 
@@ -125,21 +160,55 @@ def _by_case(cases: dict[Case, Measurement], key: str) -> str:
     return f"p95 (s) of {', '.join(SYSTEMS)}: {'; '.join(parts)}."
 
 
-def _saved(case: Measurement, other: str) -> Outcome:
+def _saved(cases: dict[Case, Measurement], other: str) -> Outcome:
     """All use 32 GPUs, so that cost per request goes as one over throughput."""
-    values = [1 - 1 / ratio for ratio in _ratios(case, other, "throughput_rps")]
-    usd = {s: 32 * 2.67 / 3600 / fmean(_of(case, s, "throughput_rps")) for s in ("cascadia", other)}
-    return Outcome(values, ", ".join(f"{name}: ${each:.6f} a request" for name, each in usd.items()) + ".")
+    saved = {case: [1 - 1 / r for r in _ratios(each, other, "throughput_rps")] for case, each in cases.items()}
+    why = []
+    for case, each in cases.items():
+        usd = [32 * 2.67 / 3600 / fmean(_of(each, s, "throughput_rps")) for s in ("cascadia", other)]
+        why.append(f"{_name(case)}: ${usd[0]:.6f} a request against ${usd[1]:.6f}")
+    return Outcome([fmean(each) for each in zip(*saved.values(), strict=True)], f"{'; '.join(why)}.")
 
 
-def _sarathi(experiment: Experiment, cases: dict[Case, Measurement], rates: Any) -> Outcome:
-    said = {"trace": 1, "rate_rps": rates["deepseek", 1]["rate_rps"], "seeds": list(experiment.seeds)}
-    call = Call(runs.sarathi, said | {"quick": experiment.quick})
-    by_chunk = experiment.run({"sarathi": call})["sarathi"]["throughput_rps"]
-    best = max(by_chunk, key=lambda chunk: fmean(by_chunk[chunk]))
-    ours = _of(cases[CASES[0]], "cascadia", "throughput_rps")
-    values = [each / theirs for each, theirs in zip(ours, by_chunk[best], strict=True)]
-    return Outcome(values, f"The best chunk is {best} tokens.")
+def _figure_1(rates: Any, num_seeds: int) -> dict[str, Outcome]:
+    lone = {trace: list(each["lone"].values()) for (cascade, trace), each in rates.items() if cascade == "deepseek"}
+    rises = all(a < b for each in lone.values() for pair in pairwise(each) for a, b in zip(*pair, strict=True))
+    why = "; ".join(f"trace {trace}: {_listed([s for s, _ in each])} s" for trace, each in lone.items())
+    return {"size-latency": Outcome([rises] * num_seeds, f"A lone request on each model. {why}.")}
+
+
+def _others(experiment: Experiment, cases: dict[Case, Measurement], rates: Any) -> dict[str, Outcome]:
+    """What the cases of Tables 4 and 7 add."""
+    more, _ = _measured(experiment, claims.OTHER_CASES, ablations=False)
+    known = cases | more
+    three = {case: known[case] for case in claims.QUALITY_90}
+    example = claims.OTHER_CASES[-1]
+    found = {
+        "example-85-3": _times({example: more[example]}, "stand-alone", "p95_s"),
+        "cost-stand-alone-all": _saved(three, "stand-alone"),
+        "cost-cascade-serve-all": _saved(three, "cascade-serve"),
+    }
+    if experiment.wants(*_ids((*claims.SARATHI, *claims.SARATHI_ALL))):
+        found |= _sarathi(experiment, three, rates)
+    return found
+
+
+def _sarathi(experiment: Experiment, cases: dict[Case, Measurement], rates: Any) -> dict[str, Outcome]:
+    said = {"seeds": list(experiment.seeds), "quick": experiment.quick}
+    tasks = {
+        case: Call(runs.sarathi, said | {"trace": case[1], "rate_rps": rates["deepseek", case[1]]["rate_rps"]})
+        for case in cases
+    }
+    ratios, chunks = dict[Case, list[float]](), list[str]()
+    for case, measured in experiment.run(tasks).items():
+        by_chunk = measured["throughput_rps"]
+        chunks.append(max(by_chunk, key=lambda chunk: fmean(by_chunk[chunk])))
+        ours = _of(cases[case], "cascadia", "throughput_rps")
+        ratios[case] = [each / theirs for each, theirs in zip(ours, by_chunk[chunks[-1]], strict=True)]
+    why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in ratios.items())
+    all_ = [fmean(each) for each in zip(*ratios.values(), strict=True)]
+    best = f"The best chunks are {', '.join(chunks)} tokens."
+    return {"sarathi": Outcome(ratios[CASES[0]], best), "sarathi-all": Outcome(all_, f"{why}. {best}")}
 
 
 def _optimality(experiment: Experiment) -> dict[str, Outcome]:
@@ -157,21 +226,42 @@ def _optimality(experiment: Experiment) -> dict[str, Outcome]:
     }
 
 
-def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | Table]:
-    names = [_name(case) for case in cases]
+def _exhibit_1(rate: Measurement) -> Figure:
+    lines = {name: [(lone_s, [quality])] for name, (lone_s, quality) in rate["lone"].items()}
+    return Figure(
+        "Figure 1", "Quality and latency of each model", "Trace 1, a lone request on the model's best shape.",
+        charts.curves(lines, "mean latency (s)", "mean score"),
+    )  # fmt: skip
+
+
+def _exhibit_7(cases: dict[Case, Measurement], rates: Any) -> Figure:
+    names, scales = [_name(case) for case in cases], _scales(cases, rates, SYSTEMS)
+    return Figure(
+        "Figure 7", "SLO scale with Llama models", "Lower is better.", charts.bars(names, scales, "SLO scale")
+    )
+
+
+def _scales(cases: dict[Case, Measurement], rates: Any, systems: Sequence[str]) -> dict[str, list[list[float]]]:
     lone = [rates[case[0], case[1]]["lone_s"] for case in cases]
-    scales = {
+    return {
         system: [[p95 / s for p95 in _of(each, system, "p95_s")] for each, s in zip(cases.values(), lone, strict=True)]
-        for system in (*SYSTEMS, *ABLATIONS)
+        for system in systems
     }
+
+
+def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | Table]:
+    names, scales = [_name(case) for case in cases], _scales(cases, rates, (*SYSTEMS, *ABLATIONS))
     rush = {system: [_of(each, system, "throughput_rps") for each in cases.values()] for system in SYSTEMS}
-    heads = ["case", "h1", "h2", "p2", "p3", "f1", "f2", "f3"]
+    ours = [each["plans"]["cascadia"] for each in cases.values()]
+    paper = {(row.trace, row.q_min): row for row in TABLE_2}
     rows: list[list[str | float | None]] = []
-    shapes: list[list[str | float | None]] = []
-    for name, each in zip(names, cases.values(), strict=True):
-        said = each["plans"]["cascadia"]
-        rows.append([name, *said["thresholds"], *said["ratios"][1:], *said["gpus"]])
-        shapes.append([name, *said["labels"]])
+    for case, said in zip(cases, ours, strict=True):
+        row = paper[case[1], case[2]]
+        theirs = (*row.thresholds, *row.ratios[1:], *row.gpus)
+        mine = (*said["thresholds"], *said["ratios"][1:], *said["gpus"])
+        rows.append([_name(case), *(f"{a:.3g} ({b:g})" for a, b in zip(mine, theirs, strict=True))])
+    shapes: list[list[str | float | None]] = [[name, *s["labels"]] for name, s in zip(names, ours, strict=True)]
+    stages = {size: [[said["p95_s"][i]] for said in ours] for i, size in enumerate(("small", "middle", "large"))}
     return [
         Figure(
             "Figure 5",
@@ -180,13 +270,20 @@ def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | Table
             charts.bars(names, {name: scales[name] for name in SYSTEMS}, "SLO scale"),
         ),
         Figure("Figure 6", "Throughput", "All requests there at once.", charts.bars(names, rush, "requests/s")),
+        Figure("Figure 8", "p95 of each stage", "As planned.", charts.bars(names, stages, "s")),
         Figure(
             "Figure 9",
             "Parts left out",
             "Lower is better.",
             charts.bars(names, {name: scales[name] for name in ("cascadia", *ABLATIONS)}, "SLO scale"),
         ),
-        Table("Table 2", "Thresholds, shares, GPUs", "What was planned.", heads, rows),
+        Table(
+            "Table 2",
+            "Thresholds, shares, GPUs",
+            "What was planned, and the paper's in brackets.",
+            ["case", "h1", "h2", "p2", "p3", "f1", "f2", "f3"],
+            rows,
+        ),
         Table("Table 3", "Replicas", "What was planned.", ["case", "small", "middle", "large"], shapes),
     ]
 

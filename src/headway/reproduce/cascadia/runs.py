@@ -53,8 +53,9 @@ def rate(cascade: str, trace: int, quick: bool, slower: float = AWQ_SLOWER) -> M
 
 
 def measure(
-    cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool, slower: float = AWQ_SLOWER
-) -> Measurement:
+    cascade: str, trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool,
+    slower: float = AWQ_SLOWER, ablations: bool = True,
+) -> Measurement:  # fmt: skip
     """Every system's plan for a case, planned once and simulated with every seed."""
     case = asked(cascade, trace, q_min, quick, rate_rps, slower=slower)
     latencies, began = _latencies(case), time.perf_counter()
@@ -63,7 +64,7 @@ def measure(
     search_s = time.perf_counter() - began
     ours = kept(case, latencies, first)
     plan_s = time.perf_counter() - began
-    systems = {name: kept(case, latencies, make) for name, make in _systems(case, cascade, q_min)}
+    systems = {name: kept(case, latencies, make) for name, make in _systems(case, cascade, q_min, ablations)}
     systems["cascadia"] = ours
     runs = {name: [_run(case, found.plan, seed) for seed in seeds] for name, found in systems.items()}
     found: Measurement = {"runs": runs, "plans": {name: _said(each) for name, each in systems.items()}}
@@ -73,12 +74,13 @@ def measure(
     return found
 
 
-def _systems(case: Asked, cascade: str, q_min: float) -> Iterator[tuple[str, Make]]:
+def _systems(case: Asked, cascade: str, q_min: float, ablations: bool) -> Iterator[tuple[str, Make]]:
     alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
     yield "stand-alone", planners.stand_alone(alone)
     yield "cascade-serve", planners.cascade_serve
-    yield "uniform parallelism", planners.uniform_parallelism()
-    yield "uniform allocation", planners.uniform_allocation()
+    if ablations:
+        yield "uniform parallelism", planners.uniform_parallelism()
+        yield "uniform allocation", planners.uniform_allocation()
 
 
 def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
@@ -99,13 +101,19 @@ def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], qui
 
 
 def _run(case: Asked, found: CascadePlan, seed: int) -> Measurement:
-    done, rush = rehearse(case, found, seed), rehearse(at_once(case), found, seed)
+    done = rehearse(case, found, seed)
     return {
         "p95_s": done.p95_s,
         "mean_s": done.mean_s,
         "quality": done.quality,
-        "throughput_rps": None if not rush.p95_s else 0.95 * rush.num_completed / rush.p95_s,
+        "throughput_rps": throughput_rps(case, found, seed),
     }
+
+
+def throughput_rps(case: Asked, found: CascadePlan, seed: int) -> float | None:
+    """What is done by the time 95% are, when all come at once."""
+    rush = rehearse(at_once(case), found, seed)
+    return None if not rush.p95_s else 0.95 * rush.num_completed / rush.p95_s
 
 
 def _said(option: Option) -> Measurement:

@@ -1,0 +1,73 @@
+"""The fleet of a plan that is made anew while it serves, rolled out a replica at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headway.core.policy import CascadeReplanner
+from headway.core.view import PoolsView, PoolView
+from headway.policies.arguments import above, at_least
+
+
+class Replanned:
+    """Follows a planner (Cascadia, section 4.4, appendix G): replicas that both plans have stay as they are.
+
+    The others change one after the other. What the plan adds starts as soon as there are GPUs for it; what it drops
+    drains only as far as the next addition needs room, and a model's last replica not before another one serves.
+    """
+
+    def __init__(self, planner: CascadeReplanner, num_gpus: int, interval_s: float = 2.0) -> None:
+        at_least("num_gpus", num_gpus, 1)
+        above("interval_s", interval_s, 0)
+        self.interval_s = interval_s
+        self._planner, self._num_gpus = planner, num_gpus
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        wanted = self._planner.replicas(view.now)
+        pools = [pool for pool in view.pools if pool.name in wanted or pool.num_serving or pool.num_starting]
+        have = {pool.name: pool.num_serving + pool.num_starting for pool in pools}
+        needed = {pool.model for pool in view.pools if wanted.get(pool.name, 0)}
+        if needed <= {pool.model for pool in pools if pool.num_serving}:
+            self._planner.adopt()
+        free = self._num_gpus - sum(_gpus(pool) * (_there(pool) + pool.num_starting) for pool in view.pools)
+        missing = [pool for pool in view.pools if have.get(pool.name, 0) < wanted.get(pool.name, 0)]
+        for pool in sorted(missing, key=_gpus):
+            while have.get(pool.name, 0) < wanted[pool.name] and _gpus(pool) <= free:
+                have[pool.name] = have.get(pool.name, 0) + 1
+                free -= _gpus(pool)
+        short = min((_gpus(pool) for pool in missing if have.get(pool.name, 0) < wanted[pool.name]), default=None)
+        self._drop(view.pools, wanted, have, needed, free, short)
+        return have
+
+    def _drop(
+        self,
+        pools: Sequence[PoolView],
+        wanted: Mapping[str, int],
+        have: dict[str, int],
+        needed: set[str],
+        free: int,
+        short: int | None,
+    ) -> None:
+        """Drain until the next addition has room; where there is none to wait for, all that is too many."""
+        coming = free + sum(_gpus(pool) * (_there(pool) - pool.num_serving) for pool in pools)
+        serving = {model: sum(pool.num_serving for pool in pools if pool.model == model) for model in needed}
+        surplus = [pool for pool in pools if have.get(pool.name, 0) > wanted.get(pool.name, 0)]
+        for last in (False, True):
+            for pool in surplus:
+                while have[pool.name] > wanted.get(pool.name, 0) and (short is None or coming < short):
+                    if not last and serving.get(pool.model, 2) < 2:
+                        break
+                    have[pool.name] -= 1
+                    serving[pool.model] = serving.get(pool.model, 1) - 1
+                    coming += _gpus(pool)
+            if short is None:
+                return
+
+
+def _there(pool: PoolView) -> int:
+    """Those that are up, whether they drain or not."""
+    return len({replica.combo for replica in pool.replicas})
+
+
+def _gpus(pool: PoolView) -> int:
+    return sum(pool.gpus.values())

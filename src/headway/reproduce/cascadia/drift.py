@@ -1,0 +1,163 @@
+"""Workloads that change (4.4, Figure 11, appendix G): one trace after the other, with and without planning anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from msgspec import structs
+
+from headway.cascadeplan import EFFORT, Asked, bounds, evaluator, kept
+from headway.cascadeplan import search as planners
+from headway.control.policies import CascadeOf, Policies
+from headway.core.fleet import Fleet, Pool
+from headway.core.record import Outcome, Records
+from headway.metrics.summary import summarize
+from headway.perf.memory import weights_bytes
+from headway.perf.step import StepModel
+from headway.planner.cascade import baselines
+from headway.planner.cascade.bounds import Bounds
+from headway.planner.cascade.latencies import Latencies
+from headway.planner.cascade.plan import CascadePlan
+from headway.planner.cascade.problem import Problem, QualityFloor
+from headway.planner.cascade.replanning import Period, Replanner, pool_of, replicas_of
+from headway.planner.cascade.shapes import shapes
+from headway.policies.cascade.replanned import Replanned as Following
+from headway.policies.cascade.thresholds import Thresholds
+from headway.policies.resolve import Choice
+from headway.policies.scaling.replanned import Replanned as Rollout
+from headway.reproduce.cascadia.runs import SCALE
+from headway.reproduce.cascadia.setup import ROWS, asked
+from headway.reproduce.tasks import Measurement
+from headway.sim.cluster import simulate
+from headway.sim.timeline import Line
+from headway.workload.quality import Scores
+from headway.workload.quality_columns import with_scores
+from headway.workload.quality_traces import DEEPSEEK, generate
+from headway.workload.streams import stream
+from headway.workload.table import Workload, concat
+from headway.workload.trace import TraceSource
+
+MINUTES = (8, 16, 10)
+"""Of traces 1, 2 and 3."""
+PERIOD_S = 300.0
+"""How often the workload is looked at."""
+LOADED_BYTES_PER_S = 2.1e9
+"""Of one GPU; a reconfiguration takes 2 to 20 s (appendix G)."""
+MARGIN = 1.0
+"""Points of quality beyond what is asked for, in place of the rehearsals that there is no time for while serving."""
+
+
+def drift(q_min: float, rate_rps: float, lone_s: float, seeds: list[int], quick: bool) -> Measurement:
+    """p95, quality and what is in time, of every system and seed, over all and trace by trace."""
+    first = asked("deepseek", 1, q_min, quick, rate_rps)
+    latencies = Latencies(evaluator(first))
+    plans = {
+        "static": kept(first, latencies).plan,
+        "cascade-serve": kept(first, latencies, planners.cascade_serve).plan,
+        "stand-alone": baselines.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds(first), EFFORT),
+    }
+    found: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": []}
+    for seed in seeds:
+        rows, ends_s = _workload(rate_rps, seed, 0.25 if quick else 1.0)
+        for name, plan in plans.items():
+            done = _simulated(first, rows, plan, _fixed(first, plan), seed)
+            found[name].append(_measured(done, ends_s, lone_s))
+        planner = _replanner(first, plans["static"], latencies, rate_rps, seed, quick)
+        done = _simulated(first, rows, plans["static"], _following(first, planner), seed)
+        found["cascadia"].append(_measured(done, ends_s, lone_s))
+        found["plans"].append(
+            [[each.at_s, each.why, list(each.plan.thresholds), each.changes] for each in planner.made]
+        )
+    return found
+
+
+def _workload(rate_rps: float, seed: int, share: float) -> tuple[Workload, list[float]]:
+    """The segments one after the other, and when each ends."""
+    parts, ends_s = list[Workload](), list[float]()
+    for trace, minutes in zip((1, 2, 3), MINUTES, strict=True):
+        start_s, span_s = (ends_s[-1] if ends_s else 0.0), 60.0 * minutes * share
+        num = round(span_s * rate_rps)
+        arrival_s = start_s + span_s * np.sort(stream(seed, f"arrivals of trace {trace}").random(num))
+        ones = np.ones(num, "i8")
+        rows = Workload({"arrival_s": arrival_s, "prompt_tokens": ones, "output_tokens": ones})
+        parts.append(with_scores(rows, generate(trace, ROWS), seed))
+        ends_s.append(start_s + span_s)
+    return concat(parts), ends_s
+
+
+def _replanner(
+    case: Asked, first: CascadePlan, latencies: Latencies, rate_rps: float, seed: int, quick: bool
+) -> Replanner:
+    """Plans for what was observed. There is no time to rehearse, but a margin."""
+    problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
+    assert isinstance(problem.target, QualityFloor)
+    target = QualityFloor(problem.target.q_min + MARGIN)
+
+    def make(scores: Scores, rate_rps: float) -> CascadePlan:
+        asking = replace(problem, scores=scores, rate_rps=rate_rps, target=target, use_all=False)
+        return answered(asking, Latencies(latencies.evaluator), bounds(case))
+
+    expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
+    return Replanner(first, expected, make, seed, PERIOD_S / 4 if quick else PERIOD_S)
+
+
+def answered(problem: Problem, latencies: Latencies, limits: Bounds) -> CascadePlan:
+    """The plan that the search holds best."""
+    return planners.cascadia()(problem, latencies, limits)[0]
+
+
+def _fixed(case: Asked, plan: CascadePlan) -> Policies:
+    """A plan that stays as it is."""
+    models = tuple(stage.model for stage in plan.stages if stage.replicas)
+    if len(models) < 2:
+        return case.policies
+    choice = Choice("thresholds", Thresholds, {"thresholds": list(plan.thresholds)[: len(models) - 1]})
+    return structs.replace(case.policies, cascade=CascadeOf("cascade", models, choice, case.problem.judge_s))
+
+
+def _following(case: Asked, planner: Replanner) -> Policies:
+    """One that is made anew."""
+    cascade = CascadeOf("cascade", DEEPSEEK, Choice("replanned", Following, {"planner": planner}), case.problem.judge_s)
+    rollout = Choice("replanned", Rollout, {"planner": planner, "num_gpus": case.problem.num_gpus})
+    return structs.replace(case.policies, cascade=cascade, scaler=rollout)
+
+
+def _simulated(case: Asked, rows: Workload, plan: CascadePlan, policies: Policies, seed: int) -> Records:
+    """On the plan's replicas, and with pools for every other shape where there is a scaler."""
+    problem, there = case.problem, replicas_of(plan)
+    pools = []
+    for model in problem.models:
+        of, _ = shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)
+        for shape in of:
+            name = pool_of(model.name, shape.tp, shape.pp)
+            loading_s = weights_bytes(model) / shape.num_gpus / LOADED_BYTES_PER_S
+            pools.append(
+                Pool(name, model, problem.gpu, problem.engine, shape, there.get(name, 0), min_replicas=0,
+                     start_s=min(max(loading_s, 2.0), 20.0))
+            )  # fmt: skip
+    if policies.scaler is None:
+        pools = [pool for pool in pools if pool.replicas]
+
+    def line(pool: Pool) -> Line:
+        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, case.coefficients[pool.model.name]).line
+
+    return simulate(Fleet(tuple(pools)), TraceSource(rows), policies, seed=seed, line=line)
+
+
+def _measured(done: Records, ends_s: list[float], lone_s: float) -> Measurement:
+    """Over all, and trace by trace."""
+    found = summarize(done)
+    arrival_s = done.workload["arrival_s"][done.requests["request"]]
+    latency_s = done.requests["end_s"] - arrival_s
+    finished = done.requests["outcome"] == Outcome.FINISHED
+    segment = np.searchsorted(ends_s, arrival_s, side="right")
+    in_time = finished & (latency_s <= SCALE * lone_s)
+    parts = [finished & (segment == i) for i in range(len(ends_s))]
+    return {
+        "p95_s": None if found.e2e_s is None else found.e2e_s.p95,
+        "quality": found.quality,
+        "completed": found.num_completed,
+        "in_time_rps": float(in_time.sum()) / ends_s[-1],
+        "by_trace_s": [float(np.quantile(latency_s[part], 0.95)) if part.any() else None for part in parts],
+    }

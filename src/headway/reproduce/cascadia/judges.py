@@ -1,0 +1,93 @@
+"""Who decides: weaker judges (K), a trained one (N), a router in front (I). And what prefix caches change (M)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headway.cascadeplan import EFFORT, Asked, bounds, evaluator, kept, rehearse
+from headway.planner.cascade import baselines
+from headway.planner.cascade.cascadia import plan
+from headway.planner.cascade.latencies import Latencies
+from headway.planner.cascade.plan import CascadePlan
+from headway.planner.cascade.problem import LatencyBudget, QualityFloor
+from headway.reproduce.cascadia.runs import throughput_rps
+from headway.reproduce.cascadia.setup import asked
+from headway.reproduce.tasks import Measurement
+from headway.workload.quality import Scores
+from headway.workload.quality_judges import GPT_4O_MINI, LLAMA_70B, JudgeError, LinearJudge, misjudged, trained
+
+NOISE = 15.0
+"""Points by which a router in front is off, as the policy `pre-routed` has it unless told otherwise."""
+HIT_RATE = 0.5
+"""Of prompt tokens, where prefix caching is on."""
+ROUNDS = 8
+
+
+def weaker(rate_rps: float, seed: int, quick: bool) -> Measurement:
+    """The Llama cascade on trace 1 at quality 80, planned by what each judge says (appendix K)."""
+    case = asked("llama", 1, 80.0, quick, rate_rps, seed)
+    latencies = Latencies(evaluator(case))
+    reference = case.problem.scores
+    found: Measurement = {}
+    for name, error in (("gpt-4o", None), ("gpt-4o-mini", GPT_4O_MINI), ("llama-3.1-70b", LLAMA_70B)):
+        scores = reference if error is None else misjudged(reference, error, seed)
+        made = _plan(case, scores, latencies)
+        found[name] = {
+            "share": made.stages[-1].processing_ratio,
+            "latency_s": made.latency_s,
+            "gpus": made.stages[-1].num_gpus,
+            "quality": reference.quality_of(scores.final_stage(made.thresholds)),
+        }
+    return found
+
+
+def _plan(case: Asked, scores: Scores, latencies: Latencies) -> CascadePlan:
+    return plan(replace(case.problem, scores=scores), latencies, bounds(case), EFFORT)
+
+
+def trained_judge(rate_rps: float, seed: int, quick: bool) -> Measurement:
+    """A judge that learned from 70% of the answers: what the reference says of the 30% that it lets through (N)."""
+    case = asked("llama", 1, 80.0, quick, rate_rps, seed)
+    unseen, judged = trained(case.problem.scores, LinearJudge(), seed=seed)
+    found = _plan(case, judged, Latencies(evaluator(case)))
+    return {"quality": unseen.quality_of(judged.final_stage(found.thresholds)), "asked": 80.0}
+
+
+def route_llm(trace: int, rate_rps: float, q_min: float, seeds: list[int], quick: bool) -> Measurement:
+    """A router in front of the Llama models, asked for more until a rehearsal keeps the quality (appendix I)."""
+    case = asked("llama", trace, q_min, quick, rate_rps)
+    latencies, target, last = Latencies(evaluator(case)), q_min, None
+    predicted = misjudged(case.problem.scores, JudgeError(spread=NOISE))
+    for _ in range(ROUNDS):
+        problem = case.problem.asking(QualityFloor(min(target, 100.0)))
+        last = baselines.route_llm(problem, predicted, latencies, bounds(case), EFFORT)
+        done = rehearse(case, last)
+        if done.quality is None or done.quality >= q_min:
+            break
+        target += q_min - done.quality + 0.05
+    assert last is not None
+    runs = [rehearse(case, last, seed) for seed in seeds]
+    return {
+        "p95_s": [done.p95_s for done in runs],
+        "quality": [done.quality for done in runs],
+        "throughput_rps": [throughput_rps(case, last, seed) for seed in seeds],
+    }
+
+
+def prefixes(rate_rps: float, seed: int, quick: bool) -> Measurement:
+    """Plans with and without half of each prompt in a cache (appendix M)."""
+    case = asked("llama", 1, 80.0, quick, rate_rps, seed)
+    latencies = Latencies(evaluator(case))
+    without, with_ = (
+        plan(replace(case.problem, prefix_hit_rate=rate), latencies, bounds(case), EFFORT) for rate in (0.0, HIT_RATE)
+    )
+    same = [stage.num_gpus for stage in without.stages] == [stage.num_gpus for stage in with_.stages]
+    return {"saved": 1 - with_.latency_s / without.latency_s, "same_gpus": same}
+
+
+def budget(q_min: float, p95_s: float, rate_rps: float, quick: bool) -> Measurement:
+    """The best quality within the latency of a plan that was made for a quality (appendix C)."""
+    case = asked("deepseek", 1, q_min, quick, rate_rps)
+    case = replace(case, problem=case.problem.asking(LatencyBudget(p95_s)))
+    found = kept(case, Latencies(evaluator(case))).rehearsed
+    return {"quality": found.quality, "p95_s": found.p95_s}

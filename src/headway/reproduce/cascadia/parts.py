@@ -1,0 +1,79 @@
+"""What is measured of parts: shapes (Figure 2, Table 1), and how long planning takes (Figure 10)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from headway import catalog
+from headway.cascadeplan import EFFORT, Asked, bounds, evaluator
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Fleet, Parallel, Pool
+from headway.metrics.summary import summarize
+from headway.planner.cascade.cascadia import plan
+from headway.planner.cascade.latencies import Latencies
+from headway.reproduce.cascadia.setup import asked
+from headway.reproduce.tasks import Measurement
+from headway.sim.cluster import simulate
+from headway.workload.streams import stream
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
+
+PROMPT_TOKENS = 512
+OUTPUTS = {"short": 512, "long": 1024}
+"""Mean tokens of Figure 2's workloads."""
+GPUS = 8
+TABLE_1 = {(1, 4, 1): 0.21, (1, 2, 2): 0.26, (1, 1, 4): 0.27, (2, 1, 2): 0.33, (2, 2, 1): 0.40, (2, 4, 1): 0.41,
+           (2, 2, 2): 0.55}  # fmt: skip
+"""(DP, TP, PP) -> requests/s that the paper measured."""
+SIZES = (16, 32, 48, 64, 80)
+"""GPUs of Figure 10."""
+
+
+def strategies(seed: int, quick: bool) -> Measurement:
+    """Throughput by model, workload and (DP, TP, PP) on 8 GPUs (Figure 2)."""
+    case, found = asked("deepseek", 1, 80.0, quick), Measurement()
+    for model in case.problem.models[:2]:
+        for name, mean in OUTPUTS.items():
+            rows = _rows(PROMPT_TOKENS, mean, 200 if quick else 600, seed)
+            for tp, pp in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8)):
+                dp = GPUS // (tp * pp)
+                rps = _throughput(case, model.name, dp, tp, pp, rows)
+                if rps is not None:
+                    found[f"{model.name} {name} {dp} {tp} {pp}"] = rps
+    return found
+
+
+def table_1(seed: int) -> Measurement:
+    """Throughput of Llama 3 70B with prompts of 1600 and answers of 16 tokens, by (DP, TP, PP) (Table 1)."""
+    case = asked("llama", 1, 80.0, True)
+    rows = _rows(1600, 16, 300, seed)
+    return {f"{dp} {tp} {pp}": _throughput(case, case.problem.names[1], dp, tp, pp, rows) for dp, tp, pp in TABLE_1}
+
+
+def _rows(prompt: int, output: int, num: int, seed: int) -> Workload:
+    random = stream(seed, "lengths")
+    lengths = [np.maximum(1, np.round(mean * random.gamma(4.0, 0.25, num))).astype("i8") for mean in (prompt, output)]
+    return Workload({"arrival_s": np.zeros(num), "prompt_tokens": lengths[0], "output_tokens": lengths[1]})
+
+
+def _throughput(case: Asked, model: str, dp: int, tp: int, pp: int, rows: Workload) -> float | None:
+    """Requests per second, all there at once; None where the model does not fit."""
+    problem = case.problem
+    pool = Pool("all", catalog.model(model), problem.gpu, problem.engine, Parallel(tp, pp), dp)
+    try:
+        done = summarize(simulate(Fleet((pool,)), TraceSource(rows), case.policies, seed=0))
+    except HeadwayError:
+        return None
+    return None if done.e2e_s is None else 0.95 * done.num_completed / done.e2e_s.p95
+
+
+def scheduling(num_gpus: int, rate_rps: float, quick: bool) -> Measurement:
+    """Seconds of the search for quality 85 on trace 1, cold, the rate in proportion to the GPUs (Figure 10)."""
+    case = asked("deepseek", 1, 85.0, quick, rate_rps * num_gpus / 32)
+    problem = replace(case.problem, num_gpus=num_gpus)
+    began = time.perf_counter()
+    found = plan(problem, Latencies(evaluator(case)), bounds(case), EFFORT)
+    return {"plan_s": time.perf_counter() - began, "evaluations": found.num_evaluations}

@@ -1,0 +1,257 @@
+"""Values for the claims beside the end-to-end ones: drift, routers, judges, caches, shapes, planning time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from headway.reproduce import charts
+from headway.reproduce.cascadia import claims, drift, judges, parts, runs
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Figure, Outcome, Table
+from headway.reproduce.tasks import Call, Measurement
+
+Case = tuple[str, int, float]
+Cases = Mapping[Case, Measurement]
+Rates = Mapping[tuple[str, int], Measurement]
+Found = tuple[dict[str, Outcome], list[Figure | Table]]
+TRACE_1 = [case for case in claims.CASES if case[1] == 1]
+JUDGES = {"mini": "gpt-4o-mini", "llama": "llama-3.1-70b"}
+
+
+def _ids(*of: Sequence[Any]) -> list[str]:
+    return [claim.id for each in of for claim in each]
+
+
+def of_deepseek(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
+    """Those that go on from the cases of Table 2."""
+    rate = rates["deepseek", 1]
+    outcomes, exhibits = dict[str, Outcome](), list[Figure | Table]()
+    if experiment.wants(*_ids(claims.SHAPE)):
+        outcomes["other-shape"] = _other_shape(cases[TRACE_1[0]], len(experiment.seeds))
+    if experiment.wants(*_ids(claims.SIZES)):
+        outcomes["plan-time-80"], figure = _sizes(experiment, rate["rate_rps"])
+        exhibits.append(figure)
+    if experiment.wants(*_ids(claims.DRIFT)):
+        found, more = _drift(experiment, rate)
+        outcomes |= found
+        exhibits += more
+    if experiment.wants(*_ids(claims.BUDGET)):
+        outcomes["latency-budget"] = _budget(experiment, cases, rate["rate_rps"])
+    if experiment.wants(*_ids(claims.SOME)):
+        outcomes |= _some(experiment, cases, rate["rate_rps"])
+    return outcomes, exhibits
+
+
+def _other_shape(case: Measurement, num_seeds: int) -> Outcome:
+    own_s, other_s = case["other shape"]
+    if other_s is None:
+        return Outcome([None] * num_seeds, f"The plan is {case['plans']['cascadia']['labels'][1]}; half does not fit.")
+    values = [1 - own_s / other_s] * num_seeds
+    return Outcome(values, f"p95 of the stage: {own_s:.3g} s as planned, {other_s:.3g} s with half.")
+
+
+def _sizes(experiment: Experiment, rate_rps: float) -> tuple[Outcome, Figure]:
+    said = {"rate_rps": rate_rps, "quick": experiment.quick}
+    done = experiment.run({("plan", n): Call(parts.scheduling, said | {"num_gpus": n}) for n in parts.SIZES})
+    seconds = [each["plan_s"] for each in done.values()]
+    points = [(float(n), [s]) for n, s in zip(parts.SIZES, seconds, strict=True)]
+    why = ", ".join(f"{n} GPUs {s:.3g} s" for n, (s,) in points)
+    figure = Figure("Figure 10", "Time to plan", "Cold, one core.", charts.curves({"search": points}, "GPUs", "s"))
+    return Outcome([seconds[-1]] * len(experiment.seeds), f"{why}."), figure
+
+
+def _drift(experiment: Experiment, rate: Measurement) -> Found:
+    said = {"q_min": 90.0, "rate_rps": rate["rate_rps"], "lone_s": rate["lone_s"], "quick": experiment.quick}
+    call = Call(drift.drift, said | {"seeds": list(experiment.seeds)})
+    done = experiment.run({"drift": call})["drift"]
+
+    def of(system: str, key: str) -> list[float]:
+        return [each[key] for each in done[system]]
+
+    def below(system: str) -> list[float]:
+        return [1 - ours / theirs for ours, theirs in zip(of("cascadia", "p95_s"), of(system, "p95_s"), strict=True)]
+
+    names = ("cascadia", "static", "cascade-serve", "stand-alone")
+    scales = {name: [p95 / rate["lone_s"] for p95 in of(name, "p95_s")] for name in names}
+    why = ", ".join(f"{name} {fmean(values):.3g}" for name, values in scales.items())
+    plans = "; ".join(f"at {at:.0f} s ({why})" for at, why, _, _ in done["plans"][0]) or "none"
+    gains = [fmean(a / of(b, "in_time_rps")[i] for b in names[2:]) for i, a in enumerate(of("cascadia", "in_time_rps"))]
+    outcomes = {
+        "drift-stand-alone": Outcome(below("stand-alone"), f"SLO scales: {why}."),
+        "drift-cascade-serve": Outcome(below("cascade-serve"), f"SLO scales: {why}."),
+        "drift-throughput": Outcome(gains, "The mean of both, and requests within an SLO scale of 12 per second."),
+        "drift-static": Outcome(below("static"), f"Plans anew, first seed: {plans}."),
+        "drift-quality": Outcome([q - 90.0 for q in of("cascadia", "quality")], "Of all requests of the run."),
+    }
+    by_trace = {name: [[each["by_trace_s"][i] for each in done[name]] for i in range(3)] for name in names}
+    traces = ["trace 1, 8 min", "trace 2, 16 min", "trace 3, 10 min"]
+    rows: list[list[str | float | None]] = [[name, fmean(scales[name]), fmean(of(name, "quality"))] for name in names]
+    return outcomes, [
+        Figure(
+            "Figure 11", "Drift", "p95 of each segment, quality 90.", charts.bars(traces, by_trace, "p95 latency (s)")
+        ),
+        Table("Table 5", "Drift", "Over the whole run.", ["system", "SLO scale", "quality"], rows),
+    ]
+
+
+def _budget(experiment: Experiment, cases: Cases, rate_rps: float) -> Outcome:
+    case = TRACE_1[1]
+    p95_s = fmean(run["p95_s"] for run in cases[case]["runs"]["cascadia"])
+    quality = fmean(run["quality"] for run in cases[case]["runs"]["cascadia"])
+    said = {"q_min": case[2], "p95_s": p95_s, "rate_rps": rate_rps, "quick": experiment.quick}
+    done = experiment.run({"budget": Call(judges.budget, said)})["budget"]
+    why = f"Within {p95_s:.3g} s: quality {done['quality']:.4g}, where the plan for quality had {quality:.4g}."
+    return Outcome([done["quality"] - quality] * len(experiment.seeds), why)
+
+
+def _some(experiment: Experiment, cases: Cases, rate_rps: float) -> dict[str, Outcome]:
+    said = {"rate_rps": rate_rps, "seeds": list(experiment.seeds), "quick": experiment.quick}
+    tasks = {("some", case[2]): Call(runs.some_models, said | {"trace": 1, "q_min": case[2]}) for case in TRACE_1}
+    done, ratios, why = experiment.run(tasks), dict[str, list[list[float]]](), list[str]()
+    for case, found in zip(TRACE_1, done.values(), strict=True):
+        if found["runs"] is None:
+            continue
+        for system in ("stand-alone", "cascadia"):
+            pairs = zip(cases[case]["runs"][system], found["runs"], strict=True)
+            ratios.setdefault(system, []).append([theirs["p95_s"] / ours["p95_s"] for theirs, ours in pairs])
+        why.append(f"quality {case[2]:g}: {', '.join(found['models'])}")
+    text = f"{'; '.join(why)}."
+    return {
+        f"some-{system}": Outcome([fmean(each) for each in zip(*ratios[system], strict=True)], text)
+        for system in ratios
+    }
+
+
+def of_llama(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
+    """Routers, judges and caches, with the Llama models."""
+    outcomes, rate_rps = dict[str, Outcome](), rates["llama", 1]["rate_rps"]
+    exhibits: list[Figure | Table] = []
+    said = {"rate_rps": rate_rps, "quick": experiment.quick}
+    if experiment.wants(*_ids(claims.ROUTER)):
+        outcomes |= _router(experiment, cases, rates)
+    if experiment.wants(*_ids(claims.WEAKER)):
+        done = experiment.run(
+            {("judge", seed): Call(judges.weaker, said | {"seed": seed}) for seed in experiment.seeds}
+        )
+        outcomes |= _weaker(list(done.values()))
+        exhibits.append(_table_6(list(done.values())))
+    if experiment.wants(*_ids(claims.TRAINED)):
+        tasks = {("trained", seed): Call(judges.trained_judge, said | {"seed": seed}) for seed in experiment.seeds}
+        short = [1 - each["quality"] / each["asked"] for each in experiment.run(tasks).values()]
+        outcomes["judge-trained"] = Outcome(short, "It sees lengths only, and the scores hardly depend on them.")
+    if experiment.wants(*_ids(claims.CACHES)):
+        tasks = {("prefixes", seed): Call(judges.prefixes, said | {"seed": seed}) for seed in experiment.seeds}
+        found = list(experiment.run(tasks).values())
+        outcomes["prefix-latency"] = Outcome([each["saved"] for each in found], "Half of each prompt in the cache.")
+        outcomes["prefix-plan"] = Outcome([each["same_gpus"] for each in found], "GPUs per model.")
+    return outcomes, exhibits
+
+
+def _router(experiment: Experiment, cases: Cases, rates: Rates) -> dict[str, Outcome]:
+    tasks = {}
+    for case in claims.LLAMA:
+        said = {"trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"]}
+        tasks["router", case[1]] = Call(
+            judges.route_llm, said | {"seeds": list(experiment.seeds), "quick": experiment.quick}
+        )
+    done = list(experiment.run(tasks).values())
+    slower, more, why = list[list[float]](), list[list[float]](), list[str]()
+    for case, router in zip(claims.LLAMA, done, strict=True):
+        own = cases[case]["runs"]["cascadia"]
+        slower.append([1 - run["p95_s"] / theirs for run, theirs in zip(own, router["p95_s"], strict=True)])
+        rps = zip(own, router["throughput_rps"], strict=True)
+        more.append([run["throughput_rps"] / theirs - 1 for run, theirs in rps])
+        why.append(f"trace {case[1]}: router at quality {fmean(router['quality']):.4g}")
+    text = f"Predictions are {judges.NOISE:g} points off. {'; '.join(why)}."
+    return {
+        "route-llm-slo": Outcome([fmean(each) for each in zip(*slower, strict=True)], text),
+        "route-llm-throughput": Outcome([fmean(each) for each in zip(*more, strict=True)], text),
+    }
+
+
+def _weaker(done: list[Measurement]) -> dict[str, Outcome]:
+    outcomes = {}
+    for short, name in JUDGES.items():
+        shares = [each[name]["share"] / each["gpt-4o"]["share"] - 1 for each in done]
+        times = [each[name]["latency_s"] / each["gpt-4o"]["latency_s"] - 1 for each in done]
+        outcomes[f"judge-{short}-routing"] = Outcome(shares, "Requests that the larger model gets.")
+        outcomes[f"judge-{short}-latency"] = Outcome(times, "The largest p95 of a stage, as planned.")
+    least = [min(each[name]["quality"] for name in JUDGES.values()) - 80.0 for each in done]
+    outcomes["judge-weak-quality"] = Outcome(least, "By the reference, on the requests that were planned for.")
+    return outcomes
+
+
+def _table_6(done: list[Measurement]) -> Table:
+    heads = ["judge", "to the larger model", "latency (s)", "quality"]
+    rows: list[list[str | float | None]] = [
+        [name, *(fmean(each[name][key] for each in done) for key in ("share", "latency_s", "quality"))]
+        for name in ("gpt-4o", *JUDGES.values())
+    ]
+    return Table("Table 6", "Weaker judges", "Means over seeds, as planned.", heads, rows)
+
+
+def of_parts(experiment: Experiment) -> Found:
+    """Shapes of one model."""
+    outcomes, exhibits = dict[str, Outcome](), list[Figure | Table]()
+    seeds, quick = experiment.seeds, experiment.quick
+    if experiment.wants(*_ids(claims.FIGURE_2)):
+        done = experiment.run(
+            {("shapes", seed): Call(parts.strategies, {"seed": seed, "quick": quick}) for seed in seeds}
+        )
+        outcomes |= _strategies(list(done.values()))
+        exhibits.append(_figure_2(list(done.values())))
+    if experiment.wants(*_ids(claims.TABLE_1)):
+        done = experiment.run({("table 1", seed): Call(parts.table_1, {"seed": seed}) for seed in seeds})
+        outcome, table = _table_1(list(done.values()))
+        outcomes["simulator"] = outcome
+        exhibits.append(table)
+    return outcomes, exhibits
+
+
+def _by_workload(measured: Measurement) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for name, rps in measured.items():
+        model, lengths, shape = name.split(" ", 2)
+        found.setdefault(f"{model}, {lengths}", {})[f"({shape.replace(' ', ', ')})"] = rps
+    return found
+
+
+def _strategies(done: list[Measurement]) -> dict[str, Outcome]:
+    effects, varies, why = list[float](), list[bool](), ""
+    for measured in done:
+        loads = _by_workload(measured)
+        effects.append(max(max(each.values()) / min(each.values()) for each in loads.values()))
+        best = {name: max(each, key=lambda shape, of=each: of[shape]) for name, each in loads.items()}  # type: ignore[misc]
+        varies.append(len(set(best.values())) > 1)
+        why = "; ".join(f"{name}: {shape}" for name, shape in best.items())
+    return {
+        "strategy-effect": Outcome(effects, "Where it matters most, on 8 GPUs; shapes that do not fit are left out."),
+        "strategy-varies": Outcome(varies, f"The best (DP, TP, PP): {why}."),
+    }
+
+
+def _figure_2(done: list[Measurement]) -> Figure:
+    loads = [_by_workload(each) for each in done]
+    shapes = list(dict.fromkeys(shape for each in loads[0].values() for shape in each))
+    series = {
+        name: [[each[name][shape] for each in loads if shape in each[name]] for shape in shapes] for name in loads[0]
+    }
+    return Figure("Figure 2", "Shapes on 8 GPUs", "(DP, TP, PP); all requests there at once.",
+                  charts.bars(shapes, series, "requests/s"))  # fmt: skip
+
+
+def _table_1(done: list[Measurement]) -> tuple[Outcome, Table]:
+    """Errors after one factor for all shapes: the paper's GPUs and rates are not told."""
+    errors, rows = list[float](), list[list[str | float | None]]()
+    for measured in done:
+        pairs = [(real, measured[" ".join(map(str, shape))]) for shape, real in parts.TABLE_1.items()]
+        factor = fmean(real / ours for real, ours in pairs)
+        errors.append(fmean(abs(ours * factor / real - 1) for real, ours in pairs))
+        rows = [
+            [str(shape), real, ours * factor, ours] for shape, (real, ours) in zip(parts.TABLE_1, pairs, strict=True)
+        ]
+    why = "The paper's best shapes have many replicas, ours many GPUs a replica: with fewer, caches are small."
+    heads = ["(DP, TP, PP)", "paper (requests/s)", "scaled", "Headway (requests/s)"]
+    return Outcome(errors, why), Table("Table 1", "The simulator", "Llama 3 70B, 1600 and 16 tokens.", heads, rows)
