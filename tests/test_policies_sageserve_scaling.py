@@ -24,6 +24,7 @@ from headway.policies.hourly import LastDay, Planning
 from headway.policies.scaling.chiron import Chiron
 from headway.policies.scaling.long_term import LongTermGap, LongTermImmediate, LongTermUtilization
 from headway.policies.scaling.reactive import Reactive
+from headway.policies.scaling.timetable import Timetable
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0
@@ -504,3 +505,24 @@ def test_chiron_looks_at_each_endpoint_by_itself() -> None:
         one.name, one.region = f"west-{one.name}", "west"
     fleet.pools = [*fleet.pools, *other.pools]
     assert Chiron().scale(fleet) == {"west-m-interactive": 11}
+
+
+# A timetable.
+
+
+def test_each_step_has_its_number() -> None:
+    """More is asked for ahead of its step, less at its step; the last step goes on."""
+    scaler = Timetable({"main": [2, 5, 3]}, step_s=100.0, ahead_s=30.0)
+    numbers = [wanted(scaler, pool(), now) for now in (0.0, 69.0, 70.0, 100.0, 170.0, 199.0, 200.0, 900.0)]
+    assert numbers == [2, 2, 5, 5, 5, 5, 3, 3]
+
+
+def test_a_timetable_keeps_to_the_bounds_and_to_the_pools_it_names() -> None:
+    scaler = Timetable({"main": [0, 50]}, step_s=100.0)
+    assert wanted(scaler, pool(min_replicas=2)) == 2
+    assert wanted(scaler, pool(), 100.0) == 20
+    assert scaler.scale(FakePools([pool(), pool(name="b")], 0.0)) == {"main": 1}
+    with pytest.raises(HeadwayError, match="counts: unknown pool 'main'"):
+        scaler.scale(FakePools([pool(name="b")], 0.0))
+    with pytest.raises(HeadwayError, match="counts"):
+        Timetable({"main": []})

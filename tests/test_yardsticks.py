@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import product
 from math import inf
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 
-from headway import catalog
+from headway import catalog, clairvoyant, scenario, yardsticks
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Parallel, Pool
@@ -19,6 +21,7 @@ from headway.perf.step import StepModel
 from headway.planner.fluid import Best, Place, Span, Work, least_gpu_hours
 from headway.policies import resolve
 from headway.sim.cluster import simulate
+from headway.userfile import Places
 from headway.workload.table import Workload
 from headway.workload.trace import TraceSource
 from headway.yardsticks import ALLOWED, gpu_hours_bound
@@ -105,7 +108,9 @@ def test_no_run_that_serves_in_time_takes_less(seed: int) -> None:
     warmup_s = 60.0 * (seed % 2)
     bound = gpu_hours_bound(some, records, steps, warmup_s=warmup_s, to_the_end=until_s is None)
     assert bound is not None
-    if serves(records, warmup_s):
+    in_time = serves(records, warmup_s)
+    assert in_time == yardsticks.serves(some, records, warmup_s=warmup_s, to_the_end=until_s is None)
+    if in_time:
         assert 0 < bound <= summarize(records, warmup_s=warmup_s).gpu_hours
 
 
@@ -208,3 +213,56 @@ def test_no_plan_at_all() -> None:
     work = jobs([1.0], [9.0], [100.0])
     with pytest.raises(HeadwayError, match="no plan serves this trace in time"):
         least_gpu_hours({"m": work}, [place()], {("", "gpu"): 2.0}, Span(0.0, 10.0, 1), 0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_is_late_is_seen(seed: int) -> None:
+    """One small replica for too much work: late at the start, late at the end, or past a deadline."""
+    rng = np.random.default_rng(seed)
+    pool = structs.replace(fleet(rng).pools[0], replicas=1, kv_capacity_tokens=8_000)
+    policies = Policies(resolve.router("round-robin"), resolve.ordering("fcfs"))
+    records = simulate(Fleet((pool,)), TraceSource(trace(rng, 1, 12.0, 600.0)), policies, seed=0, until_s=700.0)
+    assert not serves(records, 0.0)
+    assert not yardsticks.serves(Fleet((pool,)), records, to_the_end=False)
+
+
+def scene(scaling: Any) -> scenario.Scenario:
+    """Two regions for an hour in which load comes and goes."""
+    fleet = [
+        {"name": region, "region": region, "model": MODELS[0], "gpu": "a100-80gb", "replicas": 4, "min_replicas": 1,
+         "max_replicas": 8, "kv_capacity_tokens": 60_000}
+        for region in ("us-east", "us-west")
+    ]  # fmt: skip
+    demand = {"builtin": "sageserve-july-2025", "start_hour": 205, "duration_s": 3000, "scale": 0.2}
+    document = {
+        "workload": demand | {"models": {MODELS[0]: 1}}, "fleet": fleet,
+        "policies": {"routing": "sageserve", "admission": "queue-manager", "scaling": scaling},
+        "provisioning": {"reclaim_s": 60, "acquire_s": 120},
+        "gpu_limits": [{"region": "us-east", "gpu": "a100-80gb", "count": 8}],
+        "simulation": {"until_s": 3000},
+    }  # fmt: skip
+    return scenario.assemble(document, Places(), Path())
+
+
+def test_the_clairvoyant_plan_stands_between() -> None:
+    """It serves in time when it is run again, takes what it says, and no less than the bound."""
+    it = scene("reactive")
+    found = clairvoyant.find(it, tps={MODELS[0]: 3000.0})
+    assert found is not None
+    said = {"name": "timetable", "counts": found.counts, "step_s": clairvoyant.STEP_S, "ahead_s": found.ahead_s}
+    again = scenario.run(scene(said))
+    assert yardsticks.serves(it.fleet, again.records, to_the_end=False)
+    assert again.summary.gpu_hours == found.gpu_hours
+    bound = again.summary.gpu_hours_bound
+    assert bound is not None and 2 * 3000 / 3600 * 0.999 <= bound <= found.gpu_hours
+
+
+def test_a_bound_that_cannot_be_is_a_note() -> None:
+    """The first token is due before any engine has it, for all; the run stands, without a bound."""
+    document = scene("reactive").document
+    document["gpu_limits"] = [{"region": region, "gpu": "a100-80gb", "count": 4} for region in ("us-east", "us-west")]
+    document["workload"] |= {"scale": 60.0, "duration_s": 60}
+    document["simulation"] = {"until_s": 60}
+    done = scenario.run(scenario.assemble(document, Places(), Path()))
+    assert done.summary.gpu_hours_bound is None
+    assert any("no bound on GPU hours: no plan serves this trace in time" in note for note in done.notes)

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from headway.core.fleet import Fleet, Model, Pool
-from headway.core.record import Records
+from headway.core.fleet import Fleet, Pool
+from headway.core.record import Outcome, Records
 from headway.metrics.latency import Slo
 from headway.perf.step import StepModel
 from headway.planner.fluid import Best, Place, Span, Work, least_gpu_hours
@@ -35,6 +35,7 @@ MOST_TOKENS = 2**15
 """In one iteration. Where an engine has more, every further doubling is looked at once."""
 SLACK = 0.9
 """For what lies between doublings."""
+Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -57,18 +58,42 @@ def gpu_hours_bound(
     """
     if fleet.combos or not fleet.pools:
         return None
-    pools = [pool for pool in fleet.pools if pool.replicas or pool.max_replicas is None or pool.max_replicas > 0]
+    pools = list(fleet.pools)
     table = _Table(records, slo or Slo(), warmup_s, to_the_end)
-    works = {}
-    for model in {pool.model.name: pool.model for pool in pools}.values():
-        own = [pool for pool in pools if pool.model.name == model.name]
-        works[model.name] = table.work(model, own, alone=len({pool.model.name for pool in pools}) == 1)
+    works = {model: table.work(table.asked(fleet, model)) for model in dict.fromkeys(p.model.name for p in pools)}
     places = _places(pools, steps, records)
     limits: dict[tuple[str, str], float] = {}
     for region, gpu, count in fleet.gpu_limits:
         here = [pool for pool in pools if (pool.region, pool.gpu.name) == (region, gpu)]
         limits[region, gpu] = float(max(count, sum(pool.replicas * pool.parallel.num_gpus for pool in here)))
     return least_gpu_hours(works, places, limits, Span(warmup_s, records.end_s), allowed)
+
+
+def serves(
+    fleet: Fleet,
+    records: Records,
+    *,
+    warmup_s: float = 0.0,
+    slo: Slo | None = None,
+    to_the_end: bool = True,
+    allowed: float = ALLOWED,
+) -> bool:
+    """Whether a run serves its trace in time, as this module says."""
+    table = _Table(records, slo or Slo(), warmup_s, to_the_end)
+    first_s, done_s = (np.full(len(table.arrival_s), inf) for _ in range(2))
+    ended = records.requests
+    finished = ended["outcome"] == Outcome.FINISHED
+    first_s[ended["request"]] = np.where(np.isnan(ended["first_token_s"]), inf, ended["first_token_s"])
+    done_s[ended["request"][finished]] = ended["end_s"][finished]
+    held = np.zeros(len(first_s), dtype=np.bool_)
+    for model in {pool.model.name for pool in fleet.pools}:
+        held |= table.asked(fleet, model)
+    for tier in np.unique(table.group[held]):
+        for at_s, by_s in ((first_s, table.first_by_s), (done_s, table.done_by_s)):
+            due = held & (table.group == tier) & np.isfinite(by_s)
+            if (at_s[due] > by_s[due]).sum() > (0.0 if tier < 0 else allowed * due.sum()):
+                return False
+    return True
 
 
 def _places(pools: list[Pool], steps: Callable[[Pool], StepModel], records: Records) -> list[Place]:
@@ -106,51 +131,50 @@ def best_of(pool: Pool, step: StepModel, longest_tokens: int, shares: bool) -> B
 
 
 class _Table:
-    """A trace, and what is promised to whom."""
+    """A trace, what is due when, and with whom it may be late: -1, with nobody."""
 
     def __init__(self, records: Records, slo: Slo, warmup_s: float, to_the_end: bool) -> None:
-        self.records, self.warmup_s, self.to_the_end = records, warmup_s, to_the_end
-        table, self.end_s = records.workload, records.end_s
+        self.records = records
+        table, end_s = records.workload, records.end_s
         self.arrival_s = np.asarray(table["arrival_s"], "f8")
         self.prompt, self.output = (np.asarray(table[name], "f8") for name in ("prompt_tokens", "output_tokens"))
-        self.tier = np.asarray(table["tier"], "i8") if "tier" in table else np.zeros(len(self.arrival_s), "i8")
-        self.first_by_s = self.arrival_s + self._column("slo_ttft_s", slo.ttft_s)
-        self.end_by_s = self.arrival_s + self._column("slo_e2e_s", slo.e2e_s)
-        self.deadline_s = self._column("deadline_s", None)
-        self.leaves = self._column("timeout_s", None) < inf
+        first_by_s = self.arrival_s + self._column("slo_ttft_s", slo.ttft_s)
+        end_by_s = self.arrival_s + self._column("slo_e2e_s", slo.e2e_s)
+        deadline_s = self._column("deadline_s", None)
+        in_run = first_by_s <= end_s
+        done_by_s = np.minimum(np.where(in_run & (end_by_s == inf), end_s, end_by_s), deadline_s)
+        done_by_s[done_by_s > end_s] = end_s if to_the_end else inf
+        counted = in_run & (self.arrival_s >= warmup_s)
+        self.done_by_s = done_by_s
+        self.first_by_s = np.minimum(np.where(counted, first_by_s, inf), done_by_s)
+        tier = np.asarray(table["tier"], "i8") if "tier" in table else np.zeros(len(self.arrival_s), "i8")
+        self.group = np.where(np.isfinite(first_by_s) & (deadline_s == inf), tier, -1)
+        self._stays = self._column("timeout_s", None) == inf
 
-    def _column(self, name: str, otherwise: float | None) -> npt.NDArray[np.float64]:
+    def _column(self, name: str, otherwise: float | None) -> Floats:
         """NaN, and what is absent, is `otherwise`; nothing is `inf`."""
         said = self.records.workload.get(name)
         values = np.full(len(self.arrival_s), np.nan) if said is None else np.asarray(said, "f8")
-        return np.where(np.isnan(values), inf if otherwise is None else otherwise, values)
+        return np.asarray(np.where(np.isnan(values), inf if otherwise is None else otherwise, values))
 
-    def work(self, model: Model, pools: list[Pool], alone: bool) -> Work:
-        """Of one model: everything, if it is the only one."""
-        rows = self._asked(model, alone) & ~self.leaves
-        rows &= self.prompt + self.output <= max(_longest_tokens(pool) for pool in pools)
-        promised = np.isfinite(self.first_by_s)
-        in_run = promised & (self.first_by_s <= self.end_s)
-        counted = in_run & (self.arrival_s >= self.warmup_s)
-        done_by_s = np.where(in_run & (self.end_by_s == inf), self.end_s, self.end_by_s)
-        done_by_s = np.minimum(done_by_s, self.deadline_s)
-        late = done_by_s > self.end_s
-        done_by_s[late] = self.end_s if self.to_the_end else inf
-        first_by_s = np.minimum(np.where(counted, self.first_by_s, inf), done_by_s)
-        may_miss = promised & (self.deadline_s == inf)
-        tokens = np.ones_like(self.prompt) if any(_shares(pool, self.records) for pool in pools) else self.prompt
-        return Work(
-            self.arrival_s[rows], first_by_s[rows], done_by_s[rows], tokens[rows], self.output[rows],
-            np.where(may_miss, self.tier, -1)[rows], np.where(may_miss, self.tier, -1)[rows],
-        )  # fmt: skip
-
-    def _asked(self, model: Model, alone: bool) -> Mask:
-        """Requests for a model, by any of its names."""
+    def asked(self, fleet: Fleet, model: str) -> Mask:
+        """Requests for a model, by any of its names, that a replica can hold and nobody gives up."""
+        pools = [pool for pool in fleet.pools if pool.model.name == model]
+        held = self.prompt + self.output <= max(_longest_tokens(pool) for pool in pools)
         code = self.records.workload.get("model")
-        if alone or code is None:
-            return np.ones(len(self.arrival_s), dtype=np.bool_)
-        names = (model.name, model.hf_id, *model.aliases)
-        return np.isin(code, [i for i, name in enumerate(self.records.models) if name in names])
+        if code is None or len(pools) == len(fleet.pools):
+            return np.asarray(held & self._stays)
+        names = (model, pools[0].model.hf_id, *pools[0].model.aliases)
+        ours = [i for i, name in enumerate(self.records.models) if name in names]
+        return np.asarray(np.isin(code, ours) & held & self._stays)
+
+    def work(self, rows: Mask) -> Work:
+        """Some of the requests. Of shared prefixes, nobody knows who computes them: a prompt is one token then."""
+        tokens = self.prompt if self.records.prefixes is None else np.ones_like(self.prompt)
+        return Work(
+            self.arrival_s[rows], self.first_by_s[rows], self.done_by_s[rows], tokens[rows], self.output[rows],
+            self.group[rows], self.group[rows],
+        )  # fmt: skip
 
 
 def _longest_tokens(pool: Pool) -> int:

@@ -10,15 +10,16 @@ import click
 from headway.cli.choose import choose
 from headway.cli.flags import scenario_options
 from headway.cli.output import progress
-from headway.cli.results import Outputs, deliver, output_options
+from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, with_clairvoyant
 from headway.scenario import compare
 
 
 @click.command()
 @scenario_options
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to run on.")
+@clairvoyant_option
 @output_options
-def command(scenario: Path | None, preset: str | None, jobs: int, **flags: Any) -> None:
+def command(scenario: Path | None, preset: str | None, jobs: int, clairvoyant: bool, **flags: Any) -> None:
     """Run several policies on one workload and fleet, and print one table.
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
@@ -28,4 +29,6 @@ def command(scenario: Path | None, preset: str | None, jobs: int, **flags: Any) 
     chosen = choose("compare", scenario, preset, flags)
     with progress("comparing", wanted=not outputs.no_progress) as tell:
         runs = compare(chosen, jobs, tell)
+    if clairvoyant:
+        runs = with_clairvoyant(runs, chosen)
     deliver(runs, chosen, outputs)

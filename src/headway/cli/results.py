@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from msgspec import Struct, json
+from msgspec import Struct, json, structs
 
 from headway import records
+from headway.clairvoyant import find
 from headway.cli.flags import together
 from headway.cli.output import console, print_json
+from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
 from headway.report import html, trace
 from headway.report.run import Run
@@ -31,6 +33,9 @@ output_options = together((
     click.option("--html", type=_path, help="Write a report that opens in any browser."),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
 ))  # fmt: skip
+clairvoyant_option = click.option(
+    "--clairvoyant", is_flag=True, help="Beside a scaler's GPU hours, those of a plan that knows the trace."
+)
 trace_option = click.option("--trace-out", type=_path, help="Write a trace that Perfetto and Chrome open.")
 
 
@@ -94,6 +99,15 @@ def results(runs: Sequence[Run], scenario: Scenario) -> Results:
             for run in runs
         ],
     )
+
+
+def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
+    """The runs, each with the GPU hours of the best timetable found for the trace that all of them saw."""
+    if scenario.fleet.combos or all(run.summary.gpu_hours_bound is None for run in runs):
+        raise HeadwayError("--clairvoyant: goes with a scaler, and a fleet of pools")
+    found = find(scenario)
+    hours = None if found is None else found.gpu_hours
+    return [replace(run, summary=structs.replace(run.summary, gpu_hours_clairvoyant=hours)) for run in runs]
 
 
 def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs) -> None:

@@ -44,6 +44,7 @@ from headway.policies.scaling.freeness import Freeness
 from headway.policies.scaling.long_term import LongTermGap, LongTermImmediate, LongTermUtilization
 from headway.policies.scaling.reactive import Reactive
 from headway.policies.scaling.target_utilization import TargetUtilization
+from headway.policies.scaling.timetable import Timetable
 
 ROUTERS: dict[str, type[Router]] = {
     "headway": Headway,
@@ -104,4 +105,5 @@ SCALERS: dict[str, type[Scaler]] = {
     "lt-u": LongTermUtilization,
     "lt-ua": LongTermGap,
     "chiron": Chiron,
+    "timetable": Timetable,
 }
