@@ -156,7 +156,7 @@ def test_who_is_being_prefilled_counts_where_it_will_decode() -> None:
     assert targets == [11, 12, 13, 11, 12, 13]
     replicas[0].num_in_flight = 0  # all are handed over, to whoever took them
     replicas[1].num_in_flight = 10
-    replicas[0].num_in_flight = 1
+    replicas[0].num_in_flight, replicas[0].prefill_tokens_left = 1, 100
     assert router.route(FakeRequest(), view).decode == 12
 
 

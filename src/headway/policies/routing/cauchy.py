@@ -56,6 +56,11 @@ class Cauchy:
     then decode, each in turn; `opportunistic` takes the prefill replica with the least pending and the decode
     replica with the fewest requests, but if one of the two is idle and the other is not, the whole request is
     computed there in place. If both are idle, as at the start of the paper's fig. 5b, it goes from one to the other.
+    A decode replica is idle with nothing in flight, for a prompt would hold up the answers that it writes. A prefill
+    replica is idle with no prompt left to compute and nobody waiting, as long as it has at most `in_place` of the
+    requests that the decode replica has: it writes answers between prompts, and in smaller batches than those whose
+    only task it is, so that tokens are in time there too. (The paper's telemetry is of remaining tokens and pending
+    requests, and what it looks for is idle capacity, 3.4.2; it gives no threshold. 0: only with nothing in flight.)
     A replica that does both phases keeps what it is given. `classes` reserve combos by prompt length and tier: the
     first class that has the request counts, the rest go to combos that no class names, and if none of
     their own are there requests go to any. (Models need no class: each has a router of its own.)
@@ -68,10 +73,13 @@ class Cauchy:
         between: Literal["goodput", "round-robin", "tokens"] = "goodput",
         within: Literal["opportunistic", "strict"] = "opportunistic",
         classes: tuple[WorkloadClass, ...] = (),
+        in_place: float = 0.5,
     ) -> None:
         _one_of("between", between, ("goodput", "round-robin", "tokens"))
         _one_of("within", within, ("opportunistic", "strict"))
-        self._between, self._within = between, within
+        if not 0 <= in_place <= 1:
+            raise HeadwayError(f"in_place: expected 0 to 1, got {in_place}")
+        self._between, self._within, self._in_place = between, within, in_place
         self._classes = classes
         self._turns: dict[int, Turns] = {}
         """By class, -1 for requests of none."""
@@ -122,10 +130,17 @@ class Cauchy:
         last = min(decode, key=lambda replica: self._fewest(replica, combo))
         if _is_idle(last) and not _is_idle(first):
             return Placement(last.id)
-        if first.role != "prefill" or (_is_idle(first) and not _is_idle(last)):
+        if first.role != "prefill" or self._has_room(first, last):
             return Placement(first.id)
         self._sent.setdefault(first.id, Sent()).add(last.id)
         return Placement(first.id, last.id)
+
+    def _has_room(self, first: ReplicaView, last: ReplicaView) -> bool:
+        """A prefill replica may write this answer, too."""
+        if _is_idle(first):
+            return not _is_idle(last)
+        busy = first.prefill_tokens_left > 0 or first.num_waiting > 0
+        return not busy and _load(first) < self._in_place * _load(last)
 
     def _fewest(self, replica: ReplicaView, combo: Combo) -> tuple[bool, int, int]:
         """Idle first, then by the requests that it has or that are being prefilled for it."""
