@@ -14,7 +14,7 @@ from headway import scenario
 from headway.report.run import Run
 from headway.reproduce import sageserve
 from headway.reproduce.experiment import Experiment
-from headway.reproduce.sageserve import bounds, measures, runs, scenes
+from headway.reproduce.sageserve import bounds, measures, orderings, runs, scenes
 from headway.reproduce.sageserve.outcomes import outcomes
 from headway.reproduce.sageserve.scenes import LLAMA_2, LT_I, LT_U, LT_UA, MODELS, REACTIVE, REGIONS, SCOUT, Scene
 from headway.reproduce.sageserve.table import Runs
@@ -68,7 +68,7 @@ def tiers(document: dict[str, Any]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("ordering", scenes.ORDERINGS)
 def test_orderings_are_compared_on_a_fleet_that_stays(ordering: str) -> None:
-    assert scenario.policies_of(assembled(scenes.ordered(ordering, 1.5))).scaler is None
+    assert scenario.policies_of(assembled(orderings.document(ordering, 1.5))).scaler is None
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_of_one_model_waste_and_spot_hours_are_the_summarys(short: Run) -> None:
 
 def test_who_still_waits_has_waited_so_far(short: Run) -> None:
     records = short.records
-    wait_s, limit_s = measures._waits(records, LLAMA_2, 0.0, records.end_s)
+    wait_s, limit_s = measures.waits(records, LLAMA_2, 0.0, records.end_s)
     interactive = records.workload["tier"][records.requests["request"]] < measures.BATCH
     assert len(wait_s) == len(limit_s) == interactive.sum()
     assert (wait_s >= 0).all() and set(np.unique(limit_s)) == {1.0, 60.0}
@@ -216,8 +216,11 @@ class Dry(Experiment):
 
     def run(self, tasks: Any) -> Any:
         self.asked = [*getattr(self, "asked", []), *tasks.items()]
-        known = made() | {(runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)}
-        return {key: SERVED if isinstance(key, str) else known[key] for key in tasks}
+        known: dict[Any, Measurement] = made() | {
+            (runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)
+        }
+        known |= {gpu: SERVED for gpu in (scenes.A100, scenes.H100)} | {seed: {"factor": 1.5} for seed in SEEDS}
+        return {key: known[key] for key in tasks}
 
 
 def test_only_what_is_asked_for_is_run() -> None:

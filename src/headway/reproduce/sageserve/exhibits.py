@@ -7,7 +7,7 @@ from statistics import fmean
 
 from headway.reproduce import charts
 from headway.reproduce.findings import Figure, Table
-from headway.reproduce.sageserve import runs, scenes
+from headway.reproduce.sageserve import orderings, runs, scenes
 from headway.reproduce.sageserve.measures import CAUSES
 from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, LONG_TERM, PEAK, READING, SCOUT
 from headway.reproduce.sageserve.scenes import LLAMA_2, MODELS, REACTIVE, REGIONS, SILOED
@@ -125,7 +125,7 @@ def _orderings(kept: Runs) -> Exhibits:
             for label, tier in tiers
         }  # fmt: skip
 
-    late = f"First tokens later than 1 s (fast tier) and {scenes.NORMAL_TTFT_S:g} s (normal tier)."
+    late = f"First tokens later than 1 s (fast tier) and {orderings.NORMAL_TTFT_S:g} s (normal tier)."
     return [
         Figure("Figure 15a", "Orderings: TTFT", "Third quartile of TTFT.", charts.bars(names, of("q3_s", 1.0), "s")),
         Figure("Figure 15b", "Orderings: late", late, charts.bars(names, of("violations", 100.0), "violations (%)")),

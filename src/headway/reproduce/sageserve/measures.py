@@ -81,23 +81,12 @@ def measure(run: Run) -> Measurement:
     }
 
 
-def measure_order(run: Run) -> Measurement:
-    """By interactive tier: late first tokens, and the third quartile of TTFT."""
-    records = run.records
-    found: Measurement = {"violations": {}, "q3_s": {}}
-    for tier in range(BATCH):
-        wait_s, limit_s = _waits(records, LLAMA_2, 0.0, records.end_s, tier)
-        found["violations"][str(tier)] = float((wait_s > limit_s).mean())
-        found["q3_s"][str(tier)] = float(np.percentile(wait_s, 75))
-    return found
-
-
 def measure_burst(run: Run) -> Measurement:
     """The waits of those who come from the burst's begin to half an hour after its end, and when that is over."""
     records, (from_s, to_s) = run.records, BURST_S
-    wait_s, _ = _waits(records, LLAMA_2, from_s, to_s + 1800.0)
+    wait_s, _ = waits(records, LLAMA_2, from_s, to_s + 1800.0)
     minutes = np.arange(from_s, records.end_s - 60.0, 60.0)
-    medians = [_median(_waits(records, LLAMA_2, at, at + 60.0)[0]) for at in minutes]
+    medians = [_median(waits(records, LLAMA_2, at, at + 60.0)[0]) for at in minutes]
     late = [at for at, median in zip(minutes, medians, strict=True) if median > RECOVERED_S]
     return {
         "ttft_p95_s": float(np.percentile(wait_s, 95)),
@@ -111,9 +100,9 @@ def measure_week(run: Run) -> Measurement:
     """P95 of TTFT, in all and by three hours."""
     records, from_s = run.records, run.summary.warmup_s
     edges = np.arange(0.0, records.end_s, LONG_BIN_S)
-    binned = [_waits(records, LLAMA_2, max(at, from_s), at + LONG_BIN_S)[0] for at in edges]
+    binned = [waits(records, LLAMA_2, max(at, from_s), at + LONG_BIN_S)[0] for at in edges]
     return {
-        "ttft_p95_s": float(np.percentile(_waits(records, LLAMA_2, from_s, records.end_s)[0], 95)),
+        "ttft_p95_s": float(np.percentile(waits(records, LLAMA_2, from_s, records.end_s)[0], 95)),
         "bins": [[float(at / 3600), float(np.percentile(w, 95))] for at, w in zip(edges, binned, strict=True)],
         "instance_hours": _of_model(records, LLAMA_2, from_s)["instance_hours"],
     }
@@ -121,7 +110,7 @@ def measure_week(run: Run) -> Measurement:
 
 def _of_model(records: Records, model: str, from_s: float) -> Measurement:
     replicas = [each for each in records.replicas if each.model == model]
-    wait_s, limit_s = _waits(records, model, from_s, records.end_s)
+    wait_s, limit_s = waits(records, model, from_s, records.end_s)
     e2e_s = _e2e_s(records, model, from_s)
     wasted = {cause: sum(_starting_hours(r, from_s) for r in replicas if r.origin == cause) for cause in CAUSES}
     regions = dict.fromkeys(sorted({each.region for each in replicas}), 0.0)
@@ -137,7 +126,7 @@ def _of_model(records: Records, model: str, from_s: float) -> Measurement:
     return found | {f"ttft_p{q}_s": float(np.percentile(wait_s, q)) for q in (75, 90, 95, 99)}
 
 
-def _waits(records: Records, model: str, from_s: float, to_s: float, tier: int | None = None) -> tuple[Floats, Floats]:
+def waits(records: Records, model: str, from_s: float, to_s: float, tier: int | None = None) -> tuple[Floats, Floats]:
     """TTFT of interactive requests for a model that arrive in between, and what they were promised.
 
     Of those that still wait, what they have waited so far.

@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.reproduce.claims import Claim
 from headway.reproduce.experiment import Experiment
-from headway.reproduce.sageserve import bounds, claims, measures, scenes
+from headway.reproduce.sageserve import bounds, claims, measures, orderings, scenes
 from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_Q, LT_U, LT_UA, REACTIVE, SILOED, Scene
 from headway.reproduce.tasks import Call, Measurement, Simulation, Task
 
@@ -33,8 +33,6 @@ BOUNDED = (DAY, ALONE, NOVEMBER, H100, MIX_9, MIX_1)
 THETA_SHARE = 0.5
 """Of what an instance serves flat out, for theta. The artifact plans with 30 x 7,516.67 tokens a minute for Llama-2:
 half of what its profile says."""
-OVERLOAD = 1.68
-"""Of the fleet on which orderings are compared: under FCFS, 45% and 25% are to be late, as in 7.2.6."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,14 @@ def parts(quick: bool) -> list[Part]:
     weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=12.0)
     made = [
         Part(DAY, claims.DAY, Scene(), (REACTIVE, *LONG_TERM)),
-        Part(PEAK, claims.SILOS, peak, (SILOED, REACTIVE)),
         Part(ALONE, claims.ALONE, one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_Q, LT_UA, LEAK)),
+        Part(PEAK, claims.SILOS, peak, (SILOED, REACTIVE)),
+        Part(BURST, claims.BURST, night, LONG_TERM),
         Part(NOVEMBER, claims.NOVEMBER, nov, (REACTIVE, *LONG_TERM)),
-        Part(H100, claims.ABLATIONS, replace(one, gpu=scenes.H100, load=scenes.H100_LOAD), BOTH),
         Part(MIX_9, claims.ABLATIONS, replace(nov, batch_share=0.1), BOTH),
         Part(MIX_1, claims.ABLATIONS, replace(nov, batch_share=0.5), BOTH),
+        Part(H100, claims.ABLATIONS, replace(one, gpu=scenes.H100, load=scenes.H100_LOAD), BOTH),
         Part(SCOUT, claims.SCOUTS, five, BOTH),
-        Part(BURST, claims.BURST, night, LONG_TERM),
         Part(WEEK, claims.WEEK, weekend, (REACTIVE, LT_U, LT_UA)),
     ]
     return [replace(part, scene=_brief(part)) for part in made] if quick else made
@@ -76,7 +74,12 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
     wanted = [part for part in parts(experiment.quick) if experiment.wants(*(c.id for c in part.claims))]
     orders = scenes.ORDERINGS if experiment.wants(*(claim.id for claim in claims.ORDER)) else ()
     served = experiment.run({gpu: _theta(gpu) for gpu in dict.fromkeys(part.scene.gpu for part in wanted)})
+    seeds = experiment.seeds if orders else ()
+    factors = experiment.run({seed: Call(orderings.overload, {"seed": seed}) for seed in seeds})
     tasks: dict[tuple[Any, ...], Task] = {}
+    for name in orders:
+        for seed, each in factors.items():
+            tasks[ORDER, name, seed] = Simulation(orderings.document(name, each["factor"]), seed, orderings.measure)
     for part in wanted:
         scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
         for seed, strategy in product(experiment.seeds, part.strategies):
@@ -85,25 +88,26 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
         if part.kind in BOUNDED:
             document = scenes.document(replace(part.scene, models=(scenes.LLAMA_2,)), REACTIVE)
             tasks[BOUND, part.kind, seed] = Call(bounds.bound, {"document": document, "seed": seed})
-    for seed, name in product(experiment.seeds, orders):
-        tasks[ORDER, name, seed] = Simulation(scenes.ordered(name, OVERLOAD), seed, measures.measure_order)
     if experiment.claims is None:
         day = next(part.scene for part in wanted if part.kind == DAY)
-        for name, scene, strategy in readings(day, served[scenes.A100]):
-            tasks[READING, name, experiment.seeds[0]] = _simulation(READING, scene, strategy, experiment.seeds[0])
+        for name, document in readings(day, served[scenes.A100]):
+            tasks[READING, name, experiment.seeds[0]] = Simulation(document, experiment.seeds[0], measures.measure)
     return experiment.run(tasks), served
 
 
-def readings(day: Scene, served: Measurement) -> Iterator[tuple[str, Scene, str]]:
-    """(name, scene, strategy): what the paper leaves open, one thing at a time, with Llama-2-70B alone."""
+def readings(day: Scene, served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
+    """(name, scenario): what the paper leaves open, one thing at a time, with Llama-2-70B alone."""
     scene = replace(day, models=(scenes.LLAMA_2,), hours=min(day.hours, 3.0), theta=theta(served, THETA_SHARE))
-    yield "reactive", scene, REACTIVE
-    yield "reactive that counts what is starting", scene, GUARDED
-    yield "LT-U: theta half of flat out", scene, LT_U
-    yield "LT-U: theta in time (95% within 1 s)", replace(scene, theta=served["tps"]), LT_U
-    yield "LT-U: theta 70% of flat out", replace(scene, theta=theta(served, 0.7)), LT_U
-    yield "LT-U: hourly means forecast", replace(scene, step_s=3600.0), LT_U
-    yield "LT-U that counts what is starting", replace(scene, guard=True), LT_U
+    yield "reactive", scenes.document(scene, REACTIVE)
+    yield "reactive that counts what is starting", scenes.document(scene, GUARDED)
+    yield "LT-U: theta half of flat out, epsilon 1", scenes.document(scene, LT_U)
+    shared = scenes.document(scene, LT_U)
+    shared["policies"]["scaling"]["plan"]["epsilon"] = 0.8
+    yield "LT-U: epsilon 0.8", shared
+    yield "LT-U: theta in time (95% within 1 s)", scenes.document(replace(scene, theta=served["tps"]), LT_U)
+    yield "LT-U: theta 70% of flat out", scenes.document(replace(scene, theta=theta(served, 0.7)), LT_U)
+    yield "LT-U: hourly means forecast", scenes.document(replace(scene, step_s=3600.0), LT_U)
+    yield "LT-U that counts what is starting", scenes.document(replace(scene, guard=True), LT_U)
 
 
 def theta(served: Measurement, share: float) -> dict[str, float]:

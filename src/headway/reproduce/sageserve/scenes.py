@@ -56,9 +56,6 @@ POOLS: Mapping[str, Mapping[str, int]] = {
 }
 """Instances at the start (4, 7.1)."""
 BURST_S = (5700.0, 7200.0)
-NORMAL_TTFT_S = 5.6
-"""The normal tier's promise where orderings are compared. 7.2.6 says that a quarter of first tokens are late with a
-third quartile of 5.6 s, which is to say that 5.6 s was the limit there, and not the minute of 2.2."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +83,10 @@ def document(scene: Scene, strategy: str) -> Document:
     """A scenario."""
     pools = POOLS.get(strategy, {"": START})
     fleet = [
-        _pool(scene.gpu, model, region, suffix, num)
+        pool(scene.gpu, model, region, suffix, num)
         for model in scene.models for region in REGIONS for suffix, num in pools.items()
     ]  # fmt: skip
-    return _document(scene, fleet, _policies(scene, strategy))
+    return whole_document(scene, fleet, _policies(scene, strategy))
 
 
 def burst(scene: Scene, strategy: str) -> Document:
@@ -99,24 +96,8 @@ def burst(scene: Scene, strategy: str) -> Document:
     return whole
 
 
-def ordered(ordering: str, factor: float) -> Document:
-    """A fleet that stays as it is, and gets `factor` times its load for 40 minutes."""
-    scene = Scene(models=(LLAMA_2,), from_hour=THURSDAY + 13, hours=1.5)
-    fleet = [_pool(A100, LLAMA_2, region, "", num) for region, num in zip(REGIONS, (4, 3, 3), strict=True)]
-    policies = {"routing": "sageserve", "admission": "queue-manager", "ordering": ORDERINGS[ordering]}
-    whole = _document(scene, fleet, policies)
-    whole["simulation"]["warmup_s"] = 0.0
-    whole["workload"] |= {
-        "surges": [{"from_s": 1200.0, "to_s": 3600.0, "factor": factor}],
-        "tiers": [
-            {"tier": 0, "share": 0.42, "ttft_s": 1}, {"tier": 1, "share": 0.30, "ttft_s": NORMAL_TTFT_S},
-            {"tier": 2, "share": 0.28, "deadline_after_s": 86400},
-        ],
-    }  # fmt: skip
-    return whole
-
-
-def _pool(gpu: str, model: str, region: str, suffix: str, num: int) -> Document:
+def pool(gpu: str, model: str, region: str, suffix: str, num: int) -> Document:
+    """So many instances of a model in a region."""
     return {
         "name": f"{region}-{model}{suffix}", "model": model, "gpu": gpu, "tp": GPUS[model], "region": region,
         "replicas": num, "min_replicas": LEAST, "max_replicas": MOST, "kv_capacity_tokens": KV_TOKENS[model],
@@ -147,7 +128,8 @@ def _policies(scene: Scene, strategy: str) -> Document:
     return policies | {"scaling": scaling}
 
 
-def _document(scene: Scene, fleet: list[Document], policies: Document) -> Document:
+def whole_document(scene: Scene, fleet: list[Document], policies: Document) -> Document:
+    """A scene with these pools and policies."""
     duration_s = scene.hours * 3600
     workload: Document = {
         "builtin": scene.builtin, "models": {model: LOAD[model] for model in scene.models}, "scale": scene.load,
