@@ -223,6 +223,7 @@ def test_a_slow_network_limits_a_pair_and_no_aggregated_combo() -> None:
     (lambda: Offer(catalog.gpu("h20"), -1), "limit"),
     (lambda: Offer(catalog.gpu("h20"), usd_per_hour=-1.0), "usd_per_hour"),
     (lambda: Offer(catalog.gpu("h20"), gpus_per_server=0), "gpus_per_server"),
+    (lambda: Offer(catalog.gpu("h20"), interruptions_per_hour=-1.0), "interruptions_per_hour"),
     (lambda: Counts(prefill=(0,)), "counts"),
     (lambda: Pattern(None, 0, 3), "prompt_tokens"),
     (lambda: Slo(ttft_s=0.0), "ttft_s"),
@@ -237,3 +238,34 @@ def test_a_free_type_is_ranked_first() -> None:
     estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
     first: Candidate = select([service()], some, estimate).candidates[0]
     assert first.tokens_per_usd is None and set(first.combo.gpus) == {"h20-96gb"}
+
+
+def test_interruptions_cost_what_is_paid_until_the_combo_is_whole_again() -> None:
+    spot = Offer(catalog.gpu("h20"), 8, 0.5, 2, interruptions_per_hour=0.2, restart_s=180.0)
+    steady = Offer(catalog.gpu("a800-pcie"), 8, 1.0, 2)
+    found, _ = combos(LLAMA, ENGINE, [spot, steady], Counts((1,), (1, 4), (1, 2)))
+    usd = {each.label: each.usd_per_hour for each in found}
+    assert usd["<1 x h20-96gb>"] == pytest.approx(0.5 * (1 + 0.2 * 180 / 3600))
+    assert usd["<2 x h20-96gb (tp 2)>"] == pytest.approx(1.0 * (1 + 0.2 * 180 / 3600)), "one instance, one interruption"
+    assert usd["<1 x a800-80gb-pcie>"] == 1.0
+    mixed = usd["<1 x a800-80gb-pcie, 4 x h20-96gb (tp 2)>"]
+    assert mixed == pytest.approx(3.0 * (1 + 2 * 0.2 * 180 / 3600)), "either of the two stops all, and all is paid for"
+
+
+def test_cheap_gpus_that_are_often_taken_away_are_left_alone() -> None:
+    def share_of_spot(interruptions_per_hour: float) -> bool:
+        spot = Offer(catalog.gpu("h20"), 8, 0.9, 2, interruptions_per_hour)
+        both = [spot, Offer(catalog.gpu("a800-pcie"), 8, None, 2)]
+        estimate = Estimate({LLAMA.name: LLAMA}, {offer.gpu.name: offer.gpu for offer in both}, ENGINE)
+        return "h20-96gb" in select([service()], both, estimate).candidates[0].combo.gpus
+
+    assert share_of_spot(0.0) and not share_of_spot(60.0)
+
+
+def test_estimates_of_a_selection_know_the_services_network() -> None:
+    slow = replace(service(), network_bytes_per_s=131_072 * 290 * 2.0)
+    split = GpuCombo(LLAMA.name, 1.0, prefill=Group(NAMES[0]), decode=Group(NAMES[2]))
+    tokens = (SHAREGPT.prompt_tokens + SHAREGPT.output_tokens) * 3600
+    assert Efficiencies(slow, offers()).estimated(split) == pytest.approx(2.0 * tokens)
+    fast = Efficiencies(service(), offers()).estimated(split)
+    assert fast is not None and fast > 2.5 * tokens

@@ -24,7 +24,7 @@ _path = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("scenarios", nargs=-1, type=_path, required=True)
-@click.option("--gpus", required=True, help="Types, how many, $/h: h800:8:2.8,a800-pcie:8:1.1,h20:8:1.5.")
+@click.option("--gpus", required=True, help="Types, how many, $/h, interruptions/h: h800:8:2.8,h20:8:0.6:0.05.")
 @click.option("--rps", help="Requests per second to plan for, one for each SCENARIO; else as they arrive there.")
 @click.option(
     "--objective",
@@ -113,16 +113,19 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
 
 
 def _offer(text: str, per_server: int | None) -> Offer:
-    """type, type:count, or type:count:price"""
-    name, _, rest = text.strip().partition(":")
-    count, _, price = rest.partition(":")
+    """type, type:count, type:count:price, or type:count:price:interruptions"""
+    name, *rest = text.strip().split(":")
+    count, price, interruptions, *more = *rest, *("" for _ in range(3 - len(rest)))
     try:
+        if more:
+            raise ValueError("too many parts")
         gpu = catalog.gpu(name)
-        return Offer(gpu, int(count) if count else None, float(price) if price else None, per_server)
+        usd = float(price) if price else None
+        return Offer(gpu, int(count) if count else None, usd, per_server, float(interruptions or 0))
     except HeadwayError as error:
         raise HeadwayError(f"--gpus: {error}") from None
     except ValueError as error:
-        raise HeadwayError(f"--gpus: {text.strip()!r}; expected type:count:price ({error})") from None
+        raise HeadwayError(f"--gpus: {text.strip()!r}; expected type:count:price:interruptions ({error})") from None
 
 
 def _show(answer: Answer, question: Question) -> None:

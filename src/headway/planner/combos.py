@@ -6,7 +6,7 @@ many of one type that do both. GPUs of a phase form instances with the highest t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from msgspec import Struct
@@ -39,6 +39,7 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     usd_per_hour: float
+    """Of an hour in which it serves: what interruptions cost is part of it, see `usd_per_hour`."""
     prefill: Group | None = None
     decode: Group | None = None
     aggregated: Group | None = None
@@ -76,6 +77,10 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
         return f"<{', '.join(group.label for group in self.groups)}>"
 
 
+RESTART_S = 90.0
+"""Until a new instance serves (Cauchy 3.5.1)."""
+
+
 class Offer(Struct, frozen=True, forbid_unknown_fields=True):
     """GPUs of one type that can be had."""
 
@@ -86,12 +91,19 @@ class Offer(Struct, frozen=True, forbid_unknown_fields=True):
     """Of one GPU; None: the catalog's."""
     gpus_per_server: int | None = None
     """The most that one instance may span; None: the catalog's node."""
+    interruptions_per_hour: float = 0.0
+    """Of one instance, by the provider, as of spot GPUs."""
+    restart_s: float = RESTART_S
+    """Paid for after an interruption until the combo serves again."""
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 0:
             raise ValueError(f"limit: {self.limit}; expected 0 or more")
         if not 0 <= self.price < float("inf"):
             raise ValueError(f"usd_per_hour: {self.price}; expected 0 or more")
+        for field in ("interruptions_per_hour", "restart_s"):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise ValueError(f"{field}: {getattr(self, field)}; expected 0 or more")
         if self.gpus_per_server is not None and self.gpus_per_server < 1:
             raise ValueError(f"gpus_per_server: {self.gpus_per_server}; expected 1 or more")
 
@@ -148,8 +160,8 @@ def combos(
 ) -> tuple[tuple[GpuCombo, ...], tuple[Rejected, ...]]:
     """Every combo of these GPUs that holds the model and is within the limits; and what is not, with reasons."""
     counts = counts or Counts()
-    prices = {offer.gpu.name: offer.price for offer in offers}
-    if len(prices) < len(offers):
+    by_type = {offer.gpu.name: offer for offer in offers}
+    if len(by_type) < len(offers):
         raise HeadwayError("offers: a GPU type stands there twice")
     rejected: dict[str, str] = {}
     groups: dict[tuple[str, int], Group] = {}
@@ -160,7 +172,7 @@ def combos(
             rejected[f"{num} x {offer.gpu.name}"] = str(error)
     limits = {offer.gpu.name: offer.limit for offer in offers}
     found = []
-    for combo in _made(model.name, groups, prices, counts):
+    for combo in _made(model.name, groups, by_type, counts):
         if _within(combo.gpus, limits):
             found.append(combo)
         else:
@@ -168,20 +180,32 @@ def combos(
     return tuple(found), tuple(Rejected(what, why) for what, why in rejected.items())
 
 
+def usd_per_hour(groups: Sequence[Group], offers: Mapping[str, Offer]) -> float:
+    """What a combo costs for each hour in which it serves.
+
+    It serves with all of its instances, so each one's interruption stops it, and all of its GPUs are paid for until
+    it is whole again: with R interruptions an hour in all, each of s seconds, price * (1 + R s / 3600).
+    """
+    price = sum(group.num_gpus * offers[group.gpu].price for group in groups)
+    lost_s = sum(group.instances * offers[group.gpu].interruptions_per_hour * offers[group.gpu].restart_s
+                 for group in groups)  # fmt: skip
+    return price * (1 + lost_s / 3600)
+
+
 def _made(
-    model: str, groups: dict[tuple[str, int], Group], prices: dict[str, float], counts: Counts
+    model: str, groups: Mapping[tuple[str, int], Group], offers: Mapping[str, Offer], counts: Counts
 ) -> Iterator[GpuCombo]:
-    for first, second in product(prices, prices):
+    for first, second in product(offers, offers):
         if first == second and not counts.same_type:
             continue
         for num_first, num_second in product(counts.prefill, counts.decode):
             prefill, decode = groups.get((first, num_first)), groups.get((second, num_second))
             if prefill is not None and decode is not None:
-                usd = num_first * prices[first] + num_second * prices[second]
-                yield GpuCombo(model, usd, prefill=prefill, decode=decode)
-    for gpu, num in product(prices, counts.aggregated):
+                yield GpuCombo(model, usd_per_hour((prefill, decode), offers), prefill=prefill, decode=decode)
+    for gpu, num in product(offers, counts.aggregated):
         if (gpu, num) in groups:
-            yield GpuCombo(model, num * prices[gpu], aggregated=groups[gpu, num])
+            alone = groups[gpu, num]
+            yield GpuCombo(model, usd_per_hour((alone,), offers), aggregated=alone)
 
 
 def _within(gpus: dict[str, int], limits: dict[str, int | None]) -> bool:
