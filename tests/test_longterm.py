@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakes import FakePool, FakeReplica
 from headway import longterm, scenario
 from headway.core.errors import HeadwayError
 from headway.core.forecast import Floats
@@ -173,3 +174,40 @@ def test_silos_are_for_the_greedy_planner() -> None:
     assert "greedy" in refused(made)
     made["policies"]["scaling"]["planner"] = "greedy"
     assembled(made)
+
+
+def views(chosen: scenario.Scenario) -> list[FakePool]:
+    """Pools as the planner sees them at the start."""
+    return [
+        FakePool(
+            pool.name, [FakeReplica(i, combo=i) for i in range(pool.replicas)], model=pool.model.name,
+            region=pool.region, gpu=pool.gpu.name, gpus={pool.gpu.name: 4}, min_replicas=pool.min_replicas,
+            max_replicas=20,
+        )
+        for pool in chosen.fleet.pools
+    ]  # fmt: skip
+
+
+def test_each_pool_has_its_own_least() -> None:
+    """Two here, one there: nobody has to keep as many as the one that keeps most."""
+    made = document(long_term())
+    made["fleet"][1]["min_replicas"] = 1
+    made["fleet"][2]["min_replicas"] = 3
+    chosen = assembled(made)
+    planner = longterm.Instances("ilp", Planning(tps={"llama-2-70b": 500.0}), longterm.Demanded(setting(chosen)))
+    found = planner.instances({("llama-2-70b", region): (1.0,) for region in REGIONS}, views(chosen))
+    assert found == dict(zip(REGIONS, (2, 1, 3), strict=True))
+
+
+def test_what_is_not_planned_for_keeps_its_gpus() -> None:
+    """Of 24 GPUs in the east, a pool of another model has 12; what is planned gets the others, and no more."""
+    made = document(long_term())
+    made["fleet"] += [{**pool, "name": f"{pool['name']}-8b", "model": "llama-3.1-8b"} for pool in made["fleet"]]
+    made["gpu_limits"] = [
+        {"region": "us-east", "gpu": "a100-80gb", "count": 24}, {"region": "us-west", "gpu": "a100-80gb", "count": 80},
+    ]  # fmt: skip
+    chosen = assembled(made)
+    planner = longterm.Instances("ilp", Planning(tps={"llama-2-70b": 500.0}), longterm.Demanded(setting(chosen)))
+    asked = {("llama-2-70b", region): (500.0 * (9 if region == "us-east" else 1),) for region in REGIONS}
+    found = planner.instances(asked, views(chosen))
+    assert set(found) == set(REGIONS) and found["us-east"] == 3

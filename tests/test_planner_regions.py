@@ -22,6 +22,10 @@ LARGE = Kind("m", "h100", 180.0, 7.0, 900.0)
 OTHER = Kind("n", "a100", 50.0, 4.0, 600.0)
 
 
+def least(problem: Problem, model: str, region: str) -> int:
+    return problem.least_at.get(model, {}).get(region, problem.least)
+
+
 def faults(problem: Problem, found: Plan) -> list[str]:
     """By sums over the instances alone."""
     kinds = {(k.model, k.gpu): k for k in problem.kinds}
@@ -41,7 +45,7 @@ def faults(problem: Problem, found: Plan) -> list[str]:
             for r in problem.regions:
                 if tps[r] < problem.epsilon * max(by_region.get(r, (0.0,))) - 1e-3:
                     wrong.append(f"{model} in {r}: {tps[r]}")
-                if sum(n for (m, at, _), n in after.items() if (m, at) == (model, r)) < problem.least:
+                if sum(n for (m, at, _), n in after.items() if (m, at) == (model, r)) < least(problem, model, r):
                     wrong.append(f"{model} in {r}: too few")
             windows = range(max((len(w) for w in by_region.values()), default=0))
             if windows and sum(tps.values()) < max(sum(by_region[r][w] for r in by_region) for w in windows) - 1e-3:
@@ -240,3 +244,20 @@ def test_problems_that_do_not_hold_together(change: dict[str, object], expected:
 def test_values_that_make_no_sense(said: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
         one(1.0, **said)
+
+
+def test_each_region_has_its_own_least() -> None:
+    """Brute force: the cheapest numbers that cover demand and each minimum, written out."""
+    kinds = (Kind("m", "a100", 100.0, 4.0, 600.0),)
+    demand = {"m": {"e": (150.0,), "w": (50.0,)}}
+    own = {"m": {"e": 0, "w": 4}}
+    found = plan(Problem(kinds, ("e", "c", "w"), (demand,), least=1, least_at=own))
+    cheapest = min(
+        (e + c + w, (e, c, w))
+        for e, c, w in product(range(7), repeat=3)
+        if e >= 2 and c >= 1 and w >= 4 and 100 * (e + c + w) >= 200
+    )
+    assert tuple(found.after()["m", r, "a100"] for r in ("e", "c", "w")) == cheapest[1]
+    assert not faults(Problem(kinds, ("e", "c", "w"), (demand,), least=1, least_at=own), found)
+    with pytest.raises(HeadwayError, match="least_at: m: unknown region 'x'"):
+        plan(Problem(kinds, ("e",), (demand,), least_at={"m": {"x": 1}}))

@@ -290,7 +290,8 @@ class Until:
 class Instances:
     """Plans with what the pools serve: as `plan.tps` says or, where it says nothing at all, as simulated.
 
-    `ilp` is SageServe's program, with the fleet's GPU limits and least replicas; `greedy` knows no GPU limits.
+    `ilp` is SageServe's program, with the fleet's GPU limits, less what pools have that are not planned for, and each
+    pool's least replicas; `greedy` knows no GPU limits.
     """
 
     def __init__(self, name: str, config: Planning, demand: Demanded) -> None:
@@ -317,7 +318,7 @@ class Instances:
         known = [pool for pool in pools if pool.name in self._tps]
         if self._name == "greedy":
             return self._greedy.instances(demand_tps, known)
-        problem = self._problem(demand_tps, known)
+        problem = self._problem(demand_tps, known, [pool for pool in pools if pool.name not in self._tps])
         found = plan(problem).after()
         return {pool.name: found.get((pool.model, pool.region, pool.gpu), 0) for pool in known}
 
@@ -325,7 +326,9 @@ class Instances:
     def _greedy(self) -> InstancePlanner:
         return Cover(self._tps, self._config.epsilon, self._config.startup_s)
 
-    def _problem(self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolView]) -> Problem:
+    def _problem(
+        self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolView], others: Sequence[PoolView]
+    ) -> Problem:
         kinds: dict[tuple[str, str], Kind] = {}
         regions = tuple(dict.fromkeys(pool.region for pool in pools))
         for pool in pools:
@@ -346,10 +349,18 @@ class Instances:
                 there[at] = tuple(map(sum, zip(before, windows, strict=True)))
         limits: dict[str, dict[str, int]] = {}
         for region, gpu, count in self._demand.setting.fleet.gpu_limits:
-            limits.setdefault(region, {})[gpu] = count
+            if region not in regions:
+                continue
+            taken = sum(p.gpus.get(gpu, 0) * (p.num_serving + p.num_starting) for p in others if p.region == region)
+            limits.setdefault(region, {})[gpu] = max(count - taken, 0)
+        least: dict[str, dict[str, int]] = {}
+        for pool in pools:
+            at_least = least.setdefault(pool.model, {})
+            at_least[pool.region] = at_least.get(pool.region, 0) + max(pool.min_replicas, 1)
         have = tuple(Have(p.model, p.region, p.gpu, p.num_serving + p.num_starting) for p in pools)
-        least = max((max(pool.min_replicas, 1) for pool in pools), default=1)
-        return Problem(tuple(kinds.values()), regions, (demand,), have, limits, self._config.epsilon, least)
+        return Problem(
+            tuple(kinds.values()), regions, (demand,), have, limits, self._config.epsilon, least_at=least
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return self._name

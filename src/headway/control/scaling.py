@@ -61,6 +61,11 @@ class PoolState:
         return list(found.values())
 
     @property
+    def num_held(self) -> int:
+        """Those that have GPUs, crashed ones too: they may come back, and are paid for."""
+        return len({member.view.combo for member in self.members}) + self.num_starting
+
+    @property
     def num_serving(self) -> int:
         """Those that do not drain."""
         return sum(not unit[0].is_draining for unit in self.units())
@@ -131,7 +136,7 @@ class Scaling:
             self._effects.start_replica(pool.name, now)
 
     def _has_room(self, pool: PoolState) -> bool:
-        """Whether the region has the GPUs for one more; what starts or drains has its own still."""
+        """Whether the region has the GPUs for one more; what starts, drains or is down has its own still."""
         for gpu, count in pool.gpus.items():
             limit = self._limits.get((pool.region, gpu))
             if limit is not None and self._num_gpus(pool.region, gpu) + count > limit:
@@ -140,7 +145,7 @@ class Scaling:
 
     def _num_gpus(self, region: str, gpu: str) -> int:
         here = [pool for pool in self._pools.values() if pool.region == region]
-        return sum(pool.gpus.get(gpu, 0) * (len(pool.units()) + pool.num_starting) for pool in here)
+        return sum(pool.gpus.get(gpu, 0) * pool.num_held for pool in here)
 
     def _remove(self, pool: PoolState, fewer: int) -> None:
         """What is starting cannot be called off; what is up can, but for one while others start."""

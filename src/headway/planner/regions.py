@@ -7,7 +7,7 @@ Sets and parameters
     rho_ijt(w)  input tokens per second expected
     alpha_ik    price of an instance's VM for a period; sigma_ik = alpha_ik * its start-up time: the deployment cost
     epsilon     share of its own peak that a region must be able to serve; the rest may go to other regions
-    least       instances of every model in every region (7.1: two); L_jk GPUs of a region; r_ik GPUs of an instance
+    least       instances of a model in a region (7.1: two of each); L_jk GPUs of a region; r_ik GPUs of an instance
 Variables       x_ijkt >= 0 instances, whole numbers, with x_ijk0 = n_ijk; the paper's delta is x_ijkt - x_ijk,t-1
                 a_ijkt >= 0 instances started
 Minimise        gamma + mu = sum of alpha_ik (x_ijkt - n_ijk) + sum of sigma_ik a_ijkt
@@ -83,10 +83,14 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True):
     least: int = 0
     """Instances of every model in every region."""
     period_s: float = HOUR_S
+    least_at: dict[str, dict[str, int]] = {}
+    """`least` by model and region, where it is another number."""
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
             raise ValueError(f"epsilon: {self.epsilon}; expected more than 0, 1 at most")
+        if any(each < 0 for by_region in self.least_at.values() for each in by_region.values()):
+            raise ValueError("least_at: expected numbers from 0")
         if self.least < 0 or not self.demand or not self.kinds or not self.regions or not self.period_s > 0:
             raise ValueError("expected kinds, regions and a period's demand or more, and least from 0")
 
@@ -170,8 +174,8 @@ def needs(problem: Problem) -> Iterator[Need]:
                 peak = problem.epsilon * max(by_region.get(region, ()), default=0.0)
                 if peak > NOTHING_TPS:
                     yield Need("region demand", f"{model} in {region}", t, model, (region,), peak)
-                if problem.least:
-                    yield Need("least", f"{model} in {region}", t, model, (region,), problem.least)
+                if least := problem.least_at.get(model, {}).get(region, problem.least):
+                    yield Need("least", f"{model} in {region}", t, model, (region,), least)
             together = max(map(sum, zip(*by_region.values(), strict=True)), default=0.0)
             if together > NOTHING_TPS:
                 yield Need("global demand", model, t, model, problem.regions, together)
@@ -185,9 +189,14 @@ def check(problem: Problem) -> None:
     for each in problem.have:
         if (each.model, each.gpu) not in kinds or each.region not in problem.regions or each.count < 0:
             raise HeadwayError(f"have: {each.count} of {each.model} on {each.gpu} in {each.region}: unknown")
-    for region in problem.limits:
+    said = [("limits", region) for region in problem.limits]
+    for model, by_region in problem.least_at.items():
+        if model not in problem.models:
+            raise unknown("model", model, problem.models, "least_at")
+        said += [(f"least_at: {model}", region) for region in by_region]
+    for key, region in said:
         if region not in problem.regions:
-            raise unknown("region", region, problem.regions, "limits")
+            raise unknown("region", region, problem.regions, key)
     for t, demand in enumerate(problem.demand):
         windows = set()
         for model, region in ((m, r) for m, by_region in demand.items() for r in by_region):

@@ -1,0 +1,159 @@
+"""Every scaler, over random fleets and bursts: GPU limits and least replicas hold at any instant; no GPU is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway import catalog
+from headway.control.policies import Policies
+from headway.core.fleet import Engine, Fault, Fleet, Parallel, Pool, Provisioning
+from headway.core.policy import Scaler
+from headway.core.record import Outcome, Records, ReplicaRecord
+from headway.core.view import PoolsView
+from headway.metrics.provisioning import provisioned
+from headway.policies import SCALERS, resolve
+from headway.sim.cluster import simulate
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
+
+REGIONS, MODELS = ("east", "west"), ("llama-3.1-8b", "llama-3.2-3b")
+GPU, GPUS = "a100-80gb", 2
+END_S = 1500.0
+EAGER: dict[str, Mapping[str, Any]] = {
+    "reactive": {"cooldown_s": 5.0},
+    "chiron": {"cooldown_s": 5.0},
+    "lt-i": {"plan": {"tps": dict.fromkeys(MODELS, 15.0), "step_s": 120.0}},
+    "lt-u": {"plan": {"tps": dict.fromkeys(MODELS, 15.0), "step_s": 120.0}, "cooldown_s": 5.0},
+    "lt-ua": {"plan": {"tps": dict.fromkeys(MODELS, 15.0), "step_s": 120.0}, "cooldown_s": 5.0},
+    "timetable": {"counts": {"east-llama-3.1-8b": [1, 6, 2], "west-llama-3.2-3b": [5, 1]}, "step_s": 300.0},
+    "freeness": {}, "target-utilization": {},
+}  # fmt: skip
+
+
+class Whims:
+    """Any numbers within bounds, at every tick."""
+
+    interval_s = 20.0
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        return {
+            pool.name: self._random.randint(max(pool.min_replicas, 1), min(pool.max_replicas, 8))
+            for pool in view.pools
+            if self._random.random() < 0.7
+        }
+
+
+def workload(rng: np.random.Generator) -> Workload:
+    """Bursts, of any model from any region."""
+    num = 2500
+    at_s = np.sort(np.concatenate([rng.uniform(0, END_S * 0.9, num // 2), rng.normal(500, 60, num - num // 2)]))
+    tier = rng.integers(0, 3, num)
+    return Workload(
+        {
+            "arrival_s": np.maximum(at_s, 0.0), "prompt_tokens": rng.integers(50, 900, num),
+            "output_tokens": rng.integers(5, 150, num), "tier": tier, "region": rng.integers(0, 2, num),
+            "model": rng.integers(0, 2, num), "slo_ttft_s": np.where(tier == 2, np.nan, 1.0),
+        },
+        models=MODELS, regions=REGIONS,
+    )  # fmt: skip
+
+
+def fleet(rng: np.random.Generator, limits: Mapping[str, int]) -> Fleet:
+    engine = Engine("simulated", max_num_seqs=16, max_num_batched_tokens=2048)
+    pools = tuple(
+        Pool(
+            f"{region}-{model}", catalog.model(model), catalog.gpu(GPU), engine, region=region,
+            parallel=Parallel(tp=GPUS), replicas=int(rng.integers(1, 4)), min_replicas=1,
+            max_replicas=int(rng.integers(4, 9)), kv_capacity_tokens=6_000, start_s=90.0,
+        )
+        for region in REGIONS
+        for model in MODELS
+    )  # fmt: skip
+    provisioning = Provisioning(reclaim_s=30.0, redeploy_s=60.0, acquire_s=90.0)
+    return Fleet(pools, provisioning=provisioning, gpu_limits=tuple((r, GPU, n) for r, n in limits.items()))
+
+
+def line(num_decode: int, context: int, chunks: Any = (), *window: int) -> tuple[float, float, None]:
+    """An engine that is soon busy."""
+    return 0.03 + 1e-3 * num_decode + 1e-4 * sum(tokens for tokens, _ in chunks), 0.0, None
+
+
+def run(make: Callable[[], Scaler], seed: int, faults: tuple[Fault, ...] = ()) -> tuple[Fleet, Records]:
+    rng = np.random.default_rng(seed)
+    fleet_ = fleet(rng, {"east": 2 * GPUS * int(rng.integers(3, 6)), "west": 2 * GPUS * 5})
+    policies = Policies(
+        resolve.router("sageserve"), resolve.ordering("edf"), admission=resolve.admission("queue-manager"),
+        scaler=make,
+    )  # fmt: skip
+    source = TraceSource(workload(rng))
+    return fleet_, simulate(fleet_, source, policies, seed=seed, faults=faults, line=lambda pool: line)
+
+
+def instants(records: Records) -> list[float]:
+    """The start, and right after every change."""
+    return sorted(
+        {0.0, *(at_s for each in records.replicas for at_s in (*each.up[0], *each.up[-1]) if at_s < records.end_s)}
+    )
+
+
+def paid(replica: ReplicaRecord, at_s: float) -> bool:
+    return any(since <= at_s < to for since, to in replica.up)
+
+
+def check(fleet: Fleet, records: Records) -> None:
+    """Limits, least replicas, and that what is taken back was given before, once, and by its own region."""
+    limits = {region: count for region, _, count in fleet.gpu_limits}
+    for at_s in instants(records):
+        for region, limit in limits.items():
+            used = sum(each.num_gpus for each in records.replicas if each.region == region and paid(each, at_s))
+            assert used <= limit, (region, at_s)
+        for pool in fleet.pools:
+            assert sum(each.pool == pool.name and paid(each, at_s) for each in records.replicas) >= pool.min_replicas
+    by_id = {each.id: each for each in records.replicas}
+    taken = [each for each in records.replicas if each.replaces >= 0]
+    assert len({each.replaces for each in taken}) == len(taken)
+    for each in taken:
+        spot = by_id[each.replaces]
+        assert spot.up[-1][1] <= each.up[0][0] and (spot.region, spot.num_gpus) == (each.region, each.num_gpus)
+        assert (spot.model == each.model) == (each.origin == "reclaimed")
+
+
+def conserved(records: Records) -> None:
+    """GPUs in use and GPUs on the spot market are all that were ever acquired, from when they were."""
+    made = [each for each in records.replicas if each.up[0][0] < records.end_s]  # what was asked for later counts not
+    used = sum(each.num_gpus * (to - since) for each in made for since, to in each.up)
+    acquired = [each for each in made if each.origin in ("initial", "new")]
+    ever = sum(each.num_gpus * (records.end_s - each.up[0][0]) for each in acquired)
+    found = provisioned(records, 0.0)
+    spot = 0.0 if found is None else 3600 * found.spot_gpu_hours
+    assert used + spot == pytest.approx(ever)
+
+
+@pytest.mark.parametrize("name", sorted(SCALERS.keys() - {"combos"}))
+def test_every_scaler(name: str) -> None:
+    said = {"name": name, **EAGER.get(name, {})}
+    fleet_, records = run(resolve.scaler(said), 1)
+    check(fleet_, records)
+    conserved(records)
+    assert (records.requests["outcome"] == Outcome.FINISHED).all()
+    if name in EAGER and name != "target-utilization":
+        assert any(each.origin != "initial" for each in records.replicas), "nothing was ever started"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whims_and_crashes(seed: int) -> None:
+    """Numbers that make no sense, on replicas that crash and some of which come back."""
+    faults = tuple(Fault(100.0 * i + 7, i % 4, 50.0 if i % 2 else None) for i in range(4)) if seed % 2 else ()
+    fleet_, records = run(partial(Whims, seed), seed, faults)
+    check(fleet_, records)
+    conserved(records)
+    assert {"reclaimed", "new"} <= {each.origin for each in records.replicas}
