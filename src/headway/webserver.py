@@ -102,11 +102,9 @@ def _guarded() -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             if self._is_in_head:
                 self._head_bytes += len(data)
-                if self._timer is None:
-                    self._timer = self.loop.call_later(_HEAD_S, self._late)
             super().data_received(data)
-            if self._is_in_head and self._head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(b"431 Request Header Fields Too Large")
+            if self._head_bytes and not self.transport.is_closing():
+                self._unfinished()
 
         def on_headers_complete(self) -> None:
             self._is_in_head, self._head_bytes = False, 0
@@ -116,6 +114,12 @@ def _guarded() -> type[asyncio.Protocol]:
         def on_message_complete(self) -> None:
             self._is_in_head = True
             super().on_message_complete()
+
+        def _unfinished(self) -> None:
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large")
+            elif self._timer is None:
+                self._timer = self.loop.call_later(_HEAD_S, self._late)
 
         def _late(self) -> None:
             self._timer = None

@@ -285,8 +285,8 @@ class Exchange:
             listener.passed(listener.opaque, payload)
             return event
         chunk = sse.read(payload)
-        if error := sse.given(chunk.error):
-            raise EngineError(f"reported an error: {error[:300].decode(errors='replace')}")
+        if chunk.error is not None:
+            raise EngineError(f"reported an error: {msgspec.json.encode(chunk.error)[:300].decode(errors='replace')}")
         listener.chunk(chunk)
         if not chunk.choices and chunk.usage is not None and not self._ask.wants_usage:
             return None

@@ -77,6 +77,8 @@ class LiveFleet:
 
     def ended(self) -> None:
         """A request has: whoever was to leave and is empty is gone."""
+        if not self._leaving:
+            return
         for id in [id for id in self._leaving if not self._gateway.replicas[id].num_in_flight]:
             self._leaving.discard(id)
             self._gone.add(id)

@@ -165,7 +165,7 @@ class Gateway:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         service, model = self._service(ask)
         live = self._live(ask, model, deadline_s)
-        if not any(each.fits(live) for each in self._answering(service, model)):
+        if not service.fits(live) and not any(each.fits(live) for each in self._answering(service, model)):
             most = max(member.max_tokens for member in service.members)
             asked = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
             raise ApiError(400, f"{asked} are more than {most:,}", "context_length_exceeded")

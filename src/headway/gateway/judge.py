@@ -47,11 +47,10 @@ class Confidence:
 
     def hear(self, choice: sse.Choice) -> None:
         """Some more tokens."""
-        if told := sse.given(choice.logprobs):
-            with suppress(msgspec.MsgspecError):  # some other form, which says nothing here
-                for value in msgspec.json.decode(told, type=_Logprobs).values():
-                    self._sum += value
-                    self._num += 1
+        with suppress(msgspec.MsgspecError):  # some other form, or none, says nothing here
+            for value in msgspec.convert(choice.logprobs, _Logprobs).values():
+                self._sum += value
+                self._num += 1
 
     def score(self) -> float:
         """0 to 100: the geometric mean of the tokens' probabilities. JudgeError where none came."""

@@ -47,6 +47,7 @@ class Caller:
         tokens = None if key is None else key.tokens_per_minute
         self._requests = None if requests is None else Bucket(requests, clock())
         self._tokens = None if tokens is None else Bucket(tokens, clock())
+        self.is_limited = not (requests is tokens is None)
 
     @property
     def has_expired(self) -> bool:

@@ -22,17 +22,14 @@ class Listener:
         self.said = Said(ask)
         self.opaque = Opaque() if ask.is_opaque else None
         self.confidence: Confidence | None = driver.confidence() if driver.judges(ticket.live) else None
+        self.hides_logprobs = self.confidence is not None and not ask.body.get("logprobs")
+        """Headway asked for them, and the client did not."""
         self.before = 0
         """Tokens that came from replicas before the present one."""
         self.prompt_tokens: int | None = None
         """As the engine counted them."""
         self._thinks = False
         """The answer's text began with <think>, and is not past its end."""
-
-    @property
-    def hides_logprobs(self) -> bool:
-        """Headway asked for them, and the client did not."""
-        return self.confidence is not None and not self._ask.body.get("logprobs")
 
     def whole(self, data: bytes) -> None:
         """Tokens of a whole answer, which all came now."""
@@ -77,7 +74,7 @@ class Listener:
             delta = choice.delta
             text = choice.text or (delta.content if delta is not None else None)
             thought = delta is not None and bool(delta.reasoning or delta.reasoning_content)
-            called = delta is not None and bool(sse.given(delta.tool_calls))
+            called = delta is not None and delta.tool_calls is not None
             if self.confidence is not None:
                 self.confidence.hear(choice)
             if choice.token_ids is not None:

@@ -70,8 +70,8 @@ class Said:
             if delta.reasoning or delta.reasoning_content:
                 self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
                 self.reasoning.append(delta.reasoning or delta.reasoning_content or "")
-            if calls := sse.given(delta.tool_calls):
-                self.calls.append(calls.decode())
+            if delta.tool_calls is not None:
+                self.calls.append(msgspec.json.encode(delta.tool_calls).decode())
         self.finish = choice.finish_reason or self.finish
 
     def answer(self) -> str:

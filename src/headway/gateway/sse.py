@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import Struct, field
 
@@ -29,19 +31,13 @@ class Events:
         return [event + b"\n\n" for event in events if event]
 
 
-def given(value: msgspec.Raw) -> bytes:
-    """What was said there; empty where nothing, or null, was. (In a union with None, msgspec takes null alone.)"""
-    said = bytes(value)
-    return b"" if said == b"null" else said
-
-
 class Delta(Struct):
     """Of a chat."""
 
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw = msgspec.Raw()
+    tool_calls: Any = None
 
 
 class Choice(Struct):
@@ -52,7 +48,7 @@ class Choice(Struct):
     message: Delta | None = None
     """Of a whole answer."""
     text: str | None = None
-    logprobs: msgspec.Raw = msgspec.Raw()
+    logprobs: Any = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     finish_reason: str | None = None
@@ -96,7 +92,7 @@ class Chunk(Struct):
     choices: list[Choice] = field(default_factory=list)
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
-    error: msgspec.Raw = msgspec.Raw()
+    error: Any = None
 
 
 _decode = msgspec.json.Decoder(Chunk).decode
