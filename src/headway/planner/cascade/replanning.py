@@ -178,7 +178,7 @@ class Replanner:
         through = {id: each for id, each in self._audited.items() if answered <= each.scores.keys()
                    and answered <= each.output_tokens.keys()}  # fmt: skip
         self._audited = {id: each for id, each in self._audited.items() if id not in through}
-        if len(through) < LEAST:
+        if len(through) < LEAST or not self._prompts:
             return None
         step = max(1, ceil(len(self._prompts) / SAMPLED))
         return Period(

@@ -31,7 +31,8 @@ class Replanned:
             self._planner.adopt()
         free = self._num_gpus - sum(_gpus(pool) * (_there(pool) + pool.num_starting) for pool in view.pools)
         missing = [pool for pool in view.pools if have.get(pool.name, 0) < wanted.get(pool.name, 0)]
-        for pool in sorted(missing, key=_gpus):
+        stays = _stays(view.pools, have, wanted)
+        for pool in sorted(missing, key=lambda each: (stays.get(each.model, 0) > 0, _gpus(each))):
             while have.get(pool.name, 0) < wanted[pool.name] and _gpus(pool) <= free:
                 have[pool.name] = have.get(pool.name, 0) + 1
                 free -= _gpus(pool)
@@ -52,7 +53,8 @@ class Replanned:
         coming = free + sum(_gpus(pool) * (_there(pool) - pool.num_serving) for pool in pools)
         serving = {model: sum(pool.num_serving for pool in pools if pool.model == model) for model in needed}
         surplus = [pool for pool in pools if have.get(pool.name, 0) > wanted.get(pool.name, 0)]
-        for last in (False, True):
+        changing = coming > free or any(have.get(pool.name, 0) > pool.num_serving for pool in pools)
+        for last in (False,) if changing else (False, True):
             for pool in surplus:
                 while have[pool.name] > wanted.get(pool.name, 0) and (short is None or coming < short):
                     if not last and serving.get(pool.model, 2) < 2:
@@ -62,6 +64,15 @@ class Replanned:
                     coming += _gpus(pool)
             if short is None:
                 return
+
+
+def _stays(pools: Sequence[PoolView], have: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
+    """Replicas by model that are wanted and there."""
+    found: dict[str, int] = {}
+    for pool in pools:
+        both = min(have.get(pool.name, 0), wanted.get(pool.name, 0))
+        found[pool.model] = found.get(pool.model, 0) + both
+    return found
 
 
 def _there(pool: PoolView) -> int:
