@@ -21,6 +21,8 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python bench/bench.py
+	$(BIN)/python bench/sageserve.py --plans
+	$(BIN)/python bench/sageserve.py
 
 bench-gateway: .venv/ready  ## What the gateway adds, and how near a simulation comes to what was served
 	$(BIN)/python bench/gateway.py

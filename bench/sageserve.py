@@ -1,11 +1,12 @@
 # ruff: noqa: T201 (a script prints)
 """Speed at SageServe's size: four models in three regions, 20 instances of each there at the start, 2 M requests a day.
 
-    python bench/sageserve.py [--hours 24] [--scaler reactive|lt-ua|...] [--digest] [--json FILE]
+    python bench/sageserve.py [--hours 24] [--scaler reactive|lt-ua|...] [--plans] [--digest] [--json FILE]
 
 Tuesday of the second week, all of it, at 1.27 times the published load; one process, plain Python, records included.
 Prints requests simulated per second of CPU, seconds, and the peak of memory. `--digest` adds a hash of all records: the
-same before and after a change that is only to be faster.
+same before and after a change that is only to be faster. `--plans` times what is done once an hour instead: the program
+over regions (4 models, 3 regions, 1 type of GPU; 20, 20, 5, to a gap of 1%), and forecasts of twelve series by ARIMA.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import argparse
 import hashlib
 import json
 import resource
+import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,9 @@ import numpy as np
 
 from headway import scenario
 from headway.core.record import Records
+from headway.forecast.methods import make
+from headway.planner.regions import Have, Kind, Problem
+from headway.planner.regions_program import plan
 from headway.report.run import Run
 from headway.userfile import Places
 
@@ -78,6 +84,55 @@ def case(hours: float, scaler: str, from_hour: float = 0.0) -> tuple[dict[str, A
     return row, run
 
 
+def program(models: int, regions: int, gpus: int, seed: int) -> Problem:
+    """An hour's problem in four windows, of random demand, throughputs and prices."""
+    rng = np.random.default_rng(seed)
+    kinds = tuple(
+        Kind(f"m{i}", f"g{k}", float(rng.uniform(500, 5000)), float(rng.uniform(5, 40)), 60.0, 8)
+        for i in range(models)
+        for k in range(gpus)
+    )
+    names = tuple(f"r{j}" for j in range(regions))
+    demand = {
+        f"m{i}": {name: tuple(map(float, rng.uniform(1e3, 6e4) * rng.uniform(0.7, 1.0, 4))) for name in names}
+        for i in range(models)
+    }
+    have = tuple(Have(kind.model, name, kind.gpu, int(rng.integers(0, 20))) for kind in kinds for name in names)
+    return Problem(kinds, names, (demand,), have, epsilon=0.8, least=2)
+
+
+def plans() -> Iterator[dict[str, Any]]:
+    """CPU seconds of programs and forecasts, for the machine may be shared."""
+    plan(program(4, 3, 1, 0))
+    for size in ((4, 3, 1), (20, 20, 5)):
+        took, gaps = [], []
+        for seed in range(5):
+            problem = program(*size, seed)
+            began_s = time.process_time()
+            found = plan(problem)
+            took.append(time.process_time() - began_s)
+            gaps.append(found.gap or 0.0)
+        yield {
+            "program": "x".join(map(str, size)), "median_s": round(statistics.median(took), 4),
+            "most_s": round(max(took), 4), "largest_gap": round(max(gaps), 4),
+        }  # fmt: skip
+    hours, day = 72, 24
+    t = np.arange(hours + day)
+    noise = np.random.default_rng(0).normal(0.0, 60.0, (12, len(t)))
+    series = np.maximum(1000 + 600 * np.sin(2 * np.pi * t / day) + noise, 0.0)
+    models = [make("arima", day) for _ in series]
+    took = []
+    for hour in range(hours, hours + day):
+        began_s = time.process_time()
+        for model, known in zip(models, series, strict=True):
+            model.forecast(known[:hour], 1, (0.5,))
+        took.append(time.process_time() - began_s)
+    yield {
+        "forecasts": "12 series by the hour, an hour ahead", "mean_s": round(statistics.mean(took), 3),
+        "most_s": round(max(took), 3),
+    }  # fmt: skip
+
+
 def digest(records: Records) -> str:
     """A hash of all that a run leaves."""
     whole = hashlib.sha256()
@@ -95,11 +150,17 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=DAY_HOURS)
     parser.add_argument("--from-hour", type=float, default=0.0, help="of the day")
     parser.add_argument("--scaler", action="append", help="as in a scenario; may be given again; else lt-ua")
+    parser.add_argument("--plans", action="store_true", help="programs and forecasts instead of a run")
     parser.add_argument("--digest", action="store_true", help="print a hash of the records, too")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as well")
     options = parser.parse_args()
-    rows = []
-    for scaler in options.scaler or ["lt-ua"]:
+    rows: list[dict[str, Any]] = []
+    if options.plans:
+        for row in plans():
+            rows.append(row)
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        options.scaler = options.scaler or [""]
+    for scaler in filter(None, options.scaler or ["lt-ua"]):
         row, run = case(options.hours, scaler, options.from_hour)
         rows.append(row | ({"digest": digest(run.records)} if options.digest else {}))
         print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
