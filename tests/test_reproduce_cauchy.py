@@ -108,10 +108,10 @@ def test_a_goodput_is_where_requests_begin_to_be_late() -> None:
     for start_rps in (2.5, 4.5):
         found = cauchy_setup.goodput("longwriter", combos, "opportunistic", 0, start_rps, quick=True)["rps"]
         below, above = (
-            cauchy_setup.in_time("longwriter", combos, "opportunistic", 0, share * found, quick=True)
-            for share in (1.0, 1.15)
+            max(cauchy_setup.near("longwriter", combos, "opportunistic", 0, share * found, quick=True))
+            for share in (0.97, 1.15)
         )
-        assert below >= cauchy_setup.ATTAINED > above
+        assert below <= 0 < above
 
 
 def test_demand_is_a_third_of_what_the_cluster_can_serve() -> None:
@@ -212,10 +212,11 @@ def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool) -> None:
     assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
     for claim in CLAIMS:
         outcome = found.outcomes[claim.id]
-        assert len(outcome.values) in (1, 3) and outcome.why
+        repeats = 20 if claim.id.startswith("fig9-") and not quick else 3
+        assert len(outcome.values) in (1, repeats) and outcome.why
         claim.rule.judge(outcome.values)
     labels = list(dict.fromkeys(exhibit.label for exhibit in found.exhibits if not exhibit.label.startswith("Headway")))
-    order = ["Figure 1", "Figure 2", "Figure 6", "Figure 7", "Figure 8", "Figure 9", "Table 3", "Figure 10"]
+    order = ["Figure 1", "Figure 4", "Figure 2", "Figure 6", "Figure 7", "Figure 8", "Figure 9", "Table 3", "Figure 10"]
     assert labels == [*order, "Figure 11", "Equation 18"]
     for exhibit in found.exhibits:
         if isinstance(exhibit, Figure):
@@ -243,5 +244,5 @@ def test_one_claim_runs_its_part_alone(claim: str, kinds: set[str]) -> None:
 def test_every_scenario_of_the_schedulers_can_be_read() -> None:
     pretend = Pretending(seeds=(0,))
     first = pretend.run(cauchy_scheduling.searches((0,), True, True, True, True))
-    for task in cauchy_scheduling.runs(first, (0,), True, True, True).values():
+    for task in cauchy_scheduling.runs(first, (0,), (0,), True, True, True).values():
         scenario.assemble(deepcopy(dict(task.content)), Places(), Path())

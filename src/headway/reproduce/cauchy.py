@@ -34,7 +34,7 @@ def run(experiment: Experiment) -> Findings:
     found = {**first_found, **experiment.run(second)}
 
     outcomes: dict[str, Outcome] = cauchy_model.outcomes()
-    exhibits: list[Figure | Table] = cauchy_model.exhibits()
+    exhibits: list[Figure | Table] = [*cauchy_model.exhibits(), cauchy_model.worked_table()]
     if pairs:
         two = cauchy_scheduling.Pairs(found, seeds)
         outcomes |= two.outcomes()

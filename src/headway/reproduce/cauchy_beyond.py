@@ -116,6 +116,20 @@ def energy(overall: Overall) -> Table:
     return Table("Headway 4", "Energy beside dollars", shows, heads, rows)
 
 
+def alike(markets: Mapping[str, Market]) -> Table:
+    """Clusters of one type of GPU, as many as it takes."""
+    rows: list[list[str | float | None]] = []
+    for workload, market in markets.items():
+        mixed = cheapest(market, market.candidates).usd_per_hour
+        for gpu in GPUS.values():
+            own = [each for each in market.candidates if set(each.combo.gpus) == {gpu}]
+            whole = [each for each in own if each.combo.aggregated is not None]
+            costs = [cheapest(market, some).usd_per_hour if some else None for some in (own, whole)]
+            rows.append([WORKLOADS[workload], gpu, *costs, mixed])
+    heads = ["workload", "GPU", "$/h", "without split combos", "all types mixed"]
+    return Table("Headway 5", "Homogeneous clusters", "The cheapest plan (MC-LP), no GPUs being short.", heads, rows)
+
+
 def exhibits(markets: Mapping[str, Market], overall: Overall) -> list[Figure | Table]:
     """All of them."""
-    return [prices(markets, GPUS["h20"]), limits(markets), certainty(markets), energy(overall)]
+    return [prices(markets, GPUS["h20"]), limits(markets), certainty(markets), energy(overall), alike(markets)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from headway import catalog
-from headway.planner.candidates import Candidate
-from headway.planner.combos import GpuCombo, Group
-from headway.planner.cost_efficiency import network_claims
+from headway.planner.candidates import Candidate, Efficiencies
+from headway.planner.combos import Counts, GpuCombo, Group, combos
+from headway.planner.cost_efficiency import a1, a2, network_claims, stated
 from headway.planner.deployment import plan as deploy
 from headway.planner.plan import Demand, Problem
 from headway.planner.speeds import Speeds
@@ -13,6 +15,8 @@ from headway.reproduce import cauchy_setup, charts
 from headway.reproduce.cauchy_claims import WORKLOADS
 from headway.reproduce.findings import Figure, Outcome, Table
 
+SECOND_MODEL = "qwen1.5-14b"
+"""Of 3.3.3, beside the one that everything is measured with."""
 WORKED = (("h800", "a800", 2), ("a800", "h20", 1), ("a800", "a800", 1))
 """3.3.3's plan: one GPU of each type named, so many times."""
 
@@ -132,3 +136,27 @@ def network_table() -> Table:
     heads = ["model", "the text (GB/s)", "the formula", "with the real shape", "GPUs to match the text"]
     shows = "2,048 tokens on an A100, at its peak FLOPs, a batch of one."
     return Table("Equation 18", "The network that hides a transfer behind prefill", shows, heads, rows)
+
+
+def worked_table() -> Table:
+    """3.3.3's first step: coefficients and ranking by Eq. 15, one GPU a phase, for both models and all workloads."""
+    rows: list[list[str | float | None]] = []
+    engine, sizes = catalog.engine(cauchy_setup.ENGINE), Counts(prefill=(1,), decode=(1,), aggregated=())
+    for model in map(catalog.model, (cauchy_setup.MODEL, SECOND_MODEL)):
+        found, _ = combos(model, engine, cauchy_setup.offers(), sizes)
+        for workload, name in WORKLOADS.items():
+            like = cauchy_setup.asked(workload).service
+            efficiencies = Efficiencies(structs.replace(like, model=model), cauchy_setup.offers())
+            ranked = sorted(found, key=lambda each: -(efficiencies.closed_form(each) or 0.0))[:4]
+            costs, pattern = stated(model), like.pattern
+            batch = efficiencies.estimate.speeds(model.name, ranked[0].phases[1]).batch(pattern)
+            first = a1(costs, pattern.prompt_tokens)
+            second = a2(costs, batch, pattern.prompt_tokens, pattern.output_tokens)
+            said = ", ".join(each.label for each in ranked)
+            rows.append([model.name, name, 1e12 * first, 1e9 * second, batch, said])
+    heads = ["model", "workload", "A1 (per TFLOP)", "A2 (per GB)", "batch", "highest CE by Eq. 15"]
+    shows = (
+        "The paper's four candidates for Llama-3.1-8B on short prompts and long answers are H800 to A800, A800 to H20, "
+        "two A800, and H800 to H20; it gives no values."
+    )
+    return Table("Figure 4", "Combos by the closed form", shows, heads, rows)

@@ -166,17 +166,24 @@ def goodput(
     workload: str, combos: list[dict[str, Any]], within: Within, seed: int, start_rps: float, quick: bool
 ) -> dict[str, Any]:
     """The highest rate at which nine of ten requests are in time and waits do not grow; always the same requests."""
-    slo, span_s = Limits(*SLOS[workload]), comboplan.span_s(asked(workload).service)
+    found = highest(
+        lambda rate: near(workload, combos, within, seed, rate, quick),
+        start_rps,
+        start_rps / 100,
+        start_rps * 20,
+        1.02 if quick else PRECISION,
+    )
+    return {"rps": found}
 
-    def at(rate: float) -> Strains:
-        num = max(round(rate * span_s), 600 if quick else 1500)
-        policies = {"routing": {"name": "cauchy", "within": within}}
-        given = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)
-        records = scenario.run(scenario.assemble(given, Places(), HERE)).records
-        end_s = float(records.workload["arrival_s"][-1])
-        return comboplan.strains(sample(records, end_s / comboplan.LIVES, slo), end_s, ATTAINED)
 
-    return {"rps": highest(at, start_rps, start_rps / 100, start_rps * 20, 1.02 if quick else PRECISION)}
+def near(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> Strains:
+    """How near this rate is to what is served."""
+    num = max(round(rate * comboplan.span_s(asked(workload).service)), 600 if quick else 1500)
+    policies = {"routing": {"name": "cauchy", "within": within}}
+    given = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)
+    records = scenario.run(scenario.assemble(given, Places(), HERE)).records
+    end_s = float(records.workload["arrival_s"][-1])
+    return comboplan.strains(sample(records, end_s / comboplan.LIVES, Limits(*SLOS[workload])), end_s, ATTAINED)
 
 
 def measure(run: Run) -> dict[str, Any]:
