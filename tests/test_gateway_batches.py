@@ -262,6 +262,16 @@ def test_of_two_gateways_one_works_and_the_other_takes_over(engine: serving.Proc
             assert len(answers(who, batch.output_file_id)) == 30
 
 
+def test_a_long_batch_keeps_no_short_one_waiting(engine: serving.Process, tmp_path: Path) -> None:
+    front = serving.gateway(batching.slow(engine, tmp_path))
+    with serving.closing(front):
+        who = client(front)
+        long = begin(who, jsonl([line(f"{i}", max_tokens=20) for i in range(200)]))
+        until(lambda: num_completed(front, long.id) >= 1)
+        short = ended(who, begin(who, jsonl([line(f"{i}") for i in range(3)])))
+        assert short.status == "completed" and num_completed(front, long.id) < 100
+
+
 def test_batches_wait_while_engines_are_busy_with_others(engine: serving.Process, tmp_path: Path) -> None:
     """The queue manager, which is there unless the file says otherwise, sees full endpoints."""
     admission = {"name": "queue-manager", "interval_s": 0.02, "threshold": 0.0, "low_threshold": 0.0}

@@ -21,6 +21,7 @@ from headway.core.errors import HeadwayError
 from serving import ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
+ORACLE = "only a simulation knows"
 SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
 
 
@@ -277,6 +278,7 @@ def test_each_stage_is_in_the_records_and_the_day_can_be_simulated_again(
         ({"url": "http://a:1"}, "judge.model: missing"),
         ({"url": "http://a:1", "model": "m", "prompt": "score {answer}"}, "has no {question}"),
         ({"url": "http://a:1", "modle": "m"}, "did you mean 'model'?"),
+        ({"by": "confidence"}, ORACLE),
     ],
 )
 def test_a_cascade_without_a_judge_is_refused(tmp_path: Path, judge: dict[str, Any] | None, words: str) -> None:
@@ -284,6 +286,10 @@ def test_a_cascade_without_a_judge_is_refused(tmp_path: Path, judge: dict[str, A
         url = "http://127.0.0.1:1"
 
     path = fleet(tmp_path, (Nowhere(), Nowhere()), judge or {})  # type: ignore[arg-type]
+    if words == ORACLE:
+        path.write_text(
+            path.read_text().replace("name: thresholds\n", "name: pre-routed\n").replace("thresholds:", "threshold:")
+        )
     if judge is None:
         data = yaml.safe_load(path.read_text())
         del data["cascade"]["judge"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import http.client
+import random
 import socket
 import subprocess
 import threading
@@ -345,3 +346,22 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path, gateway: dict[s
     with pytest.raises(HeadwayError) as told:
         composition.load(path)
     assert words in str(told.value)
+
+
+_ODD: list[Any] = [None, True, -1, 1e300, "", "\0", "é" * 99, [], [{}], {}, {"a": None}, "24h", "pool", "http://a:1"]
+
+
+def test_no_odd_body_makes_the_gateway_fail(tmp_path: Path) -> None:
+    made = serving.gateway(
+        serving.fleet_file(tmp_path, ["http://127.0.0.1:9"], gateway={"admin_keys": [_sum("root")], "batches": {}})
+    )
+    draw = random.Random(7)
+    names = ("input_file_id", "endpoint", "completion_window", "metadata", "pool", "url")
+    with serving.closing(made):
+        until(lambda: ask(made, "/v1/batches").json().get("object") == "list")
+        for path in ("/v1/batches", "/v1/files", "/workers", "/v1/batches/x/cancel", "/workers/0/drain"):
+            for _ in range(25):
+                odd = {name: draw.choice(_ODD) for name in names if draw.random() < 0.7}
+                reply = ask(made, path, odd if draw.random() < 0.9 else draw.choice(_ODD), ADMIN)
+                assert reply.status < 500, (path, odd)
+                reply.json()

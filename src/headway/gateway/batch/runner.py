@@ -108,6 +108,7 @@ class Runner:
         batches = await queue.active(self._store)
         for gone in self._read.keys() - {batch["id"] for batch in batches}:
             await self._drop(gone)
+        share = self._settings.max_open // max(len(batches), 1)
         for batch in batches:
             if batch["status"] == "cancelling":
                 await self._end(batch, "cancelled")
@@ -119,16 +120,17 @@ class Runner:
             elif batch["num_completed"] + batch["num_failed"] == batch["num_total"]:
                 await self._end(batch, "completed")
             else:
-                await self._fill(batch)
+                await self._fill(batch, max(share, 1))
 
     async def _end(self, batch: dict[str, Any], status: str) -> None:
         await self._drop(batch["id"])
         await self._write()
         await queue.end(self._store, batch, status)
 
-    async def _fill(self, batch: dict[str, Any]) -> None:
-        """Begin lines, as long as there is room."""
-        id, room = batch["id"], self._settings.max_open - len(self._open)
+    async def _fill(self, batch: dict[str, Any], share: int) -> None:
+        """Begin lines, as long as there is room; each batch has its share, so that a long one keeps none waiting."""
+        id = batch["id"]
+        room = min(share - sum(key[0] == id for key in self._open), self._settings.max_open - len(self._open))
         if room <= 0:
             return
         for line in await queue.waiting(self._store, id, self._read.get(id, 0), room):
