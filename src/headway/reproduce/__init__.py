@@ -5,6 +5,7 @@ from __future__ import annotations
 SYSTEMS: dict[str, str] = {
     "cascadia": "headway.reproduce.cascadia",
     "cauchy": "headway.reproduce.cauchy",
+    "headway": "headway.reproduce.united",
     "ktier": "headway.reproduce.ktier",
     "pascal": "headway.reproduce.pascal",
     "sageserve": "headway.reproduce.sageserve",
