@@ -13,7 +13,7 @@ import pytest
 import batching
 import serving
 from batching import answers, begin, client, ended, jsonl, line, num_completed
-from serving import ask, metric, until
+from serving import MODEL, ask, metric, until
 
 pytest.importorskip("httptools")
 openai = pytest.importorskip("openai")
@@ -260,6 +260,22 @@ def test_of_two_gateways_one_works_and_the_other_takes_over(engine: serving.Proc
             who = client(second)
             batch = ended(who, batch)
             assert len(answers(who, batch.output_file_id)) == 30
+
+
+def test_a_batch_keeps_to_the_tier_of_its_key_and_may_ask_a_cascade(engine: serving.Process, tmp_path: Path) -> None:
+    key = {"sha256": sha256(b"ann").hexdigest(), "tier": 5}
+    path = serving.fleet_file(
+        tmp_path, [engine.url], policies={"admission": BRISK}, gateway={"api_keys": [key], "batches": {}},
+        cascade={"name": "best", "models": [MODEL, MODEL], "policy": "thresholds", "judge": {"by": "confidence"}},
+    )  # fmt: skip
+    front = serving.gateway(path)
+    with serving.closing(front):
+        who = client(front, "ann")
+        batch = ended(who, begin(who, jsonl([line("a", model="best"), line("b", priority=0)])))
+        assert batch.request_counts.completed == 2
+        page = ask(front, "/metrics").text()
+        assert f'headway_requests_total{{model="{MODEL}",tier="5",outcome="finished"}} 2' in page
+        assert f'headway_judgements_total{{model="{MODEL}",outcome="accepted"}} 1' in page
 
 
 def test_a_long_batch_keeps_no_short_one_waiting(engine: serving.Process, tmp_path: Path) -> None:

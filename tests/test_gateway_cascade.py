@@ -18,6 +18,7 @@ import serving
 from headway import records, scenario
 from headway import serving as composition
 from headway.core.errors import HeadwayError
+from headway.metrics.summary import summarize
 from serving import ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
@@ -86,7 +87,7 @@ def fleet(folder: Path, engines: tuple[serving.Process, ...], judge: dict[str, A
         for name, model, engine in zip(("small", "large"), (SMALL, LARGE), engines, strict=True)
     ]
     policy = {"name": "thresholds", "thresholds": threshold}
-    cascade = {"models": [SMALL, LARGE], "name": "best", "policy": policy, "judge": judge}
+    cascade = {"models": [SMALL, LARGE], "name": "best", "judge_usd": 0.5, "policy": policy, "judge": judge}
     path = folder / "fleet.yaml"
     path.write_text(yaml.safe_dump({"fleet": pools, "cascade": cascade, "gateway": {"scrape_period_s": 0.1}}))
     return path
@@ -259,6 +260,8 @@ def test_each_stage_is_in_the_records_and_the_day_can_be_simulated_again(
     assert [ran.requests["stage"][row] for row in by_request] == [0, 1, 1, -1]
     stages = sorted(zip(*(ran.segments[name].tolist() for name in ("request", "stage", "replica")), strict=True))
     assert stages == [(0, 0, 0), (1, 0, 0), (1, 1, 1), (2, 0, 0), (2, 1, 1)]
+    summary = summarize(ran)
+    assert (summary.judged, summary.judge_usd) == (3, 1.5), "also the one without a score was asked for"
     scores = ran.workload[f"quality:{SMALL}"].tolist()
     assert scores[:2] == [90.0, 20.0] and all(math.isnan(score) for score in scores[2:])
     assert ran.workload[f"output_tokens:{SMALL}"].tolist() == [10, 10, 10, -1]

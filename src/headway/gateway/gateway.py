@@ -275,7 +275,8 @@ class Gateway:
         """What has run so far."""
         now = self.clock.now
         rows = [_record(replica, term, now) for replica, term in zip(self.replicas, self.terms, strict=True)]
-        return self.recording.records(rows, now)
+        cascade = self.driver.cascade
+        return self.recording.records(rows, now, 0.0 if cascade is None else cascade.config.judge_usd)
 
     @property
     def num_up(self) -> int:

@@ -98,6 +98,10 @@ class Keys:
             raise ApiError(401, "this API key has expired", "expired_api_key")
         return found[0]
 
+    def tier(self, owner: str) -> int:
+        """The most urgent tier of the requests that this owner left behind."""
+        return next((caller.tier for caller in self._callers if caller.owner == owner), 0)
+
 
 def check_admin(headers: MutableMapping[str, str], known: Sequence[str]) -> None:
     """ApiError for who has none of these keys. Without any, there is nothing to be seen."""

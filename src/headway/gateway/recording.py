@@ -58,7 +58,7 @@ class Recording:
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
         )))  # fmt: skip
 
-    def records(self, replicas: Iterable[ReplicaRecord], end_s: float) -> Records:
+    def records(self, replicas: Iterable[ReplicaRecord], end_s: float, judge_usd: float = 0.0) -> Records:
         """All that has ended, with requests numbered in order of arrival, and time from the first of them."""
         self._rows.sort()
         table = np.array([row for _, row in self._rows], dtype=np.dtype(list(_ROW)))
@@ -81,7 +81,7 @@ class Recording:
             workload=workload.columns, models=workload.models, regions=workload.regions, requests=ended,
             segments=segments, stretches=self.recorder.stretch_columns(),
             replicas=tuple(replicas), end_s=end_s - first_s,
-            moves=self.recorder.moves.columns(),
+            moves=self.recorder.moves.columns(), judge_usd=judge_usd,
         )  # fmt: skip
 
     def _cascades(self, ids: Ints) -> Columns:

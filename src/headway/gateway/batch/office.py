@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import HeadwayError
 from headway.gateway.ask import ask
-from headway.gateway.batch.runner import Answered, Runner
+from headway.gateway.batch.runner import Answered, Order, Runner
 from headway.gateway.batch.store import Store
 from headway.gateway.errors import ApiError
 from headway.gateway.settings import Batches
@@ -34,14 +34,14 @@ class Office:
         """Lines that wait for their turn, or for their answer."""
         return self._runner.num_open
 
-    async def _answer(self, endpoint: str, body: bytes, request_id: str, left_s: float) -> Answered:
+    async def _answer(self, order: Order, body: bytes, request_id: str, left_s: float) -> Answered:
         """A line goes the way of any request, though nobody waits for it."""
         kept = _Kept()
         try:
-            asked = ask(endpoint, body, {})
+            asked = ask(order.endpoint, body, {})
             if asked.stream:
                 raise ApiError(400, "nobody reads a stream in a batch", "invalid_value", "stream")
-            asked.tier = self.settings.tier
+            asked.tier = max(self.settings.tier, self._gateway.keys.tier(order.owner))
             exchange = self._gateway.exchange(asked, kept.send, request_id, left_s)
         except ApiError as error:
             return Answered(error.status, error.json(), error.code in _NO_ROOM)

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from msgspec import Struct
+
 from headway.gateway.batch import queue
 from headway.gateway.batch.queue import Line, Result
 from headway.gateway.batch.store import UNAVAILABLE, Store
@@ -22,8 +24,8 @@ from headway.gateway.errors import ApiError
 from headway.gateway.settings import Batches
 
 log = logging.getLogger("headway.gateway")
-Answer = Callable[[str, bytes, str, float], Awaitable["Answered"]]
-"""(endpoint, body, request id, seconds left) -> what came of it."""
+Answer = Callable[["Order", bytes, str, float], Awaitable["Answered"]]
+"""(whose and where to, body, request id, seconds left) -> what came of it."""
 _PASS_S, _IDLE_S = 0.05, 1.0
 """Answers are written so often at most; the database is looked at so often at least."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -36,6 +38,14 @@ class Answered:
         self.status, self.body = status, body
         self.is_for_now = is_for_now
         """Nobody was asked: there was no room, or nobody there."""
+
+
+class Order(Struct, frozen=True):
+    """What all requests of a batch have in common."""
+
+    owner: str
+    endpoint: str
+    expires_at: float
 
 
 class Runner:
@@ -135,15 +145,16 @@ class Runner:
             return
         for line in await queue.waiting(self._store, id, self._read.get(id, 0), room):
             self._read[id] = line.line
-            task = asyncio.create_task(self._see_to(line, batch["endpoint"], batch["expires_at"]))
+            order = Order(batch["owner"], batch["endpoint"], batch["expires_at"])
+            task = asyncio.create_task(self._see_to(line, order))
             self._open[id, line.line] = task
 
-    async def _see_to(self, line: Line, endpoint: str, expires_at: float) -> None:
+    async def _see_to(self, line: Line, order: Order) -> None:
         """Until it has an answer. What is not the request's own fault is tried again, for some time."""
         request_id = uuid.uuid4().hex
         num_tries, pause_s = 0, _FIRST_PAUSE_S
         while True:
-            got = await self._asked(endpoint, line, request_id, max(expires_at - time.time(), 0.001))
+            got = await self._asked(order, line, request_id)
             num_tries += not got.is_for_now
             if not _is_passing(got.status) or num_tries >= self._settings.max_attempts:
                 break
@@ -154,9 +165,9 @@ class Runner:
         del self._open[line.batch, line.line]
         self.wake()
 
-    async def _asked(self, endpoint: str, line: Line, request_id: str, left_s: float) -> Answered:
+    async def _asked(self, order: Order, line: Line, request_id: str) -> Answered:
         try:
-            return await self._answer(endpoint, line.body, request_id, left_s)
+            return await self._answer(order, line.body, request_id, max(order.expires_at - time.time(), 0.001))
         except Exception:  # a line that brings out a mistake of ours must not hold up its batch
             log.exception("line %d of %s", line.line, line.batch)
             return Answered(500, ApiError(500, "the gateway failed", "internal_error").json())
