@@ -337,6 +337,8 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         ({"api_keys": [{"sha256": "0" * 64, "tiers": 1}]}, "did you mean 'tier'?"),
         ({"api_keys": [{"sha256": "0" * 64, "tokens_per_minute": 0}]}, "tokens_per_minute"),
         ({"batches": {"store": "mysql://a/b"}}, "'mysql' is no database that is known"),
+        ({"batches": {"store": "postgresql://a:b:c/d"}}, "no address of a database"),
+        ({"batches": {"store": "postgresql://a/b?user=c"}}, "only sslmode"),
         ({"batches": {"store": "no/such/folder/a.sqlite"}}, "is no folder"),
         ({"batches": {"max_line": 1}}, "did you mean 'max_lines'?"),
     ],

@@ -99,6 +99,10 @@ def _settings(chosen: Scenario) -> Settings:
         if find_spec(module) is None:
             raise webserver.needed(module, "postgres" if module == "asyncpg" else "gateway")
     if marker:
+        from headway.gateway.batch.store import postgres_url
+
+        with places.at(*at):
+            postgres_url(batches.store)
         return settings
     path = chosen.base_dir / batches.store
     if not path.parent.is_dir():

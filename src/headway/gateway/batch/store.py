@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
+    URL,
     BigInteger,
     Column,
     Index,
@@ -24,6 +25,8 @@ from sqlalchemy import (
 )  # fmt: skip
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from headway.core.errors import HeadwayError
 
 TABLES = MetaData()
 FILES = Table(
@@ -74,8 +77,9 @@ class Store:
         self._path: Path | None = None
         options: dict[str, Any]
         if "://" in where:
-            url = make_url(where).set(drivername="postgresql+asyncpg")
-            options = {"pool_pre_ping": True}
+            url = postgres_url(where)
+            # A server that says nothing is as good as none.
+            options = {"pool_pre_ping": True, "connect_args": {"timeout": 10, "command_timeout": 60}}
         else:
             self._path = Path(where)
             url = make_url(f"sqlite+aiosqlite:///{self._path}")
@@ -150,6 +154,18 @@ class Store:
         """All connections."""
         await self.resign()
         await self._engine.dispose()
+
+
+def postgres_url(where: str) -> URL:
+    """A PostgreSQL's address as SQLAlchemy takes it. HeadwayError where it is none."""
+    try:
+        url = make_url(where)
+    except (SQLAlchemyError, ValueError):
+        raise HeadwayError("no address of a database; expected postgresql://user@host:port/database") from None
+    if set(url.query) - {"sslmode"}:
+        raise HeadwayError(f"{', '.join(url.query)}: only sslmode can be said in a database's address")
+    query = {"ssl": url.query["sslmode"]} if url.query else {}
+    return url.set(drivername="postgresql+asyncpg", query=query)
 
 
 def _durable(connection: Any, record: object) -> None:
