@@ -100,3 +100,19 @@ def test_quantiles_of_runs_are_those_written_out(
         assert gaps.mean_s() == pytest.approx(np.mean(written))
     else:
         assert np.isnan(gaps.mean_s()) and np.isnan(gaps.quantiles_s(fractions)).all()
+
+
+def test_short_parts_are_put_together_without_a_trace() -> None:
+    """Many short parts say what they say in one, to the bit, in any order."""
+    rng = np.random.default_rng(0)
+    parts = [
+        part(rng.uniform(0.001, 0.1, n), rng.choice([0.0, 1e-5], n), rng.integers(1, 90, n), rng.integers(1, 9, n))
+        for n in rng.integers(0, 400, 90)
+    ]
+    whole = tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+    fractions = [0.0, 0.1, 0.5, 0.9, 0.99, 1.0]
+    many, one = Gaps(parts), Gaps([whole])
+    assert len(many.parts) < 5 and many.total == one.total
+    assert (many.quantiles_s(fractions) == one.quantiles_s(fractions)).all()
+    written = np.concatenate([np.repeat(f + s * np.arange(c), w) for f, s, c, w in zip(*whole, strict=True)])
+    assert many.quantiles_s(fractions) == pytest.approx(np.quantile(written, fractions), rel=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from headway.core.decision import Release
 from headway.core.errors import HeadwayError
 from headway.core.view import RequestView
 from headway.policies.admission.queue_manager import QueueManager
+from headway.policies.endpoints import effective_use, is_below
 from headway.policies.ordering.deadline_priority import DeadlinePriority
 from headway.policies.ordering.edf import Edf
 from headway.policies.ordering.priority_first import PriorityFirst
@@ -328,3 +330,32 @@ def test_edf_serves_expired_requests_first() -> None:
         FakeRequest(4, 10.0, tier=2, deadline_s=86_410.0),
     ]
     assert served(Edf(), requests, 99.7) == [2, 3, 0, 1, 4]
+
+
+endpoints = st.lists(
+    st.integers(0, 1000).flatmap(
+        lambda total: st.builds(FakeReplica, kv_blocks_total=st.just(total), kv_blocks_used=st.integers(0, total))
+    ),
+    max_size=6,
+)
+
+
+@given(endpoints, st.sampled_from([0.0, 0.3, 0.5, 0.6, 0.7, 1.0]))
+def test_a_look_at_some_replicas_says_what_a_look_at_all_says(replicas: list[FakeReplica], threshold: float) -> None:
+    """To the bit: also where utilisation is just the threshold, and where there is nothing."""
+    assert is_below(threshold, replicas) == (effective_use(replicas) < threshold)
+    if sum(each.kv_blocks_total for each in replicas):
+        just = effective_use(replicas)
+        assert not is_below(just, replicas)
+
+
+@given(st.lists(endpoints.filter(bool), min_size=1, max_size=3), st.integers(0, 8))
+def test_the_queue_manager_lets_go_as_many_as_all_endpoints_ask_for(
+    regions: list[list[FakeReplica]], held: int
+) -> None:
+    """One below 60%, two below 50%, as far as there are so many, whatever was read to find out."""
+    replicas = [replace(each, region=str(i)) for i, some in enumerate(regions) for each in some]
+    requests = [FakeRequest(id=i, tier=2, arrival_s=0.0) for i in range(held)]
+    uses = [effective_use(some) for some in regions]
+    asked = sum((use < 0.6) + (use < 0.5) for use in uses)
+    assert len(released(QueueManager(), replicas, requests, 1.0)) == min(asked, held)
