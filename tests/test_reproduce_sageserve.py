@@ -94,6 +94,7 @@ def test_of_one_model_waste_and_spot_hours_are_the_summarys(short: Run) -> None:
         assert found["wasted"][cause] * 4 == pytest.approx(getattr(summary.starting_gpu_hours, cause))
     assert found["spot_hours"] * 4 == pytest.approx(summary.spot_gpu_hours)
     assert found["starts"] == summary.starts
+    assert summary.kv_use is not None and found["kv_use"] == summary.kv_use.mean
 
 
 def test_who_still_waits_has_waited_so_far(short: Run) -> None:

@@ -69,7 +69,7 @@ def measure(run: Run) -> Measurement:
     from_s = summary.warmup_s
     models = {name: _of_model(records, name, from_s) for name in records.models}
     for name, found in models.items():
-        use = summary.models[name].kv_use if name in summary.models else None
+        use = summary.models[name].kv_use if name in summary.models else summary.kv_use  # of one model, it is all
         found["kv_use"] = use.mean if use else None
     return {
         "models": models,

@@ -80,6 +80,10 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
     for name in orders:
         for seed, each in factors.items():
             tasks[ORDER, name, seed] = Simulation(orderings.document(name, each["factor"]), seed, orderings.measure)
+    if experiment.claims is None:
+        day = next(part.scene for part in wanted if part.kind == DAY)
+        for name, document in readings(day, served[scenes.A100]):
+            tasks[READING, name, experiment.seeds[0]] = Simulation(document, experiment.seeds[0], measures.measure)
     for part in wanted:
         scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
         for seed, strategy in product(experiment.seeds, part.strategies):
@@ -88,10 +92,6 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
         if part.kind in BOUNDED:
             document = scenes.document(replace(part.scene, models=(scenes.LLAMA_2,)), REACTIVE)
             tasks[BOUND, part.kind, seed] = Call(bounds.bound, {"document": document, "seed": seed})
-    if experiment.claims is None:
-        day = next(part.scene for part in wanted if part.kind == DAY)
-        for name, document in readings(day, served[scenes.A100]):
-            tasks[READING, name, experiment.seeds[0]] = Simulation(document, experiment.seeds[0], measures.measure)
     return experiment.run(tasks), served
 
 
