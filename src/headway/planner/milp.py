@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -76,25 +75,22 @@ def minimise(
 def silent() -> Iterator[None]:
     """What native code prints meanwhile goes to stderr: now and then HiGHS says a word, which is no part of an answer.
 
-    Its own buffer is emptied first and last, so that nothing comes late. Python's prints are not looked at.
+    The C library's own buffer is emptied first and last, so that nothing comes late. Python's prints are not looked at.
     """
-    library = ctypes.CDLL(None) if os.name == "posix" else None
-    try:
-        kept = os.dup(1)
-    except OSError:  # closed: whatever is printed goes nowhere
+    library = None if sys.platform == "win32" else ctypes.CDLL(None)
+    kept = -1 if library is None else library.dup(1)
+    if library is None or kept < 0:  # closed: whatever is printed goes nowhere
         yield
         return
-    if library is not None:
-        library.fflush(None)
     sys.stdout.flush()
-    os.dup2(2, 1)
+    library.fflush(None)
+    library.dup2(2, 1)
     try:
         yield
     finally:
-        if library is not None:
-            library.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        library.fflush(None)
+        library.dup2(kept, 1)
+        library.close(kept)
 
 
 def relaxed(cost: Floats, rows: Any, low: Floats, high: Floats) -> tuple[float | None, Floats, Floats]:
