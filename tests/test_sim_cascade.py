@@ -10,6 +10,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
 from headway.core.request import Request
 from headway.metrics.summary import summarize
+from headway.policies.cascade.deadline_aware import DeadlineAware
 from headway.policies.cascade.load_based import LoadBased
 from headway.policies.cascade.pre_routed import PreRouted
 from headway.policies.cascade.thresholds import Thresholds
@@ -117,3 +118,14 @@ def test_ticks_go_on_while_an_answer_is_judged() -> None:
     late = [scored(0, 80.0), request(1, 4.4, 1, 4, tier=3, quality=((SMALL, 80.0),))]
     records = play(late, cascade(Thresholds, 70.0, judge_s=5.0), admission=Patient, concurrency=1)
     assert (records.requests["outcome"] == Outcome.FINISHED).all()
+
+
+def test_an_answer_will_do_where_the_next_model_would_be_late() -> None:
+    """Four tokens and the judge take 4.5 s, the large model's eight another 8: in time by 13 s, not by 12."""
+    first = [scored(0, 60.0, slo_e2e_s=100.0)]  # from which it learns what the large model takes
+    for promise_s, stage in ((13.0, 1), (12.0, 0), (None, 1)):
+        records = play([*first, scored(2, 60.0, slo_e2e_s=promise_s)], cascade(DeadlineAware, 70.0))
+        done = by_request(records.requests)
+        assert (done["stage"][0], done["stage"][1]) == (1, stage)
+    due = by_request(play([*first, scored(2, 60.0, deadline_s=31.0)], cascade(DeadlineAware, 70.0)).requests)
+    assert due["stage"][1] == 0

@@ -17,6 +17,7 @@ from headway.cascadeplan.search import EFFORT, Make, alternatives, cascadia
 from headway.cascadeplan.stages import Known, bounds
 from headway.core.errors import HeadwayError
 from headway.planner.cascade.cascadia import plans, with_held_out
+from headway.planner.cascade.confidence import Confidence, confidence
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
 from headway.planner.cascade.problem import LatencyBudget, QualityFloor, Target
@@ -24,6 +25,9 @@ from headway.planner.cascade.problem import LatencyBudget, QualityFloor, Target
 Tell = Callable[[int], None]
 ROUNDS = 6
 """How often the target is made stricter at most, until a plan keeps the promise."""
+LEADING = 2
+"""So many of the plans of a search must keep the promise before it is enough: the one with the least maximum, and the
+one with the least work. By chance, one may have a better sample of the requests than the other."""
 MARGIN = 0.05
 """Points of quality beyond a shortfall, and the share of the time beyond an excess, that the next plan is asked for."""
 
@@ -45,6 +49,8 @@ class Answer(Struct, frozen=True, forbid_unknown_fields=True):
     alternatives: tuple[Option, ...]
     curve: tuple[Option, ...]
     """Plans for qualities from low to high."""
+    confidence: Confidence | None
+    """How sure the chosen plan's thresholds are; None: it is one model, or routed beforehand."""
     num_simulated: int
     num_found: int
 
@@ -66,19 +72,28 @@ def plan(
         line = _curve(asked, known.latencies, curve) if curve else ()
     finally:
         known.write()
-    return Answer(asked.problem.target, chosen, others, line, known.latencies.num_asked, known.latencies.num_found)
+    sure, latencies = _sure(asked, chosen.plan), known.latencies
+    return Answer(asked.problem.target, chosen, others, line, sure, latencies.num_asked, latencies.num_found)
+
+
+def _sure(asked: Asked, found: CascadePlan) -> Confidence | None:
+    if len(found.stages) < 2 or found.pre_routed:
+        return None
+    return confidence(asked.problem.scores.stages([stage.model for stage in found.stages]), found.thresholds)
 
 
 def kept(asked: Asked, latencies: Latencies, make: Make | None = None) -> Option:
-    """Plan, rehearse the few best, and ask for more by as much as the best one is short of."""
+    """Plan, rehearse the few best, and ask for more by as much as the leading ones are short of."""
     target, tried, make = asked.problem.target, list[Option](), make or cascadia()
     for _ in range(ROUNDS):
         found = make(asked.problem.asking(target), latencies, bounds(asked))
         options = [_option(asked, with_held_out(each, asked.held_out)) for each in found]
         tried += options
-        if options[0].kept or options[0].plan.status == "infeasible":
+        short = [each for each in options[:LEADING] if not each.kept]
+        if not short or options[0].plan.status == "infeasible":
             break
-        stricter = _stricter(target, asked.problem.target, options[0].rehearsed)
+        furthest = max(short, key=lambda each: _missing(asked.problem.target, each))
+        stricter = _stricter(target, asked.problem.target, furthest.rehearsed)
         if stricter == target or len(options[0].plan.stages) == 1:
             break
         target = stricter

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -11,6 +13,7 @@ from headway.cli.flags import scenario_file
 from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.core.errors import HeadwayError
 from headway.planner.cascade.problem import LatencyBudget, QualityFloor, Target
+from headway.report.cascade_page import Point, page
 from headway.wholefile import write_text
 
 INFEASIBLE = 3
@@ -28,6 +31,7 @@ _path = click.Path(path_type=Path)
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan so many qualities from low to high, too.")
 @click.option("--no-alternatives", is_flag=True, help="Only the plan, nothing to compare it with.")
 @click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs.")
+@click.option("--html", type=_path, help="Write stages, and quality against latency, as one page.")
 @click.option("--cache", type=_path, help="Where latencies are kept; the user's cache folder unless given.")
 @click.option("--no-cache", is_flag=True, help="Simulate everything anew.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
@@ -35,7 +39,7 @@ _path = click.Path(path_type=Path)
 def cascade(
     scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: int | None,
     gpus_per_server: int | None, rps: float | None, curve: int, no_alternatives: bool, out: Path | None,
-    cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
+    html: Path | None, cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
 ) -> int:  # fmt: skip
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality or a latency.
 
@@ -54,6 +58,10 @@ def cascade(
     if out is not None:
         write_text(out, scenario_yaml(answer, asked))
         click.echo(f"wrote {out}", err=True)
+    if html is not None:
+        command = shlex.join(["headway", *sys.argv[1:]])
+        write_text(html, page(answer.target, answer.chosen.plan, _points(answer), answer.confidence, command))
+        click.echo(f"wrote {html}", err=True)
     print_json(answer) if as_json else _show(answer)
     click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_found} known before", err=True)
     return 0 if answer.chosen.kept else INFEASIBLE
@@ -71,7 +79,7 @@ def _target(quality: float | None, latency: float | None) -> Target:
 def _show(answer: Answer) -> None:
     """The plan by stages, and what it is compared with."""
     heads = ["model", "GPUs", "replicas", "accepts from", "requests", "p95 of the stage (s)"]
-    rows = []
+    rows: list[list[object]] = []
     for stage in answer.chosen.plan.stages:
         shapes = ", ".join(part.label for part in stage.replicas) or "-"
         level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
@@ -79,10 +87,25 @@ def _show(answer: Answer) -> None:
         rows.append([stage.model, stage.num_gpus, shapes, level, f"{stage.processing_ratio:.0%}", p95])
     print_table(heads, rows)
     heads = ["plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "is what was asked for"]
-    named = [("chosen", answer.chosen), *((each.plan.planner, each) for each in answer.alternatives)]
-    named += [(f"quality {each.plan.quality:.3g}", each) for each in answer.curve]
-    print_table(heads, [_row(name, each) for name, each in named])
+    print_table(heads, [_row(name, each) for name, each, _ in _named(answer)])
     click.echo(answer.chosen.plan.why)
+    if answer.confidence is not None:
+        low, high = answer.confidence.quality
+        click.echo(f"on other draws of as many requests, these thresholds reach {low:.4g} to {high:.4g} (95%)")
+
+
+def _named(answer: Answer) -> list[tuple[str, Option, str]]:
+    named = [("chosen", answer.chosen, "chosen")]
+    named += [(each.plan.planner, each, "alternatives") for each in answer.alternatives]
+    return named + [(f"quality {each.plan.quality:.3g}", each, "curve") for each in answer.curve]
+
+
+def _points(answer: Answer) -> list[Point]:
+    points = []
+    for name, each, group in _named(answer):
+        done = each.rehearsed
+        points.append(Point(name, done.quality, done.p95_s, done.mean_s, each.kept, group))
+    return points
 
 
 def _row(name: str, option: Option) -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.core.policy import Admission, Cascade, Migration, Ordering, Router, Scaler
 from headway.policies.admission.queue_manager import QueueManager
+from headway.policies.cascade.deadline_aware import DeadlineAware
 from headway.policies.cascade.load_based import LoadBased
 from headway.policies.cascade.pre_routed import PreRouted
 from headway.policies.cascade.thresholds import Thresholds
@@ -94,6 +95,7 @@ CASCADES: dict[str, type[Cascade]] = {
     "thresholds": Thresholds,
     "load-based": LoadBased,
     "pre-routed": PreRouted,
+    "deadline-aware": DeadlineAware,
 }
 
 SCALERS: dict[str, type[Scaler]] = {

@@ -35,10 +35,23 @@ def candidates(search: Search, looked: Looked, planner: str, most: int) -> tuple
     found = [answer(search, looked, planner)]
     best = search.best(looked.objective)
     assert best is not None  # else there is no answer
-    others = [*_others(search, looked, most // 2), *_near(search, best, most - most // 2)]
+    others = [*_least_work(search, looked), *_others(search, looked, most // 2)]
+    others += _near(search, best, most - most // 2)
     found += [made(search, i, deployment, looked, planner) for i, deployment in others]
     different = {(each.thresholds, each.stages): each for each in found}
     return tuple(different.values())
+
+
+def _least_work(search: Search, looked: Looked) -> Iterator[tuple[int, Deployment]]:
+    """The routing with the least work that has the quality, which a search that allows a gap may have left out."""
+    target, known = looked.objective.target, search.known
+    if isinstance(target, LatencyBudget):
+        return
+    good = np.flatnonzero(known.quality >= target.q_min - 1e-9)
+    if len(good):
+        i = int(good[known.work[good].argmin()])
+        if search.solve(i).deployment is not None:
+            yield i, search.spread(i)
 
 
 def _others(search: Search, looked: Looked, most: int) -> Iterator[tuple[int, Deployment]]:

@@ -30,7 +30,7 @@ AT_ONCE = 1600
 """Requests for a throughput."""
 ROWS = 400
 """Of a score table, half of which plans are made on."""
-ARRIVALS_S, QUICK_ARRIVALS_S = 150.0, 60.0
+ARRIVALS_S, QUICK_ARRIVALS_S = 150.0, 45.0
 
 
 def asked(
