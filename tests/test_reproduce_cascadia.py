@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headway.reproduce.cascadia import CLAIMS, claims, outcomes, runs, setup
+from headway.catalog import coefficients
+from headway.core.fleet import Parallel
+from headway.perf.step import StepModel
+from headway.reproduce.cascadia import CLAIMS, claims, outcomes, parts, runs, setup, studies
 from headway.reproduce.experiment import Experiment
 from headway.reproduce.findings import Outcome
 from headway.reproduce.tasks import Measurement
@@ -94,3 +97,40 @@ def test_only_what_is_asked_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _fast(seed: int, num_rows: int) -> Measurement:
     return {"gap": 0.0, "evaluations": 5, "all_evaluations": 100, "plan_s": 0.1, "exhaustive_s": 2.0}
+
+
+def test_a_model_that_is_slower_is_so_in_every_iteration() -> None:
+    case = setup.asked("deepseek", 1, 85.0, True)
+    large, gpu, engine = case.problem.models[-1], case.problem.gpu, case.problem.engine
+    known = coefficients(gpu.name, engine.name)
+    plain = StepModel(large, gpu, engine, Parallel(8), known).line
+    slow = StepModel(large, gpu, engine, Parallel(8), setup.slowed(known, 2.0)).line
+    for num in (1, 64, 256):
+        assert slow(num, 300 * num)[0] == pytest.approx(2 * plain(num, 300 * num)[0], rel=0.02)
+    # Plans are made, rehearsed and written with it.
+    factor = case.coefficients[large.name].overhead.step_s / case.coefficients[case.problem.names[0]].overhead.step_s
+    assert factor == pytest.approx(setup.AWQ_SLOWER)
+    assert [case.entries[name] for name in case.problem.names] == [0, 1, 2]
+
+
+def test_weaker_judges_are_compared_with_the_reference() -> None:
+    of = {"share": 0.5, "latency_s": 10.0, "quality": 80.0}
+    one = {
+        "gpt-4o": of,
+        "gpt-4o-mini": of | {"share": 0.55},
+        "llama-3.1-70b": of | {"latency_s": 10.5, "quality": 79.0},
+    }
+    found = studies._weaker([one])
+    values = {name: each.values[0] for name, each in found.items()}
+    assert values == pytest.approx({
+        "judge-mini-routing": 0.1, "judge-mini-latency": 0.0, "judge-llama-routing": 0.0, "judge-llama-latency": 0.05,
+        "judge-weak-quality": -1.0,
+    })  # fmt: skip
+
+
+def test_errors_of_table_1_are_those_after_one_factor() -> None:
+    exact = {" ".join(map(str, shape)): 40 * real for shape, real in parts.TABLE_1.items()}
+    outcome, table = studies._table_1([exact])
+    assert outcome.values == pytest.approx([0.0]) and len(table.rows) == 7
+    off = exact | {"1 4 1": exact["1 4 1"] * 2}
+    assert studies._table_1([off])[0].values[0] > 0.1
