@@ -40,6 +40,9 @@ from headway.workload.trace import TraceSource
 
 MINUTES = (8, 16, 10)
 """Of traces 1, 2 and 3."""
+ALONE = 16.37
+"""The stand-alone model's SLO scale of Table 5, which says how much comes in."""
+HALVINGS = 5
 PERIOD_S = 300.0
 """How often the workload is looked at."""
 LOADED_BYTES_PER_S = 2.1e9
@@ -48,8 +51,10 @@ MARGIN = 1.0
 """Points of quality beyond what is asked for, in place of the rehearsals that there is no time for while serving."""
 
 
-def drift(q_min: float, rate_rps: float, lone_s: float, seeds: list[int], quick: bool) -> Measurement:
+def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measurement:
     """p95, quality and what is in time, of every system and seed, over all and trace by trace."""
+    share = 0.25 if quick else 1.0
+    rate_rps = _rate_rps(q_min, lone_s, quick, share)
     first = asked("deepseek", 1, q_min, quick, rate_rps)
     latencies = Latencies(evaluator(first))
     plans = {
@@ -57,9 +62,9 @@ def drift(q_min: float, rate_rps: float, lone_s: float, seeds: list[int], quick:
         "cascade-serve": kept(first, latencies, planners.cascade_serve).plan,
         "stand-alone": baselines.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds(first), EFFORT),
     }
-    found: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": []}
+    found: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": [], "rate_rps": rate_rps}
     for seed in seeds:
-        rows, ends_s = _workload(rate_rps, seed, 0.25 if quick else 1.0)
+        rows, ends_s = _workload(rate_rps, seed, share)
         for name, plan in plans.items():
             done = _simulated(first, rows, plan, _fixed(first, plan), seed)
             found[name].append(_measured(done, ends_s, lone_s))
@@ -70,6 +75,20 @@ def drift(q_min: float, rate_rps: float, lone_s: float, seeds: list[int], quick:
             [[each.at_s, each.why, list(each.plan.thresholds), each.changes] for each in planner.made]
         )
     return found
+
+
+def _rate_rps(q_min: float, lone_s: float, quick: bool, share: float) -> float:
+    """At which the largest model alone needs the SLO scale of Table 5 over the whole run."""
+    low, high = 8.0, 64.0
+    case = asked("deepseek", 1, q_min, quick, (low * high) ** 0.5)
+    plan = baselines.stand_alone(case.problem, DEEPSEEK[-1], Latencies(evaluator(case)), bounds(case), EFFORT)
+    for _ in range(HALVINGS):
+        middle = (low * high) ** 0.5
+        rows, _ = _workload(middle, 0, share)
+        found = summarize(_simulated(case, rows, plan, _fixed(case, plan), 0))
+        late = found.e2e_s is None or found.e2e_s.p95 > ALONE * lone_s
+        low, high = (low, middle) if late else (middle, high)
+    return low
 
 
 def _workload(rate_rps: float, seed: int, share: float) -> tuple[Workload, list[float]]:

@@ -63,7 +63,7 @@ def _sizes(experiment: Experiment, rate_rps: float) -> tuple[Outcome, Figure]:
 
 
 def _drift(experiment: Experiment, rate: Measurement) -> Found:
-    said = {"q_min": 90.0, "rate_rps": rate["rate_rps"], "lone_s": rate["lone_s"], "quick": experiment.quick}
+    said = {"q_min": 90.0, "lone_s": rate["lone_s"], "quick": experiment.quick}
     call = Call(drift.drift, said | {"seeds": list(experiment.seeds)})
     done = experiment.run({"drift": call})["drift"]
 
