@@ -114,7 +114,7 @@ def test_a_client_that_leaves_stops_its_engine(front: serving.Process, engines: 
     reply.close()
     until(lambda: not any(metric(engine, "vllm:num_requests_running") for engine in engines))
     until(lambda: metric(front, "headway_requests_in_flight") == 0)
-    cancelled = 'headway_requests_total{model="qwen3-8b",tier="0",outcome="cancelled"}'
+    cancelled = 'headway_requests_total{model="qwen3-8b",pool="pool",tier="0",outcome="cancelled"}'
     assert f"{cancelled} " in ask(front, "/metrics").text()
 
 

@@ -274,7 +274,7 @@ def test_a_batch_keeps_to_the_tier_of_its_key_and_may_ask_a_cascade(engine: serv
         batch = ended(who, begin(who, jsonl([line("a", model="best"), line("b", priority=0)])))
         assert batch.request_counts.completed == 2
         page = ask(front, "/metrics").text()
-        assert f'headway_requests_total{{model="{MODEL}",tier="5",outcome="finished"}} 2' in page
+        assert f'headway_requests_total{{model="{MODEL}",pool="pool",tier="5",outcome="finished"}} 2' in page
         assert f'headway_judgements_total{{model="{MODEL}",outcome="accepted"}} 1' in page
 
 

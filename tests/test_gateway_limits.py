@@ -152,7 +152,7 @@ def test_a_key_has_a_most_urgent_tier(front: serving.Process) -> None:
     for tier in (0, 2, 7):
         chat(front, headers=_bearer("patient"), max_tokens=1, priority=tier).json()
     page = ask(front, "/metrics").text()
-    finished = 'headway_requests_total{{model="qwen3-8b",tier="{}",outcome="finished"}}'
+    finished = 'headway_requests_total{{model="qwen3-8b",pool="pool",tier="{}",outcome="finished"}}'
     assert f"{finished.format(3)} 2" in page and f"{finished.format(7)} 1" in page
     assert finished.format(2) not in page
 

@@ -15,6 +15,7 @@ _LOADS = (
     "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "answers_on_pace",
     "prefill_tokens_left", "tokens_generated", "output_tokens_left",
 )  # fmt: skip
+_SHOWN = (*_LOADS, "seen_s")
 
 
 class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +69,8 @@ class ScrapedReplica:
         self.num_waiting = self.num_running = self.kv_blocks_used = self.kv_blocks_host = self.head_demand_blocks = 0
         self.answers_on_pace = True
         self.prefill_tokens_left = self.tokens_generated = self.output_tokens_left = 0
+        self.seen_s = float("-inf")
+        """When this load was read."""
 
     @property
     def num_in_flight(self) -> int:
@@ -104,13 +107,13 @@ class ScrapedReplica:
         """Who is placed here."""
         return self._replica.requests
 
-    def sample(self) -> tuple[int, ...]:
-        """The load right now."""
-        return tuple(getattr(self._replica, name) for name in _LOADS)
+    def sample(self, now: float) -> tuple[float, ...]:
+        """The load right now, and when that is."""
+        return *(getattr(self._replica, name) for name in _LOADS), now
 
-    def show(self, sample: tuple[int, ...]) -> None:
+    def show(self, sample: tuple[float, ...]) -> None:
         """Make a sample visible."""
-        for name, value in zip(_LOADS, sample, strict=True):
+        for name, value in zip(_SHOWN, sample, strict=True):
             setattr(self, name, value)
 
 
@@ -135,13 +138,13 @@ class Observer:
             self.views.append(replica)
         return self.views[-1]
 
-    def scrape(self) -> list[tuple[ScrapedReplica, tuple[int, ...]]]:
+    def scrape(self, now: float = 0.0) -> list[tuple[ScrapedReplica, tuple[float, ...]]]:
         """Sample every replica; hand the result to `show` once the delay is over."""
         loss = self.scrape_config.loss
-        return [(r, r.sample()) for r in self._scraped if not loss or self._random.random() >= loss]
+        return [(r, r.sample(now)) for r in self._scraped if not loss or self._random.random() >= loss]
 
     @staticmethod
-    def show(samples: list[tuple[ScrapedReplica, tuple[int, ...]]]) -> None:
+    def show(samples: list[tuple[ScrapedReplica, tuple[float, ...]]]) -> None:
         """Make samples visible."""
         for replica, sample in samples:
             replica.show(sample)

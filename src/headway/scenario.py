@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from headway import __version__, longterm, userfile
 from headway.catalog.coefficients import Coefficients
+from headway.control.decisions import Decisions
 from headway.control.policies import CascadeOf, Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fleet, Model, Pool, unit_of
@@ -97,8 +98,8 @@ def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
     return dataclasses.replace(chosen, spec=replace(chosen.spec, variants=(variant,)))
 
 
-def run(scenario: Scenario, progress: Progress | None = None) -> Run:
-    """Simulate a scenario that has one routing and one ordering."""
+def run(scenario: Scenario, progress: Progress | None = None, decisions: Decisions | None = None) -> Run:
+    """Simulate a scenario that has one routing and one ordering. `decisions` hears what policies chose."""
     if len(variants(scenario)) > 1:
         key = "routing" if len(_listed(scenario.spec.policies.routing)) > 1 else "ordering"
         at = ("variants",) if scenario.spec.variants else ("policies", key)
@@ -114,7 +115,7 @@ def run(scenario: Scenario, progress: Progress | None = None) -> Run:
     records = simulate(
         scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
         roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
-        line=lambda pool: _line(pool, known[pool.name]), pacer=spec.pacer,
+        line=lambda pool: _line(pool, known[pool.name]), pacer=spec.pacer, decisions=decisions,
     )  # fmt: skip
     simulated = time.perf_counter()
     summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)

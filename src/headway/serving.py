@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -88,6 +89,11 @@ def _judge(spec: Spec, places: Places) -> Judge | None:
 def _settings(chosen: Scenario) -> Settings:
     """The gateway's, with a database that can be used. HeadwayError where it cannot."""
     settings, places = chosen.spec.gateway, chosen.places
+    if settings.tracing:
+        try:
+            importlib.import_module("headway.gateway.tracing")
+        except ModuleNotFoundError as error:
+            raise webserver.needed(str(error.name), "otel") from None
     batches = settings.batches
     if batches is None:
         return settings

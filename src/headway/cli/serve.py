@@ -11,6 +11,7 @@ import click
 
 from headway import webserver
 from headway.core.errors import HeadwayError
+from headway.decisionlog import Behind, DecisionFile
 from headway.records import save
 from headway.scenario import Scenario
 
@@ -23,10 +24,17 @@ if TYPE_CHECKING:
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 to be reached from other machines.")
 @click.option("--records", type=click.Path(path_type=Path), help="Folder to write what ran to, at the end.")
+@click.option("--decisions", type=click.Path(path_type=Path), help="Write why each replica was chosen (JSON lines).")
 @click.option("--certfile", type=click.Path(path_type=Path), help="Certificate (PEM): serve HTTPS.")
 @click.option("--keyfile", type=click.Path(path_type=Path), help="Its key (PEM), if that is not in the same file.")
 def command(
-    fleet: Path, port: int, host: str, records: Path | None, certfile: Path | None, keyfile: Path | None
+    fleet: Path,
+    port: int,
+    host: str,
+    records: Path | None,
+    decisions: Path | None,
+    certfile: Path | None,
+    keyfile: Path | None,
 ) -> None:
     """Serve the engines of the FLEET file as one OpenAI-compatible endpoint.
 
@@ -45,11 +53,14 @@ def command(
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
     made = webserver.listen(host, port)
+    told = None if decisions is None else Behind(DecisionFile(decisions, plan.settings.max_decisions_bytes))
 
     def make() -> Gateway:
-        return Gateway(plan, Recording(keeps=records is not None))
+        return Gateway(plan, Recording(keeps=records is not None), None if told is None else told.write)
 
     def stopped(gateway: Gateway) -> None:
+        if told is not None:
+            told.close()
         if records is not None:
             save(gateway.records(), records, {"fleet": fleet.read_text(encoding="utf-8")})
             click.echo(f"wrote {gateway.recording.num_requests:,} requests to {records}", err=True)

@@ -11,7 +11,10 @@ from headway.cli.choose import choose
 from headway.cli.flags import scenario_options
 from headway.cli.output import progress
 from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, trace_option, with_clairvoyant
-from headway.scenario import run
+from headway.control.decisions import Decisions
+from headway.decisionlog import DecisionFile
+from headway.report.run import Run
+from headway.scenario import Progress, Scenario, run
 
 
 @click.command()
@@ -19,7 +22,8 @@ from headway.scenario import run
 @clairvoyant_option
 @output_options
 @trace_option
-def command(scenario: Path | None, preset: str | None, clairvoyant: bool, **flags: Any) -> None:
+@click.option("--decisions", type=click.Path(path_type=Path), help="Write why each replica was chosen (JSON lines).")
+def command(scenario: Path | None, preset: str | None, clairvoyant: bool, decisions: Path | None, **flags: Any) -> None:
     """Run one routing with one ordering, and print its metrics.
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
@@ -27,5 +31,15 @@ def command(scenario: Path | None, preset: str | None, clairvoyant: bool, **flag
     outputs = Outputs.taken_from(flags)
     chosen = choose("simulate", scenario, preset, flags)
     with progress("simulating", wanted=not outputs.no_progress) as tell:
-        done = run(chosen, tell)
+        done = run(chosen, tell) if decisions is None else _told(chosen, tell, decisions)
     deliver(with_clairvoyant([done], chosen) if clairvoyant else [done], chosen, outputs)
+
+
+def _told(chosen: Scenario, tell: Progress | None, path: Path) -> Run:
+    """A run, and its decisions in a file."""
+    file, decisions = DecisionFile(path), Decisions()
+    decisions.listeners.append(file.write)
+    try:
+        return run(chosen, tell, decisions)
+    finally:
+        file.close()

@@ -62,6 +62,7 @@ class Service:
         self.model = model
         self.members = list(members)
         self.router = router
+        self._router_name = type(router).__name__
         self.pairs = bool(getattr(router, "pairs", False))
         """The router says who decodes; else that is seen to when the prompt is computed."""
         self.learners: list[Learner] = []
@@ -137,7 +138,7 @@ class Service:
         replica = placement.replica
         decode = placement.decode if self.pairs else None
         if replica not in ids or (decode is not None and decode not in self._by_id):
-            name = type(self.router).__name__
+            name = self._router_name
             chosen = replica if replica not in ids else decode
             raise HeadwayError(f"router {name} chose replica {chosen!r}; it was offered {sorted(ids)}")
         if self._has_roles:

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from headway import __version__
 from headway.core.errors import HeadwayError
-from headway.gateway import admin
+from headway.gateway import admin, dashboard
 from headway.gateway.ask import PATHS, Ask, ask
 from headway.gateway.errors import ApiError
 from headway.gateway.exchange import Exchange
@@ -46,7 +46,9 @@ class Completions:
             raw = await _body(receive, headers, self._gateway().settings)
             if raw is None:
                 return
+            read_s = self._gateway().clock.now
             asked = ask(scope["path"], raw, headers)
+            asked.read_s = read_s
             exchange, begun = self._begin(asked, caller, send, request_id)
         except ApiError as error:
             await answer(send, error, request_id.encode())
@@ -167,6 +169,7 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
         *(Route(path, completions, methods=["POST"]) for path in PATHS),
         *_batch_routes(gateway, owner),
         *admin.routes(lambda: gateway().fleet, lambda: gateway().settings.admin_keys),
+        *dashboard.routes(gateway),
         Route("/v1/models", models),
         Route("/health", health),
         Route("/metrics", metrics),

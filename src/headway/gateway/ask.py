@@ -50,6 +50,10 @@ class Ask(Struct, kw_only=True):
     """Where the client says that it is."""
     passed_on: str
     """Header lines for the engine."""
+    explains: bool = False
+    """The client wants to know what became of it in the gateway."""
+    read_s: float | None = None
+    """When its last byte had come; None: that does not matter, or has been counted."""
 
     @property
     def is_chat(self) -> bool:
@@ -101,6 +105,7 @@ def ask(path: str, raw: bytes, headers: Mapping[str, str]) -> Ask:
         session=headers.get("x-session-id") or _field(body, "prompt_cache_key", str),
         region=headers.get("x-headway-region", ""),
         passed_on="".join(f"{name}: {headers[name]}\r\n" for name in _PASSED_ON if name in headers),
+        explains=headers.get("x-headway-explain") == "1",
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.control.admissions import Admissions
 from headway.control.cascading import Cascading
+from headway.control.decisions import Decisions, parts
 from headway.control.live import HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.policies import Policies
@@ -21,6 +22,7 @@ from headway.gateway.clock import Clock
 from headway.gateway.judge import Confidence, JudgeError, Jury
 from headway.gateway.livecontrol import LiveCascading, LiveControl
 from headway.gateway.replica import LiveReplica
+from headway.gateway.telemetry import Histogram
 from headway.gateway.ticket import Ticket
 from headway.observe import View
 from headway.policies.ordering.fcfs import Fcfs
@@ -42,6 +44,7 @@ class Driver:
         max_tokens: Callable[[LiveReplica], int],
         hold_s: float,
         jury: Jury | None,
+        decisions: Decisions | None = None,
     ) -> None:
         self._clock, self._hold_s = clock, hold_s
         self._jury = jury
@@ -50,27 +53,31 @@ class Driver:
         self.replicas = list(replicas)
         self.tickets: dict[int, Ticket] = {}
         """Requests that have not ended."""
-        self.on_ended: Callable[[Live, Outcome, float], None] = lambda live, outcome, now: None
+        self.on_ended: Callable[[Ticket, Outcome, float], None] = lambda ticket, outcome, now: None
+        self.on_sending: Callable[[Ticket, float, float], None] = lambda ticket, read_s, now: None
+        self.gaps: Callable[[Ticket], Histogram] = lambda ticket: Histogram()
+        """Where a request's times between tokens are counted."""
         self.on_judged: Callable[[str, str], None] = lambda model, outcome: None
         self.control = LiveControl(self, recorder, notify=True)
         self.services: dict[str, Service] = {}
         self._migrations: list[Migrations] = []
         self._admissions: list[Admissions] = []
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
+        new_service, new_migrations, new_admissions = parts(decisions)
         for model in dict.fromkeys(replica.model for replica in self.replicas):
             members = [Member(r, max_tokens(r), None, r.pool) for r in self.replicas if r.model == model]
             for member in members:
                 member.is_up = False
             view = View(Random(f"{seed}/router/{model}"))
-            service = Service(model, members, policies.router(), hold(), policies.window, view)
+            service = new_service(model, members, policies.router(), hold(), policies.window, view)
             for name in names[model]:
                 self.services.setdefault(name, service)
             if policies.migration is not None:
                 seen = View(Random(f"{seed}/migration/{model}"))
-                self._migrations.append(Migrations(service, policies.migration(), seen, self.move))
+                self._migrations.append(new_migrations(service, policies.migration(), seen, self.move))
             if policies.admission is not None:
                 random = Random(f"{seed}/admission/{model}")
-                self._admissions.append(Admissions(service, policies.admission(), random, self.control.place))
+                self._admissions.append(new_admissions(service, policies.admission(), random, self.control.place))
         self.cascade: Cascading | None = None
         if policies.cascade is not None:
             config = policies.cascade
@@ -82,6 +89,11 @@ class Driver:
     def now(self) -> float:
         """Seconds since the start."""
         return self._clock.now
+
+    def waiting(self) -> list[Live]:
+        """Who is held back, or kept for later."""
+        held = [live for service in self.control.services for live in service.held()]
+        return held + [live for admissions in self._admissions for live in admissions.lives()]
 
     def start_ticking(self) -> None:
         """Let policies that want to be asked now and then be asked."""
@@ -330,7 +342,7 @@ class Driver:
         ticket.wake()
         if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.judges(live):
             self._wrote(live, now)
-        self.on_ended(live, outcome, now)
+        self.on_ended(ticket, outcome, now)
 
 
 def _any_up(service: Service) -> bool:

@@ -16,7 +16,7 @@ from headway.gateway.buffer import Buffer
 from headway.gateway.client import Connection, EngineError, read
 from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
-from headway.gateway.listen import Listener
+from headway.gateway.listen import Listener, Pace
 from headway.gateway.replica import LiveReplica
 from headway.gateway.said import CannotGoOnError, Continued, without
 from headway.gateway.send import Send, answer
@@ -179,10 +179,14 @@ class Exchange:
         if not body:
             await self._end_stream()
             return
+        ask = self._ask
+        if ask.read_s is not None:
+            self._driver.on_sending(self._ticket, ask.read_s, self._driver.now)
+            ask.read_s = None
         connection = await replica.client.request("POST", path, self._headers, body, self._opened)
         if connection.status in AGAIN or (self._has_begun and connection.status != 200):
             raise RefusedError(connection.status, await read(connection, 1 << 16))
-        if self._ask.stream and connection.status == 200:
+        if ask.stream and connection.status == 200:
             await self._stream(connection)
         else:
             await self._whole(connection)
@@ -239,12 +243,13 @@ class Exchange:
         await self._out.send({"type": "http.response.body", "body": data})
 
     async def _stream(self, connection: Connection) -> None:
-        events = sse.Events()
+        events, pace = sse.Events(), Pace(self._ticket, self._driver)
         while not self._is_done and (data := await connection.chunk()):
             kept: list[bytes] = []
             try:
                 kept.extend(out for event in events.feed(data) if (out := self._hear(event)))
             finally:  # what was heard before a mistake has been counted, and is told
+                pace.heard()
                 if kept:
                     await self._forward(b"".join(kept))
         if not self._is_done and (self._listener.opaque is None or not self._listener.opaque.is_over):
@@ -304,12 +309,24 @@ class Exchange:
         replica = self._ticket.replica
         if replica is not None:
             headers.append((b"x-headway-replica", replica.name.encode("latin-1", "replace")))
+            if self._ask.explains:
+                headers += self._explained()
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         else:
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         self._has_begun = True
         await self._out.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _explained(self) -> list[tuple[bytes, bytes]]:
+        """What became of the request until now."""
+        live = self._live
+        return [
+            (b"x-headway-held-s", b"%.6f" % (live.placed_s - live.arrival_s)),
+            (b"x-headway-attempts", b"%d" % (live.attempt + 1)),
+            (b"x-headway-tier", b"%d" % live.tier),
+            (b"x-headway-model", live.model.encode("latin-1", "replace")),
+        ]
 
     async def _tell(self, error: ApiError | None) -> None:
         """Tell the client of an error: as an answer, or as the last events of its stream."""

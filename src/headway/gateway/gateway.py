@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from heapq import heapify
 from itertools import count
+from time import time
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from headway.control.decisions import Decision, Decisions
 from headway.control.live import HELD, Live
 from headway.control.policies import Policies
 from headway.control.service import Service
@@ -18,8 +21,10 @@ from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.record import Outcome, Records, ReplicaRecord
 from headway.core.request import Phase
+from headway.gateway import dashboard
 from headway.gateway.adapters import ADAPTERS
 from headway.gateway.ask import Ask
+from headway.gateway.board import Board
 from headway.gateway.clock import Clock
 from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
@@ -37,6 +42,7 @@ from headway.gateway.watch import Watch
 
 if TYPE_CHECKING:
     from headway.gateway.batch.office import Office
+    from headway.gateway.tracing import Tracing
 
 _TOKENS_PER_CHAR = 0.25
 """Of prompts, until an engine has counted some."""
@@ -82,9 +88,13 @@ class Term(Struct):
 class Gateway:
     """One process's. Made in the event loop that it runs in."""
 
-    def __init__(self, plan: Plan, recording: Recording) -> None:
+    def __init__(
+        self, plan: Plan, recording: Recording, decision_log: Callable[[Decision], None] | None = None
+    ) -> None:
         self.plan, self.settings, self.recording = plan, plan.settings, recording
         self.clock = Clock(asyncio.get_running_loop())
+        self.board: Board | None = None
+        self.decisions = self._overheard(decision_log)
         ordering = plan.policies.ordering()
         self.replicas: list[LiveReplica] = []
         self.terms: list[Term] = []
@@ -103,6 +113,7 @@ class Gateway:
             _longest,
             self.settings.hold_s,
             self._jury,
+            self.decisions,
         )
         self.driver.on_ended = self._ended
         self.watch = Watch(
@@ -110,6 +121,14 @@ class Gateway:
         )
         self.telemetry = Telemetry()
         self.driver.on_judged = self.telemetry.judged
+        self.driver.on_sending, self.driver.gaps = self.telemetry.sending, self.telemetry.gaps
+        self.tracing: Tracing | None = None
+        self._new_exchange: Callable[..., Exchange] = Exchange
+        if self.settings.tracing:
+            from headway.gateway.tracing import Tracing
+
+            self.tracing = Tracing()
+            self._new_exchange = self.tracing.exchange
         self.keys = Keys(self.settings.api_keys, lambda: self.clock.now)
         self.fleet = LiveFleet(self, ordering)
         self.office: Office | None = None
@@ -123,6 +142,20 @@ class Gateway:
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._reasons: dict[str, bool] = {}
         """Whether a model's last answer began with reasoning."""
+
+    def _overheard(self, log: Callable[[Decision], None] | None) -> Decisions | None:
+        """What hears of decisions, if anybody may want to."""
+        if log is None and not dashboard.is_there(self.settings):
+            return None
+        decisions = Decisions(self._request_id, time() - self.clock.now)
+        if log is not None:
+            decisions.listeners.append(log)
+        if dashboard.is_there(self.settings):
+            self.board = Board(decisions)
+        return decisions
+
+    def _request_id(self, live: Live) -> str:
+        return self.driver.tickets[live.id].request_id or str(live.id)
 
     def new_replica(self, served: Served, url: str, ordering: Ordering) -> LiveReplica:
         """One more, of which nobody knows yet."""
@@ -156,6 +189,8 @@ class Gateway:
             replica.client.close()
         if self._jury is not None:
             self._jury.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     # Requests.
 
@@ -171,9 +206,10 @@ class Gateway:
             raise ApiError(400, f"{asked} are more than {most:,}", "context_length_exceeded")
         if len(service.line) >= self.settings.max_held and self._is_full(service):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
-        ticket = Ticket(live, service)
+        ask.explains &= self.settings.explain
+        ticket = Ticket(live, service, request_id)
         self.driver.arrived(ticket)
-        return Exchange(
+        return self._new_exchange(
             ask, ticket, self.driver, self.watch, send, request_id, self.settings.max_attempts, self.plan.tell_priority
         )
 
@@ -244,10 +280,15 @@ class Gateway:
 
     # What is heard.
 
-    def _ended(self, live: Live, outcome: Outcome, now: float) -> None:
+    def _ended(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+        live = ticket.live
         if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
             self._reasons[live.model] = live.reasoning_tokens > 0
-        self.telemetry.ended(live, outcome, now)
+        self.telemetry.ended(ticket, outcome, now)
+        if self.decisions is not None:
+            self.decisions.forget(live)
+        if self.board is not None:
+            self.board.ended(live, outcome, now, ticket.is_whole)
         self.recording.ended(live, "" if live.stage_index < 0 else self.names()[-1])
         self.fleet.ended()
 

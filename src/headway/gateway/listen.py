@@ -35,6 +35,7 @@ class Listener:
         """Tokens of a whole answer, which all came now."""
         live, now = self._live, self._driver.now
         live.first_token_s = live.answer_s = now
+        self._ticket.is_whole = True
         if self.opaque is not None:
             usage: tuple[int, int] | None = self.opaque.whole(data)
         else:
@@ -137,6 +138,28 @@ class Listener:
                 self._driver.control.phase_changed(live, live.answer_s)
         if ticket.seat is not None and ticket.replica is not None:
             ticket.replica.requeue(ticket.seat)
+
+
+class Pace:
+    """Times between tokens, while a stream comes from one replica. What one read brings is counted as evenly spread."""
+
+    def __init__(self, ticket: Ticket, driver: Driver) -> None:
+        self._ticket, self._live, self._driver = ticket, ticket.live, driver
+        self._phase, self._gaps = ticket.live.phase, driver.gaps(ticket)
+        self._tokens, self._last_s = ticket.live.generated_tokens, 0.0
+
+    def heard(self) -> None:
+        """Some of the stream was read."""
+        live = self._live
+        tokens = live.generated_tokens - self._tokens
+        if tokens <= 0:
+            return
+        now = self._driver.now
+        if live.phase is not self._phase:
+            self._phase, self._gaps = live.phase, self._driver.gaps(self._ticket)
+        if self._last_s:
+            self._gaps.observe((now - self._last_s) / tokens, tokens)
+        self._tokens, self._last_s = live.generated_tokens, now
 
 
 def _set_reasoning(live: Live, tokens: int) -> None:

@@ -77,7 +77,8 @@ class LiveReplica:
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self.prefill_tokens_left = self.tokens_generated = 0
         self._load = Load()
-        self._scraped_s = float("-inf")
+        self.seen_s = float("-inf")
+        """When its metrics were read."""
 
     @property
     def name(self) -> str:
@@ -139,12 +140,12 @@ class LiveReplica:
 
     def scraped(self, load: Load) -> None:
         """The engine has said how it is."""
-        self._load, self._scraped_s = load, self._clock.now
+        self._load, self.seen_s = load, self._clock.now
 
     @property
     def load(self) -> Load:
         """What is known of it; nothing, when that is too old."""
-        return self._load if self._clock.now - self._scraped_s <= self._stale_s else Load()
+        return self._load if self._clock.now - self.seen_s <= self._stale_s else Load()
 
     @property
     def num_running(self) -> int:

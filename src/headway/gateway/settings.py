@@ -93,6 +93,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     everybody is served, and engines are sent the keys that clients send."""
     admin_keys: tuple[_Sum, ...] = ()
     """Keys, in the same form, that may see and change what replicas there are. Without any, nobody may."""
+    dashboard: Literal["key", "open", "off"] = "key"
+    """Who may look at /dashboard: who has one of the `admin_keys`, everybody, or nobody."""
+    explain: bool = False
+    """Whether clients may ask, by `x-headway-explain: 1`, how long their request was held and which attempt this is."""
+    max_decisions_bytes: Annotated[int, Meta(ge=1 << 10)] = 256 << 20
+    """A file of decisions that is so long becomes FILE.1, in the place of the one before it."""
+    tracing: bool = False
+    """Spans of each request, sent by OpenTelemetry's exporter to where its OTEL_* environment variables say."""
     batches: Batches | None = None
     """Without it, there are no files and batches."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0

@@ -5,15 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from headway.control.live import Live
 from headway.core.record import Outcome
+from headway.gateway.ticket import Ticket
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "From a request's arrival to its first token",
-    "time_per_output_token_seconds": "Between output tokens after the first, as a request's mean",
+    "time_per_output_token_seconds": "Between output tokens after the first, as a streamed request's mean",
+    "inter_token_seconds": "From one output token of a stream to the next",
     "request_duration_seconds": "From a request's arrival to its end",
-    "hold_seconds": "From a request's arrival to its being sent to a replica",
+    "hold_seconds": "From a request's arrival to its being given to a replica",
+    "gateway_overhead_seconds": "From a request's last byte to its being sent on, without its being held",
 }
 Sample = tuple[dict[str, str], float]
 
@@ -25,48 +27,61 @@ class Histogram:
         self.counts = [0] * (len(_SECONDS) + 1)
         self.total_s = 0.0
 
-    def observe(self, value_s: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(_SECONDS, value_s)] += 1
-        self.total_s += value_s
+    def observe(self, value_s: float, num: int = 1) -> None:
+        """Count one, or several."""
+        self.counts[bisect_left(_SECONDS, value_s)] += num
+        self.total_s += value_s * num
 
 
 class Telemetry:
     """What has ended so far, by model, tier and outcome."""
 
     def __init__(self) -> None:
-        self._requests: dict[tuple[str, str, str], int] = {}
+        self._requests: dict[tuple[str, str, str, str], int] = {}
         self._tokens: dict[tuple[str, str], int] = {}
         self._judgements: dict[tuple[str, str], int] = {}
-        self._histograms: dict[tuple[str, str, str], Histogram] = {}
+        self._histograms: dict[tuple[str, str, str, str, str], Histogram] = {}
+        """By name, model, pool, tier and phase."""
 
-    def ended(self, live: Live, outcome: Outcome, now: float) -> None:
+    def ended(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
         """A request has."""
-        model, tier = live.model, str(live.tier)
-        key = (model, tier, outcome.name.lower())
+        live = ticket.live
+        model, pool, tier = of = _series(ticket)
+        key = (model, pool, tier, outcome.name.lower())
         self._requests[key] = self._requests.get(key, 0) + 1
         for kind, tokens in (("input", live.prompt_tokens), ("output", live.generated_tokens)):
             self._tokens[model, kind] = self._tokens.get((model, kind), 0) + tokens
         if outcome is not Outcome.FINISHED:
             return
         first_s = live.first_token_s
-        self._observe("request_duration_seconds", model, tier, now - live.arrival_s)
-        self._observe("hold_seconds", model, tier, live.placed_s - live.arrival_s)
+        self._histogram("request_duration_seconds", of).observe(now - live.arrival_s)
+        self._histogram("hold_seconds", of).observe(live.placed_s - live.arrival_s)
         if first_s == first_s:
-            self._observe("time_to_first_token_seconds", model, tier, first_s - live.arrival_s)
-            if live.generated_tokens > 1 and now > first_s:
+            self._histogram("time_to_first_token_seconds", of).observe(first_s - live.arrival_s)
+            if live.generated_tokens > 1 and now > first_s and not ticket.is_whole:
                 tpot_s = (now - first_s) / (live.generated_tokens - 1)
-                self._observe("time_per_output_token_seconds", model, tier, tpot_s)
+                self._histogram("time_per_output_token_seconds", of).observe(tpot_s)
+
+    def sending(self, ticket: Ticket, read_s: float, now: float) -> None:
+        """A request that had come by `read_s` goes to a replica for the first time."""
+        live = ticket.live
+        overhead_s = live.arrival_s - read_s + now - live.enqueued_s
+        self._histogram("gateway_overhead_seconds", _series(ticket)).observe(overhead_s)
+
+    def gaps(self, ticket: Ticket) -> Histogram:
+        """Where times between tokens are counted, while a request is where it is and in its present phase."""
+        return self._histogram("inter_token_seconds", _series(ticket), ticket.live.phase.name.lower())
 
     def judged(self, model: str, outcome: str) -> None:
         """A cascade's answer has been."""
         self._judgements[model, outcome] = self._judgements.get((model, outcome), 0) + 1
 
-    def _observe(self, name: str, model: str, tier: str, value_s: float) -> None:
-        histogram = self._histograms.get((name, model, tier))
+    def _histogram(self, name: str, of: tuple[str, str, str], phase: str = "") -> Histogram:
+        key = (name, *of, phase)
+        histogram = self._histograms.get(key)
         if histogram is None:
-            histogram = self._histograms[name, model, tier] = Histogram()
-        histogram.observe(value_s)
+            histogram = self._histograms[key] = Histogram()
+        return histogram
 
     def text(self, gauges: Iterable[tuple[str, str, list[Sample]]]) -> str:
         """A page of all, and of these gauges: (name, what it is, samples)."""
@@ -79,8 +94,9 @@ class Telemetry:
     def _counters(self) -> Iterator[str]:
         yield "# HELP headway_requests_total Requests that have ended"
         yield "# TYPE headway_requests_total counter"
-        for (model, tier, outcome), count in self._requests.items():
-            yield f"headway_requests_total{_labels({'model': model, 'tier': tier, 'outcome': outcome})} {count}"
+        for (model, pool, tier, outcome), count in self._requests.items():
+            labels = {"model": model, "pool": pool, "tier": tier, "outcome": outcome}
+            yield f"headway_requests_total{_labels(labels)} {count}"
         yield "# HELP headway_tokens_total Tokens of requests that have ended"
         yield "# TYPE headway_tokens_total counter"
         for (model, kind), count in self._tokens.items():
@@ -96,9 +112,16 @@ class Telemetry:
         for name, what in _HISTOGRAMS.items():
             yield f"# HELP headway_{name} {what}"
             yield f"# TYPE headway_{name} histogram"
-            for (series, model, tier), histogram in self._histograms.items():
+            for (series, model, pool, tier, phase), histogram in self._histograms.items():
                 if series == name:
-                    yield from _buckets(f"headway_{name}", {"model": model, "tier": tier}, histogram)
+                    labels = {"model": model, "pool": pool, "tier": tier} | ({"phase": phase} if phase else {})
+                    yield from _buckets(f"headway_{name}", labels, histogram)
+
+
+def _series(ticket: Ticket) -> tuple[str, str, str]:
+    """Model, pool and tier; no pool: it was with none yet."""
+    replica = ticket.replica
+    return ticket.live.model, "" if replica is None else replica.pool, str(ticket.live.tier)
 
 
 def _buckets(name: str, labels: dict[str, str], histogram: Histogram) -> Iterator[str]:

@@ -26,6 +26,8 @@ class Ticket:
 
     live: Live
     service: Service
+    request_id: str = ""
+    """As its client knows it."""
     replica: LiveReplica | None = None
     seat: Seat | None = None
     connection: Connection | None = None
@@ -33,6 +35,8 @@ class Ticket:
     moving_to: LiveReplica | None = None
     can_move: bool = False
     """Its answer can be continued elsewhere."""
+    is_whole: bool = False
+    """All its tokens came at once."""
     is_unjudged: bool = False
     """A model of a cascade has answered, and nobody has said yet whether the answer will do."""
     judgement: asyncio.Task[float] | None = None

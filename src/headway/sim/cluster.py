@@ -10,6 +10,7 @@ from headway.catalog.costs import costs
 from headway.control.admissions import Admissions
 from headway.control.cascading import Cascading
 from headway.control.control import Control
+from headway.control.decisions import Decisions, parts
 from headway.control.live import Live
 from headway.control.migrations import Migrations
 from headway.control.policies import Policies
@@ -56,16 +57,19 @@ def simulate(
     progress: Progress | None = None,
     line: Callable[[Pool], Line] | None = None,
     pacer: Pacer | None = None,
+    decisions: Decisions | None = None,
 ) -> Records:
     """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
 
     `progress(now_s, requests arrived)` is called now and then. `until_s` stops the run; requests still in the
     system are recorded as unfinished. `line` puts another step-time model in the place of `perf`'s. `pacer` is what
-    readers of answers expect. Raises HeadwayError when a model does not fit its GPUs.
+    readers of answers expect. `decisions` hears what policies chose. Raises HeadwayError when a model does not fit
+    its GPUs.
     """
     cluster = Cluster(
-        fleet, source, policies, seed, step, scrape or Scrape(), progress, line or calibrated_line, pacer or Pacer()
-    )
+        fleet, source, policies, seed, step, scrape or Scrape(), progress, line or calibrated_line, pacer or Pacer(),
+        decisions,
+    )  # fmt: skip
     return cluster.run(faults, until_s, roles)
 
 
@@ -87,7 +91,9 @@ class Cluster:
         progress: Progress | None,
         line: Callable[[Pool], Line],
         pacer: Pacer,
+        decisions: Decisions | None = None,
     ) -> None:
+        self._decisions = decisions
         self._kernel = Kernel()
         self._recorder = Recorder()
         self._source = source
@@ -144,21 +150,22 @@ class Cluster:
     def _serve(self, policies: Policies, seed: int) -> None:
         """Hand the replicas to control, model by model."""
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
+        new_service, new_migrations, new_admissions = parts(self._decisions)
         services: dict[str, Service] = {}
         names = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
         named = [(replica, names[replica.pool]) for replica in self._replicas]
         for model in {pool.model.name: pool.model for pool in self._pools}.values():
             members = [self._member(replica, name) for replica, name in named if replica.model == model.name]
             view = View(Random(f"{seed}/router/{model.name}"))
-            service = Service(model.name, members, policies.router(), hold(), policies.window, view)
+            service = new_service(model.name, members, policies.router(), hold(), policies.window, view)
             for name in (model.name, model.hf_id, *model.aliases):
                 services.setdefault(name, service)
             if policies.migration is not None:
                 view = View(Random(f"{seed}/migration/{model.name}"))
-                self._migrations.append(Migrations(service, policies.migration(), view, self.move))
+                self._migrations.append(new_migrations(service, policies.migration(), view, self.move))
             if policies.admission is not None:
                 random = Random(f"{seed}/admission/{model.name}")
-                self._admissions.append(Admissions(service, policies.admission(), random, self._control.place))
+                self._admissions.append(new_admissions(service, policies.admission(), random, self._control.place))
         if policies.scaler is not None:
             pools = [PoolState(each, services) for each in self._deployments.values()]
             seen = FleetOfPools(Random(f"{seed}/scaler"))
@@ -335,7 +342,7 @@ class Cluster:
         config = self._observer.scrape_config
         if self._goes_on(now):
             self._kernel.at(now + config.period_s, TICK, 0, self._scrape)
-        self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._observer.scrape())
+        self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._observer.scrape(now))
 
     def _show(self, now: float, samples: Any) -> None:
         self._observer.show(samples)
