@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.metrics.gaps import Gaps, part
-from headway.metrics.tokens import inter_token_gaps, inter_token_gaps_by_replica, token_times
+from headway.metrics.itl import latencies
+from headway.metrics.latency import gap_distribution
+from headway.metrics.tokens import inter_token_gaps, token_times
 from oracle_records import Run
 
 runs = st.builds(
@@ -59,13 +61,45 @@ def test_gaps_by_group_are_those_of_its_requests(run: Run) -> None:
 
 
 def test_gaps_by_replica_add_up_without_resumptions() -> None:
-    run = Run(seed=3, trouble=0.0)
-    everyone = np.ones(len(run.jobs), dtype=bool)
-    by_replica = dict(inter_token_gaps_by_replica(run.records, everyone))
-    assert sum(gaps.total for gaps in by_replica.values()) == len(run.gaps())
-    troubled = Run(seed=3, trouble=0.1)
-    by_replica = dict(inter_token_gaps_by_replica(troubled.records, everyone))
-    assert 0 < sum(gaps.total for gaps in by_replica.values()) < len(troubled.gaps())
+    def total(run: Run) -> int:
+        everyone = np.ones(len(run.jobs), dtype=bool)
+        return sum(each.count for each in latencies(run.records, everyone, []).replicas.values() if each)
+
+    run, troubled = Run(seed=3, trouble=0.0), Run(seed=3, trouble=0.1)
+    assert total(run) == len(run.gaps())
+    assert 0 < total(troubled) < len(troubled.gaps())
+
+
+@settings(max_examples=30, deadline=None)
+@given(runs)
+def test_two_readings_say_what_one_says(run: Run) -> None:
+    """Of several groupings at once, what is left out by some included; to the bit, but for sums in another order."""
+    tier = run.records.workload["tier"].astype(int)
+    groupings = [np.where(tier == 2, -1, tier), np.zeros_like(tier), np.arange(len(tier)) % 3]
+    found = latencies(run.records, tier >= 0, groupings).groups
+    for which, group in enumerate(groupings):
+        expected = {one: gap_distribution(gaps) for one, gaps in inter_token_gaps(run.records, group).items()}
+        got = {one: each for (grouping, one), each in found.items() if grouping == which}
+        assert got.keys() == {one for one, each in expected.items() if each}
+        for one, each in got.items():
+            wanted = expected[one]
+            assert wanted is not None and each.mean == pytest.approx(wanted.mean, rel=1e-12)
+            assert (each.count, each.p50, each.p95, each.p99, each.max) == (
+                wanted.count, wanted.p50, wanted.p95, wanted.p99, wanted.max
+            )  # fmt: skip
+
+
+def test_long_runs_are_counted_in_pieces_without_a_trace() -> None:
+    """Runs that reach over many bins: percentiles as of the sample written out."""
+    rng = np.random.default_rng(1)
+    first, step = rng.uniform(0.01, 0.02, 300), rng.choice([0.0, 1e-6, 1e-4], 300)
+    count, weight = rng.integers(1, 300, 300), rng.integers(1, 20, 300)
+    gaps = Gaps([part(first, step, count, weight)])
+    columns = zip(first, step, count, weight, strict=True)
+    written = np.concatenate([np.repeat(f + s * np.arange(c), w) for f, s, c, w in columns])
+    fractions = np.linspace(0, 1, 101)
+    assert gaps.total == len(written)
+    assert gaps.quantiles_s(fractions) == pytest.approx(np.quantile(written, fractions), rel=1e-12)
 
 
 def test_order_of_rows_does_not_matter() -> None:

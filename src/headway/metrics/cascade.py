@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.record import Cause, Outcome, Records
-from headway.metrics.columns import Ints, floats, ints
+from headway.metrics.columns import Whole, floats, ints
 from headway.metrics.latency import Sample
 
 QUALITY = "quality:"
@@ -24,14 +24,16 @@ class Answers(Struct, frozen=True):
 
 def answers(records: Records, chosen: Sample) -> Answers:
     """Over the requests that count."""
-    rows = np.flatnonzero(chosen.finished)
-    judged = _judged(records, chosen.id[rows])
-    quality = _quality(records, chosen.id[rows], chosen.replica[rows].astype(np.int64))
-    return Answers(quality, judged, judged * records.judge_usd)
+    finished = chosen.finished
+    ids = chosen.id[finished]
+    judged = _judged(records, ids)
+    return Answers(_quality(records, ids, chosen.replica[finished]), judged, judged * records.judge_usd)
 
 
-def _quality(records: Records, ids: Ints, replicas: Ints) -> float | None:
+def _quality(records: Records, ids: Whole, replicas: Whole) -> float | None:
     """By the model that each was last with."""
+    if not any(name.startswith(QUALITY) for name in records.workload):
+        return None
     values = np.full(len(ids), np.nan)
     for model in {replica.model for replica in records.replicas if QUALITY + replica.model in records.workload}:
         here = np.isin(replicas, [replica.id for replica in records.replicas if replica.model == model])
@@ -40,10 +42,10 @@ def _quality(records: Records, ids: Ints, replicas: Ints) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _judged(records: Records, ids: Ints) -> int:
+def _judged(records: Records, ids: Whole) -> int:
     """Answers of these requests that were given, less those of last stages, which nobody judges."""
     segments, requests = records.segments, records.requests
-    if not len(requests["stage"]) or int(ints(requests, "stage").max()) < 0:
+    if not len(requests["stage"]) or int(requests["stage"].max()) < 0:
         return 0
     counted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     counted[ids] = True

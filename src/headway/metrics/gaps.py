@@ -8,6 +8,7 @@ written out: a histogram finds the bins that hold a quantile, and only what lies
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import fsum
 
 import numpy as np
 import numpy.typing as npt
@@ -22,49 +23,156 @@ Part = tuple[Floats, Floats, Counts, Counts]
 SHIFT = 40
 """Bits of a double that a bin leaves out: 12 bits of the mantissa stay, so a bin is 0.025% wide."""
 SAMPLES = 8
+NARROW = 4
+"""Bins that a run may reach over and be counted whole."""
+PIECES = 16
+"""In which longer ones are counted."""
 SHORT_ROWS = 1 << 14
 """Parts with fewer runs are put together."""
 LOWEST = int(np.float64(2.0**-40).view(np.int64)) >> SHIFT
 BINS = (int(np.float64(2.0**30).view(np.int64)) >> SHIFT) - LOWEST
 
 
-class Gaps:
-    """Runs `first + step*k`, k = 0..count-1, each value `weight` times."""
+class Tally:
+    """What one reading of a sample tells: how many durations lie in each bin, and what they add up to."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
-        self.parts = [found for found in parts if len(found[0])]
-        self.sum_s = 0.0
-        started, completed = np.zeros(BINS), np.zeros(BINS)
-        for first, step, count, weight in self.parts:
-            size = count.astype(np.float64) * weight
-            last = first + step * (count - 1)
-            self.sum_s += float(np.dot((first + last) / 2, size))
-            _add(started, _bins(first), size)
-            _add(completed, _bins(last), size)
-        self.parts = _joined(self.parts)
-        self._started: Ints = np.cumsum(started).astype(np.int64)
-        self._completed: Ints = np.cumsum(completed).astype(np.int64)
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        self._sums_s: list[float] = []
+        self._started, self._completed, self._over = np.zeros(BINS), np.zeros(BINS), np.zeros(BINS)
+        for each in parts:
+            self.count(each)
+
+    def count(self, runs: Part) -> None:
+        """Some more of the sample."""
+        first, step, count, weight = runs
+        if not len(first):
+            return
+        last = first + step * (count - 1)
+        size = count.astype(np.int64) * weight
+        # Not a dot product, which may round by the number of threads.
+        self._sums_s.append(float(((first + last) / 2 * size).sum()))
+        from_bin, to_bin = _bins(first), _bins(last)
+        wide = to_bin - from_bin > NARROW
+        _add(self._over, to_bin, size)
+        _add(self._started, from_bin[~wide], size[~wide])
+        _add(self._completed, to_bin[~wide], size[~wide])
+        if wide.any():
+            self._split(first[wide], step[wide], count[wide].astype(np.int64), weight[wide])
+
+    def _split(self, first: Floats, step: Floats, count: Ints, weight: Counts) -> None:
+        """Runs over many bins, piece by piece: then few values lie in the bins that a quantile may be in."""
+        for piece in range(PIECES):
+            begin, end = count * piece // PIECES, count * (piece + 1) // PIECES
+            size = (end - begin) * weight
+            _add(self._started, _bins(first + step * begin), size)
+            _add(self._completed, _bins(first + step * np.maximum(end - 1, begin)), size)
+
+    def add(self, other: Tally) -> None:
+        """Another sample is part of this one."""
+        self._started += other._started
+        self._completed += other._completed
+        self._over += other._over
+        self._sums_s += other._sums_s
 
     @property
     def total(self) -> int:
         """How many durations there are."""
-        return int(self._started[-1])
+        return int(self._started.sum())
+
+    @property
+    def mean_s(self) -> float:
+        """NaN for an empty sample."""
+        return fsum(self._sums_s) / self.total if self.total else float("nan")
+
+    def reached(self) -> tuple[Ints, Ints, Ints]:
+        """By bin, the durations of the pieces that begin up to it, of those that end, and of whole runs that end."""
+        started, completed, over = (a.cumsum().astype(np.int64) for a in (self._started, self._completed, self._over))
+        return started, completed, over
+
+
+Window = tuple[float, float]
+"""Seconds, the upper end not included."""
+
+
+class Quantiles:
+    """The second reading: picks out what lies in the bins that hold the durations asked for.
+
+    Interpolated between order statistics, as `numpy.quantile` does on the sample written out.
+    """
+
+    def __init__(self, tally: Tally, fractions: Sequence[float] | Floats) -> None:
+        total = tally.total
+        started, completed, over = tally.reached()
+        self._position = (total - 1) * np.asarray(fractions, dtype=np.float64)
+        self._low = np.floor(self._position).astype(np.int64)
+        self._high = np.minimum(self._low + 1, total - 1)
+        self._ranks = np.unique(np.concatenate([self._low, self._high]))
+        low = np.searchsorted(started, self._ranks + 1).tolist()
+        high = np.searchsorted(completed, self._ranks + 1).tolist()
+        self._of_rank = list(zip(low, high, strict=True))
+        self._before = {(a, b): int(over[a - 1]) if a else 0 for a, b in self._of_rank}
+        self.windows: dict[tuple[int, int], Window] = {bins: _window_s(*bins) for bins in sorted(self._before)}
+        self._found: dict[tuple[int, int], list[tuple[Floats, Counts]]] = {bins: [] for bins in self.windows}
+
+    def read(self, runs: Part) -> None:
+        """Some of the sample. What reaches into none of the windows may be left out."""
+        if not len(runs[0]):
+            return
+        for bins, (low_s, high_s) in self.windows.items():
+            below, values, weights = _written_out(runs, low_s, high_s)
+            self._before[bins] += below
+            self._found[bins].append((values, weights))
+
+    def values_s(self) -> Floats:
+        """By fraction, once all has been read."""
+        values = np.empty(len(self._ranks))
+        for bins in self.windows:
+            inside = np.array([each == bins for each in self._of_rank])
+            values[inside] = self._in_order(bins, self._ranks[inside])
+        at_low = values[np.searchsorted(self._ranks, self._low)]
+        at_high = values[np.searchsorted(self._ranks, self._high)]
+        return np.asarray(at_low + (at_high - at_low) * (self._position - self._low))
+
+    def _in_order(self, bins: tuple[int, int], ranks: Ints) -> Floats:
+        """The durations in these bins with so many others before them."""
+        values, weights = (np.concatenate(columns) for columns in zip(*self._found[bins], strict=True))
+        order = np.argsort(values)
+        reached = self._before[bins] + np.cumsum(weights[order], dtype=np.int64)
+        return np.asarray(values[order][np.searchsorted(reached, ranks + 1)])
+
+
+def _window_s(low: int, high: int) -> Window:
+    """What bins `low` to `high` hold; the outermost ones hold all beyond them, too."""
+    low_s = -np.inf if low == 0 else float(_edges_s(np.array(low)))
+    high_s = np.inf if high >= BINS - 1 else float(_edges_s(np.array(high + 1)))
+    return low_s, high_s
+
+
+class Gaps:
+    """Runs `first + step*k`, k = 0..count-1, each value `weight` times."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        found = [each for each in parts if len(each[0])]
+        self.tally = Tally(found)
+        self.parts = _joined(found)
+
+    @property
+    def total(self) -> int:
+        """How many durations there are."""
+        return self.tally.total
 
     def mean_s(self) -> float:
         """NaN for an empty sample."""
-        return self.sum_s / self.total if self.total else float("nan")
+        return self.tally.mean_s
 
     def quantiles_s(self, fractions: Sequence[float] | Floats) -> Floats:
-        """Interpolated between order statistics, as `numpy.quantile` does on the sample written out."""
+        """Exact; NaN for an empty sample."""
         if not self.total:
             return np.full(len(fractions), np.nan)
-        position = (self.total - 1) * np.asarray(fractions, dtype=np.float64)
-        low = np.floor(position).astype(np.int64)
-        high = np.minimum(low + 1, self.total - 1)
-        ranks = np.unique(np.concatenate([low, high]))
-        values = self._order_statistics(ranks)
-        at_low, at_high = values[np.searchsorted(ranks, low)], values[np.searchsorted(ranks, high)]
-        return np.asarray(at_low + (at_high - at_low) * (position - low))
+        found = Quantiles(self.tally, fractions)
+        for each in self.parts:
+            found.read(each)
+        return found.values_s()
 
     def curve_s(self, fractions: Floats) -> Floats:
         """Quantiles off a histogram of `SAMPLES` values of each run: near enough for a chart, and quick."""
@@ -82,29 +190,6 @@ class Gaps:
         wanted = np.clip(np.asarray(fractions) * reached[-1], 0.5, reached[-1] - 0.5)
         index = np.searchsorted(reached, wanted)
         return (_edges_s(index) + _edges_s(index + 1)) / 2
-
-    def _order_statistics(self, ranks: Ints) -> Floats:
-        """The durations with this many others before them."""
-        low = np.searchsorted(self._started, ranks + 1)
-        high = np.searchsorted(self._completed, ranks + 1)
-        values = np.empty(len(ranks))
-        for window in sorted(set(zip(low.tolist(), high.tolist(), strict=True))):
-            inside = (low == window[0]) & (high == window[1])
-            values[inside] = self._within(*window, ranks[inside])
-        return values
-
-    def _within(self, low: int, high: int, ranks: Ints) -> Floats:
-        """Write out what lies in bins `low` to `high`, which hold the durations of these ranks."""
-        low_s = -np.inf if low == 0 else float(_edges_s(np.array(low)))
-        high_s = np.inf if high >= BINS - 1 else float(_edges_s(np.array(high + 1)))
-        before = int(self._completed[low - 1]) if low else 0
-        found = [_written_out(part, low_s, high_s) for part in self.parts]
-        before += sum(below for below, _, _ in found)
-        values = np.concatenate([v for _, v, _ in found])
-        weights = np.concatenate([w for _, _, w in found])
-        order = np.argsort(values)
-        reached = before + np.cumsum(weights[order], dtype=np.int64)
-        return np.asarray(values[order][np.searchsorted(reached, ranks + 1)])
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
@@ -144,7 +229,7 @@ def _written_out(runs: Part, low_s: float, high_s: float) -> tuple[int, Floats, 
     lengths = end - begin
     k = _ramps(lengths) + np.repeat(begin, lengths)
     values = np.repeat(first, lengths) + np.repeat(step, lengths) * k
-    return int(np.dot(begin, weight)), values, np.repeat(weight, lengths)
+    return int((begin * weight).sum()), values, np.repeat(weight, lengths)
 
 
 def part(first: Floats, step: Floats, count: Ints, weight: Ints) -> Part:
@@ -180,7 +265,7 @@ def _edges_s(bins: npt.NDArray[np.integer]) -> Floats:
     return ((bins.astype(np.int64) + LOWEST) << SHIFT).view(np.float64)
 
 
-def _add(histogram: Floats, bins: Ints, sizes: Floats | Counts) -> None:
+def _add(histogram: Floats, bins: Ints, sizes: Floats | Ints | Counts) -> None:
     if not len(bins):
         return
     lowest = int(bins.min())

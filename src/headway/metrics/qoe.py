@@ -22,8 +22,8 @@ import numpy as np
 
 from headway.core.pacer import Pacer
 from headway.core.record import Columns, Records
-from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints
-from headway.metrics.tokens import Clock, Stays, clocks, counted, rows_by_replica
+from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, rows_by_code
+from headway.metrics.tokens import Clock, Stays, clocks, counted
 
 VIOLATED = 0.95
 """A lower QoE violates the SLO of the answering phase (PASCAL, section III-B)."""
@@ -169,7 +169,7 @@ class _Parts:
         self.admitted_s = floats(stays.segments, "admitted_s", rows[kept])
         self.left = stays.left(rows[kept])
         self.first_tick: Ints = self.left - self.count + self.prefilled + 1
-        self.by_replica = rows_by_replica(stays.segments["replica"][rows[kept]])
+        self.by_replica = rows_by_code(stays.segments["replica"][rows[kept]])
 
     def num_tokens(self) -> Ints:
         """By request."""
@@ -181,7 +181,8 @@ class _Parts:
         These are the first of each stay, a prefill's next one, and those after a gap of more than `tpot_s`.
         """
         first = np.flatnonzero(self.prefilled)
-        stays, tokens, times_s = [first], [self.token[first]], [self.prefill_s[first]]
+        stays: list[Rows] = [first]
+        tokens, times_s = [self.token[first]], [self.prefill_s[first]]
         begun_s = np.where(self.prefilled, self.admitted_s, np.nan)
         for replica, here in self.by_replica.items():
             if replica not in ticking:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from headway.core.record import Columns, Outcome, Records
-from headway.metrics.columns import Floats, Ints, Rows, floats
+from headway.metrics.columns import Floats, Ints, Rows, floats, rows_by_code
 from headway.metrics.gaps import Gaps
-from headway.metrics.tokens import inter_token_gaps, rows_by_replica
+from headway.metrics.tokens import inter_token_gaps
 from headway.metrics.usage import integrals
 
 MAX_POINTS = 1000
@@ -97,7 +97,7 @@ def _since_s(edges_s: Floats, events_s: Floats) -> Floats:
 def timeline(records: Records, *, bins: int = MAX_POINTS) -> Timeline:
     """What each replica did, in `bins` equal parts of the run."""
     edges_s = np.linspace(0.0, max(records.end_s, 1e-9), bins + 1)
-    rows = rows_by_replica(records.stretches["replica"])
+    rows = rows_by_code(records.stretches["replica"])
     kv, batch, waiting = (np.zeros((len(records.replicas), bins)) for _ in range(3))
     for position, replica in enumerate(records.replicas):
         stretch = _in_order(records.stretches, rows.get(replica.id, np.empty(0, dtype=np.intp)))

@@ -6,7 +6,7 @@ of them. What a run has no data for is None, not 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,10 @@ from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
 from headway.core.record import MoveOutcome, Outcome, Records
 from headway.metrics.cascade import answers
-from headway.metrics.columns import floats
-from headway.metrics.gaps import Gaps
-from headway.metrics.latency import Distribution, Sample, Slo, distribution, gap_distribution, met, sample
+from headway.metrics.columns import Rows, floats, rows_by_code
+from headway.metrics.itl import Latencies, latencies
+from headway.metrics.latency import Distribution, Sample, Slo, distribution, met, sample
 from headway.metrics.provisioning import Waste, provisioned
-from headway.metrics.tokens import inter_token_gaps, inter_token_gaps_by_replica, rows_by_replica
 from headway.metrics.usage import Level, Usage, usage
 
 
@@ -105,10 +104,16 @@ def summarize(
     chosen = sample(records, warmup_s, slo, pacer or Pacer())
     used = usage(records, warmup_s)
     window_s = max(records.end_s - warmup_s, 0.0)
-    every = np.zeros(len(chosen.id), dtype=np.int64)
-    whole = _request_metrics(chosen, _gaps(records, chosen, every).get(0), window_s)
-    tier = records.workload.get("tier")
-    tiers = {} if tier is None else _named(tier[chosen.id])
+    breakdowns = [_tiers(records, chosen), _models(records, chosen), _regions(records, chosen)]
+    itl = _itl(records, chosen, breakdowns)
+    whole = _request_metrics(chosen, itl.groups.get((WHOLE, 0)), window_s)
+    tiers, models, regions = (
+        {
+            name: _request_metrics(chosen.of(rows), itl.groups.get((which, position)), window_s)
+            for position, (name, rows) in enumerate(groups.items())
+        }
+        for which, groups in enumerate(breakdowns)
+    )
     given, scaled = answers(records, chosen), provisioned(records, warmup_s)
     return Summary(
         **_replica_metrics(whole, used, list(range(len(records.replicas)))),
@@ -121,38 +126,46 @@ def summarize(
         starts=scaled.starts if scaled else None,
         starting_gpu_hours=scaled.starting_gpu_hours if scaled else None,
         spot_gpu_hours=scaled.spot_gpu_hours if scaled else None,
-        tiers=_breakdown(records, chosen, tiers, window_s),
-        models=_models(records, chosen, used, window_s),
-        regions=_breakdown(records, chosen, _regions(records, chosen), window_s),
-        replicas=_replicas(records, chosen, used, window_s),
+        tiers=tiers,
+        models={
+            name: ReplicaMetrics(
+                **_replica_metrics(found, used, [i for i, each in enumerate(records.replicas) if each.model == name])
+            )
+            for name, found in models.items()
+        },
+        regions=regions,
+        replicas=_replicas(records, chosen, itl, used, window_s),
     )
 
 
-Groups = dict[str, npt.NDArray[np.intp]]
-"""Rows of a sample by name."""
+Groups = dict[str, Rows]
+"""Rows of a sample by name; none where there are fewer than two."""
+WHOLE = -1
+"""The grouping, of those that `_itl` asks for, that is everybody."""
 
 
-def _request_metrics(chosen: Sample, gaps: Gaps | None, window_s: float) -> RequestMetrics:
-    outcomes = np.bincount(chosen.outcome, minlength=len(Outcome)).tolist()
-    output_tokens = int(chosen.generated_tokens.sum())
-    started = ~np.isnan(chosen.ttft_s)
-    total_tokens = output_tokens + int(chosen.prompt_tokens[started].sum())
+def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float) -> RequestMetrics:
     attained = met(chosen)
     has_slo, good = attained["all"]
-    admitted = ~np.isnan(chosen.queueing_s)
+    outcomes = np.bincount(chosen.outcome, minlength=len(Outcome)).tolist()
+    output_tokens = int(chosen.generated_tokens.sum())
+    prompt_tokens, ttft_s, queueing_s = chosen.prompt_tokens, chosen.ttft_s, chosen.queueing_s
+    total_tokens = output_tokens + int(prompt_tokens.sum(where=~np.isnan(ttft_s)))
+    admitted = ~np.isnan(queueing_s)
+    cached = _ratio(int(chosen.cached_prompt_tokens.sum(where=admitted)), int(prompt_tokens.sum(where=admitted)))
     phases = chosen.phases
     return RequestMetrics(
-        num_requests=len(chosen.id),
+        num_requests=len(chosen),
         num_completed=outcomes[Outcome.FINISHED],
         num_cancelled=outcomes[Outcome.CANCELLED],
         num_rejected=outcomes[Outcome.REJECTED],
         num_unfinished=outcomes[Outcome.UNFINISHED],
-        ttft_s=distribution(chosen.ttft_s),
+        ttft_s=distribution(ttft_s),
         answer_s=distribution(chosen.answer_s),
         tpot_s=distribution(chosen.tpot_s),
-        itl_s=gap_distribution(gaps),
+        itl_s=itl_s,
         e2e_s=distribution(chosen.e2e_s),
-        queueing_s=distribution(chosen.queueing_s),
+        queueing_s=distribution(queueing_s),
         reasoning_s=distribution(phases.reasoning_s) if phases else None,
         ttfat_s=distribution(phases.ttfat_s) if phases else None,
         blocking_s=distribution(phases.blocking_s) if phases else None,
@@ -169,9 +182,7 @@ def _request_metrics(chosen: Sample, gaps: Gaps | None, window_s: float) -> Requ
         preemptions=int(chosen.preemptions.sum()),
         moves=int(chosen.moves.sum()),
         retries=int(np.maximum(chosen.attempts - 1, 0).sum()),
-        cached_prompt_share=_ratio(
-            int(chosen.cached_prompt_tokens[admitted].sum()), int(chosen.prompt_tokens[admitted].sum())
-        ),
+        cached_prompt_share=cached,
     )
 
 
@@ -198,72 +209,68 @@ def _transfer_s(records: Records, chosen: Sample) -> Distribution | None:
     return distribution(floats(table, "end_s", made) - floats(table, "start_s", made))
 
 
-def _gaps(records: Records, chosen: Sample, code: npt.NDArray[np.integer]) -> dict[int, Gaps]:
-    """Inter-token latencies by a code per row of the sample."""
-    group = np.full(len(records.workload["arrival_s"]), -1, dtype=np.int32)
-    group[chosen.id] = code
-    return inter_token_gaps(records, group)
+def _itl(records: Records, chosen: Sample, breakdowns: Sequence[Groups]) -> Latencies:
+    """Inter-token latencies by replica, by (number of the breakdown, position in it), and of everybody."""
+    wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
+    wanted[chosen.id] = True
+    codes = [_codes(chosen, groups, len(wanted)) for groups in breakdowns]
+    found = latencies(records, wanted, [*codes, np.zeros(len(wanted), dtype=np.int8)])
+    return Latencies(
+        {(w if w < len(codes) else WHOLE, c): each for (w, c), each in found.groups.items()}, found.replicas
+    )
 
 
-def _breakdown(records: Records, chosen: Sample, groups: Groups, window_s: float) -> dict[str, RequestMetrics]:
-    if len(groups) < 2:
-        return {}
-    code = np.full(len(chosen.id), -1, dtype=np.int32)
+def _codes(chosen: Sample, groups: Groups, num_requests: int) -> npt.NDArray[np.int16]:
+    """Of each request the position of its group, -1 where it is in none."""
+    code = np.full(num_requests, -1, dtype=np.int16)
+    ids = chosen.id
     for position, rows in enumerate(groups.values()):
-        code[rows] = position
-    gaps = _gaps(records, chosen, code)
-    return {
-        name: _request_metrics(chosen.of(rows), gaps.get(position), window_s)
-        for position, (name, rows) in enumerate(groups.items())
-    }
+        code[ids[rows]] = position
+    return code
 
 
-def _models(records: Records, chosen: Sample, used: Usage, window_s: float) -> dict[str, ReplicaMetrics]:
+def _tiers(records: Records, chosen: Sample) -> Groups:
+    tier = records.workload.get("tier")
+    return {} if tier is None else _several({str(c): rows for c, rows in rows_by_code(tier[chosen.id]).items()})
+
+
+def _models(records: Records, chosen: Sample) -> Groups:
+    """By the model that served a request, or that it asked for if none did."""
     names = sorted({replica.model for replica in records.replicas} | set(records.models))
     code_of = {name: code for code, name in enumerate(names)}
-    code = np.full(len(chosen.id), -1, dtype=np.int32)
     asked = records.workload.get("model")
     if asked is not None and records.models:
-        code_of_asked = np.array([code_of[name] for name in records.models], dtype=np.int32)
-        code[:] = code_of_asked[asked[chosen.id]]
-    for replica, rows in rows_by_replica(chosen.replica).items():
-        if replica >= 0:
-            code[rows] = code_of[_by_id(records)[replica]]
-    groups = {names[c]: rows for c, rows in rows_by_replica(code).items() if c >= 0 and names[c]}
-    return {
-        name: ReplicaMetrics(
-            **_replica_metrics(found, used, [i for i, replica in enumerate(records.replicas) if replica.model == name])
-        )
-        for name, found in _breakdown(records, chosen, groups, window_s).items()
-    }
-
-
-def _by_id(records: Records) -> dict[int, str]:
-    return {replica.id: replica.model for replica in records.replicas}
+        code = np.array([code_of[name] for name in records.models], dtype=np.int16)[asked[chosen.id]]
+    else:
+        code = np.full(len(chosen), -1, dtype=np.int16)
+    by_id = np.full(max((each.id for each in records.replicas), default=0) + 1, -1, dtype=np.int16)
+    for each in records.replicas:
+        by_id[each.id] = code_of[each.model]
+    replica = chosen.replica
+    code = np.where(replica >= 0, by_id[replica], code)
+    return _several({names[c]: rows for c, rows in rows_by_code(code).items() if c >= 0 and names[c]})
 
 
 def _regions(records: Records, chosen: Sample) -> Groups:
     code = records.workload.get("region")
     if code is None or len(records.regions) < 2:
         return {}
-    rows = rows_by_replica(code[chosen.id])
-    return {records.regions[c] or "none": found for c, found in rows.items() if c >= 0}
+    rows = rows_by_code(code[chosen.id])
+    return _several({records.regions[c] or "none": found for c, found in rows.items() if c >= 0})
 
 
-def _named(code: npt.NDArray[np.generic]) -> Groups:
-    return {str(c): rows for c, rows in rows_by_replica(code).items()}
+def _several(groups: Groups) -> Groups:
+    return groups if len(groups) > 1 else {}
 
 
-def _replicas(records: Records, chosen: Sample, used: Usage, window_s: float) -> dict[str, ReplicaMetrics]:
-    rows = rows_by_replica(chosen.replica)
-    wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
-    wanted[chosen.id] = True
+def _replicas(
+    records: Records, chosen: Sample, itl: Latencies, used: Usage, window_s: float
+) -> dict[str, ReplicaMetrics]:
+    rows = rows_by_code(chosen.replica)
     nobody = np.empty(0, dtype=np.intp)
-    itl = {r: gap_distribution(g) for r, g in inter_token_gaps_by_replica(records, wanted)}
     result = {}
     for position, replica in enumerate(records.replicas):
-        found = _request_metrics(chosen.of(rows.get(replica.id, nobody)), None, window_s)
-        found = structs.replace(found, itl_s=itl.get(replica.id))
+        found = _request_metrics(chosen.of(rows.get(replica.id, nobody)), itl.replicas.get(replica.id), window_s)
         result[str(replica.id)] = ReplicaMetrics(**_replica_metrics(found, used, [position]))
     return result
 

@@ -8,13 +8,17 @@ To these come the gap from a request's first token to its first tick, and those 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from headway.core.record import Columns, Records
-from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints
-from headway.metrics.gaps import Gaps, Part, part, single
+from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, rows_by_code
+from headway.metrics.gaps import Gaps, Part, Window, part, single
+
+Near = tuple[Rows, Rows]
+"""Of a clock's stretches, by position: see `Clock.near`."""
 
 
 class Clock:
@@ -46,7 +50,7 @@ class Clock:
         n = self.iterations
         inside = np.maximum(self.a_s + self.b_s, self.a_s + self.b_s * (n - 1)) > longer_than_s
         with np.errstate(invalid="ignore"):
-            entry = self.entry_gaps_s() > longer_than_s
+            entry = self.entry_gaps_s > longer_than_s
         skipped = 1 - entry.astype(np.int64)
         count = np.where(inside & (n > 1), n, 1) - skipped
         return counted(self.tick + 1 + skipped, count)
@@ -55,6 +59,7 @@ class Clock:
         # Term by term as `core.record.boundary_s`, so that both round alike.
         return self.start_s[index] + k * self.a_s[index] + self.b_s[index] * (k * (k - 1) // 2)
 
+    @cached_property
     def entry_gaps_s(self) -> Floats:
         """From the tick before each stretch to the first one in it; NaN for the first stretch."""
         n = self.iterations
@@ -64,14 +69,33 @@ class Clock:
         gaps[:1] = np.nan
         return gaps
 
-    def parts(self, joined: Ints, left: Ints) -> Iterator[Part]:
-        """Gaps between ticks seen by the stays that began at tick `joined` and ended with tick `left`."""
+    def near(self, windows: Sequence[Window]) -> Near:
+        """The stretches whose entry gaps, and those whose other gaps, reach into windows that do not overlap."""
+        if not windows:
+            return _NO_ROWS, _NO_ROWS
+        low_s, high_s = (np.array(ends) for ends in zip(*sorted(windows), strict=True))
+        entry = self.entry_gaps_s
+        at_entry = np.searchsorted(low_s, entry, side="right") > np.searchsorted(high_s, entry, side="right")
+        one, other = self.a_s + self.b_s, self.a_s + self.b_s * (self.iterations - 1)
+        # A little more on either side than that says, so that rounding loses none.
+        least, most = np.minimum(one, other) * (1 - 1e-9), np.maximum(one, other) * (1 + 1e-9)
+        inside = np.searchsorted(low_s, most, side="right") > np.searchsorted(high_s, least, side="right")
+        return np.flatnonzero(at_entry), np.flatnonzero(inside & (self.iterations > 1))
+
+    def parts(self, joined: Ints, left: Ints, near: Near | None = None) -> Iterator[Part]:
+        """Gaps between ticks seen by the stays that began at tick `joined` and ended with tick `left`.
+
+        Of all stretches, or of those `near` what is looked for.
+        """
         joined, left = np.sort(joined), np.sort(left)
-        gone = np.searchsorted(left, self.tick, side="right")
-        at_both = np.searchsorted(joined, self.tick) - gone
-        yield single(self.entry_gaps_s(), at_both)
-        inside = np.searchsorted(joined, self.tick, side="right") - gone
-        yield part(self.a_s + self.b_s, self.b_s, self.iterations - 1, inside)
+        at_entry, inside = near or (slice(None), slice(None))
+        tick = self.tick[at_entry]
+        at_both = np.searchsorted(joined, tick) - np.searchsorted(left, tick, side="right")
+        yield single(self.entry_gaps_s[at_entry], at_both)
+        tick = self.tick[inside]
+        seen = np.searchsorted(joined, tick, side="right") - np.searchsorted(left, tick, side="right")
+        a_s, b_s = self.a_s[inside], self.b_s[inside]
+        yield part(a_s + b_s, b_s, self.iterations[inside] - 1, seen)
 
 
 class Stays:
@@ -79,10 +103,15 @@ class Stays:
 
     def __init__(self, segments: Columns, wanted: Mask) -> None:
         self.segments = segments
-        has_first = ~np.isnan(floats(segments, "prefill_end_s"))
-        has_tick = segments["left_tick"] != segments["joined_tick"]
-        self.rows = np.flatnonzero((has_first | has_tick) & wanted[segments["request"]])
-        self.by_replica = rows_by_replica(segments["replica"], self.rows)
+        self._some: Mask = segments["left_tick"] != segments["joined_tick"]
+        self._some |= ~np.isnan(floats(segments, "prefill_end_s"))
+        self._some &= wanted[segments["request"]]
+        self.by_replica = rows_by_code(segments["replica"], self._some)
+
+    @property
+    def rows(self) -> Rows:
+        """All of them."""
+        return np.flatnonzero(self._some)
 
     def request(self, rows: Rows) -> Ints:
         """Whose they are."""
@@ -110,29 +139,18 @@ class Stays:
 
     def repeated(self) -> Rows:
         """Rows of requests with more than one stay, by request and then by time."""
-        request = self.segments["request"][self.rows]
-        stays = np.bincount(request) if len(request) else np.empty(0, dtype=np.int64)
-        rows = self.rows[stays[request] > 1]
-        order = np.lexsort((self.segments["end_s"][rows], self.segments["request"][rows]))
+        request = self.segments["request"]
+        stays = np.zeros(int(request.max(initial=-1)) + 1, dtype=np.int32)
+        np.add.at(stays, ints(self.segments, "request", self._some), 1)
+        rows = np.flatnonzero((stays > 1)[request] & self._some)
+        order = np.lexsort((self.segments["end_s"][rows], request[rows]))
         return np.asarray(rows[order])
-
-
-def rows_by_replica(replicas: npt.NDArray[np.generic], among: Rows | None = None) -> dict[int, Rows]:
-    """Row numbers of each replica, in their order in the table."""
-    column = replicas if among is None else replicas[among]
-    if not len(column):
-        return {}
-    narrow = column.astype(np.int16) if column.min() >= -1 and column.max() < 2**15 else column
-    order = np.argsort(narrow, kind="stable")
-    codes, begins = np.unique(column[order], return_index=True)
-    rows = order if among is None else among[order]
-    return dict(zip(codes.tolist(), np.split(rows, begins[1:]), strict=True))
 
 
 def clocks(stretches: Columns) -> Iterator[tuple[int, Clock]]:
     """Each replica's clock, one at a time."""
-    ticking = np.flatnonzero((stretches["advances"] != 0) & (stretches["iterations"] != 0))
-    for replica, rows in rows_by_replica(stretches["replica"], ticking).items():
+    ticking = (stretches["advances"] != 0) & (stretches["iterations"] != 0)
+    for replica, rows in rows_by_code(stretches["replica"], ticking).items():
         yield replica, Clock(stretches, rows)
 
 
@@ -140,12 +158,12 @@ def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[i
     """Inter-token latencies by group; `group` is a code per request id, negative = left out."""
     stays = Stays(records.segments, group >= 0)
     parts: dict[int, list[Part]] = {}
-    ends = _Ends(stays)
+    ends = Ends(stays)
     for replica, clock in clocks(records.stretches):
         rows = stays.by_replica.get(replica, _NO_ROWS)
         code = group[stays.request(rows)]
         for one in np.unique(code):
-            parts.setdefault(int(one), []).extend(_stay_parts(clock, stays, rows[code == one]))
+            parts.setdefault(int(one), []).extend(stay_parts(clock, stays, rows[code == one]))
         ends.note(clock, replica)
     gaps_s, requests = ends.resumptions()
     code = group[requests]
@@ -154,23 +172,15 @@ def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[i
     return {one: Gaps(found) for one, found in parts.items()}
 
 
-def inter_token_gaps_by_replica(records: Records, wanted: Mask) -> Iterator[tuple[int, Gaps]]:
-    """Within the stays at each replica: gaps over preemptions and crashes are left out."""
-    stays = Stays(records.segments, wanted)
-    for replica, clock in clocks(records.stretches):
-        if replica in stays.by_replica:
-            yield replica, Gaps(_stay_parts(clock, stays, stays.by_replica[replica]))
-
-
-def _stay_parts(clock: Clock, stays: Stays, rows: Rows) -> list[Part]:
-    """Gaps within stays: from a prefill's token to the first tick, and between ticks."""
+def stay_parts(clock: Clock, stays: Stays, rows: Rows, near: Near | None = None) -> list[Part]:
+    """Gaps within stays: from a prefill's token to the first tick, and between ticks (or some, see `Clock.parts`)."""
     rows = stays.ticking(rows)
     begun = stays.begun(rows)
     to_first_tick_s = clock.at_s(stays.joined(begun) + 1) - stays.prefill_end_s(begun)
-    return [*clock.parts(stays.joined(rows), stays.left(rows)), single(to_first_tick_s)]
+    return [*clock.parts(stays.joined(rows), stays.left(rows), near), single(to_first_tick_s)]
 
 
-class _Ends:
+class Ends:
     """First and last token of each stay of the requests with several."""
 
     def __init__(self, stays: Stays) -> None:
@@ -178,7 +188,7 @@ class _Ends:
         self.rows = stays.repeated()
         # Until a clock says better: NaN where the prefill gave no token.
         self.first_s, self.last_s = stays.prefill_end_s(self.rows), stays.prefill_end_s(self.rows)
-        self.here = rows_by_replica(stays.segments["replica"][self.rows])
+        self.here = rows_by_code(stays.segments["replica"][self.rows])
 
     def note(self, clock: Clock, replica: int) -> None:
         """Fill in what this replica's clock tells."""
