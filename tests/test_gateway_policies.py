@@ -142,7 +142,7 @@ def test_each_engine_hears_tiers_its_own_way_and_its_own_name(heard: ThreadingHT
         ({"policies": {"ordering": "priority"}, "pool": {"api": "openai"}}, "no order but fcfs, not priority"),
         ({"policies": {"routing": "jsq-tokens-oracle"}}, "only a simulation knows"),
         ({"policies": {"migration": "pascal"}, "pool": {"api": "openai"}}, "nothing can move"),
-        ({"policies": {"scaling": "freeness"}}, "starts and stops no engines"),
+        ({"policies": {"scaling": "freeness"}}, "where nothing can be started"),
         ({"policies": {"routing": ["random", "round-robin"]}}, "several of a kind"),
         ({"pool": {"endpoints": []}}, "fleet[0].endpoints: missing"),
         ({"pool": {"endpoints": ["localhost:80"]}}, "fleet[0].endpoints[0]: 'localhost:80'; expected http://host:port"),

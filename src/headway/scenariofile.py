@@ -10,6 +10,7 @@ from headway.control.policies import OrderingAt
 from headway.core.fleet import Fault, Handover, Network, Provisioning, RoleChange
 from headway.core.pacer import Pacer
 from headway.gateway.settings import Api, Judge, Settings
+from headway.gateway.starting import Kubernetes, Processes
 from headway.metrics.latency import Slo
 from headway.observe import Scrape
 from headway.workload.spec import WorkloadSpec
@@ -69,6 +70,10 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """For `headway serve`: where its replicas listen, `http://host:port` each. There are as many replicas."""
     api: Api | None = None
     """For `headway serve`: whose dialect they speak. Without one: the engine's, else OpenAI's."""
+    processes: Processes | None = None
+    """In place of `endpoints`: `headway serve` starts and stops the replicas, here."""
+    kubernetes: Kubernetes | None = None
+    """In place of `endpoints`: they are pods, as many as `headway serve` asks a cluster for."""
 
 
 class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 from msgspec.structs import replace
 
 from headway import scenario, userfile, webserver
 from headway.control.policies import Policies
+from headway.core.fleet import Pool
 from headway.gateway.adapters import ADAPTERS, Adapter, api_of
 from headway.gateway.admin import is_address
 from headway.gateway.gateway import Plan, Served
 from headway.gateway.settings import Judge, Settings
+from headway.gateway.starting import Kubernetes, Processes
 from headway.policies import resolve
 from headway.scenario import Scenario, policies_of
 from headway.scenariofile import PolicySpec, PoolSpec, Spec
@@ -43,17 +46,19 @@ def plan(chosen: Scenario) -> Plan:
     if spec.combos:
         raise places.error(("combos",), "engines that hand KV caches over are not served yet; expected `fleet` alone")
     judge = _judge(spec, places)
-    if spec.policies.scaling is not None:
-        raise places.error(("policies", "scaling"), "the gateway starts and stops no engines; leave it out")
     adapters = [_adapter(pool, ("fleet", i), places) for i, pool in enumerate(spec.fleet)]
+    starts = _starts(chosen)
     policies = _with_queue_manager(policies_of(chosen), spec.gateway)
     _check_oracles(policies, places)
     if spec.policies.ordering_at != "gateway":
         _check_ordering(spec.policies.ordering, adapters, places)
     if policies.migration is not None:
         _check_migration(adapters, places)
-    pools = zip(chosen.fleet.pools, spec.fleet, adapters, strict=True)
-    served = tuple(Served(pool, said.endpoints, adapter.api, kv_blocks(pool)) for pool, said, adapter in pools)
+    pools = zip(chosen.fleet.pools, spec.fleet, adapters, starts, strict=True)
+    served = tuple(
+        Served(_limited(pool, start), said.endpoints, adapter.api, kv_blocks(pool), start)
+        for pool, said, adapter, start in pools
+    )
     models = [pool.model for pool in chosen.fleet.pools]
     return Plan(
         pools=served,
@@ -64,6 +69,7 @@ def plan(chosen: Scenario) -> Plan:
         settings=_settings(chosen),
         tell_priority=spec.policies.ordering_at != "gateway" and _name(spec.policies.ordering) == "priority",
         judge=judge,
+        gpu_limits=chosen.fleet.gpu_limits,
     )
 
 
@@ -125,8 +131,12 @@ def _with_queue_manager(policies: Policies, settings: Settings) -> Policies:
 
 def _adapter(pool: PoolSpec, at: Key, places: Places) -> Adapter:
     """The pool's dialect, once its endpoints make sense."""
-    if not pool.endpoints:
-        raise places.error((*at, "endpoints"), "missing; expected where the pool's replicas listen, http://host:port")
+    ways = [key for key in ("endpoints", "processes", "kubernetes") if getattr(pool, key)]
+    if not ways:
+        what = "missing; expected where the pool's replicas listen, http://host:port, or `processes` or `kubernetes`"
+        raise places.error((*at, "endpoints"), what)
+    if len(ways) > 1:
+        raise places.error((*at, ways[1]), f"its replicas are said by `{ways[0]}`; expected one of the two")
     for i, url in enumerate(pool.endpoints):
         if not is_address(url):
             raise places.error((*at, "endpoints", i), f"{url!r}; expected http://host:port")
@@ -134,11 +144,71 @@ def _adapter(pool: PoolSpec, at: Key, places: Places) -> Adapter:
     return ADAPTERS[pool.api or api_of(engine)]
 
 
+def _starts(chosen: Scenario) -> list[Processes | Kubernetes | None]:
+    """How each pool's replicas are started. HeadwayError where that cannot be, or is not said and scaling needs it."""
+    spec, places = chosen.spec, chosen.places
+    made: list[Processes | Kubernetes | None] = []
+    taken: dict[int, int] = {}
+    for i, pool in enumerate(spec.fleet):
+        at: Key = ("fleet", i)
+        if pool.processes is not None:
+            made.append(_processes(pool, pool.processes, chosen.base_dir, (*at, "processes"), places))
+            for port in _ports(pool.processes):
+                if taken.setdefault(port, i) != i:
+                    raise places.error((*at, "processes", "ports"), f"{port} is fleet[{taken[port]}]'s, too")
+        else:
+            made.append(pool.kubernetes)
+            if pool.kubernetes is not None:
+                _check_cluster(pool.kubernetes, (*at, "kubernetes"), places)
+        if spec.policies.scaling is not None and made[-1] is None:
+            what = f"fleet[{i}] has `endpoints`, where nothing can be started; expected `processes` or `kubernetes`"
+            raise places.error(("policies", "scaling"), what)
+    return made
+
+
+def _check_cluster(how: Kubernetes, at: Key, places: Places) -> None:
+    """There is one, as far as can be told without asking it."""
+    if find_spec("kubernetes") is None:
+        raise webserver.needed("kubernetes", "kubernetes")
+    from headway.gateway import pods
+
+    with places.at(*at):
+        pods.check(how)
+
+
+def _processes(pool: PoolSpec, how: Processes, base_dir: Path, at: Key, places: Places) -> Processes:
+    """As it is said, with its folder for logs where the fleet file is."""
+    num = len(_ports(how))
+    if not num:
+        raise places.error((*at, "ports"), f"{how.ports[0]} to {how.ports[1]}; expected the lower one first")
+    for most, key in ((pool.replicas, "replicas"), (pool.max_replicas or 0, "max_replicas")):
+        if most > num:
+            raise places.error((*at[:2], key), f"{most}; expected {num} at most, as many as `processes.ports`")
+    if not any("{port}" in word for word in (*how.command, *how.env.values())):
+        raise places.error((*at, "command"), "{port} is nowhere in it; expected it where the engine is told its port")
+    if which(how.command[0]) is None:
+        raise places.error((*at, "command", 0), f"{how.command[0]!r}: there is no such program here")
+    if how.log and not (base_dir / how.log).is_dir():
+        raise places.error((*at, "log"), f"{base_dir / how.log} is no folder; expected one that is there")
+    return replace(how, log=str((base_dir / how.log).absolute())) if how.log else how
+
+
+def _ports(how: Processes) -> range:
+    return range(how.ports[0], how.ports[1] + 1)
+
+
+def _limited(pool: Pool, start: Processes | Kubernetes | None) -> Pool:
+    """No more replicas than there are ports."""
+    if not isinstance(start, Processes) or pool.max_replicas is not None:
+        return pool
+    return replace(pool, max_replicas=len(_ports(start)))
+
+
 def _check_oracles(policies: Policies, places: Places) -> None:
     """Nobody knows how long an answer will be."""
     made = {
         "routing": policies.router, "ordering": policies.ordering, "migration": policies.migration,
-        "admission": policies.admission,
+        "admission": policies.admission, "scaling": policies.scaler,
         "cascade": None if policies.cascade is None else policies.cascade.policy,
     }  # fmt: skip
     for key, choice in made.items():

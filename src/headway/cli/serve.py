@@ -12,11 +12,12 @@ import click
 from headway import webserver
 from headway.core.errors import HeadwayError
 from headway.decisionlog import Behind, DecisionFile
+from headway.gateway.starting import Kubernetes, Processes
 from headway.records import save
 from headway.scenario import Scenario
 
 if TYPE_CHECKING:
-    from headway.gateway.gateway import Plan
+    from headway.gateway.gateway import Plan, Served
 
 
 @click.command()
@@ -79,18 +80,30 @@ def _tls(certfile: Path | None, keyfile: Path | None) -> webserver.Tls | None:
     return tls
 
 
+def _where(served: Served) -> str:
+    """A pool's replicas, or how they come to be."""
+    if isinstance(served.start, Processes):
+        first, last = served.start.ports
+        return f"{served.pool.replicas} started here at first, on ports {first} to {last}"
+    if isinstance(served.start, Kubernetes):
+        return f"the pods of {served.start.kind} {served.start.namespace}/{served.start.name}"
+    return ", ".join(served.endpoints)
+
+
 def _show(chosen: Scenario, plan: Plan, address: str) -> None:
     policies = chosen.spec.policies
     click.echo(f"headway serves {chosen.spec.name} on {address}")
     for served in plan.pools:
         pool = served.pool
-        click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {', '.join(served.endpoints)}")
+        click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {_where(served)}")
     where = f" at the {policies.ordering_at}" if policies.ordering_at != "both" else " at gateway and replica"
     window = plan.policies.window
     held = f", at most {window} requests at a replica" if window is not None else ""
     click.echo(f"  routing {plan.policies.router}, ordering {plan.policies.ordering}{where}{held}")
     if plan.policies.admission is not None:
         click.echo(f"  admission {plan.policies.admission}")
+    if plan.policies.scaler is not None:
+        click.echo(f"  scaling {plan.policies.scaler}")
     if plan.policies.migration is not None:
         click.echo(f"  migration {plan.policies.migration}, by going on from the tokens so far")
     cascade = plan.policies.cascade

@@ -178,10 +178,10 @@ class Scaling:
             service.refresh()
 
     def started(self, name: str, members: Sequence[Member]) -> Service:
-        """One more is up. Returns the service that it is for."""
+        """One more is up; it may have been the service's before. Returns the service that it is for."""
         pool = self._pools[name]
         pool.num_starting -= 1
-        pool.service.members.extend(members)
+        pool.service.members.extend(member for member in members if member not in pool.service.members)
         pool.members.extend(members)
         pool.service.refresh()
         return pool.service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
@@ -73,6 +74,8 @@ class Service:
         self.view = view
         self.line: list[tuple[object, int, Live]] = []
         """Who is held back, a heap by rank; empty = nobody."""
+        self._longest_tokens = self._shortest_tokens = sys.maxsize
+        """As long as there has been no replica, nobody knows what fits."""
         self.refresh()
 
     def hear(self, policy: object) -> None:
@@ -91,8 +94,9 @@ class Service:
         self._up: Sequence[ReplicaView] = [member.view for member in self._open]
         self._up_ids = {view.id for view in self._up}
         self._by_id = {member.view.id: member for member in self.members}
-        self._longest_tokens = max(member.max_tokens for member in self.members)
-        self._shortest_tokens = min(member.max_tokens for member in self.members)
+        if self.members:
+            self._longest_tokens = max(member.max_tokens for member in self.members)
+            self._shortest_tokens = min(member.max_tokens for member in self.members)
         self._limited = self.window is not None or any(m.max_num_waiting is not None for m in self.members)
 
     def member(self, replica: int) -> Member | None:

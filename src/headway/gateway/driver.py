@@ -15,6 +15,7 @@ from headway.control.live import HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
+from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.fleet import Role
 from headway.core.record import Cause, Outcome
@@ -28,6 +29,8 @@ from headway.observe import View
 from headway.policies.ordering.fcfs import Fcfs
 
 log = logging.getLogger("headway.gateway")
+Ticking = Migrations | Admissions | Scaling
+"""What is asked now and then."""
 
 
 class Driver:
@@ -44,6 +47,7 @@ class Driver:
         max_tokens: Callable[[LiveReplica], int],
         hold_s: float,
         jury: Jury | None,
+        scaling: Callable[[dict[str, Service]], Scaling | None],
         decisions: Decisions | None = None,
     ) -> None:
         self._clock, self._hold_s = clock, hold_s
@@ -64,7 +68,7 @@ class Driver:
         self._admissions: list[Admissions] = []
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
         new_service, new_migrations, new_admissions = parts(decisions)
-        for model in dict.fromkeys(replica.model for replica in self.replicas):
+        for model in names:
             members = [Member(r, max_tokens(r), None, r.pool) for r in self.replicas if r.model == model]
             for member in members:
                 member.is_up = False
@@ -83,7 +87,8 @@ class Driver:
             config = policies.cascade
             chain = [self.services[model] for model in config.models]
             self.cascade = LiveCascading(config, config.policy(), chain, Random(f"{seed}/cascade"))
-        self.control.serve(self.services, self._migrations, cascade=self.cascade, admissions=self._admissions)
+        self._scaling = scaling(self.services)
+        self.control.serve(self.services, self._migrations, self._scaling, self.cascade, self._admissions)
 
     @property
     def now(self) -> float:
@@ -97,12 +102,14 @@ class Driver:
 
     def start_ticking(self) -> None:
         """Let policies that want to be asked now and then be asked."""
-        policies: list[Migrations | Admissions] = [*self._migrations, *self._admissions]
+        policies: list[Ticking] = [*self._migrations, *self._admissions]
+        if self._scaling is not None:
+            policies.append(self._scaling)
         for policy in policies:
             if policy.interval_s is not None:
                 self._clock.at(self.now + policy.interval_s, self._tick, policy)
 
-    def _tick(self, now: float, policy: Migrations | Admissions) -> None:
+    def _tick(self, now: float, policy: Ticking) -> None:
         assert policy.interval_s is not None
         self._clock.at(now + policy.interval_s, self._tick, policy)
         policy.tick(self.now)
@@ -265,9 +272,8 @@ class Driver:
     def gone(self, replica: LiveReplica) -> None:
         """A replica is empty, and does not come back."""
         service = self.services[replica.model]
-        if len(service.members) > 1:  # who is the last stays, down, as what a service with none takes is unknown
-            service.members = [member for member in service.members if member.view is not replica]
-            service.refresh()
+        service.members = [member for member in service.members if member.view is not replica]
+        service.refresh()
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
         """Give it nothing more, as long as there are others, and move out what can be moved; or use it again."""

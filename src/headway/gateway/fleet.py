@@ -85,3 +85,4 @@ class LiveFleet:
             self._gateway.driver.gone(self._gateway.replicas[id])
             self._gateway.replicas[id].client.close()
             self._gateway.terms[id].end_s = self._gateway.clock.now
+            self._gateway.scaling.gone(self._gateway.replicas[id])

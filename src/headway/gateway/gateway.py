@@ -34,8 +34,10 @@ from headway.gateway.judge import Jury
 from headway.gateway.keys import Keys
 from headway.gateway.recording import Recording
 from headway.gateway.replica import LiveReplica
+from headway.gateway.scaling import LiveScaling
 from headway.gateway.send import Send
 from headway.gateway.settings import Api, Judge, Settings
+from headway.gateway.starting import Kubernetes, Processes
 from headway.gateway.telemetry import Sample, Telemetry
 from headway.gateway.ticket import Ticket
 from headway.gateway.watch import Watch
@@ -58,6 +60,8 @@ class Served(Struct, frozen=True):
     api: Api
     kv_blocks: int
     """Of one replica."""
+    start: Processes | Kubernetes | None = None
+    """How replicas are started; None: they are where they are."""
 
 
 class Plan(Struct, frozen=True):
@@ -74,6 +78,8 @@ class Plan(Struct, frozen=True):
     """Engines are told tiers, and go by them."""
     judge: Judge | None = None
     """Of the cascade's answers, where there is a cascade."""
+    gpu_limits: tuple[tuple[str, str, int], ...] = ()
+    """(region, GPU, how many there are), where scaling has a limit."""
 
 
 class Term(Struct):
@@ -102,6 +108,7 @@ class Gateway:
         for served in plan.pools:
             for url in served.endpoints:
                 self.new_replica(served, url, ordering)
+        self.scaling = LiveScaling(self, ordering)
         self._jury = None if plan.judge is None else Jury(plan.judge)
         self.driver = Driver(
             self.clock,
@@ -113,11 +120,12 @@ class Gateway:
             _longest,
             self.settings.hold_s,
             self._jury,
+            self.scaling.serve,
             self.decisions,
         )
         self.driver.on_ended = self._ended
         self.watch = Watch(
-            self.replicas, self.settings, self.driver.up, self.driver.down, self.driver.abandon, self._observed
+            self.replicas, self.settings, self.scaling.up, self.driver.down, self.driver.abandon, self._observed
         )
         self.telemetry = Telemetry()
         self.driver.on_judged = self.telemetry.judged
@@ -171,6 +179,7 @@ class Gateway:
         """Look for the replicas, and let policies tick."""
         self.watch.start()
         self.driver.start_ticking()
+        self.scaling.start()
         if self.office is not None:
             self.office.start()
 
@@ -185,6 +194,7 @@ class Gateway:
         for ticket in list(self.driver.tickets.values()):
             self.driver.gave_up(ticket)
         await self.watch.stop()
+        await self.scaling.stop()
         for replica in self.replicas:
             replica.client.close()
         if self._jury is not None:

@@ -1,0 +1,197 @@
+"""Replicas as processes on this machine: each has a keeper, which ends it when the gateway ends, however that is.
+
+What ends by itself is started again, at once if it had been up, else after pauses that double.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Pool
+from headway.gateway.replica import LiveReplica
+from headway.gateway.starting import Host, Processes
+
+log = logging.getLogger("headway.gateway")
+HOST = "127.0.0.1"
+ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER")
+"""Of the gateway's, what every engine sees."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
+_KEEPER = Path(__file__).with_name("keeper.py")
+_GRACE_S = 5.0
+"""For the keeper, besides the engine's own time to stop."""
+_LINE_BYTES = 4096
+"""Most of a line that is passed on to the gateway's log."""
+
+
+class _Slot:
+    """One replica that is wanted, through all processes that it takes."""
+
+    def __init__(self) -> None:
+        self.is_up = asyncio.Event()
+        self.stops = asyncio.Event()
+
+
+class LocalProcesses:
+    """One pool's. Satisfies `starting.Actuator`."""
+
+    def __init__(self, pool: Pool, how: Processes, host: Host) -> None:
+        self._pool, self._how, self._host = pool, how, host
+        self._ports: set[int] = set()
+        self._slots: set[_Slot] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._of: dict[int, _Slot] = {}
+        """By replica."""
+
+    def begin(self) -> None:
+        """As many as the fleet file says."""
+        self._host.expect(self._pool.name, self._pool.replicas)
+        for _ in range(self._pool.replicas):
+            self.more()
+
+    def more(self) -> None:
+        """Start one more."""
+        slot = _Slot()
+        self._slots.add(slot)
+        task = asyncio.create_task(self._keep(slot))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def up(self, replica: LiveReplica) -> None:
+        """It has been seen to be well."""
+        if replica.id in self._of:
+            self._of[replica.id].is_up.set()
+
+    def stop(self, replica: LiveReplica) -> None:
+        """SIGTERM, and SIGKILL if that does not help."""
+        slot = self._of.pop(replica.id, None)
+        if slot is not None:
+            slot.stops.set()
+
+    async def close(self) -> None:
+        """All of them."""
+        for slot in self._slots:
+            slot.stops.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # One replica.
+
+    async def _keep(self, slot: _Slot) -> None:
+        """Until it is to stop."""
+        pause_s = FIRST_PAUSE_S
+        while not slot.stops.is_set():
+            slot.is_up.clear()
+            try:
+                await self._run(slot)
+            except (OSError, HeadwayError) as error:
+                log.warning("%s: a replica cannot be started: %s", self._pool.name, error)
+            if slot.is_up.is_set():
+                pause_s = FIRST_PAUSE_S
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await slot.stops.wait()
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        self._slots.discard(slot)
+
+    async def _run(self, slot: _Slot) -> None:
+        """One process, from start to end."""
+        port = self._free_port()
+        self._ports.add(port)
+        try:
+            keeper = await self._spawn(port)
+            replica = self._host.came(self._pool.name, f"http://{HOST}:{port}")
+            self._of[replica.id] = slot
+            relay = asyncio.create_task(_relay(keeper, replica.name))
+            try:
+                await self._watch(slot, keeper, replica)
+            finally:
+                await self._end(keeper)
+                await relay
+        finally:
+            self._ports.discard(port)
+
+    async def _watch(self, slot: _Slot, keeper: asyncio.subprocess.Process, replica: LiveReplica) -> None:
+        """Until it is to stop, has ended, or has taken too long to be well."""
+        ended = asyncio.create_task(keeper.wait())
+        stops, up = asyncio.create_task(slot.stops.wait()), asyncio.create_task(slot.is_up.wait())
+        first = asyncio.FIRST_COMPLETED
+        try:
+            await asyncio.wait({ended, stops, up}, timeout=self._how.ready_s, return_when=first)
+            if up.done():
+                await asyncio.wait({ended, stops}, return_when=first)
+        finally:
+            for task in (stops, up, ended):
+                task.cancel()
+        if slot.stops.is_set():
+            return
+        why = "has ended" if ended.done() and not ended.cancelled() else f"was not up after {self._how.ready_s:g} s"
+        self._of.pop(replica.id, None)
+        again = self._host.lost(replica)
+        log.warning("%s %s%s", replica.name, why, "; it is started again" if again else "")
+        if not again:
+            slot.stops.set()
+
+    async def _spawn(self, port: int) -> asyncio.subprocess.Process:
+        how, pipe = self._how, asyncio.subprocess.PIPE
+        own = {name: os.environ[name] for name in (*ENVIRONMENT, *how.keep_env) if name in os.environ}
+        env = own | {name: self._filled(value, port) for name, value in how.env.items()}
+        words = [self._filled(word, port) for word in how.command]
+        with open(Path(how.log, f"{self._pool.name}-{port}.log"), "ab") if how.log else nullcontext(pipe) as output:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", str(_KEEPER), str(how.stop_s), *words, stdin=pipe, stdout=output,
+                stderr=asyncio.subprocess.STDOUT, env=env, start_new_session=True,
+            )  # fmt: skip
+
+    async def _end(self, keeper: asyncio.subprocess.Process) -> None:
+        """The keeper ends the engine, and itself; if the keeper itself was killed, what it kept is."""
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._how.stop_s + _GRACE_S):
+                await keeper.wait()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(keeper.pid, signal.SIGKILL)
+        await keeper.wait()
+
+    def _free_port(self) -> int:
+        first, last = self._how.ports
+        for port in range(first, last + 1):
+            if port not in self._ports and _is_free(port):
+                return port
+        raise HeadwayError(f"no port from {first} to {last} is free")
+
+    def _filled(self, word: str, port: int) -> str:
+        index, num = port - self._how.ports[0], self._pool.parallel.num_gpus
+        gpus = ",".join(str(index * num + i) for i in range(num))
+        return word.replace("{port}", str(port)).replace("{index}", str(index)).replace("{gpus}", gpus)
+
+
+async def _relay(keeper: asyncio.subprocess.Process, name: str) -> None:
+    """What an engine writes, line by line, to the gateway's log."""
+    if keeper.stdout is None:
+        return
+    rest = b""
+    while data := await keeper.stdout.read(1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            log.info("%s: %s", name, line[:_LINE_BYTES].decode(errors="replace").rstrip())
+        rest = rest[-_LINE_BYTES:]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

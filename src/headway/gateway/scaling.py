@@ -1,0 +1,154 @@
+"""What control's scaling says, done to engines: they are started, count when they are up, are drained, and stopped."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from headway.control.scaling import PoolState, Scaling
+from headway.control.service import Service
+from headway.core.policy import Ordering
+from headway.gateway.processes import LocalProcesses
+from headway.gateway.replica import LiveReplica
+from headway.gateway.starting import Actuator, Kubernetes, Processes
+from headway.observe import FleetOfPools
+
+if TYPE_CHECKING:
+    from headway.gateway.gateway import Gateway, Plan, Served
+
+
+class LiveScaling:
+    """All pools whose replicas the gateway starts. Satisfies `control.scaling.Effects` and `starting.Host`."""
+
+    def __init__(self, gateway: Gateway, ordering: Ordering) -> None:
+        self._gateway, self._ordering = gateway, ordering
+        self._served = {served.pool.name: served for served in gateway.plan.pools}
+        self._actuators = {name: self._actuator(s) for name, s in self._served.items() if s.start is not None}
+        self._scaling: Scaling | None = None
+        self._states: dict[str, PoolState] = {}
+        self._starting: set[int] = set()
+        """Replicas that are somewhere, and have not been up yet."""
+
+    def _actuator(self, served: Served) -> Actuator:
+        if isinstance(served.start, Processes):
+            return LocalProcesses(served.pool, served.start, self)
+        assert isinstance(served.start, Kubernetes)
+        from headway.gateway.pods import Pods
+
+        return Pods(served.pool, served.start, self)
+
+    def serve(self, services: dict[str, Service]) -> Scaling | None:
+        """The plan's scaler, over all its pools."""
+        plan: Plan = self._gateway.plan
+        if plan.policies.scaler is None:
+            return None
+        self._states = {served.pool.name: PoolState(served.pool, services) for served in plan.pools}
+        view = FleetOfPools(Random(f"{plan.seed}/scaler"))
+        self._scaling = Scaling(plan.policies.scaler(), view, list(self._states.values()), self, plan.gpu_limits)
+        return self._scaling
+
+    def start(self) -> None:
+        """Start what is to be there at first."""
+        for actuator in self._actuators.values():
+            actuator.begin()
+
+    async def stop(self) -> None:
+        """Nothing that was started stays, but for what is a cluster's to keep."""
+        for actuator in self._actuators.values():
+            await actuator.close()
+
+    def starting(self) -> dict[str, int]:
+        """Replicas that have an address and are not up yet, by pool."""
+        found = dict.fromkeys(self._actuators, 0)
+        for id in self._starting:
+            found[self._gateway.replicas[id].pool] += 1
+        return found
+
+    # Control's effects.
+
+    def start_replica(self, deployment: str, now: float) -> None:
+        """One more of a pool."""
+        self._actuators[deployment].more()
+
+    def drain(self, replica: int, on: bool) -> None:
+        """Give it nothing more, and move out what can be moved; or use it again."""
+        self._gateway.driver.drain(self._gateway.replicas[replica], on)
+
+    def stop_replica(self, replica: int, now: float) -> None:
+        """It is empty. One that ended while it drained is gone already."""
+        self._leave(self._gateway.replicas[replica], at_once=False)
+
+    def _leave(self, replica: LiveReplica, at_once: bool) -> None:
+        if replica in self._gateway.fleet.present():
+            self._gateway.fleet.remove(replica, at_once)
+
+    # What happens to replicas.
+
+    def up(self, replica: LiveReplica) -> None:
+        """It has been seen to be well, for the first time or again."""
+        driver = self._gateway.driver
+        if replica.id not in self._starting:
+            driver.up(replica)
+            return
+        self._starting.discard(replica.id)
+        self._actuators[replica.pool].up(replica)
+        member = driver.services[replica.model].member(replica.id)
+        assert member is not None
+        if self._scaling is None:
+            driver.up(replica)
+        else:
+            member.is_up = True
+            driver.control.started(replica.pool, [member], driver.now)
+
+    def gone(self, replica: LiveReplica) -> None:
+        """It is no longer one of the gateway's, by whoever's wish."""
+        state = self._states.get(replica.pool)
+        if replica.id in self._starting:
+            self._starting.discard(replica.id)
+            if state is not None:
+                state.num_starting -= 1
+        if state is not None:
+            self._forget(state, replica)
+        if replica.pool in self._actuators:
+            self._actuators[replica.pool].stop(replica)
+
+    @staticmethod
+    def _forget(state: PoolState, replica: LiveReplica) -> bool:
+        """Whether it was one of the pool's that had been up."""
+        before = len(state.members)
+        state.members = [member for member in state.members if member.view is not replica]
+        return len(state.members) < before
+
+    # For who starts them.
+
+    def came(self, pool: str, url: str) -> LiveReplica:
+        """One will be there, or is: it counts as up when it has been seen to be well."""
+        gateway = self._gateway
+        replica = gateway.new_replica(self._served[pool], url, self._ordering)
+        self._starting.add(replica.id)
+        gateway.driver.add(replica)
+        gateway.watch.add(replica)
+        return replica
+
+    def lost(self, replica: LiveReplica) -> bool:
+        """What it streamed goes on elsewhere, if it can. Unless it drained, there is to be another one."""
+        was_up = replica.id not in self._starting
+        self._starting.discard(replica.id)
+        state, again = self._states.get(replica.pool), not replica.is_draining
+        if state is not None:
+            if was_up:
+                self._forget(state, replica)
+            state.num_starting += again - (not was_up)
+        self._leave(replica, at_once=True)
+        return again
+
+    def expect(self, pool: str, num: int) -> None:
+        """So many will be up that are not yet."""
+        if pool in self._states:
+            self._states[pool].num_starting = num
+
+    def retire(self, replica: LiveReplica) -> None:
+        """It is drained, then given back."""
+        if replica.pool in self._states:
+            self._forget(self._states[replica.pool], replica)
+        self._leave(replica, at_once=False)

@@ -1,0 +1,45 @@
+"""Engines that a gateway has started: which there are, by what the system says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+
+def ports(num: int) -> list[int]:
+    """The first and the last of so many that are free, next to each other."""
+    for first in range(20_000 + os.getpid() % 20_000, 60_000, num):
+        with ExitStack() as held, suppress(OSError):
+            for port in range(first, first + num):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return [first, first + num - 1]
+    raise AssertionError("no ports are free")
+
+
+def pool(num: int, *options: str, **changes: Any) -> dict[str, Any]:
+    """A pool of emulated engines that the gateway starts."""
+    command = [sys.executable, "-m", "headway", "emulate", "--model", "qwen3-8b", "--gpu", "h100", "--port", "{port}"]
+    how = {"command": [*command, *options], "ports": ports(num), "stop_s": 2.0, "keep_env": ["PYTHONPATH"]}
+    return {"endpoints": [], "processes": how | changes.pop("processes", {}), **changes}
+
+
+def running(first: int, last: int) -> dict[int, int]:
+    """Process ids by port, of processes whose command line ends with one of these ports and what follows it."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            words = (folder / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if any("keeper.py" in word for word in words):
+            continue
+        for port in range(first, last + 1):
+            if str(port) in words:
+                found[port] = int(folder.name)
+    return found

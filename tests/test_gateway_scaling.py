@@ -1,0 +1,181 @@
+"""Engines that the gateway starts and stops itself: as many as the scaler wants, and none when it is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import processes
+import serving
+from headway.core.errors import HeadwayError
+from processes import running
+from serving import chat, metric, until
+
+pytest.importorskip("httptools")
+RUNNING = "vllm:num_requests_running"
+BUSY = {"name": "target-utilization", "kv_use": None, "in_flight": 2, "interval_s": 0.2, "stabilization_s": 1}
+
+
+def _front(folder: Path, pool: dict[str, Any], **changes: Any) -> serving.Process:
+    return serving.gateway(serving.fleet_file(folder, [], pool=pool, **changes))
+
+
+def test_load_rises_and_falls_and_engines_come_and_go(tmp_path: Path) -> None:
+    pool = processes.pool(4, max_replicas=3)
+    first, last = pool["processes"]["ports"]
+    front = _front(tmp_path, pool, policies={"scaling": BUSY, "ordering_at": "gateway"})
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        assert list(running(first, last)) == [first]
+        streams = [chat(front, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(6)]
+        serving.all_up(front, 3)
+        assert len(running(first, last)) == 3, "three are wanted, and nothing is started twice while they are pending"
+        where = []
+        told: list[list[Any]] = []
+        threads = []
+        for i in range(6):
+            reply = chat(front, f"question {i}", ignore_eos=True, max_tokens=300, stream=True)
+            where.append(reply.headers["x-headway-replica"])
+            threads.append(threading.Thread(target=lambda reply=reply: told.append(list(reply.events()))))
+            threads[-1].start()
+        assert {"pool/1", "pool/2"} <= set(where)
+        for stream in streams:
+            stream.close()
+        for thread in threads:
+            thread.join(60)
+        assert [len(serving.said(events).split()) for events in told] == [300] * 6
+        until(lambda: len(running(first, last)) == 1)
+        until(lambda: serving.ask(front, "/health").json() == {"status": "ok", "up": 1, "replicas": 1})
+        assert chat(front, max_tokens=3).json()["usage"]["completion_tokens"] == 3
+        assert metric(front, "headway_requests_in_flight") == 0
+        front.stop()
+        until(lambda: not running(first, last))
+
+
+def test_an_engine_that_is_killed_is_replaced_and_its_stream_goes_on(tmp_path: Path) -> None:
+    pool = processes.pool(3, replicas=2)
+    first, last = pool["processes"]["ports"]
+    front = _front(tmp_path, pool, policies={"scaling": {**BUSY, "stabilization_s": 60}})
+    with serving.closing(front):
+        serving.all_up(front, 2)
+        before = running(first, last)
+        reply = chat(front, ignore_eos=True, max_tokens=500, stream=True)
+        stream = reply.events()
+        events = [next(stream) for _ in range(5)]
+        there = next(pid for port, pid in before.items() if metric(SimpleNamespace(port=port), RUNNING))
+        os.kill(there, signal.SIGKILL)
+        events += list(stream)
+        assert len(serving.said(events).split()) == 500
+        until(lambda: serving.ask(front, "/health").json() == {"status": "ok", "up": 2, "replicas": 2})
+        now = running(first, last)
+        assert len(now) == 2 and len(set(now.values()) & set(before.values())) == 1
+        assert f"{reply.headers['x-headway-replica']} has ended; it is started again" in front.stop()
+        until(lambda: not running(first, last))
+
+
+def test_engines_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    pool = processes.pool(2, replicas=2)
+    first, last = pool["processes"]["ports"]
+    front = _front(tmp_path, pool)
+    with serving.closing(front):
+        serving.all_up(front, 2)
+        killed = set(running(first, last).values())
+        front.kill()
+        again = _front(tmp_path, pool)
+        with serving.closing(again):
+            serving.all_up(again, 2)
+            left = running(first, last)
+            assert len(left) == 2 and not set(left.values()) & killed
+
+
+STUBBORN = """
+import http.server, json, os, pathlib, signal, subprocess, sys
+folder, port = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+with open(folder / "starts", "a") as file:
+    file.write("x")
+if (folder / "starts").stat().st_size < 3:
+    sys.exit(f"start {(folder / 'starts').stat().st_size} fails")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", str(port)])
+(folder / "environment.json").write_text(json.dumps(dict(os.environ)))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        data = b'{"data": [{"id": "x"}]}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def test_a_start_that_fails_is_tried_again_and_who_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all its children; and it has seen nothing of the gateway's environment that it was not to see."""
+    monkeypatch.setenv("SOME_SECRET", "hush")
+    monkeypatch.setenv("TOLD", "yes")
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    (tmp_path / "logs").mkdir()
+    how = {
+        "command": [sys.executable, str(tmp_path / "stubborn.py"), str(tmp_path), "{port}"],
+        "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"}, "keep_env": ["TOLD"], "stop_s": 0.3, "log": "logs",
+    }  # fmt: skip
+    pool = processes.pool(1, processes=how, tp=2, api="openai")
+    first, last = pool["processes"]["ports"]
+    front = _front(tmp_path, pool)
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        assert (tmp_path / "starts").read_text() == "xxx"
+        assert len(running(first, last)) == 1
+        seen = json.loads((tmp_path / "environment.json").read_text())
+        assert seen["CUDA_VISIBLE_DEVICES"] == "0,1" and seen["TOLD"] == "yes" and "SOME_SECRET" not in seen
+        written = front.stop()
+        assert "pool/0 has ended; it is started again" in written and "pool/1 has ended" in written
+        assert not running(first, last)
+    log = (tmp_path / "logs" / f"pool-{first}.log").read_text()
+    assert "start 1 fails" in log and "ended with status 1" in log and "start 2 fails" in log
+
+
+def test_what_never_gets_well_is_stopped_and_tried_again(tmp_path: Path) -> None:
+    how = {"command": [sys.executable, "-c", "import time; time.sleep(1000)", "{port}"], "ready_s": 0.3}
+    pool = processes.pool(1, processes=how)
+    front = _front(tmp_path, pool)
+    first, last = pool["processes"]["ports"]
+    with serving.closing(front):
+        until(lambda: running(first, last))
+        pid = running(first, last)[first]
+        until(lambda: running(first, last).get(first, pid) != pid)
+        assert serving.ask(front, "/health").json()["up"] == 0
+        assert "pool/0 was not up after 0.3 s; it is started again" in front.stop()
+        assert not running(first, last)
+
+
+@pytest.mark.parametrize(
+    ("pool", "words"),
+    [
+        ({"processes": {"ports": [9002, 9001]}}, "processes.ports: 9002 to 9001; expected the lower one first"),
+        ({"processes": {"ports": [9001, 9002]}, "replicas": 3}, "replicas: 3; expected 2 at most"),
+        ({"processes": {"ports": [9001, 9002]}, "max_replicas": 3}, "max_replicas: 3; expected 2 at most"),
+        ({"processes": {"command": ["sleep", "9"]}}, "{port} is nowhere in it"),
+        ({"processes": {"command": ["no-such-engine", "{port}"]}}, "there is no such program here"),
+        ({"processes": {"log": "nowhere"}}, "nowhere is no folder"),
+        ({"processes": {"prot": 1}}, "unknown key 'prot'; did you mean 'ports'?"),
+        ({"endpoints": ["http://127.0.0.1:1"]}, "its replicas are said by `endpoints`"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_at_the_start(tmp_path: Path, pool: dict[str, Any], words: str) -> None:
+    from headway import serving as composition
+
+    path = serving.fleet_file(tmp_path, [], pool=processes.pool(2, **pool))
+    with pytest.raises(HeadwayError) as told:
+        composition.load(path)
+    assert words in str(told.value) and str(path) in str(told.value)
