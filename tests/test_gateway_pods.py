@@ -1,0 +1,88 @@
+"""Replicas that are pods: a workload's scale is set as the scaler wants, and pods are used as they come and go."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kube
+import processes
+import serving
+from headway.core.errors import HeadwayError
+from serving import ask, chat, until
+
+pytest.importorskip("httptools")
+pytest.importorskip("kubernetes")
+BUSY = {"name": "target-utilization", "kv_use": None, "in_flight": 2, "interval_s": 0.2, "stabilization_s": 1}
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
+def _front(folder: Path, kind: str, port: int, **changes: Any) -> serving.Process:
+    how = {"name": "chat", "namespace": "models", "kind": kind, "port": port, "poll_s": 0.1}
+    pool = {"endpoints": [], "kubernetes": how, "max_replicas": 3}
+    return serving.gateway(serving.fleet_file(folder, [], pool=pool, **changes))
+
+
+def _health(front: serving.Process) -> tuple[int, int]:
+    said = ask(front, "/health").json()
+    return said["up"], said["replicas"]
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+def test_pods_come_with_the_load_and_none_goes_that_has_work(tmp_path: Path, kubeconfig: Path, kind: str) -> None:
+    """The long stream is at a pod that the cluster would take first, if it were not told otherwise."""
+    workload = kube.Workload(kind, 1, processes.ports(1)[0])
+    with kube.serve(workload, kubeconfig):
+        front = _front(tmp_path, kind, workload.port, policies={"scaling": BUSY, "ordering_at": "gateway"})
+        with serving.closing(front):
+            serving.all_up(front, 1)
+            first = [chat(front, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(3)]
+            serving.all_up(front, 2)
+            assert workload.replicas == 2, "asked for once, though it took longer than the scaler's interval"
+            long = chat(front, ignore_eos=True, max_tokens=700, stream=True)
+            assert long.headers["x-headway-replica"] == "pool/1"
+            told: list[Any] = []
+            reader = threading.Thread(target=lambda: told.extend(long.events()))
+            reader.start()
+            for stream in first:
+                stream.close()
+            reader.join(60)
+            assert len(serving.said(told).split()) == 700
+            until(lambda: len(workload.pods) == 1 and _health(front) == (1, 1))
+            assert [pod.number for pod in workload.ended] == [0 if kind == "Deployment" else 1]
+            assert chat(front, max_tokens=2).json()["usage"]["completion_tokens"] == 2
+            assert "Traceback" not in front.stop()
+        assert workload.replicas == 1 and len(workload.pods) == 1, "a gateway that ends leaves pods alone"
+
+
+def test_pods_that_the_cluster_changes_by_itself_are_followed(tmp_path: Path, kubeconfig: Path) -> None:
+    workload = kube.Workload("Deployment", 2, processes.ports(1)[0])
+    with kube.serve(workload, kubeconfig):
+        front = _front(tmp_path, "Deployment", workload.port)
+        with serving.closing(front):
+            serving.all_up(front, 2)
+            workload.remove(workload.pods[0])
+            workload.reconcile()
+            until(lambda: _health(front) == (2, 2))
+            workload.replicas = 1
+            workload.reconcile()
+            until(lambda: _health(front) == (1, 1))
+            assert not any("PATCH" in each for each in workload.asked), "without a scaler, nothing is scaled"
+            assert "pool/0 is gone" in front.stop()
+
+
+def test_without_a_cluster_it_is_refused_at_the_start(tmp_path: Path, kubeconfig: Path) -> None:
+    from headway import serving as composition
+
+    path = serving.fleet_file(tmp_path, [], pool={"endpoints": [], "kubernetes": {"name": "chat"}})
+    with pytest.raises(HeadwayError, match="no kubeconfig can be used"):
+        composition.load(path)
