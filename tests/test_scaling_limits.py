@@ -129,9 +129,9 @@ def check(fleet: Fleet, records: Records) -> None:
 
 def conserved(records: Records) -> None:
     """GPUs in use and GPUs on the spot market are all that were ever acquired, from when they were."""
-    made = [each for each in records.replicas if each.up[0][0] < records.end_s]  # what was asked for later counts not
-    used = sum(each.num_gpus * (to - since) for each in made for since, to in each.up)
-    acquired = [each for each in made if each.origin in ("initial", "new")]
+    assert all(since <= to <= records.end_s for each in records.replicas for since, to in each.up)
+    used = sum(each.num_gpus * (to - since) for each in records.replicas for since, to in each.up)
+    acquired = [each for each in records.replicas if each.origin in ("initial", "new")]
     ever = sum(each.num_gpus * (records.end_s - each.up[0][0]) for each in acquired)
     found = provisioned(records, 0.0)
     spot = 0.0 if found is None else 3600 * found.spot_gpu_hours
@@ -157,3 +157,34 @@ def test_whims_and_crashes(seed: int) -> None:
     check(fleet_, records)
     conserved(records)
     assert {"reclaimed", "new"} <= {each.origin for each in records.replicas}
+
+
+class Restless:
+    """Asks for ever more, whatever there is to do."""
+
+    interval_s = 20.0
+
+    def __init__(self) -> None:
+        self.asked_s: list[float] = []
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        self.asked_s.append(view.now)
+        return {pool.name: min(pool.max_replicas, 1 + len(self.asked_s)) for pool in view.pools}
+
+
+@pytest.mark.parametrize("until_s", [None, 900.0])
+def test_nobody_is_asked_once_nothing_can_happen(until_s: float | None) -> None:
+    """Replicas that start keep no run going that has ended, and none begins after its end."""
+    scaler = Restless()
+    engine = Engine("simulated", max_num_seqs=16, max_num_batched_tokens=2048)
+    pool = Pool(
+        "one", catalog.model(MODELS[0]), catalog.gpu(GPU), engine, replicas=1, max_replicas=100,
+        kv_capacity_tokens=6_000, start_s=150.0,
+    )  # fmt: skip
+    few = Workload({"arrival_s": np.arange(50.0), "prompt_tokens": np.full(50, 99), "output_tokens": np.full(50, 9)})
+    policies = Policies(resolve.router("round-robin"), resolve.ordering("fcfs"), scaler=lambda: scaler)
+    records = simulate(Fleet((pool,)), TraceSource(few), policies, seed=0, line=lambda pool: line, until_s=until_s)
+    assert all(since <= to <= records.end_s for each in records.replicas for since, to in each.up)
+    assert max(scaler.asked_s) <= records.end_s
+    if until_s is None:
+        assert records.end_s == records.requests["end_s"].max()

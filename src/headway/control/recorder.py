@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from struct import Struct
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headway.core.record import MOVE_COLUMNS, REQUEST_COLUMNS, SEGMENT_COLUMNS, STRETCH_COLUMNS, Columns
 
@@ -17,6 +19,58 @@ _CODES = {
 """Type codes of `struct`, and of NumPy. All other columns are seconds, as doubles."""
 
 
+SETTLED_BYTES = 1 << 22
+"""Rows are put into columns when there are so many of them."""
+_NARROW = {"request": np.int32, "tick": np.int32, "joined_tick": np.int32, "left_tick": np.int32,
+           "context_tokens": np.int32, "replica": np.int16}  # fmt: skip
+"""Kept in fewer bits than they are written in, for as long as all their values fit."""
+
+
+class _Column:
+    """One column of all rows so far. While one value repeats, nothing but their number is kept."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._value = np.empty(0, dtype)
+        self._num_same = 0
+        self._rows = bytearray()
+
+    def extend(self, values: npt.NDArray[Any]) -> None:
+        """More rows."""
+        if values.dtype.itemsize > self._dtype.itemsize:
+            if not _fits(values, self._dtype):
+                self._widen(values.dtype)
+            values = values.astype(self._dtype)
+        if not self._rows:
+            first = values[:1] if not self._num_same else self._value
+            if (_bits(values) == _bits(first)).all():
+                self._value, self._num_same = first.copy(), self._num_same + len(values)
+                return
+            self._rows += np.repeat(self._value, self._num_same).data
+        self._rows += values.data
+
+    def _widen(self, dtype: np.dtype[Any]) -> None:
+        self._rows = bytearray(np.frombuffer(self._rows, self._dtype).astype(dtype).data)
+        self._value = self._value.astype(dtype)
+        self._dtype = dtype
+
+    def whole(self) -> npt.NDArray[Any]:
+        """All rows; no more can come."""
+        if self._num_same and not self._rows:
+            return np.broadcast_to(self._value[0], self._num_same)
+        return np.frombuffer(self._rows, self._dtype)
+
+
+def _fits(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= values.min() and values.max() <= limits.max)
+
+
+def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """So that NaN equals itself, and 0 is not -0."""
+    return values.view(f"i{values.dtype.itemsize}")
+
+
 class Table:
     """Rows of one table: `write(pack(*row))` adds one, in the order of the columns."""
 
@@ -24,16 +78,24 @@ class Table:
         codes = [_CODES.get(name, "d") for name in columns]
         self._rows = bytearray()
         self._dtype = np.dtype([(name, f"={code}") for name, code in zip(columns, codes, strict=True)])
+        self._columns = {name: _Column(np.dtype(_NARROW.get(name, self._dtype[name]))) for name in columns}
         self.pack = Struct("=" + "".join(codes)).pack
         self.write = self._rows.extend
 
-    def columns(self) -> Columns:
-        """All rows, as columns. The rows are gone then: of ten million requests, both are several GB."""
+    def settle(self, least_bytes: int = SETTLED_BYTES) -> None:
+        """Put the rows into columns, if they are so many: as columns they are smaller."""
+        if len(self._rows) < max(least_bytes, 1):
+            return
         rows = np.frombuffer(self._rows, dtype=self._dtype)
-        found = {name: rows[name].copy() for name in rows.dtype.names or ()}
+        for name, column in self._columns.items():
+            column.extend(np.ascontiguousarray(rows[name]))
         del rows
         self._rows.clear()
-        return found
+
+    def columns(self) -> Columns:
+        """All rows, as columns that are only to be read. No more can be written."""
+        self.settle(0)
+        return {name: column.whole() for name, column in self._columns.items()}
 
 
 class Recorder:
@@ -44,6 +106,11 @@ class Recorder:
         self.segments = Table(SEGMENT_COLUMNS)
         self.stretches = Table(STRETCH_COLUMNS[:-1])
         self.moves = Table(MOVE_COLUMNS)
+
+    def settle(self) -> None:
+        """To be called now and then: it keeps memory down, and changes nothing."""
+        for table in (self.requests, self.segments, self.stretches, self.moves):
+            table.settle()
 
     def stretch_columns(self) -> Columns:
         """The stretches, with the column that follows from others."""

@@ -102,6 +102,8 @@ class Cluster:
         self._armed = 0
         self._num_starting = 0
         self._last_s = 0.0
+        """When a request last came, or a replica was asked for."""
+        self._until_s: float | None = None
         self._ordering = policies.ordering if policies.ordering_at != "gateway" else Fcfs
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
         self._pacer, self._exact = pacer, step == "exact"
@@ -240,6 +242,7 @@ class Cluster:
 
     def start_replica(self, deployment: str, now: float) -> None:
         """Acquire one more replica of a pool, or one more combo."""
+        self._last_s = now
         unit = self._add_unit(self._deployments[deployment], now)
         start_s = max(self._sources.take(replica.id, self._pools[replica.id], now) for replica in unit)
         for replica in unit:
@@ -294,8 +297,10 @@ class Cluster:
         self._next_s = float("inf")
         self._arm()
         self._control.arrived(live, now)
-        if self._progress is not None and not live.id % _PROGRESS_EVERY:
-            self._progress(now, live.id)
+        if not live.id % _PROGRESS_EVERY:
+            self._recorder.settle()
+            if self._progress is not None:
+                self._progress(now, live.id)
 
     # The run.
 
@@ -303,6 +308,7 @@ class Cluster:
         self, faults: tuple[Fault, ...] = (), until_s: float | None = None, roles: tuple[RoleChange, ...] = ()
     ) -> Records:
         """Run to the end of the workload, or until `until_s`."""
+        self._until_s = until_s
         self._incidents.expect(faults, roles)
         if self._observer.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
@@ -326,8 +332,10 @@ class Cluster:
         return any(replica.num_in_flight for replica in self._replicas)
 
     def _is_awaited(self) -> bool:
-        """Replicas will come, go or change."""
-        return bool(self._num_starting or self._incidents.num_to_come)
+        """Replicas will come, go or change. Without an end that was given, those that start matter to who is held."""
+        if self._incidents.num_to_come:
+            return True
+        return bool(self._num_starting) and (self._until_s is not None or self._control.holds())
 
     def _tick(self, now: float, ticking: tuple[Ticking, int]) -> None:
         policy, key = ticking
