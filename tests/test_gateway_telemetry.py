@@ -82,7 +82,10 @@ def test_a_line_for_each_choice_with_what_the_policy_saw(engines: list[serving.P
     front = serving.gateway(file, "--decisions", str(path))
     with serving.closing(front):
         serving.all_up(front, 2)
-        long = [chat(front, max_tokens=30_000, stream=True, headers={"x-request-id": f"long-{i}"}) for i in range(2)]
+        long = [
+            chat(front, max_tokens=30_000, ignore_eos=True, stream=True, headers={"x-request-id": f"long-{i}"})
+            for i in range(2)
+        ]
         for reply in long:
             next(reply.events())
         waits = threading.Thread(target=lambda: chat(front, max_tokens=2, headers={"x-request-id": "waits"}).json())
