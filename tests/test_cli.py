@@ -180,6 +180,14 @@ def test_a_new_scenario_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert len(json_of(capsys, "compare", file, "--num-requests", 50, "--warmup-s", 0, "--json")["results"]) == 10
 
 
+def test_workload_takes_a_file_as_trace_does(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = ("--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--json")
+    found = [json_of(capsys, "simulate", flag, trace, *fleet) for flag in ("--trace", "--workload")]
+    assert found[0]["results"][0]["metrics"] == found[1]["results"][0]["metrics"]
+    assert main(["simulate", "--workload", "nowhere.parquet", *fleet]) == 2
+    assert "nowhere.parquet" in capsys.readouterr().err
+
+
 def test_workload_commands(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json_of(capsys, "workload", "describe", trace, "--json")["num_requests"] == 40
     assert main(["workload", "convert", str(trace), str(tmp_path / "t.parquet"), "--limit", "7"]) == 0

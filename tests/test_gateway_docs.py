@@ -1,4 +1,4 @@
-"""The example of docs/serve.md runs as it stands, on ports that are free."""
+"""The examples of docs/serve.md and docs/headway.md run as they stand, on ports that are free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("httptools")
-PAGE = (Path(__file__).parent.parent / "docs" / "serve.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, OWN = ((DOCS / name).read_text(encoding="utf-8") for name in ("serve.md", "headway.md"))
 
 
 def _free_ports(num: int) -> list[int]:
@@ -26,9 +27,9 @@ def _free_ports(num: int) -> list[int]:
     return ports
 
 
-def _block(kind: str, start: str) -> str:
+def _block(kind: str, start: str, page: str = PAGE) -> str:
     """The page's block that begins so."""
-    found = re.findall(rf"^```{kind}\n({re.escape(start)}.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    found = re.findall(rf"^```{kind}\n({re.escape(start)}.*?)^```$", page, re.DOTALL | re.MULTILINE)
     return str(found[0])
 
 
@@ -88,3 +89,10 @@ def test_the_keys_are_settings(tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text(_block("yaml", "fleet:") + _block("yaml", "gateway:"))
     _, plan = composition.load(tmp_path / "fleet.yaml")
     assert len(plan.settings.api_keys) == 2 and len(plan.settings.admin_keys) == 1
+
+
+def test_headways_own_policies_serve_and_replay(tmp_path: Path) -> None:
+    files = {"live.yaml": _block("yaml", "# live.yaml", OWN)}
+    said = "".join(_run(tmp_path, files, _block("bash", "headway emulate", OWN), "TTFT p50"))
+    assert said.count("[DONE]") == 3 and '"reasoning' in said
+    assert "TTFT p50" in said.splitlines()[-1], "what was served is simulated again"

@@ -35,7 +35,7 @@ _path = click.Path(path_type=Path)
 seed_option = click.option("--seed", type=int, help="Of everything random; 0 unless given.")
 
 synthetic_options = together((
-    click.option("--workload", help="A built-in workload, such as chat, reasoning or arena-hard."),
+    click.option("--workload", help="A built-in workload, such as chat or reasoning; or a file, as --trace."),
     click.option("--rate", type=_above_0, help="Poisson arrivals per second."),
     click.option("--num-requests", type=_positive, help="How many requests."),
     click.option("--prompt-tokens", help="A number, or a built-in distribution: azure-conv, ..."),
@@ -130,10 +130,12 @@ def changes(flags: Mapping[str, Any], num_pools: int = 1) -> Changes:
 def _workload(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
     if "trace" in used and "workload" in used:
         raise HeadwayError("--trace and --workload: expected one of them")
-    if "trace" in used:
-        yield ("workload",), ("--trace", {"trace": {"path": str(used["trace"].absolute())}})
-    if "workload" in used:
-        yield ("workload",), ("--workload", {"builtin": used["workload"]})
+    for name in ("trace", "workload"):
+        if name in used:
+            path = Path(used[name])
+            is_file = name == "trace" or bool(path.suffix)
+            said = {"trace": {"path": str(path.absolute())}} if is_file else {"builtin": used[name]}
+            yield ("workload",), (flag(name), said)
     for name in ("limit", "rate_scale"):
         if name in used:
             yield ("workload", "trace", name), (flag(name), used[name])
