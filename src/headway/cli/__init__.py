@@ -24,6 +24,7 @@ COMMANDS = {
     "reproduce": "Make a paper's tables and figures anew, and judge its claims.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "serve": "Serve a fleet of engines as one OpenAI-compatible endpoint.",
+    "export": "Write a fleet as manifests for Kubernetes.",
     "emulate": "Pretend to be an engine, in real time, without a GPU.",
     "new": "Write a commented scenario to start from.",
 }

@@ -1,0 +1,1 @@
+"""A fleet as other systems want it: manifests for Kubernetes."""
