@@ -84,6 +84,8 @@ class Control:
         for service in self.services:
             if service in self._migrations:
                 service.hear(self._migrations[service].policy)
+            if service in self._admissions:
+                service.hear(self._admissions[service].policy)
             if scaling is not None:
                 service.hear(scaling.scaler)
             if cascade is not None:
