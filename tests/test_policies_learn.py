@@ -35,5 +35,6 @@ class Admission(_Hears, Patient): ...
 def test_every_kind_of_policy_hears_of_every_end(kind: type[Any]) -> None:
     HEARD.clear()
     requests = tuple(request(i, 0.5 * i, 10, 20, tier=3 * (i % 2)) for i in range(12))
-    Scenario(requests, (pool("a", max_replicas=3),), **{kind.__name__.lower(): kind}).play()
+    given: dict[str, Any] = {kind.__name__.lower(): kind}
+    Scenario(requests, (pool("a", max_replicas=3),), **given).play()
     assert sorted(HEARD) == list(range(12))
