@@ -22,9 +22,10 @@ def completed(start_s: float, a_s: float, b_s: float, now: float, low: int, high
     """The largest k in [low, high] whose boundary is at or before `now`; `low` if none is."""
     k = _estimate(start_s, a_s, b_s, now)
     k = low if k < low else high if k > high else k
-    while k > low and boundary_s(start_s, a_s, b_s, k) > now:
+    # `boundary_s` written out: routers ask for every replica, and a call takes as long as the sum.
+    while k > low and start_s + k * a_s + b_s * (k * (k - 1) // 2) > now:
         k -= 1
-    while k < high and boundary_s(start_s, a_s, b_s, k + 1) <= now:
+    while k < high and start_s + (k + 1) * a_s + b_s * ((k + 1) * k // 2) <= now:
         k += 1
     return k
 

@@ -8,11 +8,20 @@ of it modulo the block size says how many blocks the coming ticks take.
 
 from __future__ import annotations
 
+from functools import cache
+from operator import add, sub
+
+
+@cache
+def _slacks(block: int) -> tuple[tuple[int, ...], ...]:
+    """Of one request whose offset is so much modulo the block size: its unused tokens, by tick modulo the same."""
+    return tuple(tuple(-(residue + tick) % block for tick in range(block)) for residue in range(block))
+
 
 class KvCache:
     """Block counts. At tick t the `count` decoding requests have `offset + count * t` tokens of their own."""
 
-    __slots__ = ("_residues", "_slack", "block", "count", "offset", "pinned", "total", "watermark")
+    __slots__ = ("_residues", "_slack", "_slacks", "block", "count", "offset", "pinned", "total", "watermark")
 
     def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float) -> None:
         self.total = total_blocks
@@ -22,7 +31,9 @@ class KvCache:
         self.offset = 0
         self.count = 0
         self._residues = [0] * block_size_tokens
-        self._slack: list[int] | None = None
+        self._slack = [0] * block_size_tokens
+        """Unused tokens in the last blocks of the decoding requests, by tick modulo the block size."""
+        self._slacks = _slacks(block_size_tokens)
 
     def blocks(self, tokens: int) -> int:
         """Blocks that this many tokens take."""
@@ -33,32 +44,23 @@ class KvCache:
         offset = tokens - tick
         self.offset += offset
         self.count += 1
-        self._residues[offset % self.block] += 1
-        self._slack = None
+        residue = offset % self.block
+        self._residues[residue] += 1
+        self._slack = list(map(add, self._slack, self._slacks[residue]))
 
     def leave(self, tokens: int, tick: int) -> None:
         """A decoding request that now has this many tokens of its own goes, and its blocks with it."""
         offset = tokens - tick
         self.offset -= offset
         self.count -= 1
-        self._residues[offset % self.block] -= 1
-        self._slack = None
+        residue = offset % self.block
+        self._residues[residue] -= 1
+        self._slack = list(map(sub, self._slack, self._slacks[residue]))
 
     def used(self, tick: int) -> int:
         """Blocks held by requests."""
-        slack = (self._slack or self._slacks())[tick % self.block]
-        return self.pinned + (self.offset + self.count * tick + slack) // self.block
-
-    def _slacks(self) -> list[int]:
-        """Unused tokens in the last blocks of the decoding requests, by tick modulo the block size."""
-        block, residues = self.block, self._residues
-        slack = sum(n * (-r % block) for r, n in enumerate(residues) if n)
-        slacks = []
-        for tick in range(block):
-            slacks.append(slack)
-            slack += block * residues[-tick % block] - self.count
-        self._slack = slacks
-        return slacks
+        block = self.block
+        return self.pinned + (self.offset + self.count * tick + self._slack[tick % block]) // block
 
     def free(self, tick: int) -> int:
         """Blocks that nobody holds."""

@@ -72,6 +72,8 @@ class Timeline(Preempting):
     @property
     def kv_blocks_used(self) -> int:
         """Blocks that requests hold."""
+        if not self.decoding:
+            return self.kv.pinned
         return self.kv.used(self.tick + self._ahead(self.kernel.now))
 
     @property
@@ -100,6 +102,8 @@ class Timeline(Preempting):
     @property
     def tokens_generated(self) -> int:
         """Output tokens of the requests here."""
+        if not self.decoding:
+            return self.generated_offset
         return self.generated_offset + len(self.decoding) * (self.tick + self._ahead(self.kernel.now))
 
     @property
