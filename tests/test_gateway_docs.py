@@ -83,6 +83,12 @@ def test_the_cascade_runs(tmp_path: Path) -> None:
     assert sum('"delta"' in line for line in written) >= 10
 
 
+def test_the_scaled_fleet_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# scaled.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"scaled.yaml": _block("yaml", "# scaled.yaml")}, script, '"up":1')
+    assert '"up":3' in written[-2]
+
+
 def test_the_keys_are_settings(tmp_path: Path) -> None:
     from headway import serving as composition
 
