@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 import tomllib
@@ -38,13 +39,20 @@ def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
     """In order, in one empty folder. Targets of make are only looked up: they set up an environment."""
     assert len(BLOCKS) >= 5
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    script = "set -euo pipefail\n" + "\n".join(BLOCKS).replace("make ", f"make -n -C '{ROOT}' ")
+    script = "\n".join(BLOCKS).replace("make ", f"make -n -C '{ROOT}' ")
+    for port in ("8001", "8002", "8080"):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            script = re.sub(rf"(:|--port ){port}\b", rf"\g<1>{free.getsockname()[1]}", script)
+    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + script
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     made = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    assert made == {"out/requests.csv", "out/plan.yaml", "chat.yaml", "out/chat.html", "out/chat.json"}
+    served = {"fleet.yaml", "ran/decisions.jsonl"} | {name for name in made if re.fullmatch(r"ran/\w+\.parquet", name)}
+    assert made == served | {"out/requests.csv", "out/plan.yaml", "chat.yaml", "out/chat.html", "out/chat.json"}
+    assert "ran/requests.parquet" in made and done.stdout.count('"role":"assistant"') == 3
 
 
 def test_the_readme_shows_what_the_demo_runs() -> None:
