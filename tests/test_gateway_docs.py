@@ -10,7 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from headway.control.decisions import Decision
 
 pytest.importorskip("httptools")
 DOCS = Path(__file__).parent.parent / "docs"
@@ -102,3 +105,27 @@ def test_headways_own_policies_serve_and_replay(tmp_path: Path) -> None:
     said = "".join(_run(tmp_path, files, _block("bash", "headway emulate", OWN), "TTFT p50"))
     assert said.count("[DONE]") == 3 and '"reasoning' in said
     assert "TTFT p50" in said.splitlines()[-1], "what was served is simulated again"
+
+
+def test_what_is_watched_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# watched.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"watched.yaml": _block("yaml", "# watched.yaml")}, script, '"decisions":[')
+    told = [line.split(":")[0] for line in written if line.startswith("x-headway-")]
+    assert set(told) >= {"x-headway-replica", "x-headway-held-s", "x-headway-attempts"}
+    lines = [line for line in written if line.startswith('{"time_s"')]
+    assert msgspec.json.decode(lines[0], type=Decision).what == "placed"
+
+
+def test_the_decision_that_is_shown_is_one() -> None:
+    shown = msgspec.json.decode(_block("json", '{"time_s"'), type=Decision, strict=True)
+    assert shown.choice in [offered.replica for offered in shown.replicas] and shown.held_s > 0 and shown.why
+
+
+def test_the_metrics_that_are_listed_are_those_that_there_are(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| (`headway_[^|]*) \|", PAGE, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(headway_\w+)`", row)}
+    files = {"cascade.yaml": _block("yaml", "# cascade.yaml")}
+    script = PAGE[PAGE.index("# cascade.yaml") :].split("```bash\n")[1].split("```")[0]
+    script += "curl -s http://127.0.0.1:8080/metrics | grep TYPE; echo over\n"
+    written = _run(tmp_path, files, script, "over\n")
+    assert {line.split()[2] for line in written if line.startswith("# TYPE")} == listed
