@@ -15,6 +15,7 @@ import pytest
 
 import processes
 import serving
+from headway import records
 from headway.core.errors import HeadwayError
 from processes import running
 from serving import chat, metric, until
@@ -24,14 +25,15 @@ RUNNING = "vllm:num_requests_running"
 BUSY = {"name": "target-utilization", "kv_use": None, "in_flight": 2, "interval_s": 0.2, "stabilization_s": 1}
 
 
-def _front(folder: Path, pool: dict[str, Any], **changes: Any) -> serving.Process:
-    return serving.gateway(serving.fleet_file(folder, [], pool=pool, **changes))
+def _front(folder: Path, pool: dict[str, Any], *options: str, **changes: Any) -> serving.Process:
+    return serving.gateway(serving.fleet_file(folder, [], pool=pool, **changes), *options)
 
 
 def test_load_rises_and_falls_and_engines_come_and_go(tmp_path: Path) -> None:
     pool = processes.pool(4, max_replicas=3)
     first, last = pool["processes"]["ports"]
-    front = _front(tmp_path, pool, policies={"scaling": BUSY, "ordering_at": "gateway"})
+    policies = {"scaling": BUSY, "ordering_at": "gateway"}
+    front = _front(tmp_path, pool, "--records", str(tmp_path / "records"), policies=policies)
     with serving.closing(front):
         serving.all_up(front, 1)
         assert list(running(first, last)) == [first]
@@ -58,6 +60,13 @@ def test_load_rises_and_falls_and_engines_come_and_go(tmp_path: Path) -> None:
         assert metric(front, "headway_requests_in_flight") == 0
         front.stop()
         until(lambda: not running(first, last))
+    ran, _ = records.load(tmp_path / "records")
+    assert [replica.origin for replica in ran.replicas] == ["initial", "new", "new"]
+    for replica in ran.replicas:
+        (start_s, end_s), (down_s, up_s) = replica.up[0], replica.down[0]
+        assert start_s == down_s < up_s < end_s, "paid for from the start on, and of use once it was up"
+    ends = sorted(replica.up[0][1] for replica in ran.replicas)
+    assert ends[1] < ends[2], "two were given back"
 
 
 def test_an_engine_that_is_killed_is_replaced_and_its_stream_goes_on(tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ class Term(Struct):
     start_s: float
     end_s: float | None = None
     """None: it still is."""
+    down: tuple[tuple[float, float], ...] = ()
+    """While it started; gateways do not know of engines that others start."""
+    origin: str = "initial"
+    """As a record of replicas has it."""
 
 
 class Gateway:
@@ -343,8 +347,9 @@ def _longest(replica: LiveReplica) -> int:
 def _record(replica: LiveReplica, term: Term, end_s: float) -> ReplicaRecord:
     """A replica's row; the gateway does not know what an engine that is down costs, so it is paid for throughout."""
     pool, num_gpus = term.pool, term.pool.parallel.num_gpus
+    end_s = end_s if term.end_s is None else term.end_s
     return ReplicaRecord(
         replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
         pool.gpu.watts * num_gpus, replica.kv_blocks_total * replica.block_size_tokens, replica.max_num_seqs,
-        ((term.start_s, end_s if term.end_s is None else term.end_s),),
+        ((term.start_s, end_s),), tuple((start_s, min(to_s, end_s)) for start_s, to_s in term.down), term.origin,
     )  # fmt: skip

@@ -108,6 +108,9 @@ class LocalProcesses:
         self._ports.add(port)
         try:
             keeper = await self._spawn(port)
+            if slot.stops.is_set():
+                await self._end(keeper)
+                return
             replica = self._host.came(self._pool.name, f"http://{HOST}:{port}")
             self._of[replica.id] = slot
             relay = asyncio.create_task(_relay(keeper, replica.name))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
+from headway.control.live import Live
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Service
 from headway.core.policy import Ordering
@@ -16,6 +18,22 @@ from headway.observe import FleetOfPools
 if TYPE_CHECKING:
     from headway.gateway.gateway import Gateway, Plan, Served
 
+MOST_KINDS = 10_000
+"""Of model, region and tier, that demand is told apart by."""
+
+
+class _Scaling(Scaling):
+    """Scaling where clients say their regions and tiers, of which there may be any number."""
+
+    def arrived(self, live: Live, model: str) -> None:
+        """Count a request; kinds that are new when there are very many go without region and tier."""
+        known = self._view.arrived
+        key = model, live.region, live.tier
+        if key not in known and len(known) >= MOST_KINDS:
+            key = model, "", 0
+        num, tokens = known.get(key, (0, 0))
+        known[key] = num + 1, tokens + live.prompt_tokens
+
 
 class LiveScaling:
     """All pools whose replicas the gateway starts. Satisfies `control.scaling.Effects` and `starting.Host`."""
@@ -26,6 +44,8 @@ class LiveScaling:
         self._actuators = {name: self._actuator(s) for name, s in self._served.items() if s.start is not None}
         self._scaling: Scaling | None = None
         self._states: dict[str, PoolState] = {}
+        self._initial = {name: served.pool.replicas for name, served in self._served.items()}
+        """How many of those that come are the fleet's from the start."""
         self._starting: set[int] = set()
         """Replicas that are somewhere, and have not been up yet."""
 
@@ -44,7 +64,8 @@ class LiveScaling:
             return None
         self._states = {served.pool.name: PoolState(served.pool, services) for served in plan.pools}
         view = FleetOfPools(Random(f"{plan.seed}/scaler"))
-        self._scaling = Scaling(plan.policies.scaler(), view, list(self._states.values()), self, plan.gpu_limits)
+        states = list(self._states.values())
+        self._scaling = _Scaling(plan.policies.scaler(), view, states, self, plan.gpu_limits)
         return self._scaling
 
     def start(self) -> None:
@@ -56,13 +77,6 @@ class LiveScaling:
         """Nothing that was started stays, but for what is a cluster's to keep."""
         for actuator in self._actuators.values():
             await actuator.close()
-
-    def starting(self) -> dict[str, int]:
-        """Replicas that have an address and are not up yet, by pool."""
-        found = dict.fromkeys(self._actuators, 0)
-        for id in self._starting:
-            found[self._gateway.replicas[id].pool] += 1
-        return found
 
     # Control's effects.
 
@@ -91,6 +105,8 @@ class LiveScaling:
             driver.up(replica)
             return
         self._starting.discard(replica.id)
+        term = self._gateway.terms[replica.id]
+        term.down = ((term.start_s, driver.now),)
         self._actuators[replica.pool].up(replica)
         member = driver.services[replica.model].member(replica.id)
         assert member is not None
@@ -125,6 +141,12 @@ class LiveScaling:
         """One will be there, or is: it counts as up when it has been seen to be well."""
         gateway = self._gateway
         replica = gateway.new_replica(self._served[pool], url, self._ordering)
+        term = gateway.terms[replica.id]
+        term.down = ((term.start_s, inf),)
+        if self._initial[pool] > 0:
+            self._initial[pool] -= 1
+        else:
+            term.origin = "new"
         self._starting.add(replica.id)
         gateway.driver.add(replica)
         gateway.watch.add(replica)
