@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from headway.control.live import DECODING, Live
 from headway.core.request import Phase
 from headway.gateway import sse
@@ -154,7 +156,7 @@ class Pace:
         tokens = live.generated_tokens - self._tokens
         if tokens <= 0:
             return
-        now = self._driver.now
+        now = monotonic()
         if live.phase is not self._phase:
             self._phase, self._gaps = live.phase, self._driver.gaps(self._ticket)
         if self._last_s:

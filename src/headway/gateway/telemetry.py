@@ -9,6 +9,8 @@ from headway.core.record import Outcome
 from headway.gateway.ticket import Ticket
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_LAST_TIER = 99
+"""Those after it are counted with it: clients name tiers, and each takes memory."""
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "From a request's arrival to its first token",
     "time_per_output_token_seconds": "Between output tokens after the first, as a streamed request's mean",
@@ -33,55 +35,79 @@ class Histogram:
         self.total_s += value_s * num
 
 
+class _Series:
+    """What one model, pool and tier has; looked up once for all that is counted at a time."""
+
+    __slots__ = ("duration", "gaps", "hold", "labels", "num_by_outcome", "overhead", "tpot", "ttft")
+
+    def __init__(self, model: str, pool: str, tier: int) -> None:
+        self.labels = {"model": model, "pool": pool, "tier": str(tier)}
+        self.num_by_outcome: dict[str, int] = {}
+        self.ttft, self.tpot, self.duration, self.hold, self.overhead = (Histogram() for _ in range(5))
+        self.gaps: dict[str, Histogram] = {}
+        """Between tokens, by phase."""
+
+    def histograms(self) -> dict[str, list[tuple[dict[str, str], Histogram]]]:
+        """Each metric's, with their labels; those that have observed nothing are left out."""
+        one = {
+            "time_to_first_token_seconds": self.ttft, "time_per_output_token_seconds": self.tpot,
+            "request_duration_seconds": self.duration, "hold_seconds": self.hold,
+            "gateway_overhead_seconds": self.overhead,
+        }  # fmt: skip
+        made = {name: [(self.labels, histogram)] for name, histogram in one.items() if any(histogram.counts)}
+        phases = [({**self.labels, "phase": phase}, histogram) for phase, histogram in self.gaps.items()]
+        return made | {"inter_token_seconds": phases}
+
+
 class Telemetry:
-    """What has ended so far, by model, tier and outcome."""
+    """What has ended so far, by model, pool, tier and outcome."""
 
     def __init__(self) -> None:
-        self._requests: dict[tuple[str, str, str, str], int] = {}
+        self._series: dict[tuple[str, str, int], _Series] = {}
         self._tokens: dict[tuple[str, str], int] = {}
         self._judgements: dict[tuple[str, str], int] = {}
-        self._histograms: dict[tuple[str, str, str, str, str], Histogram] = {}
-        """By name, model, pool, tier and phase."""
+
+    def _of(self, ticket: Ticket) -> _Series:
+        """No pool: the request was with none yet."""
+        live, replica = ticket.live, ticket.replica
+        key = (live.model, "" if replica is None else replica.pool, min(live.tier, _LAST_TIER))
+        found = self._series.get(key)
+        if found is None:
+            found = self._series[key] = _Series(*key)
+        return found
 
     def ended(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
         """A request has."""
-        live = ticket.live
-        model, pool, tier = of = _series(ticket)
-        key = (model, pool, tier, outcome.name.lower())
-        self._requests[key] = self._requests.get(key, 0) + 1
+        live, series = ticket.live, self._of(ticket)
+        name = outcome.name.lower()
+        series.num_by_outcome[name] = series.num_by_outcome.get(name, 0) + 1
         for kind, tokens in (("input", live.prompt_tokens), ("output", live.generated_tokens)):
-            self._tokens[model, kind] = self._tokens.get((model, kind), 0) + tokens
+            self._tokens[live.model, kind] = self._tokens.get((live.model, kind), 0) + tokens
         if outcome is not Outcome.FINISHED:
             return
         first_s = live.first_token_s
-        self._histogram("request_duration_seconds", of).observe(now - live.arrival_s)
-        self._histogram("hold_seconds", of).observe(live.placed_s - live.arrival_s)
+        series.duration.observe(now - live.arrival_s)
+        series.hold.observe(live.placed_s - live.arrival_s)
         if first_s == first_s:
-            self._histogram("time_to_first_token_seconds", of).observe(first_s - live.arrival_s)
+            series.ttft.observe(first_s - live.arrival_s)
             if live.generated_tokens > 1 and now > first_s and not ticket.is_whole:
-                tpot_s = (now - first_s) / (live.generated_tokens - 1)
-                self._histogram("time_per_output_token_seconds", of).observe(tpot_s)
+                series.tpot.observe((now - first_s) / (live.generated_tokens - 1))
 
     def sending(self, ticket: Ticket, read_s: float, now: float) -> None:
         """A request that had come by `read_s` goes to a replica for the first time."""
         live = ticket.live
-        overhead_s = live.arrival_s - read_s + now - live.enqueued_s
-        self._histogram("gateway_overhead_seconds", _series(ticket)).observe(overhead_s)
+        self._of(ticket).overhead.observe(live.arrival_s - read_s + now - live.enqueued_s)
 
     def gaps(self, ticket: Ticket) -> Histogram:
         """Where times between tokens are counted, while a request is where it is and in its present phase."""
-        return self._histogram("inter_token_seconds", _series(ticket), ticket.live.phase.name.lower())
+        gaps, phase = self._of(ticket).gaps, ticket.live.phase.name.lower()
+        if phase not in gaps:
+            gaps[phase] = Histogram()
+        return gaps[phase]
 
     def judged(self, model: str, outcome: str) -> None:
         """A cascade's answer has been."""
         self._judgements[model, outcome] = self._judgements.get((model, outcome), 0) + 1
-
-    def _histogram(self, name: str, of: tuple[str, str, str], phase: str = "") -> Histogram:
-        key = (name, *of, phase)
-        histogram = self._histograms.get(key)
-        if histogram is None:
-            histogram = self._histograms[key] = Histogram()
-        return histogram
 
     def text(self, gauges: Iterable[tuple[str, str, list[Sample]]]) -> str:
         """A page of all, and of these gauges: (name, what it is, samples)."""
@@ -94,9 +120,9 @@ class Telemetry:
     def _counters(self) -> Iterator[str]:
         yield "# HELP headway_requests_total Requests that have ended"
         yield "# TYPE headway_requests_total counter"
-        for (model, pool, tier, outcome), count in self._requests.items():
-            labels = {"model": model, "pool": pool, "tier": tier, "outcome": outcome}
-            yield f"headway_requests_total{_labels(labels)} {count}"
+        for series in self._series.values():
+            for outcome, count in series.num_by_outcome.items():
+                yield f"headway_requests_total{_labels({**series.labels, 'outcome': outcome})} {count}"
         yield "# HELP headway_tokens_total Tokens of requests that have ended"
         yield "# TYPE headway_tokens_total counter"
         for (model, kind), count in self._tokens.items():
@@ -109,19 +135,13 @@ class Telemetry:
             yield f"headway_judgements_total{_labels({'model': model, 'outcome': outcome})} {count}"
 
     def _pages(self) -> Iterator[str]:
+        all_series = [series.histograms() for series in self._series.values()]
         for name, what in _HISTOGRAMS.items():
             yield f"# HELP headway_{name} {what}"
             yield f"# TYPE headway_{name} histogram"
-            for (series, model, pool, tier, phase), histogram in self._histograms.items():
-                if series == name:
-                    labels = {"model": model, "pool": pool, "tier": tier} | ({"phase": phase} if phase else {})
+            for histograms in all_series:
+                for labels, histogram in histograms.get(name, ()):
                     yield from _buckets(f"headway_{name}", labels, histogram)
-
-
-def _series(ticket: Ticket) -> tuple[str, str, str]:
-    """Model, pool and tier; no pool: it was with none yet."""
-    replica = ticket.replica
-    return ticket.live.model, "" if replica is None else replica.pool, str(ticket.live.tier)
 
 
 def _buckets(name: str, labels: dict[str, str], histogram: Histogram) -> Iterator[str]:
