@@ -80,6 +80,18 @@ def test_pods_that_the_cluster_changes_by_itself_are_followed(tmp_path: Path, ku
             assert "pool/0 is gone" in front.stop()
 
 
+def test_from_no_pods_at_all(tmp_path: Path, kubeconfig: Path) -> None:
+    """Requests wait for the first one, but not those that it could never hold."""
+    workload = kube.Workload("Deployment", 0, processes.ports(1)[0])
+    with kube.serve(workload, kubeconfig):
+        front = _front(tmp_path, "Deployment", workload.port, policies={"scaling": BUSY})
+        with serving.closing(front):
+            refused = chat(front, max_tokens=10**9)
+            assert (refused.status, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+            assert chat(front, max_tokens=3).json()["usage"]["completion_tokens"] == 3
+            assert workload.replicas == 1
+
+
 def test_without_a_cluster_it_is_refused_at_the_start(tmp_path: Path, kubeconfig: Path) -> None:
     from headway import serving as composition
 

@@ -161,13 +161,17 @@ def test_a_start_that_fails_is_tried_again_and_who_ignores_sigterm_is_killed(
 def test_what_never_gets_well_is_stopped_and_tried_again(tmp_path: Path) -> None:
     how = {"command": [sys.executable, "-c", "import time; time.sleep(1000)", "{port}"], "ready_s": 0.3}
     pool = processes.pool(1, processes=how)
-    front = _front(tmp_path, pool)
+    front = _front(tmp_path, pool, gateway={"hold_s": 0.2})
     first, last = pool["processes"]["ports"]
     with serving.closing(front):
         until(lambda: running(first, last))
         pid = running(first, last)[first]
         until(lambda: running(first, last).get(first, pid) != pid)
         assert serving.ask(front, "/health").json()["up"] == 0
+        refused = [chat(front, max_tokens=most) for most in (2, 10**9)]
+        assert [(reply.status, reply.json()["error"]["code"]) for reply in refused] == [
+            (503, "no_capacity"), (400, "context_length_exceeded"),
+        ]  # fmt: skip
         assert "pool/0 was not up after 0.3 s; it is started again" in front.stop()
         assert not running(first, last)
 

@@ -75,7 +75,7 @@ class Service:
         self.line: list[tuple[object, int, Live]] = []
         """Who is held back, a heap by rank; empty = nobody."""
         self._longest_tokens = self._shortest_tokens = sys.maxsize
-        """As long as there has been no replica, nobody knows what fits."""
+        """As long as there has been no replica, and none is announced, nobody knows what fits."""
         self.refresh()
 
     def hear(self, policy: object) -> None:
@@ -121,6 +121,17 @@ class Service:
     def refuses(self, live: Live) -> bool:
         """The request fits no replica, or all that are up have full queues and nothing is held in front of them."""
         return not self.fits(live) or (self.window is None and bool(self._up))
+
+    def announce(self, max_tokens: int) -> None:
+        """A replica that can hold so many tokens will come; until there is one, no more than that fits."""
+        if not self.members:
+            known = 0 if self._longest_tokens == sys.maxsize else self._longest_tokens
+            self._longest_tokens = max(known, max_tokens)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and output of the longest request that some replica can hold, or could when there last was one."""
+        return self._longest_tokens
 
     def fits(self, live: Live) -> bool:
         """Some replica can hold the request, when it has room."""

@@ -215,9 +215,8 @@ class Gateway:
         service, model = self._service(ask)
         live = self._live(ask, model, deadline_s)
         if not service.fits(live) and not any(each.fits(live) for each in self._answering(service, model)):
-            most = max(member.max_tokens for member in service.members)
             asked = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
-            raise ApiError(400, f"{asked} are more than {most:,}", "context_length_exceeded")
+            raise ApiError(400, f"{asked} are more than {service.longest_tokens:,}", "context_length_exceeded")
         if len(service.line) >= self.settings.max_held and self._is_full(service):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
         ask.explains &= self.settings.explain

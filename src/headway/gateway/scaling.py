@@ -60,6 +60,10 @@ class LiveScaling:
     def serve(self, services: dict[str, Service]) -> Scaling | None:
         """The plan's scaler, over all its pools."""
         plan: Plan = self._gateway.plan
+        for served in plan.pools:
+            pool = served.pool
+            cached_tokens = served.kv_blocks * pool.engine.block_size_tokens + 1
+            services[pool.model.name].announce(min(cached_tokens, pool.model.max_context_tokens))
         if plan.policies.scaler is None:
             return None
         self._states = {served.pool.name: PoolState(served.pool, services) for served in plan.pools}
