@@ -91,6 +91,8 @@ def _where(served: Served) -> str:
 
 
 def _show(chosen: Scenario, plan: Plan, address: str) -> None:
+    from headway.gateway import dashboard
+
     policies = chosen.spec.policies
     click.echo(f"headway serves {chosen.spec.name} on {address}")
     for served in plan.pools:
@@ -112,3 +114,5 @@ def _show(chosen: Scenario, plan: Plan, address: str) -> None:
         click.echo(f"  {cascade.name}: {' -> '.join(cascade.models)}, {cascade.policy}, judged {by}")
     if plan.settings.batches is not None:
         click.echo(f"  batches in {plan.settings.batches.store.rpartition('@')[2]}")
+    if dashboard.is_there(plan.settings):
+        click.echo(f"  dashboard {address}/dashboard")
