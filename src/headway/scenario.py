@@ -6,7 +6,8 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -197,14 +198,17 @@ def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
     return Provenance(scenario_yaml=text, seed=scenario.spec.seed, version=__version__, command=command)
 
 
-def compare(scenario: Scenario, jobs: int = 1, progress: Progress | None = None) -> list[Run]:
-    """Simulate every variant, on so many processes. All see the same arrivals and lengths."""
+def compare(
+    scenario: Scenario, jobs: int = 1, progress: Progress | None = None, pool: Executor | None = None
+) -> list[Run]:
+    """Simulate every variant, on so many processes or in a pool. All see the same arrivals and lengths."""
     chosen = variants(scenario)
-    if jobs == 1:
+    if pool is None and jobs == 1:
         return [run(each, _part(progress, i, len(chosen))) for i, each in enumerate(chosen)]
+    own = ProcessPoolExecutor(min(jobs, len(chosen)), get_context("spawn")) if pool is None else nullcontext(pool)
     runs: list[Run] = []
-    with ProcessPoolExecutor(min(jobs, len(chosen)), get_context("spawn")) as pool:
-        for done in pool.map(run, chosen):
+    with own as workers:
+        for done in workers.map(run, chosen):
             runs.append(done)
             if progress:
                 progress(len(runs) / len(chosen))

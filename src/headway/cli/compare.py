@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,18 @@ import click
 from headway.cli.choose import choose
 from headway.cli.flags import scenario_options
 from headway.cli.output import progress
-from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, with_clairvoyant
+from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, ray_option, with_clairvoyant
 from headway.scenario import compare
+from headway.spread import cluster
 
 
 @click.command()
 @scenario_options
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to run on.")
+@ray_option
 @clairvoyant_option
 @output_options
-def command(scenario: Path | None, preset: str | None, jobs: int, clairvoyant: bool, **flags: Any) -> None:
+def command(scenario: Path | None, preset: str | None, jobs: int, ray: bool, clairvoyant: bool, **flags: Any) -> None:
     """Run several policies on one workload and fleet, and print one table.
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
@@ -27,8 +30,8 @@ def command(scenario: Path | None, preset: str | None, jobs: int, clairvoyant: b
     """
     outputs = Outputs.taken_from(flags)
     chosen = choose("compare", scenario, preset, flags)
-    with progress("comparing", wanted=not outputs.no_progress) as tell:
-        runs = compare(chosen, jobs, tell)
+    with progress("comparing", wanted=not outputs.no_progress) as tell, cluster() if ray else nullcontext() as pool:
+        runs = compare(chosen, jobs, tell, pool)
     if clairvoyant:
         runs = with_clairvoyant(runs, chosen)
     deliver(runs, chosen, outputs)

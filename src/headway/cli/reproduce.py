@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from headway.cli.output import console, counting, print_json, print_table, user_cache
+from headway.cli.results import ray_option
 from headway.core.errors import HeadwayError
 from headway.reproduce import SYSTEMS
 from headway.reproduce.page import page
@@ -31,6 +32,7 @@ FAILED = 1
 @click.option("--seeds", type=_positive, help="How many seeds. Without: as many as the system says.")
 @click.option("--claim", "ids", multiple=True, metavar="ID", help="Only this claim; may be given several times.")
 @click.option("--jobs", type=_positive, help="Processes to run on. Without: one a CPU.")
+@ray_option
 @click.option("--data", type=_path, help="A folder with public traces, for systems that read some.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
 @click.option("--html", type=_path, help="Write claims, figures and tables as one page.")
@@ -40,7 +42,7 @@ FAILED = 1
 @click.option("--no-progress", is_flag=True, help="No progress bar.")
 def command(
     system: str | None, listed: bool, quick: bool, seeds: int | None, ids: tuple[str, ...], jobs: int | None,
-    data: Path | None, as_json: bool, html: Path | None, strict: bool, cache: Path | None, fresh: bool,
+    ray: bool, data: Path | None, as_json: bool, html: Path | None, strict: bool, cache: Path | None, fresh: bool,
     no_progress: bool,
 ) -> int:  # fmt: skip
     """Make a paper's tables and figures anew, and say which of its claims hold.
@@ -59,7 +61,7 @@ def command(
     with counting("measuring", not no_progress) as tell:
         made = reproduce(
             system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, store=store, data=data,
-            tell=tell,
+            tell=tell, ray=ray,
         )  # fmt: skip
     if html is not None:
         write_text(html, page(made, shlex.join(["headway", *sys.argv[1:]])))

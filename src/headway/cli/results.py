@@ -36,6 +36,7 @@ output_options = together((
 clairvoyant_option = click.option(
     "--clairvoyant", is_flag=True, help="Beside a scaler's GPU hours, those of a plan that knows the trace."
 )
+ray_option = click.option("--ray", is_flag=True, help="Run on the Ray cluster of RAY_ADDRESS, or on a local one.")
 trace_option = click.option("--trace-out", type=_path, help="Write a trace that Perfetto and Chrome open.")
 
 

@@ -17,6 +17,7 @@ from headway.reproduce.claims import Claim, Value
 from headway.reproduce.experiment import Experiment, Tell, processes
 from headway.reproduce.findings import Figure, Findings, Outcome, Table
 from headway.reproduce.store import Store
+from headway.spread import cluster
 
 
 class System(Protocol):
@@ -91,15 +92,16 @@ def chosen(system: System, ids: Collection[str]) -> tuple[Claim, ...]:
 def reproduce(
     name: str, *, quick: bool = False, seeds: int | None = None, jobs: int = 1, ids: Collection[str] = (),
     store: Store | None = None, data: Path | None = None, tell: Tell | None = None,
+    ray: bool = False,
 ) -> Reproduced:  # fmt: skip
-    """Run a system and judge its claims, or those with the ids given."""
+    """Run a system and judge its claims, or those with the ids given; on so many processes, or on a Ray cluster."""
     began = time.perf_counter()
     system = load(name)
     claims = chosen(system, ids)
     if data is not None and not data.is_dir():
         raise HeadwayError(f"{data}: no such folder")
     num_seeds = seeds or (system.QUICK_SEEDS if quick else system.SEEDS)
-    with processes(jobs) as pool:
+    with cluster() if ray else processes(jobs) as pool:
         wanted = frozenset(claim.id for claim in claims) if ids else None
         experiment = Experiment(tuple(range(num_seeds)), quick, data, wanted, store, tell, pool)
         findings = system.run(experiment)

@@ -1,0 +1,84 @@
+"""Work spread over a Ray cluster, as over a pool of processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from headway.core.errors import HeadwayError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RayExecutor(Executor):
+    """Each call is a task of the cluster, for one CPU. What functions and arguments are goes there by pickling."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._refs: list[Any] = []
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """As of `concurrent.futures`; a HeadwayError comes back as itself."""
+        ref = self._ray.remote(_answered).options(num_cpus=1, max_retries=0).remote(fn, args, kwargs)
+        self._refs.append(ref)
+        result: Future[T] = Future()
+        ref.future().add_done_callback(lambda done: _settle(done, result))
+        return result
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """What still runs is waited for, or called off."""
+        if cancel_futures:
+            for ref in self._refs:
+                self._ray.cancel(ref, force=True)
+        elif wait and self._refs:
+            self._ray.wait(self._refs, num_returns=len(self._refs))
+        self._refs = []
+
+
+def _answered(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[T | None, str | None]:
+    """The result, or what a HeadwayError says: Ray would add a trace of its own to that."""
+    try:
+        return fn(*args, **kwargs), None
+    except HeadwayError as error:
+        return None, str(error)
+
+
+def _settle(done: Future[Any], result: Future[Any]) -> None:
+    if not result.set_running_or_notify_cancel():
+        return
+    if done.cancelled():
+        result.set_exception(HeadwayError("a task was called off"))
+    elif (error := done.exception()) is not None:
+        result.set_exception(HeadwayError(f"a task of the Ray cluster failed ({str(error).strip().splitlines()[-1]})"))
+    else:
+        value, said = done.result()
+        if said is None:
+            result.set_result(value)
+        else:
+            result.set_exception(HeadwayError(said))
+
+
+@contextmanager
+def cluster() -> Iterator[RayExecutor]:
+    """The Ray cluster that RAY_ADDRESS names, or that runs on this machine; a local one, for so long, if there is none.
+
+    Headway must be installed, in this version, on every machine of it. HeadwayError without the package.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise HeadwayError("--ray needs Ray: pip install 'headway[ray]'") from None
+    was_there = ray.is_initialized()
+    if not was_there:
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    pool = RayExecutor(ray)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        if not was_there:
+            ray.shutdown()
