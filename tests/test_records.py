@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from headway import records as files
+from headway.control.recorder import Table
 from headway.core.errors import HeadwayError
 from headway.core.record import REQUEST_COLUMNS
 from headway.metrics.summary import flatten, summarize
@@ -102,3 +105,24 @@ def test_a_failed_save_leaves_nothing_half_written(tmp_path: Path, monkeypatch: 
     (tmp_path / "file").write_text("")
     with pytest.raises(HeadwayError, match="cannot be written"):
         files.save(Run(seed=2).records, tmp_path / "file", {})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**40) | st.just(7), st.integers(-1, 2**20) | st.just(7), st.floats() | st.just(0.0)),
+        max_size=40,
+    ),
+    st.integers(1, 9),
+)
+def test_columns_hold_what_was_written(rows: list[tuple[int, int, float]], every: int) -> None:
+    """However often rows are settled, and however large a value comes after small ones, or after the same ones."""
+    table = Table(("request", "replica", "score"))
+    for i, row in enumerate(rows):
+        table.write(table.pack(*row))
+        if i % every == 0:
+            table.settle(0)
+    columns = table.columns()
+    assert columns["request"].tolist() == [row[0] for row in rows]
+    assert columns["replica"].tolist() == [row[1] for row in rows]
+    assert repr(columns["score"].tolist()) == repr([row[2] for row in rows])
