@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -83,21 +83,39 @@ def _sure(asked: Asked, found: CascadePlan) -> Confidence | None:
 
 
 def kept(asked: Asked, latencies: Latencies, make: Make | None = None) -> Option:
-    """Plan, rehearse the few best, and ask for more by as much as the leading ones are short of."""
-    target, tried, make = asked.problem.target, list[Option](), make or cascadia()
+    """Plan, rehearse the few best, and ask for more by as much as the leading ones are short of.
+
+    A latency budget that was made too strict on the way is loosened again, halfway to the last that was not kept.
+    """
+    wanted = target = asked.problem.target
+    tried, make = list[Option](), make or cascadia()
+    held: Target | None = None
+    missed: Target | None = None
     for _ in range(ROUNDS):
         found = make(asked.problem.asking(target), latencies, bounds(asked))
         options = [_option(asked, with_held_out(each, asked.held_out)) for each in found]
         tried += options
         short = [each for each in options[:LEADING] if not each.kept]
-        if not short or options[0].plan.status == "infeasible":
+        if options[0].plan.status == "infeasible" or (short and len(options[0].plan.stages) == 1):
             break
-        furthest = max(short, key=lambda each: _missing(asked.problem.target, each))
-        stricter = _stricter(target, asked.problem.target, furthest.rehearsed)
-        if stricter == target or len(options[0].plan.stages) == 1:
+        if short:
+            missed = target
+            furthest = max(short, key=lambda each: _missing(wanted, each))
+            following = _stricter(target, wanted, furthest.rehearsed)
+        else:
+            held = following = target
+        if isinstance(held, LatencyBudget) and isinstance(missed, LatencyBudget):
+            following = _between(held, missed)
+        if following == target:
             break
-        target = stricter
+        target = following
     return _nearest(asked, tried)
+
+
+def _between(held: LatencyBudget, missed: LatencyBudget) -> LatencyBudget:
+    """Halfway; the one that was kept where they are close."""
+    close = missed.latency_s < (1 + 2 * MARGIN) * held.latency_s
+    return held if close else structs.replace(held, latency_s=sqrt(held.latency_s * missed.latency_s))
 
 
 def _nearest(asked: Asked, options: list[Option]) -> Option:
