@@ -47,6 +47,12 @@ def test_goodput_weighs_and_without_it_the_room_of_those_who_decode() -> None:
     assert chosen(*pair, one(2, kv_blocks_used=100)) == 2
 
 
+def test_a_placement_says_how_full_each_would_be() -> None:
+    fleet = FakeFleet([one(0, kv_blocks_used=100), one(1, kv_blocks_used=40), one(2, answers_on_pace=False)])
+    placed = Headway().route(FakeRequest(prompt_tokens=160), fleet)
+    assert placed.scores == ((0, pytest.approx(0.11)), (1, pytest.approx(0.05)))
+
+
 def test_a_far_region_is_chosen_when_the_near_one_is_half_as_full_again() -> None:
     fleet = [one(0, region="near", kv_blocks_used=140), one(1, region="far", kv_blocks_used=100)]
     assert chosen(*fleet, region="near") == 0

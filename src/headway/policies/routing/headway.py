@@ -32,7 +32,8 @@ class Headway:
     divided by profiled goodput, or where nothing is profiled by the KV cache there is, so that unlike combos fill up
     alike (Cauchy's weights, but by what requests turned out to be, not by turns). Combos whose readers of answers run
     dry stand back while others' do not (PASCAL, Algorithm 1). A replica on its own is a combo. Within one, prefill and
-    decode are as Cauchy's opportunistic scheduler has them.
+    decode are as Cauchy's opportunistic scheduler has them. The scores that the decision log shows are those of combos,
+    each under its first replica.
 
     A combo in another region than the request's counts as `far` times as full, so that requests stay near while load is
     even, and leave before a region is full. (SageServe's threshold on KV cache in use lets a region that is short of
@@ -53,9 +54,11 @@ class Headway:
         on_pace = {id: combo for id, combo in able.items() if all(each.answers_on_pace for each in combo)} or able
         scores = self._scores(request, on_pace)
         chosen = on_pace[min(scores, key=lambda id: (scores[id], id))]
+        told = tuple((on_pace[id][0].id, score) for id, score in scores.items())
         if len(chosen) == 1:
-            return Placement(chosen[0].id)
-        return self._inside.route(request, Part(view.now, view.random, chosen))
+            return Placement(chosen[0].id, scores=told)
+        inside = self._inside.route(request, Part(view.now, view.random, chosen))
+        return Placement(inside.replica, inside.decode, told)
 
     def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
         """How full each combo would be."""
