@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 from pathlib import Path
@@ -79,6 +80,10 @@ def serve(application: Any, made: socket.socket, shutdown_s: float, tls: Tls | N
         timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75, backlog=_BACKLOG,
         ssl_certfile=None if tls is None else tls.certfile, ssl_keyfile=None if tls is None else tls.keyfile,
     )  # fmt: skip
+    config.load()
+    # What has been imported and read stays: collections need not go through it, which stops all streams for a while.
+    gc.collect()
+    gc.freeze()
     uvicorn.Server(config).run(sockets=[made])
 
 
