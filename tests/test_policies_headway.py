@@ -13,15 +13,14 @@ from headway import scenario
 from headway.core.errors import HeadwayError
 from headway.core.request import Phase
 from headway.metrics.columns import ints
-from headway.policies import resolve
 from headway.policies.migration.headway import Headway as Migration
 from headway.policies.ordering.pascal import Pascal
 from headway.policies.ordering.tiers_and_phases import TiersAndPhases
 from headway.policies.routing.headway import Headway
-from headway.presets import builtin
 from headway.reproduce import united
 from headway.reproduce.experiment import Experiment
 from headway.reproduce.united import runs
+from headway.reproduce.united.rows import ROWS
 from headway.userfile import Places
 
 
@@ -116,16 +115,14 @@ def test_what_is_compared_differs_in_policies_alone(part: str) -> None:
     rest = [{key: value for key, value in each.items() if key != "policies"} for each in documents.values()]
     assert all(each == rest[0] for each in rest)
     for document in documents.values():
-        policies = scenario.policies_of(assembled(document))
-        assert policies.router is not None
+        assembled(document)
     assert documents["headway"]["policies"]["routing"] == "headway"
 
 
 def test_every_claim_has_its_part_and_a_value() -> None:
-    assert [claim.id for claim in united.CLAIMS] == list(united.ROWS)
-    for claim, (part, other, _, _) in united.ROWS.items():
-        assert claim.split("-")[0] == part.split(" ")[0]
-        assert other in runs.documents(part, quick=True)
+    for row in ROWS:
+        assert row.id.split("-")[0] == row.part.split(" ")[0]
+        assert row.other in runs.documents(row.part, quick=True)
     found = united.run(Experiment((0,), True, claims=frozenset({"cauchy-slo", "cauchy-e2e"})))
     assert {claim: len(outcome.values) for claim, outcome in found.outcomes.items()} == {
         "cauchy-slo": 1,
@@ -172,8 +169,3 @@ class Watching:
     def scale(self, view: Any) -> dict[str, int]:
         Watching.seen = {key: num for key, (num, _) in view.arrived.items()}
         return {}
-
-
-def test_the_file_is_there_by_name() -> None:
-    assert builtin("headway").is_file()
-    assert resolve.router("headway").name == "headway"
