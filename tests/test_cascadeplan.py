@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from headway import cascadeplan, scenario
+from headway.cascadeplan import answers
 from headway.cli import main
 from headway.core.errors import HeadwayError
-from headway.planner.cascade.problem import Lengths, QualityFloor, Replicas, ReplicaSet
+from headway.planner.cascade.problem import LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
 from headway.userfile import Places
 from headway.workload.quality_spec import QualitySpec, table
 from headway.workload.spec import generate
@@ -73,6 +75,31 @@ def test_a_latency_budget_holds_for_all_stages_together(file: Path, capsys: pyte
     assert code == 0 and answer["chosen"]["rehearsed"]["p95_s"] <= 12
     code, answer, _ = plan(capsys, *asked, 0.1)
     assert code == 3 and not answer["chosen"]["kept"] and "out of reach" in answer["chosen"]["plan"]["why"]
+
+
+@pytest.mark.parametrize(("exponent", "asked_for"), [(1.0, [6.0]), (2.0, [10.0, 3.4, 5.8, 7.6, 6.7, 6.2])])
+def test_a_budget_that_became_too_strict_is_loosened_again(
+    exponent: float, asked_for: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans that take `asked ** 2 / 3.6` seconds, or as long as was asked, and are the better the longer they take."""
+    budget = asked_for[0]
+    asked, seen = cascadeplan.ask(SCENARIO, Places(), Path(), LatencyBudget(budget)), list[float]()
+
+    def make(problem: Any, *_: Any) -> list[Any]:
+        seen.append(problem.target.latency_s)
+        return 2 * [SimpleNamespace(status="optimal", stages=(1, 2), asked_s=seen[-1])]
+
+    def option(_: Any, plan: Any) -> Any:
+        p95_s = plan.asked_s**exponent / (3.6 if exponent > 1 else 1.0)
+        return SimpleNamespace(
+            plan=plan, kept=p95_s <= budget, rehearsed=SimpleNamespace(p95_s=p95_s, quality=plan.asked_s)
+        )
+
+    monkeypatch.setattr(answers, "_option", option)
+    monkeypatch.setattr(answers, "with_held_out", lambda plan, _: plan)
+    best: Any = answers.kept(asked, None, make)  # type: ignore[arg-type]
+    assert seen == pytest.approx(asked_for, abs=0.1)
+    assert best.plan.asked_s == max(each for each in seen if each**exponent / (3.6 if exponent > 1 else 1) <= budget)
 
 
 def test_a_quality_that_no_model_has_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

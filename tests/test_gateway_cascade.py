@@ -6,8 +6,6 @@ import json
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ ORACLE = "only a simulation knows"
 SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
 
 
-class Judge:
+class Judge(serving.Listener):
     """A model that says what it is told to, and keeps what it is asked."""
 
     def __init__(self) -> None:
@@ -35,34 +33,18 @@ class Judge:
         self.heard: list[dict[str, Any]] = []
         self.may_answer = threading.Event()
         self.may_answer.set()
-        judge = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                judge.heard.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-                judge.may_answer.wait(serving.PATIENCE_S)
-                message = {"role": "assistant", "content": judge.says}
-                data = json.dumps({"choices": [{"index": 0, "message": message}]}).encode()
-                with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked may be gone
-                    self.send_response(judge.says if isinstance(judge.says, int) else 200)
-                    self.send_header("content-length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """To nobody."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
+    def answers(self, sent: bytes) -> tuple[int, bytes]:
+        self.heard.append(json.loads(sent))
+        self.may_answer.wait(serving.PATIENCE_S)
+        message = {"role": "assistant", "content": self.says}
+        status = self.says if isinstance(self.says, int) else 200
+        return status, json.dumps({"choices": [{"index": 0, "message": message}]}).encode()
 
     def close(self) -> None:
         self.may_answer.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().close()
 
 
 @pytest.fixture(scope="module")

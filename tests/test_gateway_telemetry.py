@@ -203,39 +203,21 @@ def test_what_is_too_fast_for_the_disk_is_counted(tmp_path: Path) -> None:
 # Spans.
 
 
-class Collector:
+class Collector(serving.Listener):
     """Takes what OpenTelemetry's exporters send by HTTP."""
 
     def __init__(self) -> None:
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
         self.spans: list[Any] = []
         self.resources: list[dict[str, str]] = []
-        collector = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                sent = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
-                for each in sent.resource_spans:
-                    collector.resources.append({a.key: a.value.string_value for a in each.resource.attributes})
-                    collector.spans += [span for scope in each.scope_spans for span in scope.spans]
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
+    def answers(self, sent: bytes) -> tuple[int, bytes]:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-            def log_message(self, format: str, *args: Any) -> None:
-                """To nobody."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        for each in ExportTraceServiceRequest.FromString(sent).resource_spans:
+            self.resources.append({a.key: a.value.string_value for a in each.resource.attributes})
+            self.spans += [span for scope in each.scope_spans for span in scope.spans]
+        return 200, b""
 
     def named(self, start: str) -> list[Any]:
         return sorted((s for s in self.spans if s.name.startswith(start)), key=lambda span: span.start_time_unix_nano)
