@@ -15,8 +15,8 @@ from headway import __version__, rehearsal
 from headway.cascadeplan.asked import Asked
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
-from headway.core.fleet import Engine, Fleet, Gpu, Model, Pool
-from headway.metrics.summary import summarize
+from headway.core.fleet import Engine, Fleet, Gpu, Model, Parallel, Pool
+from headway.metrics.latency import distribution, sample
 from headway.perf.step import StepModel
 from headway.planner.cascade.bounds import StepBounds
 from headway.planner.cascade.latencies import Latencies
@@ -45,6 +45,7 @@ class Simulated:
     """How many times the lengths are played, one after the other."""
     coefficients: Mapping[str, Coefficients] = field(default_factory=dict)
     """By model; the catalog's for all others."""
+    _lines: dict[tuple[str, Parallel], Line] = field(default_factory=dict)
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
         """As `Evaluator` says. What prefix caches are taken to hold is no part of the prompts."""
@@ -61,11 +62,18 @@ class Simulated:
                 "output_tokens": np.tile(lengths.output_tokens, self.rounds).astype("i8"),
             }
         )
-        done = summarize(simulate(Fleet(pools), TraceSource(rows), self.policies, seed=self.seed, line=self._line))
-        return inf if done.num_completed < num or done.e2e_s is None else done.e2e_s.p95
+        records = simulate(Fleet(pools), TraceSource(rows), self.policies, seed=self.seed, line=self._line)
+        done = sample(records, 0.0, None)  # a summary has token times, too, which take as long as the simulation
+        e2e_s = distribution(done.e2e_s)
+        return inf if e2e_s is None or not done.finished.all() else e2e_s.p95
 
     def _line(self, pool: Pool) -> Line:
-        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients.get(pool.model.name)).line
+        """One for each shape, as it remembers what it has worked out."""
+        key = (pool.model.name, pool.parallel)
+        if key not in self._lines:
+            own = self.coefficients.get(pool.model.name)
+            self._lines[key] = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, own).line
+        return self._lines[key]
 
 
 def rounds(problem: Problem) -> int:
