@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,10 +21,11 @@ from headway import __version__
 from headway.core.errors import HeadwayError
 from headway.gateway import admin, dashboard
 from headway.gateway.ask import PATHS, Ask, ask
+from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.exchange import Exchange
 from headway.gateway.gateway import Gateway
-from headway.gateway.keys import Caller
+from headway.gateway.keys import Caller, Keys
 from headway.gateway.send import answer
 from headway.gateway.settings import Settings
 
@@ -31,10 +33,27 @@ log = logging.getLogger("headway.gateway")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+class Front(Protocol):
+    """Who takes requests of clients."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def keys(self) -> Keys: ...
+    @property
+    def clock(self) -> Clock: ...
+
+    async def begin(self, ask: Ask, caller: Caller, send: Send, request_id: str) -> Exchange:
+        """A request comes in. ApiError where it cannot be taken."""
+
+    def end(self, ask: Ask, exchange: Exchange) -> None:
+        """It is over."""
+
+
 class Completions:
     """What is answered by engines."""
 
-    def __init__(self, gateway: Callable[[], Gateway]) -> None:
+    def __init__(self, gateway: Callable[[], Front]) -> None:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +68,8 @@ class Completions:
             read_s = self._gateway().clock.now
             asked = ask(scope["path"], raw, headers)
             asked.read_s = read_s
-            exchange, begun = self._begin(asked, caller, send, request_id)
+            asked.tier = max(asked.tier, caller.tier)
+            exchange = await self._gateway().begin(asked, caller, send, request_id)
         except ApiError as error:
             await answer(send, error, request_id.encode())
             return
@@ -62,23 +82,7 @@ class Completions:
             await exchange.run()
         finally:
             watcher.cancel()
-            if caller.is_limited:
-                caller.end(begun, exchange.used_tokens)
-        self._gateway().learn(asked, exchange)
-
-    def _begin(self, asked: Ask, caller: Caller, send: Send, request_id: str) -> tuple[Exchange, int]:
-        """Within the caller's limits; and how many tokens that takes of them, for now."""
-        gateway = self._gateway()
-        asked.tier = max(asked.tier, caller.tier)
-        if not caller.is_limited:
-            return gateway.exchange(asked, send, request_id), 0
-        tokens = gateway.prompt_tokens(asked) + (asked.max_tokens or 0)
-        caller.begin(tokens)
-        try:
-            return gateway.exchange(asked, send, request_id), tokens
-        except BaseException:
-            caller.end(tokens, 0)
-            raise
+            self._gateway().end(asked, exchange)
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +15,8 @@ from headway.gateway.errors import ApiError
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RESPONSES, MESSAGES = "/v1/embeddings", "/v1/responses", "/v1/messages"
 PATHS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)
-BLOCK_CHARS = 1024
-"""Prompts that share so many leading characters share a segment."""
+BLOCK_BYTES = 1024
+"""Prompts that share so many leading bytes share a segment."""
 _MOST_SEGMENTS = 64
 _MOST_TOKENS = 1 << 30
 _HISTORY = (
@@ -76,11 +77,29 @@ class Ask(Struct, kw_only=True):
 
     def prefix(self) -> tuple[Segment, ...]:
         """Leading segments of the prompt, by content; an id stands for all text up to its end."""
-        chained, segments = 0, []
-        for i in range(min(len(self.text) // BLOCK_CHARS, _MOST_SEGMENTS)):
-            chained = hash((chained, self.text[i * BLOCK_CHARS : (i + 1) * BLOCK_CHARS]))
-            segments.append(Segment(chained, BLOCK_CHARS // 4))
+        if len(self.text) < BLOCK_BYTES // 4:
+            return ()
+        data = memoryview(_bytes(self.text))
+        chained, segments = hashlib.sha1(usedforsecurity=False), []
+        for i in range(min(len(data) // BLOCK_BYTES, _MOST_SEGMENTS)):
+            chained.update(data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES])
+            segments.append(Segment(_number(chained.digest()), BLOCK_BYTES // 4))
         return tuple(segments)
+
+    def session_id(self) -> int | None:
+        """The session's name as a number."""
+        if self.session is None:
+            return None
+        return _number(hashlib.sha1(_bytes(self.session), usedforsecurity=False).digest())
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _number(digest: bytes) -> int:
+    """The same in every process, which Python's own hashes are not; no less than 0."""
+    return int.from_bytes(digest[:8]) >> 1
 
 
 def ask(path: str, raw: bytes, headers: Mapping[str, str]) -> Ask:

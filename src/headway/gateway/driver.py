@@ -22,7 +22,7 @@ from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock
 from headway.gateway.judge import Confidence, JudgeError, Jury
 from headway.gateway.livecontrol import LiveCascading, LiveControl
-from headway.gateway.replica import LiveReplica
+from headway.gateway.replica import Engine, LiveReplica
 from headway.gateway.telemetry import Histogram
 from headway.gateway.ticket import Ticket
 from headway.observe import View
@@ -154,7 +154,7 @@ class Driver:
         finally:
             ticket.judgement = None
 
-    def judged(self, ticket: Ticket, score: float | None) -> None:
+    async def judged(self, ticket: Ticket, score: float | None) -> None:
         """Its score, if there is one: it will do, or the next model answers."""
         assert self._jury is not None
         live = ticket.live
@@ -169,7 +169,6 @@ class Driver:
         escalated = live.stage_index != stage
         self.on_judged(model, "unscored" if score is None else "escalated" if escalated else "accepted")
         if escalated:
-            ticket.service = self.services[live.model]
             self._hope(ticket)
 
     def _wrote(self, live: Live, now: float) -> None:
@@ -182,12 +181,23 @@ class Driver:
 
     def _hope(self, ticket: Ticket) -> None:
         """A request that no replica is up for waits for one, but not for ever."""
-        if ticket.live.stage is HELD and ticket.outcome is None and not _any_up(ticket.service):
+        if ticket.live.stage is HELD and ticket.outcome is None and not self._any_up(ticket):
             ticket.timers.append(self._clock.at(self.now + self._hold_s, self._despair, ticket))
 
+    def _any_up(self, ticket: Ticket) -> bool:
+        return any(member.is_up for member in self.services[ticket.live.model].members)
+
     def _despair(self, now: float, ticket: Ticket) -> None:
-        if ticket.live.stage is HELD and not _any_up(ticket.service):
+        if ticket.live.stage is HELD and not self._any_up(ticket):
             self.control.refused(ticket.live, now)
+
+    def sending(self, ticket: Ticket, read_s: float) -> None:
+        """It goes to a replica for the first time; its last byte had come by `read_s`."""
+        self.on_sending(ticket, read_s, self.now)
+
+    def phase_changed(self, live: Live) -> None:
+        """Its reasoning is over."""
+        self.control.phase_changed(live, live.answer_s)
 
     def finished(self, ticket: Ticket) -> None:
         """Its answer is out, or its client has been told why there is none."""
@@ -229,7 +239,7 @@ class Driver:
         assert source is not None and target is not None
         ticket.leave()
         self._end_move(ticket)
-        member = ticket.service.member(target.id)
+        member = self.services[live.model].member(target.id)
         if ticket.outcome is not None:
             return
         if member is not None and member.takes(live.prompt_tokens + live.output_tokens):
@@ -246,11 +256,11 @@ class Driver:
 
     # What replicas do.
 
-    def up(self, replica: LiveReplica) -> None:
+    def up(self, replica: Engine) -> None:
         """A replica is there, or there again."""
         self.control.recovered(replica.id, self.now)
 
-    def down(self, replica: LiveReplica) -> None:
+    def down(self, replica: Engine) -> None:
         """A replica is to be given nothing. Its streams go on, as long as they do."""
         self.control.crashed(replica.id, [], self.now)
 
@@ -349,7 +359,3 @@ class Driver:
         if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.judges(live):
             self._wrote(live, now)
         self.on_ended(ticket, outcome, now)
-
-
-def _any_up(service: Service) -> bool:
-    return any(member.is_up for member in service.members)

@@ -14,11 +14,11 @@ from headway.gateway import sse
 from headway.gateway.ask import Ask
 from headway.gateway.buffer import Buffer
 from headway.gateway.client import Connection, EngineError, read
-from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
 from headway.gateway.listen import Listener, Pace
-from headway.gateway.replica import LiveReplica
+from headway.gateway.replica import Engine
 from headway.gateway.said import CannotGoOnError, Continued, without
+from headway.gateway.scheduler import Scheduler
 from headway.gateway.send import Send, answer
 from headway.gateway.ticket import OverError, Ticket
 
@@ -41,8 +41,8 @@ class RefusedError(EngineError):
 class Health(Protocol):
     """Who keeps count of what replicas do."""
 
-    def failed(self, replica: LiveReplica, error: EngineError) -> None: ...
-    def succeeded(self, replica: LiveReplica) -> None: ...
+    def failed(self, replica: Engine, error: EngineError) -> None: ...
+    def succeeded(self, replica: Engine) -> None: ...
 
 
 class Exchange:
@@ -52,7 +52,7 @@ class Exchange:
         self,
         ask: Ask,
         ticket: Ticket,
-        driver: Driver,
+        driver: Scheduler,
         health: Health,
         send: Send,
         request_id: str,
@@ -78,6 +78,11 @@ class Exchange:
         """The client has had the first bytes; the last event has come."""
         if self._driver.judges(self._live):
             self._out.hold()
+
+    @property
+    def ticket(self) -> Ticket:
+        """What control knows it by."""
+        return self._ticket
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -126,7 +131,7 @@ class Exchange:
         score = await self._driver.score(ticket, self._ask.text, self._said.answer(), self._listener.confidence)
         if ticket.outcome is not None:
             raise OverError(ticket.outcome)
-        self._driver.judged(ticket, score)
+        await self._driver.judged(ticket, score)
         if ticket.outcome is None:
             self._used_tokens += used
             self._out.drop()
@@ -136,7 +141,7 @@ class Exchange:
         """The client is."""
         self._driver.gave_up(self._ticket)
 
-    def _after(self, replica: LiveReplica, error: EngineError) -> None:
+    def _after(self, replica: Engine, error: EngineError) -> None:
         """An attempt has failed: what now? ApiError where nothing is left to try."""
         ticket = self._ticket
         if ticket.outcome is not None:
@@ -173,7 +178,7 @@ class Exchange:
 
     # To an engine.
 
-    async def _attempt(self, replica: LiveReplica) -> None:
+    async def _attempt(self, replica: Engine) -> None:
         """Send the request, and pass the answer back. EngineError where it fails."""
         path, body = self._request(replica)
         if not body:
@@ -181,7 +186,7 @@ class Exchange:
             return
         ask = self._ask
         if ask.read_s is not None:
-            self._driver.on_sending(self._ticket, ask.read_s, self._driver.now)
+            self._driver.sending(self._ticket, ask.read_s)
             ask.read_s = None
         connection = await replica.client.request("POST", path, self._headers, body, self._opened)
         if connection.status in AGAIN or (self._has_begun and connection.status != 200):
@@ -198,7 +203,7 @@ class Exchange:
         else:
             self._ticket.connection = connection
 
-    def _request(self, replica: LiveReplica) -> tuple[str, bytes]:
+    def _request(self, replica: Engine) -> tuple[str, bytes]:
         """Path and body for this replica; no body: there is nothing more to ask for."""
         ask, said, adapter = self._ask, self._said, replica.adapter
         path, body = ask.path, dict(ask.body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from heapq import heapify
 from itertools import count
 from time import time
@@ -29,9 +30,10 @@ from headway.gateway.clock import Clock
 from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
 from headway.gateway.exchange import Exchange
+from headway.gateway.features import Features, features
 from headway.gateway.fleet import LiveFleet
 from headway.gateway.judge import Jury
-from headway.gateway.keys import Keys
+from headway.gateway.keys import Caller, Keys
 from headway.gateway.recording import Recording
 from headway.gateway.replica import LiveReplica
 from headway.gateway.scaling import LiveScaling
@@ -150,7 +152,6 @@ class Gateway:
             self.office = Office(self, self.settings.batches)
         self.is_closing = False
         self._ids = count()
-        self._sessions: dict[str, int] = {}
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._reasons: dict[str, bool] = {}
         """Whether a model's last answer began with reasoning."""
@@ -208,37 +209,64 @@ class Gateway:
 
     # Requests.
 
+    async def begin(self, ask: Ask, caller: Caller, send: Send, request_id: str) -> Exchange:
+        """A client's request comes in. ApiError where it cannot be taken, or is more than its caller may ask for."""
+        ask.explains &= self.settings.explain
+        ticket = self.admit(features(ask), lambda live: Ticket(live, request_id), caller)
+        return self._exchange(ask, ticket, send)
+
     def exchange(self, ask: Ask, send: Send, request_id: str, deadline_s: float | None = None) -> Exchange:
-        """A request comes in. ApiError where it cannot be taken. `deadline_s`: seconds from now, of batches."""
+        """A request of a batch. `deadline_s`: seconds from now."""
+        ticket = self._admit(features(ask), lambda live: Ticket(live, request_id), deadline_s)
+        return self._exchange(ask, ticket, send)
+
+    def _exchange(self, ask: Ask, ticket: Ticket, send: Send) -> Exchange:
+        return self._new_exchange(
+            ask, ticket, self.driver, self.watch, send, ticket.request_id, self.settings.max_attempts,
+            self.plan.tell_priority,
+        )  # fmt: skip
+
+    def admit(self, asked: Features, made: Callable[[Live], Ticket], caller: Caller) -> Ticket:
+        """Within its caller's limits, a request is given to control, by the ticket that is made for it."""
+        if not caller.is_limited:
+            return self._admit(asked, made)
+        tokens = self.prompt_tokens(asked) + (asked.max_tokens or 0)
+        caller.begin(tokens)
+        try:
+            ticket = self._admit(asked, made)
+        except BaseException:
+            caller.end(tokens, 0)
+            raise
+        ticket.pay = partial(caller.end, tokens)
+        return ticket
+
+    def _admit(self, asked: Features, made: Callable[[Live], Ticket], deadline_s: float | None = None) -> Ticket:
         if self.is_closing:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
-        service, model = self._service(ask)
-        live = self._live(ask, model, deadline_s)
+        service, model = self._service(asked)
+        live = self._live(asked, model, deadline_s)
         if not service.fits(live) and not any(each.fits(live) for each in self._answering(service, model)):
-            asked = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
-            raise ApiError(400, f"{asked} are more than {service.longest_tokens:,}", "context_length_exceeded")
+            wanted = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
+            raise ApiError(400, f"{wanted} are more than {service.longest_tokens:,}", "context_length_exceeded")
         if len(service.line) >= self.settings.max_held and self._is_full(service):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
-        ask.explains &= self.settings.explain
-        ticket = Ticket(live, service, request_id)
+        ticket = made(live)
         self.driver.arrived(ticket)
-        return self._new_exchange(
-            ask, ticket, self.driver, self.watch, send, request_id, self.settings.max_attempts, self.plan.tell_priority
-        )
+        return ticket
 
-    def _service(self, ask: Ask) -> tuple[Service, str]:
+    def _service(self, asked: Features) -> tuple[Service, str]:
         """Who answers, and as what model control is to know the request."""
         cascade, services = self.driver.cascade, self.driver.services
-        if cascade is not None and ask.model == cascade.config.name:
-            if ask.is_opaque:
-                raise ApiError(400, f"{ask.model!r} answers chats and completions only", "invalid_value", "model")
-            return cascade.stages[0].service, ask.model
-        service = services.get(ask.model)
+        if cascade is not None and asked.model == cascade.config.name:
+            if asked.is_opaque:
+                raise ApiError(400, f"{asked.model!r} answers chats and completions only", "invalid_value", "model")
+            return cascade.stages[0].service, asked.model
+        service = services.get(asked.model)
         if service is None:
             self._learn_names()
-            service = services.get(ask.model)
+            service = services.get(asked.model)
         if service is None:
-            raise ApiError(404, str(unknown("model", ask.model, self.names())), "model_not_found", "model")
+            raise ApiError(404, str(unknown("model", asked.model, self.names())), "model_not_found", "model")
         return service, service.model
 
     def _answering(self, service: Service, model: str) -> list[Service]:
@@ -263,32 +291,35 @@ class Gateway:
         heapify(service.line)
         return len(service.line) >= self.settings.max_held
 
-    def _live(self, ask: Ask, model: str, deadline_s: float | None) -> Live:
-        prompt_tokens, now = self.prompt_tokens(ask), self.clock.now
+    def _live(self, asked: Features, model: str, deadline_s: float | None) -> Live:
+        prompt_tokens, now = self.prompt_tokens(asked), self.clock.now
         live = Live(
             id=next(self._ids), arrival_s=now, prompt_tokens=prompt_tokens,
-            output_tokens=ask.max_tokens or 1, model=model, tier=ask.tier,
-            region=ask.region, session_id=self._session(ask.session), prefix=ask.prefix(), slo_ttft_s=ask.slo_ttft_s,
-            slo_tpot_s=ask.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
+            output_tokens=asked.max_tokens or 1, model=model, tier=asked.tier,
+            region=asked.region, session_id=asked.session_id, prefix=asked.prefix, slo_ttft_s=asked.slo_ttft_s,
+            slo_tpot_s=asked.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
             deadline_s=None if deadline_s is None else now + deadline_s,
         )  # fmt: skip
         if self._reasons.get(model):
             live.phase = Phase.REASONING
         return live
 
-    def prompt_tokens(self, ask: Ask) -> int:
+    def prompt_tokens(self, asked: Features) -> int:
         """Tokens of a prompt: counted where it came as such, else by what texts had so far."""
-        if ask.prompt_ids is not None:
-            return len(ask.prompt_ids)
-        return max(1, round(len(ask.text) * self._tokens_per_char))
+        if asked.prompt_tokens is not None:
+            return asked.prompt_tokens
+        return max(1, round(asked.num_chars * self._tokens_per_char))
 
-    def _session(self, name: str | None) -> int | None:
-        return None if name is None else hash(name) & 0x7FFF_FFFF_FFFF_FFFF
+    def end(self, ask: Ask, exchange: Exchange) -> None:
+        """An exchange is over."""
+        self.settle(exchange.ticket, len(ask.text), exchange.prompt_tokens, exchange.used_tokens)
 
-    def learn(self, ask: Ask, exchange: Exchange) -> None:
-        """An exchange is over: engines have counted the prompt's tokens."""
-        if exchange.prompt_tokens and len(ask.text) >= 32:
-            ratio = exchange.prompt_tokens / len(ask.text)
+    def settle(self, ticket: Ticket, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
+        """A request is over: its caller is told what it took, and engines have counted its prompt's tokens."""
+        if ticket.pay is not None:
+            ticket.pay(used_tokens)
+        if prompt_tokens and num_chars >= 32:
+            ratio = prompt_tokens / num_chars
             self._tokens_per_char += _LEARNING * (min(ratio, 2.0) - self._tokens_per_char)
 
     # What is heard.

@@ -9,17 +9,17 @@ from headway.core.request import Phase
 from headway.gateway import sse
 from headway.gateway.ask import Ask
 from headway.gateway.client import EngineError
-from headway.gateway.driver import Driver
 from headway.gateway.judge import Confidence
 from headway.gateway.opaque import Opaque
 from headway.gateway.said import Said
+from headway.gateway.scheduler import Scheduler
 from headway.gateway.ticket import Ticket
 
 
 class Listener:
     """To one model's answer, from however many of its replicas it comes."""
 
-    def __init__(self, ask: Ask, ticket: Ticket, driver: Driver) -> None:
+    def __init__(self, ask: Ask, ticket: Ticket, driver: Scheduler) -> None:
         self._ask, self._ticket, self._live, self._driver = ask, ticket, ticket.live, driver
         self.said = Said(ask)
         self.opaque = Opaque() if ask.is_opaque else None
@@ -137,15 +137,15 @@ class Listener:
                 _set_reasoning(live, before)
             if reasoned:
                 live.reasoning_end_s = live.answer_s
-                self._driver.control.phase_changed(live, live.answer_s)
-        if ticket.seat is not None and ticket.replica is not None:
-            ticket.replica.requeue(ticket.seat)
+                self._driver.phase_changed(live)
+        if ticket.seat is not None:
+            ticket.seat.requeue()
 
 
 class Pace:
     """Times between tokens, while a stream comes from one replica. What one read brings is counted as evenly spread."""
 
-    def __init__(self, ticket: Ticket, driver: Driver) -> None:
+    def __init__(self, ticket: Ticket, driver: Scheduler) -> None:
         self._ticket, self._live, self._driver = ticket, ticket.live, driver
         self._phase, self._gaps = ticket.live.phase, driver.gaps(ticket)
         self._tokens, self._last_s = ticket.live.generated_tokens, 0.0

@@ -32,6 +32,11 @@ class Seat:
             replica.prefill_tokens_left -= self.prompt_left
             self.prompt_left = 0
 
+    def requeue(self) -> None:
+        """Its phase or its tokens may have put it into another queue of the ordering."""
+        if self._replica is not None:
+            self._replica.requeue(self)
+
     def give_up(self) -> None:
         """The stream is closed. A second call does nothing."""
         replica, self._replica = self._replica, None
@@ -39,8 +44,26 @@ class Seat:
             replica.leaves(self)
 
 
-class LiveReplica:
-    """One engine. Satisfies `core.view.ReplicaView`."""
+class Engine:
+    """Where a replica is, and how it is spoken to."""
+
+    def __init__(self, id: int, pool: str, model: str, url: str, adapter: Adapter, max_context_tokens: int) -> None:
+        self.id, self.pool, self.model = id, pool, model
+        self.url, self.adapter = url, adapter
+        self.client = Client(url)
+        self.max_context_tokens = max_context_tokens
+        self.num_arriving = 0
+        self.served: str | None = None
+        """What the engine itself calls the model."""
+
+    @property
+    def name(self) -> str:
+        """As logs and headers call it."""
+        return f"{self.pool}/{self.id}"
+
+
+class LiveReplica(Engine):
+    """One engine, and what is known of its load. Satisfies `core.view.ReplicaView`."""
 
     def __init__(
         self,
@@ -54,22 +77,16 @@ class LiveReplica:
         clock: Clock,
         stale_s: float,
     ) -> None:
-        self.id = id
-        self.url, self.adapter = url, adapter
-        self.client = Client(url)
-        self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
+        super().__init__(id, pool.name, pool.model.name, url, adapter, pool.model.max_context_tokens)
+        self.gpu, self.region = pool.gpu.name, pool.region
         self.max_num_seqs = pool.engine.max_num_seqs
         self.block_size_tokens = pool.engine.block_size_tokens
-        self.max_context_tokens = pool.model.max_context_tokens
         self.kv_blocks_total = kv_blocks
         self.role: Role = "mixed"
         self.combo = id
         self.goodput_rps: float | None = None
         self.kv_blocks_host = self.head_demand_blocks = 0
-        self.num_arriving = 0
         self.is_draining = False
-        self.served: str | None = None
-        """What the engine itself calls the model."""
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
         self._seats: dict[int, Seat] = {}
@@ -79,11 +96,6 @@ class LiveReplica:
         self._load = Load()
         self.seen_s = float("-inf")
         """When its metrics were read."""
-
-    @property
-    def name(self) -> str:
-        """As logs and headers call it."""
-        return f"{self.pool}/{self.id}"
 
     # The gateway's own counts.
 
@@ -109,7 +121,7 @@ class LiveReplica:
         self.tokens_generated -= live.generated_tokens
 
     def requeue(self, seat: Seat) -> None:
-        """Its phase or its tokens may have put it into another queue of the ordering."""
+        """Count it in the queue that it is in now."""
         if self._queued is not None and (queue := self._queued.queue(seat.live)) != seat.queue:
             self.queue_lengths[seat.queue] -= 1
             self.queue_lengths[queue] += 1

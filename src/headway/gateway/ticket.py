@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from headway.control.live import Live
-from headway.control.service import Service
 from headway.core.record import Outcome
 from headway.gateway.client import Connection
-from headway.gateway.replica import LiveReplica, Seat
+from headway.gateway.replica import Engine
+
+
+class Seat(Protocol):
+    """A request's place in a replica's counts."""
+
+    def produced(self, tokens: int) -> None:
+        """Tokens have come."""
+
+    def requeue(self) -> None:
+        """Its phase or its tokens may have changed which queue it is in."""
+
+    def give_up(self) -> None:
+        """The stream is closed."""
 
 
 class OverError(Exception):
@@ -25,14 +39,13 @@ class Ticket:
     """One request between its client and control: where it is placed, and how it ended."""
 
     live: Live
-    service: Service
     request_id: str = ""
     """As its client knows it."""
-    replica: LiveReplica | None = None
+    replica: Engine | None = None
     seat: Seat | None = None
     connection: Connection | None = None
     outcome: Outcome | None = None
-    moving_to: LiveReplica | None = None
+    moving_to: Engine | None = None
     can_move: bool = False
     """Its answer can be continued elsewhere."""
     is_whole: bool = False
@@ -40,10 +53,12 @@ class Ticket:
     is_unjudged: bool = False
     """A model of a cascade has answered, and nobody has said yet whether the answer will do."""
     judgement: asyncio.Task[float] | None = None
+    pay: Callable[[int], None] | None = None
+    """Told at the end how many tokens it took, where its caller has limits."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list, repr=False)
     _turn: asyncio.Future[None] | None = field(default=None, repr=False)
 
-    async def turn(self) -> LiveReplica:
+    async def turn(self) -> Engine:
         """Until it is placed. OverError if it ends instead."""
         while self.seat is None and self.outcome is None:
             self._turn = asyncio.get_running_loop().create_future()

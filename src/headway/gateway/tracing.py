@@ -24,7 +24,7 @@ from headway.core.record import Outcome
 from headway.gateway.ask import CHAT, COMPLETIONS, EMBEDDINGS, Ask
 from headway.gateway.client import EngineError
 from headway.gateway.exchange import Exchange
-from headway.gateway.replica import LiveReplica
+from headway.gateway.replica import Engine
 
 _OPERATIONS = {CHAT: "chat", COMPLETIONS: "text_completion", EMBEDDINGS: "embeddings"}
 _SAMPLING = (
@@ -129,7 +129,7 @@ class _Traced(Exchange):
             span.end(self._ns(until_s))
         self._since_s = until_s
 
-    async def _attempt(self, replica: LiveReplica) -> None:
+    async def _attempt(self, replica: Engine) -> None:
         live = self._live
         self._held(live.enqueued_s)
         place = urlsplit(replica.url)

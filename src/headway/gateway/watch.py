@@ -17,7 +17,7 @@ import msgspec
 from headway.gateway.adapters import load
 from headway.gateway.client import EngineError, UnreachableError, read
 from headway.gateway.exchange import RefusedError
-from headway.gateway.replica import LiveReplica
+from headway.gateway.replica import Engine, LiveReplica
 from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
@@ -76,7 +76,7 @@ class Watch:
         replicas: list[LiveReplica],
         settings: Settings,
         up: Callable[[LiveReplica], None],
-        down: Callable[[LiveReplica], None],
+        down: Callable[[Engine], None],
         abandon: Callable[[LiveReplica], None],
         scraped: Callable[[], None],
     ) -> None:
@@ -116,17 +116,17 @@ class Watch:
 
     # What exchanges tell.
 
-    def failed(self, replica: LiveReplica, error: EngineError) -> None:
+    def failed(self, replica: Engine, error: EngineError) -> None:
         """A request failed there."""
         if self.breakers[replica.id].failed(error):
             self._open(replica, error)
         self._nudges[replica.id].set()
 
-    def succeeded(self, replica: LiveReplica) -> None:
+    def succeeded(self, replica: Engine) -> None:
         """A request was answered."""
         self.breakers[replica.id].succeeded()
 
-    def _open(self, replica: LiveReplica, error: EngineError) -> None:
+    def _open(self, replica: Engine, error: EngineError) -> None:
         log.warning("%s at %s is down: %s", replica.name, replica.url, error)
         self._down(replica)
 

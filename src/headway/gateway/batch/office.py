@@ -49,7 +49,7 @@ class Office:
             log.error("%s", error)
             return Answered(500, ApiError(500, "a policy failed", "policy_error").json())
         await exchange.run()
-        self._gateway.learn(asked, exchange)
+        self._gateway.end(asked, exchange)
         body = b"".join(kept.parts)
         return Answered(kept.status, body, kept.status == 503 and b'"no_capacity"' in body)
 

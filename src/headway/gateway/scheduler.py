@@ -1,0 +1,57 @@
+"""Who places requests, as an exchange sees it: control in this process (`driver.Driver`), or in another one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headway.control.live import Live
+from headway.gateway.judge import Confidence
+from headway.gateway.telemetry import Histogram
+from headway.gateway.ticket import Ticket
+
+
+class Scheduler(Protocol):
+    """What exchanges tell, and ask."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the gateway started."""
+
+    def judges(self, live: Live) -> bool:
+        """Its present model's answer will be judged."""
+
+    def confidence(self) -> Confidence | None:
+        """What listens to how sure a model is, if that is what answers are judged by."""
+
+    async def score(self, ticket: Ticket, question: str, answer: str, confidence: Confidence | None) -> float | None:
+        """What an answer is worth, 0 to 100; None: no judge could tell, or nobody waits for it any more."""
+
+    async def judged(self, ticket: Ticket, score: float | None) -> None:
+        """Its score, if there is one: it will do, or the next model answers."""
+
+    def sending(self, ticket: Ticket, read_s: float) -> None:
+        """It goes to a replica for the first time; its last byte had come by `read_s`."""
+
+    def gaps(self, ticket: Ticket) -> Histogram:
+        """Where its times between tokens are counted."""
+
+    def phase_changed(self, live: Live) -> None:
+        """Its reasoning is over."""
+
+    def finished(self, ticket: Ticket) -> None:
+        """Its answer is out, or its client has been told why there is none."""
+
+    def failed(self, ticket: Ticket, again: bool) -> None:
+        """Its replica failed it: it is placed anew, or turned away."""
+
+    def refused(self, ticket: Ticket) -> None:
+        """Nobody will have it."""
+
+    def gave_up(self, ticket: Ticket) -> None:
+        """Its client is gone."""
+
+    def landed(self, ticket: Ticket) -> None:
+        """It was to move, and has left its replica."""
+
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more."""
