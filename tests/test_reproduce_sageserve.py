@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway import scenario
+from headway import scenario, yardsticks
 from headway.report.run import Run
 from headway.reproduce import sageserve
 from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Table
 from headway.reproduce.sageserve import bounds, measures, orderings, runs, scenes
+from headway.reproduce.sageserve.exhibits import exhibits
 from headway.reproduce.sageserve.outcomes import outcomes
 from headway.reproduce.sageserve.scenes import LLAMA_2, LT_I, LT_U, LT_UA, MODELS, REACTIVE, REGIONS, SCOUT, Scene
 from headway.reproduce.sageserve.table import Runs
@@ -142,6 +144,7 @@ def made(kind: str = "", name: str = "", **more: Any) -> dict[tuple[Any, ...], M
                 found[part.kind, each, seed] = day(**(more if (part.kind, each) == (kind, name) else {}))
         for scaled in runs.BOUNDED:
             found[runs.BOUND, scaled, seed] = {"instance_hours": 50.0}
+            found[runs.KNOWS, scaled, seed] = day()
         for each in runs.LONG_TERM:
             found[runs.BURST, each, seed] = {"ttft_p95_s": 8.0, "recovered_s": 60.0, "instances": [], "minutes": []}
         for each in (REACTIVE, LT_U, LT_UA):
@@ -239,3 +242,24 @@ def test_all_that_is_run_is_a_scenario(quick: bool) -> None:
     for (_, _, seed), task in ((key, task) for key, task in dry.asked if isinstance(task, Simulation)):
         if seed == SEEDS[0]:
             assembled(dict(task.document))
+
+
+def test_the_best_plan_of_one_who_knows_the_trace_stands_above_the_bound() -> None:
+    """Over a demand that a single headroom has to meet; where nothing serves in time, no row says that it does."""
+    scene = scenes.Scene(models=(scenes.LLAMA_2,), from_hour=scenes.THURSDAY + 11, hours=1.25, load=0.15)
+    document = scenes.document(scene, REACTIVE)
+    tps = {scenes.LLAMA_2: 550.0}
+    least = bounds.bound(document, 1)["instance_hours"]
+    llama = bounds.best(document, 1, tps)["models"][scenes.LLAMA_2]
+    assert least <= llama["instance_hours"] and llama["late"] <= yardsticks.ALLOWED
+    found = made()
+    shown = [row[0] for table in tables(found) for row in table.rows]
+    assert shown.count("who knows the trace") == len(runs.BOUNDED)
+    found[runs.KNOWS, runs.DAY, SEEDS[0]] = {}
+    shown = [row[0] for table in tables(found) for row in table.rows]
+    assert shown.count("who knows the trace") == len(runs.BOUNDED) - 1
+
+
+def tables(found: dict[tuple[Any, ...], Measurement]) -> list[Table]:
+    known = found | {(runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)}
+    return [each for each in exhibits(Runs(known, SEEDS), {scenes.A100: SERVED}) if isinstance(each, Table)]

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import numpy as np
 from msgspec import Struct, structs
@@ -44,6 +45,11 @@ class Found(Struct, frozen=True):
     """Replicas by pool, one for each quarter of an hour."""
     simulated: int
     """How many plans were tried."""
+
+    @property
+    def timetable(self) -> dict[str, Any]:
+        """The scaler that acts it out, as a scenario has it."""
+        return _timetable(self.counts, self.ahead_s)
 
 
 @dataclass(frozen=True)
@@ -131,9 +137,12 @@ def find(scenario: Scenario, tps: Mapping[str, float] | None = None) -> Found | 
     return Found(best, headroom, ahead_s, tables[headroom], len(tried))
 
 
+def _timetable(counts: Mapping[str, list[int]], ahead_s: float) -> dict[str, Any]:
+    return {"name": "timetable", "counts": dict(counts), "step_s": STEP_S, "ahead_s": ahead_s}
+
+
 def _simulated(scenario: Scenario, counts: Mapping[str, list[int]], ahead_s: float) -> float | None:
-    said = {"name": "timetable", "counts": dict(counts), "step_s": STEP_S, "ahead_s": ahead_s}
-    policies = structs.replace(scenario.spec.policies, scaling=said)
+    policies = structs.replace(scenario.spec.policies, scaling=_timetable(counts, ahead_s))
     spec = structs.replace(scenario.spec, policies=policies, variants=[])
     done, simulation = run(dataclasses.replace(scenario, spec=spec)), spec.simulation
     is_served = serves(

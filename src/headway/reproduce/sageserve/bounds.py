@@ -1,16 +1,20 @@
-"""What no plan could go below for the same trace and fleet."""
+"""What no plan could go below for the same trace and fleet, and the best that one finds who knows the trace."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headway import scenario
+from msgspec import structs
+
+from headway import clairvoyant, scenario
 from headway.core.fleet import Pool
 from headway.core.record import Records
 from headway.fleetfile import coefficients_of
 from headway.perf.step import StepModel
+from headway.reproduce.sageserve import measures
 from headway.reproduce.sageserve.scenes import GPUS
 from headway.reproduce.tasks import Measurement
 from headway.userfile import Places
@@ -32,3 +36,14 @@ def bound(document: Mapping[str, Any], seed: int) -> Measurement:
     gpu_hours = gpu_hours_bound(chosen.fleet, records, steps, warmup_s=warmup_s, to_the_end=False)
     (model,) = table.models
     return {"instance_hours": None if gpu_hours is None else gpu_hours / GPUS[model]}
+
+
+def best(document: Mapping[str, Any], seed: int, tps: Mapping[str, float]) -> Measurement:
+    """The best timetable of one who knows the trace, measured as a strategy is; nothing, where none serves in time."""
+    chosen = scenario.assemble({**document, "seed": seed}, Places(), Path())
+    found = clairvoyant.find(chosen, tps)
+    if found is None:
+        return {}
+    policies = structs.replace(chosen.spec.policies, scaling=found.timetable)
+    again = replace(chosen, spec=structs.replace(chosen.spec, policies=policies))
+    return measures.measure(scenario.run(again))

@@ -9,7 +9,7 @@ from headway.reproduce import charts
 from headway.reproduce.findings import Figure, Table
 from headway.reproduce.sageserve import orderings, runs, scenes
 from headway.reproduce.sageserve.measures import CAUSES
-from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, LONG_TERM, PEAK, READING, SCOUT
+from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT
 from headway.reproduce.sageserve.scenes import LLAMA_2, MODELS, REACTIVE, REGIONS, SILOED
 from headway.reproduce.sageserve.table import Runs
 from headway.reproduce.tasks import Measurement
@@ -155,6 +155,8 @@ def _table(kept: Runs, kind: str, label: str, title: str, shows: str) -> Table:
     rows: list[list[str | float | None]] = [
         [name, *(fmean(kept.llama(kind, name, key)) for key, _ in _COLUMNS)] for name in kept.names(kind)
     ]
+    if kept.has(KNOWS, kind) and all(kept.values(KNOWS, kind, bool)):
+        rows.append(["who knows the trace", *(fmean(kept.llama(KNOWS, kind, key)) for key, _ in _COLUMNS)])
     if kept.has(BOUND, kind):
         hours = kept.values(BOUND, kind, lambda run: run["instance_hours"])
         if None not in hours:

@@ -27,9 +27,9 @@ DAY, PEAK, ALONE, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = (
     "mix 1:1",
     "scout",
 )
-BURST, WEEK, ORDER, READING, BOUND = "burst", "week", "order", "reading", "bound"
+BURST, WEEK, ORDER, READING, BOUND, KNOWS = "burst", "week", "order", "reading", "bound", "knows the trace"
 BOUNDED = (DAY, ALONE, NOVEMBER, H100, MIX_9, MIX_1)
-"""What stands beside a bound: of Llama-2-70B alone."""
+"""What stands beside a bound, and beside the best plan of one who knows the trace: of Llama-2-70B alone."""
 THETA_SHARE = 0.5
 """Of what an instance serves flat out, for theta. The artifact plans with 30 x 7,516.67 tokens a minute for Llama-2:
 half of what its profile says."""
@@ -92,6 +92,9 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
         if part.kind in BOUNDED:
             document = scenes.document(replace(part.scene, models=(scenes.LLAMA_2,)), REACTIVE)
             tasks[BOUND, part.kind, seed] = Call(bounds.bound, {"document": document, "seed": seed})
+            if not experiment.quick or part.kind == ALONE:
+                known = {"document": document, "seed": seed, "tps": served[part.scene.gpu]["tps"]}
+                tasks[KNOWS, part.kind, seed] = Call(bounds.best, known)
     return experiment.run(tasks), served
 
 
