@@ -72,6 +72,11 @@ class BelowTheTop(LateTiers):
         return [Release(request.id, -1) for request in view.held]
 
 
+class SendsNowhere(LateTiers):
+    def release(self, view: Any) -> Any:
+        return [Release(request.id, region="atlantis") for request in view.held]
+
+
 class KeepsAll(LateTiers):
     def release(self, view: Any) -> Any:
         return ()
@@ -145,6 +150,7 @@ def test_a_sound_admission_passes() -> None:
         (ReleasesTheGone, "which it does not keep"),
         (SaysIds, "returns Releases"),
         (BelowTheTop, "as of tier -1"),
+        (SendsNowhere, "to region .atlantis., where no replica is"),
         (KeepsAll, "for ever"),
         (Counts, "decided differently"),
         (Forgets, "some of its state was lost"),

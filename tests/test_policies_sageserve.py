@@ -165,6 +165,10 @@ def released(manager: QueueManager, replicas: list[FakeReplica], held: list[Fake
     return list(manager.release(view))
 
 
+def asking(manager: QueueManager, replicas: list[FakeReplica], held: list[FakeRequest]) -> list[str]:
+    return [release.region for release in released(manager, replicas, held, 10.0)]
+
+
 def test_only_batch_requests_are_kept() -> None:
     assert [QueueManager().holds(FakeRequest(tier=tier)) for tier in range(4)] == [False, False, True, True]
     assert QueueManager(batch_tier=1).holds(FakeRequest(tier=1))
@@ -175,16 +179,16 @@ def test_only_batch_requests_are_kept() -> None:
 )
 def test_one_below_60_and_two_below_50_per_cent(use: float, num: int) -> None:
     held = [batch(i, float(i)) for i in range(9)]
-    assert released(QueueManager(), regions(east=use), held, 10.0) == [Release(i) for i in range(num)]
+    assert released(QueueManager(), regions(east=use), held, 10.0) == [Release(i, region="east") for i in range(num)]
 
 
 def test_each_endpoint_asks_for_its_own() -> None:
     held = [batch(i, float(i)) for i in range(9)]
     fleet = regions(east=(0.9, 0.2), west=0.1, central=0.7)  # one for east at 55%, two for west
-    assert len(released(QueueManager(), fleet, held, 10.0)) == 3
-    assert len(released(QueueManager(), fleet, held[:2], 10.0)) == 2
+    assert asking(QueueManager(), fleet, held) == ["east", "west", "west"]
+    assert asking(QueueManager(), fleet, held[:2]) == ["east", "west"]
     fleet[2].is_draining = True
-    assert len(released(QueueManager(), fleet, held, 10.0)) == 1
+    assert asking(QueueManager(), fleet, held) == ["east"]
     assert released(QueueManager(), [], held, 10.0) == []
 
 
@@ -192,7 +196,7 @@ def test_interactive_pools_have_no_room_for_batch_work() -> None:
     fleet = regions(east=0.1, west=0.55)
     fleet[0].pool = "east-iw"
     held = [batch(i) for i in range(9)]
-    assert len(released(QueueManager(interactive_suffix="-iw"), fleet, held, 10.0)) == 1
+    assert asking(QueueManager(interactive_suffix="-iw"), fleet, held) == ["west"]
 
 
 def test_after_ten_hours_it_is_as_urgent_as_interactive_work() -> None:
@@ -206,7 +210,7 @@ def test_after_ten_hours_it_is_as_urgent_as_interactive_work() -> None:
 
 def test_who_is_urgent_takes_nobody_s_place() -> None:
     held = [batch(i, 0.0 if i < 2 else 9 * HOUR_S) for i in range(6)]
-    expected = [Release(0, 0), Release(1, 0), Release(2), Release(3)]
+    expected = [Release(0, 0), Release(1, 0), Release(2, region="east"), Release(3, region="east")]
     assert released(QueueManager(), regions(east=0.2), held, 10 * HOUR_S) == expected
 
 

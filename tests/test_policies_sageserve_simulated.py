@@ -10,8 +10,10 @@ import pytest
 
 from headway import catalog
 from headway.control.policies import Policies
-from headway.core.fleet import Engine, Fleet, Pool, Provisioning
+from headway.core.decision import Release
+from headway.core.fleet import Engine, Fault, Fleet, Pool, Provisioning
 from headway.core.record import Outcome, Records
+from headway.core.view import AdmissionView, RequestView
 from headway.policies import resolve
 from headway.sim.cluster import simulate
 from headway.workload.table import Workload
@@ -119,3 +121,39 @@ def test_silos_and_chiron() -> None:
     by_tier = chiron.workload["tier"][chiron.requests["request"]]
     assert not any(pools[id].endswith("-batch") for id in chiron.requests["replica"][by_tier < 2])
     assert not any(pools[id].endswith("-interactive") for id in chiron.requests["replica"][by_tier == 2])
+
+
+class ToTheWest:
+    """Lets batch requests go, one a second, all for one region."""
+
+    interval_s = 1.0
+
+    def holds(self, request: RequestView) -> bool:
+        return request.tier == 2
+
+    def release(self, view: AdmissionView) -> list[Release]:
+        return [Release(request.id, region="west") for request in list(view.held)[:1]]
+
+
+def test_who_is_let_go_for_a_region_goes_there_whatever_the_router_and_elsewhere_once_it_is_gone() -> None:
+    engine = Engine("simulated", max_num_seqs=16, max_num_batched_tokens=2048)
+    pools = tuple(
+        Pool(region, catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine, region=region)
+        for region in REGIONS
+    )
+    crash = Fault(100.0, replica=1)
+    policies = Policies(resolve.router("round-robin"), resolve.ordering("fcfs"), admission=ToTheWest)
+    num = 300
+    table = Workload({
+        "arrival_s": np.arange(num) * 0.5, "prompt_tokens": np.full(num, 100), "output_tokens": np.full(num, 5),
+        "tier": np.where(np.arange(num) % 2, 2, 0),
+    })  # fmt: skip
+    source = TraceSource(table)
+    records = simulate(Fleet(pools), source, policies, seed=1, line=lambda pool: line, faults=(crash,))
+    requests = records.requests
+    batch = table.columns["tier"][requests["request"]] == 2
+    is_west = np.array([records.replicas[id].region == "west" for id in requests["replica"]])
+    early = requests["end_s"] < 100.0
+    assert is_west[batch & early].all() and not is_west[requests["placed_s"] > 100.0].any()
+    assert 0 < is_west[~batch & early].sum() < (~batch & early).sum()
+    assert (requests["outcome"] == Outcome.FINISHED).all()

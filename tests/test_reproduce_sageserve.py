@@ -223,6 +223,7 @@ class Dry(Experiment):
         known: dict[Any, Measurement] = made() | {
             (runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)
         }
+        known |= {(runs.WHOLE, name, SEEDS[0]): day() for name, *_ in runs.whole_day(LONE, SERVED)}
         known |= {gpu: SERVED for gpu in (scenes.A100, scenes.H100)} | {seed: {"factor": 1.5} for seed in SEEDS}
         return {key: known[key] for key in tasks}
 
@@ -262,4 +263,5 @@ def test_the_best_plan_of_one_who_knows_the_trace_stands_above_the_bound() -> No
 
 def tables(found: dict[tuple[Any, ...], Measurement]) -> list[Table]:
     known = found | {(runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)}
+    known |= {(runs.WHOLE, name, SEEDS[0]): day() for name, *_ in runs.whole_day(LONE, SERVED)}
     return [each for each in exhibits(Runs(known, SEEDS), {scenes.A100: SERVED}) if isinstance(each, Table)]

@@ -64,4 +64,5 @@ class Admissions:
                 raise HeadwayError(f"admission {name} let request {release.request!r} go, which it does not keep")
             if release.tier is not None:
                 live.tier = release.tier  # type: ignore[misc]  # of a frozen base, thawed here
+            live.sent_to = release.region
             self._serve(live, now)

@@ -46,6 +46,8 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
     """What the judge gave the last answer."""
     decode: int = -1
     """Where it goes after its prefill; -1: nowhere else."""
+    sent_to: str = ""
+    """The region that it was let go for; "": any."""
     stage: Stage = HELD
     placed_s: float = NEVER
     admitted_s: float = NEVER

@@ -144,6 +144,8 @@ class Service:
         if self._limited or tokens > self._shortest_tokens:
             candidates = self._candidates(tokens)
             ids = {candidate.id for candidate in candidates}
+        if live.sent_to and (there := [replica for replica in candidates if replica.region == live.sent_to]):
+            candidates, ids = there, {replica.id for replica in there}
         if not candidates:
             return None
         view = self.view

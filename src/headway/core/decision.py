@@ -17,10 +17,14 @@ class Placement(Struct, frozen=True, gc=False):
 
 
 class Release(Struct, frozen=True, gc=False):
-    """Let a request that was held back go, as of this tier from now on; None: as it came."""
+    """Let a request that was held back go, as of this tier from now on; None: as it came.
+
+    With `region`, it goes to a replica there, as long as one can take it.
+    """
 
     request: int
     tier: int | None = None
+    region: str = ""
 
 
 class Move(Struct, frozen=True, gc=False):

@@ -96,7 +96,7 @@ def leaves_views_alone(make: MakeAdmission, seed: int) -> None:
         kept = [weakref.ref(one) for one in (view, *shown)]
         del view, shown
         check_let_go(kept)
-        play.leave(released)
+        play.leave(released, step)
 
 
 def reaches_for_nothing_else(make: MakeAdmission, seed: int) -> None:
@@ -106,7 +106,7 @@ def reaches_for_nothing_else(make: MakeAdmission, seed: int) -> None:
         with nothing_outside():
             play.arrive(step)
             released = list(play.policy.release(play.view(step)))
-        play.leave(released)
+        play.leave(released, step)
 
 
 ADMISSION_CHECKS: tuple[Callable[[MakeAdmission, int], None], ...] = (
@@ -142,7 +142,7 @@ class _Play:
         visit.is_over = True
         if self._reads is not None:
             self._reads |= visit.reads
-        self.leave(released)
+        self.leave(released, step)
         return released
 
     def arrive(self, step: AdmissionStep) -> None:
@@ -165,8 +165,9 @@ class _Play:
         visit = visit or Visit(is_oracle(self.policy))
         return admission_view(step.now, self._random, list(step.replicas), list(self.held.values()), visit)
 
-    def leave(self, released: Sequence[Release]) -> None:
+    def leave(self, released: Sequence[Release], step: AdmissionStep) -> None:
         """They go, if they may."""
+        regions = {"", *(replica["region"] for replica in step.replicas)}
         for one in released:
             if not isinstance(one, Release):
                 raise BrokenPolicyError(f"returned {one!r}; an admission policy returns Releases")
@@ -174,6 +175,8 @@ class _Play:
                 raise BrokenPolicyError(f"lets request {one.request!r} go, which it does not keep")
             if one.tier is not None and (type(one.tier) is not int or one.tier < 0):
                 raise BrokenPolicyError(f"lets request {one.request} go as of tier {one.tier!r}; expected 0 or more")
+            if one.region not in regions:
+                raise BrokenPolicyError(f"lets request {one.request} go to region {one.region!r}, where no replica is")
 
 
 def _played(policy: Admission, steps: Sequence[AdmissionStep], random: Random) -> list[list[Release]]:

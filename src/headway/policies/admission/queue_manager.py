@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from math import inf
 
 from headway.core.decision import Release
@@ -17,8 +16,8 @@ class QueueManager:
 
     Batch are the requests of tier `batch_tier` and above. Every `interval_s` each endpoint, a model's replicas in one
     region, says how full it is (effective memory utilisation): below `threshold` it gets one request, below
-    `low_threshold` two, those that wait longest. Which region a request goes to is the router's to say; `sageserve`
-    takes the least full one. Pools whose names end in `interactive_suffix` do not count.
+    `low_threshold` two, those that wait longest. Which replica there is the router's to say. Pools whose names end in
+    `interactive_suffix` do not count.
 
     A request that is `urgent_after_s` old goes at once, however full the endpoints are, and is of tier `urgent_tier`
     from then on: on a par with interactive work. So does one whose deadline is `margin_s` away; without a deadline of
@@ -66,9 +65,9 @@ class QueueManager:
     def release(self, view: AdmissionView) -> Sequence[Release]:
         going = list(self._urgent(view))
         urgent = {release.request for release in going}
-        num = self._num_wanted(view.replicas, len(view.held) - len(going))
+        asking = self._asking(view.replicas, len(view.held) - len(going))
         others = (request.id for request in view.held if request.id not in urgent)
-        return [*going, *map(Release, islice(others, num))]
+        return [*going, *(Release(request, region=region) for region, request in zip(asking, others, strict=False))]
 
     def _urgent(self, view: AdmissionView) -> Iterator[Release]:
         """Whose time is running out. They stand in order of arrival, so the young ones need no look."""
@@ -85,16 +84,18 @@ class QueueManager:
             deadline_s = request.arrival_s + self._default_deadline_s
         return min(request.arrival_s + self._urgent_after_s, deadline_s - self._margin_s)
 
-    def _num_wanted(self, replicas: Sequence[ReplicaView], most: int) -> int:
-        """How many requests the endpoints ask for, as far as there are so many."""
+    def _asking(self, replicas: Sequence[ReplicaView], most: int) -> list[str]:
+        """The endpoint, by its region, of each request that is asked for, as far as there are so many."""
         endpoints: dict[str, list[ReplicaView]] = {}
         for replica in self._silos.serving(replicas, is_batch=True):
             if not replica.is_draining:
                 endpoints.setdefault(replica.region, []).append(replica)
-        num = 0
-        for endpoint in endpoints.values():
-            if num >= most:
+        asking: list[str] = []
+        for region, endpoint in endpoints.items():
+            if len(asking) >= most:
                 break
             if is_below(self._threshold, endpoint):
-                num += 1 + (num + 1 < most and is_below(self._low_threshold, endpoint))
-        return num
+                asking.append(region)
+                if len(asking) < most and is_below(self._low_threshold, endpoint):
+                    asking.append(region)
+        return asking

@@ -18,8 +18,8 @@ class SageServe:
     How full is effective memory utilisation: KV cache in use over KV cache there is. An interactive request goes to
     the first region below `threshold` in order of preference: its own, then `preference`, then the view's order; if
     there is none, to the least full one. A batch request, of tier `batch_tier` and above, goes to the least full
-    region, the one that the queue manager let it go for. Of a region's pools, the least full; of its replicas, the one
-    with the fewest tokens left, estimated as `jsq-tokens` does with the same arguments.
+    region, unless the queue manager has let it go for another. Of a region's pools, the least full; of its replicas,
+    the one with the fewest tokens left, estimated as `jsq-tokens` does with the same arguments.
 
     Pools whose names end in `interactive_suffix` take no batch requests, those that end in `batch_suffix` no
     interactive ones: silos if every pool is of either kind, Chiron's mixed instances are those of neither. Where

@@ -9,7 +9,7 @@ from headway.reproduce import charts
 from headway.reproduce.findings import Figure, Table
 from headway.reproduce.sageserve import orderings, runs, scenes
 from headway.reproduce.sageserve.measures import CAUSES
-from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT
+from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT, WHOLE
 from headway.reproduce.sageserve.scenes import LLAMA_2, MODELS, REACTIVE, REGIONS, SILOED
 from headway.reproduce.sageserve.table import Runs
 from headway.reproduce.tasks import Measurement
@@ -44,7 +44,9 @@ def exhibits(kept: Runs, served: Mapping[str, Measurement]) -> Exhibits:
         if kept.has(kind):
             made.append(_table(kept, kind, "7.2.7", kind[0].upper() + kind[1:], shows))
     if kept.has(READING):
-        made += [_readings(kept), _thetas(served)]
+        shows = f"Llama-2-70B alone, all of Thursday after its first hour, seed {kept.seeds[0]}."
+        day = _of_one_seed(kept, WHOLE, "A whole day", "Nights and all", shows, _COLUMNS)
+        made += [day, _readings(kept), _thetas(served)]
     return made
 
 
@@ -167,13 +169,19 @@ def _table(kept: Runs, kind: str, label: str, title: str, shows: str) -> Table:
 def _readings(kept: Runs) -> Table:
     columns = [(key, head) for key, head in _COLUMNS if key != "spot_hours"]
     first = kept.seeds[0]
-    rows: list[list[str | float | None]] = [
-        [name, *(kept.one(READING, name)["models"][LLAMA_2][key] for key, _ in columns)] for name in kept.names(READING)
-    ]
     shows = (
         f"What the paper leaves open, one thing at a time: Llama-2-70B alone, Thursday, 11:00 to 13:00, seed {first}."
     )
-    return Table("Readings", "What instance-hours depend on", shows, ("", *(head for _, head in columns)), rows)
+    return _of_one_seed(kept, READING, "Readings", "What instance-hours depend on", shows, columns)
+
+
+def _of_one_seed(
+    kept: Runs, kind: str, label: str, title: str, shows: str, columns: Sequence[tuple[str, str]]
+) -> Table:
+    rows: list[list[str | float | None]] = [
+        [name, *(kept.one(kind, name)["models"][LLAMA_2][key] for key, _ in columns)] for name in kept.names(kind)
+    ]
+    return Table(label, title, shows, ("", *(head for _, head in columns)), rows)
 
 
 def _thetas(served: Mapping[str, Measurement]) -> Table:

@@ -28,6 +28,7 @@ DAY, PEAK, ALONE, NOVEMBER, H100, MIX_9, MIX_1, SCOUT = (
     "scout",
 )
 BURST, WEEK, ORDER, READING, BOUND, KNOWS = "burst", "week", "order", "reading", "bound", "knows the trace"
+WHOLE = "whole day"
 BOUNDED = (DAY, ALONE, NOVEMBER, H100, MIX_9, MIX_1)
 """What stands beside a bound, and beside the best plan of one who knows the trace: of Llama-2-70B alone."""
 THETA_SHARE = 0.5
@@ -84,6 +85,8 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
         day = next(part.scene for part in wanted if part.kind == DAY)
         for name, document in readings(day, served[scenes.A100]):
             tasks[READING, name, experiment.seeds[0]] = Simulation(document, experiment.seeds[0], measures.measure)
+        for name, document in whole_day(day, served[scenes.A100]):
+            tasks[WHOLE, name, experiment.seeds[0]] = Simulation(document, experiment.seeds[0], measures.measure)
     for part in wanted:
         scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
         for seed, strategy in product(experiment.seeds, part.strategies):
@@ -111,6 +114,15 @@ def readings(day: Scene, served: Measurement) -> Iterator[tuple[str, scenes.Docu
     yield "LT-U: theta 70% of flat out", scenes.document(replace(scene, theta=theta(served, 0.7)), LT_U)
     yield "LT-U: hourly means forecast", scenes.document(replace(scene, step_s=3600.0), LT_U)
     yield "LT-U that counts what is starting", scenes.document(replace(scene, guard=True), LT_U)
+
+
+def whole_day(day: Scene, served: Measurement) -> Iterator[tuple[str, scenes.Document]]:
+    """(name, scenario): Thursday from its first hour to its last, nights and all, with Llama-2-70B alone."""
+    hours = 24.0 if day.hours > 1 else day.hours
+    scene = replace(day, models=(scenes.LLAMA_2,), from_hour=scenes.THURSDAY, hours=hours)
+    scene = replace(scene, theta=theta(served, THETA_SHARE))
+    for strategy in (REACTIVE, *LONG_TERM):
+        yield strategy, scenes.document(scene, strategy)
 
 
 def theta(served: Measurement, share: float) -> dict[str, float]:
