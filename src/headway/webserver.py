@@ -9,6 +9,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
@@ -87,6 +88,14 @@ def serve(application: Any, made: socket.socket, shutdown_s: float, tls: Tls | N
     uvicorn.Server(config).run(sockets=[made])
 
 
+def _refusal(status: bytes, message: str, code: str) -> bytes:
+    """An error, as OpenAI's clients read it, to who has not come as far as being understood."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    body = msgspec.json.encode({"error": error})
+    head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+    return head % (status, len(body)) + body
+
+
 def _guarded() -> type[asyncio.Protocol]:
     """uvicorn's protocol, which by itself waits for ever for a request's headers, and takes any amount of them."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -122,19 +131,22 @@ def _guarded() -> type[asyncio.Protocol]:
 
         def _unfinished(self) -> None:
             if self._head_bytes > _MOST_HEAD_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large")
+                self._refuse(b"431 Request Header Fields Too Large", "the headers are too long", "headers_too_long")
             elif self._timer is None:
                 self._timer = self.loop.call_later(_HEAD_S, self._late)
 
         def _late(self) -> None:
             self._timer = None
             if self._head_bytes:
-                self._refuse(b"408 Request Timeout")
+                self._refuse(b"408 Request Timeout", "the request was not there in time", "timeout")
             else:
                 self.transport.close()
 
-        def _refuse(self, status: bytes) -> None:
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(b"400 Bad Request", msg, "invalid_http")
+
+        def _refuse(self, status: bytes, message: str, code: str) -> None:
+            self.transport.write(_refusal(status, message, code))
             self.transport.close()
 
         def _cancel(self) -> None:

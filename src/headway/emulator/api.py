@@ -38,7 +38,7 @@ class Answer:
         self._logprob = math.log(config.confidence)
         writer = self.writer = Writer(self.prompt, config.output_tokens, config.reasoning_tokens)
         most = body.get("max_completion_tokens") or body.get("max_tokens") or (1 << 30 if is_chat else 16)
-        if not isinstance(most, int) or most < 1 or body.get("n", 1) != 1:
+        if not isinstance(most, int) or most < 1 or (body.get("n") or 1) != 1:
             raise BadRequestError("max_tokens must be 1 or more, and n 1")
         over = None if body.get("ignore_eos") else writer.left
         self.output_tokens = config.output_tokens if most == 1 << 30 and over is None else min(most, over or most)

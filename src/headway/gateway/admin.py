@@ -6,24 +6,21 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headway.gateway.bodies import short
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet import LiveFleet
 from headway.gateway.keys import check_admin
+from headway.gateway.replica import LiveReplica
 from headway.gateway.send import error_response
+from headway.gateway.shapes import NewWorker
 
+_PAUSE_S = 10.0
+"""A body that stops coming for so long is given up."""
 Handler = Callable[[Request, LiveFleet], Awaitable[Response]]
-
-
-class _New(Struct, forbid_unknown_fields=True):
-    """POST /workers."""
-
-    pool: str
-    url: str
 
 
 def routes(fleet: Callable[[], LiveFleet], admin_keys: Callable[[], tuple[str, ...]]) -> list[Route]:
@@ -31,10 +28,10 @@ def routes(fleet: Callable[[], LiveFleet], admin_keys: Callable[[], tuple[str, .
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/workers", _all),
         ("POST", "/workers", _add),
-        ("GET", "/workers/{id:int}", _one),
-        ("DELETE", "/workers/{id:int}", _remove),
-        ("POST", "/workers/{id:int}/drain", _drain),
-        ("POST", "/workers/{id:int}/undrain", _undrain),
+        ("GET", "/workers/{id}", _one),
+        ("DELETE", "/workers/{id}", _remove),
+        ("POST", "/workers/{id}/drain", _drain),
+        ("POST", "/workers/{id}/undrain", _undrain),
     ]
 
     def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -56,13 +53,20 @@ async def _all(request: Request, fleet: LiveFleet) -> Response:
 
 
 async def _one(request: Request, fleet: LiveFleet) -> Response:
-    return JSONResponse(fleet.described(fleet.find(request.path_params["id"])))
+    return JSONResponse(fleet.described(_found(request, fleet)))
+
+
+def _found(request: Request, fleet: LiveFleet) -> LiveReplica:
+    id = request.path_params["id"]
+    if not (id.isascii() and id.isdigit() and len(id) < 10):
+        raise ApiError(404, f"there is no worker {id!r}", "not_found", "id")
+    return fleet.find(int(id))
 
 
 async def _add(request: Request, fleet: LiveFleet) -> Response:
     try:
-        new = msgspec.json.decode(await request.body(), type=_New)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        new = msgspec.json.decode(await short(request, _PAUSE_S), type=NewWorker)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"expected pool and url: {error}", "invalid_type") from None
     if not is_address(new.url):
         raise ApiError(400, f"{new.url!r}; expected http://host:port", "invalid_value", "url")
@@ -70,8 +74,11 @@ async def _add(request: Request, fleet: LiveFleet) -> Response:
 
 
 async def _remove(request: Request, fleet: LiveFleet) -> Response:
-    replica = fleet.find(request.path_params["id"])
-    fleet.remove(replica, at_once=request.query_params.get("force") == "true")
+    replica = _found(request, fleet)
+    force = request.query_params.get("force", "false")
+    if force not in ("true", "false"):
+        raise ApiError(400, f"{force!r}; expected true or false", "invalid_value", "force")
+    fleet.remove(replica, at_once=force == "true")
     return JSONResponse(fleet.described(replica), 202)
 
 
@@ -84,7 +91,7 @@ async def _undrain(request: Request, fleet: LiveFleet) -> Response:
 
 
 def _set(request: Request, fleet: LiveFleet, on: bool) -> Response:
-    replica = fleet.find(request.path_params["id"])
+    replica = _found(request, fleet)
     fleet.drain(replica, on)
     return JSONResponse(fleet.described(replica))
 

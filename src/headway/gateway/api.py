@@ -12,15 +12,16 @@ from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from headway import __version__
 from headway.core.errors import HeadwayError
-from headway.gateway import admin, dashboard
+from headway.gateway import admin, dashboard, openapi
 from headway.gateway.ask import PATHS, Ask, ask
+from headway.gateway.bodies import left
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.exchange import Exchange
@@ -165,6 +166,9 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
     async def version(request: Request) -> Response:
         return JSONResponse({"version": __version__})
 
+    async def described(request: Request) -> Response:
+        return JSONResponse(openapi.document(gateway().settings))
+
     def owner(request: Request) -> str:
         return gateway().keys.caller(dict(request.headers)).owner
 
@@ -178,8 +182,10 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/version", version),
+        Route("/openapi.json", described),
     ]
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {HTTPException: _failed}
+    handlers |= {ClientDisconnect: left, Exception: _broken}
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
@@ -197,4 +203,18 @@ async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
     told = ApiError(error.status_code, what.get(error.status_code, error.detail), "not_found")
-    return JSONResponse(told.body(), error.status_code, headers=error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # what raised it knew of one route only
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
+    return JSONResponse(told.body(), error.status_code, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """All that this path is for."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in routes for method in route.methods or ()}
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """A mistake of Headway's own, which the log has."""
+    return JSONResponse(ApiError(500, "the gateway failed", "internal_error").body(), 500)

@@ -18,7 +18,10 @@ PATHS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)
 BLOCK_BYTES = 1024
 """Prompts that share so many leading bytes share a segment."""
 _MOST_SEGMENTS = 64
-_MOST_TOKENS = 1 << 30
+MOST_TOKENS = 1 << 30
+MOST_TIER = (1 << 15) - 1
+SLO_MS = (1e-3, 1e12)
+"""The least and the most that can be promised."""
 _HISTORY = (
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
@@ -132,6 +135,8 @@ def _field(body: dict[str, Any], name: str, kind: type[Any]) -> Any:
     value = body.get(name)
     if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
         return value
+    if kind is int and isinstance(value, float) and value.is_integer():  # as JSON has it, 3.0 is a whole number
+        return int(value)
     raise ApiError(400, f"{name!r} must be of type {_WORDS[kind]}", "invalid_type", name)
 
 
@@ -142,7 +147,7 @@ def _max_tokens(body: dict[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         value = _field(body, name, int)
         if value is not None:
-            if not 0 < value <= _MOST_TOKENS:
+            if not 0 < value <= MOST_TOKENS:
                 raise ApiError(400, f"{name!r} must be 1 or more, not {value}", "invalid_value", name)
             return int(value)
     return None
@@ -181,8 +186,8 @@ def _input(body: dict[str, Any]) -> tuple[str, list[int] | None]:
     if isinstance(given, str):
         return "\n".join([*before, given]), None
     if isinstance(given, list) and given:
-        if all(type(token) is int for token in given):
-            return "", given
+        if (ids := _ids(given)) is not None:
+            return "", ids
         items = [[item] if isinstance(item, str) else _texts(item.get("content")) if isinstance(item, dict) else []
                  for item in given]  # fmt: skip
         return "\n".join([*before, *(text for item in items for text in item)]), None
@@ -191,13 +196,21 @@ def _input(body: dict[str, Any]) -> tuple[str, list[int] | None]:
     raise ApiError(400, "'input' must be a string or an array that is not empty", "invalid_type", "input")
 
 
+def _ids(given: list[Any]) -> list[int] | None:
+    """Token ids, if they are."""
+    if all(type(token) is int for token in given):
+        return given
+    whole = all(type(token) is int or (isinstance(token, float) and token.is_integer()) for token in given)
+    return [int(token) for token in given] if whole else None
+
+
 def _prompt(body: dict[str, Any]) -> tuple[str, list[int] | None]:
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, list) and prompt:
-        if all(type(token) is int for token in prompt):
-            return "", prompt
+        if (ids := _ids(prompt)) is not None:
+            return "", ids
         if all(isinstance(text, str) for text in prompt):
             return "\n".join(prompt), None
         if all(isinstance(ids, list) for ids in prompt):
@@ -222,7 +235,7 @@ def _tier(body: dict[str, Any], headers: Mapping[str, str]) -> int:
             raise ApiError(400, "x-headway-tier must be a whole number", "invalid_value", "x-headway-tier") from None
     if given is None:
         return _SERVICE_TIERS.get(str(body.get("service_tier")), 0)
-    if not 0 <= given < 1 << 15:
+    if not 0 <= given <= MOST_TIER:
         raise ApiError(400, f"a tier is 0 (most urgent) or more, not {given}", "invalid_value", "priority")
     return int(given)
 
@@ -232,10 +245,12 @@ def _slo_s(headers: Mapping[str, str], what: str) -> float | None:
     for name in (f"x-llm-d-slo-{what}-ms", f"x-slo-{what}-ms"):
         if name in headers:
             try:
-                value = float(headers[name]) / 1e3
+                value = float(headers[name])
             except ValueError:
                 value = 0.0
-            if not 0 < value < float("inf"):
-                raise ApiError(400, f"{name} must be milliseconds, more than 0", "invalid_value", name)
-            return value
+            least, most = SLO_MS
+            if not least <= value <= most:
+                said = f"{name} must be milliseconds, {least:g} to {most:g}"
+                raise ApiError(400, said, "invalid_value", name)
+            return value / 1e3
     return None

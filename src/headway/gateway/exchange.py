@@ -16,6 +16,7 @@ from headway.gateway.buffer import Buffer
 from headway.gateway.client import Connection, EngineError, read
 from headway.gateway.errors import ApiError
 from headway.gateway.listen import Listener, Pace
+from headway.gateway.refusal import refusal
 from headway.gateway.replica import Engine
 from headway.gateway.said import CannotGoOnError, Continued, without
 from headway.gateway.scheduler import Scheduler
@@ -235,14 +236,15 @@ class Exchange:
 
     async def _whole(self, connection: Connection) -> None:
         data = await read(connection, _LONGEST_ANSWER_BYTES)
+        kind = connection.headers.get("content-type", "application/json")
         if connection.status < 300:
             self._listener.whole(data)
             self._driver.finished(self._ticket)
         else:
             self._driver.refused(self._ticket)
+            data, kind = refusal(connection.status, data), "application/json"
         if self._listener.hides_logprobs and self._said.head:
             data = without(("logprobs",), data)
-        kind = connection.headers.get("content-type", "application/json")
         await self._begin(connection.status, kind.encode("latin-1"), len(data))
         self._is_done = True
         await self._out.send({"type": "http.response.body", "body": data})

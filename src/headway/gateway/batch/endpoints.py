@@ -7,39 +7,28 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, Protocol
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message, Receive
 
-from headway.gateway.ask import CHAT, COMPLETIONS, EMBEDDINGS
 from headway.gateway.batch import files, queue
 from headway.gateway.batch.files import PART_BYTES, Writer
 from headway.gateway.batch.pages import Page
 from headway.gateway.batch.store import UNAVAILABLE, Store
+from headway.gateway.bodies import limited, short
 from headway.gateway.errors import ApiError
 from headway.gateway.send import error_response
 from headway.gateway.settings import Batches
+from headway.gateway.shapes import BATCHED, ID, WINDOW, NewBatch
 
-_ENDPOINTS = (CHAT, COMPLETIONS, EMBEDDINGS)
-_WINDOW = re.compile(r"([1-9][0-9]{0,3})([mhd])")
-_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_WINDOW = re.compile(WINDOW)
+_ID = re.compile(ID)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _FORM_BYTES = 1 << 16
 """What a form may have besides its file."""
-
-
-class _New(Struct):
-    """POST /v1/batches."""
-
-    input_file_id: str
-    endpoint: str
-    completion_window: str
-    metadata: dict[str, str] | UnsetType | None = UNSET
 
 
 class Work(Protocol):
@@ -48,6 +37,7 @@ class Work(Protocol):
     store: Store
     settings: Batches
     wake: Callable[[], None]
+    body_timeout_s: float
 
 
 Who = Callable[[Request], str]
@@ -92,9 +82,9 @@ def _guarded(handler: Handler, work: Callable[[], Work | None], who: Who) -> Cal
 
 async def _upload(request: Request, work: Work, owner: str) -> Response:
     most = work.settings.max_file_bytes
-    limited = Request(request.scope, _limited(request.receive, most + _FORM_BYTES, most))
+    receive = limited(request.receive, most + _FORM_BYTES, work.body_timeout_s, _too_long(most))
     try:
-        async with limited.form(max_files=1, max_fields=20) as form:
+        async with Request(request.scope, receive).form(max_files=1, max_fields=20) as form:
             upload, purpose = _checked(form)
             if (upload.size or 0) > most:
                 raise _too_long(most)
@@ -119,21 +109,6 @@ def _checked(form: FormData) -> tuple[UploadFile, str]:
     if purpose != "batch":
         raise ApiError(400, f"files are for batches: purpose {purpose!r}; expected 'batch'", "invalid_value", "purpose")
     return upload, purpose
-
-
-def _limited(receive: Receive, most: int, told: int) -> Receive:
-    """The body, as long as it is not too long."""
-    size = 0
-
-    async def limited() -> Message:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > most:
-            raise _too_long(told)
-        return message
-
-    return limited
 
 
 def _too_long(most: int) -> ApiError:
@@ -176,36 +151,29 @@ async def _content(request: Request, work: Work, owner: str) -> Response:
 
 
 async def _create(request: Request, work: Work, owner: str) -> Response:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _FORM_BYTES:
-            raise ApiError(413, f"the body is longer than {_FORM_BYTES:,} bytes", "body_too_long")
+    body = await short(request, work.body_timeout_s)
     try:
-        new = msgspec.json.decode(body, type=_New)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        new = msgspec.json.decode(body, type=NewBatch)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"no batch: {error}", "invalid_type") from None
-    if new.endpoint not in _ENDPOINTS:
-        said = f"{new.endpoint!r}; expected one of {', '.join(_ENDPOINTS)}"
+    if new.endpoint not in BATCHED:
+        said = f"{new.endpoint!r}; expected one of {', '.join(BATCHED)}"
         raise ApiError(400, said, "invalid_value", "endpoint")
     window_s = _window_s(new.completion_window)
     known = _ID.fullmatch(new.input_file_id)
     if not known or await files.find(work.store, owner, new.input_file_id) is None:
         raise ApiError(404, f"there is no file {new.input_file_id!r}", "not_found", "input_file_id")
-    metadata = None if new.metadata is UNSET else new.metadata
     made = await queue.create(
-        work.store, owner, new.input_file_id, new.endpoint, new.completion_window, window_s, metadata
+        work.store, owner, new.input_file_id, new.endpoint, new.completion_window, window_s, new.metadata
     )
     work.wake()
     return JSONResponse(made)
 
 
 def _window_s(said: str) -> int:
-    found = _WINDOW.fullmatch(said)
-    seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
-    if not 0 < seconds <= 30 * 86_400:
+    if not _WINDOW.fullmatch(said):
         raise ApiError(400, f"{said!r}; expected '24h', or others up to '30d'", "invalid_value", "completion_window")
-    return seconds
+    return int(said[:-1]) * _UNIT_S[said[-1]]
 
 
 async def _batches(request: Request, work: Work, owner: str) -> Response:

@@ -26,6 +26,7 @@ class Office:
     def __init__(self, gateway: Gateway, settings: Batches) -> None:
         self._gateway, self.settings = gateway, settings
         self.store = Store(settings.store)
+        self.body_timeout_s = gateway.settings.body_timeout_s
         self._runner = Runner(self.store, settings, gateway.settings.max_body_bytes, self._answer)
         self.start, self.stop, self.wake = self._runner.start, self._runner.stop, self._runner.wake
 
