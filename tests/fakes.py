@@ -97,6 +97,7 @@ class FakePool:
     name: str = "main"
     replicas: Sequence[FakeReplica] = ()
     num_starting: int = 0
+    num_queued: int = 0
     min_replicas: int = 1
     max_replicas: int = 10
     model: str = ""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fakes import FakePool, FakePools, FakeReplica
+from headway import scenario
 from headway.core.errors import HeadwayError
 from headway.policies.scaling.target_utilization import TargetUtilization
+from headway.userfile import Places
 
 
 def pool(*uses: float, **given: Any) -> FakePool:
@@ -33,6 +36,18 @@ def test_out_in_proportion_to_the_load() -> None:
 def test_the_most_that_any_target_asks_for() -> None:
     assert wanted(TargetUtilization(kv_use=0.5, in_flight=20), pool(0.6, 0.6)) == 6  # 60 requests each
     assert wanted(TargetUtilization(kv_use=None, in_flight=40), pool(0.6, 0.6)) == 3
+
+
+def test_who_waits_in_front_counts_as_if_it_were_there() -> None:
+    """KV cache in use does not tell: with a window of few requests to a replica it is never full."""
+    assert wanted(TargetUtilization(kv_use=0.5), pool(0.1, 0.1)) == 1
+    assert wanted(TargetUtilization(kv_use=0.5), pool(0.1, 0.1, num_queued=1)) == 5  # full, and a little more
+    assert wanted(TargetUtilization(kv_use=0.5), pool(0.1, 0.1, num_queued=20)) == 8
+    assert wanted(TargetUtilization(kv_use=None, in_flight=10), pool(0.1, 0.1, num_queued=20)) == 4
+    assert wanted(TargetUtilization(kv_use=None, in_flight=10), pool(0.0, 0.0, num_queued=20)) is None
+    assert wanted(TargetUtilization(kv_use=0.5), pool(0.0, 0.0, num_queued=20)) == 4
+    pools = [pool(0.1, name="a", num_queued=20), pool(0.1, name="b", num_queued=20)]
+    assert TargetUtilization(kv_use=None, in_flight=10).scale(FakePools(pools, 0.0)) == {"a": 2, "b": 2}
 
 
 def test_nothing_within_the_tolerance() -> None:
@@ -87,3 +102,21 @@ class Combos(FakePool):
 def test_needs_a_target() -> None:
     with pytest.raises(HeadwayError, match="a target for at least one"):
         TargetUtilization(kv_use=None)
+
+
+def test_a_queue_in_front_of_replicas_that_are_never_full_is_seen() -> None:
+    """Four requests to a replica use next to none of its KV cache, and more come than four at a time can serve."""
+    document = {
+        "workload": {
+            "arrivals": {"kind": "poisson", "rate": 4.0}, "num_requests": 800,
+            "prompt_tokens": 200, "output_tokens": 200,
+        },
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "a100-80gb", "replicas": 1, "max_replicas": 6, "start_s": 5}],
+        "policies": {
+            "ordering_at": "gateway", "window": 4,
+            "scaling": {"name": "target-utilization", "kv_use": 0.5, "interval_s": 5},
+        },
+    }  # fmt: skip
+    done = scenario.run(scenario.assemble(document, Places(), Path()))
+    assert 2 < len(done.records.replicas) <= 6
+    assert done.summary.kv_use is not None and done.summary.kv_use.mean < 0.1

@@ -59,6 +59,7 @@ class _Standing:
     pool: Pool
     num_serving: int
     num_starting: int = 0
+    num_queued: int = 0
     goodput_rps: float | None = None
     replicas: Sequence[ReplicaView] = ()
 

@@ -71,6 +71,11 @@ class PoolState:
         return sum(not unit[0].is_draining for unit in self.units())
 
     @property
+    def num_queued(self) -> int:
+        """Those that wait in front, for any of the model's pools."""
+        return len(self.service.held())
+
+    @property
     def replicas(self) -> Sequence[ReplicaView]:
         """What a scaler sees of them."""
         return [member.view for unit in self.units() for member in unit]

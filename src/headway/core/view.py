@@ -283,6 +283,10 @@ class PoolView(Protocol):
         """Those that have been asked for and are not up yet."""
 
     @property
+    def num_queued(self) -> int:
+        """Requests for its model that wait in front of all replicas, as there is no room at any."""
+
+    @property
     def min_replicas(self) -> int: ...
     @property
     def max_replicas(self) -> int: ...

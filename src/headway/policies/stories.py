@@ -229,7 +229,8 @@ def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
             of_pool = {"pool": pool["name"], **{key: pool[key] for key in ("model", "gpu", "region")}}
             num_starting = rng.randrange(pool["max_replicas"] - num_up + 1)
             num_serving = sum(not replica["is_draining"] for replica in replicas)
-            counts = {"num_starting": num_starting, "num_serving": num_serving}
+            num_queued = rng.choice((0, 0, rng.randrange(200)))
+            counts = {"num_starting": num_starting, "num_serving": num_serving, "num_queued": num_queued}
             pools.append({**pool, **counts, "replicas": [r | of_pool for r in replicas]})
         for key in (("m", "", 0), ("n", "east", 0), ("n", "east", 2)):
             num, tokens = arrived.get(key, (0, 0))

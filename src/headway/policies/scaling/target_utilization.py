@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from statistics import fmean
 
@@ -15,10 +15,11 @@ class TargetUtilization:
     """Each pool gets `ceil(serving * load / target)` replicas or combos, the most that any of its targets asks for.
 
     Loads are the share of KV blocks in use, against `kv_use`, and requests in flight per replica, or per combo,
-    against `in_flight`; a target of None is not looked at. In a combo KV use is that of whichever role uses
-    more. Nothing happens while load and target differ by less than `tolerance` of the target, or within `cooldown_s` of
-    the pool's last step. A pool goes down to the highest number that was asked for in the last `stabilization_s`.
-    Those that drain do not count. Defaults but for `kv_use` are Kubernetes' own.
+    against `in_flight`; a target of None is not looked at. While requests wait in front of the replicas, as none has
+    room, these count as full whatever their KV use, and those who wait as if they were there. In a combo KV use is that
+    of whichever role uses more. Nothing happens while load and target differ by less than `tolerance` of the target, or
+    within `cooldown_s` of the pool's last step. A pool goes down to the highest number that was asked for in the last
+    `stabilization_s`. Those that drain do not count. Defaults but for `kv_use` are Kubernetes' own.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class TargetUtilization:
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         wanted = {}
+        queued = _queued(view.pools)
         for pool in view.pools:
             now, number = view.now, pool.num_serving + pool.num_starting
             lately = [one for one in self._asked.get(pool.name, ()) if one[0] > now - self._stabilization_s]
-            asked = self._ask(pool, number)
+            asked = self._ask(pool, number, queued[pool.name])
             self._asked[pool.name] = lately = [*lately, (now, asked)]
             if asked < number:
                 asked = min(max(most for _, most in lately), number)
@@ -62,18 +64,28 @@ class TargetUtilization:
                 self._stepped_s[pool.name] = now
         return wanted
 
-    def _ask(self, pool: PoolView, number: int) -> int:
+    def _ask(self, pool: PoolView, number: int, queued: float) -> int:
         """How many the load asks for; as many as there are within the tolerance."""
         staying = [replica for replica in pool.replicas if not replica.is_draining]
         if not staying:
             return number
+        num = sum(replica.num_in_flight for replica in staying)
         ratios = []
         if self._kv_use is not None:
-            ratios.append(_kv_use(staying) / self._kv_use)
+            full = (num + queued) / num if num else 1.0
+            ratios.append((full if queued else _kv_use(staying)) / self._kv_use)
         if self._in_flight is not None:
-            ratios.append(sum(replica.num_in_flight for replica in staying) / pool.num_serving / self._in_flight)
+            ratios.append((num + queued) / pool.num_serving / self._in_flight)
         ratio = max(ratios)
         return number if abs(ratio - 1.0) <= self._tolerance else ceil(pool.num_serving * ratio)
+
+
+def _queued(pools: Sequence[PoolView]) -> dict[str, float]:
+    """By pool: its share of the requests that wait in front, as it has one of its model's replicas."""
+    serving: dict[str, int] = {}
+    for pool in pools:
+        serving[pool.model] = serving.get(pool.model, 0) + pool.num_serving
+    return {pool.name: pool.num_queued * pool.num_serving / max(serving[pool.model], 1) for pool in pools}
 
 
 def _kv_use(replicas: list[ReplicaView]) -> float:
