@@ -39,7 +39,7 @@ def assembled(made: dict[str, Any]) -> scenario.Scenario:
 
 
 def setting(chosen: scenario.Scenario) -> longterm.Setting:
-    return longterm.Setting(chosen.spec.workload, chosen.spec.seed, Path(), chosen.fleet, scenario.line_of(chosen))
+    return longterm.Setting(chosen.spec.workload, chosen.spec.seed, Path(), chosen.fleet, scenario.Lines(chosen))
 
 
 def long_term(name: str = "lt-i", method: str = "seasonal-naive", **more: Any) -> dict[str, Any]:

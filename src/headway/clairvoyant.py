@@ -25,7 +25,7 @@ from headway.core.view import ReplicaView
 from headway.longterm import Cell, Demanded, Instances, Setting
 from headway.policies.hourly import Planning
 from headway.policies.reaction import bounded
-from headway.scenario import Scenario, line_of, run, variants
+from headway.scenario import Lines, Scenario, run, variants
 from headway.sim.makeup import start_up_s
 from headway.yardsticks import serves
 
@@ -60,6 +60,7 @@ class _Standing:
     num_serving: int
     num_starting: int = 0
     num_queued: int = 0
+    num_down: int = 0
     goodput_rps: float | None = None
     replicas: Sequence[ReplicaView] = ()
 
@@ -174,7 +175,7 @@ def _planner(scenario: Scenario, tps: Mapping[str, float]) -> Callable[[float], 
     """From a headroom to a timetable."""
     spec, fleet = scenario.spec, scenario.fleet
     config = Planning(tps=dict(tps), step_s=STEP_S)
-    demand = Demanded(Setting(spec.workload, spec.seed, scenario.base_dir, fleet, line_of(scenario)))
+    demand = Demanded(Setting(spec.workload, spec.seed, scenario.base_dir, fleet, Lines(scenario)))
     planner = _instances(config, demand)
     rates = _rates(demand, config, spec.simulation.until_s)
     num_steps = max(map(len, rates.values()))

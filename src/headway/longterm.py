@@ -18,11 +18,12 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 
 from headway.control.policies import Policies
+from headway.core.clerk import Desk
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Model, Pool
 from headway.core.forecast import Floats, Forecaster
 from headway.core.policy import InstancePlanner, Scaler
-from headway.core.view import PoolView
+from headway.core.view import PoolCounts
 from headway.forecast.methods import LEAK, make
 from headway.forecast.naive import LastValue
 from headway.metrics.columns import floats, ints
@@ -79,14 +80,16 @@ class Setting:
     """The step-time model of a pool."""
 
 
-def scaler(said: str | Mapping[str, Any], setting: Setting) -> Choice[Scaler]:
-    """The scaler that a spec asks for, with the forecaster and the planner that it names."""
+def scaler(said: str | Mapping[str, Any], setting: Setting, desk: Desk | None = None) -> Choice[Scaler]:
+    """The scaler that a spec asks for, with the forecaster and the planner that it names, which work at the desk."""
     given = {} if isinstance(said, str) else dict(said)
     handed = {key: _named(given.pop(key)) for key in ("forecaster", "planner") if key in given}
     choice = resolve.scaler(given or said)
+    takes = signature(choice.made_by).parameters
+    if desk is not None and "desk" in takes:
+        choice = replace(choice, arguments={**choice.arguments, "desk": desk})
     if not handed:
         return choice
-    takes = signature(choice.made_by).parameters
     for key in handed:
         if key not in takes:
             raise HeadwayError(f"scaler {choice.name}: takes no {key}; lt-i, lt-u and lt-ua do")
@@ -313,7 +316,7 @@ class Instances:
         found = {name: said.get(name, said.get(pool.model.name)) for name, pool in self._pools.items()}
         return {name: tps for name, tps in found.items() if tps is not None}
 
-    def instances(self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolView]) -> Mapping[str, int]:
+    def instances(self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts]) -> Mapping[str, int]:
         """As the Protocol says."""
         known = [pool for pool in pools if pool.name in self._tps]
         if self._name == "greedy":
@@ -327,7 +330,7 @@ class Instances:
         return Cover(self._tps, self._config.epsilon, self._config.startup_s)
 
     def _problem(
-        self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolView], others: Sequence[PoolView]
+        self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], others: Sequence[PoolCounts]
     ) -> Problem:
         kinds: dict[tuple[str, str], Kind] = {}
         regions = tuple(dict.fromkeys(pool.region for pool in pools))
@@ -352,6 +355,7 @@ class Instances:
             if region not in regions:
                 continue
             taken = sum(p.gpus.get(gpu, 0) * (p.num_serving + p.num_starting) for p in others if p.region == region)
+            taken += sum(p.gpus.get(gpu, 0) * p.num_down for p in (*pools, *others) if p.region == region)
             limits.setdefault(region, {})[gpu] = max(count - taken, 0)
         least: dict[str, dict[str, int]] = {}
         for pool in pools:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cached_property
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,10 +19,11 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from headway import __version__, longterm, userfile
+from headway import __version__, longterm, replanfile, userfile
 from headway.catalog.coefficients import Coefficients
 from headway.control.decisions import Decisions
 from headway.control.policies import CascadeOf, Policies
+from headway.core.clerk import Desk
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fleet, Model, Pool, unit_of
 from headway.core.policy import Scaler
@@ -32,6 +33,7 @@ from headway.metrics.summary import summarize
 from headway.perf.step import StepModel
 from headway.policies import resolve
 from headway.policies.resolve import Choice
+from headway.replan import replanner_of
 from headway.report.run import Provenance, Run
 from headway.scenariofile import PolicySpec, PolicySpecs, Spec, Variant
 from headway.sim.cluster import simulate
@@ -72,6 +74,7 @@ def assemble(data: dict[str, Any], places: Places, base_dir: Path, changes: Chan
     _importable(base_dir)
     userfile.change(data, places, changes or {})
     spec = userfile.convert(data, Spec, places)
+    spec = replanfile.expanded(spec, fleet_of(spec, base_dir, places), places)
     scenario = Scenario(spec, fleet_of(spec, base_dir, places), data, base_dir, places)
     _check(scenario)
     return scenario
@@ -86,11 +89,11 @@ def variants(scenario: Scenario) -> tuple[Scenario, ...]:
     return tuple(_with(scenario, replace(spec.policies, routing=r, ordering=o)) for r, o in pairs)
 
 
-def policies_of(scenario: Scenario) -> Policies:
-    """The policies of a scenario that has one of each."""
+def policies_of(scenario: Scenario, desk: Desk | None = None) -> Policies:
+    """The policies of a scenario that has one of each. `desk`: where plans are worked out while it serves."""
     if len(variants(scenario)) > 1:
         raise scenario.places.error(("policies",), "several of a kind; expected one routing and one ordering")
-    return _policies(variants(scenario)[0])
+    return _policies(variants(scenario)[0], desk)
 
 
 def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
@@ -129,7 +132,13 @@ def run(scenario: Scenario, progress: Progress | None = None, decisions: Decisio
         simulate_s=simulated - started,
         total_s=time.perf_counter() - began,
         calibrated=all(found.calibrated for found in known.values()),
-        notes=(*source.table().notes, *_rejections(records, pools), *_cheating(chosen), *missing),
+        notes=(
+            *source.table().notes,
+            *_rejections(records, pools),
+            *_cheating(chosen),
+            *_replanned(policies),
+            *missing,
+        ),
     )
 
 
@@ -137,10 +146,18 @@ def _known(scenario: Scenario) -> dict[str, Coefficients]:
     return coefficients_of(scenario.spec, scenario.fleet, scenario.base_dir, scenario.places)
 
 
-def line_of(scenario: Scenario) -> Callable[[Pool], Line]:
-    """The step-time model of a pool; coefficients are read when it is asked for."""
-    known = cache(partial(_known, scenario))
-    return lambda pool: _line(pool, known()[pool.name])
+@dataclass(frozen=True)
+class Lines:
+    """The step-time model of a pool; coefficients are read when it is asked for. Fit to be sent to another process."""
+
+    scenario: Scenario
+
+    @cached_property
+    def _known(self) -> Mapping[str, Coefficients]:
+        return _known(self.scenario)
+
+    def __call__(self, pool: Pool) -> Line:
+        return _line(pool, self._known[pool.name])
 
 
 def _line(pool: Pool, known: Coefficients) -> Line:
@@ -188,6 +205,12 @@ def _cheating(scenario: Scenario) -> list[str]:
     if not longterm.cheats(_scaler(scenario)):
         return []
     return ["cheating: the forecaster is fitted on the demand of this very run, its future included"]
+
+
+def _replanned(policies: Policies) -> list[str]:
+    """Which plans were made on the way."""
+    planner = replanner_of(policies)
+    return [] if planner is None else [*map(str, planner.made), *planner.failed]
 
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:
@@ -302,7 +325,7 @@ def _check_incidents(scenario: Scenario) -> None:
             raise places.error(("roles", i), "expected at_s and switch_s of 0 or more")
 
 
-def _policies(scenario: Scenario) -> Policies:
+def _policies(scenario: Scenario, desk: Desk | None = None) -> Policies:
     """The policies of a scenario that has one of each."""
     spec, places = scenario.spec.policies, scenario.places
     (routing,), (ordering,) = _listed(spec.routing), _listed(spec.ordering)
@@ -315,13 +338,19 @@ def _policies(scenario: Scenario) -> Policies:
     with places.at("policies", "migration"):
         migration = None if spec.migration is None else resolve.migration(spec.migration)
     with places.at("policies", "scaling"):
-        scaler = _scaler(scenario)
+        scaler = _scaler(scenario, desk)
     with places.at("policies", "admission"):
         admission = None if spec.admission is None else resolve.admission(spec.admission)
-    return Policies(
+    chosen = Policies(
         router, order, spec.ordering_at, _window(scenario), migration=migration, admission=admission,
         cascade=_cascade(scenario), scaler=scaler,
     )  # fmt: skip
+    said = scenario.spec.cascade
+    if chosen.cascade is None or said is None or said.replan is None:
+        return chosen
+    return replanfile.follow(
+        scenario.spec, scenario.fleet, scenario.base_dir, places, chosen, chosen.cascade, _known(scenario), desk
+    )
 
 
 def _window(scenario: Scenario) -> int | None:
@@ -332,15 +361,15 @@ def _window(scenario: Scenario) -> int | None:
     return min(pool.engine.max_num_seqs for pool in scenario.fleet.all_pools)
 
 
-def _scaler(scenario: Scenario) -> Choice[Scaler] | None:
+def _scaler(scenario: Scenario, desk: Desk | None = None) -> Choice[Scaler] | None:
     """With the forecaster and the planner that it asks for."""
     said = scenario.spec.policies.scaling
     if said is None:
         return None
     setting = longterm.Setting(
-        scenario.spec.workload, scenario.spec.seed, scenario.base_dir, scenario.fleet, line_of(scenario)
+        scenario.spec.workload, scenario.spec.seed, scenario.base_dir, scenario.fleet, Lines(scenario)
     )  # fmt: skip
-    return longterm.scaler(said, setting)
+    return longterm.scaler(said, setting, desk)
 
 
 def _cascade(scenario: Scenario) -> CascadeOf | None:

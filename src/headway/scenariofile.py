@@ -13,6 +13,7 @@ from headway.gateway.settings import Api, Judge, Settings
 from headway.gateway.starting import Kubernetes, Processes
 from headway.metrics.latency import Slo
 from headway.observe import Scrape
+from headway.planner.cascade.replanning import Replan
 from headway.workload.spec import WorkloadSpec
 
 Count = Annotated[int, Meta(ge=1)]
@@ -150,6 +151,8 @@ class CascadeSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Standard deviation of the judge's scores."""
     judge: Judge | None = None
     """Who scores answers live. A simulation goes by the workload's scores."""
+    replan: Replan | None = None
+    """Plan thresholds and replicas anew when what comes has changed. Without it: they stay."""
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

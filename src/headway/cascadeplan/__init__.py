@@ -3,8 +3,9 @@
 from headway.cascadeplan.answers import Answer, Option, kept, plan, scenario_yaml
 from headway.cascadeplan.asked import Asked, ask, at_rate, read
 from headway.cascadeplan.rehearsed import Rehearsed, document_of, rehearse
-from headway.cascadeplan.search import EFFORT, cascadia
-from headway.cascadeplan.stages import Known, Simulated, bounds, evaluator
+from headway.cascadeplan.stages import Known, bounds, evaluator
+from headway.planner.cascade.search import EFFORT, cascadia
+from headway.stages import Simulated
 
 __all__ = [
     "EFFORT", "Answer", "Asked", "Known", "Option", "Rehearsed", "Simulated", "ask", "at_rate", "bounds", "cascadia",

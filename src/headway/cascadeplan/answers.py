@@ -13,7 +13,6 @@ from msgspec import Struct, structs
 
 from headway.cascadeplan.asked import Asked
 from headway.cascadeplan.rehearsed import Rehearsed, document_of, rehearse
-from headway.cascadeplan.search import EFFORT, Make, alternatives, cascadia
 from headway.cascadeplan.stages import Known, bounds
 from headway.core.errors import HeadwayError
 from headway.planner.cascade.cascadia import plans, with_held_out
@@ -21,6 +20,7 @@ from headway.planner.cascade.confidence import Confidence, confidence
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
 from headway.planner.cascade.problem import LatencyBudget, QualityFloor, Target
+from headway.planner.cascade.search import EFFORT, Make, alternatives, cascadia
 
 Tell = Callable[[int], None]
 ROUNDS = 6
@@ -164,4 +164,7 @@ def scenario_yaml(answer: Answer, asked: Asked) -> str:
     """The plan as a scenario file."""
     found, done = answer.chosen.plan, answer.chosen.rehearsed
     head = f"# Planned by headway plan cascade: quality {done.quality or 0:.4g}, p95 latency {done.p95_s or 0:.4g} s\n"
-    return head + yaml.safe_dump(document_of(asked, found), sort_keys=False, allow_unicode=True, width=100)
+    document = document_of(asked, found)
+    if asked.replan is not None and "cascade" in document:
+        document["cascade"]["replan"] = asked.replan
+    return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)

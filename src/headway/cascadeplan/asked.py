@@ -41,6 +41,8 @@ class Asked:
     """The pool of the document that a model's new pools are made after, by model: its own, else the first."""
     coefficients: Mapping[str, Coefficients]
     """Of the step-time model, by model: those of the same pool."""
+    replan: Any = None
+    """What the document said of planning anew; what is rehearsed stays as it is planned."""
 
 
 def ask(
@@ -55,6 +57,7 @@ def ask(
 ) -> Asked:
     """What a scenario asks for. HeadwayError where its workload has no scores or its fleet no pool."""
     document = copy.deepcopy(document)
+    replan = document["cascade"].pop("replan", None) if isinstance(document.get("cascade"), dict) else None
     if rps is not None:
         document.setdefault("workload", {})["arrivals"] = rps
     chosen = scenario.assemble(copy.deepcopy(document), places, base_dir)
@@ -85,7 +88,7 @@ def ask(
     entries = _entries(problem.names, chosen.fleet.pools)
     known = coefficients_of(spec, chosen.fleet, base_dir, places)
     coefficients = {name: known[chosen.fleet.pools[i].name] for name, i in entries.items()}
-    return Asked(problem, held_out, document, base_dir, policies, spec.seed, entries, coefficients)
+    return Asked(problem, held_out, document, base_dir, policies, spec.seed, entries, coefficients, replan)
 
 
 def _stages(said: Any, scores: Scores, places: Places) -> tuple[str, ...]:

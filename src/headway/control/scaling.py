@@ -66,6 +66,11 @@ class PoolState:
         return len({member.view.combo for member in self.members}) + self.num_starting
 
     @property
+    def num_down(self) -> int:
+        """Those of which nothing is up, and that have not been given back."""
+        return self.num_held - self.num_starting - len(self.units())
+
+    @property
     def num_serving(self) -> int:
         """Those that do not drain."""
         return sum(not unit[0].is_draining for unit in self.units())

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from headway.core.decision import Move, Placement, Release
 from headway.core.forecast import Forecaster
 from headway.core.record import Ended
-from headway.core.view import AdmissionView, CascadeView, FleetView, PoolsView, PoolView, RequestView
+from headway.core.view import AdmissionView, CascadeView, FleetView, PoolCounts, PoolsView, RequestView
 
 
 class Router(Protocol):
@@ -149,7 +149,7 @@ class InstancePlanner(Protocol):
     """How many instances of each model each region should have. A scaler is handed one when it is made."""
 
     def instances(
-        self, demand_tps: Mapping[tuple[str, str], Sequence[float]], pools: Sequence[PoolView]
+        self, demand_tps: Mapping[tuple[str, str], Sequence[float]], pools: Sequence[PoolCounts]
     ) -> Mapping[str, int]:
         """Replicas to have by pool, within its bounds; pools left out stay as they are.
 
@@ -176,7 +176,7 @@ class CascadeReplanner(Protocol):
         """Of the plan that is followed: one for each stage but the last."""
 
     def replicas(self, now: float) -> Mapping[str, int]:
-        """Of the newest plan: replicas to have by pool."""
+        """Of the newest plan: replicas to have by pool; other pools are not the cascade's."""
 
     def adopt(self) -> None:
         """Every model of the newest plan serves: its thresholds hold from now on."""

@@ -251,8 +251,8 @@ class CascadeView(Protocol):
         """The cascade's models, the smallest first."""
 
 
-class PoolView(Protocol):
-    """Replicas that are alike, or combos that are, as a scaler sees them. It counts in replicas, or in combos."""
+class PoolCounts(Protocol):
+    """Replicas that are alike, or combos that are: what they are, and how many. It counts in replicas, or in combos."""
 
     @property
     def name(self) -> str: ...
@@ -262,10 +262,6 @@ class PoolView(Protocol):
     def gpu(self) -> str: ...
     @property
     def region(self) -> str: ...
-    @property
-    def goodput_rps(self) -> float | None:
-        """Of one of them, as profiled; None: not profiled."""
-
     @property
     def usd_per_hour(self) -> float:
         """Price of one of them."""
@@ -283,13 +279,26 @@ class PoolView(Protocol):
         """Those that have been asked for and are not up yet."""
 
     @property
-    def num_queued(self) -> int:
-        """Requests for its model that wait in front of all replicas, as there is no room at any."""
+    def num_down(self) -> int:
+        """Those that have crashed and may come back. They serve nobody, and keep their GPUs."""
 
     @property
     def min_replicas(self) -> int: ...
     @property
     def max_replicas(self) -> int: ...
+
+
+class PoolView(PoolCounts, Protocol):
+    """A pool, or a kind of combo, as a scaler sees it."""
+
+    @property
+    def goodput_rps(self) -> float | None:
+        """Of one of them, as profiled; None: not profiled."""
+
+    @property
+    def num_queued(self) -> int:
+        """Requests for its model that wait in front of all replicas, as there is no room at any."""
+
     @property
     def replicas(self) -> Sequence[ReplicaView]:
         """Those that are up, draining ones too."""

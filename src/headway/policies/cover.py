@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headway.core.errors import unknown
-from headway.core.view import PoolView
+from headway.core.view import PoolCounts
 from headway.policies.reaction import bounded
 
 _LITTLE = 1e-9
@@ -46,7 +46,7 @@ class Cover:
         self._startup_hours = startup_s / HOUR_S
 
     def instances(
-        self, demand_tps: Mapping[tuple[str, str], Sequence[float]], pools: Sequence[PoolView]
+        self, demand_tps: Mapping[tuple[str, str], Sequence[float]], pools: Sequence[PoolCounts]
     ) -> Mapping[str, int]:
         self._check(pools)
         places = [self._place(pool) for pool in pools if self._tps_of(pool)]
@@ -74,17 +74,17 @@ class Cover:
         hours = 1.0 if place.num < place.now else 1.0 + self._startup_hours
         return place.usd_per_hour * hours / place.tps
 
-    def _place(self, pool: PoolView) -> _Place:
+    def _place(self, pool: PoolCounts) -> _Place:
         now = pool.num_serving + pool.num_starting
         return _Place(
             pool.name, pool.model, pool.region, self._tps_of(pool), pool.usd_per_hour, now, pool.max_replicas,
             bounded(pool, 0),
         )  # fmt: skip
 
-    def _tps_of(self, pool: PoolView) -> float:
+    def _tps_of(self, pool: PoolCounts) -> float:
         return self._tps.get(pool.name, self._tps.get(pool.model, 0.0))
 
-    def _check(self, pools: Sequence[PoolView]) -> None:
+    def _check(self, pools: Sequence[PoolCounts]) -> None:
         names = {name for pool in pools for name in (pool.name, pool.model)}
         for name in self._tps:
             if name not in names:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite
 
 import numpy as np
 from msgspec import Struct
 
+from headway.core.clerk import AtOnce, Desk
 from headway.core.forecast import Floats, Forecaster
 from headway.core.policy import InstancePlanner, MakeForecaster
-from headway.core.view import PoolsView, PoolView
+from headway.core.view import PoolCounts, PoolsView, PoolView
 from headway.policies.cover import HOUR_S, Cover
 from headway.policies.demand import Arrivals, Steps
 
@@ -67,21 +69,33 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hourly:
-    """Watches demand, and plans at the end of each hour, or period, for the next; first when one step has been seen."""
+    """Watches demand, and plans at the end of each hour, or period, for the next; first when one step has been seen.
+
+    A plan that is still being worked out when its hour begins holds from when it is there; until then, and where it
+    fails, the one before does.
+    """
 
     def __init__(
-        self, planning: Planning | None, forecaster: MakeForecaster | None, planner: InstancePlanner | None
+        self,
+        planning: Planning | None,
+        forecaster: MakeForecaster | None,
+        planner: InstancePlanner | None,
+        desk: Desk | None,
     ) -> None:
         self._config = config = planning or Planning()
-        self._make = forecaster or LastDay(round(DAY_S / config.step_s)).of
-        self._planner = planner or Cover(config.tps, config.epsilon, config.startup_s)
-        self._steps = round(config.period_s / config.step_s)
+        self._clerk = (desk or AtOnce)(
+            _Work(
+                forecaster or LastDay(round(DAY_S / config.step_s)).of,
+                planner or Cover(config.tps, config.epsilon, config.startup_s),
+                round(config.period_s / config.step_s),
+                config.quantile,
+            )
+        )
+        self._is_asked = False
         self._cells: dict[Cell, _Cell] = {}
         self._seen_s = 0.0
         self._until_s = config.step_s
         """When the present plan is over."""
-        self.began_s = 0.0
-        """When the present plan was made."""
         self.targets: Mapping[str, int] = {}
         """Replicas by pool."""
 
@@ -89,12 +103,20 @@ class Hourly:
         """Look at what has come by now; True: there is a new plan."""
         self._count(view)
         self._seen_s = view.now
-        if view.now < self._until_s or not self._cells:
+        if view.now >= self._until_s and self._cells and not self._is_asked:
+            self._until_s = (view.now // self._config.period_s + 1) * self._config.period_s
+            self._clerk.ask({cell: self._history(each) for cell, each in self._cells.items()}, _counted(view.pools))
+            self._is_asked = True
+        if not self._is_asked or self._clerk.is_busy:
             return False
-        self.began_s = view.now
-        self._until_s = (view.now // self._config.period_s + 1) * self._config.period_s
-        demand = {cell: self._forecast(cell) for cell in self._cells}
-        self.targets = self._planner.instances(demand, view.pools)
+        self._is_asked = False
+        planned: _Planned | None = self._clerk.answer()
+        if planned is None:
+            return False
+        self.targets = planned.targets
+        for name, expected_tps in planned.expected_tps.items():
+            self._cells[name].expected_tps = expected_tps
+            self._cells[name].expected_from_s = planned.expected_from_s[name]
         return True
 
     def ratio(self, pool: PoolView, now: float) -> float | None:
@@ -117,29 +139,25 @@ class Hourly:
             counts.setdefault(cell, [0, 0])[tier >= self._config.batch_tier] += tokens
         for cell, (interactive, batch) in counts.items():
             if cell not in self._cells:
-                self._cells[cell] = _Cell(self._config, self._seen_s, self._make(*cell))
+                self._cells[cell] = _Cell(self._config, self._seen_s)
             self._cells[cell].push(view.now, interactive, batch)
 
-    def _forecast(self, cell: Cell) -> Sequence[float]:
-        """Input tokens per second to be ready for, step by step, beta included; notes what is expected."""
-        it, config = self._cells[cell], self._config
-        said = it.forecaster.forecast(np.array(it.interactive.rates), self._steps, (0.5, config.quantile))
-        it.expected_from_s = len(it.interactive.rates) * config.step_s
-        it.expected_tps = [float(tps) for tps in said[0]]
-        lately = it.batch.rates[-self._steps :]
-        beta_tps = config.buffer * sum(lately) / len(lately)
-        return [float(tps) + beta_tps for tps in said[1]]
+    def _history(self, cell: _Cell) -> _History:
+        """What a forecast is made from, and beta."""
+        steps = round(self._config.period_s / self._config.step_s)
+        lately, rates = cell.batch.rates[-steps:], cell.interactive.rates
+        beta_tps = self._config.buffer * sum(lately) / len(lately)
+        return _History(np.array(rates), beta_tps, len(rates) * self._config.step_s)
 
 
 class _Cell:
     """The demand for a model from a region."""
 
-    def __init__(self, config: Planning, nothing_until_s: float, forecaster: Forecaster) -> None:
+    def __init__(self, config: Planning, nothing_until_s: float) -> None:
         self.interactive = Steps(config.step_s, nothing_until_s)
         self.batch = Steps(config.step_s, nothing_until_s)
         self.recent = Arrivals(config.recent_s)
         self.recent.push(nothing_until_s, 0)
-        self.forecaster = forecaster
         self.expected_from_s = 0.0
         self.expected_tps: Sequence[float] = ()
 
@@ -148,6 +166,73 @@ class _Cell:
         self.interactive.push(now, interactive)
         self.batch.push(now, batch)
         self.recent.push(now, interactive)
+
+
+@dataclass(frozen=True)
+class _History:
+    """Of one cell."""
+
+    interactive_tps: Floats
+    """Step by step."""
+    beta_tps: float
+    until_s: float
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What comes of a plan."""
+
+    targets: Mapping[str, int]
+    expected_tps: Mapping[Cell, Sequence[float]]
+    """The median forecast, step by step."""
+    expected_from_s: Mapping[Cell, float]
+
+
+class _Work:
+    """From what has come to what is to be there. Nothing of the scaler's is in it, so that it can be done elsewhere."""
+
+    def __init__(self, make: MakeForecaster, planner: InstancePlanner, steps: int, quantile: float) -> None:
+        self._make, self._planner = make, planner
+        self._steps, self._quantile = steps, quantile
+        self._forecasters: dict[Cell, Forecaster] = {}
+
+    def __call__(self, known: Mapping[Cell, _History], pools: Sequence[PoolCounts]) -> _Planned:
+        demand: dict[Cell, Sequence[float]] = {}
+        expected: dict[Cell, Sequence[float]] = {}
+        for cell, history in known.items():
+            if cell not in self._forecasters:
+                self._forecasters[cell] = self._make(*cell)
+            said = self._forecasters[cell].forecast(history.interactive_tps, self._steps, (0.5, self._quantile))
+            expected[cell] = [float(tps) for tps in said[0]]
+            demand[cell] = [float(tps) + history.beta_tps for tps in said[1]]
+        targets = self._planner.instances(demand, pools)
+        return _Planned(targets, expected, {cell: history.until_s for cell, history in known.items()})
+
+
+class _Counted(Struct, frozen=True):
+    """A pool as it was: `core.view.PoolCounts`."""
+
+    name: str
+    model: str
+    gpu: str
+    region: str
+    usd_per_hour: float
+    gpus: dict[str, int]
+    num_serving: int
+    num_starting: int
+    num_down: int
+    min_replicas: int
+    max_replicas: int
+
+
+def _counted(pools: Sequence[PoolView]) -> list[_Counted]:
+    return [
+        _Counted(
+            pool.name, pool.model, pool.gpu, pool.region, pool.usd_per_hour, dict(pool.gpus), pool.num_serving,
+            pool.num_starting, pool.num_down, pool.min_replicas, pool.max_replicas,
+        )
+        for pool in pools
+    ]  # fmt: skip
 
 
 class LastDay:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.view import PoolView
+from headway.core.view import PoolCounts, PoolView
 from headway.policies.arguments import at_least, between
 from headway.policies.endpoints import effective_use
 
@@ -65,6 +65,6 @@ class Reaction:
         return use * pool.num_serving / num if num > 0 else 1.0
 
 
-def bounded(pool: PoolView, number: int) -> int:
+def bounded(pool: PoolCounts, number: int) -> int:
     """Within the pool's bounds, and never none: an empty pool says nothing of its load."""
     return min(max(number, pool.min_replicas, 1), pool.max_replicas)

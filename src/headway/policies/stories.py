@@ -214,7 +214,7 @@ class PoolsStep:
 
 def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
     """A few pools over time: idle, ordinary and overloaded, replicas coming, going and starting."""
-    rng = Random(seed)
+    rng, rng_down = Random(seed), Random(seed + 1)
     named = [_draw_pool(rng, name) for name in rng.sample(("a", "b", "c", "west"), rng.choice((1, 2, 4)))]
     steps = []
     now = 0.0
@@ -229,8 +229,9 @@ def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
             of_pool = {"pool": pool["name"], **{key: pool[key] for key in ("model", "gpu", "region")}}
             num_starting = rng.randrange(pool["max_replicas"] - num_up + 1)
             num_serving = sum(not replica["is_draining"] for replica in replicas)
-            num_queued = rng.choice((0, 0, rng.randrange(200)))
-            counts = {"num_starting": num_starting, "num_serving": num_serving, "num_queued": num_queued}
+            num_queued, num_down = rng.choice((0, 0, rng.randrange(200))), rng_down.randrange(2)
+            counts = {"num_starting": num_starting, "num_serving": num_serving}
+            counts |= {"num_queued": num_queued, "num_down": num_down}
             pools.append({**pool, **counts, "replicas": [r | of_pool for r in replicas]})
         for key in (("m", "", 0), ("n", "east", 0), ("n", "east", 2)):
             num, tokens = arrived.get(key, (0, 0))

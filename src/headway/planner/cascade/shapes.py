@@ -100,7 +100,7 @@ def uniform_sets(of: Sequence[Parallel], num_gpus: int, server: int) -> Sets:
     return Sets(tuple(of), np.array(list(rows), "i8").reshape(len(rows), len(of)))
 
 
-def alike(sets: Sets, shape: Parallel) -> Sets:
-    """Those sets whose replicas all have this shape."""
-    others = [i for i, each in enumerate(sets.shapes) if each != shape]
+def among(sets: Sets, of: Sequence[Parallel]) -> Sets:
+    """Those sets whose replicas all have one of these shapes."""
+    others = [i for i, each in enumerate(sets.shapes) if each not in of]
     return Sets(sets.shapes, sets.counts[~sets.counts[:, others].any(axis=1)])

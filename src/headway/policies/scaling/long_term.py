@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headway.core.clerk import Desk
 from headway.core.policy import InstancePlanner, MakeForecaster
 from headway.core.view import PoolsView, PoolView
 from headway.policies.arguments import above, at_least, between, can
@@ -20,8 +21,8 @@ class LongTermImmediate:
     pool stays as it is), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `recent_s` and `batch_tier`.
 
     `forecaster(model, region)` makes a forecaster of one series, and `planner` has `instances(demand_tps, pools)`:
-    both are handed in by a program. Without them demand is expected to be as a day before, and met at least cost,
-    GPU limits aside.
+    both are handed in by a program, as is `desk`, where forecasts and plans are worked out. Without them demand is
+    expected to be as a day before, and met at least cost, GPU limits aside.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class LongTermImmediate:
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
+        desk: Desk | None = None,
     ) -> None:
         above("interval_s", interval_s, 0)
         can("forecaster", forecaster)
         can("planner", planner, "instances")
+        can("desk", desk)
         self.interval_s = interval_s
-        self._hourly = Hourly(plan, forecaster, planner)
+        self._hourly = Hourly(plan, forecaster, planner, desk)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         self._hourly.watch(view)
@@ -61,12 +64,14 @@ class LongTermUtilization:
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
+        desk: Desk | None = None,
     ) -> None:
         above("interval_s", interval_s, 0)
         can("forecaster", forecaster)
         can("planner", planner, "instances")
+        can("desk", desk)
         self.interval_s = interval_s
-        self._hourly = Hourly(plan, forecaster, planner)
+        self._hourly = Hourly(plan, forecaster, planner, desk)
         self._reaction = Reaction(out_above, in_below, cooldown_s, pending_guard)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
@@ -108,8 +113,9 @@ class LongTermGap(LongTermUtilization):
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
+        desk: Desk | None = None,
     ) -> None:
-        super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner)
+        super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner, desk)
         self._period_s = (plan or Planning()).period_s
         between("last_s", last_s, 0, self._period_s)
         at_least("burst", burst, 1)

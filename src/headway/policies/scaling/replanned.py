@@ -23,21 +23,22 @@ class Replanned:
         self._planner, self._num_gpus = planner, num_gpus
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
-        wanted = self._planner.replicas(view.now)
-        pools = [pool for pool in view.pools if pool.name in wanted or pool.num_serving or pool.num_starting]
+        planned = self._planner.replicas(view.now)
+        pools = [pool for pool in view.pools if pool.name in planned]
+        wanted = {pool.name: min(max(planned[pool.name], pool.min_replicas), pool.max_replicas) for pool in pools}
         have = {pool.name: pool.num_serving + pool.num_starting for pool in pools}
-        needed = {pool.model for pool in view.pools if wanted.get(pool.name, 0)}
+        needed = {pool.model for pool in pools if wanted[pool.name]}
         if needed <= {pool.model for pool in pools if pool.num_serving}:
             self._planner.adopt()
-        free = self._num_gpus - sum(_gpus(pool) * (_there(pool) + pool.num_starting) for pool in view.pools)
-        missing = [pool for pool in view.pools if have.get(pool.name, 0) < wanted.get(pool.name, 0)]
-        stays = _stays(view.pools, have, wanted)
+        free = self._num_gpus - sum(_gpus(pool) * _num_held(pool) for pool in pools)
+        missing = [pool for pool in pools if have[pool.name] < wanted[pool.name]]
+        stays = _stays(pools, have, wanted)
         for pool in sorted(missing, key=lambda each: (stays.get(each.model, 0) > 0, _gpus(each))):
-            while have.get(pool.name, 0) < wanted[pool.name] and _gpus(pool) <= free:
-                have[pool.name] = have.get(pool.name, 0) + 1
+            while have[pool.name] < wanted[pool.name] and _gpus(pool) <= free:
+                have[pool.name] += 1
                 free -= _gpus(pool)
-        short = min((_gpus(pool) for pool in missing if have.get(pool.name, 0) < wanted[pool.name]), default=None)
-        self._drop(view.pools, wanted, have, needed, free, short)
+        short = min((_gpus(pool) for pool in missing if have[pool.name] < wanted[pool.name]), default=None)
+        self._drop(pools, wanted, have, needed, free, short)
         return have
 
     def _drop(
@@ -52,11 +53,11 @@ class Replanned:
         """Drain until the next addition has room; where there is none to wait for, all that is too many."""
         coming = free + sum(_gpus(pool) * (_there(pool) - pool.num_serving) for pool in pools)
         serving = {model: sum(pool.num_serving for pool in pools if pool.model == model) for model in needed}
-        surplus = [pool for pool in pools if have.get(pool.name, 0) > wanted.get(pool.name, 0)]
-        changing = coming > free or any(have.get(pool.name, 0) > pool.num_serving for pool in pools)
+        surplus = [pool for pool in pools if have[pool.name] > wanted[pool.name]]
+        changing = coming > free or any(have[pool.name] > pool.num_serving for pool in pools)
         for last in (False,) if changing else (False, True):
             for pool in surplus:
-                while have[pool.name] > wanted.get(pool.name, 0) and (short is None or coming < short):
+                while have[pool.name] > wanted[pool.name] and (short is None or coming < short):
                     if not last and serving.get(pool.model, 2) < 2:
                         break
                     have[pool.name] -= 1
@@ -70,7 +71,7 @@ def _stays(pools: Sequence[PoolView], have: Mapping[str, int], wanted: Mapping[s
     """Replicas by model that are wanted and there."""
     found: dict[str, int] = {}
     for pool in pools:
-        both = min(have.get(pool.name, 0), wanted.get(pool.name, 0))
+        both = min(have[pool.name], wanted[pool.name])
         found[pool.model] = found.get(pool.model, 0) + both
     return found
 
@@ -78,6 +79,11 @@ def _stays(pools: Sequence[PoolView], have: Mapping[str, int], wanted: Mapping[s
 def _there(pool: PoolView) -> int:
     """Those that are up, whether they drain or not."""
     return len({replica.combo for replica in pool.replicas})
+
+
+def _num_held(pool: PoolView) -> int:
+    """Those that have GPUs."""
+    return _there(pool) + pool.num_starting + pool.num_down
 
 
 def _gpus(pool: PoolView) -> int:

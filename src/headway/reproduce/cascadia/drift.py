@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from msgspec import structs
 
 from headway.cascadeplan import EFFORT, Asked, bounds, evaluator, kept
-from headway.cascadeplan import search as planners
 from headway.control.policies import CascadeOf, Policies
+from headway.core.clerk import AtOnce
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import Outcome, Records
 from headway.metrics.summary import summarize
 from headway.perf.memory import weights_bytes
 from headway.perf.step import StepModel
 from headway.planner.cascade import baselines
-from headway.planner.cascade.bounds import Bounds
+from headway.planner.cascade import search as planners
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import Problem, QualityFloor
-from headway.planner.cascade.replanning import Period, Replanner, pool_of, replicas_of
+from headway.planner.cascade.problem import QualityFloor
+from headway.planner.cascade.replanning import Period, Replan, Replanner, Shape, standing
 from headway.planner.cascade.shapes import shapes
-from headway.policies.cascade.replanned import Replanned as Following
 from headway.policies.cascade.thresholds import Thresholds
 from headway.policies.resolve import Choice
-from headway.policies.scaling.replanned import Replanned as Rollout
+from headway.replan import Work, following
 from headway.reproduce.cascadia.runs import SCALE
 from headway.reproduce.cascadia.setup import ROWS, asked
 from headway.reproduce.tasks import Measurement
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
-from headway.workload.quality import Scores
+from headway.stages import rounds
 from headway.workload.quality_columns import with_scores
 from headway.workload.quality_traces import DEEPSEEK, generate
 from headway.workload.streams import stream
@@ -47,8 +48,6 @@ PERIOD_S = 300.0
 """How often the workload is looked at."""
 LOADED_BYTES_PER_S = 2.1e9
 """Of one GPU; a reconfiguration takes 2 to 20 s (appendix G)."""
-MARGIN = 1.0
-"""Points of quality beyond what is asked for, in place of the rehearsals that there is no time for while serving."""
 
 
 def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measurement:
@@ -68,7 +67,7 @@ def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measure
         for name, plan in plans.items():
             done = _simulated(first, rows, plan, _fixed(first, plan), seed)
             found[name].append(_measured(done, ends_s, lone_s))
-        planner = _replanner(first, plans["static"], latencies, rate_rps, seed, quick)
+        planner = _replanner(first, plans["static"], rate_rps, seed, quick)
         done = _simulated(first, rows, plans["static"], _following(first, planner), seed)
         found["cascadia"].append(_measured(done, ends_s, lone_s))
         found["plans"].append(
@@ -105,25 +104,18 @@ def _workload(rate_rps: float, seed: int, share: float) -> tuple[Workload, list[
     return concat(parts), ends_s
 
 
-def _replanner(
-    case: Asked, first: CascadePlan, latencies: Latencies, rate_rps: float, seed: int, quick: bool
-) -> Replanner:
+def _replanner(case: Asked, first: CascadePlan, rate_rps: float, seed: int, quick: bool) -> Replanner:
     """Plans for what was observed. There is no time to rehearse, but a margin."""
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
-    target = QualityFloor(problem.target.q_min + MARGIN)
-
-    def make(scores: Scores, rate_rps: float) -> CascadePlan:
-        asking = replace(problem, scores=scores, rate_rps=rate_rps, target=target, use_all=False)
-        return answered(asking, Latencies(latencies.evaluator), bounds(case))
-
+    config = Replan(quality=problem.target.q_min, every_s=PERIOD_S / 4 if quick else PERIOD_S)
+    asking = partial(replace, problem, target=config.target, use_all=False)
+    work = Work(asking, case.policies, case.coefficients, case.seed, rounds(problem))
     expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
-    return Replanner(first, expected, make, seed, PERIOD_S / 4 if quick else PERIOD_S)
-
-
-def answered(problem: Problem, latencies: Latencies, limits: Bounds) -> CascadePlan:
-    """The plan that the search holds best."""
-    return planners.cascadia()(problem, latencies, limits)[0]
+    pools = {shape: pool.name for shape, pool in _pools(case, {}).items()}
+    return Replanner(
+        problem.names, pools, standing(first, pools), expected, AtOnce(work), config, seed, config.planning_s
+    )
 
 
 def _fixed(case: Asked, plan: CascadePlan) -> Policies:
@@ -137,24 +129,14 @@ def _fixed(case: Asked, plan: CascadePlan) -> Policies:
 
 def _following(case: Asked, planner: Replanner) -> Policies:
     """One that is made anew."""
-    cascade = CascadeOf("cascade", DEEPSEEK, Choice("replanned", Following, {"planner": planner}), case.problem.judge_s)
-    rollout = Choice("replanned", Rollout, {"planner": planner, "num_gpus": case.problem.num_gpus})
-    return structs.replace(case.policies, cascade=cascade, scaler=rollout)
+    cascade = CascadeOf("cascade", DEEPSEEK, Choice("thresholds", Thresholds, {}), case.problem.judge_s)
+    return following(case.policies, cascade, planner, case.problem.num_gpus)
 
 
 def _simulated(case: Asked, rows: Workload, plan: CascadePlan, policies: Policies, seed: int) -> Records:
     """On the plan's replicas, and with pools for every other shape where there is a scaler."""
-    problem, there = case.problem, replicas_of(plan)
-    pools = []
-    for model in problem.models:
-        of, _ = shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)
-        for shape in of:
-            name = pool_of(model.name, shape.tp, shape.pp)
-            loading_s = weights_bytes(model) / shape.num_gpus / LOADED_BYTES_PER_S
-            pools.append(
-                Pool(name, model, problem.gpu, problem.engine, shape, there.get(name, 0), min_replicas=0,
-                     start_s=min(max(loading_s, 2.0), 20.0))
-            )  # fmt: skip
+    there = {(stage.model, part.tp, part.pp): part.count for stage in plan.stages for part in stage.replicas}
+    pools = list(_pools(case, there).values())
     if policies.scaler is None:
         pools = [pool for pool in pools if pool.replicas]
 
@@ -162,6 +144,21 @@ def _simulated(case: Asked, rows: Workload, plan: CascadePlan, policies: Policie
         return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, case.coefficients[pool.model.name]).line
 
     return simulate(Fleet(tuple(pools)), TraceSource(rows), policies, seed=seed, line=line)
+
+
+def _pools(case: Asked, there: Mapping[Shape, int]) -> dict[Shape, Pool]:
+    """Of every shape, with so many replicas at first."""
+    problem, pools = case.problem, dict[Shape, Pool]()
+    for model in problem.models:
+        of, _ = shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)
+        for shape in of:
+            at, name = (model.name, shape.tp, shape.pp), f"{model.name} tp {shape.tp} pp {shape.pp}"
+            loading_s = weights_bytes(model) / shape.num_gpus / LOADED_BYTES_PER_S
+            pools[at] = Pool(
+                name, model, problem.gpu, problem.engine, shape, there.get(at, 0), min_replicas=0,
+                start_s=min(max(loading_s, 2.0), 20.0),
+            )  # fmt: skip
+    return pools
 
 
 def _measured(done: Records, ends_s: list[float], lone_s: float) -> Measurement:

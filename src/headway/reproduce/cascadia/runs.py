@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from headway.cascadeplan import EFFORT, Asked, Option, at_rate, bounds, document_of, evaluator, kept, rehearse
-from headway.cascadeplan import search as planners
-from headway.cascadeplan.search import Make
 from headway.core.errors import HeadwayError
 from headway.planner.cascade import baselines
+from headway.planner.cascade import search as planners
 from headway.planner.cascade.cascadia import plan
 from headway.planner.cascade.exhaustive import exhaustive
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
 from headway.planner.cascade.problem import ReplicaSet
+from headway.planner.cascade.search import Make
 from headway.reproduce.cascadia.setup import AWQ_SLOWER, asked, at_once, changed
 from headway.reproduce.tasks import Measurement
 

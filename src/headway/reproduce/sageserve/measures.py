@@ -38,7 +38,7 @@ RECOVERED_S = 1.0
 def theta(document: Mapping[str, Any]) -> Measurement:
     """By model: input tokens per second that an instance serves in time (`tps`), and flat out (`most`)."""
     chosen = scenario.assemble(dict(document), Places(), Path())
-    line = scenario.line_of(chosen)
+    line = scenario.Lines(chosen)
     demanded = longterm.Demanded(longterm.Setting(chosen.spec.workload, 0, Path(), chosen.fleet, line))
     found: Measurement = {"tps": {}, "most": {}}
     for pool in {pool.model.name: pool for pool in chosen.fleet.pools}.values():

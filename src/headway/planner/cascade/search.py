@@ -1,4 +1,4 @@
-"""Planners as the rehearsal asks them: from a problem to a few plans, of which it chooses."""
+"""Planners as whoever rehearses asks them: from a problem to a few plans, the one they hold best first."""
 
 from __future__ import annotations
 

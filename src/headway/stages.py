@@ -1,0 +1,73 @@
+"""The latency of one stage of a cascade alone, simulated: what its planner is handed as an evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+import numpy as np
+
+from headway.catalog.coefficients import Coefficients
+from headway.control.policies import Policies
+from headway.core.fleet import Engine, Fleet, Gpu, Model, Parallel, Pool
+from headway.metrics.latency import distribution, sample
+from headway.perf.step import StepModel
+from headway.planner.cascade.problem import Lengths, Problem, ReplicaSet
+from headway.sim.cluster import simulate
+from headway.sim.timeline import Line
+from headway.workload.streams import stream
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
+
+HORIZON_S = 15.0
+"""Of arrivals at a stage, as far as `MOST_ROUNDS` go."""
+MOST_ROUNDS = 5
+
+
+@dataclass
+class Simulated:
+    """The evaluator: a stage alone, its requests once each, at the same random times whatever the replicas are."""
+
+    gpu: Gpu
+    engine: Engine
+    policies: Policies
+    seed: int = 0
+    rounds: int = 1
+    """How many times the lengths are played, one after the other."""
+    coefficients: Mapping[str, Coefficients] = field(default_factory=dict)
+    """By model; the catalog's for all others."""
+    _lines: dict[tuple[str, Parallel], Line] = field(default_factory=dict)
+
+    def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
+        """As `Evaluator` says. What prefix caches are taken to hold is no part of the prompts."""
+        pools = tuple(
+            Pool(f"{model.name}-{i}", model, self.gpu, self.engine, part.parallel, part.count)
+            for i, part in enumerate(replicas.parts)
+        )
+        num = len(lengths) * self.rounds
+        arrival_s = np.sort(stream(self.seed, "arrivals at a stage").random(num)) * num / rate_rps
+        rows = Workload(
+            {
+                "arrival_s": arrival_s,
+                "prompt_tokens": np.tile(lengths.computed_tokens, self.rounds).astype("i8"),
+                "output_tokens": np.tile(lengths.output_tokens, self.rounds).astype("i8"),
+            }
+        )
+        records = simulate(Fleet(pools), TraceSource(rows), self.policies, seed=self.seed, line=self._line)
+        done = sample(records, 0.0, None)  # a summary has token times, too, which take as long as the simulation
+        e2e_s = distribution(done.e2e_s)
+        return inf if e2e_s is None or not done.finished.all() else e2e_s.p95
+
+    def _line(self, pool: Pool) -> Line:
+        """One for each shape, as it remembers what it has worked out."""
+        key = (pool.model.name, pool.parallel)
+        if key not in self._lines:
+            own = self.coefficients.get(pool.model.name)
+            self._lines[key] = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, own).line
+        return self._lines[key]
+
+
+def rounds(problem: Problem) -> int:
+    """How many times the sample is played, so that a load that is too high shows."""
+    return min(max(ceil(HORIZON_S * problem.rate_rps / len(problem.scores)), 1), MOST_ROUNDS)
