@@ -1,7 +1,8 @@
-"""A llama.cpp server with a model of random weights that it makes itself: `python llama_server.py FOLDER PORT`.
+"""A llama.cpp server with a model of random weights that it makes itself: `python tiny_llama.py PORT [SLOTS_FOLDER]`.
 
-Needs `xllamacpp` and `gguf`. It says words of three letters, which mean nothing and which its tokenizer finds again
-in a text; all else is a real engine's.
+Needs `xllamacpp` and `gguf`. It says words such as "DabCeg", which mean nothing and which its tokenizer finds again in
+a text; all else is a real engine's. A chat with `"chat_template_kwargs": {"enable_thinking": true}` begins with
+reasoning, which `"logit_bias": {"258": 9}` lets end sooner, as `{"256": 9}` does with the answer.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import itertools
 import string
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
 HIDDEN, LAYERS, HEADS, FEED, CONTEXT = 128, 2, 4, 256, 4096
-SPACE = "\u0120"
-"""As GPT-2's tokenizers spell it."""
+LETTERS = string.ascii_lowercase[:10]
+END, THINK, THINK_END = 256, 257, 258
+"""Token ids."""
 TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for m in messages %}{{ m['role'] }}: "
+    "{% if m['reasoning_content'] %}<think>{{ m['reasoning_content'] }}</think>{% endif %}{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if enable_thinking %}<think>{% endif %}{% endif %}"
 )
 
 
@@ -35,10 +39,9 @@ def write_model(path: Path, seed: int = 0) -> None:
     """A small llama; its tokens are bytes, an end, and words of three letters."""
     import gguf
 
-    parts = [["".join(some) for some in itertools.product(string.ascii_lowercase[:10], repeat=n)] for n in (1, 2, 3)]
-    begins = [SPACE + part for part in parts[0] + parts[1]]
-    words = [SPACE + part for part in parts[2]]
-    tokens = [*_byte_tokens(), "<|end|>", *begins, *words]
+    begins, words = ([f"{a}{''.join(rest)}" for a in LETTERS.upper() for rest in itertools.product(LETTERS, repeat=n)]
+                     for n in (1, 2))  # fmt: skip
+    tokens = [*_byte_tokens(), "<|end|>", "<think>", "</think>", *begins, *words]
     size = len(tokens)
     draw = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
@@ -54,10 +57,10 @@ def write_model(path: Path, seed: int = 0) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * 256 + [3] + [1] * (len(begins) + len(words)))
+    writer.add_token_types([1] * 256 + [3, 4, 4] + [1] * (len(begins) + len(words)))
     writer.add_token_merges([f"{token[:-1]} {token[-1]}" for token in begins + words])
-    writer.add_eos_token_id(256)
-    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(END)
+    writer.add_bos_token_id(END)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 
@@ -83,25 +86,32 @@ def write_model(path: Path, seed: int = 0) -> None:
     writer.close()
 
 
-def main(folder: Path) -> None:
+def main(port: int, slots: str | None) -> None:
     """Serve until killed."""
     import xllamacpp
 
-    path = folder / f"model-{time.monotonic_ns()}.gguf"
-    write_model(path)
     params = xllamacpp.CommonParams()
-    params.model.path = str(path)
     params.n_parallel, params.n_ctx = 4, 4 * CONTEXT
-    params.cont_batching = params.endpoint_metrics = True
+    params.cont_batching = params.endpoint_metrics = params.endpoint_slots = True
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.warmup = False
+    params.model_alias = {"tiny-llama"}
+    params.enable_reasoning = 0
+    params.verbosity = 1
     params.cpuparams.n_threads = 1
-    params.hostnames, params.port = ["127.0.0.1"], int(sys.argv[2])
-    server = xllamacpp.Server(params)
-    sys.stdout.write(f"listens on {server.listening_address}\n")
-    sys.stdout.flush()
+    params.hostnames, params.port = ["127.0.0.1"], port
+    if slots is not None:
+        params.slot_save_path = f"{slots}/"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tiny.gguf"
+        write_model(path)
+        params.model.path = str(path)
+        server = xllamacpp.Server(params)
+    print(f"listens on {server.listening_address}", flush=True)
     while True:
         time.sleep(60)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -1,0 +1,212 @@
+"""The gateway in front of two real engines, with a model that the test makes: what they write is told as they wrote
+it, whatever becomes of the one that writes."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import serving
+from engines import KINDS, Kind, words
+from headway import records
+from serving import Process, all_up, ask, chat, metric, said, until
+
+pytest.importorskip("httptools")
+KEY = "of the tests"
+ADMIN = {"authorization": f"Bearer {KEY}"}
+GREEDY = {"temperature": 0, "ignore_eos": True}
+STREAM = {**GREEDY, "stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engines(kind: Kind) -> Iterator[list[Process]]:
+    """Two that live as long as these tests."""
+    pair = [kind.start(), kind.start()]
+    with serving.closing(*pair):
+        yield pair
+
+
+@pytest.fixture
+def serve(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts gateways."""
+    fronts = []
+
+    def start(engines: list[Process], *options: str, **changes: Any) -> Process:
+        path = serving.fleet_file(
+            tmp_path, [engine.url for engine in engines], pool={"engine": kind.name},
+            gateway={"admin_keys": [sha256(KEY.encode()).hexdigest()]}, **{"policies": {"window": 4}, **changes},
+        )  # fmt: skip
+        fronts.append(serving.gateway(path, *options))
+        all_up(fronts[-1], len(engines))
+        return fronts[-1]
+
+    yield start
+    with serving.closing(*fronts):
+        pass
+
+
+def _whole(events: list[Any], tokens: int) -> str:
+    """What a stream that came whole has said."""
+    assert events[-1] == "[DONE]" and not any("error" in event for event in events[:-1])
+    assert len({event["id"] for event in events[:-1]}) == 1
+    assert events[-2]["usage"]["completion_tokens"] == tokens
+    return said(events)
+
+
+def _writer(reply: serving.Reply) -> int:
+    """Which replica answers."""
+    return int(reply.headers["x-headway-replica"].removeprefix("pool/"))
+
+
+def _idle(kind: Kind, front: Process, engines: list[Process]) -> None:
+    until(lambda: not any(kind.busy(engine) for engine in engines))
+    until(lambda: metric(front, "headway_requests_in_flight") == 0)
+
+
+def test_answers_are_the_engines_own(engines: list[Process], serve: Callable[..., Process]) -> None:
+    front = serve(engines)
+    alone = chat(engines[0], max_tokens=50, **GREEDY).json()
+    through = chat(front, max_tokens=50, **GREEDY).json()
+    for answer in (alone, through):
+        for name in ("id", "created", "timings"):
+            answer.pop(name, None)
+        answer["usage"].pop("prompt_tokens_details", None)
+    assert through == alone
+    streamed = list(chat(front, max_tokens=50, **STREAM).events())
+    assert _whole(streamed, 50) == alone["choices"][0]["message"]["content"]
+    assert streamed[-2]["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    prompted = {"model": serving.MODEL, "prompt": "hello there", "max_tokens": 7, **GREEDY}
+    texts = [ask(each, "/v1/completions", prompted).json()["choices"][0]["text"] for each in (front, engines[1])]
+    assert texts[0] == texts[1] and len(words(texts[0])) == 7
+
+
+def test_openais_own_client(engines: list[Process], serve: Callable[..., Process]) -> None:
+    openai = pytest.importorskip("openai")
+    front = serve(engines)
+    with openai.OpenAI(base_url=f"{front.url}/v1", api_key="any", max_retries=0) as client:
+        asked = {
+            "model": serving.MODEL, "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 40,
+            "temperature": 0, "extra_body": {"ignore_eos": True},
+        }  # fmt: skip
+        whole = client.chat.completions.create(**asked)
+        parts = list(client.chat.completions.create(**asked, stream=True))
+        assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
+        assert whole.usage.completion_tokens == 40 and parts[-1].choices[0].finish_reason == "length"
+
+
+def test_many_streams_at_once_keep_apart(kind: Kind, engines: list[Process], serve: Callable[..., Process]) -> None:
+    """Three times as many as run at once. Each says what it says alone, to the last token."""
+    front = serve(engines)
+    prompts = [f"{i} hellos" for i in range(24)]
+    alone = [chat(engines[i % 2], text, max_tokens=80, **GREEDY).json() for i, text in enumerate(prompts)]
+
+    def stream(text: str) -> tuple[int, list[Any]]:
+        reply = chat(front, text, max_tokens=80, **STREAM)
+        return _writer(reply), list(reply.events())
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        heard = list(threads.map(stream, prompts))
+    assert [_whole(events, 80) for _, events in heard] == [one["choices"][0]["message"]["content"] for one in alone]
+    assert {writer for writer, _ in heard} == {0, 1}
+    assert len({events[0]["id"] for _, events in heard}) == len(prompts)
+    _idle(kind, front, engines)
+
+
+def test_a_client_that_leaves_frees_its_engine(
+    kind: Kind, engines: list[Process], serve: Callable[..., Process]
+) -> None:
+    front = serve(engines)
+    replies = [chat(front, max_tokens=3900, **STREAM) for _ in range(4)]
+    for reply in replies:
+        next(reply.events())
+    until(lambda: sum(kind.busy(engine) for engine in engines) == 4)
+    for reply in replies:
+        reply.close()
+    _idle(kind, front, engines)
+    outcomes = re.findall(r'^headway_requests_total{.*outcome="(\w+)".* (\d+)', ask(front, "/metrics").text(), re.M)
+    assert outcomes == [("cancelled", "4")]
+
+
+def test_reasoning_is_told_from_answering(
+    kind: Kind, engines: list[Process], serve: Callable[..., Process], tmp_path: Path
+) -> None:
+    front = serve(engines, "--records", str(tmp_path / "records"))
+    whole = chat(engines[0], max_tokens=200, **GREEDY, **kind.thinks).json()["choices"][0]["message"]
+    events = list(chat(front, max_tokens=200, **STREAM, **kind.thinks).events())
+    thought = said(events, "reasoning_content") + said(events, "reasoning")
+    assert thought == (whole.get("reasoning_content") or whole.get("reasoning")) and words(thought)
+    assert said(events) == whole["content"] and len(whole["content"]) > 100
+    front.stop()
+    ran, _ = records.load(tmp_path / "records")
+    assert list(ran.requests["generated_tokens"]) == [200]
+    assert abs(ran.requests["reasoning_tokens"][0] - len(words(thought))) <= 1, "the mark between them is a token"
+
+
+@pytest.mark.parametrize("thinks", [False, True], ids=["answer", "reasoning"])
+def test_streams_survive_an_engine_that_is_killed(
+    thinks: bool, kind: Kind, engines: list[Process], serve: Callable[..., Process]
+) -> None:
+    """Each says the tokens that it would have said: none lost, none twice, none other."""
+    doomed = kind.start()
+    options = {**STREAM, "max_tokens": 600}
+    if thinks:
+        options["chat_template_kwargs"] = kind.thinks["chat_template_kwargs"]
+    key = "reasoning_content" if thinks else "content"
+    alone = [said(list(chat(engines[0], f"{i} hellos", **options).events()), key) for i in range(4)]
+    with serving.closing(doomed):
+        front = serve([engines[0], doomed])
+        far, hit = threading.Barrier(5), []
+
+        def stream(i: int) -> list[Any]:
+            reply = chat(front, f"{i} hellos", **options)
+            heard = []
+            for event in reply.events():
+                heard.append(event)
+                if len(heard) == 100:
+                    hit.append(_writer(reply))
+                    far.wait(20)
+            return heard
+
+        with ThreadPoolExecutor(4) as threads:
+            running = [threads.submit(stream, i) for i in range(4)]
+            while far.n_waiting < 4:
+                pass
+            doomed.kill()
+            far.wait(20)
+            heard = [one.result() for one in running]
+    assert {0, 1} == set(hit)
+    for events, text in zip(heard, alone, strict=True):
+        _whole(events, 600)
+        assert said(events, key) == text
+
+
+def test_a_replica_that_is_drained_hands_its_streams_on(
+    kind: Kind, engines: list[Process], serve: Callable[..., Process], tmp_path: Path
+) -> None:
+    front = serve(engines, "--records", str(tmp_path / "records"))
+    alone = said(list(chat(engines[0], max_tokens=1200, **STREAM).events()))
+    reply = chat(front, max_tokens=1200, **STREAM)
+    left = _writer(reply)
+    events = []
+    for event in reply.events():
+        events.append(event)
+        if len(events) == 100:
+            assert ask(front, f"/workers/{left}/drain", {}, ADMIN).status == 200
+            until(lambda: not kind.busy(engines[left]))
+    assert _whole(events, 1200) == alone
+    assert _writer(chat(front, max_tokens=1, **STREAM)) == 1 - left
+    front.stop()
+    ran, _ = records.load(tmp_path / "records")
+    assert list(ran.requests["moves"]) == [1, 0] and list(ran.requests["attempts"]) == [1, 1]
