@@ -21,8 +21,8 @@ LETTERS = string.ascii_lowercase[:10]
 END, THINK, THINK_END = 256, 257, 258
 """Token ids."""
 TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: "
-    "{% if m['reasoning_content'] %}<think>{{ m['reasoning_content'] }}</think>{% endif %}{{ m['content'] }}\n{% endfor %}"
+    "{% for m in messages %}{{ m['role'] }}: {% if m['reasoning_content'] %}"
+    "<think>{{ m['reasoning_content'] }}</think>{% endif %}{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% if enable_thinking %}<think>{% endif %}{% endif %}"
 )
 
@@ -108,7 +108,8 @@ def main(port: int, slots: str | None) -> None:
         write_model(path)
         params.model.path = str(path)
         server = xllamacpp.Server(params)
-    print(f"listens on {server.listening_address}", flush=True)
+    sys.stdout.write(f"listens on {server.listening_address}\n")
+    sys.stdout.flush()
     while True:
         time.sleep(60)
 

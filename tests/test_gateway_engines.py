@@ -148,10 +148,15 @@ def test_reasoning_is_told_from_answering(
     thought = said(events, "reasoning_content") + said(events, "reasoning")
     assert thought == (whole.get("reasoning_content") or whole.get("reasoning")) and words(thought)
     assert said(events) == whole["content"] and len(whole["content"]) > 100
+    counted = re.findall(
+        r'^headway_inter_token_seconds_count{.*phase="(\w+)".* (\d+)', ask(front, "/metrics").text(), re.M
+    )
+    assert abs(int(dict(counted)["reasoning"]) - len(words(thought))) <= 2 and dict(counted)["answering"] > "100"
     front.stop()
     ran, _ = records.load(tmp_path / "records")
     assert list(ran.requests["generated_tokens"]) == [200]
-    assert abs(ran.requests["reasoning_tokens"][0] - len(words(thought))) <= 1, "the mark between them is a token"
+    times = [ran.requests[name][0] for name in ("first_token_s", "reasoning_end_s", "answer_s", "end_s")]
+    assert times == sorted(times) and times[1] == times[2] < times[3], "phases were told apart as the tokens came"
 
 
 @pytest.mark.parametrize("thinks", [False, True], ids=["answer", "reasoning"])
@@ -181,8 +186,7 @@ def test_streams_survive_an_engine_that_is_killed(
 
         with ThreadPoolExecutor(4) as threads:
             running = [threads.submit(stream, i) for i in range(4)]
-            while far.n_waiting < 4:
-                pass
+            until(lambda: far.n_waiting == 4)
             doomed.kill()
             far.wait(20)
             heard = [one.result() for one in running]
@@ -203,10 +207,11 @@ def test_a_replica_that_is_drained_hands_its_streams_on(
     for event in reply.events():
         events.append(event)
         if len(events) == 100:
-            assert ask(front, f"/workers/{left}/drain", {}, ADMIN).status == 200
+            assert ask(front, f"/workers/{left}/drain", {}, ADMIN).json()["status"] == "draining"
             until(lambda: not kind.busy(engines[left]))
     assert _whole(events, 1200) == alone
-    assert _writer(chat(front, max_tokens=1, **STREAM)) == 1 - left
+    reply = chat(front, max_tokens=1, **STREAM)
+    assert _whole(list(reply.events()), 1) == alone[:3] and _writer(reply) == 1 - left
     front.stop()
     ran, _ = records.load(tmp_path / "records")
     assert list(ran.requests["moves"]) == [1, 0] and list(ran.requests["attempts"]) == [1, 1]

@@ -233,7 +233,7 @@ def _check_ordering(ordering: PolicySpec | list[PolicySpec], adapters: list[Adap
 def _check_migration(adapters: list[Adapter], places: Places) -> None:
     """A request moves by being continued from its tokens."""
     for i, adapter in enumerate(adapters):
-        if not adapter.gives_token_ids and adapter.continues_chats is None:
+        if not adapter.gives_token_ids and adapter.template is None and adapter.continues_chats is None:
             what = f"the engine of fleet[{i}] ({adapter.api}) cannot go on with another's answer, so nothing can move"
             raise places.error(("policies", "migration"), what)
 

@@ -26,8 +26,14 @@ class Adapter(Struct, frozen=True):
     """Share of the KV cache that is in use."""
     urgent_sign: int | None = None
     """What a tier (0 = most urgent) is multiplied with to be the body's `priority`; None: it takes none."""
+    counts: dict[str, bool] = {}
+    """What makes it say with each chunk which tokens it read and wrote, or how many."""
+    hides: tuple[str, ...] = ()
+    """What chunks then have that clients have not asked for."""
     gives_token_ids: bool = False
-    """`return_token_ids` makes it say which tokens it read and wrote."""
+    """It says which."""
+    template: str | None = None
+    """Where it says what text it makes of a chat; it takes any of its options for a prompt that is given as such."""
     continues_chats: dict[str, bool] | None = None
     """What makes it go on with the last message of a chat in place of answering it; None: nothing does."""
 
@@ -39,6 +45,8 @@ ADAPTERS: dict[Api, Adapter] = {
         waiting=("vllm:num_requests_waiting",),
         kv_share=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         urgent_sign=1,
+        counts={"return_token_ids": True},
+        hides=("token_ids", "prompt_token_ids"),
         gives_token_ids=True,
         continues_chats={"continue_final_message": True, "add_generation_prompt": False},
     ),
@@ -55,7 +63,9 @@ ADAPTERS: dict[Api, Adapter] = {
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
         kv_share=("llamacpp:kv_cache_usage_ratio",),
-        continues_chats={},
+        counts={"timings_per_token": True},
+        hides=("timings",),
+        template="/apply-template",
     ),
     "openai": Adapter("openai", health="/v1/models", metrics=None),
 }

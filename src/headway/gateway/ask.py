@@ -25,7 +25,7 @@ SLO_MS = (1e-3, 1e12)
 _HISTORY = (
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "structured_outputs", "tools", "functions", "min_tokens", "best_of",
+    "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of",
 )  # fmt: skip
 """What an answer cannot be continued with on another engine: it hangs on all tokens so far, or on a parser's state."""
 _PASSED_ON = ("authorization", "traceparent", "tracestate", "x-api-key", "anthropic-version", "anthropic-beta")

@@ -220,13 +220,14 @@ class Client:
         else:
             connection.abort("given up")
 
-    async def fetch(self, path: str, timeout_s: float, limit_bytes: int = 1 << 22) -> tuple[int, bytes]:
-        """Status and body of a GET. EngineError if there is none in time."""
+    async def fetch(self, path: str, timeout_s: float, body: bytes | None = None) -> tuple[int, bytes]:
+        """Status and body of a GET, or of a POST of some JSON. EngineError if there is none in time."""
+        sent = ("GET", path) if body is None else ("POST", path, "Content-Type: application/json\r\n", body)
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self.request("GET", path)
+                connection = await self.request(*sent)
                 try:
-                    return connection.status, await read(connection, limit_bytes)
+                    return connection.status, await read(connection, 1 << 22)
                 finally:
                     self.give_back(connection)
         except TimeoutError:

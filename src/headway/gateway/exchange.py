@@ -16,6 +16,7 @@ from headway.gateway.buffer import Buffer
 from headway.gateway.client import Connection, EngineError, read
 from headway.gateway.errors import ApiError
 from headway.gateway.listen import Listener, Pace
+from headway.gateway.llamacpp import template
 from headway.gateway.refusal import refusal
 from headway.gateway.replica import Engine
 from headway.gateway.said import CannotGoOnError, Continued, without
@@ -75,6 +76,8 @@ class Exchange:
         self._listener = Listener(self._ask, self._ticket, self._driver)
         self._said = self._listener.said
         self._continued: Continued | None = None
+        self._hides: tuple[str, ...] = ()
+        """What chunks have only because Headway asked for it."""
         self._has_begun = self._is_done = False
         """The client has had the first bytes; the last event has come."""
         if self._driver.judges(self._live):
@@ -181,6 +184,8 @@ class Exchange:
 
     async def _attempt(self, replica: Engine) -> None:
         """Send the request, and pass the answer back. EngineError where it fails."""
+        if self._said.tokens and self._said.prompt is None and replica.adapter.template is not None:
+            self._said.prompt = await template(replica, self._ask)
         path, body = self._request(replica)
         if not body:
             await self._end_stream()
@@ -208,7 +213,7 @@ class Exchange:
         """Path and body for this replica; no body: there is nothing more to ask for."""
         ask, said, adapter = self._ask, self._said, replica.adapter
         path, body = ask.path, dict(ask.body)
-        self._continued = None
+        self._continued, self._hides = None, ()
         self._listener.before = said.tokens
         if said.tokens:
             if said.finish is not None or said.left(replica.max_context_tokens, self._live.prompt_tokens) <= 0:
@@ -228,8 +233,10 @@ class Exchange:
         if ask.stream and not ask.is_opaque:
             body["stream"] = True
             body["stream_options"] = {**(ask.body.get("stream_options") or {}), "include_usage": True}
-            if adapter.gives_token_ids and ask.can_go_on:
-                body["return_token_ids"] = True
+            if ask.can_go_on:
+                body |= adapter.counts
+                if not any(ask.body.get(name) for name in adapter.counts):
+                    self._hides = adapter.hides
         return path, ask.raw if body == ask.body else msgspec.json.encode(body)
 
     # Back to the client.
@@ -305,8 +312,8 @@ class Exchange:
         changed: bytes | None = payload
         if self._continued is not None:
             changed = self._continued.event(payload)
-        if changed is not None and b"token_ids" in changed and not self._ask.body.get("return_token_ids"):
-            changed = without(("token_ids", "prompt_token_ids"), changed)
+        if changed is not None and chunk.choices and any(name.encode() in changed for name in self._hides):
+            changed = without(self._hides, changed)
         if changed is not None and listener.hides_logprobs:
             changed = without(("logprobs",), changed)
         return event if changed is payload else changed and b"data: " + changed + b"\n\n"

@@ -88,6 +88,10 @@ class Listener:
                 thought = self._is_thought(text) or thought
             reasons |= thought
             answers |= called or bool(text and not thought)
+        if (
+            chunk.timings is not None and chunk.timings.predicted_n
+        ):  # tokens may have no text, and chunks several tokens
+            tokens = max(self.before + chunk.timings.predicted_n - self._live.generated_tokens, 0)
         self.said.heard(chunk, tokens)
         if tokens:
             before = self._live.generated_tokens

@@ -16,7 +16,10 @@ _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "user",
     "skip_special_tokens", "priority",
 )  # fmt: skip
-_THINK_END = "</think>"
+_OF_CHATS = frozenset((
+    "messages", "chat_template_kwargs", "reasoning_format", "max_completion_tokens", "stream", "stream_options",
+))  # fmt: skip
+_THINK, _THINK_END = "<think>", "</think>"
 DEFAULT_COMPLETION_TOKENS = 16
 """Of `/v1/completions`, where a client names no limit."""
 
@@ -34,6 +37,8 @@ class Said:
         self.head: dict[str, Any] = {}
         """`id`, `created` and `model`: the first engine's, for the whole stream."""
         self.prompt_ids = ask.prompt_ids
+        self.prompt: str | None = ask.body["prompt"] if isinstance(ask.body.get("prompt"), str) else None
+        """The prompt's text, as far as that is known; of chats, engines can tell it."""
         self.ids: list[int] | None = []
         self.text: list[str] = []
         self.reasoning: list[str] = []
@@ -93,8 +98,8 @@ class Said:
             raise CannotGoOnError
         if self.prompt_ids is not None and self.ids is not None:
             prompt: Any = [*self.prompt_ids, *self.ids]
-        elif not ask.is_chat and isinstance(ask.body.get("prompt"), str):
-            prompt = ask.body["prompt"] + "".join(self.text)
+        elif self.prompt is not None:
+            prompt = self.prompt + self._raw(self.prompt)
         elif ask.is_chat and adapter.continues_chats is not None and not self.reasoning:
             answer = {"role": "assistant", "content": "".join(self.text)}
             body = {**ask.body, **adapter.continues_chats, "messages": [*ask.body["messages"], answer]}
@@ -104,8 +109,20 @@ class Said:
             return CHAT, body
         else:
             raise CannotGoOnError
-        body = {name: ask.body[name] for name in _SAMPLING if name in ask.body}
+        if adapter.template is None:
+            body = {name: ask.body[name] for name in _SAMPLING if name in ask.body}
+        else:  # takes the rest for a prompt, too, and writes marks only where it is told that they matter
+            body = {name: ask.body[name] for name in ask.body if name not in _OF_CHATS}
+            body["preserved_tokens"] = [_THINK, _THINK_END]
         return COMPLETIONS, {**body, "prompt": prompt, "max_tokens": self.left(context_tokens, prompt_tokens)}
+
+    def _raw(self, prompt: str) -> str:
+        """The answer so far as the model wrote it. Space around its reasoning, which engines cut off, is as usual."""
+        text, reasoning = "".join(self.text), "".join(self.reasoning)
+        if not reasoning:
+            return text
+        begin = "" if prompt.rstrip().endswith(_THINK) else f"{_THINK}\n"
+        return f"{begin}{reasoning}\n{_THINK_END}\n\n{text}" if text else begin + reasoning
 
 
 class Continued:

@@ -61,6 +61,14 @@ class Usage(Struct):
     completion_tokens: int = 0
 
 
+class Timings(Struct):
+    """llama.cpp's count of tokens so far: read anew, found in its cache, written."""
+
+    prompt_n: int = 0
+    cache_n: int = 0
+    predicted_n: int = 0
+
+
 class Part(Struct):
     """What Headway reads of an event that it passes on as it is: of `/v1/responses`, or of `/v1/messages`."""
 
@@ -91,6 +99,7 @@ class Chunk(Struct):
     model: str | None = None
     choices: list[Choice] = field(default_factory=list)
     usage: Usage | None = None
+    timings: Timings | None = None
     prompt_token_ids: list[int] | None = None
     error: Any = None
 
