@@ -78,6 +78,10 @@ def api_of(engine: str) -> Api:
     return next((api for start, api in _OF_ENGINE if engine.startswith(start)), "openai")
 
 
+_MOST = 1e9
+"""No engine has so many requests."""
+
+
 class Load(Struct, frozen=True):
     """What an engine says about itself; None: unknown."""
 
@@ -92,13 +96,22 @@ def load(adapter: Adapter, text: str) -> Load:
     return Load(
         round(sum(running)) if running else None,
         round(sum(waiting)) if waiting else None,
-        sum(share) / len(share) if share else None,
+        min(sum(share) / len(share), 1.0) if share else None,
     )
 
 
 def _values(names: tuple[str, ...], text: str) -> list[float]:
     for name in names:
-        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})?\s+([-+0-9.eE]+)", text, re.MULTILINE)
+        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})?\s+(\S+)", text, re.MULTILINE)
         if found:
-            return [float(value) for value in found]
+            return [value for value in map(_number, found) if value is not None]
     return []
+
+
+def _number(text: str) -> float | None:
+    """A sample's value. None where an engine says what cannot be."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < _MOST else None

@@ -15,6 +15,8 @@ from headway.core.errors import HeadwayError
 
 _HIGH_BYTES = 1 << 18
 """Read and not yet passed on: beyond this the engine has to wait, so that a slow client costs no memory."""
+_MOST_AROUND_BYTES = 1 << 18
+"""Of an answer's headers, and of what else may come between pieces of its body."""
 
 
 class EngineError(Exception):
@@ -44,7 +46,8 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_complete = False
-        self._until_close = self._is_kept = False
+        self._until_close = self._is_kept = self._is_interim = self._is_excess = False
+        self._around = 0
         self._error: str | None = None
 
     # Protocol.
@@ -53,10 +56,17 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._around += len(data)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail("changed to another protocol")
         except httptools.HttpParserError as error:
             self._fail(f"spoke no HTTP ({error})")
+        if self._is_excess:
+            self._fail("said more than its answer")
+        elif self._around > _MOST_AROUND_BYTES:
+            self._fail("sent headers without end")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -68,17 +78,30 @@ class Connection(asyncio.Protocol):
 
     # Parser.
 
+    def on_message_begin(self) -> None:
+        self._is_excess = self.is_complete
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self.status:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
+        status = self._parser.get_status_code()
+        self._is_interim = status < 200
+        if self._is_interim or self._is_excess:
+            if not self.status:
+                self.headers = {}
+            return
+        self.status, self._around = status, 0
         framed = "content-length" in self.headers or "transfer-encoding" in self.headers
         self._until_close = not framed and self.status not in (204, 304)
         self._is_kept = self._parser.should_keep_alive()
         self._wake()
 
     def on_body(self, body: bytes) -> None:
+        if self._is_excess:
+            return
+        self._around = 0
         self._parts.append(body)
         self._buffered += len(body)
         if self._buffered > _HIGH_BYTES and self._transport is not None and not self._is_paused:
@@ -87,6 +110,8 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def on_message_complete(self) -> None:
+        if self._is_interim:  # 100 Continue and the like: the answer is still to come
+            return
         self.is_complete = True
         self._wake()
 

@@ -25,11 +25,16 @@ from headway.gateway.send import Send, answer
 from headway.gateway.ticket import OverError, Ticket
 
 log = logging.getLogger("headway.gateway")
-AGAIN = frozenset((408, 429, 500, 502, 503, 504))
-"""What an engine answers when another one might do better."""
+AGAIN = frozenset((408, 429))
+"""What an engine answers when another one might do better, beside what begins with 5."""
 _LONGEST_ANSWER_BYTES = 256 << 20
 _TAIL_S = 1.0
 """After [DONE], an engine has so long to end its answer, else its connection is not kept."""
+
+
+def is_no_answer(status: int) -> bool:
+    """Another engine might do better; or it sends clients elsewhere, which engines do not."""
+    return status in AGAIN or status >= 500 or 300 <= status < 400
 
 
 class RefusedError(EngineError):
@@ -195,8 +200,10 @@ class Exchange:
             self._driver.sending(self._ticket, ask.read_s)
             ask.read_s = None
         connection = await replica.client.request("POST", path, self._headers, body, self._opened)
-        if connection.status in AGAIN or (self._has_begun and connection.status != 200):
+        if is_no_answer(connection.status) or (self._has_begun and connection.status != 200):
             raise RefusedError(connection.status, await read(connection, 1 << 16))
+        if connection.headers.get("content-encoding", "identity") != "identity":
+            raise EngineError("encoded its answer as nobody had asked for")
         if ask.stream and connection.status == 200:
             await self._stream(connection)
         else:
@@ -245,6 +252,7 @@ class Exchange:
         data = await read(connection, _LONGEST_ANSWER_BYTES)
         kind = connection.headers.get("content-type", "application/json")
         if connection.status < 300:
+            self._check_whole(data)
             self._listener.whole(data)
             self._driver.finished(self._ticket)
         else:
@@ -255,6 +263,11 @@ class Exchange:
         await self._begin(connection.status, kind.encode("latin-1"), len(data))
         self._is_done = True
         await self._out.send({"type": "http.response.body", "body": data})
+
+    def _check_whole(self, data: bytes) -> None:
+        """EngineError where a status of 200 comes with what is no answer."""
+        if self._listener.opaque is None and (error := sse.value(data).get("error")):
+            raise EngineError(_reported(error))
 
     async def _stream(self, connection: Connection) -> None:
         events, pace = sse.Events(), Pace(self._ticket, self._driver)
@@ -305,7 +318,7 @@ class Exchange:
             return event
         chunk = sse.read(payload)
         if chunk.error is not None:
-            raise EngineError(f"reported an error: {msgspec.json.encode(chunk.error)[:300].decode(errors='replace')}")
+            raise EngineError(_reported(chunk.error))
         listener.chunk(chunk)
         if not chunk.choices and chunk.usage is not None and not self._ask.wants_usage:
             return None
@@ -357,3 +370,7 @@ class Exchange:
             await self._out.send({"type": "http.response.body", "body": last})
         else:
             await answer(self._out.send, error, self._id)
+
+
+def _reported(error: object) -> str:
+    return f"reported an error: {msgspec.json.encode(error)[:300].decode(errors='replace')}"

@@ -47,16 +47,16 @@ class Confidence:
 
     def hear(self, choice: sse.Choice) -> None:
         """Some more tokens."""
-        with suppress(msgspec.MsgspecError):  # some other form, or none, says nothing here
+        with suppress(*sse.NONSENSE):  # some other form, or none, says nothing here
             for value in msgspec.convert(choice.logprobs, _Logprobs).values():
-                self._sum += value
+                self._sum += min(value, 0.0)
                 self._num += 1
 
     def score(self) -> float:
         """0 to 100: the geometric mean of the tokens' probabilities. JudgeError where none came."""
         if not self._num:
             raise JudgeError("the engine told no log probabilities")
-        return 100.0 * math.exp(min(self._sum / self._num, 0.0))
+        return 100.0 * math.exp(self._sum / self._num)
 
 
 class _Token(msgspec.Struct):

@@ -15,10 +15,10 @@ _decode = msgspec.json.Decoder(sse.Part).decode
 
 
 class _Usage(msgspec.Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    input_tokens: sse.Count = 0
+    output_tokens: sse.Count = 0
+    prompt_tokens: sse.Count = 0
+    completion_tokens: sse.Count = 0
 
 
 class _Answer(msgspec.Struct):
@@ -38,7 +38,7 @@ class Opaque:
         """An event: how many tokens it brings, about, and whether they are thoughts."""
         try:
             part = _decode(payload)
-        except msgspec.MsgspecError:
+        except sse.NONSENSE:
             return 0, False
         self.is_over |= part.type in _ENDS
         for whole in (part, part.response, part.message):
@@ -54,7 +54,7 @@ class Opaque:
         """Tokens read and written, by a whole answer."""
         try:
             usage = msgspec.json.decode(data, type=_Answer).usage
-        except msgspec.MsgspecError:
+        except sse.NONSENSE:
             return None
         if usage is None:
             return None

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from headway.gateway import sse
 from headway.gateway.errors import ApiError
 
 _LONGEST = 1000
@@ -31,7 +32,7 @@ def refusal(status: int, data: bytes) -> bytes:
     """OpenAI's error object as it came; anything else becomes one."""
     try:
         msgspec.json.decode(data, type=_Told)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except sse.NONSENSE:
         return ApiError(status, _message(data)[:_LONGEST] or f"the engine answered {status}", "engine_refused").json()
     return data
 
@@ -39,6 +40,6 @@ def refusal(status: int, data: bytes) -> bytes:
 def _message(data: bytes) -> str:
     try:
         told = msgspec.json.decode(data, type=_Otherwise)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except sse.NONSENSE:
         return data.decode(errors="replace")
     return next((word for word in (told.message, told.detail) if isinstance(word, str)), data.decode(errors="replace"))

@@ -10,7 +10,6 @@ import msgspec
 from headway.gateway import sse
 from headway.gateway.adapters import Adapter
 from headway.gateway.ask import CHAT, COMPLETIONS, Ask
-from headway.gateway.client import EngineError
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "user",
@@ -137,7 +136,7 @@ class Continued:
 
     def event(self, payload: bytes) -> bytes | None:
         """The chunk that the client gets in place of this one; None: nothing."""
-        chunk = msgspec.json.decode(payload)
+        chunk = sse.value(payload)
         chunk |= self._said.head
         usage = chunk.get("usage")
         if isinstance(usage, dict):
@@ -183,9 +182,7 @@ class Continued:
 
 def without(names: Iterable[str], payload: bytes) -> bytes:
     """A chunk, or a whole answer, without what its client did not ask for."""
-    chunk = msgspec.json.decode(payload)
-    if not isinstance(chunk, dict):
-        raise EngineError("streamed what is no completion chunk")
+    chunk = sse.value(payload)
     for each in (chunk, *chunk.get("choices", ())):
         for name in names:
             each.pop(name, None)

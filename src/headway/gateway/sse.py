@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from headway.gateway.client import EngineError
 
@@ -54,11 +54,14 @@ class Choice(Struct):
     finish_reason: str | None = None
 
 
+Count = Annotated[int, Meta(ge=0, le=1 << 30)]
+
+
 class Usage(Struct):
     """Tokens, as the engine counts them."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
 
 
 class Timings(Struct):
@@ -81,8 +84,8 @@ class Part(Struct):
 class Read(Struct):
     """Tokens, as those endpoints count them."""
 
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
 
 
 class Whole(Struct):
@@ -105,6 +108,8 @@ class Chunk(Struct):
 
 
 _decode = msgspec.json.Decoder(Chunk).decode
+NONSENSE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What is raised where JSON is not what it should be."""
 
 
 def payload(event: bytes) -> bytes | None:
@@ -119,8 +124,19 @@ def read(data: bytes) -> Chunk:
     """An event's payload. EngineError where it is not what an engine should say."""
     try:
         return _decode(data)
-    except msgspec.MsgspecError as error:
+    except NONSENSE as error:
         raise EngineError(f"streamed what is no completion chunk ({error})") from None
+
+
+def value(data: bytes) -> dict[str, Any]:
+    """An event's payload, or a whole answer, with all that is in it. EngineError where it is no object."""
+    try:
+        found = msgspec.json.decode(data)
+    except NONSENSE as error:
+        raise EngineError(f"answered with what is no JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise EngineError("answered with JSON that is no object")
+    return found
 
 
 def event(value: object) -> bytes:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Annotated
 
 import msgspec
 
@@ -19,6 +20,7 @@ from headway.gateway.client import EngineError, UnreachableError, read
 from headway.gateway.exchange import RefusedError
 from headway.gateway.replica import Engine, LiveReplica
 from headway.gateway.settings import Settings
+from headway.gateway.sse import NONSENSE
 
 log = logging.getLogger("headway.gateway")
 MOST_FAILURES = 3
@@ -32,7 +34,7 @@ class _Models(msgspec.Struct):
 
 class _Model(msgspec.Struct):
     id: str
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class Breaker:
@@ -181,7 +183,7 @@ class Watch:
             return
         try:
             models = msgspec.json.decode(data, type=_Models).data
-        except msgspec.MsgspecError:
+        except NONSENSE:
             return
         if not models:
             return

@@ -64,7 +64,7 @@ def told_answer(custom_id: str, status: int, request_id: str, body: bytes) -> by
     """A line of the output or error file."""
     try:
         value: Any = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         value = body.decode(errors="replace")
     response = {"status_code": status, "request_id": request_id, "body": value}
     made = {"id": _id("batch_req"), "custom_id": custom_id, "response": response, "error": None}
