@@ -103,6 +103,27 @@ def test_the_first_token_is_prefill_s_and_the_others_follow_the_cache(
 
 
 @both_steps
+def test_where_the_decode_replica_says_the_first_token_it_computes_the_prompt_s_last_one_anew(step: str) -> None:
+    """The way back by the gateway takes 0.5 s for the answer, and 64 times 1/128 s to read the prompt again."""
+    slow = {"response_overhead_s": 0.5, "tokenize_s_per_token": 1 / 128}
+    records = run([request(0, 0, 64, 4)], combo(handover=Handover(first_token="decode"), **slow), step=step)
+    (move,) = moves(records)
+    assert (move["paused_s"], move["kv_tokens"], move["outcome"]) == (1.5, 64, DONE)
+    assert move["end_s"] == pytest.approx(1.5 + 0.5 + 0.5 + LATENCY_S + 4)
+    assert times(records) == pytest.approx([move["end_s"] + k for k in (1, 2, 3, 4)])
+    assert by_request(records.requests)["first_token_s"][0] == pytest.approx(times(records)[0] + 0.5)
+
+
+@both_steps
+def test_where_nothing_can_be_handed_over_the_prefill_replica_says_the_first_token_after_all(step: str) -> None:
+    requests = [request(0, 0, 64, 20), request(1, 6, 60, 6)]
+    records = run(requests, combo(kv_capacity_tokens=96, handover=Handover(first_token="decode")), step=step)
+    assert [move["outcome"] for move in moves(records)] == [DONE, FULL]
+    assert times(records, 1) == [8, 9, 10, 11, 12, 13]
+    assert by_request(records.requests)["first_token_s"][1] == 8
+
+
+@both_steps
 def test_layer_by_layer_all_but_the_last_layer_hides_behind_the_prompt(step: str) -> None:
     fast = {"network_bytes_per_s": 1000 * BYTES_PER_TOKEN}
     records = run([request(0, 0, 64, 2)], combo(handover=Handover("layerwise"), **fast), step=step)

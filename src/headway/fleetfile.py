@@ -56,7 +56,7 @@ def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
     parts = []
     for key, role in roles.items():
         if key in named:
-            part = _pool(getattr(spec, key), (*at, key), f"{spec.name}-{key}", base_dir, places)
+            part = _pool(getattr(spec, key), (*at, key), f"{spec.name}-{key}", base_dir, places, spec.replicas)
             parts.append(replace(part, role=role, handover=spec.handover))
     if parts[0].model != parts[-1].model:
         raise places.error(
@@ -65,20 +65,32 @@ def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
     return Combo(spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps)
 
 
-def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places) -> Pool:
+def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
+    """How many a pool has, or its part in each of so many combos: as many as endpoints, where there are any."""
+    num = len(spec.endpoints)
+    if not num:
+        return spec.replicas
+    if not units or num % units:
+        what = f"{num}; expected as many for each of the combo's `replicas` ({units})"
+        raise places.error((*at, "endpoints"), what)
+    if spec.replicas not in (1, num // units):
+        what = f"{spec.replicas}; expected {num // units}, as many as endpoints{' for each combo' if units > 1 else ''}"
+        raise places.error((*at, "replicas"), what)
+    return num // units
+
+
+def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, units: int = 1) -> Pool:
     with places.at(*at, "model"):
         shape = _model(spec.model, base_dir)
     with places.at(*at, "gpu"):
         accelerator = gpu(spec.gpu)
-    if spec.endpoints and spec.replicas not in (1, len(spec.endpoints)):
-        raise places.error((*at, "replicas"), f"{spec.replicas}; expected {len(spec.endpoints)}, as many as endpoints")
     pool = Pool(
         name=spec.name or name,
         model=shape,
         gpu=accelerator,
         engine=_engine(spec.engine, (*at, "engine"), places),
         parallel=Parallel(spec.tp, spec.pp, spec.ep, spec.dp),
-        replicas=len(spec.endpoints) or spec.replicas,
+        replicas=_replicas(spec, at, places, units),
         region=spec.region,
         usd_per_gpu_hour=spec.usd_per_gpu_hour,
         kv_capacity_tokens=spec.kv_capacity_tokens,

@@ -7,11 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headway import scenario, userfile, webserver
 from headway.control.policies import Policies
-from headway.core.fleet import Pool
+from headway.core.fleet import Combo, Pool
 from headway.gateway.adapters import ADAPTERS, Adapter, api_of
 from headway.gateway.admin import is_address
 from headway.gateway.gateway import Plan, Served
@@ -25,6 +26,13 @@ from headway.userfile import Key, Places
 
 NO_WORKLOAD = {"builtin": "chat"}
 """Stands in where a fleet file has none: clients bring it."""
+_NO_HANDOVER = {
+    "sglang": "an SGLang engine is started for one phase and cannot do the other, and both of a request are sent at"
+    " once; expected vLLM, or `aggregated`",
+    "llama.cpp": "llama.cpp's server gives its KV cache to no other; expected vLLM, or `aggregated`",
+    "openai": "OpenAI's API has no words for a KV cache that is handed over; expected vLLM, or `aggregated`",
+}
+"""Why a replica can be no part of a pair."""
 QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 """Who lets batches go, where a fleet file does not say."""
 
@@ -41,25 +49,23 @@ def load(path: Path) -> tuple[Scenario, Plan]:
 def plan(chosen: Scenario) -> Plan:
     """What a gateway is to do. HeadwayError where engines cannot act it out."""
     spec, places = chosen.spec, chosen.places
-    if spec.roles:
-        raise places.error(("roles",), "a gateway cannot tell an engine to prefill or to decode only; leave it out")
-    if spec.combos:
-        raise places.error(("combos",), "engines that hand KV caches over are not served yet; expected `fleet` alone")
     judge = _judge(spec, places)
-    adapters = [_adapter(pool, ("fleet", i), places) for i, pool in enumerate(spec.fleet)]
-    starts = _starts(chosen)
+    said = _pools(chosen)
+    adapters = [_adapter(each, places) for each in said]
+    starts = _starts(chosen, said)
+    if spec.roles:
+        _check_roles(said, adapters, places)
     policies = _with_queue_manager(policies_of(chosen), spec.gateway)
     _check_oracles(policies, places)
     if spec.policies.ordering_at != "gateway":
-        _check_ordering(spec.policies.ordering, adapters, places)
+        _check_ordering(spec.policies.ordering, said, adapters, places)
     if policies.migration is not None:
-        _check_migration(adapters, places)
-    pools = zip(chosen.fleet.pools, spec.fleet, adapters, starts, strict=True)
+        _check_migration(said, adapters, places)
     served = tuple(
-        Served(_limited(pool, start), said.endpoints, adapter.api, kv_blocks(pool), start)
-        for pool, said, adapter, start in pools
+        Served(_limited(each, start), each.spec.endpoints, adapter.api, kv_blocks(each.pool), start, each.combo)
+        for each, adapter, start in zip(said, adapters, starts, strict=True)
     )
-    models = [pool.model for pool in chosen.fleet.pools]
+    models = [each.pool.model for each in said]
     return Plan(
         pools=served,
         names={model.name: (model.name, model.hf_id, *model.aliases) for model in models},
@@ -70,7 +76,34 @@ def plan(chosen: Scenario) -> Plan:
         tell_priority=spec.policies.ordering_at != "gateway" and _name(spec.policies.ordering) == "priority",
         judge=judge,
         gpu_limits=chosen.fleet.gpu_limits,
+        roles=spec.roles,
     )
+
+
+class _Said(Struct, frozen=True):
+    """A pool, or a part of a combo, and where the file says so."""
+
+    pool: Pool
+    spec: PoolSpec
+    at: Key
+    combo: Combo | None = None
+
+    @property
+    def where(self) -> str:
+        """As errors elsewhere in the file call it."""
+        return f"{self.at[0]}[{self.at[1]}]" + "".join(f".{key}" for key in self.at[2:])
+
+
+def _pools(chosen: Scenario) -> list[_Said]:
+    """All of a fleet's, pools first."""
+    spec, fleet = chosen.spec, chosen.fleet
+    pools = zip(fleet.pools, spec.fleet, strict=True)
+    found = [_Said(pool, each, ("fleet", i)) for i, (pool, each) in enumerate(pools)]
+    for i, (combo, each) in enumerate(zip(fleet.combos, spec.combos, strict=True)):
+        parts = [(key, part) for key in ("prefill", "decode", "aggregated") if (part := getattr(each, key)) is not None]
+        pairs = zip(combo.parts, parts, strict=True)
+        found += [_Said(pool, part, ("combos", i, key), combo) for pool, (key, part) in pairs]
+    return found
 
 
 def _judge(spec: Spec, places: Places) -> Judge | None:
@@ -129,8 +162,9 @@ def _with_queue_manager(policies: Policies, settings: Settings) -> Policies:
     return replace(policies, admission=resolve.admission({**QUEUE_MANAGER, "batch_tier": settings.batches.tier}))
 
 
-def _adapter(pool: PoolSpec, at: Key, places: Places) -> Adapter:
+def _adapter(said: _Said, places: Places) -> Adapter:
     """The pool's dialect, once its endpoints make sense."""
+    pool, at = said.spec, said.at
     ways = [key for key in ("endpoints", "processes", "kubernetes") if getattr(pool, key)]
     if not ways:
         what = "missing; expected where the pool's replicas listen, http://host:port, or `processes` or `kubernetes`"
@@ -141,33 +175,51 @@ def _adapter(pool: PoolSpec, at: Key, places: Places) -> Adapter:
         if not is_address(url):
             raise places.error((*at, "endpoints", i), f"{url!r}; expected http://host:port")
     engine = pool.engine if isinstance(pool.engine, str) else str(pool.engine.get("name", ""))
-    return ADAPTERS[pool.api or api_of(engine)]
+    adapter = ADAPTERS[pool.api or api_of(engine)]
+    if said.pool.role != "mixed" and not adapter.hands_over:
+        raise places.error(at, _NO_HANDOVER.get(adapter.api, _NO_HANDOVER["openai"]))
+    return adapter
 
 
-def _starts(chosen: Scenario) -> list[Processes | Kubernetes | None]:
+def _starts(chosen: Scenario, said: list[_Said]) -> list[Processes | Kubernetes | None]:
     """How each pool's replicas are started. HeadwayError where that cannot be, or is not said and scaling needs it."""
     spec, places = chosen.spec, chosen.places
     made: list[Processes | Kubernetes | None] = []
     taken: dict[int, int] = {}
-    for i, pool in enumerate(spec.fleet):
-        at: Key = ("fleet", i)
+    for i, each in enumerate(said):
+        pool, at = each.spec, each.at
         if pool.processes is not None:
-            made.append(_processes(pool, pool.processes, chosen.base_dir, (*at, "processes"), places))
+            made.append(_processes(each, pool.processes, chosen.base_dir, places))
             for port in _ports(pool.processes):
                 if taken.setdefault(port, i) != i:
-                    raise places.error((*at, "processes", "ports"), f"{port} is fleet[{taken[port]}]'s, too")
+                    raise places.error((*at, "processes", "ports"), f"{port} is {said[taken[port]].where}'s, too")
         else:
             made.append(pool.kubernetes)
             if pool.kubernetes is not None:
-                _check_cluster(pool.kubernetes, (*at, "kubernetes"), places)
+                _check_cluster(each, pool.kubernetes, places)
         if spec.policies.scaling is not None and made[-1] is None:
-            what = f"fleet[{i}] has `endpoints`, where nothing can be started; expected `processes` or `kubernetes`"
+            ways = "`processes`" if each.combo is not None else "`processes` or `kubernetes`"
+            what = f"{each.where} has `endpoints`, where nothing can be started; expected {ways}"
             raise places.error(("policies", "scaling"), what)
     return made
 
 
-def _check_cluster(how: Kubernetes, at: Key, places: Places) -> None:
+def _check_roles(said: list[_Said], adapters: list[Adapter], places: Places) -> None:
+    """Replicas of combos are numbered as the fleet file has them, which processes are not."""
+    for each, adapter in zip(said, adapters, strict=True):
+        if each.combo is not None and not adapter.hands_over:
+            raise places.error(("roles",), f"{each.where}: {_NO_HANDOVER.get(adapter.api, _NO_HANDOVER['openai'])}")
+        if each.combo is not None and not each.spec.endpoints:
+            what = f"{each.where} has no `endpoints`, so its replicas have no numbers beforehand; roles of"
+            raise places.error(("roles",), f"{what} those that are started are set by POST /workers/ID/role")
+
+
+def _check_cluster(said: _Said, how: Kubernetes, places: Places) -> None:
     """There is one, as far as can be told without asking it."""
+    at = (*said.at, "kubernetes")
+    if said.combo is not None:
+        what = "pods of two workloads do not come and go as one; expected `endpoints`, or `processes`"
+        raise places.error(at, what)
     if find_spec("kubernetes") is None:
         raise webserver.needed("kubernetes", "kubernetes")
     from headway.gateway import pods
@@ -176,14 +228,17 @@ def _check_cluster(how: Kubernetes, at: Key, places: Places) -> None:
         pods.check(how)
 
 
-def _processes(pool: PoolSpec, how: Processes, base_dir: Path, at: Key, places: Places) -> Processes:
+def _processes(said: _Said, how: Processes, base_dir: Path, places: Places) -> Processes:
     """As it is said, with its folder for logs where the fleet file is."""
-    num = len(_ports(how))
+    num, at = len(_ports(how)), (*said.at, "processes")
     if not num:
         raise places.error((*at, "ports"), f"{how.ports[0]} to {how.ports[1]}; expected the lower one first")
-    for most, key in ((pool.replicas, "replicas"), (pool.max_replicas or 0, "max_replicas")):
-        if most > num:
-            raise places.error((*at[:2], key), f"{most}; expected {num} at most, as many as `processes.ports`")
+    each = said.pool.replicas if said.combo is not None else 1
+    limited = said.pool if said.combo is None else said.combo
+    for most, key in ((limited.replicas, "replicas"), (limited.max_replicas or 0, "max_replicas")):
+        if most * each > num:
+            what = f"{most}; expected {num // each} at most, as many as `processes.ports`"
+            raise places.error((*said.at[:2], key), what if said.combo is None else f"{what} of {said.where}")
     if not any("{port}" in word for word in (*how.command, *how.env.values())):
         raise places.error((*at, "command"), "{port} is nowhere in it; expected it where the engine is told its port")
     if which(how.command[0]) is None:
@@ -197,11 +252,11 @@ def _ports(how: Processes) -> range:
     return range(how.ports[0], how.ports[1] + 1)
 
 
-def _limited(pool: Pool, start: Processes | Kubernetes | None) -> Pool:
+def _limited(said: _Said, start: Processes | Kubernetes | None) -> Pool:
     """No more replicas than there are ports."""
-    if not isinstance(start, Processes) or pool.max_replicas is not None:
-        return pool
-    return replace(pool, max_replicas=len(_ports(start)))
+    if not isinstance(start, Processes) or said.pool.max_replicas is not None:
+        return said.pool
+    return replace(said.pool, max_replicas=len(_ports(start)))
 
 
 def _check_oracles(policies: Policies, places: Places) -> None:
@@ -217,24 +272,26 @@ def _check_oracles(policies: Policies, places: Places) -> None:
             raise places.error(("cascade", "policy") if key == "cascade" else ("policies", key), what)
 
 
-def _check_ordering(ordering: PolicySpec | list[PolicySpec], adapters: list[Adapter], places: Places) -> None:
+def _check_ordering(
+    ordering: PolicySpec | list[PolicySpec], said: list[_Said], adapters: list[Adapter], places: Places
+) -> None:
     """What an engine's own queue can be told: nothing, or a request's tier."""
     name = _name(ordering)
-    for i, adapter in enumerate(adapters):
+    for each, adapter in zip(said, adapters, strict=True):
         if name != "fcfs" and not (name == "priority" and adapter.urgent_sign is not None):
             orders = "fcfs" if adapter.urgent_sign is None else "fcfs or priority"
             what = (
-                f"the engine of fleet[{i}] ({adapter.api}) can be told no order but {orders}, not {name};"
+                f"the engine of {each.where} ({adapter.api}) can be told no order but {orders}, not {name};"
                 " with ordering_at gateway, requests wait in order before they are sent"
             )
             raise places.error(("policies", "ordering"), what)
 
 
-def _check_migration(adapters: list[Adapter], places: Places) -> None:
+def _check_migration(said: list[_Said], adapters: list[Adapter], places: Places) -> None:
     """A request moves by being continued from its tokens."""
-    for i, adapter in enumerate(adapters):
+    for each, adapter in zip(said, adapters, strict=True):
         if not adapter.gives_token_ids and adapter.template is None and adapter.continues_chats is None:
-            what = f"the engine of fleet[{i}] ({adapter.api}) cannot go on with another's answer, so nothing can move"
+            what = f"the engine of {each.where} ({adapter.api}) cannot go on with another's answer, so nothing can move"
             raise places.error(("policies", "migration"), what)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import click
 
 from headway import webserver
@@ -26,10 +28,32 @@ _positive = click.IntRange(min=1)
 @click.option("--output-tokens", type=_positive, default=128, show_default=True, help="Of a chat's answer.")
 @click.option("--reasoning-tokens", type=click.IntRange(min=0), default=0, help="With which a chat's answer begins.")
 @click.option("--confidence", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of each token, if asked.")
+@click.option(
+    "--kv-gbps",
+    type=click.FloatRange(min=0, min_open=True),
+    default=100.0,
+    show_default=True,
+    help="Gbit/s at which KV caches are fetched from other engines.",
+)
+@click.option(
+    "--kv-keep-s",
+    type=click.FloatRange(min=0),
+    default=480.0,
+    show_default=True,
+    help="How long a KV cache is kept for another engine.",
+)
+@click.option(
+    "--kv-load-failure-policy",
+    type=click.Choice(["recompute", "fail"]),
+    default="fail",
+    show_default=True,
+    help="What becomes of a request whose KV cache is gone.",
+)
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
     model_name: str, gpu_name: str, tp: int, engine_name: str, max_num_seqs: int | None, port: int, host: str,
-    speed: float, output_tokens: int, reasoning_tokens: int, confidence: float, scheduling_policy: str,
+    speed: float, output_tokens: int, reasoning_tokens: int, confidence: float, kv_gbps: float, kv_keep_s: float,
+    kv_load_failure_policy: str, scheduling_policy: str,
 ) -> None:  # fmt: skip
     """Pretend to be an engine: vLLM's HTTP surface, in real time, without a GPU.
 
@@ -37,6 +61,7 @@ def command(
     """
     try:
         from headway.emulator.api import Config, application
+        from headway.emulator.caches import Link
         from headway.emulator.engine import Engine
     except ModuleNotFoundError as error:
         raise webserver.needed(str(error.name)) from None
@@ -48,8 +73,11 @@ def command(
     pool = Pool("emulated", model(model_name), gpu(gpu_name), profile, Parallel(tp))
     memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     ordering = Fcfs() if scheduling_policy == "fcfs" else Priority(preemptive=False)
-    config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence)
+    link = Link(kv_gbps * 1e9 / 8, kv_keep_s, kv_load_failure_policy == "recompute")
     made = webserver.listen(host, port)
+    there = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    at = (there, int(made.getsockname()[1]))
+    config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, at)
     click.echo(f"emulates {profile.name} with {pool.model.name} on {tp} x {pool.gpu.name}")
     click.echo(f"listens on http://{webserver.address(made)}")
-    webserver.serve(application(lambda: Engine(pool, ordering, speed), config), made, shutdown_s=1)
+    webserver.serve(application(lambda: Engine(pool, ordering, speed, link), config), made, shutdown_s=1)

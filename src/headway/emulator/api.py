@@ -7,7 +7,8 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from headway.emulator import tokens
+from headway.emulator.caches import PATH, GoneError, Remote
 from headway.emulator.engine import Engine, Stream
 from headway.emulator.tokens import THINK_END, Writer
 
@@ -34,6 +36,11 @@ class Answer:
     def __init__(self, body: dict[str, Any], is_chat: bool, config: Config) -> None:
         self.body, self.is_chat = body, is_chat
         self.stream = bool(body.get("stream"))
+        params = body.get("kv_transfer_params") or {}
+        try:
+            self.remote = msgspec.convert(params, Remote) if params.get("do_remote_prefill") else None
+        except (msgspec.ValidationError, AttributeError) as error:
+            raise BadRequestError(f"kv_transfer_params: {error}") from None
         self.prompt = _prompt(body, is_chat, config.reasoning_tokens)
         self._logprob = math.log(config.confidence)
         writer = self.writer = Writer(self.prompt, config.output_tokens, config.reasoning_tokens)
@@ -51,6 +58,8 @@ class Answer:
             "id": f"{kind}-{uuid.uuid4().hex}", "object": name + shape, "created": int(time.time()),
             "model": config.name,
         }  # fmt: skip
+        self.keeps = str(self.head["id"]) if params.get("do_remote_decode") else None
+        """For whom the prompt is computed."""
 
     def choice(self, ids: list[int], finish: str | None, is_first: bool) -> dict[str, Any]:
         """Tokens as a choice: of a chunk, or of a whole answer."""
@@ -102,6 +111,8 @@ class Config(msgspec.Struct, frozen=True):
     """With which an answer in a chat begins; the last of them is the mark of its end."""
     confidence: float = 1.0
     """The probability that each token is said to have had."""
+    address: tuple[str, int] = ("127.0.0.1", 0)
+    """Where other engines reach it."""
 
 
 class Completions:
@@ -111,6 +122,7 @@ class Completions:
         self._engine, self._config = engine, config
         self.failures: list[int] = []
         """Statuses that the next requests are answered with."""
+        self.num_kept_blocks = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.failures:
@@ -125,19 +137,61 @@ class Completions:
         except BadRequestError as error:
             await _error(400, str(error))(scope, receive, send)
             return
-        tier = answer.body.get("priority") or 0
-        stream = self._engine().begin(len(answer.prompt), answer.output_tokens, tier, answer.reasoning_left)
-        watcher = asyncio.create_task(self._watch(receive, stream))
-        try:
-            await (_streamed if answer.stream else _whole)(answer, stream, send)
-        finally:
-            watcher.cancel()
-            self._engine().abort(stream)
+        answering = asyncio.create_task(self._answer(answer, send))
+        watcher = asyncio.create_task(_watch(receive, answering))
+        with suppress(asyncio.CancelledError):
+            await answering
+        watcher.cancel()
 
-    async def _watch(self, receive: Receive, stream: Stream) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._engine().abort(stream)
+    async def _answer(self, answer: Answer, send: Send) -> None:
+        engine, prompt_tokens, blocks = self._engine(), len(answer.prompt), None
+        if answer.remote is not None:
+            try:
+                blocks = await engine.fetch(answer.remote, prompt_tokens)
+            except GoneError as error:
+                await _failed(answer, f"the KV cache could not be loaded: {error}", send)
+                return
+        tier = answer.body.get("priority") or 0
+        stream = engine.begin(prompt_tokens, answer.output_tokens, tier, answer.reasoning_left, answer.keeps, blocks)
+        try:
+            await (_streamed if answer.stream else partial(_whole, self._kept(answer)))(answer, stream, send)
+        finally:
+            engine.abort(stream)
+
+    def _kept(self, answer: Answer) -> dict[str, Any] | None:
+        """What the engine that decodes has to be told."""
+        if answer.keeps is None:
+            return None
+        host, port = self._config.address
+        first, block = self.num_kept_blocks, self._engine().pool.engine.block_size_tokens
+        self.num_kept_blocks += -(-len(answer.prompt) // block)
+        return {
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": f"{host}:{port}",
+            "remote_block_ids": list(range(first, self.num_kept_blocks)), "remote_request_id": answer.keeps,
+            "remote_host": host, "remote_port": port, "tp_size": self._engine().pool.parallel.tp,
+        }  # fmt: skip
+
+
+async def _watch(receive: Receive, answering: asyncio.Task[None]) -> None:
+    """A client that is gone wants no answer."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    answering.cancel()
+
+
+async def _failed(answer: Answer, message: str, send: Send) -> None:
+    """A request that cannot go on; of a stream, vLLM has sent the head by then."""
+    error = {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}
+    if answer.stream:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _event(send, error)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        return
+    body = msgspec.json.encode(error)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 500, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _streamed(answer: Answer, stream: Stream, send: Send) -> None:
@@ -162,12 +216,12 @@ async def _event(send: Send, value: dict[str, Any]) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def _whole(answer: Answer, stream: Stream, send: Send) -> None:
+async def _whole(kept: dict[str, Any] | None, answer: Answer, stream: Stream, send: Send) -> None:
     done = 0
     while new := await stream.take():
         done += new
     choice = answer.choice(answer.writer.write(done), answer.finish, True)
-    body = msgspec.json.encode(answer.told([choice], done, True))
+    body = msgspec.json.encode({**answer.told([choice], done, True), "kv_transfer_params": kept})
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -229,6 +283,11 @@ def application(make: Callable[[], Engine], config: Config) -> Starlette:
         pairs = zip(names, engine().load(), strict=True)
         return PlainTextResponse("".join(f"# TYPE vllm:{n} gauge\nvllm:{n}{label} {v}\n" for n, v in pairs))
 
+    async def cache(request: Request) -> Response:
+        id, caches = request.path_params["id"], engine().caches
+        found = caches.drop(id) if request.method == "DELETE" else id in caches.kept()
+        return Response(status_code=200 if found else 404)
+
     async def fail(request: Request) -> Response:
         completions.failures = await request.json()
         return JSONResponse(completions.failures)
@@ -240,5 +299,6 @@ def application(make: Callable[[], Engine], config: Config) -> Starlette:
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/emulator/failures", fail, methods=["PUT"]),
+        Route(PATH + "/{id}", cache, methods=["GET", "DELETE"]),
     ]
     return Starlette(routes=routes, lifespan=lifespan)

@@ -17,16 +17,17 @@ from headway.core.fleet import Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.request import Phase
+from headway.emulator.caches import Caches, GoneError, Link, Remote
 from headway.sim.engine import Replica
 from headway.sim.kernel import Kernel
 from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
 
 
 class Stream:
-    """One request's tokens, as they are made."""
+    """One request's tokens, as they are made. `keeps`: its cache is for another engine, under this name."""
 
-    def __init__(self, live: Live) -> None:
-        self.live = live
+    def __init__(self, live: Live, keeps: str | None = None) -> None:
+        self.live, self.keeps = live, keeps
         self.num_made = 0
         self.is_over = False
         self._taken = 0
@@ -51,7 +52,7 @@ class Stream:
 class Engine:
     """One replica. `speed` 2.0: everything takes half as long as it would."""
 
-    def __init__(self, pool: Pool, ordering: Ordering, speed: float = 1.0) -> None:
+    def __init__(self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: Link | None = None) -> None:
         self.pool = pool
         self._speed = speed
         self._loop = asyncio.get_running_loop()
@@ -64,6 +65,7 @@ class Engine:
             0, pool, calibrated_line(pool), kv_blocks(pool), host_memory(pool), ordering, self._kernel, self,
             _forgetful(), True, Pacer(), 0, None,
         )  # fmt: skip
+        self.caches = Caches(pool, link or Link(), self._kernel, self._replica, self._run)
 
     @property
     def now(self) -> float:
@@ -79,18 +81,38 @@ class Engine:
         """Requests that run, requests that wait, and the share of the KV cache in use."""
         self._run()
         replica = self._replica
-        return replica.num_running, replica.num_waiting, replica.kv_blocks_used / replica.kv_blocks_total
+        waiting = replica.num_waiting + self.caches.num_fetching
+        return replica.num_running, waiting, replica.kv_blocks_used / replica.kv_blocks_total
 
-    def begin(self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int) -> Stream:
-        """A request comes in."""
+    def begin(
+        self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int, keeps: str | None = None,
+        blocks: int | None = None,
+    ) -> Stream:  # fmt: skip
+        """A request comes in. `keeps`: for another engine, under this name. `blocks`: with its cache in these."""
         now = self._run()
         live = Live(next(self._ids), now, prompt_tokens, output_tokens, "", tier, reasoning_tokens)
         if reasoning_tokens:
             live.phase = Phase.REASONING
-        stream = self._streams[live.id] = Stream(live)
-        self._replica.enqueue(live, now)
+        stream = self._streams[live.id] = Stream(live, keeps)
+        if blocks is None:
+            self._replica.enqueue(live, now)
+        else:
+            self.caches.land(live, blocks, now)
         self._run()
         return stream
+
+    async def fetch(self, remote: Remote, prompt_tokens: int) -> int | None:
+        """Blocks with the cache that another engine keeps. None: it is gone, and computed here.
+
+        GoneError where it is gone, and that is not to be.
+        """
+        await asyncio.sleep(self._replica.tokenize_s * prompt_tokens / self._speed)
+        try:
+            return await self.caches.fetch(remote, prompt_tokens)
+        except GoneError:
+            if not self.caches.link.recomputes:
+                raise
+            return None
 
     def abort(self, stream: Stream) -> None:
         """Its client is gone."""
@@ -107,6 +129,8 @@ class Engine:
         now, kernel = self.now, self._kernel
         kernel.run(now)
         kernel.now = now
+        self.caches.grant(now)
+        kernel.run(now)
         tick = self._replica.tick
         for live in self._replica.decoding.values():
             self._streams[live.id].made(live.joined_generated + tick - live.joined_tick, False)
@@ -122,7 +146,10 @@ class Engine:
 
     def finished(self, live: Live, now: float) -> None:
         """All its tokens are out."""
-        self._streams.pop(live.id).made(live.output_tokens, True)
+        stream = self._streams.pop(live.id)
+        if stream.keeps is not None:
+            self.caches.keep(stream.keeps, live, now)
+        stream.made(live.output_tokens, True)
 
     def cancelled(self, live: Live, now: float) -> None:
         """It was aborted."""

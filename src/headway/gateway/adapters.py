@@ -36,6 +36,8 @@ class Adapter(Struct, frozen=True):
     """Where it says what text it makes of a chat; it takes any of its options for a prompt that is given as such."""
     continues_chats: dict[str, bool] | None = None
     """What makes it go on with the last message of a chat in place of answering it; None: nothing does."""
+    hands_over: bool = False
+    """One engine can decode what another has prefilled, by what the first says of where the KV cache is."""
 
 
 ADAPTERS: dict[Api, Adapter] = {
@@ -49,6 +51,7 @@ ADAPTERS: dict[Api, Adapter] = {
         hides=("token_ids", "prompt_token_ids"),
         gives_token_ids=True,
         continues_chats={"continue_final_message": True, "add_generation_prompt": False},
+        hands_over=True,
     ),
     "sglang": Adapter(
         "sglang",

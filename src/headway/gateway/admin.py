@@ -16,7 +16,7 @@ from headway.gateway.fleet import LiveFleet
 from headway.gateway.keys import check_admin
 from headway.gateway.replica import LiveReplica
 from headway.gateway.send import error_response
-from headway.gateway.shapes import NewWorker
+from headway.gateway.shapes import NewRole, NewWorker
 
 _PAUSE_S = 10.0
 """A body that stops coming for so long is given up."""
@@ -32,6 +32,7 @@ def routes(fleet: Callable[[], LiveFleet], admin_keys: Callable[[], tuple[str, .
         ("DELETE", "/workers/{id}", _remove),
         ("POST", "/workers/{id}/drain", _drain),
         ("POST", "/workers/{id}/undrain", _undrain),
+        ("POST", "/workers/{id}/role", _role),
     ]
 
     def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -88,6 +89,16 @@ async def _drain(request: Request, fleet: LiveFleet) -> Response:
 
 async def _undrain(request: Request, fleet: LiveFleet) -> Response:
     return _set(request, fleet, False)
+
+
+async def _role(request: Request, fleet: LiveFleet) -> Response:
+    try:
+        role = msgspec.json.decode(await short(request, _PAUSE_S), type=NewRole).role
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"expected role: {error}", "invalid_type") from None
+    replica = _found(request, fleet)
+    fleet.switch(replica, role)
+    return JSONResponse(fleet.described(replica))
 
 
 def _set(request: Request, fleet: LiveFleet, on: bool) -> Response:

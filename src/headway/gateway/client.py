@@ -22,9 +22,14 @@ _MOST_AROUND_BYTES = 1 << 18
 class EngineError(Exception):
     """The engine broke off, or spoke nonsense."""
 
+    is_untouched = False
+    """It has done nothing with the request."""
+
 
 class UnreachableError(EngineError):
     """No connection to it can be had."""
+
+    is_untouched = True
 
 
 class Connection(asyncio.Protocol):

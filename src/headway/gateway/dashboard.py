@@ -77,7 +77,7 @@ def shown(gateway: Gateway) -> dict[str, Any]:
 def _replica(gateway: Gateway, replica: Any, now: float) -> dict[str, Any]:
     age_s = now - replica.seen_s
     return {
-        **gateway.fleet.described(replica), "role": replica.role, "gpu": replica.gpu, "region": replica.region,
+        **gateway.fleet.described(replica), "gpu": replica.gpu, "region": replica.region,
         "most_in_flight": min(replica.max_num_seqs, gateway.plan.policies.window or replica.max_num_seqs),
         "kv_share": replica.kv_blocks_used / max(replica.kv_blocks_total, 1),
         "by_tier": {str(tier): num for tier, num in sorted(replica.num_by_tier.items()) if num},

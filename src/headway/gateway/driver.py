@@ -22,6 +22,7 @@ from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock
 from headway.gateway.judge import Confidence, JudgeError, Jury
 from headway.gateway.livecontrol import LiveCascading, LiveControl
+from headway.gateway.passing import pass_on
 from headway.gateway.replica import Engine, LiveReplica
 from headway.gateway.telemetry import Histogram
 from headway.gateway.ticket import Ticket
@@ -29,6 +30,7 @@ from headway.observe import View
 from headway.policies.ordering.fcfs import Fcfs
 
 log = logging.getLogger("headway.gateway")
+_CAUSES = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.REJECTED: Cause.CRASHED}
 Ticking = Migrations | Admissions | Scaling
 """What is asked now and then."""
 
@@ -62,6 +64,8 @@ class Driver:
         self.gaps: Callable[[Ticket], Histogram] = lambda ticket: Histogram()
         """Where a request's times between tokens are counted."""
         self.on_judged: Callable[[str, str], None] = lambda model, outcome: None
+        self.on_prefilled: Callable[[str, str], None] = lambda model, outcome: None
+        self.on_role: Callable[[int, Role, float], None] = lambda replica, role, now: None
         self.control = LiveControl(self, recorder, notify=True)
         self.services: dict[str, Service] = {}
         self._migrations: list[Migrations] = []
@@ -69,7 +73,7 @@ class Driver:
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
         new_service, new_migrations, new_admissions = parts(decisions)
         for model in names:
-            members = [Member(r, max_tokens(r), None, r.pool) for r in self.replicas if r.model == model]
+            members = [Member(r, max_tokens(r), None, r.deployment) for r in self.replicas if r.model == model]
             for member in members:
                 member.is_up = False
             view = View(Random(f"{seed}/router/{model}"))
@@ -159,6 +163,7 @@ class Driver:
         assert self._jury is not None
         live = ticket.live
         ticket.is_unjudged = False
+        ticket.prefilled_by = None
         stage, model = live.stage_index, live.model
         live.lengths += ((model, live.generated_tokens),)  # type: ignore[misc]  # of a frozen base, thawed here
         if score is None:
@@ -171,12 +176,12 @@ class Driver:
         if escalated:
             self._hope(ticket)
 
-    def _wrote(self, live: Live, now: float) -> None:
-        """Write down one model's part in a request of a cascade."""
+    def _wrote(self, live: Live, now: float, cause: Cause = Cause.FINISHED) -> None:
+        """Write down one replica's part in a request that was with several: of a cascade, or of a combo."""
         segments = self._recorder.segments
         segments.write(segments.pack(
             live.id, live.replica, live.attempt, live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now,
-            Cause.FINISHED,
+            cause,
         ))  # fmt: skip
 
     def _hope(self, ticket: Ticket) -> None:
@@ -205,14 +210,30 @@ class Driver:
         if ticket.outcome is None:
             self.control.finished(ticket.live, self.now)
 
-    def failed(self, ticket: Ticket, again: bool) -> None:
-        """Its replica failed it: it is placed anew, or turned away."""
+    def prefilled(self, ticket: Ticket, kept: bool) -> None:
+        """Its prompt is computed for another replica, and its KV cache kept; or not, and who decodes does it all."""
+        pass_on(self, ticket, kept, "handed over" if kept else "not kept")
+
+    def unprefilled(self, ticket: Ticket) -> None:
+        """Its prefill replica failed it: who was to decode does all of it, else it is placed anew."""
+        if not pass_on(self, ticket, False, "failed", failures=1):
+            self.failed(ticket, again=True)
+
+    def failed(self, ticket: Ticket, again: bool, untouched: bool = False) -> None:
+        """Its replica failed it: it is placed anew, or turned away. `untouched`: what was kept for it still is."""
+        live, source = ticket.live, ticket.prefilled_by
         ticket.leave()
-        if ticket.outcome is None and again:
-            self.control.failed(ticket.live, self.now)
-            self._hope(ticket)
-        elif ticket.outcome is None:
-            self.control.refused(ticket.live, self.now)
+        if ticket.outcome is not None:
+            return
+        if not again:
+            self.control.refused(live, self.now)
+            return
+        if source is not None:
+            self._wrote(live, self.now, Cause.CRASHED)
+            if ticket.is_kept and untouched and self.control.other_decodes(live, source.id, self.now):
+                return
+        self.control.failed(live, self.now)
+        self._hope(ticket)
 
     def refused(self, ticket: Ticket) -> None:
         """Nobody will have it."""
@@ -274,7 +295,7 @@ class Driver:
         """One more is there, which is not up yet."""
         self.replicas.append(replica)
         service = self.services[replica.model]
-        member = Member(replica, self._max_tokens(replica), None, replica.pool)
+        member = Member(replica, self._max_tokens(replica), None, replica.deployment)
         member.is_up = False
         service.members.append(member)
         service.refresh()
@@ -307,6 +328,7 @@ class Driver:
         """Count the request at its replica at once; its own task sends it."""
         ticket = self.tickets[live.id]
         ticket.replica = self.replicas[replica]
+        ticket.is_split, ticket.is_kept = live.decode >= 0, False
         live.replica, live.stage, live.enqueued_s = replica, WAITING, now
         ticket.seat = ticket.replica.take(live)
         ticket.wake()
@@ -330,8 +352,17 @@ class Driver:
         ticket.connection.abort("the request moves")
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
-        """Live replicas have no roles."""
-        raise AssertionError("a live replica prefills for no other")
+        """Have the request go on at the replica that decodes, which fetches what is kept for it."""
+        ticket, source = self.tickets[live.id], live.replica
+        if ticket.seat is not None:
+            self._wrote(live, now, Cause.MOVED)
+        ticket.leave()
+        kept = ticket.is_kept
+        self.start(live, target, now)
+        if kept and ticket.seat is not None:
+            ticket.is_kept = True
+            ticket.seat.produced(0)  # its prompt is computed
+        self.control.moved(live, source, now)
 
     def judge(self, live: Live, now: float) -> None:
         """Have the request's own task see to it."""
@@ -339,8 +370,9 @@ class Driver:
         self.tickets[live.id].is_unjudged = True
 
     def set_role(self, replica: int, role: Role) -> None:
-        """Live replicas have no roles."""
+        """A role is what a replica is given: its engine does either."""
         self.replicas[replica].role = role
+        self.on_role(replica, role, self.now)
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` then."""
@@ -358,4 +390,6 @@ class Driver:
         ticket.wake()
         if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.judges(live):
             self._wrote(live, now)
+        elif live.stage_index < 0 and ticket.prefilled_by is not None:
+            self._wrote(live, now, _CAUSES[outcome])
         self.on_ended(ticket, outcome, now)

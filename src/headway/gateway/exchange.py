@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.gateway import sse
+from headway.gateway import handover, sse
 from headway.gateway.ask import Ask
 from headway.gateway.buffer import Buffer
 from headway.gateway.client import Connection, EngineError, read
@@ -43,6 +43,7 @@ class RefusedError(EngineError):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"answered {status}: {body[:300].decode(errors='replace')}")
         self.status = status
+        self.is_untouched = status in (429, 503)
 
 
 class Health(Protocol):
@@ -83,6 +84,9 @@ class Exchange:
         self._continued: Continued | None = None
         self._hides: tuple[str, ...] = ()
         """What chunks have only because Headway asked for it."""
+        self._prefills = False
+        """It is sent to have its prompt computed, and nothing else."""
+        self._kv: handover.Params | None = None
         self._has_begun = self._is_done = False
         """The client has had the first bytes; the last event has come."""
         if self._driver.judges(self._live):
@@ -164,7 +168,11 @@ class Exchange:
             raise self._failure()
         if self._has_begun and (self._said.tokens or self._listener.opaque) and not self._ask.can_go_on:
             raise self._failure()
-        self._driver.failed(ticket, again=True)
+        if self._prefills:
+            log.warning("%s did not prefill: %s", replica.name, error)
+            self._driver.unprefilled(ticket)
+        else:
+            self._driver.failed(ticket, again=True, untouched=error.is_untouched)
 
     def _failure(self) -> ApiError:
         """What the client is told of an engine's trouble."""
@@ -199,12 +207,15 @@ class Exchange:
         if ask.read_s is not None:
             self._driver.sending(self._ticket, ask.read_s)
             ask.read_s = None
-        connection = await replica.client.request("POST", path, self._headers, body, self._opened)
+        data = ask.raw if body == ask.body else msgspec.json.encode(body)
+        connection = await replica.client.request("POST", path, self._headers, data, self._opened)
         if is_no_answer(connection.status) or (self._has_begun and connection.status != 200):
             raise RefusedError(connection.status, await read(connection, 1 << 16))
         if connection.headers.get("content-encoding", "identity") != "identity":
             raise EngineError("encoded its answer as nobody had asked for")
-        if ask.stream and connection.status == 200:
+        if self._prefills and connection.status == 200:
+            await self._prefilled(connection)
+        elif ask.stream and connection.status == 200:
             await self._stream(connection)
         else:
             await self._whole(connection)
@@ -216,15 +227,28 @@ class Exchange:
         else:
             self._ticket.connection = connection
 
-    def _request(self, replica: Engine) -> tuple[str, bytes]:
+    async def _prefilled(self, connection: Connection) -> None:
+        """Who decodes is sent the request next, and what the prefill replica says of where its KV cache is."""
+        said = handover.read(await read(connection, _LONGEST_ANSWER_BYTES))
+        self._listener.counted(said.prompt_tokens - self._said.tokens)
+        self._kv = said.kv_transfer_params
+        self._driver.prefilled(self._ticket, self._kv is not None)
+
+    def _split(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What of the request is for a replica that may be of a combo."""
+        ticket = self._ticket
+        self._prefills = ticket.is_split and handover.can_be_split(self._ask)
+        return handover.prefill(body) if self._prefills else handover.decode(body, self._kv if ticket.is_kept else None)
+
+    def _request(self, replica: Engine) -> tuple[str, dict[str, Any]]:
         """Path and body for this replica; no body: there is nothing more to ask for."""
         ask, said, adapter = self._ask, self._said, replica.adapter
         path, body = ask.path, dict(ask.body)
-        self._continued, self._hides = None, ()
+        self._continued, self._hides, self._prefills = None, (), False
         self._listener.before = said.tokens
         if said.tokens:
             if said.finish is not None or said.left(replica.max_context_tokens, self._live.prompt_tokens) <= 0:
-                return path, b""
+                return path, {}
             try:
                 path, body = said.go_on(adapter, replica.max_context_tokens, self._live.prompt_tokens)
             except CannotGoOnError:
@@ -244,7 +268,7 @@ class Exchange:
                 body |= adapter.counts
                 if not any(ask.body.get(name) for name in adapter.counts):
                     self._hides = adapter.hides
-        return path, ask.raw if body == ask.body else msgspec.json.encode(body)
+        return path, self._split(body) if adapter.hands_over else body
 
     # Back to the client.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import unknown
+from headway.core.fleet import Role, RoleChange
 from headway.core.policy import Ordering
 from headway.gateway.errors import ApiError
 from headway.gateway.replica import LiveReplica
@@ -34,6 +36,7 @@ class LiveFleet:
         return {
             "id": replica.id, "name": replica.name, "pool": replica.pool, "model": replica.model, "url": replica.url,
             "status": "leaving" if leaving else "draining" if draining else "up" if up else "down",
+            "combo": replica.deployment if replica.is_of_combo else None, "role": replica.role,
             "in_flight": replica.num_in_flight, "empty": replica.num_in_flight == 0,
             "engine": {"running": load.running, "waiting": load.waiting, "kv_share": load.kv_share},
         }  # fmt: skip
@@ -64,6 +67,23 @@ class LiveFleet:
             raise ApiError(409, f"{replica.name} is being taken away", "conflict")
         self._gateway.driver.drain(replica, on)
 
+    def switch(self, replica: LiveReplica, role: Role) -> None:
+        """It is for something else from now on, or for both phases again; what it has begun, it ends."""
+        if not replica.is_of_combo or not replica.adapter.hands_over:
+            raise ApiError(409, f"{replica.name} is of no combo whose engines hand KV caches over", "conflict")
+        self._gateway.driver.control.switch(replica.id, role, self._gateway.driver.now, ready=True)
+
+    def expect(self, changes: Iterable[RoleChange]) -> None:
+        """Let roles change at their times."""
+        for change in changes:
+            self._gateway.clock.at(change.at_s, self._change, change)
+
+    def _change(self, now: float, change: RoleChange) -> None:
+        control, clock = self._gateway.driver.control, self._gateway.clock
+        if change.switch_s:
+            clock.at(now + change.switch_s, lambda now, replica: control.switched(replica, clock.now), change.replica)
+        control.switch(change.replica, change.role, clock.now, ready=not change.switch_s)
+
     def remove(self, replica: LiveReplica, at_once: bool) -> None:
         """Take it away, when it is empty; `at_once`: what it streams goes on elsewhere, if it can."""
         driver = self._gateway.driver
@@ -84,5 +104,6 @@ class LiveFleet:
             self._gone.add(id)
             self._gateway.driver.gone(self._gateway.replicas[id])
             self._gateway.replicas[id].client.close()
+            self._gateway.units.leave(self._gateway.replicas[id])
             self._gateway.terms[id].end_s = self._gateway.clock.now
             self._gateway.scaling.gone(self._gateway.replicas[id])

@@ -17,10 +17,10 @@ from headway.control.live import HELD, Live
 from headway.control.policies import Policies
 from headway.control.service import Service
 from headway.core.errors import unknown
-from headway.core.fleet import Pool
+from headway.core.fleet import Combo, Pool, RoleChange
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
-from headway.core.record import Outcome, Records, ReplicaRecord
+from headway.core.record import Outcome, Records
 from headway.core.request import Phase
 from headway.gateway import dashboard
 from headway.gateway.adapters import ADAPTERS
@@ -41,7 +41,9 @@ from headway.gateway.send import Send
 from headway.gateway.settings import Api, Judge, Settings
 from headway.gateway.starting import Kubernetes, Processes
 from headway.gateway.telemetry import Sample, Telemetry
+from headway.gateway.term import Term
 from headway.gateway.ticket import Ticket
+from headway.gateway.units import Units, in_order
 from headway.gateway.watch import Watch
 
 if TYPE_CHECKING:
@@ -64,6 +66,13 @@ class Served(Struct, frozen=True):
     """Of one replica."""
     start: Processes | Kubernetes | None = None
     """How replicas are started; None: they are where they are."""
+    combo: Combo | None = None
+    """Of which the pool is a part."""
+
+    @property
+    def deployment(self) -> Pool | Combo:
+        """What comes and goes as one."""
+        return self.pool if self.combo is None else self.combo
 
 
 class Plan(Struct, frozen=True):
@@ -82,19 +91,8 @@ class Plan(Struct, frozen=True):
     """Of the cascade's answers, where there is a cascade."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()
     """(region, GPU, how many there are), where scaling has a limit."""
-
-
-class Term(Struct):
-    """How long a replica was there."""
-
-    pool: Pool
-    start_s: float
-    end_s: float | None = None
-    """None: it still is."""
-    down: tuple[tuple[float, float], ...] = ()
-    """While it started; gateways do not know of engines that others start."""
-    origin: str = "initial"
-    """As a record of replicas has it."""
+    roles: tuple[RoleChange, ...] = ()
+    """What replicas of combos are for from a time on, in seconds from the start."""
 
 
 class Gateway:
@@ -111,9 +109,9 @@ class Gateway:
         self.replicas: list[LiveReplica] = []
         self.terms: list[Term] = []
         """Each replica's pool, and when it was there."""
-        for served in plan.pools:
-            for url in served.endpoints:
-                self.new_replica(served, url, ordering)
+        self.units = Units()
+        for served, url in in_order(plan.pools):
+            self.new_replica(served, url, ordering)
         self.scaling = LiveScaling(self, ordering)
         self._jury = None if plan.judge is None else Jury(plan.judge)
         self.driver = Driver(
@@ -130,11 +128,12 @@ class Gateway:
             self.decisions,
         )
         self.driver.on_ended = self._ended
+        self.driver.on_role = lambda replica, role, now: self.terms[replica].roles.append((now, role))
         self.watch = Watch(
             self.replicas, self.settings, self.scaling.up, self.driver.down, self.driver.abandon, self._observed
         )
         self.telemetry = Telemetry()
-        self.driver.on_judged = self.telemetry.judged
+        self.driver.on_judged, self.driver.on_prefilled = self.telemetry.judged, self.telemetry.prefilled
         self.driver.on_sending, self.driver.gaps = self.telemetry.sending, self.telemetry.gaps
         self.tracing: Tracing | None = None
         self._new_exchange: Callable[..., Exchange] = Exchange
@@ -176,8 +175,9 @@ class Gateway:
             len(self.replicas), served.pool, url, ADAPTERS[served.api], served.kv_blocks, ordering, self.plan.pacer,
             self.clock, self.settings.stale_s,
         )  # fmt: skip
+        self.units.join(made, served)
         self.replicas.append(made)
-        self.terms.append(Term(served.pool, self.clock.now))
+        self.terms.append(Term(served.pool, self.clock.now, roles=[(self.clock.now, made.role)]))
         return made
 
     def start(self) -> None:
@@ -185,6 +185,7 @@ class Gateway:
         self.watch.start()
         self.driver.start_ticking()
         self.scaling.start()
+        self.fleet.expect(self.plan.roles)
         if self.office is not None:
             self.office.start()
 
@@ -359,7 +360,7 @@ class Gateway:
     def records(self) -> Records:
         """What has run so far."""
         now = self.clock.now
-        rows = [_record(replica, term, now) for replica, term in zip(self.replicas, self.terms, strict=True)]
+        rows = [term.record(replica, now) for replica, term in zip(self.replicas, self.terms, strict=True)]
         cascade = self.driver.cascade
         return self.recording.records(rows, now, 0.0 if cascade is None else cascade.config.judge_usd)
 
@@ -372,14 +373,3 @@ class Gateway:
 def _longest(replica: LiveReplica) -> int:
     """Prompt and output together, that a replica can hold."""
     return min(replica.kv_blocks_total * replica.block_size_tokens + 1, replica.max_context_tokens)
-
-
-def _record(replica: LiveReplica, term: Term, end_s: float) -> ReplicaRecord:
-    """A replica's row; the gateway does not know what an engine that is down costs, so it is paid for throughout."""
-    pool, num_gpus = term.pool, term.pool.parallel.num_gpus
-    end_s = end_s if term.end_s is None else term.end_s
-    return ReplicaRecord(
-        replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
-        pool.gpu.watts * num_gpus, replica.kv_blocks_total * replica.block_size_tokens, replica.max_num_seqs,
-        ((term.start_s, end_s),), tuple((start_s, min(to_s, end_s)) for start_s, to_s in term.down), term.origin,
-    )  # fmt: skip

@@ -43,7 +43,7 @@ class Listener:
         else:
             usage = self._understand(data)
         if usage is not None:
-            self._read(usage[0])
+            self.counted(usage[0])
             self._gain(usage[1])
 
     def _understand(self, data: bytes) -> tuple[int, int] | None:
@@ -66,7 +66,7 @@ class Listener:
             self._gain(tokens)
             self._phase(reasons, not reasons, before)
         if opaque.read_tokens:
-            self._read(opaque.read_tokens)
+            self.counted(opaque.read_tokens)
         if opaque.written_tokens:
             self._gain(opaque.written_tokens - self._live.generated_tokens)
 
@@ -99,7 +99,7 @@ class Listener:
             self._phase(reasons, answers, before)
         if chunk.usage is not None:
             self.said.prompt_tokens = max(chunk.usage.prompt_tokens - self.before, 0)
-            self._read(self.said.prompt_tokens)
+            self.counted(self.said.prompt_tokens)
             self._gain(self.before + chunk.usage.completion_tokens - self._live.generated_tokens)
 
     def _is_thought(self, text: str) -> bool:
@@ -111,7 +111,7 @@ class Listener:
             self._thinks = False
         return thinks
 
-    def _read(self, prompt_tokens: int) -> None:
+    def counted(self, prompt_tokens: int) -> None:
         """The engine has counted the prompt."""
         if prompt_tokens > 0:
             self.prompt_tokens = prompt_tokens

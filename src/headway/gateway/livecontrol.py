@@ -45,6 +45,21 @@ class LiveControl(Control):
             member.is_up = True
             service.refresh()
 
+    def other_decodes(self, live: Live, prefilled_by: int, now: float) -> bool:
+        """Its decode replica would not have it: another one of the combo may, by what was prefilled for it."""
+        service = self._service(live)
+        source, member = service.member(prefilled_by), service.member(live.replica)
+        if source is None or member is None:
+            return False
+        was_up, member.is_up = member.is_up, False
+        chosen = service.decoder(live, prefilled_by)
+        member.is_up = was_up
+        if chosen < 0 or chosen == prefilled_by:
+            return False
+        live.attempt += 1
+        self.effects.hand_over(live, chosen, now)
+        return True
+
     def refused(self, live: Live, now: float) -> None:
         """Nobody will have it."""
         if live.stage is not ENDED:

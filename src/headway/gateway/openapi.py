@@ -258,6 +258,10 @@ def _workers() -> list[Operation]:
             )
             for verb, summary in (("drain", "Give it nothing more"), ("undrain", "Use it again"))
         ),
+        Operation(
+            method="POST", path="/workers/{id}/role", summary="Say what a replica of a combo is for",
+            asks=shapes.NewRole, answer=shapes.Worker, errors=(*errors, 409, 413), key="admin", parameters=one,
+        ),
     ]  # fmt: skip
 
 

@@ -82,8 +82,10 @@ class LiveReplica(Engine):
         self.max_num_seqs = pool.engine.max_num_seqs
         self.block_size_tokens = pool.engine.block_size_tokens
         self.kv_blocks_total = kv_blocks
-        self.role: Role = "mixed"
-        self.combo = id
+        self.role: Role = pool.role
+        self.combo, self.deployment = id, pool.name
+        """What it comes and goes with, and the name of that."""
+        self.is_of_combo = False
         self.goodput_rps: float | None = None
         self.kv_blocks_host = self.head_demand_blocks = 0
         self.is_draining = False

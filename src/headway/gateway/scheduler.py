@@ -41,8 +41,14 @@ class Scheduler(Protocol):
     def finished(self, ticket: Ticket) -> None:
         """Its answer is out, or its client has been told why there is none."""
 
-    def failed(self, ticket: Ticket, again: bool) -> None:
-        """Its replica failed it: it is placed anew, or turned away."""
+    def prefilled(self, ticket: Ticket, kept: bool) -> None:
+        """Its prompt is computed for another replica, and its KV cache kept; or not, and who decodes does it all."""
+
+    def unprefilled(self, ticket: Ticket) -> None:
+        """Its prefill replica failed it: who was to decode does all of it, else it is placed anew."""
+
+    def failed(self, ticket: Ticket, again: bool, untouched: bool = False) -> None:
+        """Its replica failed it: it is placed anew, or turned away. `untouched`: what was kept for it still is."""
 
     def refused(self, ticket: Ticket) -> None:
         """Nobody will have it."""

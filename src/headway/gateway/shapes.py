@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from headway.control.decisions import Decision
+from headway.core.fleet import Role
 from headway.gateway import sse
 from headway.gateway.ask import CHAT, COMPLETIONS, EMBEDDINGS, MOST_TIER, MOST_TOKENS
 
@@ -247,6 +248,12 @@ class NewWorker(Struct, forbid_unknown_fields=True):
     url: Annotated[str, Meta(extra_json_schema={"pattern": "^https?://"})]
 
 
+class NewRole(Struct, forbid_unknown_fields=True):
+    """POST /workers/ID/role."""
+
+    role: Role
+
+
 class Worker(Struct, forbid_unknown_fields=True):
     """A replica as it is now."""
 
@@ -256,6 +263,8 @@ class Worker(Struct, forbid_unknown_fields=True):
     model: str
     url: str
     status: Literal["up", "down", "draining", "leaving"]
+    combo: str | None
+    role: Role
     in_flight: _Count
     empty: bool
     engine: Engine
@@ -271,7 +280,6 @@ class Workers(Struct, forbid_unknown_fields=True):
 class Shown(Worker):
     """A replica, as the dashboard shows it."""
 
-    role: str
     gpu: str
     region: str
     most_in_flight: int

@@ -66,6 +66,7 @@ class Telemetry:
         self._series: dict[tuple[str, str, int], _Series] = {}
         self._tokens: dict[tuple[str, str], int] = {}
         self._judgements: dict[tuple[str, str], int] = {}
+        self._prefills: dict[tuple[str, str], int] = {}
 
     def _of(self, ticket: Ticket) -> _Series:
         """No pool: the request was with none yet."""
@@ -109,6 +110,10 @@ class Telemetry:
         """A cascade's answer has been."""
         self._judgements[model, outcome] = self._judgements.get((model, outcome), 0) + 1
 
+    def prefilled(self, model: str, outcome: str) -> None:
+        """A prompt was to be computed for another replica."""
+        self._prefills[model, outcome] = self._prefills.get((model, outcome), 0) + 1
+
     def text(self, gauges: Iterable[tuple[str, str, list[Sample]]]) -> str:
         """A page of all, and of these gauges: (name, what it is, samples)."""
         lines = [*self._counters(), *self._pages()]
@@ -128,11 +133,10 @@ class Telemetry:
         for (model, kind), count in self._tokens.items():
             yield f"headway_tokens_total{_labels({'model': model, 'kind': kind})} {count}"
 
-        if self._judgements:
-            yield "# HELP headway_judgements_total Answers of a cascade's models, by what became of them"
-            yield "# TYPE headway_judgements_total counter"
-        for (model, outcome), count in self._judgements.items():
-            yield f"headway_judgements_total{_labels({'model': model, 'outcome': outcome})} {count}"
+        what = "Answers of a cascade's models, by what became of them"
+        yield from _by_outcome("judgements_total", what, self._judgements)
+        what = "Prompts that another replica was to compute, by what came of it"
+        yield from _by_outcome("prefills_total", what, self._prefills)
 
     def _pages(self) -> Iterator[str]:
         all_series = [series.histograms() for series in self._series.values()]
@@ -142,6 +146,15 @@ class Telemetry:
             for histograms in all_series:
                 for labels, histogram in histograms.get(name, ()):
                     yield from _buckets(f"headway_{name}", labels, histogram)
+
+
+def _by_outcome(name: str, what: str, counts: dict[tuple[str, str], int]) -> Iterator[str]:
+    """A counter by model and outcome, if it has counted anything."""
+    if counts:
+        yield f"# HELP headway_{name} {what}"
+        yield f"# TYPE headway_{name} counter"
+    for (model, outcome), count in counts.items():
+        yield f"headway_{name}{_labels({'model': model, 'outcome': outcome})} {count}"
 
 
 def _buckets(name: str, labels: dict[str, str], histogram: Histogram) -> Iterator[str]:

@@ -48,6 +48,12 @@ class Ticket:
     moving_to: Engine | None = None
     can_move: bool = False
     """Its answer can be continued elsewhere."""
+    is_split: bool = False
+    """It is where its prompt is computed, and another replica is to decode."""
+    is_kept: bool = False
+    """Its KV cache is, for the replica that decodes, where its prompt was computed."""
+    prefilled_by: Engine | None = None
+    """Who computed its prompt for another replica."""
     is_whole: bool = False
     """All its tokens came at once."""
     is_unjudged: bool = False
@@ -73,11 +79,15 @@ class Ticket:
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
 
-    def leave(self) -> None:
-        """It is at no replica any more: its connection is closed first, then its seat given up."""
+    def hang_up(self) -> None:
+        """Its replica's answer is not needed any more, or is over."""
         connection, self.connection = self.connection, None
         if connection is not None and self.replica is not None:
             self.replica.client.give_back(connection)
+
+    def leave(self) -> None:
+        """It is at no replica any more: its connection is closed first, then its seat given up."""
+        self.hang_up()
         seat, self.seat = self.seat, None
         if seat is not None:
             seat.give_up()

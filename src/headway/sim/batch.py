@@ -275,7 +275,9 @@ class Batch:
     def plan(self, live: Live) -> None:
         """Set the tick at which to look at a decoding request again: its end, or a change of phase or rank."""
         generated = live.generated_tokens
-        if generated < live.reasoning_tokens:
+        if live.first_token_s != live.first_token_s:
+            ahead = 1
+        elif generated < live.reasoning_tokens:
             ahead = live.reasoning_tokens - generated
         elif live.answer_s != live.answer_s:
             ahead = 1

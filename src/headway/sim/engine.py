@@ -42,7 +42,7 @@ class Replica(Transit):
 
     __slots__ = (
         "_admit", "_is_slow", "_restless", "cancelling", "combo", "exact", "goodput_rps", "is_draining", "is_up",
-        "lag", "listener", "request_s", "response_s", "role", "tokenize_s",
+        "lag", "listener", "request_s", "response_s", "role", "tells_first", "tokenize_s",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,7 @@ class Replica(Transit):
         self.is_draining = False
         self.role = pool.role
         self.combo, self.goodput_rps = combo, goodput_rps
+        self.tells_first = pool.handover.first_token == "prefill"
 
     # What comes from outside.
 
@@ -227,11 +228,12 @@ class Replica(Transit):
             self.prefill_tokens_left -= tokens
             if live.computed_tokens < live.target_tokens:
                 continue
-            live.prefill_end_s = now
-            live.generated_tokens += 1
-            self.generated_offset += 1
-            if live.first_token_s != live.first_token_s:
-                live.first_token_s = now + live.response_s
+            if live.decode < 0 or self.tells_first:
+                live.prefill_end_s = now
+                live.generated_tokens += 1
+                self.generated_offset += 1
+                if live.first_token_s != live.first_token_s:
+                    live.first_token_s = now + live.response_s
             del self.prefilling[live.id]
             self.kv.pinned += -live.computed_tokens // self.kv.block + live.shared_blocks
             live.quantum_tick = self.tick - 1  # the prefill's token is the first of its quantum
@@ -243,6 +245,8 @@ class Replica(Transit):
     def _look_at(self, live: Live, now: float) -> None:
         """Is it done, does its phase change, when to look again? Reasoning is over with its last token."""
         generated = live.generated_tokens
+        if live.first_token_s != live.first_token_s and generated:
+            live.first_token_s = now + live.response_s
         if live.answer_s != live.answer_s and generated > live.reasoning_tokens:
             live.answer_s = max(now + live.response_s, live.first_token_s)
             if self.pace is not None:

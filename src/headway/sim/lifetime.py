@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from headway.core.fleet import Role
@@ -49,9 +50,11 @@ class Lifetime:
 
     def was(self, role: Role, end_s: float) -> Intervals:
         """When it was for this."""
-        end_s = min(end_s, self.end_s)
-        until = [time_s for time_s, _ in self._roles[1:]]
-        spans = zip(self._roles, [*until, end_s], strict=True)
-        return tuple(
-            (start, min(end, end_s)) for (start, each), end in spans if each == role and start < min(end, end_s)
-        )
+        return was(self._roles, role, min(end_s, self.end_s))
+
+
+def was(roles: Sequence[tuple[float, Role]], role: Role, end_s: float) -> Intervals:
+    """When, up to then, a replica was for this; `roles` are what it was for, each from when on."""
+    until = [time_s for time_s, _ in roles[1:]]
+    spans = zip(roles, [*until, end_s], strict=True)
+    return tuple((start, min(end, end_s)) for (start, each), end in spans if each == role and start < min(end, end_s))

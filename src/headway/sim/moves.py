@@ -177,6 +177,9 @@ class Mover:
             move.abandon(now, MoveOutcome.FULL)
             move.source.take_back(move.live, now)
             return
+        if move.handover is not None and move.handover.first_token == "decode":
+            # The request itself goes by way of the gateway, and is read once more.
+            now += move.source.response_s + move.target.tokenize_s * move.live.prompt_tokens
         self._send(move, tokens - move.copied_tokens, now)
 
     def _send(self, move: Move, tokens: int, now: float) -> None:
@@ -205,6 +208,8 @@ class Mover:
         tokens = live.computed_tokens
         self._forget(move)
         source.let_go(live, now)
+        if move.handover is not None and move.handover.first_token == "decode":
+            tokens = max(tokens - 1, 1)
         if move.host_tokens:
             target.swap.clear_aside(move.host_tokens)
             target.swap.hold(live, tokens)
