@@ -118,7 +118,7 @@ async def _body(receive: Receive, headers: dict[str, str], settings: Settings) -
 async def _parts(receive: Receive, headers: dict[str, str], limit: int) -> bytes | None:
     too_long = ApiError(413, f"the body is longer than {limit:,} bytes", "body_too_long")
     length = headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit:
+    if length.isdigit() and (len(length) > 18 or int(length) > limit):
         raise too_long
     parts, size = [], 0
     while True:

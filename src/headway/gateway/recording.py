@@ -22,6 +22,9 @@ _ROW = (
 )  # fmt: skip
 
 
+_MOST_REGIONS = 1 << 15
+
+
 class Recording:
     """One run's. Without `keeps`, nothing is kept, and memory does not grow."""
 
@@ -53,10 +56,16 @@ class Recording:
         self._rows.append((live.id, (
             live.arrival_s, live.prompt_tokens, output_tokens, model, live.tier,
             min(live.reasoning_tokens, output_tokens),
-            self._regions.setdefault(live.region, len(self._regions)),
+            self._region(live.region),
             -1 if live.session_id is None else live.session_id,
             nan if live.slo_ttft_s is None else live.slo_ttft_s, nan if live.slo_tpot_s is None else live.slo_tpot_s,
         )))  # fmt: skip
+
+    def _region(self, name: str) -> int:
+        """Its number. Clients name regions, and numbers are few: those that come after the last go without a name."""
+        if len(self._regions) >= _MOST_REGIONS - 1 and name not in self._regions:
+            name = ""
+        return self._regions.setdefault(name, len(self._regions))
 
     def records(self, replicas: Iterable[ReplicaRecord], end_s: float, judge_usd: float = 0.0) -> Records:
         """All that has ended, with requests numbered in order of arrival, and time from the first of them."""

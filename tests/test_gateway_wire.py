@@ -1,0 +1,213 @@
+"""Clients that mean ill, byte by byte on the socket: what is no HTTP is refused, and nothing is asked twice."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("httptools")
+
+import serving
+from serving import MODEL, ask, metric, until
+from test_gateway_hostile import CHUNK, OK, WELL, Script, _framed
+
+BODY = b'{"model":"%s","messages":[{"role":"user","content":"a"}]}' % MODEL.encode()
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n"
+VERSION = b"GET /version HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Script]:
+    made = Script()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+    """Afterwards, nothing in its log is a fault of its own."""
+    path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [script.url], gateway={"body_timeout_s": 1.0})
+    made = serving.gateway(path)
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        yield made
+        assert metric(made, "headway_requests_in_flight") == 0
+        log = made.stop()
+        assert "Traceback" not in log and "Exception" not in log, log
+
+
+def _sent(front: serving.Process, data: bytes, half: bool = False) -> bytes:
+    """All that comes back until the gateway closes; `half`: nothing more will be sent."""
+    with socket.create_connection(("127.0.0.1", front.port), timeout=serving.PATIENCE_S) as made:
+        parts = []
+        with suppress(ConnectionError):
+            made.sendall(data)
+            if half:
+                made.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
+            while part := made.recv(1 << 16):
+                parts.append(part)
+        return b"".join(parts)
+
+
+class _Kept(io.BytesIO):
+    def makefile(self, *args: object) -> io.BytesIO:
+        return self
+
+    def close(self) -> None:
+        """Answers follow each other in it."""
+
+
+def _answers(data: bytes) -> list[tuple[int, bytes]]:
+    """Status and body of each answer, which are all whole."""
+    stream, found = _Kept(data), []
+    while stream.tell() < len(data):
+        answer = http.client.HTTPResponse(stream)  # type: ignore[arg-type]
+        answer.begin()
+        found.append((answer.status, answer.read()))
+    return found
+
+
+def _chat(*headers: bytes, body: bytes = BODY) -> bytes:
+    return CHAT + b"".join(header + b"\r\n" for header in headers) + b"\r\n" + body
+
+
+LENGTH = b"Content-Length: %d" % len(BODY)
+CHUNKED = b"Transfer-Encoding: chunked"
+SMUGGLED = b"0\r\n\r\n" + VERSION
+REFUSED = {
+    "a length and chunks": _chat(LENGTH, CHUNKED, body=SMUGGLED),
+    "chunks and a length": _chat(CHUNKED, b"Content-Length: 5", body=SMUGGLED),
+    "two lengths": _chat(b"Content-Length: 5", LENGTH),
+    "a length that is none": _chat(b"Content-Length: 0x10"),
+    "a length with a sign": _chat(b"Content-Length: +5"),
+    "a length below nothing": _chat(b"Content-Length: -5"),
+    "a length beyond all": _chat(b"Content-Length: 99999999999999999999999"),
+    "a list of lengths": _chat(b"Content-Length: 5, 5"),
+    "chunks that are not last": _chat(b"Transfer-Encoding: chunked, identity", body=SMUGGLED),
+    "a coding nobody knows": _chat(b"Transfer-Encoding: xchunked", body=SMUGGLED),
+    "a space before the colon": _chat(b"Content-Length : 5"),
+    "a zero in a header": _chat(LENGTH, b"X-A: a\0b"),
+    "a bare carriage return": _chat(LENGTH, b"X-A: a\rX-B: b"),
+    "a header without a name": _chat(LENGTH, b": b"),
+    "a header without a colon": _chat(LENGTH, b"nothing"),
+    "a name that is none": _chat(LENGTH, b"X(A): b"),
+    "a chunk beyond all": _chat(CHUNKED, body=b"FFFFFFFFFFFFFFFFF\r\n"),
+    "a chunk below nothing": _chat(CHUNKED, body=b"-1\r\n"),
+    "a chunk that is longer than it says": _chat(CHUNKED, body=b"2\r\n{}}}}\r\n0\r\n\r\n"),
+    "a chunk in no digits": _chat(CHUNKED, body=b"zz\r\n"),
+    "a version to come": b"GET /version HTTP/7.3\r\nHost: h\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "no method": b"/version HTTP/1.1\r\n\r\n",
+    "a method nobody knows": b"SING /version HTTP/1.1\r\nHost: h\r\n\r\n",
+    "a target that is none": b"GET version HTTP/1.1\r\nHost: h\r\n\r\n",
+    "a target with a space": b"GET /ver sion HTTP/1.1\r\nHost: h\r\n\r\n",
+    "a target that is no text": b"GET /\xff\xfe HTTP/1.1\r\nHost: h\r\n\r\n",
+    "a proxy's method": b"CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(80),
+    "nothing but zeros": bytes(100),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_http_is_refused_once_and_asked_of_nobody(
+    front: serving.Process, script: Script, data: bytes
+) -> None:
+    """And what might be a second request in it is none."""
+    script.says, script.heard = WELL, b""
+    answers = _answers(_sent(front, data))
+    assert [status for status, _ in answers] == [400], answers
+    assert b'"type":"invalid_request_error"' in answers[0][1]
+    assert not script.heard
+
+
+def test_folded_headers_reach_no_engine_as_two(front: serving.Process, script: Script) -> None:
+    script.says, script.heard = WELL, b""
+    answers = _answers(_sent(front, _chat(LENGTH, b"traceparent: 00-1\r\n x-evil: 1", b"Connection: close")))
+    assert answers[0][0] in (200, 400) and len(answers) == 1
+    assert b"\nx-evil" not in script.heard and b"\n x-evil" not in script.heard
+
+
+UNUSUAL = {
+    "a whole address": (b"GET http://elsewhere:99/version HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 200),
+    "no host": (b"GET /version HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
+    "no version": (b"GET /version\r\n\r\n", 200),
+    "HTTP/1.0": (b"GET /version HTTP/1.0\r\n\r\n", 200),
+    "a part of a target": (b"GET /version?a=%ff#b HTTP/1.1\r\nConnection: close\r\n\r\n", 200),
+    "a path that climbs": (b"GET /../../etc/passwd HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
+    "a path of zeros": (b"GET /%00%00 HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
+    "half a letter": (b"GET /%C3 HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
+    "a star": (b"OPTIONS * HTTP/1.1\r\nConnection: close\r\n\r\n", 404),
+    "a notice at a chunk": (
+        _chat(CHUNKED, b"Connection: close", body=b"%x;note=1\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)), 200
+    ),
+    "trailers": (_chat(CHUNKED, b"Connection: close", body=b"%x\r\n%s\r\n0\r\nX: y\r\n\r\n" % (len(BODY), BODY)), 200),
+    "a pause to be asked": (_chat(LENGTH, b"Expect: 100-continue", b"Connection: close"), 200),
+    "no body": (_chat(b"Connection: close", body=b""), 400),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "status"), UNUSUAL.values(), ids=UNUSUAL)
+def test_what_is_unusual_is_answered(front: serving.Process, script: Script, data: bytes, status: int) -> None:
+    serving.all_up(front, 1)
+    script.says = WELL
+    answers = _answers(_sent(front, data).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n"))
+    assert [found for found, _ in answers] == [status], answers
+
+
+def test_a_socket_that_wants_to_be_another_is_answered_as_http(front: serving.Process, script: Script) -> None:
+    script.says = WELL
+    upgrade = b"GET /version HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+    answers = _answers(_sent(front, upgrade, half=True))
+    assert [status for status, _ in answers] in ([200], [])
+
+
+def test_requests_sent_at_once_are_answered_in_turn(front: serving.Process, script: Script) -> None:
+    serving.all_up(front, 1)
+    script.says = WELL
+    last = VERSION.replace(b"Host: h", b"Host: h\r\nConnection: close")
+    answers = _answers(_sent(front, VERSION + _chat(LENGTH) + VERSION + _chat(LENGTH) + last))
+    assert [status for status, _ in answers] == [200] * 5
+    assert [body for _, body in answers][1::2] == [b"{}", b"{}"] and b"version" in answers[4][1]
+
+
+def test_who_will_send_no_more_leaves_nothing_behind(front: serving.Process, script: Script) -> None:
+    """Half a request, half a body, or a whole one whose answer is still coming."""
+    serving.all_up(front, 1)
+    script.says = OK + _framed(CHUNK)
+    streamed = BODY[:-1] + b',"stream":true}'
+    whole = _chat(b"Content-Length: %d" % len(streamed), body=streamed)
+    for end in range(1, len(whole), 9):
+        _sent(front, whole[:end], half=True)
+    _sent(front, whole, half=True)
+    until(lambda: metric(front, "headway_requests_in_flight") == 0)
+    serving.all_up(front, 1)
+
+
+_BITS = [
+    CHAT, VERSION, BODY, LENGTH, CHUNKED, b"\r\n", b"\r\n\r\n", b"\n", b"\r", b" ", b"\0", b":", b"0\r\n\r\n",
+    b"Content-Length: ", b"Transfer-Encoding: ", b"GET ", b"POST /v1/files ", b"HTTP/1.1\r\n", b"Host: h\r\n",
+    b"Connection: close\r\n", b"Upgrade: h2c\r\nConnection: Upgrade\r\n", b"Expect: 100-continue\r\n", b"5\r\n",
+    b"x" * 3000, b"X: " + b"y" * 30_000 + b"\r\n", b"/openapi.json ", b"%", b"\xff", b"Authorization: Bearer \xff\r\n",
+    b"X-Request-Id: \xe9\r\n", b"x-headway-tier: 1e9\r\n", b"x-llm-d-slo-ttft-ms: nan\r\n", b"traceparent: \xff-\r\n",
+]  # fmt: skip
+
+
+@given(st.lists(st.one_of(st.sampled_from(_BITS), st.binary(max_size=8)), min_size=1, max_size=10), st.booleans())
+@settings(
+    max_examples=250, deadline=None, database=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+def test_any_bytes(front: serving.Process, script: Script, pieces: list[bytes], begins: bool) -> None:
+    script.says = WELL
+    answers = _sent(front, (CHAT if begins else b"") + b"".join(pieces), half=True)
+    if not answers.startswith(b"HTTP/1.1 100"):
+        assert all(status in (200, 400, 404, 405, 408, 431) for status, _ in _answers(answers)), answers
+    assert ask(front, "/version").json()["version"]
