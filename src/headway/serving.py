@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from shutil import which
 
@@ -15,10 +16,14 @@ from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool
 from headway.gateway.adapters import ADAPTERS, Adapter, api_of
 from headway.gateway.admin import is_address
+from headway.gateway.clerks import Clerks
 from headway.gateway.gateway import Plan, Served
 from headway.gateway.settings import Judge, Settings
 from headway.gateway.starting import Kubernetes, Processes
+from headway.longterm import cheats
 from headway.policies import resolve
+from headway.policies.hourly import Planning
+from headway.policies.resolve import Choice
 from headway.scenario import Scenario, policies_of
 from headway.scenariofile import PolicySpec, PoolSpec, Spec
 from headway.sim.makeup import kv_blocks
@@ -55,8 +60,10 @@ def plan(chosen: Scenario) -> Plan:
     starts = _starts(chosen, said)
     if spec.roles:
         _check_roles(said, adapters, places)
-    policies = _with_queue_manager(policies_of(chosen), spec.gateway)
+    clerks = Clerks()
+    policies = _with_queue_manager(policies_of(chosen, clerks), spec.gateway)
     _check_oracles(policies, places)
+    _check_forecasts(policies, places)
     if spec.policies.ordering_at != "gateway":
         _check_ordering(spec.policies.ordering, said, adapters, places)
     if policies.migration is not None:
@@ -77,6 +84,7 @@ def plan(chosen: Scenario) -> Plan:
         judge=judge,
         gpu_limits=chosen.fleet.gpu_limits,
         roles=spec.roles,
+        clerks=clerks,
     )
 
 
@@ -270,6 +278,20 @@ def _check_oracles(policies: Policies, places: Places) -> None:
         if choice is not None and getattr(choice(), "oracle", False):
             what = f"{choice} reads what only a simulation knows, such as output lengths; expected another"
             raise places.error(("cascade", "policy") if key == "cascade" else ("policies", key), what)
+
+
+def _check_forecasts(policies: Policies, places: Places) -> None:
+    """Nobody knows the demand to come; and a plan needs to know what a replica serves."""
+    choice = policies.scaler
+    if not isinstance(choice, Choice) or "desk" not in signature(choice.made_by).parameters:
+        return
+    at = ("policies", "scaling")
+    if cheats(choice):
+        raise places.error((*at, "forecaster"), "is fitted on demand that is still to come; expected one without -leak")
+    config: Planning = choice.arguments.get("plan") or Planning()
+    if not config.tps and "planner" not in choice.arguments:
+        what = f"{choice.name} knows of no pool what a replica serves, and would leave them all as they are; expected"
+        raise places.error(at, f"{what} `plan: {{tps: ...}}`, or `planner`, which finds it by simulation of `workload`")
 
 
 def _check_ordering(

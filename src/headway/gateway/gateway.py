@@ -26,6 +26,7 @@ from headway.gateway import dashboard
 from headway.gateway.adapters import ADAPTERS
 from headway.gateway.ask import Ask
 from headway.gateway.board import Board
+from headway.gateway.clerks import Clerks
 from headway.gateway.clock import Clock
 from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
@@ -93,6 +94,8 @@ class Plan(Struct, frozen=True):
     """(region, GPU, how many there are), where scaling has a limit."""
     roles: tuple[RoleChange, ...] = ()
     """What replicas of combos are for from a time on, in seconds from the start."""
+    clerks: Clerks | None = None
+    """Who makes plans while it serves."""
 
 
 class Gateway:
@@ -201,6 +204,8 @@ class Gateway:
             self.driver.gave_up(ticket)
         await self.watch.stop()
         await self.scaling.stop()
+        if self.plan.clerks is not None:
+            self.plan.clerks.close()
         for replica in self.replicas:
             replica.client.close()
         if self._jury is not None:

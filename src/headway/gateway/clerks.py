@@ -1,0 +1,122 @@
+"""Plans worked out beside the gateway: each clerk is a process of its own, so that streams go on meanwhile.
+
+It ends with the gateway, however that ends, and steps back behind everything else on the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Any
+
+log = logging.getLogger("headway.gateway")
+NICE = 10
+
+
+class Clerks:
+    """All of a gateway's. Satisfies `core.clerk.Desk`."""
+
+    def __init__(self) -> None:
+        self._clerks: list[LiveClerk] = []
+
+    def __call__(self, work: Callable[..., Any]) -> LiveClerk:
+        """One for this work. There is no process before it is asked."""
+        self._clerks.append(LiveClerk(work))
+        return self._clerks[-1]
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        for clerk in self._clerks:
+            clerk.close()
+
+
+class LiveClerk:
+    """Satisfies `core.clerk.Clerk`. A thread waits for the process, which keeps its work from one plan to the next."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self._work = work
+        self._process: BaseProcess | None = None
+        self._line: Connection | None = None
+        self._asked: Future[Any] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """It is not done with what it was asked last."""
+        return self._asked is not None and not self._asked.done()
+
+    def ask(self, *arguments: Any) -> None:
+        """Work it out for these."""
+        self._asked = Future()
+        threading.Thread(target=self._wait, args=(self._asked, arguments), daemon=True).start()
+
+    def answer(self) -> Any:
+        """None where it failed, which the log says; what was planned before then stays."""
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        try:
+            took_s, found = asked.result(timeout=0)
+            log.info("a plan was made in %.1f s", took_s)
+            return found
+        except Exception as error:
+            log.warning("a plan could not be made, and the one before stays: %s", error)
+            return None
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _wait(self, asked: Future[Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            line = self._line_to_process()
+            line.send(arguments)
+            worked, found = line.recv()
+        except (EOFError, OSError):
+            self._line = None
+            asked.set_exception(ChildProcessError("its process has ended"))
+        except Exception as error:  # what cannot be sent, say
+            asked.set_exception(error)
+        else:
+            asked.set_result(found) if worked else asked.set_exception(RuntimeError(found))
+
+    def _line_to_process(self) -> Connection:
+        if self._line is None:
+            context = multiprocessing.get_context("spawn")
+            self._line, theirs = context.Pipe()
+            self._process = context.Process(target=_sit, args=(theirs, self._work), daemon=True)
+            self._process.start()
+            theirs.close()
+        return self._line
+
+
+def _sit(line: Connection, work: Callable[..., Any]) -> None:
+    """In the process: one plan after the other."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICE)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            arguments = line.recv()
+            began_s = monotonic()
+            try:
+                found = work(*arguments)
+                said: tuple[bool, Any] = (True, (monotonic() - began_s, found))
+            except Exception as error:
+                said = False, f"{type(error).__name__}: {error}"
+            line.send(said)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)

@@ -1,0 +1,183 @@
+"""Plans that are made while a gateway serves: beside it, late, failing, and acted out by real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import processes
+import serving
+from headway import serving as composition
+from headway.core.errors import HeadwayError
+from processes import running
+from serving import chat, until
+
+pytest.importorskip("httptools")
+from headway.gateway.clerks import Clerks, LiveClerk
+
+
+class Tally:
+    """Work that keeps something from one time to the next, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def __call__(self, number: int) -> tuple[int, int]:
+        if number < 0:
+            raise HeadwayError(f"no plan for {number}")
+        if not number:
+            os._exit(1)
+        self._sum += number
+        return self._sum, os.getpid()
+
+
+def _answer(clerk: LiveClerk, number: int) -> Any:
+    clerk.ask(number)
+    until(lambda: not clerk.is_busy)
+    return clerk.answer()
+
+
+def test_work_is_done_in_another_process_which_keeps_what_it_knows_and_outlives_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clerks = Clerks()
+    clerk = clerks(Tally())
+    try:
+        total, there = _answer(clerk, 3)
+        assert total == 3 and there != os.getpid()
+        assert _answer(clerk, -1) is None
+        assert "a plan could not be made, and the one before stays: HeadwayError: no plan for -1" in caplog.text
+        assert _answer(clerk, 4) == (7, there)
+        assert _answer(clerk, 0) is None and "its process has ended" in caplog.text
+        assert _answer(clerk, 5)[0] == 5, "another process, which begins anew"
+    finally:
+        clerks.close()
+
+
+def test_what_cannot_be_sent_is_a_failure_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    clerk = Clerks()(lambda number: number)
+    assert _answer(clerk, 1) is None and "a plan could not be made" in caplog.text
+
+
+LINES = {"step_s": 1.0, "period_s": 2.0, "startup_s": 0.5, "tps": {"pool": 60.0}}
+
+
+@contextmanager
+def asking(front: serving.Process, num: int) -> Iterator[None]:
+    """So many clients, each of which asks again as soon as it has its answer."""
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            assert chat(front, "word " * 100, max_tokens=20).json()["usage"]["completion_tokens"] == 20
+
+    threads = [threading.Thread(target=ask) for _ in range(num)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_lt_i_goes_where_its_plans_say_up_and_down(tmp_path: Path) -> None:
+    """An hour of two seconds: demand that the gateway has seen, forecast and planned for, is served by processes."""
+    pool = processes.pool(3)
+    scaling = {"name": "lt-i", "plan": LINES, "planner": "ilp", "forecaster": "last-value", "interval_s": 0.2}
+    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=pool, policies={"scaling": scaling}))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        with asking(front, 2):
+            serving.all_up(front, 3)
+        serving.all_up(front, 1)
+        until(lambda: len(running(*pool["processes"]["ports"])) == 1)
+        assert "a plan was made in" in front.stop()
+
+
+class Log:
+    """What a gateway writes, as it comes."""
+
+    def __init__(self, front: serving.Process) -> None:
+        self.lines: list[str] = []
+        assert front.process.stderr is not None
+        self._pipe = front.process.stderr
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with suppress(ValueError):  # closed
+            while line := self._pipe.readline():
+                self.lines.append(line.decode())
+
+    def count(self, words: str) -> int:
+        return sum(words in line for line in self.lines)
+
+
+def test_lt_ua_and_lt_u_in_it_only_go_as_far_as_memory_asks(tmp_path: Path) -> None:
+    """The plan wants three; KV caches are next to empty, so none is started."""
+    scaling = {"name": "lt-ua", "plan": LINES, "interval_s": 0.2, "cooldown_s": 0.2, "last_s": 1.0}
+    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(3), policies={"scaling": scaling}))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        log = Log(front)
+        with asking(front, 2):
+            until(lambda: log.count("a plan was made in") >= 3)
+        assert serving.ask(front, "/health").json()["replicas"] == 1
+
+
+def test_streams_go_on_while_a_plan_is_made_and_its_process_ends_with_the_gateway(tmp_path: Path) -> None:
+    """What a replica serves is found by simulation here, which takes seconds of a core; the gateway is killed."""
+    scaling = {"name": "lt-i", "plan": {**LINES, "tps": {}}, "planner": "ilp", "interval_s": 0.1}
+    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling}))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        log = Log(front)
+        stream = chat(front, ignore_eos=True, max_tokens=20_000, stream=True)
+        events = stream.events()
+        next(events)
+        until(lambda: _clerks_of(front.process.pid))
+        for _ in range(50):
+            next(events)
+        assert not log.count("a plan was made in")
+        while not log.count("a plan was made in"):
+            next(events)
+        stream.close()
+        (clerk,) = _clerks_of(front.process.pid)
+        os.kill(front.process.pid, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{clerk}").exists())
+
+
+def _clerks_of(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == pid and "spawn_main" in (folder / "cmdline").read_text():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ("lt-i", "lt-i knows of no pool what a replica serves, and would leave them all as they are"),
+        ({"name": "lt-ua", "plan": {"step_s": 60.0}}, "lt-ua knows of no pool"),
+        ({"name": "lt-i", "plan": LINES, "forecaster": "ets-leak"}, "is fitted on demand that is still to come"),
+    ],
+)
+def test_plans_that_would_come_to_nothing_are_refused(tmp_path: Path, scaling: Any, words: str) -> None:
+    path = serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling})
+    with pytest.raises(HeadwayError) as told:
+        composition.load(path)
+    assert words in str(told.value) and str(path) in str(told.value)
