@@ -6,6 +6,8 @@ import asyncio
 import gc
 import socket
 import ssl
+import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +70,39 @@ def address(made: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve(application: Any, made: socket.socket, shutdown_s: float, tls: Tls | None = None) -> None:
-    """Until the process is told to stop; then requests have so long to end."""
+def listen_together(host: str, port: int, num: int) -> list[socket.socket]:
+    """As many sockets on this port, among which the system shares out what comes. HeadwayError as above."""
+    if sys.platform != "linux":  # others give all connections to one of such sockets
+        return num * [listen(host, port)]
+    with listen(host, port) as only:  # nobody else has it: sockets that share a port do not see that
+        family, (host, port) = only.family, only.getsockname()[:2]
+    made = []
+    for _ in range(num):
+        one = socket.socket(family, socket.SOCK_STREAM)
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            one.setsockopt(socket.SOL_SOCKET, option, 1)
+        one.bind((host, port))
+        one.listen(_BACKLOG)
+        made.append(one)
+    return made
+
+
+def listen_privately(path: Path) -> socket.socket:
+    """A socket that is a file."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.bind(str(path))
+    made.listen(_BACKLOG)
+    return made
+
+
+def serve(
+    application: Any,
+    made: socket.socket,
+    shutdown_s: float,
+    tls: Tls | None = None,
+    ending: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Until the process is told to stop; then `ending` is waited for, and requests have so long to end."""
     try:
         import uvicorn
 
@@ -85,7 +118,14 @@ def serve(application: Any, made: socket.socket, shutdown_s: float, tls: Tls | N
     # What has been imported and read stays: collections need not go through it, which stops all streams for a while.
     gc.collect()
     gc.freeze()
-    uvicorn.Server(config).run(sockets=[made])
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            if ending is not None:
+                await ending()
+            await super().shutdown(sockets)
+
+    Server(config).run(sockets=[made])
 
 
 def _refusal(status: bytes, message: str, code: str) -> bytes:

@@ -19,11 +19,18 @@ from headway.scenario import Scenario
 if TYPE_CHECKING:
     from headway.gateway.gateway import Plan, Served
 
+_SCHEDULER_S = 1.0
+"""When workers have ended, nobody asks the scheduler anything any more."""
+
 
 @click.command()
 @click.argument("fleet", type=click.Path(path_type=Path))
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 to be reached from other machines.")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
+    help="Processes that pass requests and answers on; with more than one, another one schedules for all of them.",
+)  # fmt: skip
 @click.option("--records", type=click.Path(path_type=Path), help="Folder to write what ran to, at the end.")
 @click.option("--decisions", type=click.Path(path_type=Path), help="Write why each replica was chosen (JSON lines).")
 @click.option("--certfile", type=click.Path(path_type=Path), help="Certificate (PEM): serve HTTPS.")
@@ -32,6 +39,7 @@ def command(
     fleet: Path,
     port: int,
     host: str,
+    workers: int,
     records: Path | None,
     decisions: Path | None,
     certfile: Path | None,
@@ -45,6 +53,7 @@ def command(
     try:
         from headway import serving
         from headway.gateway.api import application
+        from headway.gateway.crew import Crew
         from headway.gateway.gateway import Gateway
         from headway.gateway.recording import Recording
     except ModuleNotFoundError as error:
@@ -53,11 +62,15 @@ def command(
     tls = _tls(certfile, keyfile)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
-    made = webserver.listen(host, port)
+    listeners = [webserver.listen(host, port)] if workers == 1 else webserver.listen_together(host, port, workers)
+    crew = None if workers == 1 else Crew(listeners, tls)
     told = None if decisions is None else Behind(DecisionFile(decisions, plan.settings.max_decisions_bytes))
 
     def make() -> Gateway:
-        return Gateway(plan, Recording(keeps=records is not None), None if told is None else told.write)
+        made = Gateway(plan, Recording(keeps=records is not None), None if told is None else told.write)
+        if crew is not None:
+            crew.start(made)
+        return made
 
     def stopped(gateway: Gateway) -> None:
         if told is not None:
@@ -66,8 +79,11 @@ def command(
             save(gateway.records(), records, {"fleet": fleet.read_text(encoding="utf-8")})
             click.echo(f"wrote {gateway.recording.num_requests:,} requests to {records}", err=True)
 
-    _show(chosen, plan, f"{'http' if tls is None else 'https'}://{webserver.address(made)}")
-    webserver.serve(application(make, stopped), made, plan.settings.drain_s + 1, tls)
+    _show(chosen, plan, f"{'http' if tls is None else 'https'}://{webserver.address(listeners[0])}", workers)
+    if crew is None:
+        webserver.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls)
+    else:
+        webserver.serve(application(make, stopped), crew.http, _SCHEDULER_S, ending=crew.stop)
 
 
 def _tls(certfile: Path | None, keyfile: Path | None) -> webserver.Tls | None:
@@ -91,11 +107,13 @@ def _where(served: Served) -> str:
     return ", ".join(served.endpoints)
 
 
-def _show(chosen: Scenario, plan: Plan, address: str) -> None:
+def _show(chosen: Scenario, plan: Plan, address: str, workers: int) -> None:
     from headway.gateway import dashboard
 
     policies = chosen.spec.policies
     click.echo(f"headway serves {chosen.spec.name} on {address}")
+    if workers > 1:
+        click.echo(f"  {workers} workers, and a scheduler for all of them")
     for served in plan.pools:
         pool = served.pool
         click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {_where(served)}")

@@ -236,11 +236,14 @@ class Client:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                _, made = await loop.create_connection(lambda: Connection(loop), self._host, self._port, ssl=self._ssl)
+                return await self._open(loop)
         except TimeoutError:
             raise UnreachableError(f"did not accept a connection within {self._connect_s:g} s") from None
         except OSError as error:
             raise UnreachableError(f"cannot be reached: {error.strerror or error}") from None
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> Connection:
+        _, made = await loop.create_connection(lambda: Connection(loop), self._host, self._port, ssl=self._ssl)
         return made
 
     def give_back(self, connection: Connection) -> None:

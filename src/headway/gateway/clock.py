@@ -11,14 +11,15 @@ from typing import Any
 class Clock:
     """Seconds since the gateway started. Event loops round theirs to milliseconds."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, start_s: float | None = None) -> None:
         self._loop = loop
-        self._start_s = monotonic()
+        self.start_s = monotonic() if start_s is None else start_s
+        """On the clock that all processes of a machine share."""
 
     @property
     def now(self) -> float:
         """Seconds since the start."""
-        return monotonic() - self._start_s
+        return monotonic() - self.start_s
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> asyncio.TimerHandle:
         """Call `action(time_s, argument)` at a time on this clock."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from random import Random
@@ -20,7 +19,7 @@ from headway.control.service import Member, Service
 from headway.core.fleet import Role
 from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock
-from headway.gateway.judge import Confidence, JudgeError, Jury
+from headway.gateway.judge import Confidence, Jury
 from headway.gateway.livecontrol import LiveCascading, LiveControl
 from headway.gateway.passing import pass_on
 from headway.gateway.replica import Engine, LiveReplica
@@ -138,28 +137,21 @@ class Driver:
 
     def confidence(self) -> Confidence | None:
         """What listens to how sure a model is, if that is what answers are judged by."""
-        return Confidence() if self._jury is not None and self._jury.judge is None else None
+        return None if self._jury is None else self._jury.confidence()
 
     async def score(
         self, ticket: Ticket, question: str, answer: str, confidence: Confidence | None
     ) -> float | None:  # fmt: skip
         """What an answer is worth, 0 to 100; None: no judge could tell, or nobody waits for it any more."""
         assert self._jury is not None
-        ticket.judgement = asyncio.create_task(self._jury.score(question, answer, confidence))
-        try:
-            return await ticket.judgement
-        except JudgeError as error:
-            log.warning("an answer got no score: %s", error)
-            return None
-        except asyncio.CancelledError:
-            if ticket.outcome is None:  # it is this task that is cancelled
-                raise
-            return None
-        finally:
-            ticket.judgement = None
+        return await self._jury.rate(ticket, question, answer, confidence)
 
     async def judged(self, ticket: Ticket, score: float | None) -> None:
         """Its score, if there is one: it will do, or the next model answers."""
+        self.scored(ticket, score)
+
+    def scored(self, ticket: Ticket, score: float | None) -> None:
+        """The same, at once."""
         assert self._jury is not None
         live = ticket.live
         ticket.is_unjudged = False
@@ -245,6 +237,11 @@ class Driver:
         if ticket.outcome is None:
             self.control.gave_up(ticket.live, self.now)
 
+    def emptied(self, ticket: Ticket) -> None:
+        """A request that had ended already has left its replica only now."""
+        ticket.leave()
+        self.control.emptied(ticket.live, self.now)
+
     def forget(self, ticket: Ticket) -> None:
         """Nobody waits for it any more, even if a policy failed where its end should have been told."""
         ticket.leave()
@@ -288,8 +285,8 @@ class Driver:
     def abandon(self, replica: LiveReplica) -> None:
         """A replica is gone, or hangs: what it streams goes on elsewhere, if it can."""
         for ticket in list(self.tickets.values()):
-            if ticket.replica is replica and ticket.connection is not None:
-                ticket.connection.abort("does not answer any more")
+            if ticket.replica is replica:
+                ticket.stop("does not answer any more")
 
     def add(self, replica: LiveReplica) -> None:
         """One more is there, which is not up yet."""
@@ -336,20 +333,19 @@ class Driver:
     def cancel(self, live: Live, now: float) -> None:
         """Close the connection, on which engines abort."""
         ticket = self.tickets[live.id]
-        if ticket.connection is not None:
-            ticket.connection.abort("the request was cancelled")
+        ticket.stop("the request was cancelled")
         ticket.leave()
         self.control.cancelled(live, now)
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
         """Have the request leave its replica; it is continued at the other one by what it has said so far."""
         ticket = self.tickets.get(live.id)
-        if ticket is None or not ticket.can_move or ticket.connection is None:
+        if ticket is None or not ticket.can_move or not ticket.is_streaming:
             return
         live.move = ticket
         ticket.moving_to = self.replicas[target]
         ticket.moving_to.num_arriving += 1
-        ticket.connection.abort("the request moves")
+        ticket.stop("the request moves")
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
         """Have the request go on at the replica that decodes, which fetches what is kept for it."""

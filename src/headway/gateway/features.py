@@ -11,6 +11,8 @@ from headway.gateway.ask import Ask
 class Features(Struct, array_like=True, gc=False):
     """One request's."""
 
+    arrival_s: float
+    """As its process saw it."""
     model: str
     is_opaque: bool
     num_chars: int
@@ -26,9 +28,9 @@ class Features(Struct, array_like=True, gc=False):
     slo_tpot_s: float | None
 
 
-def features(ask: Ask) -> Features:
+def features(ask: Ask, arrival_s: float) -> Features:
     """Of what a client asks for."""
     return Features(
-        ask.model, ask.is_opaque, len(ask.text), None if ask.prompt_ids is None else len(ask.prompt_ids),
+        arrival_s, ask.model, ask.is_opaque, len(ask.text), None if ask.prompt_ids is None else len(ask.prompt_ids),
         ask.max_tokens, ask.tier, ask.region, ask.session_id(), ask.prefix(), ask.slo_ttft_s, ask.slo_tpot_s,
     )  # fmt: skip

@@ -107,3 +107,5 @@ class LiveFleet:
             self._gateway.units.leave(self._gateway.replicas[id])
             self._gateway.terms[id].end_s = self._gateway.clock.now
             self._gateway.scaling.gone(self._gateway.replicas[id])
+            for told in self._gateway.on_gone:
+                told(self._gateway.replicas[id])

@@ -153,7 +153,10 @@ class Gateway:
 
             self.office = Office(self, self.settings.batches)
         self.is_closing = False
+        self.on_gone: list[Callable[[LiveReplica], None]] = []
+        """Told of replicas that do not come back."""
         self._ids = count()
+        self._arrived_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._reasons: dict[str, bool] = {}
         """Whether a model's last answer began with reasoning."""
@@ -218,12 +221,12 @@ class Gateway:
     async def begin(self, ask: Ask, caller: Caller, send: Send, request_id: str) -> Exchange:
         """A client's request comes in. ApiError where it cannot be taken, or is more than its caller may ask for."""
         ask.explains &= self.settings.explain
-        ticket = self.admit(features(ask), lambda live: Ticket(live, request_id), caller)
+        ticket = self.admit(features(ask, self.clock.now), lambda live: Ticket(live, request_id), caller)
         return self._exchange(ask, ticket, send)
 
     def exchange(self, ask: Ask, send: Send, request_id: str, deadline_s: float | None = None) -> Exchange:
         """A request of a batch. `deadline_s`: seconds from now."""
-        ticket = self._admit(features(ask), lambda live: Ticket(live, request_id), deadline_s)
+        ticket = self._admit(features(ask, self.clock.now), lambda live: Ticket(live, request_id), deadline_s)
         return self._exchange(ask, ticket, send)
 
     def _exchange(self, ask: Ask, ticket: Ticket, send: Send) -> Exchange:
@@ -298,7 +301,9 @@ class Gateway:
         return len(service.line) >= self.settings.max_held
 
     def _live(self, asked: Features, model: str, deadline_s: float | None) -> Live:
-        prompt_tokens, now = self.prompt_tokens(asked), self.clock.now
+        prompt_tokens = self.prompt_tokens(asked)
+        # Processes may tell of two requests in another order than that in which they came.
+        self._arrived_s = now = max(asked.arrival_s, self._arrived_s)
         live = Live(
             id=next(self._ids), arrival_s=now, prompt_tokens=prompt_tokens,
             output_tokens=asked.max_tokens or 1, model=model, tier=asked.tier,

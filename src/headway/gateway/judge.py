@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import re
@@ -14,7 +15,9 @@ import msgspec
 from headway.gateway import sse
 from headway.gateway.client import Client, EngineError, read
 from headway.gateway.settings import Judge
+from headway.gateway.ticket import Ticket
 
+log = logging.getLogger("headway.gateway")
 _THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 _SCORE = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]+)?)\s*")
 _PLACES = re.compile(r"\{(question|answer)\}")
@@ -136,6 +139,25 @@ class Jury:
             return await self.judge.score(question, answer)
         assert confidence is not None
         return confidence.score()
+
+    def confidence(self) -> Confidence | None:
+        """What listens to a model, if answers are judged by that."""
+        return Confidence() if self.judge is None else None
+
+    async def rate(self, ticket: Ticket, question: str, answer: str, confidence: Confidence | None) -> float | None:
+        """A request's score; None: there is none, or nobody waits for it any more."""
+        ticket.judgement = asyncio.create_task(self.score(question, answer, confidence))
+        try:
+            return await ticket.judgement
+        except JudgeError as error:
+            log.warning("an answer got no score: %s", error)
+            return None
+        except asyncio.CancelledError:
+            if ticket.outcome is None:  # it is this task that is cancelled
+                raise
+            return None
+        finally:
+            ticket.judgement = None
 
     def close(self) -> None:
         """Close connections."""

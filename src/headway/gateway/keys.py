@@ -98,9 +98,13 @@ class Keys:
             raise ApiError(401, "this API key has expired", "expired_api_key")
         return found[0]
 
+    def of(self, owner: str) -> Caller:
+        """The one that a request's headers have told already."""
+        return next((caller for caller in self._callers if caller.owner == owner), self._anybody)
+
     def tier(self, owner: str) -> int:
         """The most urgent tier of the requests that this owner left behind."""
-        return next((caller.tier for caller in self._callers if caller.owner == owner), 0)
+        return self.of(owner).tier
 
 
 def check_admin(headers: MutableMapping[str, str], known: Sequence[str]) -> None:

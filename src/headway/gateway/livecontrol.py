@@ -69,6 +69,10 @@ class LiveControl(Control):
         """Its client is gone."""
         self._time_out(now, live)
 
+    def emptied(self, live: Live, now: float) -> None:
+        """A request that ended before has left its replica: there is room."""
+        self._made_room(self._service(live), now)
+
     def unjudged(self, live: Live, accept: bool, now: float) -> None:
         """A cascade's answer has no score: it will do all the same, or the next model answers."""
         if self._judged.pop(live.id, None) is None:

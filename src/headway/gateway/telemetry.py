@@ -20,6 +20,8 @@ _HISTOGRAMS = {
     "gateway_overhead_seconds": "From a request's last byte to its being sent on, without its being held",
 }
 Sample = tuple[dict[str, str], float]
+Counts = tuple[str, str, int, str, list[int], float]
+"""Model, pool, tier, phase ("": the gateway's overhead), observations by bin, and their sum."""
 
 
 class Histogram:
@@ -71,7 +73,9 @@ class Telemetry:
     def _of(self, ticket: Ticket) -> _Series:
         """No pool: the request was with none yet."""
         live, replica = ticket.live, ticket.replica
-        key = (live.model, "" if replica is None else replica.pool, min(live.tier, _LAST_TIER))
+        return self._at(live.model, "" if replica is None else replica.pool, min(live.tier, _LAST_TIER))
+
+    def _at(self, *key: *tuple[str, str, int]) -> _Series:
         found = self._series.get(key)
         if found is None:
             found = self._series[key] = _Series(*key)
@@ -105,6 +109,25 @@ class Telemetry:
         if phase not in gaps:
             gaps[phase] = Histogram()
         return gaps[phase]
+
+    def take(self) -> list[Counts]:
+        """What exchanges have counted here since this was last asked: it is another's to keep."""
+        taken: list[Counts] = []
+        for (model, pool, tier), series in self._series.items():
+            for phase, histogram in (("", series.overhead), *series.gaps.items()):
+                if any(histogram.counts):
+                    taken.append((model, pool, tier, phase, histogram.counts[:], histogram.total_s))
+                    histogram.counts[:] = [0] * len(histogram.counts)
+                    histogram.total_s = 0.0
+        return taken
+
+    def add(self, taken: Iterable[Counts]) -> None:
+        """What was counted elsewhere."""
+        for model, pool, tier, phase, counts, total_s in taken:
+            series = self._at(model, pool, tier)
+            histogram = series.gaps.setdefault(phase, Histogram()) if phase else series.overhead
+            histogram.counts = [a + b for a, b in zip(histogram.counts, counts, strict=True)]
+            histogram.total_s += total_s
 
     def judged(self, model: str, outcome: str) -> None:
         """A cascade's answer has been."""

@@ -64,6 +64,16 @@ class Ticket:
     timers: list[asyncio.TimerHandle] = field(default_factory=list, repr=False)
     _turn: asyncio.Future[None] | None = field(default=None, repr=False)
 
+    @property
+    def is_streaming(self) -> bool:
+        """A replica has been sent it."""
+        return self.connection is not None
+
+    def stop(self, why: str) -> None:
+        """Have its replica abort it."""
+        if self.connection is not None:
+            self.connection.abort(why)
+
     async def turn(self) -> Engine:
         """Until it is placed. OverError if it ends instead."""
         while self.seat is None and self.outcome is None:

@@ -1,0 +1,120 @@
+"""A gateway's workers: processes that are started, and started again when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from contextlib import suppress
+from pathlib import Path
+
+from headway import webserver
+from headway.gateway.desk import Desk
+from headway.gateway.gateway import Gateway
+from headway.gateway.wire import Welcome, batch
+
+log = logging.getLogger("headway.gateway")
+_STEADY_S = 5.0
+"""A worker that lasted so long is replaced at once, others after pauses that double."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_GRACE_S = 5.0
+"""Besides the time that streams have at the end."""
+
+
+class Crew:
+    """All of them. The listening sockets stay open here, so that no connection is lost while a worker is replaced."""
+
+    def __init__(self, listeners: list[socket.socket], tls: webserver.Tls | None) -> None:
+        self._listeners, self._tls = listeners, tls
+        self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
+        self.http = webserver.listen_privately(self._folder / "http")
+        """Where the gateway's own application is to be served."""
+        self._slots: list[asyncio.Task[None]] = []
+        self._processes: set[Process] = set()
+        self._reaped: set[asyncio.Task[None]] = set()
+        self._is_ending = False
+
+    def start(self, gateway: Gateway) -> None:
+        """From now on, in the event loop of the scheduler."""
+        self._gateway = gateway
+        self._slots = [asyncio.create_task(self._keep(i)) for i in range(len(self._listeners))]
+
+    async def stop(self) -> None:
+        """Workers take no more connections, let streams end for so long, and end."""
+        self._is_ending = True
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                process.terminate()
+        if self._reaped:
+            await asyncio.wait(self._reaped, timeout=self._gateway.settings.drain_s + 1 + _GRACE_S)
+        for process in list(self._processes):
+            with suppress(ProcessLookupError):
+                process.kill()
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, *self._reaped, return_exceptions=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _keep(self, slot: int) -> None:
+        """A worker at one of the sockets, always."""
+        pause_s, loop = _FIRST_PAUSE_S, asyncio.get_running_loop()
+        while not self._is_ending:
+            began_s = loop.time()
+            try:
+                await self._run(slot)
+            except OSError as error:
+                log.warning("worker %d cannot be started: %s", slot, error)
+            if self._is_ending:
+                return
+            if loop.time() - began_s >= _STEADY_S:
+                pause_s = _FIRST_PAUSE_S
+                continue
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _run(self, slot: int) -> None:
+        """One process, until it takes no more connections."""
+        ours, theirs = socket.socketpair()
+        listener = self._listeners[slot].fileno()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "headway.gateway.worker", str(theirs.fileno()), str(listener),
+                    stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(), listener), start_new_session=True,
+                )  # fmt: skip
+        except OSError:
+            ours.close()
+            raise
+        self._processes.add(process)
+        reaped = asyncio.create_task(self._reap(slot, process))
+        self._reaped.add(reaped)
+        reaped.add_done_callback(self._reaped.discard)
+        gone = asyncio.Event()
+        desk = Desk(self._gateway, gone.set)
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_unix_connection(lambda: desk.link, sock=ours)
+        transport.write(batch(self._welcome()))
+        await gone.wait()
+
+    async def _reap(self, slot: int, process: Process) -> None:
+        status = await process.wait()
+        self._processes.discard(process)
+        if not self._is_ending:
+            log.warning("worker %d (process %d) has ended with status %d", slot, process.pid, status)
+
+    def _welcome(self) -> Welcome:
+        gateway, tls = self._gateway, self._tls
+        return Welcome(
+            settings=gateway.settings,
+            judge=gateway.plan.judge,
+            tell_priority=gateway.plan.tell_priority,
+            start_s=gateway.clock.start_s,
+            http=str(self._folder / "http"),
+            certfile=None if tls is None else str(tls.certfile.absolute()),
+            keyfile=None if tls is None or tls.keyfile is None else str(tls.keyfile.absolute()),
+        )

@@ -1,0 +1,263 @@
+"""The scheduler's side of a worker: its requests are control's like any other, though their streams are elsewhere.
+
+A request counts at its replica from before the worker is told to send it until the worker has said that its connection
+there is closed, or is gone itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from headway.control.live import DECODING, Live
+from headway.core.errors import HeadwayError
+from headway.gateway import wire
+from headway.gateway.client import EngineError, UnreachableError
+from headway.gateway.driver import Driver
+from headway.gateway.errors import ApiError
+from headway.gateway.exchange import RefusedError
+from headway.gateway.gateway import Gateway
+from headway.gateway.replica import Engine, LiveReplica
+from headway.gateway.ticket import Ticket
+from headway.gateway.wire import Heard, Left, Link, Over, Refused, Standing, Stop, Told
+
+log = logging.getLogger("headway.gateway")
+_POLICY = ApiError(500, "a policy failed", "policy_error")
+
+
+class Remote(Ticket):
+    """A ticket whose connection is a worker's."""
+
+    def __init__(self, desk: Desk, arrived: wire.Arrived, live: Live) -> None:
+        super().__init__(live, arrived.request_id)
+        self._desk = desk
+        self.number, self.num_chars = arrived.number, arrived.asked.num_chars
+        self.may_move = arrived.can_move
+        self.is_open = self.is_judged = self.is_known = False
+        """The worker has it at a replica; the present answer will be judged; the worker waits to hear of its end."""
+        self.read_tokens = 0
+        """Of the prompt, by an engine's count."""
+        self.spent_tokens = 0
+        """On a cascade's answers that would not do."""
+
+    @property
+    def is_streaming(self) -> bool:
+        """A replica has been sent it, or is about to be."""
+        return self.is_open
+
+    def stop(self, why: str) -> None:
+        """Have the worker abort it."""
+        if self.is_open:
+            if self.moving_to is not None:
+                self._desk.know(self.moving_to)
+            self._desk.link.say(Stop(self.number, why, -1 if self.moving_to is None else self.moving_to.id))
+
+    def wake(self) -> None:
+        """Control has placed it, or has ended it."""
+        if self.outcome is not None:
+            if self.is_known:
+                self._desk.link.say(Over(self.number, self.outcome))
+        elif self.seat is not None:
+            self.is_open, self.can_move = True, False
+            self._desk.place(self)
+
+    def leave(self) -> None:
+        """The seat is kept until the worker has closed its connection."""
+        if not self.is_open:
+            super().leave()
+
+
+class Desk:
+    """One worker's. `gone` is called when it takes no more connections, for whatever reason."""
+
+    def __init__(self, gateway: Gateway, gone: Callable[[], None]) -> None:
+        self._gateway, self._driver, self._gone = gateway, gateway.driver, gone
+        self.link = Link(wire.FromWorker, self._hear, self._lost)
+        self._tickets: dict[int, Remote] = {}
+        self._known: dict[int, tuple[str | None, int]] = {}
+        """Of replicas, what the worker knows of them that may change."""
+        gateway.on_gone.append(self._forget)
+
+    # To the worker.
+
+    def place(self, ticket: Remote) -> None:
+        """It goes to its replica."""
+        assert ticket.replica is not None
+        self.know(ticket.replica)
+        self.link.say(Told(ticket.number, ticket.replica.id, self._standing(ticket)))
+
+    def know(self, replica: Engine) -> None:
+        """The worker is told what is new of a replica."""
+        state = replica.served, replica.max_context_tokens
+        if self._known.get(replica.id) != state:
+            self._known[replica.id] = state
+            self.link.say(wire.Known(
+                replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, *state
+            ))  # fmt: skip
+
+    def _forget(self, replica: LiveReplica) -> None:
+        if self._known.pop(replica.id, None) is not None:
+            self.link.say(wire.Gone(replica.id))
+
+    def _standing(self, ticket: Remote) -> Standing:
+        live = ticket.live
+        ticket.is_judged = self._driver.judges(live)
+        return Standing(
+            live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase, live.stage_index, ticket.is_judged,
+            live.attempt, live.moves, live.placed_s, live.enqueued_s,
+        )  # fmt: skip
+
+    def _waits(self, ticket: Remote) -> None:
+        """If it is neither placed nor over, the worker has not heard of it."""
+        if ticket.outcome is None and ticket.seat is None:
+            self.link.say(Told(ticket.number, -1, self._standing(ticket)))
+
+    # From the worker.
+
+    def _hear(self, messages: list[wire.FromWorker]) -> None:
+        for message in messages:
+            try:
+                _HEARD[type(message)](self, message)
+            except HeadwayError as error:
+                log.error("%s", error)
+            except Exception:
+                log.exception("a worker's %s could not be dealt with", type(message).__name__)
+
+    def _arrived(self, arrived: wire.Arrived) -> None:
+        number = arrived.number
+
+        def made(live: Live) -> Remote:
+            self._tickets[number] = ticket = Remote(self, arrived, live)
+            return ticket
+
+        try:
+            self._gateway.admit(arrived.asked, made, self._gateway.keys.of(arrived.owner))
+        except (ApiError, HeadwayError) as error:
+            self._tickets.pop(number, None)
+            told = error if isinstance(error, ApiError) else _POLICY
+            self.link.say(Refused(number, told.status, told.message, told.code, told.param, told.retry_after_s))
+            if told is _POLICY:
+                raise
+        else:
+            ticket = self._tickets[number]
+            ticket.is_known = True
+            if ticket.outcome is not None:
+                ticket.wake()
+            self._waits(ticket)
+
+    def _progress(self, progress: wire.Progress) -> None:
+        ticket = self._tickets.get(progress.number)
+        if ticket is not None:
+            self._take(ticket, progress.heard)
+
+    def _take(self, ticket: Remote, heard: Heard) -> None:
+        """What has come so far. Nothing counts of a request that has ended, or is nowhere."""
+        live, seat = ticket.live, ticket.seat
+        if ticket.outcome is not None or seat is None:
+            return
+        if heard.prompt_tokens not in (0, live.prompt_tokens):
+            ticket.read_tokens = live.prompt_tokens = heard.prompt_tokens  # type: ignore[misc]  # thawed, as below
+        tokens = heard.generated_tokens - live.generated_tokens
+        live.first_token_s = heard.first_token_s
+        if tokens:
+            live.generated_tokens += tokens
+            seat.produced(tokens)
+            live.stage, ticket.can_move = DECODING, ticket.may_move
+        live.reasoning_tokens = heard.reasoning_tokens  # type: ignore[misc]
+        live.phase, live.answer_s = heard.phase, heard.answer_s
+        seat.requeue()
+        if heard.reasoning_end_s == heard.reasoning_end_s and live.reasoning_end_s != live.reasoning_end_s:
+            live.reasoning_end_s = heard.reasoning_end_s
+            self._driver.phase_changed(live)
+
+    def _left(self, left: Left) -> None:
+        ticket = self._tickets.get(left.number)
+        if ticket is None:
+            return
+        ticket.is_whole |= left.is_whole
+        self._take(ticket, left.heard)
+        ticket.is_open = False
+        is_judged = left.why == wire.FINISHED and ticket.is_judged and ticket.outcome is None
+        ticket.is_known = is_judged or left.why in (wire.FAILED, wire.LANDED)
+        try:
+            self._let_go(ticket, left.why)
+        finally:
+            if not ticket.is_known:
+                del self._tickets[left.number]
+                self._end(ticket)
+
+    def _let_go(self, ticket: Remote, why: int) -> None:
+        driver: Driver = self._driver
+        if ticket.outcome is not None:
+            driver.emptied(ticket)
+            self._gateway.fleet.ended()
+        elif why == wire.FINISHED:
+            driver.finished(ticket)
+        elif why == wire.REFUSED:
+            driver.refused(ticket)
+        elif ticket.moving_to is not None and why in (wire.FAILED, wire.LANDED):
+            driver.landed(ticket)
+        elif why == wire.FAILED:
+            driver.failed(ticket, again=True)
+        else:
+            driver.gave_up(ticket)
+
+    def _end(self, ticket: Remote) -> None:
+        """Nobody at the worker waits for it any more, whatever went wrong."""
+        try:
+            self._driver.forget(ticket)
+        finally:
+            live = ticket.live
+            used_tokens = ticket.spent_tokens + live.prompt_tokens + live.generated_tokens
+            self._gateway.settle(ticket, ticket.num_chars, ticket.read_tokens or None, used_tokens)
+
+    def _judged(self, judged: wire.Judged) -> None:
+        ticket = self._tickets.get(judged.number)
+        if ticket is None or ticket.outcome is not None:
+            return
+        live = ticket.live
+        used_tokens, stage = live.prompt_tokens + live.generated_tokens, live.stage_index
+        self._driver.scored(ticket, judged.score)
+        if live.stage_index != stage:
+            ticket.spent_tokens += used_tokens
+        self._waits(ticket)
+
+    def _trouble(self, trouble: wire.Trouble) -> None:
+        error: EngineError = UnreachableError() if trouble.is_unreachable else EngineError()
+        if trouble.status:
+            error = RefusedError(trouble.status, b"")
+        error.args = (trouble.said,)
+        self._gateway.watch.failed(self._gateway.replicas[trouble.replica], error)
+
+    def _well(self, well: wire.Well) -> None:
+        self._gateway.watch.succeeded(self._gateway.replicas[well.replica])
+
+    def _counted(self, counted: wire.Counted) -> None:
+        self._gateway.telemetry.add(counted.counts)
+
+    def _leaving(self, leaving: wire.Leaving) -> None:
+        self._gone()
+
+    def _lost(self) -> None:
+        """The worker is gone, and with it all connections that it had: its clients have given up."""
+        self._gateway.on_gone.remove(self._forget)
+        # Those that wait go first, so that none of them is given the room that the others leave.
+        tickets = sorted(self._tickets.values(), key=lambda ticket: ticket.seat is not None)
+        self._tickets = {}
+        for ticket in tickets:
+            ticket.is_open = ticket.is_known = False
+            has_ended = ticket.outcome is not None
+            try:
+                self._end(ticket)
+                if has_ended:
+                    self._let_go(ticket, wire.CLOSED)
+            except HeadwayError as error:
+                log.error("%s", error)
+        self._gone()
+
+
+_HEARD: dict[type[Any], Callable[[Desk, Any], None]] = {
+    wire.Arrived: Desk._arrived, wire.Progress: Desk._progress, wire.Left: Desk._left, wire.Judged: Desk._judged,
+    wire.Trouble: Desk._trouble, wire.Well: Desk._well, wire.Counted: Desk._counted, wire.Leaving: Desk._leaving,
+}  # fmt: skip

@@ -1,0 +1,101 @@
+"""What a worker does not answer itself is passed on to the scheduler's own HTTP side, and its answer back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Scope, Send
+
+from headway.gateway.client import Connection, EngineError
+from headway.gateway.errors import ApiError
+from headway.gateway.send import answer
+
+_ONE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"))
+"""Headers that are between two neighbours."""
+_OWN = frozenset(("connection", "keep-alive", "transfer-encoding", "date"))
+"""Of answers, those that this process makes anew."""
+_GONE = ApiError(503, "the scheduler cannot be reached", "unavailable", retry_after_s=1)
+
+
+class _Upstream(Connection):
+    """A connection that can be written to bit by bit."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._can_write.set()
+
+    async def write(self, data: bytes) -> None:
+        """When there is room for it."""
+        await self._can_write.wait()
+        if self._transport is not None and not self.is_lost:
+            self._transport.write(data)
+
+
+class Proxy:
+    """An ASGI application, at whose other end is another one's Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, upstream = await loop.create_unix_connection(lambda: _Upstream(loop), self._path)
+        except OSError:
+            await answer(send, _GONE)
+            return
+        head, is_chunked = _head(scope)
+        upstream.send(head, b"")
+        sending = asyncio.create_task(_send(receive, upstream, is_chunked))
+        try:
+            await _answer(upstream, send, has_body=scope["method"] != "HEAD")
+        finally:
+            sending.cancel()
+            upstream.abort("the answer is out")
+
+
+def _head(scope: Scope) -> tuple[bytes, bool]:
+    """The request's first line and headers; and whether its body is sent in chunks, as its length is not known."""
+    kept = [(name, value) for name, value in scope["headers"] if name not in _ONE_HOP]
+    is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", b"connection: close"]
+    lines += [name + b": " + value for name, value in kept]
+    lines += [b"transfer-encoding: chunked"] if is_chunked else []
+    return b"\r\n".join(lines) + b"\r\n\r\n", is_chunked
+
+
+async def _send(receive: Receive, upstream: _Upstream, is_chunked: bool) -> None:
+    """The request's body; then wait for its client to leave."""
+    while (message := await receive())["type"] != "http.disconnect":
+        data = message.get("body", b"")
+        if is_chunked:
+            last = b"" if message.get("more_body") else b"0\r\n\r\n"
+            data = (b"%x\r\n%s\r\n" % (len(data), data) if data else b"") + last
+        await upstream.write(data)
+    upstream.abort("the client is gone")
+
+
+async def _answer(upstream: Connection, send: Send, has_body: bool) -> None:
+    try:
+        await upstream.answered()
+    except EngineError:
+        await answer(send, _GONE)
+        return
+    headers = [(name.encode("latin-1"), value.encode("latin-1"))
+               for name, value in upstream.headers.items() if name not in _OWN]  # fmt: skip
+    await send({"type": "http.response.start", "status": upstream.status, "headers": headers})
+    while has_body and (data := await upstream.chunk()):
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,357 @@
+"""A worker's side of the scheduler: exchanges tell it what they would tell control, and it passes that on.
+
+What streams bring is told every few hundredths of a second, for all of them together. When the scheduler is gone,
+streams go on to their end, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from time import monotonic
+from typing import Any
+
+from headway.control.live import NEVER, WAITING, Live
+from headway.core.record import Outcome
+from headway.gateway import wire
+from headway.gateway.adapters import ADAPTERS
+from headway.gateway.ask import Ask
+from headway.gateway.client import EngineError, UnreachableError
+from headway.gateway.clock import Clock
+from headway.gateway.errors import ApiError
+from headway.gateway.exchange import RefusedError
+from headway.gateway.features import features
+from headway.gateway.judge import Confidence, Jury
+from headway.gateway.replica import Engine
+from headway.gateway.telemetry import Histogram, Telemetry
+from headway.gateway.ticket import Ticket
+from headway.gateway.wire import Heard, Left, Link, Standing
+
+_PERIOD_S = 0.02
+_STREAM_S = 50e-6
+"""What streams have brought is told at these intervals, for each stream that has brought anything: the scheduler's time
+for it stays within bounds."""
+_NOWHERE = -2
+"""Which model of a cascade has a request before control has said so."""
+_LOST = ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
+
+
+class Errand(Ticket):
+    """A ticket whose seat is the scheduler's."""
+
+    def __init__(self, live: Live, request_id: str, scheduler: RemoteScheduler) -> None:
+        super().__init__(live, request_id)
+        self._scheduler = scheduler
+        self.verdict: asyncio.Future[None] | None = None
+        """Whether it is taken, or its answer will do."""
+        self.is_judged = self.has_news = False
+
+    # As the seat that it is to its exchange.
+
+    def produced(self, tokens: int) -> None:
+        """Tokens have come."""
+        if not self.has_news:
+            self._scheduler.brought(self)
+
+    def requeue(self) -> None:
+        """What has come may be of another phase; that is told with the tokens."""
+
+    def give_up(self) -> None:
+        """The stream is closed; that is told by who knows why."""
+
+    def heard(self) -> Heard:
+        """What has come so far."""
+        live = self.live
+        return Heard(
+            live.generated_tokens, live.prompt_tokens, live.reasoning_tokens, live.phase, live.first_token_s,
+            live.answer_s, live.reasoning_end_s,
+        )  # fmt: skip
+
+    def stands(self, standing: Standing, replica: Engine | None) -> None:
+        """It is so, as control has it; None: it waits."""
+        live = self.live
+        if standing.stage_index != live.stage_index:
+            live.generated_tokens = live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
+            live.first_token_s = live.answer_s = live.reasoning_end_s = NEVER
+            live.prompt_tokens, live.phase = standing.prompt_tokens, standing.phase  # type: ignore[misc]
+            live.arrival_s, live.model = standing.arrival_s, standing.model  # type: ignore[misc]
+            live.stage_index, self.is_judged = standing.stage_index, standing.is_judged
+        live.tier, live.attempt, live.moves = standing.tier, standing.attempt, standing.moves  # type: ignore[misc]
+        live.placed_s, live.enqueued_s, live.stage = standing.placed_s, standing.enqueued_s, WAITING
+        if replica is not None:
+            self.replica, self.seat = replica, self
+        self.settled(None)
+        self.wake()
+
+    def settled(self, error: ApiError | None) -> None:
+        """Whoever waits to hear what becomes of it need not wait."""
+        verdict, self.verdict = self.verdict, None
+        if verdict is not None and not verdict.done():
+            if error is None:
+                verdict.set_result(None)
+            else:
+                verdict.set_exception(error)
+
+    def ends(self, outcome: Outcome) -> None:
+        """It has ended, and is at no replica any more."""
+        self.stop("the request is over")
+        self.leave()
+        self.outcome = outcome
+        if self.judgement is not None:
+            self.judgement.cancel()
+        self.settled(None)
+        self.wake()
+
+
+class RemoteScheduler:
+    """Satisfies `scheduler.Scheduler`. Belongs to one event loop."""
+
+    def __init__(self, clock: Clock, jury: Jury | None, lost: Callable[[], None]) -> None:
+        self._clock, self._jury = clock, jury
+        self._on_lost = lost
+        self.link = Link(wire.FromScheduler, self._hear, self._lost)
+        self.is_lost = False
+        self.errands: dict[int, Errand] = {}
+        """Requests that the scheduler knows, or is about to."""
+        self._replicas: dict[int, Engine] = {}
+        self._numbers = count()
+        self._telemetry = Telemetry()
+        self._news: list[Errand] = []
+        """Those of which something has come since that was last told."""
+        self._is_telling = False
+        self._not_before_s = 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds since the gateway started."""
+        return self._clock.now
+
+    async def take(self, ask: Ask, owner: str, request_id: str) -> Errand:
+        """Have a request taken. ApiError where it is not."""
+        number, now = next(self._numbers), self.now
+        live = Live(number, now, 0, ask.max_tokens or 1, ask.model, ask.tier, stage_index=_NOWHERE)
+        errand = self.errands[number] = Errand(live, request_id, self)
+        can_move = ask.stream and ask.can_go_on
+        self.link.say(wire.Arrived(number, request_id, owner, can_move, features(ask, now)))
+        try:
+            await self._verdict(errand)
+        except ApiError:
+            self.errands.pop(number, None)
+            raise
+        except asyncio.CancelledError:
+            self.gave_up(errand)
+            raise
+        return errand
+
+    async def _verdict(self, errand: Errand) -> None:
+        if self.is_lost:
+            raise _LOST
+        errand.verdict = verdict = asyncio.get_running_loop().create_future()
+        await verdict
+
+    # What exchanges tell.
+
+    def judges(self, live: Live) -> bool:
+        """Its present model's answer will be judged."""
+        errand = self.errands.get(live.id)
+        return errand is not None and errand.is_judged
+
+    def confidence(self) -> Confidence | None:
+        """What listens to how sure a model is, if that is what answers are judged by."""
+        return None if self._jury is None else self._jury.confidence()
+
+    async def score(self, ticket: Ticket, question: str, answer: str, confidence: Confidence | None) -> float | None:
+        """What an answer is worth, 0 to 100; None: no judge could tell, or nobody waits for it any more."""
+        assert self._jury is not None
+        return await self._jury.rate(ticket, question, answer, confidence)
+
+    async def judged(self, ticket: Ticket, score: float | None) -> None:
+        """Its score, if there is one: it will do, or the next model answers."""
+        errand, live = self.errands[ticket.live.id], ticket.live
+        ticket.is_unjudged = False
+        if score is not None:
+            live.quality += ((live.model, score),)  # type: ignore[misc]
+        self.link.say(wire.Judged(live.id, score))
+        await self._verdict(errand)
+
+    def sending(self, ticket: Ticket, read_s: float) -> None:
+        """It goes to a replica for the first time; its last byte had come by `read_s`."""
+        self._telemetry.sending(ticket, read_s, self.now)
+        self._tell_soon()
+
+    def gaps(self, ticket: Ticket) -> Histogram:
+        """Where its times between tokens are counted."""
+        return self._telemetry.gaps(ticket)
+
+    def phase_changed(self, live: Live) -> None:
+        """Its reasoning is over; that is told with the tokens."""
+
+    def finished(self, ticket: Ticket) -> None:
+        """Its answer is out, or its client has been told why there is none."""
+        ticket.leave()
+        if ticket.outcome is not None:
+            return
+        errand = self.errands[ticket.live.id]
+        if errand.is_judged:
+            ticket.is_unjudged = True
+            self._say_left(errand, wire.FINISHED)
+        else:
+            self._end(errand, Outcome.FINISHED, wire.FINISHED)
+
+    def failed(self, ticket: Ticket, again: bool) -> None:
+        """Its replica failed it: it is placed anew, or turned away."""
+        ticket.leave()
+        if ticket.outcome is not None:
+            return
+        errand = self.errands[ticket.live.id]
+        if again and not self.is_lost:
+            self._say_left(errand, wire.FAILED)
+        else:
+            self._end(errand, Outcome.REJECTED, wire.REFUSED)
+
+    def refused(self, ticket: Ticket) -> None:
+        """Nobody will have it."""
+        ticket.leave()
+        if ticket.outcome is None:
+            self._end(self.errands[ticket.live.id], Outcome.REJECTED, wire.REFUSED)
+
+    def gave_up(self, ticket: Ticket) -> None:
+        """Its client is gone."""
+        if ticket.outcome is None:
+            self._end(self.errands[ticket.live.id], Outcome.CANCELLED, wire.GAVE_UP)
+
+    def landed(self, ticket: Ticket) -> None:
+        """It was to move, and has left its replica."""
+        ticket.leave()
+        ticket.moving_to = None
+        if self.is_lost:
+            self.refused(ticket)
+        elif ticket.outcome is None:
+            self._say_left(self.errands[ticket.live.id], wire.LANDED)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more."""
+        ticket.leave()
+        self.gave_up(ticket)
+
+    def _end(self, errand: Errand, outcome: Outcome, why: int) -> None:
+        """That is the last that the scheduler hears of it."""
+        errand.ends(outcome)
+        del self.errands[errand.live.id]
+        self._say_left(errand, why)
+
+    def _say_left(self, errand: Errand, why: int) -> None:
+        self.link.say(Left(errand.live.id, why, errand.is_whole, errand.heard()))
+
+    # News.
+
+    def brought(self, errand: Errand) -> None:
+        """Some of a stream has come."""
+        errand.has_news = True
+        self._news.append(errand)
+        self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        if not self._is_telling:
+            self._is_telling = True
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time() + _PERIOD_S, self._not_before_s), self._tell)
+
+    def _tell(self) -> None:
+        news, self._news, self._is_telling = self._news, [], False
+        self._not_before_s = asyncio.get_running_loop().time() + len(news) * _STREAM_S
+        for errand in news:
+            errand.has_news = False
+            if errand.seat is not None:
+                self.link.say(wire.Progress(errand.live.id, errand.heard()))
+        counts = self._telemetry.take()
+        if counts:
+            self.link.say(wire.Counted(counts))
+
+    # What the scheduler says.
+
+    def _hear(self, messages: list[wire.FromScheduler]) -> None:
+        for message in messages:
+            _HEARD[type(message)](self, message)
+
+    def _stands(self, told: wire.Told) -> None:
+        errand = self.errands.get(told.number)
+        if errand is not None:
+            errand.stands(told.standing, None if told.replica < 0 else self._replicas[told.replica])
+
+    def _refused(self, refused: wire.Refused) -> None:
+        errand = self.errands.get(refused.number)
+        if errand is not None:
+            errand.settled(ApiError(
+                refused.status, refused.message, refused.code, refused.param, refused.retry_after_s
+            ))  # fmt: skip
+
+    def _over(self, over: wire.Over) -> None:
+        errand = self.errands.get(over.number)
+        if errand is not None:
+            self._end(errand, over.outcome, wire.CLOSED)
+
+    def _stop(self, stop: wire.Stop) -> None:
+        errand = self.errands.get(stop.number)
+        if errand is not None and errand.is_streaming:
+            errand.moving_to = self._replicas[stop.target] if stop.target >= 0 else None
+            errand.stop(stop.why)
+
+    def _known(self, known: wire.Known) -> None:
+        replica = self._replicas.get(known.id)
+        if replica is None:
+            adapter = ADAPTERS[known.api]
+            replica = Engine(known.id, known.pool, known.model, known.url, adapter, known.max_context_tokens)
+            self._replicas[known.id] = replica
+        replica.served, replica.max_context_tokens = known.served, known.max_context_tokens
+
+    def _gone(self, gone: wire.Gone) -> None:
+        replica = self._replicas.pop(gone.id, None)
+        if replica is not None:
+            replica.client.close()
+
+    def _lost(self) -> None:
+        self.is_lost = True
+        for errand in list(self.errands.values()):
+            errand.settled(_LOST)
+            if errand.seat is None:
+                self._end(errand, Outcome.REJECTED, wire.CLOSED)
+        self._on_lost()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.link.close()
+        for replica in self._replicas.values():
+            replica.client.close()
+        if self._jury is not None:
+            self._jury.close()
+
+
+class RemoteHealth:
+    """What replicas do, for the scheduler to keep count of. Satisfies `exchange.Health`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._well: dict[int, float] = {}
+        """When a replica was last said to be well."""
+
+    def failed(self, replica: Engine, error: EngineError) -> None:
+        """A request failed there."""
+        self._well.pop(replica.id, None)
+        status = error.status if isinstance(error, RefusedError) else 0
+        self._link.say(wire.Trouble(replica.id, str(error), status, isinstance(error, UnreachableError)))
+
+    def succeeded(self, replica: Engine) -> None:
+        """A request was answered. Told once for many, unless one fails in between."""
+        now = monotonic()
+        if now - self._well.get(replica.id, 0.0) < _PERIOD_S:
+            return
+        self._well[replica.id] = now
+        self._link.say(wire.Well(replica.id))
+
+
+_HEARD: dict[type[Any], Callable[[RemoteScheduler, Any], None]] = {
+    wire.Told: RemoteScheduler._stands, wire.Refused: RemoteScheduler._refused, wire.Over: RemoteScheduler._over,
+    wire.Stop: RemoteScheduler._stop, wire.Known: RemoteScheduler._known, wire.Gone: RemoteScheduler._gone,
+}  # fmt: skip
