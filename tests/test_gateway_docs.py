@@ -69,6 +69,13 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert sum('"delta"' in line for line in written) >= 10
 
 
+def test_several_workers_have_one_page_of_metrics(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("## Several workers") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "headway_requests_total")
+    assert "  2 workers, and a scheduler for all of them\n" in written
+    assert written[-1].endswith('outcome="finished"} 8\n')
+
+
 def test_the_batch_runs(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     names = {"batches.yaml": "yaml", "batch.py": "python"}

@@ -243,6 +243,7 @@ class RemoteScheduler:
 
     def _say_left(self, errand: Errand, why: int) -> None:
         self.link.say(Left(errand.live.id, why, errand.is_whole, errand.heard()))
+        self.link.flush()  # before the client has its answer, and asks how things are
 
     # News.
 

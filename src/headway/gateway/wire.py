@@ -254,10 +254,11 @@ class Link(asyncio.Protocol):
     def say(self, message: Any) -> None:
         """In this turn of the event loop. To nobody, if the other end is gone."""
         if not self._said:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._said.append(message)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """All that was said goes before anything that is written from now on."""
         said, self._said = self._said, []
         if said and self._transport is not None:
             self._transport.write(batch(said))
@@ -265,6 +266,6 @@ class Link(asyncio.Protocol):
     def close(self) -> None:
         """Say no more."""
         if self._transport is not None:
-            self._flush()
+            self.flush()
             self._transport.close()
             self._transport = None
