@@ -105,7 +105,7 @@ class Desk:
         ticket.is_judged = self._driver.judges(live)
         return Standing(
             live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase, live.stage_index, ticket.is_judged,
-            live.attempt, live.moves, live.placed_s, live.enqueued_s,
+            ticket.is_split, ticket.is_kept, live.attempt, live.moves, live.placed_s, live.enqueued_s,
         )  # fmt: skip
 
     def _waits(self, ticket: Remote) -> None:
@@ -179,9 +179,11 @@ class Desk:
         self._take(ticket, left.heard)
         ticket.is_open = False
         is_judged = left.why == wire.FINISHED and ticket.is_judged and ticket.outcome is None
-        ticket.is_known = is_judged or left.why in (wire.FAILED, wire.LANDED)
+        ticket.is_known = is_judged or left.why in wire.GOES_ON
         try:
             self._let_go(ticket, left.why)
+            if ticket.seat is not None and not ticket.is_open:
+                ticket.wake()  # it goes on where it is
         finally:
             if not ticket.is_known:
                 del self._tickets[left.number]
@@ -196,10 +198,14 @@ class Desk:
             driver.finished(ticket)
         elif why == wire.REFUSED:
             driver.refused(ticket)
-        elif ticket.moving_to is not None and why in (wire.FAILED, wire.LANDED):
+        elif ticket.moving_to is not None and why in wire.GOES_ON:
             driver.landed(ticket)
-        elif why == wire.FAILED:
-            driver.failed(ticket, again=True)
+        elif why in (wire.FAILED, wire.FAILED_UNTOUCHED):
+            driver.failed(ticket, again=True, untouched=why == wire.FAILED_UNTOUCHED)
+        elif why in (wire.PREFILLED, wire.NOT_KEPT):
+            driver.prefilled(ticket, kept=why == wire.PREFILLED)
+        elif why == wire.UNPREFILLED:
+            driver.unprefilled(ticket)
         else:
             driver.gave_up(ticket)
 

@@ -323,9 +323,12 @@ class Driver:
 
     def start(self, live: Live, replica: int, now: float) -> None:
         """Count the request at its replica at once; its own task sends it."""
+        self._start(live, replica, now, is_kept=False)
+
+    def _start(self, live: Live, replica: int, now: float, is_kept: bool) -> None:
         ticket = self.tickets[live.id]
         ticket.replica = self.replicas[replica]
-        ticket.is_split, ticket.is_kept = live.decode >= 0, False
+        ticket.is_split, ticket.is_kept = live.decode >= 0, is_kept
         live.replica, live.stage, live.enqueued_s = replica, WAITING, now
         ticket.seat = ticket.replica.take(live)
         ticket.wake()
@@ -353,10 +356,8 @@ class Driver:
         if ticket.seat is not None:
             self._wrote(live, now, Cause.MOVED)
         ticket.leave()
-        kept = ticket.is_kept
-        self.start(live, target, now)
-        if kept and ticket.seat is not None:
-            ticket.is_kept = True
+        self._start(live, target, now, ticket.is_kept)
+        if ticket.is_kept and ticket.seat is not None:
             ticket.seat.produced(0)  # its prompt is computed
         self.control.moved(live, source, now)
 

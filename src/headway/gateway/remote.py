@@ -79,6 +79,7 @@ class Errand(Ticket):
             live.stage_index, self.is_judged = standing.stage_index, standing.is_judged
         live.tier, live.attempt, live.moves = standing.tier, standing.attempt, standing.moves  # type: ignore[misc]
         live.placed_s, live.enqueued_s, live.stage = standing.placed_s, standing.enqueued_s, WAITING
+        self.is_split, self.is_kept = standing.is_split, standing.is_kept
         if replica is not None:
             self.replica, self.seat = replica, self
         self.settled(None)
@@ -199,16 +200,20 @@ class RemoteScheduler:
         else:
             self._end(errand, Outcome.FINISHED, wire.FINISHED)
 
-    def failed(self, ticket: Ticket, again: bool) -> None:
-        """Its replica failed it: it is placed anew, or turned away."""
-        ticket.leave()
-        if ticket.outcome is not None:
-            return
-        errand = self.errands[ticket.live.id]
-        if again and not self.is_lost:
-            self._say_left(errand, wire.FAILED)
+    def prefilled(self, ticket: Ticket, kept: bool) -> None:
+        """Its prompt is computed for another replica, and its KV cache kept; or not, and who decodes does it all."""
+        self._goes_on(ticket, wire.PREFILLED if kept else wire.NOT_KEPT)
+
+    def unprefilled(self, ticket: Ticket) -> None:
+        """Its prefill replica failed it: who was to decode does all of it, else it is placed anew."""
+        self._goes_on(ticket, wire.UNPREFILLED)
+
+    def failed(self, ticket: Ticket, again: bool, untouched: bool = False) -> None:
+        """Its replica failed it: it is placed anew, or turned away. `untouched`: what was kept for it still is."""
+        if again:
+            self._goes_on(ticket, wire.FAILED_UNTOUCHED if untouched else wire.FAILED)
         else:
-            self._end(errand, Outcome.REJECTED, wire.REFUSED)
+            self.refused(ticket)
 
     def refused(self, ticket: Ticket) -> None:
         """Nobody will have it."""
@@ -223,12 +228,16 @@ class RemoteScheduler:
 
     def landed(self, ticket: Ticket) -> None:
         """It was to move, and has left its replica."""
+        self._goes_on(ticket, wire.LANDED)
+
+    def _goes_on(self, ticket: Ticket, why: int) -> None:
+        """It has left its replica, and waits to hear where to go."""
         ticket.leave()
         ticket.moving_to = None
         if self.is_lost:
             self.refused(ticket)
         elif ticket.outcome is None:
-            self._say_left(self.errands[ticket.live.id], wire.LANDED)
+            self._say_left(self.errands[ticket.live.id], why)
 
     def forget(self, ticket: Ticket) -> None:
         """Nobody waits for it any more."""

@@ -82,8 +82,10 @@ class Left(Struct, array_like=True, tag=2, gc=False):
     heard: Heard
 
 
-FINISHED, FAILED, REFUSED, GAVE_UP, LANDED, CLOSED = range(6)
+FINISHED, FAILED, FAILED_UNTOUCHED, REFUSED, GAVE_UP, LANDED, PREFILLED, NOT_KEPT, UNPREFILLED, CLOSED = range(10)
 """Why: as `scheduler.Scheduler` has them; CLOSED is the answer to `Over`."""
+GOES_ON = frozenset((FAILED, FAILED_UNTOUCHED, LANDED, PREFILLED, NOT_KEPT, UNPREFILLED))
+"""The worker then waits to hear where to."""
 
 
 class Judged(Struct, array_like=True, tag=3, gc=False):
@@ -136,6 +138,8 @@ class Standing(Struct, array_like=True, gc=False):
     stage_index: int
     is_judged: bool
     """The present model's answer will be."""
+    is_split: bool
+    is_kept: bool
     attempt: int
     moves: int
     placed_s: float

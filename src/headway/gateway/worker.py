@@ -27,6 +27,7 @@ from headway.gateway.judge import Jury
 from headway.gateway.keys import Caller, Keys
 from headway.gateway.proxy import Proxy
 from headway.gateway.remote import RemoteHealth, RemoteScheduler
+from headway.gateway.scheduler import Scheduler
 from headway.gateway.send import Send as ToClient
 from headway.gateway.wire import Leaving, Welcome, read_welcome
 
@@ -56,8 +57,9 @@ class Worker:
         """A request comes in. ApiError where the scheduler does not take it."""
         ask.explains &= self.settings.explain
         errand = await self.scheduler.take(ask, caller.owner, request_id)
+        scheduler: Scheduler = self.scheduler
         return self._new_exchange(
-            ask, errand, self.scheduler, self._health, send, request_id, self.settings.max_attempts,
+            ask, errand, scheduler, self._health, send, request_id, self.settings.max_attempts,
             self._welcome.tell_priority,
         )  # fmt: skip
 
