@@ -46,13 +46,12 @@ LLAMA = Kind(
     "llamacpp:requests_processing",
     {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {"258": 15}},
 )
+NO_LLAMA = find_spec("xllamacpp") is None or find_spec("gguf") is None
 KINDS = [
     pytest.param(
         LLAMA,
         id="llama.cpp",
-        marks=pytest.mark.skipif(
-            find_spec("xllamacpp") is None or find_spec("gguf") is None, reason="pip install xllamacpp gguf"
-        ),
+        marks=pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf"),
     )
 ]
 

@@ -75,6 +75,9 @@ class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """In place of `endpoints`: `headway serve` starts and stops the replicas, here."""
     kubernetes: Kubernetes | None = None
     """In place of `endpoints`: they are pods, as many as `headway serve` asks a cluster for."""
+    slots: str = ""
+    """For `headway serve`: the folder that llama.cpp's servers share (`--slot-save-path`). Requests that move take
+    their KV cache along."""
 
 
 class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

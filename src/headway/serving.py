@@ -69,8 +69,8 @@ def plan(chosen: Scenario) -> Plan:
     if policies.migration is not None:
         _check_migration(said, adapters, places)
     served = tuple(
-        Served(_limited(each, start), each.spec.endpoints, adapter.api, kv_blocks(each.pool), start, each.combo)
-        for each, adapter, start in zip(said, adapters, starts, strict=True)
+        Served(_limited(each, start), each.spec.endpoints, adapter.api, kv_blocks(each.pool), start, slots, each.combo)
+        for each, adapter, start, slots in zip(said, adapters, starts, _slots(chosen, said, adapters), strict=True)
     )
     models = [each.pool.model for each in said]
     return Plan(
@@ -254,6 +254,21 @@ def _processes(said: _Said, how: Processes, base_dir: Path, places: Places) -> P
     if how.log and not (base_dir / how.log).is_dir():
         raise places.error((*at, "log"), f"{base_dir / how.log} is no folder; expected one that is there")
     return replace(how, log=str((base_dir / how.log).absolute())) if how.log else how
+
+
+def _slots(chosen: Scenario, said: list[_Said], adapters: list[Adapter]) -> list[Path | None]:
+    """The folder for each pool's KV caches. HeadwayError where there is none, or engines do not save them."""
+    folders: list[Path | None] = []
+    for each, adapter in zip(said, adapters, strict=True):
+        folder = (chosen.base_dir / each.spec.slots).absolute() if each.spec.slots else None
+        if folder is not None and adapter.api != "llama.cpp":
+            what = f"engines that speak {adapter.api} have no slots; expected it of `api: llama.cpp` only"
+            raise chosen.places.error((*each.at, "slots"), what)
+        if folder is not None and not folder.is_dir():
+            what = f"{folder} is no folder; expected the one that is the engines' --slot-save-path"
+            raise chosen.places.error((*each.at, "slots"), what)
+        folders.append(folder)
+    return folders
 
 
 def _ports(how: Processes) -> range:

@@ -58,7 +58,7 @@ class Remote(Ticket):
         if self.outcome is not None:
             if self.is_known:
                 self._desk.link.say(Over(self.number, self.outcome))
-        elif self.seat is not None:
+        elif self.seat is not None and not self.seat.waits:
             self.is_open, self.can_move = True, False
             self._desk.place(self)
 
@@ -83,9 +83,9 @@ class Desk:
 
     def place(self, ticket: Remote) -> None:
         """It goes to its replica."""
-        assert ticket.replica is not None
+        assert ticket.replica is not None and ticket.seat is not None
         self.know(ticket.replica)
-        self.link.say(Told(ticket.number, ticket.replica.id, self._standing(ticket)))
+        self.link.say(Told(ticket.number, ticket.replica.id, self._standing(ticket), ticket.seat.slot))
 
     def know(self, replica: Engine) -> None:
         """The worker is told what is new of a replica."""
@@ -93,7 +93,8 @@ class Desk:
         if self._known.get(replica.id) != state:
             self._known[replica.id] = state
             self.link.say(wire.Known(
-                replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, *state
+                replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, *state,
+                None if replica.kv_folder is None else str(replica.kv_folder),
             ))  # fmt: skip
 
     def _forget(self, replica: LiveReplica) -> None:
@@ -110,7 +111,7 @@ class Desk:
 
     def _waits(self, ticket: Remote) -> None:
         """If it is neither placed nor over, the worker has not heard of it."""
-        if ticket.outcome is None and ticket.seat is None:
+        if ticket.outcome is None and (ticket.seat is None or ticket.seat.waits):
             self.link.say(Told(ticket.number, -1, self._standing(ticket)))
 
     # From the worker.

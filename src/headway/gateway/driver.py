@@ -287,6 +287,8 @@ class Driver:
         for ticket in list(self.tickets.values()):
             if ticket.replica is replica:
                 ticket.stop("does not answer any more")
+                if ticket.seat is not None and ticket.seat.waits:
+                    self.failed(ticket, again=True)
 
     def add(self, replica: LiveReplica) -> None:
         """One more is there, which is not up yet."""
@@ -330,7 +332,8 @@ class Driver:
         ticket.replica = self.replicas[replica]
         ticket.is_split, ticket.is_kept = live.decode >= 0, is_kept
         live.replica, live.stage, live.enqueued_s = replica, WAITING, now
-        ticket.seat = ticket.replica.take(live)
+        ticket.seat = seat = ticket.replica.take(live)
+        seat.called = ticket.wake
         ticket.wake()
 
     def cancel(self, live: Live, now: float) -> None:

@@ -22,6 +22,7 @@ from headway.gateway.replica import Engine
 from headway.gateway.said import CannotGoOnError, Continued, without
 from headway.gateway.scheduler import Scheduler
 from headway.gateway.send import Send, answer
+from headway.gateway.slots import Luggage
 from headway.gateway.ticket import OverError, Ticket
 
 log = logging.getLogger("headway.gateway")
@@ -75,6 +76,7 @@ class Exchange:
         self._headers = f"Content-Type: application/json\r\nX-Request-Id: {request_id}\r\n{ask.passed_on}"
         self._trouble: EngineError | None = None
         self._used_tokens = 0
+        self._luggage = Luggage(ticket)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -126,6 +128,7 @@ class Exchange:
             log.error("%s", error)
             await self._tell(ApiError(500, "a policy failed", "policy_error"))
         finally:
+            self._luggage.drop()
             self._driver.forget(ticket)
 
     async def _answer(self) -> None:
@@ -133,8 +136,11 @@ class Exchange:
         while not self._is_done:
             replica = await self._ticket.turn()
             try:
+                await self._luggage.unpack(replica)
                 await self._attempt(replica)
             except EngineError as error:
+                if self._ticket.moving_to is not None and self._ticket.outcome is None:
+                    await self._luggage.pack(replica, self._said)
                 self._after(replica, error)
 
     async def _judge(self) -> None:
@@ -197,8 +203,9 @@ class Exchange:
 
     async def _attempt(self, replica: Engine) -> None:
         """Send the request, and pass the answer back. EngineError where it fails."""
-        if self._said.tokens and self._said.prompt is None and replica.adapter.template is not None:
-            self._said.prompt = await template(replica, self._ask)
+        said = self._said
+        if said.tokens and said.ids is None and said.prompt is None and replica.adapter.template is not None:
+            said.prompt = await template(replica, self._ask)
         path, body = self._request(replica)
         if not body:
             await self._end_stream()
@@ -256,6 +263,8 @@ class Exchange:
         if said.head:
             self._continued = Continued(ask, said, path)
         body["model"] = replica.served or ask.model
+        if self._ticket.seat is not None and self._ticket.seat.slot is not None:
+            body["id_slot"] = self._ticket.seat.slot
         body.pop("priority", None)
         if self._tell_priority and adapter.urgent_sign is not None:
             body["priority"] = adapter.urgent_sign * self._live.tier

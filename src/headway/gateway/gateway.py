@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heapify
 from itertools import count
+from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ from headway.gateway.replica import LiveReplica
 from headway.gateway.scaling import LiveScaling
 from headway.gateway.send import Send
 from headway.gateway.settings import Api, Judge, Settings
+from headway.gateway.slots import Slots
 from headway.gateway.starting import Kubernetes, Processes
 from headway.gateway.telemetry import Sample, Telemetry
 from headway.gateway.term import Term
@@ -67,6 +69,8 @@ class Served(Struct, frozen=True):
     """Of one replica."""
     start: Processes | Kubernetes | None = None
     """How replicas are started; None: they are where they are."""
+    slots: Path | None = None
+    """The folder through which they hand over KV caches."""
     combo: Combo | None = None
     """Of which the pool is a part."""
 
@@ -182,6 +186,8 @@ class Gateway:
             self.clock, self.settings.stale_s,
         )  # fmt: skip
         self.units.join(made, served)
+        if served.slots is not None:
+            made.kv_folder, made.slots = served.slots, Slots()
         self.replicas.append(made)
         self.terms.append(Term(served.pool, self.clock.now, roles=[(self.clock.now, made.role)]))
         return made

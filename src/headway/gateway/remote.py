@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -46,6 +47,8 @@ class Errand(Ticket):
         self.verdict: asyncio.Future[None] | None = None
         """Whether it is taken, or its answer will do."""
         self.is_judged = self.has_news = False
+        self.slot: int | None = None
+        self.waits = False
 
     # As the seat that it is to its exchange.
 
@@ -288,6 +291,7 @@ class RemoteScheduler:
     def _stands(self, told: wire.Told) -> None:
         errand = self.errands.get(told.number)
         if errand is not None:
+            errand.slot = told.slot
             errand.stands(told.standing, None if told.replica < 0 else self._replicas[told.replica])
 
     def _refused(self, refused: wire.Refused) -> None:
@@ -313,6 +317,7 @@ class RemoteScheduler:
         if replica is None:
             adapter = ADAPTERS[known.api]
             replica = Engine(known.id, known.pool, known.model, known.url, adapter, known.max_context_tokens)
+            replica.kv_folder = None if known.kv_folder is None else Path(known.kv_folder)
             self._replicas[known.id] = replica
         replica.served, replica.max_context_tokens = known.served, known.max_context_tokens
 

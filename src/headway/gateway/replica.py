@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.control.live import Live
 from headway.core.fleet import Pool, Role
@@ -12,17 +14,24 @@ from headway.gateway.adapters import Adapter, Load
 from headway.gateway.client import Client
 from headway.gateway.clock import Clock
 
+if TYPE_CHECKING:
+    from headway.gateway.slots import Slots
+
 
 class Seat:
     """One request's place in a replica's counts: taken before anything is sent, given up once, on every path."""
 
-    __slots__ = ("_replica", "live", "prompt_left", "queue")
+    __slots__ = ("_replica", "called", "live", "prompt_left", "queue", "slot", "waits")
 
     def __init__(self, replica: LiveReplica, live: Live) -> None:
         self._replica: LiveReplica | None = replica
         self.live = live
         self.prompt_left = live.prompt_tokens
         self.queue = 0
+        self.slot: int | None = None
+        self.waits = False
+        """For a slot; then it is `called`."""
+        self.called: Callable[[], None] = lambda: None
 
     def produced(self, tokens: int) -> None:
         """Tokens have come; the prompt is computed by then."""
@@ -55,6 +64,8 @@ class Engine:
         self.num_arriving = 0
         self.served: str | None = None
         """What the engine itself calls the model."""
+        self.kv_folder: Path | None = None
+        """Through which it hands over KV caches."""
 
     @property
     def name(self) -> str:
@@ -92,6 +103,8 @@ class LiveReplica(Engine):
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
         self._seats: dict[int, Seat] = {}
+        self.slots: Slots | None = None
+        """Where its requests' KV caches are, if they move with them."""
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self.prefill_tokens_left = self.tokens_generated = 0
@@ -111,6 +124,8 @@ class LiveReplica(Engine):
         self.queue_lengths[seat.queue] += 1
         self.prefill_tokens_left += seat.prompt_left
         self.tokens_generated += live.generated_tokens
+        if self.slots is not None:
+            self.slots.enter(seat)
         return seat
 
     def leaves(self, seat: Seat) -> None:
@@ -121,6 +136,8 @@ class LiveReplica(Engine):
         self.queue_lengths[seat.queue] -= 1
         self.prefill_tokens_left -= seat.prompt_left
         self.tokens_generated -= live.generated_tokens
+        if self.slots is not None:
+            self.slots.leave(seat)
 
     def requeue(self, seat: Seat) -> None:
         """Count it in the queue that it is in now."""

@@ -46,6 +46,10 @@ class Said:
         self.reasoning_key = "reasoning_content"
         self.finish: str | None = None
         self.prompt_tokens = 0
+        self.seen_tokens = 0
+        """Of prompt and answer, as far as the engine has said; 0: unknown."""
+        self.last = ""
+        """What the last chunk said."""
 
     def heard(self, chunk: sse.Chunk, tokens: int) -> None:
         """An engine's chunk that goes to the client."""
@@ -54,6 +58,8 @@ class Said:
         if chunk.prompt_token_ids is not None and self.prompt_ids is None:
             self.prompt_ids = chunk.prompt_token_ids
         self.tokens += tokens
+        if chunk.timings is not None:
+            self.seen_tokens = chunk.timings.prompt_n + chunk.timings.cache_n + chunk.timings.predicted_n
         for choice in chunk.choices:
             if choice.prompt_token_ids is not None and self.prompt_ids is None:
                 self.prompt_ids = choice.prompt_token_ids
@@ -67,16 +73,24 @@ class Said:
             self.ids += choice.token_ids
         if choice.text:
             self.text.append(choice.text)
+            self.last = choice.text
         delta = choice.delta if choice.delta is not None else choice.message
         if delta is not None:
             if delta.content:
                 self.text.append(delta.content)
+                self.last = delta.content
             if delta.reasoning or delta.reasoning_content:
                 self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
                 self.reasoning.append(delta.reasoning or delta.reasoning_content or "")
+                self.last = self.reasoning[-1]
             if delta.tool_calls is not None:
                 self.calls.append(msgspec.json.encode(delta.tool_calls).decode())
         self.finish = choice.finish_reason or self.finish
+
+    def learn(self, tokens: list[int]) -> None:
+        """The engine's tokens: of the prompt, of the answer so far, and maybe some that nobody has been told of."""
+        begin = self.seen_tokens - self.tokens
+        self.prompt_ids, self.ids = tokens[:begin], tokens[begin : self.seen_tokens]
 
     def answer(self) -> str:
         """What there is to judge: the answer's text, and its calls of tools."""

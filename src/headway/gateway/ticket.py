@@ -16,6 +16,14 @@ from headway.gateway.replica import Engine
 class Seat(Protocol):
     """A request's place in a replica's counts."""
 
+    @property
+    def slot(self) -> int | None:
+        """Which of its engine's slots it has, where that is for the gateway to say."""
+
+    @property
+    def waits(self) -> bool:
+        """Until one is free."""
+
     def produced(self, tokens: int) -> None:
         """Tokens have come."""
 
@@ -76,7 +84,7 @@ class Ticket:
 
     async def turn(self) -> Engine:
         """Until it is placed. OverError if it ends instead."""
-        while self.seat is None and self.outcome is None:
+        while (self.seat is None or self.seat.waits) and self.outcome is None:
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         if self.outcome is not None:

@@ -162,6 +162,8 @@ class Watch:
             raise RefusedError(status, data)
         if replica.served is None or breaker.is_open:
             await self._ask_name(replica)
+            if replica.slots is not None:
+                await replica.slots.learn(replica, timeout_s)
         if adapter.metrics is not None:
             status, data = await replica.client.fetch(adapter.metrics, timeout_s)
             if status == 200:

@@ -153,6 +153,8 @@ class Told(Struct, array_like=True, tag=0, gc=False):
     replica: int
     """-1: it waits."""
     standing: Standing
+    slot: int | None = None
+    """Of its engine's."""
 
 
 class Refused(Struct, array_like=True, tag=1, gc=False):
@@ -192,6 +194,8 @@ class Known(Struct, array_like=True, tag=4, gc=False):
     api: Api
     served: str | None
     max_context_tokens: int
+    kv_folder: str | None
+    """Through which it hands over KV caches."""
 
 
 class Gone(Struct, array_like=True, tag=5, gc=False):
