@@ -162,11 +162,11 @@ def test_a_plan_that_cannot_be_made_leaves_everything_as_it_is() -> None:
     feed(planner, scores(3000, harder=20.0, seed=3), 0.0)
     planner.replicas(300.0)
     assert planner.replicas(320.0) == replicas_of(LIGHT) and planner.thresholds() == (60.0,)
-    assert planner.failed == ["no plan at 320 s (rate: +100%): too much for 8 GPUs"] and not planner.made
+    assert planner.news == ["no plan at 320 s (rate: +100%): too much for 8 GPUs"] and not planner.made
     feed(planner, scores(3000, harder=20.0, seed=4), 300.0)
     planner.replicas(600.0)
     planner.replicas(620.0)
-    assert len(planner.failed) == 2, "the next period is another chance"
+    assert len(planner.news) == 2, "the next period is another chance"
 
 
 class Slow:

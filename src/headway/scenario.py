@@ -210,7 +210,7 @@ def _cheating(scenario: Scenario) -> list[str]:
 def _replanned(policies: Policies) -> list[str]:
     """Which plans were made on the way."""
     planner = replanner_of(policies)
-    return [] if planner is None else [*map(str, planner.made), *planner.failed]
+    return [] if planner is None else planner.news
 
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -21,9 +22,11 @@ from headway.gateway.gateway import Plan, Served
 from headway.gateway.settings import Judge, Settings
 from headway.gateway.starting import Kubernetes, Processes
 from headway.longterm import cheats
+from headway.planner.cascade.replanning import Replanner
 from headway.policies import resolve
 from headway.policies.hourly import Planning
 from headway.policies.resolve import Choice
+from headway.replan import replanner_of
 from headway.scenario import Scenario, policies_of
 from headway.scenariofile import PolicySpec, PoolSpec, Spec
 from headway.sim.makeup import kv_blocks
@@ -85,7 +88,14 @@ def plan(chosen: Scenario) -> Plan:
         gpu_limits=chosen.fleet.gpu_limits,
         roles=spec.roles,
         clerks=clerks,
+        planned_gpus=_planned_gpus(spec, said, policies, places),
+        news=partial(_news, replanner_of(policies)),
     )
+
+
+def _news(planner: Replanner | None) -> list[str]:
+    """What a planner has had to say."""
+    return [] if planner is None else planner.news
 
 
 class _Said(Struct, frozen=True):
@@ -199,17 +209,41 @@ def _starts(chosen: Scenario, said: list[_Said]) -> list[Processes | Kubernetes 
         if pool.processes is not None:
             made.append(_processes(each, pool.processes, chosen.base_dir, places))
             for port in _ports(pool.processes):
-                if taken.setdefault(port, i) != i:
-                    raise places.error((*at, "processes", "ports"), f"{port} is {said[taken[port]].where}'s, too")
+                other = said[taken.setdefault(port, i)]
+                if other.spec.processes is not pool.processes:
+                    raise places.error((*at, "processes", "ports"), f"{port} is {other.where}'s, too")
         else:
             made.append(pool.kubernetes)
             if pool.kubernetes is not None:
                 _check_cluster(each, pool.kubernetes, places)
+        if made[-1] is None and _is_planned(spec, each):
+            what = f"{each.where} has `endpoints`, where nothing can be started; expected `processes` or `kubernetes`"
+            raise places.error(("cascade", "replan"), what)
         if spec.policies.scaling is not None and made[-1] is None:
             ways = "`processes`" if each.combo is not None else "`processes` or `kubernetes`"
             what = f"{each.where} has `endpoints`, where nothing can be started; expected {ways}"
             raise places.error(("policies", "scaling"), what)
     return made
+
+
+def _is_planned(spec: Spec, said: _Said) -> bool:
+    """Plans say how many replicas the pool has."""
+    model = said.pool.model
+    names = {model.name, model.hf_id, *model.aliases}
+    return spec.cascade is not None and spec.cascade.replan is not None and not names.isdisjoint(spec.cascade.models)
+
+
+def _planned_gpus(spec: Spec, said: list[_Said], policies: Policies, places: Places) -> int | None:
+    """GPUs of this machine that plans share out. HeadwayError where ports would be wanting."""
+    if replanner_of(policies) is None or not isinstance(policies.scaler, Choice):
+        return None
+    num_gpus: int = policies.scaler.arguments["num_gpus"]
+    for each in said:
+        how, size = each.spec.processes, each.pool.parallel.num_gpus
+        if how is not None and _is_planned(spec, each) and len(_ports(how)) < num_gpus // size:
+            what = f"{len(_ports(how))} of them; expected {num_gpus // size}, as many replicas as a plan may have"
+            raise places.error((*each.at, "processes", "ports"), what)
+    return num_gpus
 
 
 def _check_roles(said: list[_Said], adapters: list[Adapter], places: Places) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heapify
 from itertools import count
@@ -100,6 +100,10 @@ class Plan(Struct, frozen=True):
     """What replicas of combos are for from a time on, in seconds from the start."""
     clerks: Clerks | None = None
     """Who makes plans while it serves."""
+    planned_gpus: int | None = None
+    """How many GPUs of this machine the cascade's replicas share, where plans say what they are."""
+    news: Callable[[], Sequence[str]] = tuple
+    """What a planner has had to say until now, for the log."""
 
 
 class Gateway:

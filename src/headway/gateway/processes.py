@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -17,10 +16,10 @@ from pathlib import Path
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.gateway.replica import LiveReplica
+from headway.gateway.room import HOST, Gpus, Ports
 from headway.gateway.starting import Host, Processes
 
 log = logging.getLogger("headway.gateway")
-HOST = "127.0.0.1"
 ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER")
 """Of the gateway's, what every engine sees."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
@@ -42,9 +41,10 @@ class _Slot:
 class LocalProcesses:
     """One pool's. Satisfies `starting.Actuator`."""
 
-    def __init__(self, pool: Pool, how: Processes, host: Host) -> None:
+    def __init__(self, pool: Pool, how: Processes, host: Host, ports: Ports, gpus: Gpus | None = None) -> None:
+        """`gpus`: those that it shares with others; None: each port has its own."""
         self._pool, self._how, self._host = pool, how, host
-        self._ports: set[int] = set()
+        self._ports, self._gpus = ports, gpus
         self._slots: set[_Slot] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._of: dict[int, _Slot] = {}
@@ -103,11 +103,30 @@ class LocalProcesses:
         self._slots.discard(slot)
 
     async def _run(self, slot: _Slot) -> None:
-        """One process, from start to end."""
-        port = self._free_port()
-        self._ports.add(port)
+        """One process, from start to end, with the GPUs that it takes."""
+        if self._gpus is None:
+            await self._run_on(slot, None)
+        elif (gpus := await self._taken(slot, self._gpus)) is not None:
+            try:
+                await self._run_on(slot, gpus)
+            finally:
+                self._gpus.give(gpus)
+
+    async def _taken(self, slot: _Slot, gpus: Gpus) -> tuple[int, ...] | None:
+        """GPUs that have become free; None: it is to stop before."""
+        taking = asyncio.create_task(gpus.take(self._pool.parallel.num_gpus))
+        stops = asyncio.create_task(slot.stops.wait())
+        await asyncio.wait({taking, stops}, return_when=asyncio.FIRST_COMPLETED)
+        stops.cancel()
+        if taking.done():
+            return taking.result()
+        taking.cancel()
+        return None
+
+    async def _run_on(self, slot: _Slot, gpus: tuple[int, ...] | None) -> None:
+        port = self._ports.take()
         try:
-            keeper = await self._spawn(port)
+            keeper = await self._spawn(port, gpus)
             if slot.stops.is_set():
                 await self._end(keeper)
                 return
@@ -120,7 +139,7 @@ class LocalProcesses:
                 await self._end(keeper)
                 await relay
         finally:
-            self._ports.discard(port)
+            self._ports.give(port)
 
     async def _watch(self, slot: _Slot, keeper: asyncio.subprocess.Process, replica: LiveReplica) -> None:
         """Until it is to stop, has ended, or has taken too long to be well."""
@@ -143,11 +162,11 @@ class LocalProcesses:
         if not again:
             slot.stops.set()
 
-    async def _spawn(self, port: int) -> asyncio.subprocess.Process:
+    async def _spawn(self, port: int, gpus: tuple[int, ...] | None) -> asyncio.subprocess.Process:
         how, pipe = self._how, asyncio.subprocess.PIPE
         own = {name: os.environ[name] for name in (*ENVIRONMENT, *how.keep_env) if name in os.environ}
-        env = own | {name: self._filled(value, port) for name, value in how.env.items()}
-        words = [self._filled(word, port) for word in how.command]
+        env = own | {name: self._filled(value, port, gpus) for name, value in how.env.items()}
+        words = [self._filled(word, port, gpus) for word in how.command]
         with open(Path(how.log, f"{self._pool.name}-{port}.log"), "ab") if how.log else nullcontext(pipe) as output:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_KEEPER), str(how.stop_s), *words, stdin=pipe, stdout=output,
@@ -165,17 +184,13 @@ class LocalProcesses:
             os.killpg(keeper.pid, signal.SIGKILL)
         await keeper.wait()
 
-    def _free_port(self) -> int:
-        first, last = self._how.ports
-        for port in range(first, last + 1):
-            if port not in self._ports and _is_free(port):
-                return port
-        raise HeadwayError(f"no port from {first} to {last} is free")
-
-    def _filled(self, word: str, port: int) -> str:
-        index, num = port - self._how.ports[0], self._pool.parallel.num_gpus
-        gpus = ",".join(str(index * num + i) for i in range(num))
-        return word.replace("{port}", str(port)).replace("{index}", str(index)).replace("{gpus}", gpus)
+    def _filled(self, word: str, port: int, gpus: tuple[int, ...] | None) -> str:
+        index, parallel = port - self._ports.first, self._pool.parallel
+        own = range(index * parallel.num_gpus, (index + 1) * parallel.num_gpus) if gpus is None else gpus
+        stands = {"port": port, "index": index, "gpus": ",".join(map(str, own)), "tp": parallel.tp, "pp": parallel.pp}
+        for name, value in stands.items():
+            word = word.replace(f"{{{name}}}", str(value))
+        return word
 
 
 async def _relay(keeper: asyncio.subprocess.Process, name: str) -> None:
@@ -188,13 +203,3 @@ async def _relay(keeper: asyncio.subprocess.Process, name: str) -> None:
         for line in lines:
             log.info("%s: %s", name, line[:_LINE_BYTES].decode(errors="replace").rstrip())
         rest = rest[-_LINE_BYTES:]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING
@@ -12,18 +14,31 @@ from headway.control.service import Service
 from headway.core.policy import Ordering
 from headway.gateway.processes import LocalProcesses
 from headway.gateway.replica import LiveReplica
+from headway.gateway.room import Gpus, Ports
 from headway.gateway.starting import Actuator, Kubernetes, Processes
 from headway.observe import FleetOfPools
 
 if TYPE_CHECKING:
     from headway.gateway.gateway import Gateway, Plan, Served
 
+log = logging.getLogger("headway.gateway")
 MOST_KINDS = 10_000
 """Of model, region and tier, that demand is told apart by."""
 
 
 class _Scaling(Scaling):
     """Scaling where clients say their regions and tiers, of which there may be any number."""
+
+    news: Callable[[], Sequence[str]] = tuple
+    num_told = 0
+
+    def tick(self, now: float) -> None:
+        """Ask how many there should be, see to it, and log what the planner has to say."""
+        super().tick(now)
+        news = self.news()
+        for each in news[self.num_told :]:
+            log.info("%s", each)
+        self.num_told = len(news)
 
     def arrived(self, live: Live, model: str) -> None:
         """Count a request; kinds that are new when there are very many go without region and tier."""
@@ -41,6 +56,9 @@ class LiveScaling:
     def __init__(self, gateway: Gateway, ordering: Ordering) -> None:
         self._gateway, self._ordering = gateway, ordering
         self._served = {served.pool.name: served for served in gateway.plan.pools}
+        self._ports: dict[tuple[int, int], Ports] = {}
+        num_gpus = gateway.plan.planned_gpus
+        self._gpus = None if num_gpus is None else Gpus(num_gpus)
         self._actuators = {name: self._actuator(s) for name, s in self._served.items() if s.start is not None}
         self._scaling: Scaling | None = None
         self._states: dict[str, PoolState] = {}
@@ -51,11 +69,20 @@ class LiveScaling:
 
     def _actuator(self, served: Served) -> Actuator:
         if isinstance(served.start, Processes):
-            return LocalProcesses(served.pool, served.start, self)
+            return LocalProcesses(served.pool, served.start, self, self._ports_of(served.start), self._gpus_of(served))
         assert isinstance(served.start, Kubernetes)
         from headway.gateway.pods import Pods
 
         return Pods(served.pool, served.start, self)
+
+    def _ports_of(self, how: Processes) -> Ports:
+        """Pools of one model's shapes share them."""
+        return self._ports.setdefault(how.ports, Ports(*how.ports))
+
+    def _gpus_of(self, served: Served) -> Gpus | None:
+        cascade = self._gateway.plan.policies.cascade
+        planned = cascade is not None and served.pool.model.name in cascade.models
+        return self._gpus if planned else None
 
     def serve(self, services: dict[str, Service]) -> Scaling | None:
         """The plan's scaler, over all its pools."""
@@ -70,6 +97,7 @@ class LiveScaling:
         view = FleetOfPools(Random(f"{plan.seed}/scaler"))
         states = list(self._states.values())
         self._scaling = _Scaling(plan.policies.scaler(), view, states, self, plan.gpu_limits)
+        self._scaling.news = plan.news
         return self._scaling
 
     def start(self) -> None:

@@ -18,11 +18,12 @@ class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     command: Annotated[tuple[str, ...], Meta(min_length=1)]
     """What starts one, word by word; no shell reads it. `{port}` stands for its port, `{index}` for its number (0 for
-    the first port), `{gpus}` for the numbers of its GPUs (`0,1` for the first of two)."""
+    the first port), `{gpus}` for the numbers of its GPUs (`0,1` for the first of two), `{tp}` and `{pp}` for its
+    parallelism, which a `replan` may choose."""
     ports: tuple[_Port, _Port]
     """The first and the last port that replicas may listen on, at 127.0.0.1; there are at most as many of them."""
     env: dict[str, str] = {}
-    """Environment variables, in which `{port}`, `{index}` and `{gpus}` stand for the same."""
+    """Environment variables, in which `{port}` and the others stand for the same."""
     keep_env: tuple[str, ...] = ()
     """Those of the gateway's own environment that they see, too. Without: PATH, HOME and the like, and no secrets."""
     ready_s: _Seconds = 600.0

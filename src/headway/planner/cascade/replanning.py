@@ -167,8 +167,8 @@ class Replanner:
     planning_s: float = 0.0
     """No plan is there earlier after a shift."""
     made: list[Replanning] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    """When and why there was no plan."""
+    news: list[str] = field(default_factory=list)
+    """What was planned, and when and why there was no plan."""
 
     def __post_init__(self) -> None:
         self._followed = self._newest = self.first
@@ -241,12 +241,13 @@ class Replanner:
         try:
             plan = self.clerk.answer()
         except HeadwayError as error:
-            self.failed.append(f"no plan at {now:,.0f} s ({asked.why}): {error}")
+            self.news.append(f"no plan at {now:,.0f} s ({asked.why}): {error}")
         if plan is None:
             return
         before, self._newest = self._newest, standing(plan, self.pools)
         self.expected = asked.seen
         self.made.append(Replanning(now, asked.why, plan, changes(before, self._newest)))
+        self.news.append(str(self.made[-1]))
 
     def _period(self, span_s: float, now: float) -> Period | None:
         """None where too little is known. Who is not through with all models counts for the next one."""
