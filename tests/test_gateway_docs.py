@@ -107,6 +107,12 @@ def test_the_scaled_fleet_runs(tmp_path: Path) -> None:
     assert '"up":3' in written[-2]
 
 
+def test_the_planned_fleet_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# planned.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"planned.yaml": _block("yaml", "# planned.yaml")}, script, '"up":3')
+    assert '"up":3' in written[-1]
+
+
 def test_the_keys_are_settings(tmp_path: Path) -> None:
     from headway import serving as composition
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import processes
 import serving
+from headway import replanfile
 from headway import serving as composition
 from headway.core.errors import HeadwayError
 from processes import running
@@ -21,6 +25,7 @@ from serving import chat, until
 
 pytest.importorskip("httptools")
 from headway.gateway.clerks import Clerks, LiveClerk
+from headway.gateway.room import Gpus
 
 
 class Tally:
@@ -70,13 +75,14 @@ LINES = {"step_s": 1.0, "period_s": 2.0, "startup_s": 0.5, "tps": {"pool": 60.0}
 
 
 @contextmanager
-def asking(front: serving.Process, num: int) -> Iterator[None]:
+def asking(front: serving.Process, num: int, **options: Any) -> Iterator[None]:
     """So many clients, each of which asks again as soon as it has its answer."""
     is_over = threading.Event()
 
     def ask() -> None:
         while not is_over.is_set():
-            assert chat(front, "word " * 100, max_tokens=20).json()["usage"]["completion_tokens"] == 20
+            answer = chat(front, "word " * 100, max_tokens=20, **options).json()
+            assert answer["usage"]["completion_tokens"] == 20
 
     threads = [threading.Thread(target=ask) for _ in range(num)]
     for thread in threads:
@@ -181,3 +187,98 @@ def test_plans_that_would_come_to_nothing_are_refused(tmp_path: Path, scaling: A
     with pytest.raises(HeadwayError) as told:
         composition.load(path)
     assert words in str(told.value) and str(path) in str(told.value)
+
+
+SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
+
+
+def _cascade(folder: Path, *options: str, **replan: Any) -> Path:
+    """Two models on four GPUs, whose answers score 70 and 90, and of which the small one's will do at first."""
+    pools, first = [], processes.ports(8)[0]
+    for i, (name, model, sure) in enumerate((("small", SMALL, "0.7"), ("large", LARGE, "0.9"))):
+        command = [sys.executable, "-m", "headway", "emulate", "--model", model, "--gpu", "h100", "--port", "{port}"]
+        how = {
+            "command": [*command, "--confidence", sure, *options], "ports": [first + 4 * i, first + 4 * i + 3],
+            "stop_s": 2.0, "keep_env": ["PYTHONPATH"], "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"},
+        }  # fmt: skip
+        pools.append({"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "processes": how})
+    said = {"quality": 75, "every_s": 2, "audit_share": 0.5, "least_audited": 5, "num_gpus": 4, "interval_s": 0.2}
+    cascade = {
+        "name": "best", "models": [SMALL, LARGE], "policy": {"name": "thresholds", "thresholds": 60},
+        "judge": {"by": "confidence"}, "replan": {**said, **replan},
+    }  # fmt: skip
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"fleet": pools, "cascade": cascade, "gateway": {"scrape_period_s": 0.1}}))
+    return path
+
+
+def _gpus(pid: int) -> list[str]:
+    words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return next(word for word in words if word.startswith("CUDA_VISIBLE_DEVICES=")).partition("=")[2].split(",")
+
+
+def test_a_cascade_is_planned_anew_and_replicas_of_another_shape_take_the_place_of_others(tmp_path: Path) -> None:
+    """First few ask, then more. Audited requests are judged at both models, so it shows that 70 is less than 75."""
+    path = _cascade(tmp_path, "--tp", "{tp}")
+    first = yaml.safe_load(path.read_text())["fleet"][0]["processes"]["ports"][0]
+    front = serving.gateway(path)
+    with serving.closing(front):
+        serving.all_up(front, 2)
+        log, before = Log(front), set(running(first, first + 7).values())
+        with asking(front, 1, model="best"):
+            until(lambda: serving.metric(front, "headway_judgements_total") > 30)
+            with asking(front, 4, model="best"):
+                until(lambda: log.count("planned anew at"))
+                until(lambda: set(running(first, first + 7).values()) - before)
+                until(lambda: chat(front, model="best", max_tokens=5).json()["model"] == LARGE)
+        plan = next(line for line in log.lines if "planned anew at" in line)
+        assert "thresholds 60" not in plan and "+" in plan.partition(";")[2]
+        until(lambda: serving.ask(front, "/health").json()["up"] == len(running(first, first + 7)))
+        used = [gpu for pid in running(first, first + 7).values() for gpu in _gpus(pid)]
+        assert len(used) == len(set(used)) and set(used) <= set("0123"), "no GPU has two"
+        assert log.count("a plan was made in") >= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"endpoints": ["http://127.0.0.1:1"], "processes": None}, "cascade.replan: fleet[1] has `endpoints`, where"),
+        ({"ports": 2}, "fleet[1].processes.ports: 2 of them; expected 4, as many replicas as a plan may have"),
+    ],
+)
+def test_what_plans_cannot_be_rolled_out_on_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = _cascade(tmp_path)
+    made = yaml.safe_load(path.read_text())
+    pool = made["fleet"][1]
+    if "ports" in change:
+        pool["processes"]["ports"][1] = pool["processes"]["ports"][0] + change["ports"] - 1
+    else:
+        pool |= change
+    path.write_text(yaml.safe_dump(made))
+    with pytest.raises(HeadwayError) as told:
+        composition.load(path)
+    assert words in str(told.value)
+
+
+def test_it_is_said_which_shapes_there_are_no_processes_for(tmp_path: Path) -> None:
+    for options, words in (((), "{tp} and {pp} are nowhere"), (("--tp", "{tp}"), "{pp} is nowhere")):
+        chosen, _ = composition.load(_cascade(tmp_path, *options))
+        lines = replanfile.told(chosen.spec, chosen.fleet)
+        assert lines[0] == "planned anew every 2 s if need be, for quality 75 on 4 GPUs"
+        assert len(lines) == 3 and all(words in line for line in lines[1:])
+        assert ("small-tp2" in {pool.name for pool in chosen.fleet.pools}) == bool(options)
+
+
+def test_gpus_next_to_each_other_go_first_and_who_finds_none_waits() -> None:
+    async def story() -> None:
+        gpus = Gpus(4)
+        one = await gpus.take(1)
+        pair = await gpus.take(2)
+        assert (one, pair) == ((0,), (2, 3))
+        waiting = asyncio.create_task(gpus.take(2))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        gpus.give(one)
+        assert await waiting == (0, 1)
+
+    asyncio.run(story())

@@ -88,6 +88,24 @@ def can_reshape(said: PoolSpec) -> tuple[bool, bool]:
     return any("{tp}" in word for word in words), any("{pp}" in word for word in words)
 
 
+def told(spec: Spec, fleet: Fleet) -> list[str]:
+    """What is planned anew, and what is not done, for who starts a gateway."""
+    if spec.cascade is None or spec.cascade.replan is None:
+        return []
+    config, own = spec.cascade.replan, _own(spec.cascade, fleet)
+    aim = f"quality {config.quality:g}" if config.quality is not None else f"a p95 latency of {config.latency_s:g} s"
+    lines = [f"planned anew every {config.every_s:g} s if need be, for {aim} on {_num_gpus(config, own)} GPUs"]
+    for said, pool in _pairs(spec, fleet):
+        if pool in own and pool.replicas:
+            words = ("{tp}", "{pp}")
+            fixed = [word for word, can in zip(words, can_reshape(said), strict=True) if not can]
+            if fixed:
+                verb = "are" if len(fixed) > 1 else "is"
+                why = f"as {' and '.join(fixed)} {verb} nowhere in its `processes`" if said.processes else "as pods do"
+                lines.append(f"replicas of {pool.name} keep their {' and '.join(word[1:3] for word in fixed)}, {why}")
+    return lines
+
+
 def _pairs(spec: Spec, fleet: Fleet) -> Iterator[tuple[PoolSpec, Pool]]:
     return zip(spec.fleet, fleet.pools, strict=True)
 

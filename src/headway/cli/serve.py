@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headway import webserver
+from headway import replanfile, webserver
 from headway.core.errors import HeadwayError
 from headway.decisionlog import Behind, DecisionFile
 from headway.gateway.starting import Kubernetes, Processes
@@ -116,6 +116,8 @@ def _show(chosen: Scenario, plan: Plan, address: str, workers: int) -> None:
         click.echo(f"  {workers} workers, and a scheduler for all of them")
     for served in plan.pools:
         pool = served.pool
+        if not (pool.replicas or served.endpoints):
+            continue  # of a shape that a plan may ask for
         click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {_where(served)}")
     where = f" at the {policies.ordering_at}" if policies.ordering_at != "both" else " at gateway and replica"
     window = plan.policies.window
@@ -131,6 +133,8 @@ def _show(chosen: Scenario, plan: Plan, address: str, workers: int) -> None:
     if cascade is not None and plan.judge is not None:
         by = "by confidence" if plan.judge.by == "confidence" else f"by {plan.judge.model} at {plan.judge.url}"
         click.echo(f"  {cascade.name}: {' -> '.join(cascade.models)}, {cascade.policy}, judged {by}")
+    for line in replanfile.told(chosen.spec, chosen.fleet):
+        click.echo(f"  {line}")
     if plan.settings.batches is not None:
         click.echo(f"  batches in {plan.settings.batches.store.rpartition('@')[2]}")
     if dashboard.is_there(plan.settings):
