@@ -33,13 +33,15 @@ class Queue:
     """
 
     asked: list[tuple[str, ReplicaSet, float]] = field(default_factory=list)
+    speed: dict[str, float] = field(default_factory=dict)
+    """Of types of GPU that are not as fast as the others."""
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
         self.asked.append((model.name, replicas, rate_rps))
         tokens = float(np.quantile(lengths.output_tokens, 0.95)) + 0.01 * float(lengths.computed_tokens.mean())
         slowest, rps = 0.0, 0.0
         for part in replicas.parts:
-            step_s = 0.002 + weights_bytes(model) / 2e12 / (part.tp**0.8 * part.pp**0.1)
+            step_s = 0.002 + weights_bytes(model) / 2e12 / (part.tp**0.8 * part.pp**0.1) / self.speed.get(part.gpu, 1.0)
             slowest = max(slowest, step_s * tokens)
             rps += part.count * 6 * part.pp**0.8 / (step_s * float(lengths.output_tokens.mean()))
         load = rate_rps / rps

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+from functools import cache
+from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 
-from headway import cascadeplan, scenario
-from headway.cascadeplan import answers
+from headway import cascadeplan, catalog, scenario
+from headway.cascadeplan import Rehearsed, kept, rehearse
 from headway.cli import main
 from headway.core.errors import HeadwayError
-from headway.planner.cascade.problem import LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
+from headway.planner.cascade.bilevel import Search, all_sets
+from headway.planner.cascade.bounds import NoBounds
+from headway.planner.cascade.cascadia import made
+from headway.planner.cascade.deployment import Deployment
+from headway.planner.cascade.latencies import Latencies
+from headway.planner.cascade.problem import Cheapest, LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
+from headway.planner.combos import Offer
 from headway.userfile import Places
 from headway.workload.quality_spec import QualitySpec, table
 from headway.workload.spec import generate
@@ -28,6 +36,9 @@ SCENARIO: dict[str, Any] = {
     },
     "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4, "replicas": 2}],
 }
+
+
+H100, A100 = (Offer(catalog.gpu(name), 2) for name in ("h100-80gb-sxm", "a100-80gb"))
 
 
 @pytest.fixture
@@ -77,29 +88,117 @@ def test_a_latency_budget_holds_for_all_stages_together(file: Path, capsys: pyte
     assert code == 3 and not answer["chosen"]["kept"] and "out of reach" in answer["chosen"]["plan"]["why"]
 
 
-@pytest.mark.parametrize(("exponent", "asked_for"), [(1.0, [6.0]), (2.0, [10.0, 3.4, 5.8, 7.6, 6.7, 6.2])])
-def test_a_budget_that_became_too_strict_is_loosened_again(
-    exponent: float, asked_for: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Plans that take `asked ** 2 / 3.6` seconds, or as long as was asked, and are the better the longer they take."""
-    budget = asked_for[0]
-    asked, seen = cascadeplan.ask(SCENARIO, Places(), Path(), LatencyBudget(budget)), list[float]()
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "workload": {
+        "arrivals": 3,
+        "num_requests": 48,
+        "quality": {"trace": 1, "cascade": "llama", "num_requests": 24},
+    },
+    "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4}],
+}
 
-    def make(problem: Any, *_: Any) -> list[Any]:
-        seen.append(problem.target.latency_s)
-        return 2 * [SimpleNamespace(status="optimal", stages=(1, 2), asked_s=seen[-1])]
 
-    def option(_: Any, plan: Any) -> Any:
-        p95_s = plan.asked_s**exponent / (3.6 if exponent > 1 else 1.0)
-        return SimpleNamespace(
-            plan=plan, kept=p95_s <= budget, rehearsed=SimpleNamespace(p95_s=p95_s, quality=plan.asked_s)
-        )
+@cache
+def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[Rehearsed]:
+    """Every routing of the small scenario on every set of replicas, of all GPUs or fewer, simulated as a whole.
 
-    monkeypatch.setattr(answers, "_option", option)
-    monkeypatch.setattr(answers, "with_held_out", lambda plan, _: plan)
-    best: Any = answers.kept(asked, None, make)  # type: ignore[arg-type]
-    assert seen == pytest.approx(asked_for, abs=0.1)
-    assert best.plan.asked_s == max(each for each in seen if each**exponent / (3.6 if exponent > 1 else 1) <= budget)
+    Of those whose thresholds reach `q_min` on the requests that plans are made on.
+    """
+    asked = cascadeplan.ask(SMALL, Places(), Path(), QualityFloor(0.0))
+    search = Search(asked.problem, Latencies(cascadeplan.evaluator(asked)), NoBounds())
+    sets, looked, found = all_sets(asked.problem), search.look(QualityFloor(0.0)), list[Rehearsed]()
+    for i, ratios in enumerate(search.known.ratios.tolist()):
+        if search.known.quality[i] < q_min:
+            continue
+        used = tuple(ratio > 0 for ratio in ratios)
+        each = [sets(stage, used) if there else None for stage, there in enumerate(used)]
+        for chosen in product(*([None] if of is None else [of[j] for j in range(len(of))] for of in each)):
+            gpus = tuple(0 if replicas is None else replicas.num_gpus for replicas in chosen)
+            if sum(gpus) == 4 or (sum(gpus) < 4 and not use_all):
+                deployment = Deployment(gpus, chosen, (0.0,) * len(gpus), 0.0, None)
+                found.append(rehearse(asked, made(search, i, deployment, looked, "every")))
+    return found
+
+
+@pytest.mark.parametrize("budget_s", [20.0, 21.0, 22.0, 27.0, 34.0])
+def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: float) -> None:
+    """Against every threshold on every set of replicas, each of them simulated as a whole."""
+    asked = cascadeplan.ask(SMALL, Places(), Path(), LatencyBudget(budget_s))
+    best = max((done.quality or 0.0 for done in every_rehearsal() if done.keeps(asked.problem.target)), default=None)
+    assert best is not None
+    found = kept(asked, Latencies(cascadeplan.evaluator(asked)))
+    assert found.kept and found.rehearsed.quality is not None
+    assert best - 0.5 <= found.rehearsed.quality <= best + 1e-9
+
+
+@pytest.mark.parametrize(("q_min", "within_s"), [(55.0, 6.0), (70.0, 22.0), (75.0, 28.0)])
+def test_the_cheapest_plan_is_that_of_all_plans_rehearsed(q_min: float, within_s: float) -> None:
+    """Against every threshold on every set of replicas, fewer than all GPUs included."""
+    target = Cheapest(q_min, within_s)
+    asked = cascadeplan.ask(SMALL, Places(), Path(), target)
+    usd = [done.usd_per_request or 0.0 for done in every_rehearsal(False, q_min) if done.keeps(target)]
+    found = kept(asked, Latencies(cascadeplan.evaluator(asked)))
+    assert found.kept and found.rehearsed.usd_per_request is not None
+    assert min(usd) - 1e-12 <= found.rehearsed.usd_per_request <= 1.05 * min(usd)
+
+
+UNLIKE = "h100-80gb-sxm:2,a100-80gb:4:1.5,l40s:2"
+
+
+def test_unlike_gpus_are_planned_together(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, html = tmp_path / "plan.yaml", tmp_path / "plan.html"
+    asked = [file, "--quality", 75, "--gpus", UNLIKE, "--no-alternatives", "--cache", tmp_path / "cache"]
+    code, answer, err = plan(capsys, *asked, "-o", out, "--html", html)
+    assert code == 0, err
+    chosen, taken = answer["chosen"], dict[str, int]()
+    for part in (part for stage in chosen["plan"]["stages"] for part in stage["replicas"]):
+        taken[part["gpu"]] = taken.get(part["gpu"], 0) + part["tp"] * part["pp"] * part["count"]
+    assert all(num <= {"h100-80gb-sxm": 2, "a100-80gb": 4, "l40s": 2}[name] for name, num in taken.items())
+    alone = plan(capsys, file, "--quality", 75, "--gpus", "a100-80gb:4:1.5", "--no-cache", "--no-alternatives")[1]
+    assert not alone["chosen"]["kept"] or chosen["rehearsed"]["p95_s"] <= alone["chosen"]["rehearsed"]["p95_s"]
+    names = set(taken)
+    assert len(names) > 1 and all(name in html.read_text() for name in names)
+    written = yaml.safe_load(out.read_text())["fleet"]
+    assert {pool["gpu"] for pool in written} == names
+    assert all(pool["usd_per_gpu_hour"] == 1.5 for pool in written if pool["gpu"] == "a100-80gb")
+    done = scenario.run(scenario.load(out)).summary
+    assert done.e2e_s is not None and done.e2e_s.p95 == pytest.approx(chosen["rehearsed"]["p95_s"])
+    usd = (done.usd + done.judge_usd) / done.num_completed
+    assert (done.quality, usd) == pytest.approx(
+        (chosen["rehearsed"]["quality"], chosen["rehearsed"]["usd_per_request"])
+    )
+    assert main(["plan", "cascade", *map(str, asked), "--no-progress"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+def test_one_model_on_two_types_is_a_pool_of_each() -> None:
+    asked = cascadeplan.ask(SMALL, Places(), Path(), QualityFloor(60.0), gpus=(H100, A100))
+    first = asked.problem.models[0]
+    parts = (Replicas(1, 1, 1, "a100-80gb"), Replicas(1, 1, 1, "h100-80gb-sxm"))
+    search = Search(asked.problem, Latencies(cascadeplan.evaluator(asked)), NoBounds())
+    looked = search.look(QualityFloor(0.0))
+    found = made(
+        search, search.least, Deployment((0, 0), (ReplicaSet(parts), None), (1.0, 0.0), 1.0, None), looked, "x"
+    )
+    pools = cascadeplan.document_of(asked, found)["fleet"]
+    assert [(pool["gpu"], pool["model"], pool["replicas"]) for pool in pools] == [
+        ("a100-80gb", first.name, 1), ("h100-80gb-sxm", first.name, 1),
+    ]  # fmt: skip
+    both, one = rehearse(asked, found), rehearse(asked, structs.replace(found, stages=(
+        structs.replace(found.stages[0], replicas=parts[:1]), found.stages[1])))  # fmt: skip
+    assert both.num_completed == both.num_requests and both.p95_s < one.p95_s  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [("h100", "expected how many there are"), ("h100:2,h100:3", "each type once"), ("h99:2", "unknown GPU 'h99'"),
+     ("h100:x", "expected type:count"), ("0", "GPU")],
+)  # fmt: skip
+def test_gpus_that_make_no_sense_are_told(file: Path, capsys: pytest.CaptureFixture[str], gpus: str, said: str) -> None:
+    code, _, err = plan(capsys, file, "--quality", 75, "--gpus", gpus)
+    assert code == 2 and said in err
 
 
 def test_a_quality_that_no_model_has_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -282,3 +282,25 @@ def test_a_cascade_without_a_judge_is_refused(tmp_path: Path, judge: dict[str, A
     with pytest.raises(HeadwayError) as told:
         composition.load(path)
     assert words in str(told.value)
+
+
+def test_one_models_replicas_on_two_types_of_gpu_answer_together(
+    engines: tuple[serving.Process, ...], judge: Judge, tmp_path: Path
+) -> None:
+    """As plans of cascades write them: a pool for each type."""
+    path = fleet(tmp_path, engines, by_model(judge))
+    document = yaml.safe_load(path.read_text())
+    other = serving.Process("-m", "headway", "emulate", "--model", SMALL, "--gpu", "a100-80gb", "--port", "0",
+                            "--speed", "4", "--confidence", "0.7")  # fmt: skip
+    more = {**document["fleet"][0], "name": "other", "gpu": "a100-80gb", "endpoints": [other.url]}
+    document |= {"fleet": [*document["fleet"], more], "policies": {"routing": "round-robin"}}
+    path.write_text(yaml.safe_dump(document))
+    judge.says = "90"
+    made = serving.gateway(path)
+    with serving.closing(made, other):
+        serving.all_up(made, 3)
+        answered = [chat(made, model="best", max_tokens=3) for _ in range(6)]
+        assert {_model(reply) for reply in answered} == {SMALL}
+        assert {reply.headers["x-headway-replica"].partition("/")[0] for reply in answered} == {"small", "other"}
+        judge.says = "10"
+        assert _model(chat(made, model="best", max_tokens=3)) == LARGE

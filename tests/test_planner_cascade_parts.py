@@ -35,7 +35,7 @@ from headway.planner.cascade.deployment import deploy, spread
 from headway.planner.cascade.exhaustive import exhaustive
 from headway.planner.cascade.latencies import Latencies, Table, Trend
 from headway.planner.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, Replicas, ReplicaSet
-from headway.planner.cascade.shapes import alike, replica_sets, shapes, uniform_sets
+from headway.planner.cascade.shapes import among, replica_sets, shapes, uniform_sets
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.routing.least_loaded import LeastLoaded
 from headway.sim.cluster import simulate
@@ -109,7 +109,7 @@ def test_uniform_parallelism_fills_servers() -> None:
     found = uniform_sets(of, 32, 8)
     by_gpus = {found[i].num_gpus: found[i].label for i in range(len(found))}
     assert by_gpus[4] == "1 x tp 4" and by_gpus[32] == "4 x tp 8" and by_gpus[20] == "1 x tp 4, 2 x tp 8"
-    only = alike(replica_sets(of, 8, 2), Parallel(2))
+    only = among(replica_sets(of, 8, 2), [Parallel(2)])
     assert [only[i].label for i in range(len(only))] == ["1 x tp 2", "2 x tp 2", "3 x tp 2", "4 x tp 2"]
     spread_over = uniform_sets((Parallel(2, 3), Parallel(4, 2)), 14, 4)
     assert spread_over[len(spread_over) - 1].label == "1 x tp 2 pp 3, 1 x tp 4 pp 2"
@@ -298,7 +298,7 @@ def test_bounds_fall_with_replicas_and_rise_with_load() -> None:
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
     tokens = table.prompt_tokens.astype("f8")
     lengths = Lengths(tokens, tokens, table.output_tokens[:, 1].astype("f8"))
-    sets = alike(replica_sets(shapes(model, gpu, engine, 16, 8, 1)[0], 16, 1), Parallel(2))
+    sets = among(replica_sets(shapes(model, gpu, engine, 16, 8, 1)[0], 16, 1), [Parallel(2)])
     bounds = StepBounds(gpu, engine, 10)
     by_rate = [bounds.of(model, sets, rate, lengths)[0] for rate in (0.5, 5.0, 50.0)]
     for lower in by_rate:

@@ -104,23 +104,12 @@ def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
 
 def run(scenario: Scenario, progress: Progress | None = None, decisions: Decisions | None = None) -> Run:
     """Simulate a scenario that has one routing and one ordering. `decisions` hears what policies chose."""
-    if len(variants(scenario)) > 1:
-        key = "routing" if len(_listed(scenario.spec.policies.routing)) > 1 else "ordering"
-        at = ("variants",) if scenario.spec.variants else ("policies", key)
-        raise scenario.places.error(at, "several are for headway compare; expected one")
-    _importable(scenario.base_dir)  # once more, for a process of its own
-    chosen = variants(scenario)[0]
+    chosen = _only(scenario)
     spec, policies, pools = chosen.spec, _policies(chosen), chosen.fleet.all_pools
     began = time.perf_counter()
-    known = _known(chosen)
-    with scenario.places.at("workload"):
-        source = workload(spec.workload, spec.seed, scenario.base_dir)
+    known, source = _known(chosen), _source(chosen)
     started = time.perf_counter()
-    records = simulate(
-        scenario.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
-        roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
-        line=lambda pool: _line(pool, known[pool.name]), pacer=spec.pacer, decisions=decisions,
-    )  # fmt: skip
+    records = _simulated(chosen, policies, known, source, progress, decisions)
     simulated = time.perf_counter()
     summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)
     bound, missing = _bound(chosen, records, known)
@@ -140,6 +129,39 @@ def run(scenario: Scenario, progress: Progress | None = None, decisions: Decisio
             *missing,
         ),
     )
+
+
+def records_of(scenario: Scenario) -> Records:
+    """Of such a run, for who asks less of them than a summary has."""
+    chosen = _only(scenario)
+    return _simulated(chosen, _policies(chosen), _known(chosen), _source(chosen))
+
+
+def _only(scenario: Scenario) -> Scenario:
+    """The one variant. HeadwayError where there are several."""
+    if len(variants(scenario)) > 1:
+        key = "routing" if len(_listed(scenario.spec.policies.routing)) > 1 else "ordering"
+        at = ("variants",) if scenario.spec.variants else ("policies", key)
+        raise scenario.places.error(at, "several are for headway compare; expected one")
+    _importable(scenario.base_dir)  # once more, for a process of its own
+    return variants(scenario)[0]
+
+
+def _source(scenario: Scenario) -> Source:
+    with scenario.places.at("workload"):
+        return workload(scenario.spec.workload, scenario.spec.seed, scenario.base_dir)
+
+
+def _simulated(
+    chosen: Scenario, policies: Policies, known: Mapping[str, Coefficients], source: Source,
+    progress: Progress | None = None, decisions: Decisions | None = None,
+) -> Records:  # fmt: skip
+    spec = chosen.spec
+    return simulate(
+        chosen.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
+        roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
+        line=lambda pool: _line(pool, known[pool.name]), pacer=spec.pacer, decisions=decisions,
+    )  # fmt: skip
 
 
 def _known(scenario: Scenario) -> dict[str, Coefficients]:

@@ -13,6 +13,7 @@ from headway.control.policies import Policies
 from headway.core.fleet import Engine, Fleet, Gpu, Model, Parallel, Pool
 from headway.metrics.latency import distribution, sample
 from headway.perf.step import StepModel
+from headway.planner.cascade.bounds import of_type
 from headway.planner.cascade.problem import Lengths, Problem, ReplicaSet
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
@@ -36,13 +37,17 @@ class Simulated:
     rounds: int = 1
     """How many times the lengths are played, one after the other."""
     coefficients: Mapping[str, Coefficients] = field(default_factory=dict)
-    """By model; the catalog's for all others."""
-    _lines: dict[tuple[str, Parallel], Line] = field(default_factory=dict)
+    """By model, and by `of_type`; the catalog's for all others."""
+    others: Mapping[str, Gpu] = field(default_factory=dict)
+    """Further types of GPU, by name."""
+    _lines: dict[tuple[str, str, Parallel], Line] = field(default_factory=dict)
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
         """As `Evaluator` says. What prefix caches are taken to hold is no part of the prompts."""
         pools = tuple(
-            Pool(f"{model.name}-{i}", model, self.gpu, self.engine, part.parallel, part.count)
+            Pool(
+                f"{model.name}-{i}", model, self.others.get(part.gpu, self.gpu), self.engine, part.parallel, part.count
+            )
             for i, part in enumerate(replicas.parts)
         )
         num = len(lengths) * self.rounds
@@ -61,9 +66,9 @@ class Simulated:
 
     def _line(self, pool: Pool) -> Line:
         """One for each shape, as it remembers what it has worked out."""
-        key = (pool.model.name, pool.parallel)
+        key = (pool.model.name, pool.gpu.name, pool.parallel)
         if key not in self._lines:
-            own = self.coefficients.get(pool.model.name)
+            own = self.coefficients.get(of_type(pool.model, pool.gpu.name if pool.gpu.name in self.others else ""))
             self._lines[key] = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, own).line
         return self._lines[key]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from msgspec import structs
 from headway import catalog, scenario, userfile
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
-from headway.core.errors import unknown
+from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Pool
 from headway.fleetfile import coefficients_of
+from headway.planner.cascade.bounds import of_type
 from headway.planner.cascade.problem import Problem, Target
+from headway.planner.combos import Offer
 from headway.userfile import Places
 from headway.workload.quality import Scores
 from headway.workload.quality_spec import table
@@ -38,9 +40,10 @@ class Asked:
     policies: Policies
     seed: int
     entries: Mapping[str, int]
-    """The pool of the document that a model's new pools are made after, by model: its own, else the first."""
+    """The pool of the document that a model's new pools are made after, by model: its own, else the first. On further
+    types of GPU, by `of_type`: where no pool has the GPU, there is none."""
     coefficients: Mapping[str, Coefficients]
-    """Of the step-time model, by model: those of the same pool."""
+    """Of the step-time model, by the same: those of the same pool."""
     replan: Any = None
     """What the document said of planning anew; what is rehearsed stays as it is planned."""
 
@@ -52,10 +55,14 @@ def ask(
     target: Target,
     *,
     num_gpus: int | None = None,
+    gpus: Sequence[Offer] = (),
     gpus_per_server: int | None = None,
     rps: float | None = None,
 ) -> Asked:
-    """What a scenario asks for. HeadwayError where its workload has no scores or its fleet no pool."""
+    """What a scenario asks for. HeadwayError where its workload has no scores or its fleet no pool.
+
+    GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`.
+    """
     document = copy.deepcopy(document)
     replan = document["cascade"].pop("replan", None) if isinstance(document.get("cascade"), dict) else None
     if rps is not None:
@@ -71,21 +78,27 @@ def ask(
     models = tuple(catalog.model(name) for name in _stages(spec.cascade, scores, places))
     own, held_out = scores.stages([model.name for model in models]).split(1 - HELD_OUT, spec.seed)
     first = chosen.fleet.pools[0]
+    of_fleet = _offers(chosen.fleet.pools, gpus_per_server)
+    if num_gpus:
+        of_fleet = (structs.replace(of_fleet[0], limit=num_gpus),)
+    offers = _given(gpus, of_fleet, document, chosen.fleet.pools) if gpus else of_fleet
     problem = Problem(
         models=models,
-        gpu=first.gpu,
+        gpu=offers[0].gpu,
         engine=first.engine,
-        num_gpus=num_gpus or sum(pool.replicas * pool.parallel.num_gpus for pool in chosen.fleet.pools),
+        num_gpus=offers[0].limit or 0,
         rate_rps=_rate_rps(chosen, places),
         scores=own,
         target=target,
         gpus_per_server=gpus_per_server,
         judge_s=0.27 if spec.cascade is None else spec.cascade.judge_s,
-        use_all=True,
+        use_all=len(offers) < 2,
         max_kinds=1,  # with two, the same effort finds plans that are twice as slow, in ten times as long
+        others=offers[1:],
+        usd_per_gpu_hour=offers[0].usd_per_hour,
     )
     policies = structs.replace(scenario.policies_of(chosen), cascade=None)
-    entries = _entries(problem.names, chosen.fleet.pools)
+    entries = _entries(problem, chosen.fleet.pools)
     known = coefficients_of(spec, chosen.fleet, base_dir, places)
     coefficients = {name: known[chosen.fleet.pools[i].name] for name, i in entries.items()}
     return Asked(problem, held_out, document, base_dir, policies, spec.seed, entries, coefficients, replan)
@@ -108,13 +121,42 @@ def _rate_rps(chosen: scenario.Scenario, places: Places) -> float:
     return (len(rows) - 1) / span_s
 
 
-def _entries(names: tuple[str, ...], pools: tuple[Pool, ...]) -> dict[str, int]:
-    """Of the pools with the planner's GPU and engine."""
-    first, own = pools[0], dict[str, int]()
-    for i, pool in enumerate(pools):
-        if (pool.gpu, pool.engine) == (first.gpu, first.engine):
-            own.setdefault(pool.model.name, i)
-    return {name: own.get(name, 0) for name in names}
+def _offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple[Offer, ...]:
+    """The GPUs of a fleet by type, the first pool's first, each at the price of its first pool."""
+    found = dict[str, Offer]()
+    for pool in pools:
+        known = found.get(pool.gpu.name) or Offer(pool.gpu, 0, pool.usd_per_gpu_hour, gpus_per_server)
+        num_gpus = (known.limit or 0) + pool.replicas * pool.parallel.num_gpus
+        found[pool.gpu.name] = structs.replace(known, limit=num_gpus)
+    return tuple(found.values())
+
+
+def _given(
+    gpus: Sequence[Offer], of_fleet: Sequence[Offer], document: dict[str, Any], pools: tuple[Pool, ...]
+) -> tuple[Offer, ...]:
+    """GPUs that were asked for: at the fleet's price, unless one was given, which then holds for the fleet's pools."""
+    known, found = {offer.gpu.name: offer for offer in of_fleet}, list[Offer]()
+    for offer in gpus:
+        if offer.limit is None:
+            raise HeadwayError(f"GPUs: {offer.gpu.name}: expected how many there are")
+        if offer.usd_per_hour is None and offer.gpu.name in known:
+            offer = structs.replace(offer, usd_per_hour=known[offer.gpu.name].usd_per_hour)
+        found.append(offer)
+        for entry, pool in zip(document["fleet"], pools, strict=True):
+            if pool.gpu == offer.gpu and offer.usd_per_hour is not None:
+                entry["usd_per_gpu_hour"] = offer.usd_per_hour
+    return tuple(found)
+
+
+def _entries(problem: Problem, pools: tuple[Pool, ...]) -> dict[str, int]:
+    """Of the pools with the planner's GPUs and engine."""
+    found = dict[str, int]()
+    for t, offer in enumerate(problem.offers):
+        own = [i for i, pool in enumerate(pools) if (pool.gpu, pool.engine) == (offer.gpu, problem.engine)]
+        for model in problem.models if own else ():
+            key = of_type(model, offer.gpu.name if t else "")
+            found[key] = next((i for i in own if pools[i].model.name == model.name), own[0])
+    return found
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:

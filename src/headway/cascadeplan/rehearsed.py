@@ -11,8 +11,12 @@ from msgspec import Struct
 
 from headway import scenario
 from headway.cascadeplan.asked import Asked
+from headway.metrics.cascade import answers
+from headway.metrics.latency import distribution, sample
+from headway.metrics.usage import usage
+from headway.planner.cascade.bounds import of_type
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import LatencyBudget, Target
+from headway.planner.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.userfile import Places
 from headway.workload.quality_spec import QualitySpec, only
 
@@ -38,22 +42,26 @@ class Rehearsed(Struct, frozen=True, forbid_unknown_fields=True):
             return False
         if isinstance(target, LatencyBudget):
             return self.p95_s <= target.latency_s
+        if isinstance(target, Cheapest) and self.p95_s > target.latency_s:
+            return False
         return self.quality >= target.q_min
 
 
 def rehearse(asked: Asked, found: CascadePlan, seed: int | None = None) -> Rehearsed:
     """Simulate a plan as `headway simulate` would the scenario that is written of it."""
     document = document_of(asked, found) | ({} if seed is None else {"seed": seed})
-    run = scenario.run(scenario.assemble(document, Places(), asked.base_dir))
-    done = run.summary
-    usd = done.usd + done.judge_usd
+    chosen = scenario.assemble(document, Places(), asked.base_dir)
+    records, warmup_s = scenario.records_of(chosen), chosen.spec.simulation.warmup_s
+    counted = sample(records, warmup_s, None)
+    e2e_s, given, num = distribution(counted.e2e_s), answers(records, counted), int(counted.finished.sum())
+    usd = float(usage(records, warmup_s).usd.sum()) + given.judge_usd
     return Rehearsed(
-        quality=done.quality,
-        p95_s=None if done.e2e_s is None else done.e2e_s.p95,
-        mean_s=None if done.e2e_s is None else done.e2e_s.mean,
-        num_requests=done.num_requests,
-        num_completed=done.num_completed,
-        usd_per_request=usd / done.num_completed if done.num_completed else None,
+        quality=given.quality,
+        p95_s=None if e2e_s is None else e2e_s.p95,
+        mean_s=None if e2e_s is None else e2e_s.mean,
+        num_requests=len(counted),
+        num_completed=num,
+        usd_per_request=usd / num if num else None,
     )
 
 
@@ -61,8 +69,8 @@ def document_of(asked: Asked, found: CascadePlan) -> dict[str, Any]:
     """The plan as a scenario: its pools, and its thresholds where more than one model is left."""
     used = [stage for stage in found.stages if stage.replicas]
     fleet = [
-        {**_kept(asked, stage.model), "name": f"{stage.model}-{i}", "model": stage.model, "tp": part.tp, "pp": part.pp,
-         "replicas": part.count}
+        {**_kept(asked, stage.model, part.gpu), "name": f"{stage.model}-{i}", "model": stage.model, "tp": part.tp,
+         "pp": part.pp, "replicas": part.count}
         for stage in used
         for i, part in enumerate(stage.replicas)
     ]  # fmt: skip
@@ -81,9 +89,17 @@ def document_of(asked: Asked, found: CascadePlan) -> dict[str, Any]:
     return document
 
 
-def _kept(asked: Asked, model: str) -> dict[str, Any]:
-    entry = asked.document["fleet"][asked.entries[model]]
-    return {name: entry[name] for name in AS_IT_WAS if name in entry}
+def _kept(asked: Asked, model: str, gpu: str) -> dict[str, Any]:
+    """What a model's pool has from the one that it is made after; of a GPU that no pool has, what was said of it."""
+    problem, fleet = asked.problem, asked.document["fleet"]
+    place = problem.names.index(model)
+    others = {offer.gpu.name: offer for offer in problem.others}
+    at = asked.entries.get(of_type(problem.models[place], gpu if gpu in others else ""))
+    if at is not None:
+        return {name: fleet[at][name] for name in AS_IT_WAS if name in fleet[at]}
+    offer = others.get(gpu, problem.offers[0])
+    said = {"gpu": offer.gpu.name} | {name: fleet[0][name] for name in ("engine",) if name in fleet[0]}
+    return said | ({} if offer.usd_per_hour is None else {"usd_per_gpu_hour": offer.usd_per_hour})
 
 
 def _policy(found: CascadePlan, used: Sequence[Any]) -> dict[str, Any]:

@@ -11,8 +11,10 @@ import msgspec
 
 from headway import __version__, rehearsal
 from headway.cascadeplan.asked import Asked
+from headway.core.fleet import Gpu
 from headway.planner.cascade.bounds import StepBounds
 from headway.planner.cascade.latencies import Latencies
+from headway.planner.cascade.problem import Problem
 from headway.stages import Simulated, rounds
 from headway.wholefile import write_text
 
@@ -20,13 +22,18 @@ from headway.wholefile import write_text
 def bounds(asked: Asked) -> StepBounds:
     """Those that hold for `evaluator`."""
     problem = asked.problem
-    return StepBounds(problem.gpu, problem.engine, rounds(problem), asked.coefficients)
+    return StepBounds(problem.gpu, problem.engine, rounds(problem), asked.coefficients, _others(problem))
 
 
 def evaluator(asked: Asked) -> Simulated:
     """What a stage's latency is asked of."""
     problem = asked.problem
-    return Simulated(problem.gpu, problem.engine, asked.policies, asked.seed, rounds(problem), asked.coefficients)
+    return Simulated(problem.gpu, problem.engine, asked.policies, asked.seed, rounds(problem), asked.coefficients,
+                     _others(problem))  # fmt: skip
+
+
+def _others(problem: Problem) -> dict[str, Gpu]:
+    return {offer.gpu.name: offer.gpu for offer in problem.others}
 
 
 @dataclass
@@ -45,6 +52,7 @@ class Known:
         problem, said = self.asked.problem, self.asked.document.get("policies")
         facts = [problem.models, problem.gpu, problem.engine, said, self.asked.seed, rounds(problem)]
         facts.append(sorted(self.asked.coefficients.items()))
+        facts += [offer.gpu for offer in problem.others]
         digest = hashlib.sha256(msgspec.json.encode([__version__, rehearsal.code(), facts])).hexdigest()[:32]
         return None if self.folder is None else self.folder / f"{digest}.json"
 

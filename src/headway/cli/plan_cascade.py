@@ -10,9 +10,11 @@ import click
 
 from headway.cascadeplan import Answer, Option, ask, plan, read, scenario_yaml
 from headway.cli.flags import scenario_file
+from headway.cli.offers import offer
 from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.core.errors import HeadwayError
-from headway.planner.cascade.problem import LatencyBudget, QualityFloor, Target
+from headway.planner.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
+from headway.planner.combos import Offer
 from headway.report.cascade_page import Point, page
 from headway.wholefile import write_text
 
@@ -24,8 +26,12 @@ _path = click.Path(path_type=Path)
 @click.argument("scenario", type=_path, required=False)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: cascadia.")
 @click.option("--quality", type=click.FloatRange(0, 100), help="Mean score to reach, at the least p95 latency.")
-@click.option("--latency", type=click.FloatRange(min=0, min_open=True), help="p95 to keep, s, at the best quality.")
-@click.option("--gpus", type=click.IntRange(min=1), help="How many there are; else those of the fleet.")
+@click.option(
+    "--latency",
+    type=click.FloatRange(min=0, min_open=True),
+    help="p95 to keep, s, at the best quality; with --quality: at the least cost.",
+)
+@click.option("--gpus", help="How many there are, or type:count:$/h with commas between; else the fleet's.")
 @click.option("--gpus-per-server", type=click.IntRange(min=1), help="GPUs that tensor parallelism may span.")
 @click.option("--rps", type=click.FloatRange(min=0, min_open=True), help="Requests per second, in place of arrivals.")
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan so many qualities from low to high, too.")
@@ -37,11 +43,11 @@ _path = click.Path(path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
 def cascade(
-    scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: int | None,
+    scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: str | None,
     gpus_per_server: int | None, rps: float | None, curve: int, no_alternatives: bool, out: Path | None,
     html: Path | None, cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
 ) -> int:  # fmt: skip
-    """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality or a latency.
+    """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
     The SCENARIO's workload says what each model's answers score (`quality`), its first pool which GPU and engine;
     the models are those of its `cascade`, or all that are scored. Exit code 3: the target is out of reach, and the
@@ -50,8 +56,9 @@ def cascade(
     file = scenario_file(scenario, preset)
     if file is None:
         raise HeadwayError("expected a scenario file, or --builtin NAME")
-    asked = ask(*read(file), file.parent, _target(quality, latency), num_gpus=gpus, gpus_per_server=gpus_per_server,
-                rps=rps)  # fmt: skip
+    num_gpus, offers = _gpus(gpus, gpus_per_server)
+    asked = ask(*read(file), file.parent, _target(quality, latency), num_gpus=num_gpus, gpus=offers,
+                gpus_per_server=gpus_per_server, rps=rps)  # fmt: skip
     folder = None if no_cache else cache or user_cache("cascades")
     with counting("simulating", not no_progress) as tell:
         answer = plan(asked, folder, tell and (lambda num: tell(num, num)), not no_alternatives, curve)
@@ -67,13 +74,21 @@ def cascade(
     return 0 if answer.chosen.kept else INFEASIBLE
 
 
+def _gpus(text: str | None, per_server: int | None) -> tuple[int | None, tuple[Offer, ...]]:
+    """A number of the first pool's, or types with numbers and prices."""
+    if text is None:
+        return None, ()
+    if text.isdecimal() and int(text):
+        return int(text), ()
+    return None, tuple(offer(each, per_server) for each in text.split(","))
+
+
 def _target(quality: float | None, latency: float | None) -> Target:
-    if (quality is None) == (latency is None):
-        raise HeadwayError("expected --quality or --latency, one of them")
-    if quality is not None:
-        return QualityFloor(quality)
-    assert latency is not None
-    return LatencyBudget(latency)
+    if quality is None:
+        if latency is None:
+            raise HeadwayError("expected --quality or --latency, or both")
+        return LatencyBudget(latency)
+    return QualityFloor(quality) if latency is None else Cheapest(quality, latency)
 
 
 def _show(answer: Answer) -> None:
@@ -84,7 +99,7 @@ def _show(answer: Answer) -> None:
         shapes = ", ".join(part.label for part in stage.replicas) or "-"
         level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
         p95 = "-" if stage.p95_latency_s is None else f"{stage.p95_latency_s:.3g}"
-        rows.append([stage.model, stage.num_gpus, shapes, level, f"{stage.processing_ratio:.0%}", p95])
+        rows.append([stage.model, stage.gpus, shapes, level, f"{stage.processing_ratio:.0%}", p95])
     print_table(heads, rows)
     heads = ["plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "is what was asked for"]
     print_table(heads, [_row(name, each) for name, each, _ in _named(answer)])
@@ -104,7 +119,7 @@ def _points(answer: Answer) -> list[Point]:
     points = []
     for name, each, group in _named(answer):
         done = each.rehearsed
-        points.append(Point(name, done.quality, done.p95_s, done.mean_s, each.kept, group))
+        points.append(Point(name, done.quality, done.p95_s, done.mean_s, done.usd_per_request, each.kept, group))
     return points
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from headway import catalog
+from headway.cli.offers import offer
 from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.comboplan import ATTAINMENT, MOST_REQUESTS, Answer, Question, ask, plan, read, scenario_yaml
 from headway.core.errors import HeadwayError
-from headway.planner.combos import Counts, Offer
+from headway.planner.combos import Counts
 from headway.planner.plan import Plan
 from headway.report.combos_page import millions, page
 from headway.wholefile import write_text
@@ -76,7 +76,7 @@ def combos(
     rates = _rates(rps, len(scenarios))
     asked = [ask(*read(path), path.parent, rate) for path, rate in zip(scenarios, rates, strict=True)]
     question = Question(
-        offers=tuple(_offer(each, gpus_per_server) for each in gpus.split(",")),
+        offers=tuple(offer(each, gpus_per_server) for each in gpus.split(",")),
         counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
         objective=objective,  # type: ignore[arg-type]  # click has checked it
         attainment=attainment,
@@ -110,22 +110,6 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
     if len(rates) != num or min(rates, default=0.0) < 0:
         raise HeadwayError(f"--rps: {text!r}; expected {num} numbers of 0 or more, with commas between")
     return rates
-
-
-def _offer(text: str, per_server: int | None) -> Offer:
-    """type, type:count, type:count:price, or type:count:price:interruptions"""
-    name, *rest = text.strip().split(":")
-    count, price, interruptions, *more = *rest, *("" for _ in range(3 - len(rest)))
-    try:
-        if more:
-            raise ValueError("too many parts")
-        gpu = catalog.gpu(name)
-        usd = float(price) if price else None
-        return Offer(gpu, int(count) if count else None, usd, per_server, float(interruptions or 0))
-    except HeadwayError as error:
-        raise HeadwayError(f"--gpus: {error}") from None
-    except ValueError as error:
-        raise HeadwayError(f"--gpus: {text.strip()!r}; expected type:count:price:interruptions ({error})") from None
 
 
 def _show(answer: Answer, question: Question) -> None:

@@ -10,13 +10,13 @@ from msgspec import Struct
 
 from headway.planner.cascade.confidence import Confidence
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import LatencyBudget, Target
+from headway.planner.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.report.charts import layout
 from headway.report.page import DRAW, chart, document, facts, literal, table
 from headway.report.style import COLORS
 
 STAGES = ("model", "replicas", "GPUs", "accepts from", "requests", "p95 of the stage (s)")
-POINTS = ("plan", "quality", "p95 (s)", "mean (s)", "what was asked for")
+POINTS = ("plan", "quality", "p95 (s)", "mean (s)", "$/request", "what was asked for")
 _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is better; hollow: not what was asked for."
 
 
@@ -27,6 +27,7 @@ class Point(Struct, frozen=True):
     quality: float | None
     p95_s: float | None
     mean_s: float | None
+    usd_per_request: float | None
     kept: bool
     group: str
     """"chosen", "alternatives" or "curve"."""
@@ -52,19 +53,25 @@ def page(
 
 def headline(chosen: CascadePlan, first: Point) -> str:
     """The plan in one line."""
-    used = " → ".join(f"{stage.model} on {stage.num_gpus}" for stage in chosen.stages if stage.replicas)
+    used = " → ".join(f"{stage.model} on {stage.gpus}" for stage in chosen.stages if stage.replicas)
     return f"{used} GPUs: quality {_number(first.quality)} at a p95 of {_number(first.p95_s)} s"
 
 
 def _facts(target: Target, chosen: CascadePlan, first: Point) -> dict[str, str]:
-    asked = f"p95 {target.latency_s:g} s" if isinstance(target, LatencyBudget) else f"quality {target.q_min:g}"
     return {
-        "asked for": asked,
+        "asked for": _asked(target),
         "rehearsal": "keeps it" if first.kept else "does not keep it",
         "status": chosen.status,
         "planner": chosen.planner,
         "GPUs": f"{chosen.gpus_used} of {chosen.num_gpus}",
     }
+
+
+def _asked(target: Target) -> str:
+    if isinstance(target, LatencyBudget):
+        return f"p95 {target.latency_s:g} s"
+    least = f"quality {target.q_min:g}"
+    return f"{least} within {target.latency_s:g} s, cheapest" if isinstance(target, Cheapest) else least
 
 
 def _stages(chosen: CascadePlan, confidence: Confidence | None) -> list[str]:
@@ -77,7 +84,7 @@ def _stages(chosen: CascadePlan, confidence: Confidence | None) -> list[str]:
             share += _between(confidence.processing_ratios[i], 100, "%") if i else ""
             if i < len(confidence.thresholds) and (found := confidence.thresholds[i]) is not None:
                 level += _between(found, 1, "")
-        rows.append(_cells((stage.model, shapes), (str(stage.num_gpus), level, share, _number(stage.p95_latency_s))))
+        rows.append(_cells((stage.model, shapes), (stage.gpus, level, share, _number(stage.p95_latency_s))))
     return rows
 
 
@@ -116,8 +123,8 @@ def _picture(target: Target, points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _row(point: Point) -> str:
-    numbers = (_number(point.quality), _number(point.p95_s), _number(point.mean_s), "yes" if point.kept else "no")
-    return _cells((point.name,), numbers)
+    shown = [_number(each) for each in (point.quality, point.p95_s, point.mean_s, point.usd_per_request)]
+    return _cells((point.name,), (*shown, "yes" if point.kept else "no"))
 
 
 def _cells(words: Sequence[str], numbers: Sequence[str]) -> str:

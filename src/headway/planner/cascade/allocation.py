@@ -13,6 +13,9 @@ Subject to         sum_f x_{i,f} = 1                           for every i
                    L >= sum_f l_i(f) x_{i,f}                   for every i
                    x_{i,f} = 0 where l_i(f) is infinite
 
+With several types of GPU, f is a vector of so many of each, and there is a row sum_i sum_f f_t x_{i,f} <= N_t for every
+type t. `least_cost` asks for the least sum of prices in place of L, at a latency that is given.
+
 `least_max` finds the same by bisection over the values of l, as the search asks thousands of times; `least_max_milp`
 solves the program as it stands here. Each is the other's test.
 """
@@ -27,18 +30,32 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.planner.cascade.problem import Floats
+from headway.planner.cascade.room import Room, split
 from headway.planner.milp import minimise
+
+Gpus = int | Room
+"""How many there are: of one type, or of several."""
 
 
 class Allocation(Struct, frozen=True):
     """GPUs by stage, and the largest latency."""
 
     gpus: tuple[int, ...]
+    """With several types, the number of a cell."""
     latency_s: float
+    usd_per_hour: float = 0.0
+    """Where prices are known."""
 
 
-def least_max(tables: Sequence[Floats], num_gpus: int, use_all: bool = False) -> Allocation | None:
+def less(gpus: Gpus, taken: int) -> Gpus:
+    """What is left of them."""
+    return gpus - taken if isinstance(gpus, int) else gpus.without(taken)
+
+
+def least_max(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
     """The best allocation, where `tables[i][f]` is l_i(f); None where there is none."""
+    if isinstance(num_gpus, Room):
+        return _least_max_of(tables, num_gpus)
     values = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
     if not use_all:
         return _first_within(tables, values, num_gpus)
@@ -82,8 +99,27 @@ def _of_sum(good: Sequence[np.ndarray], num_gpus: int) -> tuple[int, ...] | None
     return tuple(reversed(found))
 
 
-def least_max_milp(tables: Sequence[Floats], num_gpus: int, use_all: bool = False) -> Allocation | None:
-    """The same by the mixed-integer program. HeadwayError without SciPy."""
+def _least_max_of(tables: Sequence[Floats], room: Room) -> Allocation | None:
+    """Of those that are best, one that costs least."""
+    arrays = [room.of(table) for table in tables]
+    floor = max(float(array.min()) for array in arrays)
+    if floor == inf:
+        return None
+    found = split([np.maximum(array, floor) for array in arrays], np.maximum)
+    return None if found is None else least_cost(tables, room, found[0])
+
+
+def least_cost(tables: Sequence[Floats], room: Room, latency_s: float) -> Allocation | None:
+    """The cheapest allocation with which every stage is within a latency; None where there is none."""
+    found = split([room.of(np.where(table <= latency_s, room.usd, inf)) for table in tables], np.add)
+    if found is None:
+        return None
+    gpus = tuple(int(room.cells(np.array(vector))) for vector in found[1])
+    return Allocation(gpus, _allocation(tables, gpus).latency_s, found[0])
+
+
+def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
+    """The same by the mixed-integer program, with a row for each type of GPU. HeadwayError without SciPy."""
     places = [(i, f) for i, table in enumerate(tables) for f in np.flatnonzero(np.isfinite(table)).tolist()]
     if {i for i, _ in places} != set(range(len(tables))):
         return None
@@ -95,13 +131,15 @@ def least_max_milp(tables: Sequence[Floats], num_gpus: int, use_all: bool = Fals
         one[i, column] = 1.0
         below[i, column] = -latency_s[column] / scale
     below[:, num] = 1.0
-    total = np.array([[*(float(f) for _, f in places), 0.0]])
+    vectors = [(f,) if isinstance(num_gpus, int) else num_gpus.vector(f) for _, f in places]
+    there = np.array([num_gpus] if isinstance(num_gpus, int) else num_gpus.left, "f8")
+    total = np.hstack([np.array(vectors, "f8").T, np.zeros((len(there), 1))])
     ones, zeros = np.ones(stages), np.zeros(stages)
     found = minimise(
         np.array([0.0] * num + [1.0]),
         np.vstack([one, below, total]),
-        np.concatenate([ones, zeros, [num_gpus if use_all else 0.0]]),
-        np.concatenate([ones, np.full(stages, inf), [float(num_gpus)]]),
+        np.concatenate([ones, zeros, there if use_all else np.zeros(len(there))]),
+        np.concatenate([ones, np.full(stages, inf), there]),
         np.ones(num + 1),
         [True] * num + [False],
     )

@@ -22,7 +22,7 @@ from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
 from headway.planner.cascade.problem import Problem, QualityFloor
 from headway.planner.cascade.routing import Routings, of_routes
-from headway.planner.cascade.shapes import Sets, uniform_sets
+from headway.planner.cascade.shapes import Sets, uniform_sets, unlike
 from headway.workload.quality import Scores
 
 
@@ -51,8 +51,19 @@ def uniform_parallelism_search(
     """Over those sets only."""
     every = all_sets(problem)
     sets = [every(i, ()) for i in range(len(problem.models))]
-    flat = [uniform_sets(each.shapes, problem.num_gpus, problem.server) if each.shapes else each for each in sets]
+    flat = [_uniform(problem, each) if each.shapes else each for each in sets]
     return _search(problem, latencies, bounds, effort, sets_of=lambda stage, used: flat[stage])
+
+
+def _uniform(problem: Problem, sets: Sets) -> Sets:
+    """Uniform on each type of GPU."""
+    if sets.room is None:
+        return uniform_sets(sets.shapes, problem.num_gpus, problem.server)
+    by_type = []
+    for t, offer in enumerate(problem.offers):
+        of = [shape for shape, kind in zip(sets.shapes, sets.kinds, strict=True) if kind == t]
+        by_type.append(uniform_sets(of, offer.limit or 0, offer.server) if of else Sets((), np.zeros((0, 0), "i8")))
+    return unlike(by_type, sets.names, sets.room, problem.max_types)
 
 
 def uniform_allocation(
@@ -71,7 +82,8 @@ def uniform_allocation_search(
 
     def at_most(stage: int, used: tuple[bool, ...]) -> Sets:
         sets = every(stage, used)
-        return Sets(sets.shapes, sets.counts[sets.gpus <= equal_shares(problem.num_gpus, used)[stage]])
+        shares = [equal_shares(offer.limit or 0, used)[stage] for offer in problem.offers]
+        return sets.some((sets.vectors <= shares).all(axis=1))
 
     return _search(problem, latencies, bounds, effort, sets_of=at_most)
 
@@ -191,7 +203,7 @@ def _deployed_by(seen: Search, real: Search, planner: str) -> CascadePlan:
         objective = real.objective(real.problem.target)
         counted = (real.latencies.num_asked - asked, real.latencies.num_found - found)
         return made(real, i, deployment, Looked(objective, (), False, *counted), planner)
-    raise HeadwayError(f"{planner}: no routing can be deployed on {real.problem.num_gpus} GPUs")
+    raise HeadwayError(f"{planner}: no routing can be deployed on {real.problem.total_gpus} GPUs")
 
 
 def served_by(search: Search, routing: int, found: Deployment) -> Deployment:

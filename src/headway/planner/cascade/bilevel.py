@@ -11,7 +11,7 @@ the optimum. The best plan ever evaluated is the answer, across all targets that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -20,13 +20,15 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.perf.memory import weights_bytes
+from headway.planner.cascade.allocation import Gpus
 from headway.planner.cascade.bounds import Bounds
-from headway.planner.cascade.deployment import Deployment, deploy, spread
+from headway.planner.cascade.deployment import Deployment, deploy, deploy_cheapest, spread
 from headway.planner.cascade.latencies import Idle, Latencies, Table, Trend
 from headway.planner.cascade.plan import Round
-from headway.planner.cascade.problem import LatencyBudget, Problem, QualityFloor, ReplicaSet, Target
+from headway.planner.cascade.problem import Cheapest, LatencyBudget, Problem, ReplicaSet, Target
+from headway.planner.cascade.room import Room
 from headway.planner.cascade.routing import Objective, Routings, cascades, proportional
-from headway.planner.cascade.shapes import Sets, replica_sets, shapes
+from headway.planner.cascade.shapes import Sets, replica_sets, shapes, unlike
 
 EPS = 1e-9
 """By this share a plan must be better to count as better."""
@@ -93,35 +95,48 @@ class Search:
         problem = self.problem
         self.known = self.routings or cascades(problem.scores, [weights_bytes(model) for model in problem.models])
         self.of_stage = self.sets_of or all_sets(problem)
-        self.solved: dict[int, Solved] = {}
         self._tables: dict[tuple[int, bytes, tuple[bool, ...]], Table] = {}
         self._trends = [Trend() for _ in problem.models]
+        self.gpus = gpus_of(problem)
+        self.cheapest: Cheapest | None = None
+        self.solved: dict[int, Solved] = {}
+        self._solved_within = {inf: self.solved}
         ratios = self.known.ratios
         self.least, self.most = int(ratios.sum(axis=1).argmin()), int(ratios.sum(axis=1).argmax())
 
     def look(self, target: Target) -> Looked:
         """The rounds for a target."""
         asked, found = self.latencies.num_asked, self.latencies.num_found
+        self.ask_for(target)
         objective = self.objective(target)
         loop = _Loop(self, objective)
         complete = loop.run()
         counted = (self.latencies.num_asked - asked, self.latencies.num_found - found)
         return Looked(objective, tuple(loop.rounds), complete, *counted)
 
+    def ask_for(self, target: Target) -> None:
+        """What is solved for the least latency says nothing of the least cost, nor that within one time of others."""
+        self.cheapest = target if isinstance(target, Cheapest) else None
+        self.solved = self._solved_within.setdefault(inf if self.cheapest is None else self.cheapest.latency_s, {})
+
     def best(self, objective: Objective) -> int | None:
         """Of all routings solved so far, the one with the least J; None: none could be deployed."""
         quality = self.known.quality
         found = {i: each.deployment for i, each in self.solved.items() if each.deployment is not None}
-        scores = {i: objective(deployment.latency_s, float(quality[i])) for i, deployment in found.items()}
+        scores = {i: objective(deployment.minimised, float(quality[i])) for i, deployment in found.items()}
         return min(scores, key=lambda i: scores[i], default=None)
 
     def solve(self, routing: int, limit_s: float = inf) -> Solved:
         """The deployment of a routing, unless its latency is bound to be `limit_s` or more."""
         known = self.solved.get(routing)
         if known is None or (known.deployment is None and known.bound_s < limit_s):
-            problem, effort = self.problem, self.effort
-            tables = self.tables(routing)
-            known = Solved(*deploy(tables, problem.num_gpus, problem.use_all, limit_s, effort.gap, effort.asks))
+            effort, tables = self.effort, self.tables(routing)
+            if self.cheapest is not None:
+                room = as_room(self.problem)
+                found = deploy_cheapest(tables, room, self.cheapest.latency_s, limit_s, effort.gap, effort.asks)
+            else:
+                found = deploy(tables, self.gpus, self.problem.use_all, limit_s, effort.gap, effort.asks)
+            known = Solved(*found)
             self.solved[routing] = known
         return known
 
@@ -129,8 +144,9 @@ class Search:
         """The deployment of a solved routing, with GPUs that are left where they help most."""
         found = self.solved[routing].deployment
         assert found is not None
-        problem = self.problem
-        return spread(self.tables(routing), problem.num_gpus, found, problem.use_all, self.effort.gap)
+        if found.usd_per_hour is not None:
+            return found
+        return spread(self.tables(routing), self.gpus, found, self.problem.use_all, self.effort.gap)
 
     def latency_s(self, routing: int, stage: int, replicas: ReplicaSet) -> float:
         """p95 of a stage of any routing on any replicas, judging included."""
@@ -156,7 +172,7 @@ class Search:
     def _made(self, stage: int, reached: np.ndarray, used: tuple[bool, ...]) -> Table:
         problem = self.problem
         if not used[stage]:
-            return Idle(problem.num_gpus)
+            return Idle(self._most)
         model, lengths = problem.models[stage], problem.lengths(stage, reached)
         rate_rps = problem.rate_rps * len(lengths) / len(reached)
         sets = self.of_stage(stage, used)
@@ -165,11 +181,16 @@ class Search:
             sets,
             lower,
             guess,
-            problem.num_gpus,
+            self._most,
             lambda replicas: self.latencies.p95_s(model, replicas, rate_rps, lengths),
             self._trends[stage],
             self._judge_s(stage),
         )
+
+    @property
+    def _most(self) -> int:
+        """The last index of a table."""
+        return self.gpus if isinstance(self.gpus, int) else self.gpus.num_cells - 1
 
     @property
     def num_sets(self) -> int:
@@ -233,7 +254,7 @@ class _Loop:
     def _met(self) -> bool:
         found = None if self.best is None else self.search.solved[self.best].deployment
         quality = 0.0 if self.best is None else float(self.routings.quality[self.best])
-        return found is not None and self.objective.met(found.latency_s, quality)
+        return found is not None and self.objective.met(found.minimised, quality)
 
     def _reaching(self) -> np.ndarray:
         """Routings with the quality; what an earlier target had solved without it says nothing of its neighbours."""
@@ -251,7 +272,7 @@ class _Loop:
 
     def _expected(self) -> np.ndarray:
         """J of every routing, were latency proportional to work."""
-        solved = [(i, each.deployment.latency_s) for i, each in self.search.solved.items() if each.deployment]
+        solved = [(i, each.deployment.minimised) for i, each in self.search.solved.items() if each.deployment]
         ratios = [latency / self.routings.work[i] for i, latency in solved if self.routings.work[i] > 0]
         scale = float(np.median(ratios)) if ratios else 1e-15
         return np.asarray(self.objective.of(self.routings.work * scale, self.routings.quality))
@@ -288,7 +309,7 @@ class _Loop:
         self.done[i] = True
         quality = float(self.routings.quality[i])
         limit_s = self.objective.limit_s(self.score, quality)
-        if isinstance(self.objective.target, QualityFloor):
+        if not isinstance(self.objective.target, LatencyBudget):
             limit_s *= 1 - self.search.effort.gap
         solved = self.search.solve(i, limit_s)
         better = self._take(i)
@@ -302,7 +323,7 @@ class _Loop:
                 quality,
                 latency_s,
                 solved.bound_s if solved.bound_s < inf else None,
-                None if latency_s is None else self.objective(latency_s, quality),
+                None if solved.deployment is None else self.objective(solved.deployment.minimised, quality),
                 better,
             )
         )
@@ -314,7 +335,7 @@ class _Loop:
         if deployment is None:
             return False
         self.done[i] = True
-        score = self.objective(deployment.latency_s, float(self.routings.quality[i]))
+        score = self.objective(deployment.minimised, float(self.routings.quality[i]))
         margin = EPS * max(abs(self.score), 1.0) if self.score < inf else 0.0
         if score < self.score - margin:
             self.best, self.score = i, score
@@ -322,12 +343,35 @@ class _Loop:
         return False
 
 
+def gpus_of(problem: Problem) -> Gpus:
+    """How many there are."""
+    return as_room(problem) if problem.others else problem.num_gpus
+
+
+def as_room(problem: Problem) -> Room:
+    """The same with prices."""
+    limits = tuple(offer.limit or 0 for offer in problem.offers)
+    return Room(limits, tuple(offer.price for offer in problem.offers))
+
+
 def all_sets(problem: Problem) -> SetsOf:
     """Every feasible set of every model. HeadwayError where the first model fits on no shape."""
     found = []
     for i, model in enumerate(problem.models):
-        of, reason = shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)
-        if not of and i == 0:
-            raise HeadwayError(f"{problem.num_gpus} x {problem.gpu.name}: {reason}")
-        found.append(replica_sets(of, problem.num_gpus, problem.max_kinds))
+        by_type, reasons = [], list[str]()
+        for offer in problem.offers:
+            num_gpus = offer.limit or 0
+            of, reason = shapes(model, offer.gpu, problem.engine, num_gpus, offer.server, problem.max_pp)
+            by_type.append(replica_sets(of, num_gpus, problem.max_kinds))
+            reasons.append(f"{num_gpus} x {offer.gpu.name}: {reason}")
+        if i == 0 and not any(len(sets) for sets in by_type):
+            raise HeadwayError("; ".join(reasons))
+        found.append(_together(problem, by_type))
     return lambda stage, used: found[stage]
+
+
+def _together(problem: Problem, by_type: Sequence[Sets]) -> Sets:
+    """One model's sets of each type, and of several."""
+    if not problem.others:
+        return by_type[0]
+    return unlike(by_type, tuple(offer.gpu.name for offer in problem.offers), as_room(problem), problem.max_types)

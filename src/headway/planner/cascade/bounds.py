@@ -65,21 +65,22 @@ class StepBounds:
     """Bounds from the step-time model.
 
     `rounds`: how many times the evaluator plays the lengths of a stage. `own`: coefficients in place of the
-    catalog's, by model.
+    catalog's, by model, and by model and type of GPU (`of_type`). `others`: further types of GPU, by name.
     """
 
     gpu: Gpu
     engine: Engine
     rounds: int = 1
     own: Mapping[str, Coefficients] = field(default_factory=dict)
+    others: Mapping[str, Gpu] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._shapes: dict[tuple[str, Parallel], _Shape] = {}
+        self._shapes: dict[tuple[str, Parallel, str], _Shape] = {}
 
     def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
         if not len(sets):
             return np.zeros(0), np.zeros(0)
-        shapes = [self._shape(model, shape) for shape in sets.shapes]
+        shapes = [self._shape(model, shape, sets.on(j)) for j, shape in enumerate(sets.shapes)]
         alone = np.stack([shape.alone_s(lengths) for shape in shapes])
         num = len(lengths)
         needed = (floor(QUANTILE * (num * self.rounds - 1)) + 1) / self.rounds
@@ -91,15 +92,23 @@ class StepBounds:
             for shape, own, most in zip(shapes, alone, sets.counts.max(axis=0), strict=True)
         ]
         total = np.zeros((len(sets), GRID))
-        for i, count in enumerate(counts):
-            total += count[sets.counts[:, i]]
+        for i, count in enumerate(counts):  # no replica, no request
+            rows = np.flatnonzero(sets.counts[:, i])
+            total[rows] += count[sets.counts[rows, i]]
         return _crossing(np.minimum(total, _eligible(alone, grid, sets)), needed, grid)
 
-    def _shape(self, model: Model, parallel: Parallel) -> _Shape:
-        key = (model.name, parallel)
+    def _shape(self, model: Model, parallel: Parallel, on: str) -> _Shape:
+        key = (model.name, parallel, on)
         if key not in self._shapes:
-            self._shapes[key] = _Shape(model, self.gpu, self.engine, parallel, self.own.get(model.name))
+            gpu = self.others.get(on, self.gpu)
+            own = self.own.get(of_type(model, on if on in self.others else ""))
+            self._shapes[key] = _Shape(model, gpu, self.engine, parallel, own)
         return self._shapes[key]
+
+
+def of_type(model: Model, other: str) -> str:
+    """The key of coefficients: the model's name, and that of the GPU where it is not of the first type."""
+    return f"{model.name} on {other}" if other else model.name
 
 
 def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Floats]:

@@ -7,18 +7,22 @@ best one's replicas with other thresholds of about the same quality.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
+from msgspec import structs
 
+from headway.planner.cascade.allocation import Gpus
 from headway.planner.cascade.baselines import served_by
-from headway.planner.cascade.bilevel import Looked, Search
+from headway.planner.cascade.bilevel import Looked, Search, as_room
 from headway.planner.cascade.cascadia import answer, made
 from headway.planner.cascade.deployment import Deployment
 from headway.planner.cascade.latencies import Table
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import Floats, LatencyBudget
+from headway.planner.cascade.problem import Floats, LatencyBudget, ReplicaSet
+from headway.planner.cascade.room import Room, split
 
 RARE = 0.05
 """Of the requests: stages that fewer reach count for less in a p95 over all of them."""
@@ -26,8 +30,11 @@ APART = 0.02
 """By how much, in the share of requests that some stage processes, candidates differ."""
 NEAR = 0.5
 """Points of quality above the best plan's, up to which other thresholds are looked at."""
-ASKS = 12
-"""Evaluations for a deployment with the least sum, after which the best known will do."""
+ASKS, FEWER = 12, 4
+"""Evaluations for a deployment with the least sum, after which the best known will do; for each of several."""
+WORTH = 0.03, 300.0
+"""Of a second of the sum, $/h: from where price alone counts to where time alone does."""
+VALUES = 12
 
 
 def candidates(search: Search, looked: Looked, planner: str, most: int) -> tuple[CascadePlan, ...]:
@@ -57,12 +64,14 @@ def _least_work(search: Search, looked: Looked) -> Iterator[tuple[int, Deploymen
 def _others(search: Search, looked: Looked, most: int) -> Iterator[tuple[int, Deployment]]:
     solved = {i: each.deployment for i, each in search.solved.items() if each.deployment is not None}
     quality, objective = search.known.quality, looked.objective
-    by_score = sorted(solved, key=lambda i: (objective(solved[i].latency_s, float(quality[i])), i))
-    by_sum = sorted(solved, key=lambda i: (*_along(search, looked, i, solved[i]), i))
+    by_score = sorted(solved, key=lambda i: (objective(solved[i].minimised, float(quality[i])), i))
     for i in _apart(search, by_score, most // 2 + 1)[1:]:
         yield i, search.spread(i)
+    by_sum = sorted(solved, key=lambda i: (*_along(search, looked, i, solved[i]), i))
     for i in _apart(search, by_sum, most - most // 2):
-        if (deployment := least_sum(search, i)) is not None:
+        if search.cheapest is not None:
+            yield from ((i, deployment) for deployment in worthwhile(search, i))
+        elif (deployment := least_sum(search, i)) is not None:
             yield i, deployment
 
 
@@ -110,16 +119,40 @@ def _apart(search: Search, routings: Sequence[int], most: int) -> list[int]:
 
 def least_sum(search: Search, routing: int) -> Deployment | None:
     """The deployment of a routing with the least weighted sum of the stages' p95; None: none is known."""
-    tables, of = search.tables(routing), weights(search, routing)
-    num_gpus, use_all = search.problem.num_gpus, search.problem.use_all
-    for _ in range(ASKS):
-        gpus = _allocated([w * table.guess for w, table in zip(of, tables, strict=True)], num_gpus, use_all)
+    return _least(search, routing, lambda weight, p95_s: weight * p95_s, ASKS)
+
+
+def worthwhile(search: Search, routing: int) -> list[Deployment]:
+    """Deployments of a routing from cheap to fast: the least of price and weighted sum of p95 together.
+
+    What a second is worth rises from one to the next ("Lagrangian relaxation"); the sum is more than a p95 over all
+    requests, so that which of them is in time, a rehearsal has to say.
+    """
+    room, found = as_room(search.problem), dict[tuple[ReplicaSet | None, ...], Deployment]()
+    for worth in np.geomspace(*WORTH, VALUES).tolist():
+        each = _least(search, routing, partial(_priced, room.usd, worth), FEWER)
+        if each is not None:
+            usd = float(room.usd[list(each.gpus)].sum())
+            found[each.sets] = structs.replace(each, usd_per_hour=usd)
+    return list(found.values())
+
+
+def _priced(usd: Floats, worth: float, weight: float, p95_s: Floats) -> Floats:
+    return usd + worth * weight * p95_s
+
+
+def _least(search: Search, routing: int, cost: Callable[[float, Floats], Floats], asks: int) -> Deployment | None:
+    """The deployment with the least sum of costs, each of a stage's weight and its p95 by GPUs; None: none is known."""
+    tables, of = search.tables(routing), weights(search, routing).tolist()
+    gpus_there, use_all = search.gpus, search.problem.use_all and search.cheapest is None
+    for _ in range(asks):
+        gpus = _allocated([cost(w, table.guess) for w, table in zip(of, tables, strict=True)], gpus_there, use_all)
         open_ = [] if gpus is None else [(t, f) for t, f in zip(tables, gpus, strict=True) if t.guess[f] < t.best[f]]
         if not open_:
             break
         for table, f in open_:
             table.ask(f)
-    gpus = _allocated([w * table.best for w, table in zip(of, tables, strict=True)], num_gpus, use_all)
+    gpus = _allocated([cost(w, table.best) for w, table in zip(of, tables, strict=True)], gpus_there, use_all)
     return None if gpus is None else _deployment(tables, gpus)
 
 
@@ -128,8 +161,11 @@ def _deployment(tables: Sequence[Table], gpus: tuple[int, ...]) -> Deployment:
     return Deployment(gpus, tuple(t.chosen[f] for t, f in zip(tables, gpus, strict=True)), times, max(times), None)
 
 
-def _allocated(costs: Sequence[Floats], num_gpus: int, use_all: bool) -> tuple[int, ...] | None:
+def _allocated(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[int, ...] | None:
     """One number for each stage, `num_gpus` in all or at most, with the least sum of costs; None: none is finite."""
+    if isinstance(num_gpus, Room):
+        of_types = split([num_gpus.of(cost) for cost in costs], np.add)
+        return None if of_types is None else tuple(int(num_gpus.cells(np.array(each))) for each in of_types[1])
     total, chosen = np.zeros(1), list[np.ndarray]()
     for cost in costs:
         added = np.full((num_gpus + 1, len(cost)), np.inf)

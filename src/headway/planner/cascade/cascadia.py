@@ -14,7 +14,7 @@ from headway.planner.cascade.bounds import Bounds, StepBounds
 from headway.planner.cascade.deployment import Deployment
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan, HeldOut, StagePlan
-from headway.planner.cascade.problem import LatencyBudget, Problem, QualityFloor, Target
+from headway.planner.cascade.problem import LatencyBudget, Problem, Target
 from headway.planner.cascade.routing import Objective
 from headway.workload.quality import Scores
 
@@ -44,7 +44,7 @@ def plans(
 
 
 def _strictness(target: Target) -> float:
-    return -target.q_min if isinstance(target, QualityFloor) else target.latency_s
+    return target.latency_s if isinstance(target, LatencyBudget) else -target.q_min
 
 
 def answer(search: Search, looked: Looked, planner: str) -> CascadePlan:
@@ -53,7 +53,7 @@ def answer(search: Search, looked: Looked, planner: str) -> CascadePlan:
     if best is None:
         problem = search.problem
         raise HeadwayError(
-            f"{problem.num_gpus} x {problem.gpu.name}: no set of replicas serves {problem.rate_rps:g} requests/s of "
+            f"{problem.hardware}: no set of replicas serves {problem.rate_rps:g} requests/s of "
             f"{problem.names[0]}, however few go on to larger models"
         )
     asked, found = search.latencies.num_asked, search.latencies.num_found
@@ -69,19 +69,19 @@ def made(search: Search, routing: int, deployment: Deployment, looked: Looked, p
     """A routing and its deployment as values."""
     problem, known, objective = search.problem, search.known, looked.objective
     quality = float(known.quality[routing])
-    met = objective.met(deployment.latency_s, quality)
+    met = objective.met(deployment.minimised, quality)
     complete = looked.complete and search.effort.asks is None
     return CascadePlan(
         status="infeasible" if not met else "optimal" if complete else "converged",
         planner=planner,
         target=objective.target,
         stages=_stages(search, routing, deployment),
-        num_gpus=problem.num_gpus,
+        num_gpus=problem.total_gpus,
         gpus_used=sum(each.num_gpus for each in deployment.sets if each is not None),
         latency_s=deployment.latency_s,
         bound_s=deployment.bound_s,
         quality=quality,
-        objective=objective(deployment.latency_s, quality),
+        objective=objective(deployment.minimised, quality),
         utopia_quality=objective.utopia,
         nadir_quality=objective.nadir,
         rounds=looked.rounds,
@@ -100,7 +100,7 @@ def _stages(search: Search, routing: int, deployment: Deployment) -> tuple[Stage
         found.append(
             StagePlan(
                 model=name,
-                num_gpus=deployment.gpus[i],
+                num_gpus=_num_gpus(search, deployment.gpus[i]),
                 replicas=() if replicas is None else replicas.parts,
                 threshold=float(known.thresholds[routing, i]) if i < known.thresholds.shape[1] else None,
                 processing_ratio=ratio,
@@ -111,11 +111,18 @@ def _stages(search: Search, routing: int, deployment: Deployment) -> tuple[Stage
     return tuple(found)
 
 
+def _num_gpus(search: Search, gpus: int) -> int:
+    """Of all types."""
+    return gpus if isinstance(search.gpus, int) else sum(search.gpus.vector(gpus))
+
+
 def _why(search: Search, routing: int, deployment: Deployment, objective: Objective, met: bool) -> str:
     """In a sentence: what holds it, or what is out of reach."""
     slowest = search.problem.names[int(np.argmax(deployment.latencies_s))]
     quality, latency_s = float(search.known.quality[routing]), deployment.latency_s
     reached = f"quality {quality:.4g} at a p95 of {latency_s:.4g} s, held by {slowest}"
+    if deployment.usd_per_hour is not None:
+        reached += f", for ${deployment.usd_per_hour:.4g}/h"
     if met:
         return reached
     if isinstance(objective.target, LatencyBudget):

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from headway.planner.cascade.allocation import Allocation, least_max
+from headway.planner.cascade.allocation import Allocation, Gpus, least_cost, least_max, less
 from headway.planner.cascade.latencies import Table
 from headway.planner.cascade.problem import ReplicaSet
+from headway.planner.cascade.room import Room
 
 EPS = 1e-12
 
@@ -31,11 +32,18 @@ class Deployment(Struct, frozen=True):
     """The largest of them."""
     bound_s: float | None
     """No deployment is faster; None: not known."""
+    usd_per_hour: float | None = None
+    """Where that is what was minimised."""
+
+    @property
+    def minimised(self) -> float:
+        """The price of an hour, where that was to be least; else the latency."""
+        return self.latency_s if self.usd_per_hour is None else self.usd_per_hour
 
 
 def deploy(
     tables: Sequence[Table],
-    num_gpus: int,
+    num_gpus: Gpus,
     use_all: bool = False,
     limit_s: float = inf,
     gap: float = 0.0,
@@ -58,7 +66,36 @@ def deploy(
         _narrow(tables, low, least_max([table.guess for table in tables], num_gpus, use_all))
 
 
-def _narrow(tables: Sequence[Table], low: Allocation, guess: Allocation | None) -> None:
+def deploy_cheapest(
+    tables: Sequence[Table], room: Room, latency_s: float, limit_usd: float = inf, gap: float = 0.0,
+    asks: int | None = None,
+) -> tuple[Deployment | None, float]:  # fmt: skip
+    """The deployment that costs least with every stage within a latency, and what none costs less than, $/h.
+
+    None where there is none, or none below `limit_usd`. `gap` and `asks` as of `deploy`.
+    """
+    started = sum(table.num_asked for table in tables)
+    while True:
+        low = least_cost([table.lower for table in tables], room, latency_s)
+        known = least_cost([table.best for table in tables], room, latency_s)
+        if low is None or low.usd_per_hour >= limit_usd:
+            return None, inf if low is None else low.usd_per_hour
+        spent = asks is not None and sum(table.num_asked for table in tables) - started >= asks
+        if spent and known is None:
+            return None, low.usd_per_hour
+        if known is not None and (spent or low.usd_per_hour >= known.usd_per_hour * (1 - gap) - EPS):
+            return _priced(tables, known), low.usd_per_hour
+        guess = least_cost([table.guess for table in tables], room, latency_s)
+        within = [None if each is None else structs.replace(each, latency_s=latency_s) for each in (low, guess)]
+        _narrow(tables, *within)
+
+
+def _priced(tables: Sequence[Table], found: Allocation) -> Deployment:
+    made = _deployment(tables, found, 0.0)
+    return structs.replace(made, bound_s=None, usd_per_hour=found.usd_per_hour)
+
+
+def _narrow(tables: Sequence[Table], low: Allocation | None, guess: Allocation | None) -> None:
     """Evaluate what is expected to be best; where that is known, what the lower bounds still allow."""
     for wanted in (guess, low):
         if wanted is None:
@@ -84,18 +121,19 @@ def _deployment(tables: Sequence[Table], found: Allocation, bound_s: float) -> D
 
 
 def spread(
-    tables: Sequence[Table], num_gpus: int, found: Deployment, use_all: bool = False, gap: float = 0.0
+    tables: Sequence[Table], num_gpus: Gpus, found: Deployment, use_all: bool = False, gap: float = 0.0
 ) -> Deployment:
     """The same largest latency, and the GPUs that it leaves over where they help the other stages most.
 
     The slowest stage keeps what it has; the rest is deployed anew, and so on.
     """
     gpus, sets, latencies = list(found.gpus), list(found.sets), list(found.latencies_s)
-    open_, left = list(range(len(tables))), num_gpus
+    open_ = list(range(len(tables)))
+    left = num_gpus
     while len(open_) > 1:
         slowest = max(open_, key=lambda i: (latencies[i], i))
         open_.remove(slowest)
-        left -= gpus[slowest]
+        left = less(left, gpus[slowest])
         better, _ = deploy([tables[i] for i in open_], left, use_all, gap=gap)
         if better is None or better.latency_s > max(latencies[i] for i in open_):
             continue

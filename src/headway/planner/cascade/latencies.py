@@ -69,6 +69,8 @@ class Trend:
 class Table:
     """One stage under one load. Arrays over f = 0..N: no latency is below `lower`, and `best` was evaluated.
 
+    With several types of GPU, f is the number of a cell (`room`), and N that of the last.
+
     Where `lower[f] == best[f]`, l(f) is known. `guess` is what l(f) is expected to be.
     """
 
@@ -84,8 +86,8 @@ class Table:
     ) -> None:
         self.sets, self._ask, self._trend, self._added_s = sets, ask, trend, added_s
         self._lower, self._guess = lower + added_s, guess
-        order = np.lexsort((guess, lower, sets.gpus))
-        splits = np.searchsorted(sets.gpus[order], np.arange(1, num_gpus + 2))
+        order = np.lexsort((guess, lower, sets.cells))
+        splits = np.searchsorted(sets.cells[order], np.arange(1, num_gpus + 2))
         self._queue = [order[:0], *(order[a:b] for a, b in pairwise(splits.tolist()))]
         self._next = [0] * (num_gpus + 1)
         self.best = np.full(num_gpus + 1, inf)
@@ -93,7 +95,7 @@ class Table:
         self._open_guess = np.full(num_gpus + 1, inf)
         self.chosen: list[ReplicaSet | None] = [None] * (num_gpus + 1)
         self.num_sets, self.num_asked = len(sets), 0
-        for f in range(1, num_gpus + 1):
+        for f in np.unique(sets.cells).tolist():
             self._look(f)
 
     @property

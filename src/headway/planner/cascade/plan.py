@@ -26,6 +26,15 @@ class StagePlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Judging included; None: no request reaches it."""
 
     @property
+    def gpus(self) -> str:
+        """How many, and of which types where there are several: as in "16 h100-80gb-sxm + 2 l40s"."""
+        by_type = dict[str, int]()
+        for part in self.replicas:
+            by_type[part.gpu] = by_type.get(part.gpu, 0) + part.num_gpus
+        named = [f"{num} {name}" for name, num in by_type.items() if name]
+        return " + ".join(named) or str(self.num_gpus)
+
+    @property
     def label(self) -> str:
         """As in "deepseek-r1-distill-qwen-7b: 4 GPUs (4 x tp 1), accepts from 74, 100% of requests"."""
         shapes = ", ".join(part.label for part in self.replicas) or "-"

@@ -14,17 +14,20 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.planner.combos import Offer
 from headway.workload.quality import Scores
 
 Floats = npt.NDArray[np.float64]
 
 
-class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True):
+class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit_defaults=True):
     """So many replicas of one shape."""
 
     tp: int
     pp: int
     count: int
+    gpu: str = ""
+    """Empty where there is one type only."""
 
     @property
     def num_gpus(self) -> int:
@@ -38,8 +41,9 @@ class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True):
 
     @property
     def label(self) -> str:
-        """As in "2 x tp 4 pp 3"."""
-        return f"{self.count} x tp {self.tp}" + (f" pp {self.pp}" if self.pp > 1 else "")
+        """As in "2 x tp 4 pp 3", or "2 x l40s tp 1" where there are several types of GPU."""
+        kind = f"{self.gpu} " if self.gpu else ""
+        return f"{self.count} x {kind}tp {self.tp}" + (f" pp {self.pp}" if self.pp > 1 else "")
 
 
 class ReplicaSet(Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -113,7 +117,20 @@ class LatencyBudget(Struct, frozen=True, forbid_unknown_fields=True, tag="latenc
             raise ValueError(f"latency_s {self.latency_s}, nu {self.nu}; expected seconds and a weight above 0")
 
 
-Target = QualityFloor | LatencyBudget
+class Cheapest(Struct, frozen=True, forbid_unknown_fields=True, tag="cost"):
+    """Least cost at a mean score of at least `q_min` and a p95 latency of at most `latency_s`."""
+
+    q_min: float
+    latency_s: float
+    mu: float = 1e6
+    """Penalty, $/h, of missing the score by the whole way from utopia to nadir. The default is never worth paying."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.q_min <= 100 or not 0 < self.latency_s < inf or not 0 < self.mu < inf:
+            raise ValueError(f"{self}; expected a score from 0 to 100, seconds and a weight above 0")
+
+
+Target = QualityFloor | LatencyBudget | Cheapest
 
 
 @dataclass(frozen=True)
@@ -138,7 +155,14 @@ class Problem:
     """Every GPU must be given to a stage, as in 3.2; otherwise as many as help, as in appendix D."""
     max_pp: int = 4
     max_kinds: int | None = 2
-    """Shapes that one model's replicas may have at a time (Table 3 shows two at most); None: any number."""
+    """Shapes that one model's replicas may have at a time (Table 3 shows two at most), on each type of GPU; None: any
+    number."""
+    others: tuple[Offer, ...] = ()
+    """GPUs of further types, beside `num_gpus` of `gpu`, each with a limit."""
+    usd_per_gpu_hour: float | None = None
+    """Of `gpu`; None: the catalog's."""
+    max_types: int | None = 2
+    """Types of GPU that one model's replicas may have at a time; None: any number."""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +181,34 @@ class Problem:
             raise HeadwayError(f"prefix_hit_rate: {self.prefix_hit_rate}; expected 0 to less than 1")
         if not 0 <= self.judge_s < inf:
             raise HeadwayError(f"judge_s: {self.judge_s}; expected 0 or more")
+        self._check_others()
+
+    def _check_others(self) -> None:
+        if not self.others:
+            return
+        names = [offer.gpu.name for offer in self.offers]
+        if len(set(names)) < len(names):
+            raise HeadwayError(f"GPUs: {', '.join(names)}; expected each type once")
+        for offer in self.others:
+            if not offer.limit:
+                raise HeadwayError(f"{offer.gpu.name}: expected how many there are, 1 or more")
+        if self.use_all:
+            raise HeadwayError("use_all: with one type of GPU only")
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """Every type of GPU: how many, at which price, in which servers."""
+        return (Offer(self.gpu, self.num_gpus, self.usd_per_gpu_hour, self.gpus_per_server), *self.others)
+
+    @property
+    def total_gpus(self) -> int:
+        """Of all types."""
+        return sum(offer.limit or 0 for offer in self.offers)
+
+    @property
+    def hardware(self) -> str:
+        """As in "16 x h100-80gb-sxm + 8 x l40s"."""
+        return " + ".join(f"{offer.limit} x {offer.gpu.name}" for offer in self.offers)
 
     @property
     def server(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.errors import HeadwayError
-from headway.planner.cascade.problem import Floats, LatencyBudget, QualityFloor, Target
+from headway.planner.cascade.problem import Floats, LatencyBudget, Target
 from headway.workload.quality import Scores
 
 MOST_CELLS = 6_000_000
@@ -37,7 +37,10 @@ def penalised_quality(
 
 @dataclass(frozen=True)
 class Objective:
-    """J of a routing with this latency and quality; it never falls as latency rises."""
+    """J of a routing with this latency and quality; it never falls as latency rises.
+
+    Where cost is to be least, "latency" is the price of an hour: only deployments that are in time have one.
+    """
 
     target: Target
     utopia: float
@@ -53,7 +56,7 @@ class Objective:
     def of(self, latency_s: Number, quality: Number) -> Number:
         """The same of many at a time."""
         target = self.target
-        if isinstance(target, QualityFloor):
+        if not isinstance(target, LatencyBudget):
             return penalised_latency(latency_s, quality, target.q_min, self.utopia, self.nadir, target.mu)
         return penalised_quality(quality, latency_s, target.latency_s, self.best_s, self.worst_s, target.nu)
 
@@ -61,7 +64,7 @@ class Objective:
         """The latency from which on a routing of this quality is no better than `score`."""
         if score == inf:
             return inf
-        if isinstance(self.target, QualityFloor):
+        if not isinstance(self.target, LatencyBudget):
             return max(0.0, score - self(0.0, quality))
         if self(0.0, quality) >= score:
             return 0.0

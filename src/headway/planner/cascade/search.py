@@ -13,7 +13,7 @@ from headway.planner.cascade.bounds import Bounds
 from headway.planner.cascade.candidates import candidates as of_search
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import Problem, QualityFloor
+from headway.planner.cascade.problem import Cheapest, Problem, QualityFloor
 
 EFFORT = Effort(stable_rounds=4, gap=0.05, asks=25)
 """Of every search."""
@@ -32,15 +32,21 @@ class Searched:
     search: Search | None = None
 
     def __call__(self, problem: Problem, latencies: Latencies, bounds: Bounds) -> Sequence[CascadePlan]:
-        """With all GPUs in use, where the problem says so and it can be."""
+        """With all GPUs in use, where the problem says so and it can be; what is in no time, as fast as it can be."""
+        target = problem.target
+        if isinstance(target, Cheapest):
+            problem = replace(problem, use_all=False)
         search = self.search = self.search or self.begin(problem, latencies, bounds)
         try:
-            return of_search(search, search.look(problem.target), self.planner, MOST)
+            return of_search(search, search.look(target), self.planner, MOST)
         except HeadwayError:
-            if not search.problem.use_all:
+            if not search.problem.use_all and not isinstance(target, Cheapest):
                 raise
-        search = self.search = self.begin(replace(problem, use_all=False), latencies, bounds)
-        return of_search(search, search.look(problem.target), self.planner, MOST)
+        if isinstance(target, Cheapest):
+            target = QualityFloor(target.q_min)
+        else:
+            search = self.search = self.begin(replace(problem, use_all=False), latencies, bounds)
+        return of_search(search, search.look(target), self.planner, MOST)
 
 
 def cascadia() -> Make:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf import memory
 from headway.planner.cascade.problem import Replicas, ReplicaSet
-
-Ints = npt.NDArray[np.int64]
+from headway.planner.cascade.room import Ints, Room
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +23,12 @@ class Sets:
 
     shapes: tuple[Parallel, ...]
     counts: Ints
+    kinds: tuple[int, ...] = ()
+    """The type of GPU of each shape; empty: there is one type only."""
+    names: tuple[str, ...] = ()
+    """Of the types."""
+    room: Room | None = None
+    """How GPUs of several types are numbered; None: there is one type only."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -34,9 +40,31 @@ class Sets:
         found: Ints = self.counts @ sizes
         return found
 
+    @cached_property
+    def vectors(self) -> Ints:
+        """[set, type]: GPUs of each type."""
+        sizes = np.zeros((len(self.shapes), max(len(self.names), 1)), "i8")
+        for j, shape in enumerate(self.shapes):
+            sizes[j, self.kinds[j] if self.kinds else 0] = shape.num_gpus
+        found: Ints = self.counts @ sizes
+        return found
+
+    @cached_property
+    def cells(self) -> Ints:
+        """What each set takes, as tables number it: with one type of GPU, how many."""
+        return self.gpus if self.room is None else self.room.cells(self.vectors)
+
+    def on(self, j: int) -> str:
+        """The type of GPU of a shape; empty where there is one only."""
+        return self.names[self.kinds[j]] if self.kinds else ""
+
+    def some(self, rows: npt.NDArray[np.bool_] | np.bool_) -> Sets:
+        """These sets only."""
+        return replace(self, counts=self.counts[np.asarray(rows)])
+
     def __getitem__(self, i: int) -> ReplicaSet:
-        row = self.counts[i].tolist()
-        return ReplicaSet(tuple(Replicas(s.tp, s.pp, n) for s, n in zip(self.shapes, row, strict=True) if n))
+        pairs = zip(self.shapes, self.counts[i].tolist(), strict=True)
+        return ReplicaSet(tuple(Replicas(s.tp, s.pp, n, self.on(j)) for j, (s, n) in enumerate(pairs) if n))
 
 
 def shapes(
@@ -103,4 +131,22 @@ def uniform_sets(of: Sequence[Parallel], num_gpus: int, server: int) -> Sets:
 def among(sets: Sets, of: Sequence[Parallel]) -> Sets:
     """Those sets whose replicas all have one of these shapes."""
     others = [i for i, each in enumerate(sets.shapes) if each not in of]
-    return Sets(sets.shapes, sets.counts[~sets.counts[:, others].any(axis=1)])
+    return sets.some(~sets.counts[:, others].any(axis=1))
+
+
+def unlike(by_type: Sequence[Sets], names: tuple[str, ...], room: Room, max_types: int | None) -> Sets:
+    """Sets of replicas on several types of GPU: of each type one of its own sets or none, of so many types at most."""
+    columns = [len(sets.shapes) for sets in by_type]
+    starts = np.concatenate([[0], np.cumsum(columns)]).tolist()
+    most = len(by_type) if max_types is None else max_types
+    rows = [np.zeros((0, starts[-1]), "i8")]
+    for num in range(1, most + 1):
+        for some in combinations(range(len(by_type)), num):
+            picks = np.indices([len(by_type[t]) for t in some]).reshape(num, -1)
+            made = np.zeros((picks.shape[1], starts[-1]), "i8")
+            for t, pick in zip(some, picks, strict=True):
+                made[:, starts[t] : starts[t + 1]] = by_type[t].counts[pick]
+            rows.append(made)
+    shapes = tuple(shape for sets in by_type for shape in sets.shapes)
+    kinds = tuple(t for t, num in enumerate(columns) for _ in range(num))
+    return Sets(shapes, np.concatenate(rows), kinds, names, room)
