@@ -167,7 +167,7 @@ def _clerks_of(pid: int) -> list[int]:
         if folder.name.isdecimal():
             try:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == pid and "spawn_main" in (folder / "cmdline").read_text():
+                if parent == pid and "headway.gateway.clerks" in (folder / "cmdline").read_text():
                     found.append(int(folder.name))
             except OSError:
                 continue

@@ -6,20 +6,23 @@ It ends with the gateway, however that ends, and steps back behind everything el
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 log = logging.getLogger("headway.gateway")
 NICE = 10
+_LOOK_S = 0.5
+"""How often a process looks whether its gateway is still there."""
 
 
 class Clerks:
@@ -44,7 +47,7 @@ class LiveClerk:
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self._work = work
-        self._process: BaseProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection | None = None
         self._asked: Future[Any] | None = None
 
@@ -74,49 +77,64 @@ class LiveClerk:
         """End the process, whatever it does."""
         if self._process is not None:
             self._process.kill()
+            self._process.wait()
 
     def _wait(self, asked: Future[Any], arguments: tuple[Any, ...]) -> None:
         try:
-            line = self._line_to_process()
+            line = self._line or self._begin()
             line.send(arguments)
             worked, found = line.recv()
-        except (EOFError, OSError):
+        except Exception as error:
+            self.close()
             self._line = None
-            asked.set_exception(ChildProcessError("its process has ended"))
-        except Exception as error:  # what cannot be sent, say
-            asked.set_exception(error)
+            is_gone = isinstance(error, EOFError | OSError)  # else it is what cannot be sent, say
+            asked.set_exception(ChildProcessError("its process has ended") if is_gone else error)
         else:
             asked.set_result(found) if worked else asked.set_exception(RuntimeError(found))
 
-    def _line_to_process(self) -> Connection:
-        if self._line is None:
-            context = multiprocessing.get_context("spawn")
-            self._line, theirs = context.Pipe()
-            self._process = context.Process(target=_sit, args=(theirs, self._work), daemon=True)
-            self._process.start()
-            theirs.close()
-        return self._line
+    def _begin(self) -> Connection:
+        """A fresh interpreter, which is told where modules are, and its work."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            command = [sys.executable, "-m", __name__, str(number), str(os.getpid())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
+        line = Connection(ours.detach())
+        line.send(sys.path)
+        line.send(self._work)
+        self._line = line
+        return line
 
 
-def _sit(line: Connection, work: Callable[..., Any]) -> None:
+def _sit(line: Connection) -> None:
     """In the process: one plan after the other."""
+    sys.path[:] = line.recv()
+    work = line.recv()
+    while True:
+        arguments = line.recv()
+        began_s = monotonic()
+        try:
+            found = work(*arguments)
+            said: tuple[bool, Any] = (True, (monotonic() - began_s, found))
+        except Exception as error:
+            said = False, f"{type(error).__name__}: {error}"
+        line.send(said)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        sleep(_LOOK_S)
+    os._exit(0)
+
+
+def main() -> None:
+    """`python -m headway.gateway.clerks FD PARENT`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICE)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, BrokenPipeError):
-        while True:
-            arguments = line.recv()
-            began_s = monotonic()
-            try:
-                found = work(*arguments)
-                said: tuple[bool, Any] = (True, (monotonic() - began_s, found))
-            except Exception as error:
-                said = False, f"{type(error).__name__}: {error}"
-            line.send(said)
+    threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _sit(Connection(int(sys.argv[1])))
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(0)
+if __name__ == "__main__":
+    main()
