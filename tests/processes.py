@@ -20,11 +20,15 @@ def ports(num: int) -> list[int]:
     raise AssertionError("no ports are free")
 
 
-def pool(num: int, *options: str, **changes: Any) -> dict[str, Any]:
-    """A pool of emulated engines that the gateway starts."""
+def how(ports: list[int], *options: str) -> dict[str, Any]:
+    """Emulated engines that the gateway starts on these ports, the first to the last."""
     command = [sys.executable, "-m", "headway", "emulate", "--model", "qwen3-8b", "--gpu", "h100", "--port", "{port}"]
-    how = {"command": [*command, *options], "ports": ports(num), "stop_s": 2.0, "keep_env": ["PYTHONPATH"]}
-    return {"endpoints": [], "processes": how | changes.pop("processes", {}), **changes}
+    return {"command": [*command, *options], "ports": ports, "stop_s": 2.0, "keep_env": ["PYTHONPATH"]}
+
+
+def pool(num: int, *options: str, **changes: Any) -> dict[str, Any]:
+    """A pool of them."""
+    return {"endpoints": [], "processes": how(ports(num), *options) | changes.pop("processes", {}), **changes}
 
 
 def running(first: int, last: int) -> dict[int, int]:

@@ -71,10 +71,14 @@ def plan(chosen: Scenario) -> Plan:
         _check_ordering(spec.policies.ordering, said, adapters, places)
     if policies.migration is not None:
         _check_migration(said, adapters, places)
+    combos = _limited_combos(said)
     served = tuple(
-        Served(_limited(each, start), each.spec.endpoints, adapter.api, kv_blocks(each.pool), start, slots, each.combo)
+        Served(
+            _limited(each, start), each.spec.endpoints, adapter.api, kv_blocks(each.pool), start, slots,
+            None if each.combo is None else combos[each.combo.name],
+        )
         for each, adapter, start, slots in zip(said, adapters, starts, _slots(chosen, said, adapters), strict=True)
-    )
+    )  # fmt: skip
     models = [each.pool.model for each in said]
     return Plan(
         pools=served,
@@ -314,6 +318,19 @@ def _limited(said: _Said, start: Processes | Kubernetes | None) -> Pool:
     if not isinstance(start, Processes) or said.pool.max_replicas is not None:
         return said.pool
     return replace(said.pool, max_replicas=len(_ports(start)))
+
+
+def _limited_combos(said: list[_Said]) -> dict[str, Combo]:
+    """No more of each than there are ports for all of its parts."""
+    limited: dict[str, Combo] = {}
+    for each in said:
+        if each.combo is None:
+            continue
+        known, how = limited.setdefault(each.combo.name, each.combo), each.spec.processes
+        if how is not None and each.combo.max_replicas is None:
+            most = len(_ports(how)) // each.pool.replicas
+            limited[known.name] = replace(known, max_replicas=min(most, known.max_replicas or most))
+    return limited
 
 
 def _check_oracles(policies: Policies, places: Places) -> None:

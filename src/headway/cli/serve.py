@@ -100,8 +100,7 @@ def _where(served: Served) -> str:
     """A pool's replicas, or how they come to be."""
     if isinstance(served.start, Processes):
         first, last = served.start.ports
-        num = served.pool.replicas * (1 if served.combo is None else served.combo.replicas)
-        return f"{num} started here at first, on ports {first} to {last}"
+        return f"{served.num_initial} started here at first, on ports {first} to {last}"
     if isinstance(served.start, Kubernetes):
         return f"the pods of {served.start.kind} {served.start.namespace}/{served.start.name}"
     return ", ".join(served.endpoints)

@@ -164,8 +164,9 @@ class Scaling:
             self._drain(pool, unit, True)
 
     def _drain(self, pool: PoolState, unit: Unit, on: bool) -> None:
-        for member in unit:
+        for member in unit:  # before anything is moved out, so that it does not go to another one of them
             member.is_draining = on
+        for member in unit:
             self._effects.drain(member.view.id, on)
         if on:
             self._draining.append((pool.service, unit))

@@ -79,6 +79,11 @@ class Served(Struct, frozen=True):
         """What comes and goes as one."""
         return self.pool if self.combo is None else self.combo
 
+    @property
+    def num_initial(self) -> int:
+        """Replicas that there are at first; a part of a combo has so many in each."""
+        return self.pool.replicas * (1 if self.combo is None else self.combo.replicas)
+
 
 class Plan(Struct, frozen=True):
     """What a gateway is to do."""

@@ -8,14 +8,19 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from headway.control.live import Live
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Service
+from headway.core.fleet import unit_of
 from headway.core.policy import Ordering
 from headway.gateway.processes import LocalProcesses
 from headway.gateway.replica import LiveReplica
 from headway.gateway.room import Gpus, Ports
 from headway.gateway.starting import Actuator, Kubernetes, Processes
+from headway.gateway.units import combos_of
+from headway.gateway.wholes import Wholes
 from headway.observe import FleetOfPools
 
 if TYPE_CHECKING:
@@ -62,14 +67,16 @@ class LiveScaling:
         self._actuators = {name: self._actuator(s) for name, s in self._served.items() if s.start is not None}
         self._scaling: Scaling | None = None
         self._states: dict[str, PoolState] = {}
-        self._initial = {name: served.pool.replicas for name, served in self._served.items()}
+        self._initial = {name: served.num_initial for name, served in self._served.items()}
         """How many of those that come are the fleet's from the start."""
         self._starting: set[int] = set()
         """Replicas that are somewhere, and have not been up yet."""
+        self._wholes = Wholes(gateway, self._states)
 
     def _actuator(self, served: Served) -> Actuator:
         if isinstance(served.start, Processes):
-            return LocalProcesses(served.pool, served.start, self, self._ports_of(served.start), self._gpus_of(served))
+            pool, how = replace(served.pool, replicas=served.num_initial), served.start
+            return LocalProcesses(pool, how, self, self._ports_of(how), self._gpus_of(served))
         assert isinstance(served.start, Kubernetes)
         from headway.gateway.pods import Pods
 
@@ -93,7 +100,8 @@ class LiveScaling:
             services[pool.model.name].announce(min(cached_tokens, pool.model.max_context_tokens))
         if plan.policies.scaler is None:
             return None
-        self._states = {served.pool.name: PoolState(served.pool, services) for served in plan.pools}
+        deployments = {served.deployment.name: served.deployment for served in plan.pools}
+        self._states |= {name: PoolState(deployment, services) for name, deployment in deployments.items()}
         view = FleetOfPools(Random(f"{plan.seed}/scaler"))
         states = list(self._states.values())
         self._scaling = _Scaling(plan.policies.scaler(), view, states, self, plan.gpu_limits)
@@ -102,6 +110,8 @@ class LiveScaling:
 
     def start(self) -> None:
         """Start what is to be there at first."""
+        for combo in combos_of(self._gateway.plan.pools):
+            self.expect(combo.name, combo.replicas)
         for actuator in self._actuators.values():
             actuator.begin()
 
@@ -113,8 +123,9 @@ class LiveScaling:
     # Control's effects.
 
     def start_replica(self, deployment: str, now: float) -> None:
-        """One more of a pool."""
-        self._actuators[deployment].more()
+        """One more of a pool, or all of one more combo."""
+        for pool in unit_of(next(s.deployment for s in self._served.values() if s.deployment.name == deployment)):
+            self._actuators[pool.name].more()
 
     def drain(self, replica: int, on: bool) -> None:
         """Give it nothing more, and move out what can be moved; or use it again."""
@@ -134,7 +145,8 @@ class LiveScaling:
         """It has been seen to be well, for the first time or again."""
         driver = self._gateway.driver
         if replica.id not in self._starting:
-            driver.up(replica)
+            if not self._wholes.waits(replica):
+                driver.up(replica)
             return
         self._starting.discard(replica.id)
         term = self._gateway.terms[replica.id]
@@ -144,19 +156,23 @@ class LiveScaling:
         assert member is not None
         if self._scaling is None:
             driver.up(replica)
+        elif replica.is_of_combo:
+            self._wholes.up(replica)
         else:
             member.is_up = True
             driver.control.started(replica.pool, [member], driver.now)
 
     def gone(self, replica: LiveReplica) -> None:
         """It is no longer one of the gateway's, by whoever's wish."""
-        state = self._states.get(replica.pool)
+        state = self._states.get(replica.deployment)
         if replica.id in self._starting:
             self._starting.discard(replica.id)
-            if state is not None:
+            if state is not None and not replica.is_of_combo:
                 state.num_starting -= 1
         if state is not None:
             self._forget(state, replica)
+            if replica.is_of_combo:
+                self._wholes.gone(replica)
         if replica.pool in self._actuators:
             self._actuators[replica.pool].stop(replica)
 
@@ -188,8 +204,10 @@ class LiveScaling:
         """What it streamed goes on elsewhere, if it can. Unless it drained, there is to be another one."""
         was_up = replica.id not in self._starting
         self._starting.discard(replica.id)
-        state, again = self._states.get(replica.pool), not replica.is_draining
-        if state is not None:
+        state, again = self._states.get(replica.deployment), not replica.is_draining
+        if replica.is_of_combo:
+            self._wholes.lost(replica, again)
+        elif state is not None:
             if was_up:
                 self._forget(state, replica)
             state.num_starting += again - (not was_up)

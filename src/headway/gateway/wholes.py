@@ -1,0 +1,80 @@
+"""Combos that the gateway starts: control hears of one when all of it is up, as in a simulation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.control.scaling import PoolState
+from headway.control.service import Member
+from headway.gateway.replica import LiveReplica
+from headway.gateway.units import Unit
+
+if TYPE_CHECKING:
+    from headway.gateway.gateway import Gateway
+
+
+class Wholes:
+    """All of them, where there is a scaler. `states` are what it sees, by name."""
+
+    def __init__(self, gateway: Gateway, states: dict[str, PoolState]) -> None:
+        self._gateway, self._states = gateway, states
+        self._waiting: set[int] = set()
+        """Replicas that are up, and whose combos are not yet."""
+        self._replaced: set[int] = set()
+        """Replicas that ended, in whose places others are started."""
+
+    def waits(self, replica: LiveReplica) -> bool:
+        """It is up, and not to be used until the rest of its combo is."""
+        return replica.id in self._waiting
+
+    def up(self, replica: LiveReplica) -> None:
+        """One of a combo is up for the first time: the combo's last, one of those before, or one in another's place."""
+        unit = self._gateway.units.of(replica)
+        if unit.is_announced:
+            self._use(unit, replica)
+            return
+        self._waiting.add(replica.id)
+        if not unit.is_whole or any(member.id not in self._waiting for member in unit.members):
+            return
+        unit.is_announced = True
+        members = [self._member(each) for each in unit.members]
+        for each, member in zip(unit.members, members, strict=True):
+            self._waiting.discard(each.id)
+            member.is_up = self._gateway.watch.is_up(each)
+        self._gateway.driver.control.started(unit.name, members, self._gateway.driver.now)
+
+    def _use(self, unit: Unit, replica: LiveReplica) -> None:
+        """Control knows its combo already."""
+        self._states[unit.name].members.append(self._member(replica))
+        self._gateway.driver.up(replica)
+
+    def _member(self, replica: LiveReplica) -> Member:
+        member = self._gateway.driver.services[replica.model].member(replica.id)
+        assert member is not None
+        return member
+
+    def lost(self, replica: LiveReplica, again: bool) -> None:
+        """One has ended by itself. `again`: another one is started in its place."""
+        units = self._gateway.units
+        unit, state = units.of(replica), self._states.get(replica.deployment)
+        units.leave(replica)
+        self._waiting.discard(replica.id)
+        if state is None or not again:
+            return
+        self._replaced.add(replica.id)
+        state.members = [member for member in state.members if member.view is not replica]
+        if unit.is_announced and not unit.members:
+            state.num_starting += 1  # all of it has ended, and starts as a new one
+
+    def gone(self, replica: LiveReplica) -> None:
+        """One was taken away. What is left of a combo that was starting is used as it is."""
+        unit = self._gateway.units.of(replica)
+        self._waiting.discard(replica.id)
+        if replica.id in self._replaced or unit.is_announced:
+            self._replaced.discard(replica.id)
+            return
+        unit.is_announced = True
+        self._states[unit.name].num_starting -= 1
+        for each in [each for each in unit.members if each.id in self._waiting]:
+            self._waiting.discard(each.id)
+            self._use(unit, each)
