@@ -1,6 +1,8 @@
-"""One workload, lived through and simulated: two emulated engines behind the gateway, then the same day again.
+"""One workload, lived through and simulated: emulated engines behind the gateway, then the same day again.
 
-`python bench/twin.py [SECONDS] [RATE]`: what ran is recorded, simulated with the same fleet file, and compared.
+`python bench/twin.py [SECONDS] [RATE] [FLEET]`: what ran is recorded, simulated with the same fleet file, and compared.
+FLEET is `pool` (two engines, the least loaded one first), `pair` (one prefills for two) or `in-place` (the same, and
+whoever is idle does all of a request).
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Any, cast
+from urllib.request import urlopen
 
 import httptools
 import msgspec
@@ -25,16 +29,39 @@ from click import echo
 from headway import records, scenario
 from headway.core.record import Records
 
-PORTS, GATEWAY = (9401, 9402), 9400
-FLEET = {
-    "fleet": [
-        {
-            "name": "twin", "model": "qwen3-8b", "gpu": "h100", "engine": "vllm-v1",
-            "endpoints": [f"http://127.0.0.1:{port}" for port in PORTS],
-        },
-    ],
-    "policies": {"routing": "least-loaded"},
-}  # fmt: skip
+PORTS, GATEWAY = (9401, 9402, 9403), 9400
+GBPS = 10
+"""Between engines of a combo: slow enough to be seen."""
+SCRAPE_S = 0.2
+
+
+def _side(gpu: str, *ports: int) -> dict[str, Any]:
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    return {
+        "model": "qwen3-8b", "gpu": gpu, "engine": "vllm-v1", "endpoints": urls, "network_bytes_per_s": GBPS * 1e9 / 8,
+    }  # fmt: skip
+
+
+def _pair(within: str) -> dict[str, Any]:
+    combo = {
+        "name": "twin", "prefill": _side("l40s", PORTS[0]), "decode": _side("l4", *PORTS[1:]),
+        "handover": {"first_token": "decode"},
+    }  # fmt: skip
+    return {
+        "combos": [combo], "policies": {"routing": {"name": "cauchy", "within": within}},
+        "gateway": {"scrape_period_s": SCRAPE_S}, "observe": {"period_s": SCRAPE_S},
+    }  # fmt: skip
+
+
+FLEETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "pool": (
+        {"fleet": [{"name": "twin", **_side("h100", *PORTS[:2])}], "policies": {"routing": "least-loaded"}},
+        ("h100", "h100"),
+    ),
+    "pair": (_pair("strict"), ("l40s", "l4", "l4")),
+    "in-place": (_pair("opportunistic"), ("l40s", "l4", "l4")),
+}
+"""What is served, and the engines' GPUs."""
 
 
 class Client(asyncio.Protocol):
@@ -78,7 +105,7 @@ async def live(seconds: float, rate: float) -> int:
 
 
 def means(ran: Records) -> dict[str, float]:
-    """TTFT, TPOT and E2E in seconds, and the first replica's share of the requests."""
+    """TTFT, TPOT and E2E in seconds; which share of the requests was handed over to nobody, and who answered."""
     rows = ran.requests
     arrival_s = ran.workload["arrival_s"][rows["request"]]
     first_s, end_s, tokens = rows["first_token_s"], rows["end_s"], rows["generated_tokens"]
@@ -86,41 +113,59 @@ def means(ran: Records) -> dict[str, float]:
         "TTFT": float(np.mean(first_s - arrival_s)),
         "TPOT": float(np.mean((end_s - first_s) / (tokens - 1))),
         "E2E": float(np.mean(end_s - arrival_s)),
-        "share of replica 0": float(np.mean(rows["replica"] == 0)),
+        "share in place": float(np.mean(rows["moves"] == 0)),
+        **{f"share of replica {i}": float(np.mean(rows["replica"] == i)) for i in range(len(ran.replicas))},
     }
+
+
+def lived(fleet: dict[str, Any], gpus: tuple[str, ...], folder: Path, seconds: float, rate: float) -> int:
+    """Have requests served; how many there were."""
+    file = folder / "fleet.yaml"
+    file.write_text(yaml.safe_dump(fleet))
+    headway = [sys.executable, "-m", "headway"]
+    emulate = [*headway, "emulate", "--model", "qwen3-8b", "--kv-gbps", str(GBPS)]
+    engines = [
+        subprocess.Popen([*emulate, "--gpu", gpu, "--port", str(port)])
+        for gpu, port in zip(gpus, PORTS, strict=False)
+    ]  # fmt: skip
+    front = subprocess.Popen([*headway, "serve", str(file), "--port", str(GATEWAY), "--records", str(folder / "ran")])
+    try:
+        wait(len(gpus))
+        num = uvloop.run(live(seconds, rate))
+        front.send_signal(signal.SIGTERM)
+        front.wait()
+    finally:
+        for process in (*engines, front):
+            process.kill()
+            process.wait()
+    return num
+
+
+def wait(num: int) -> None:
+    """Until so many replicas are up."""
+    while True:
+        time.sleep(0.2)
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{GATEWAY}/health") as health:
+            if msgspec.json.decode(health.read())["up"] == num:
+                return
 
 
 def main() -> None:
     """Live, simulated, compared."""
-    seconds, rate = (float(value) for value in (*sys.argv[1:3], "40", "6")[:2])
+    given = (*sys.argv[1:4], *("40", "6", "pool")[len(sys.argv) - 1 :])
+    seconds, rate, (fleet, gpus) = float(given[0]), float(given[1]), FLEETS[given[2]]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file = folder / "fleet.yaml"
-        file.write_text(yaml.safe_dump(FLEET))
-        headway = [sys.executable, "-m", "headway"]
-        engines = [
-            subprocess.Popen([*headway, "emulate", "--model", "qwen3-8b", "--gpu", "h100", "--port", str(port)])
-            for port in PORTS
-        ]
-        front = subprocess.Popen(
-            [*headway, "serve", str(file), "--port", str(GATEWAY), "--records", str(folder / "ran")]
-        )
-        try:
-            time.sleep(5)
-            num = uvloop.run(live(seconds, rate))
-            front.send_signal(signal.SIGTERM)
-            front.wait()
-        finally:
-            for process in (*engines, front):
-                process.kill()
-                process.wait()
-        lived = means(records.load(folder / "ran")[0])
+        num = lived(fleet, gpus, folder, seconds, rate)
+        before = means(records.load(folder / "ran")[0])
         again = folder / "again.yaml"
-        again.write_text(yaml.safe_dump({**FLEET, "workload": {"trace": str(folder / "ran/requests.parquet")}}))
+        again.write_text(yaml.safe_dump({**fleet, "workload": {"trace": str(folder / "ran/requests.parquet")}}))
         simulated = means(scenario.run(scenario.load(again)).records)
     echo(f"{num} requests in {seconds:g} s")
-    for key, value in lived.items():
-        echo(f"{key}: lived {value:.4f}, simulated {simulated[key]:.4f}, {100 * (simulated[key] / value - 1):+.1f}%")
+    for key, value in before.items():
+        apart = 100 * (simulated[key] - value)
+        told = f"{apart:+.1f} points" if key.startswith("share") else f"{apart / value:+.1f}%"
+        echo(f"{key}: lived {value:.4f}, simulated {simulated[key]:.4f}, {told}")
 
 
 if __name__ == "__main__":

@@ -128,7 +128,10 @@ def test_a_gateway_that_scales_may(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert pod["verbs"] == ["list", "patch"]
 
 
-def test_combos_hand_caches_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_combos_hand_caches_over_and_are_served(tmp_path: Path) -> None:
+    from headway import serving
+    from headway.gateway.units import in_order
+
     made = _export(tmp_path, HANDOVER)
     replicas = {}
     for name in ("pair-prefill", "pair-decode"):
@@ -139,7 +142,18 @@ def test_combos_hand_caches_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
         role = name.removeprefix("pair-")
         assert workload["spec"]["template"]["metadata"]["labels"]["headway/role"] == role
     assert replicas == {"pair-prefill": 4, "pair-decode": 2}
-    assert not any(name == "headway" for _, name in made) and "does not serve combos" in capsys.readouterr().err
+    file = tmp_path / "served.yaml"
+    file.write_text(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
+    _, plan = serving.load(file)
+    assert [url.split(".")[0] for _, url in in_order(plan.pools)] == [
+        "http://pair-prefill-0", "http://pair-prefill-1", "http://pair-decode-0",
+        "http://pair-prefill-2", "http://pair-prefill-3", "http://pair-decode-1",
+    ]  # fmt: skip
+
+
+def test_pods_of_combos_that_have_no_names_have_no_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = _export(tmp_path, HANDOVER, "--kind", "Deployment")
+    assert not any(name == "headway" for _, name in made) and "come and go as one" in capsys.readouterr().err
 
 
 def test_the_same_fleet_is_the_same_files_and_another_one_restarts_the_gateway(tmp_path: Path) -> None:

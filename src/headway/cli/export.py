@@ -9,7 +9,7 @@ import click
 
 from headway import catalog, scenario, userfile
 from headway.core.errors import HeadwayError
-from headway.export.kubernetes import Options, manifests
+from headway.export.kubernetes import Options, has_gateway, manifests
 from headway.wholefile import write_text
 
 NO_WORKLOAD = {"builtin": "chat"}
@@ -47,8 +47,9 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     for name, text in manifests(chosen, options).items():
         write_text(out / name, text)
         click.echo(str(out / name))
-    if chosen.fleet.combos:
-        click.echo("no gateway: it does not serve combos yet, and needs a router of prefill and decode", err=True)
+    if not has_gateway(chosen, options.kind):
+        what = "pods of a combo's two workloads do not come and go as one"
+        click.echo(f"no gateway: {what}; without scaling, and as StatefulSets, they are served", err=True)
 
 
 def _product(said: str) -> tuple[str, str]:

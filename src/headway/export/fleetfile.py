@@ -6,11 +6,14 @@ from typing import Any
 
 import yaml
 
+from headway.core.fleet import Pool
 from headway.export import vllm
 from headway.scenario import Scenario
 
-_KEPT = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway")
+_KEPT = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
 """What a scenario says that is for serving, too."""
+_PARTS = ("prefill", "decode", "aggregated")
+"""Of a combo, in order."""
 _NOT_THERE = ("endpoints", "processes", "kubernetes", "coefficients")
 """Of a pool: where it was before, and files."""
 
@@ -26,13 +29,31 @@ def text(scenario: Scenario, kind: str, namespace: str, asks: bool) -> str:
         raise scenario.places.error(("gateway", "batches", "store"), what)
     document = {key: scenario.document[key] for key in _KEPT if key in scenario.document}
     pools = []
-    for said, pool in zip(scenario.document["fleet"], scenario.fleet.pools, strict=True):
-        made: dict[str, Any] = {key: value for key, value in said.items() if key not in _NOT_THERE}
-        made |= {"name": pool.name, "replicas": pool.replicas, "api": "vllm"}
+    for said, pool in zip(scenario.document.get("fleet", ()), scenario.fleet.pools, strict=True):
+        made = _there(said, pool)
         if asks:
             made["kubernetes"] = {"name": pool.name, "kind": kind, "namespace": namespace, "port": vllm.PORT}
         else:
-            host = f"{pool.name}.{namespace}.svc"
-            made["endpoints"] = [f"http://{pool.name}-{i}.{host}:{vllm.PORT}" for i in range(pool.replicas)]
+            made["endpoints"] = _endpoints(pool, pool.replicas, namespace)
         pools.append(made)
-    return yaml.safe_dump({**document, "fleet": pools}, sort_keys=False, allow_unicode=True, width=100)
+    combos = []
+    for said, combo in zip(scenario.document.get("combos", ()), scenario.fleet.combos, strict=True):
+        parts = zip([key for key in _PARTS if said.get(key)], combo.parts, strict=True)
+        sides = {
+            key: {**_there(said[key], part), "endpoints": _endpoints(part, part.replicas * combo.replicas, namespace)}
+            for key, part in parts
+        }
+        combos.append({**said, **sides})
+    fleet = {key: found for key, found in (("fleet", pools), ("combos", combos)) if found}
+    return yaml.safe_dump({**document, **fleet}, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _there(said: dict[str, Any], pool: Pool) -> dict[str, Any]:
+    """What a file says of a pool, but for where it is."""
+    kept = {key: value for key, value in said.items() if key not in _NOT_THERE}
+    return {**kept, "name": pool.name, "replicas": pool.replicas, "api": "vllm"}
+
+
+def _endpoints(pool: Pool, num: int, namespace: str) -> list[str]:
+    host = f"{pool.name}.{namespace}.svc"
+    return [f"http://{pool.name}-{i}.{host}:{vllm.PORT}" for i in range(num)]

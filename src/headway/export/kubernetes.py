@@ -74,13 +74,18 @@ def manifests(scenario: Scenario, options: Options) -> dict[str, str]:
             vllm.check(pool)
             _check_name(pool.name)
             files[f"{pool.name}.yaml"] = _of_pool(pool, kind, by_priority, options)
-    if not scenario.fleet.combos:
+    if has_gateway(scenario, kind):
         files["gateway.yaml"] = _gateway(scenario, kind, options)
     files["kustomization.yaml"] = [{
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
         "resources": list(files),
     }]  # fmt: skip
     return {name: yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=100) for name, made in files.items()}
+
+
+def has_gateway(scenario: Scenario, kind: Kind | None) -> bool:
+    """Pods of two workloads do not come and go as one, so the gateway has to know those of combos by their names."""
+    return not scenario.fleet.combos or (kind != "Deployment" and scenario.spec.policies.scaling is None)
 
 
 def _pools(scenario: Scenario) -> list[tuple[Pool, tuple[str | int, ...]]]:
