@@ -207,6 +207,26 @@ def test_a_cache_that_is_gone_is_computed_anew(fleet: Fleet, tmp_path: Path) -> 
             idle(forgetful, decode)
 
 
+def test_several_workers_hand_over_too(fleet: Fleet, tmp_path: Path) -> None:
+    path = combo_file(tmp_path, [fleet.prefill.url], [each.url for each in fleet.decode])
+    front = gateway(path, "--workers", "2")
+    with closing(front):
+        all_up(front, 3)
+        text = said(streamed(fleet.prefill))
+        assert {said(streamed(front)) for _ in range(4)} == {text}
+        assert prefills(front, "handed over") == 4
+        send(fleet.prefill, "/emulator/failures", [500], method="PUT").close()
+        assert said(streamed(front)) == text and prefills(front, "failed") == 1
+        for each in fleet.decode:
+            send(each, "/emulator/failures", [503], method="PUT").close()
+        assert said(streamed(front)) == text and prefills(front, "handed over") == 5
+        reply = chat(front, LONG, max_tokens=1)
+        assert reply.headers["x-headway-replica"] == "pair-prefill/0"
+        reply.close()
+        assert metric(front, "headway_requests_in_flight") == 0
+    idle(fleet.prefill, *fleet.decode)
+
+
 def test_who_runs_the_gateway_changes_roles(fleet: Fleet, tmp_path: Path) -> None:
     path = combo_file(
         tmp_path, [fleet.prefill.url], [fleet.decode[0].url], gateway={"admin_keys": [sha256(b"boss").hexdigest()]}
