@@ -35,14 +35,19 @@ def _byte_tokens() -> list[str]:
     return [spelled[byte] for byte in range(256)]
 
 
+def vocabulary() -> tuple[list[str], int]:
+    """All tokens, and how many words there are at the end. After `THINK_END`, each is another one and a letter."""
+    begins, words = ([f"{a}{''.join(rest)}" for a in LETTERS.upper() for rest in itertools.product(LETTERS, repeat=n)]
+                     for n in (1, 2))  # fmt: skip
+    return [*_byte_tokens(), "<|end|>", "<think>", "</think>", *begins, *words], len(words)
+
+
 def write_model(path: Path, seed: int = 0) -> None:
     """A small llama; its tokens are bytes, an end, and words of three letters."""
     import gguf
 
-    begins, words = ([f"{a}{''.join(rest)}" for a in LETTERS.upper() for rest in itertools.product(LETTERS, repeat=n)]
-                     for n in (1, 2))  # fmt: skip
-    tokens = [*_byte_tokens(), "<|end|>", "<think>", "</think>", *begins, *words]
-    size = len(tokens)
+    tokens, num_words = vocabulary()
+    size, merged = len(tokens), tokens[THINK_END + 1 :]
     draw = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(CONTEXT)
@@ -57,8 +62,8 @@ def write_model(path: Path, seed: int = 0) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * 256 + [3, 4, 4] + [1] * (len(begins) + len(words)))
-    writer.add_token_merges([f"{token[:-1]} {token[-1]}" for token in begins + words])
+    writer.add_token_types([1] * 256 + [3, 4, 4] + [1] * len(merged))
+    writer.add_token_merges([f"{token[:-1]} {token[-1]}" for token in merged])
     writer.add_eos_token_id(END)
     writer.add_bos_token_id(END)
     writer.add_add_bos_token(False)
@@ -70,7 +75,7 @@ def write_model(path: Path, seed: int = 0) -> None:
         writer.add_tensor(name, values)
 
     tensor("token_embd.weight", size, HIDDEN)
-    tensor("output.weight", size, HIDDEN, silent=size - len(words))
+    tensor("output.weight", size, HIDDEN, silent=size - num_words)
     writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
     for i in range(LAYERS):
         for name in ("attn_norm", "ffn_norm"):
