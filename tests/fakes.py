@@ -99,6 +99,7 @@ class FakePool:
     num_starting: int = 0
     num_queued: int = 0
     num_down: int = 0
+    num_failed: int = 0
     min_replicas: int = 1
     max_replicas: int = 10
     model: str = ""

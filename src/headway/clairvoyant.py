@@ -61,6 +61,7 @@ class _Standing:
     num_starting: int = 0
     num_queued: int = 0
     num_down: int = 0
+    num_failed: int = 0
     goodput_rps: float | None = None
     replicas: Sequence[ReplicaView] = ()
 

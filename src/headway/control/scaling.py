@@ -51,6 +51,9 @@ class PoolState:
         self.members = [member for member in self.service.members if member.deployment == self.name]
         """Those that have not been given back, up or not."""
         self.num_starting = 0
+        self.num_failed = 0
+        self.wanted = deployment.replicas
+        """What the scaler said last."""
 
     def units(self) -> list[Unit]:
         """Those of which something is up."""
@@ -126,6 +129,7 @@ class Scaling:
             if not pool.min_replicas <= wanted <= pool.max_replicas:
                 limits = f"{pool.min_replicas} to {pool.max_replicas}"
                 raise HeadwayError(f"{name} wants {wanted} of {pool_name}; expected {limits}")
+            pool.wanted = wanted
             wishes.append((pool, wanted - pool.num_serving - pool.num_starting))
         for pool, more in wishes:
             if more > 0:
@@ -140,12 +144,12 @@ class Scaling:
         for unit in draining[:more]:
             self._drain(pool, unit, False)
         for _ in range(more - len(draining)):
-            if not self._has_room(pool):
+            if not self.has_room(pool):
                 return
             pool.num_starting += 1
             self._effects.start_replica(pool.name, now)
 
-    def _has_room(self, pool: PoolState) -> bool:
+    def has_room(self, pool: PoolState) -> bool:
         """Whether the region has the GPUs for one more; what starts, drains or is down has its own still."""
         for gpu, count in pool.gpus.items():
             limit = self._limits.get((pool.region, gpu))

@@ -296,6 +296,10 @@ class PoolView(PoolCounts, Protocol):
         """Of one of them, as profiled; None: not profiled."""
 
     @property
+    def num_failed(self) -> int:
+        """Those that were asked for and do not start: they are tried now and then, and are none of `num_starting`."""
+
+    @property
     def num_queued(self) -> int:
         """Requests for its model that wait in front of all replicas, as there is no room at any."""
 

@@ -50,7 +50,7 @@ def routes(fleet: Callable[[], LiveFleet], admin_keys: Callable[[], tuple[str, .
 
 async def _all(request: Request, fleet: LiveFleet) -> Response:
     data = [fleet.described(replica) for replica in fleet.present()]
-    return JSONResponse({"object": "list", "data": data})
+    return JSONResponse({"object": "list", "data": data, "failed": fleet.failed()})
 
 
 async def _one(request: Request, fleet: LiveFleet) -> Response:

@@ -32,14 +32,21 @@ class LiveFleet:
         """A replica as it is now; what its engine does not tell is null."""
         load = replica.load
         leaving, draining = replica.id in self._leaving, replica.is_draining
-        up = self._gateway.watch.is_up(replica)
+        up, starting = self._gateway.watch.is_up(replica), self._gateway.scaling.is_starting(replica)
+        status = "up" if up else "starting" if starting else "down"
         return {
             "id": replica.id, "name": replica.name, "pool": replica.pool, "model": replica.model, "url": replica.url,
-            "status": "leaving" if leaving else "draining" if draining else "up" if up else "down",
+            "status": "leaving" if leaving else "draining" if draining else status,
             "combo": replica.deployment if replica.is_of_combo else None, "role": replica.role,
             "in_flight": replica.num_in_flight, "empty": replica.num_in_flight == 0,
             "engine": {"running": load.running, "waiting": load.waiting, "kv_share": load.kv_share},
         }  # fmt: skip
+
+    def failed(self) -> list[dict[str, Any]]:
+        """Replicas that are wanted and do not start, by pool, and what became of the last start."""
+        scaling = self._gateway.scaling
+        found = {pool: num for pool, num in scaling.failed_of.items() if num}
+        return [{"pool": pool, "replicas": num, "why": scaling.why_of[pool]} for pool, num in found.items()]
 
     def find(self, id: int) -> LiveReplica:
         """ApiError where there is none."""

@@ -377,6 +377,8 @@ class Gateway:
         return self.telemetry.text([
             ("requests_in_flight", "Requests at a replica", flight),
             ("replica_up", "Whether requests are sent to a replica", ups),
+            ("replicas_failed", "Replicas that are wanted and do not start",
+             [({"pool": pool}, float(num)) for pool, num in self.scaling.failed_of.items()]),
             ("requests_held", "Requests that wait in the gateway", held),
             ("batch_requests_open", "Requests of batches that wait for their turn or their answer",
              [] if self.office is None else [({}, self.office.num_open)]),

@@ -36,6 +36,11 @@ class _Slot:
     def __init__(self) -> None:
         self.is_up = asyncio.Event()
         self.stops = asyncio.Event()
+        self.num_tries = 0
+        """That came to nothing, in a row."""
+        self.why = ""
+        """The last of them did."""
+        self.has_failed = False
 
 
 class LocalProcesses:
@@ -66,8 +71,10 @@ class LocalProcesses:
 
     def up(self, replica: LiveReplica) -> None:
         """It has been seen to be well."""
-        if replica.id in self._of:
-            self._of[replica.id].is_up.set()
+        if (slot := self._of.get(replica.id)) is not None:
+            slot.is_up.set()
+            slot.num_tries = 0
+            self._mend(slot)
 
     def stop(self, replica: LiveReplica) -> None:
         """SIGTERM, and SIGKILL if that does not help."""
@@ -86,21 +93,38 @@ class LocalProcesses:
 
     async def _keep(self, slot: _Slot) -> None:
         """Until it is to stop."""
-        pause_s = FIRST_PAUSE_S
-        while not slot.stops.is_set():
+        pause_s, name = FIRST_PAUSE_S, self._pool.name
+        while not slot.stops.is_set() and (not slot.has_failed or self._host.wants(name)):
             slot.is_up.clear()
-            try:
-                await self._run(slot)
-            except (OSError, HeadwayError) as error:
-                log.warning("%s: a replica cannot be started: %s", self._pool.name, error)
-            if slot.is_up.is_set():
-                pause_s = FIRST_PAUSE_S
-                continue
+            if not slot.has_failed or self._host.has_room(name):
+                try:
+                    await self._run(slot)
+                except (OSError, HeadwayError) as error:
+                    slot.why = str(error)
+                    log.warning("%s: a replica cannot be started: %s", name, error)
+                if slot.is_up.is_set():
+                    pause_s = FIRST_PAUSE_S
+                    continue
+                self._came_to_nothing(slot)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await slot.stops.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        self._mend(slot)
         self._slots.discard(slot)
+
+    def _came_to_nothing(self, slot: _Slot) -> None:
+        slot.num_tries += 1
+        if slot.num_tries == self._how.tries and not slot.stops.is_set():
+            slot.has_failed = True
+            log.error("%s: %d starts have come to nothing, the last one %s: it counts as failed, and is tried on",
+                      self._pool.name, slot.num_tries, slot.why)  # fmt: skip
+            self._host.failed(self._pool.name, slot.why)
+
+    def _mend(self, slot: _Slot) -> None:
+        if slot.has_failed:
+            slot.has_failed = False
+            self._host.mended(self._pool.name)
 
     async def _run(self, slot: _Slot) -> None:
         """One process, from start to end, with the GPUs that it takes."""
@@ -130,7 +154,7 @@ class LocalProcesses:
             if slot.stops.is_set():
                 await self._end(keeper)
                 return
-            replica = self._host.came(self._pool.name, f"http://{HOST}:{port}")
+            replica = self._host.came(self._pool.name, f"http://{HOST}:{port}", is_awaited=not slot.has_failed)
             self._of[replica.id] = slot
             relay = asyncio.create_task(_relay(keeper, replica.name))
             try:
@@ -156,6 +180,7 @@ class LocalProcesses:
         if slot.stops.is_set():
             return
         why = "has ended" if ended.done() and not ended.cancelled() else f"was not up after {self._how.ready_s:g} s"
+        slot.why = why
         self._of.pop(replica.id, None)
         again = self._host.lost(replica)
         log.warning("%s %s%s", replica.name, why, "; it is started again" if again else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
 from random import Random
@@ -36,6 +37,11 @@ class _Scaling(Scaling):
 
     news: Callable[[], Sequence[str]] = tuple
     num_told = 0
+
+    def _add(self, pool: PoolState, more: int, now: float) -> None:
+        """Those that do not start are tried on as it is; others are not started in their place."""
+        num_draining = sum(unit[0].is_draining for unit in pool.units())
+        super()._add(pool, min(more, max(more - pool.num_failed, num_draining)), now)
 
     def tick(self, now: float) -> None:
         """Ask how many there should be, see to it, and log what the planner has to say."""
@@ -72,6 +78,12 @@ class LiveScaling:
         self._starting: set[int] = set()
         """Replicas that are somewhere, and have not been up yet."""
         self._wholes = Wholes(gateway, self._states)
+        self._unawaited: set[int] = set()
+        """Of these, those of which nobody expects any more that they will be."""
+        self.failed_of: Counter[str] = Counter()
+        """By pool, replicas that are wanted and do not start."""
+        self.why_of: dict[str, str] = {}
+        """What became of the last start that failed."""
 
     def _actuator(self, served: Served) -> Actuator:
         if isinstance(served.start, Processes):
@@ -152,6 +164,7 @@ class LiveScaling:
         term = self._gateway.terms[replica.id]
         term.down = ((term.start_s, driver.now),)
         self._actuators[replica.pool].up(replica)
+        self._counts_again(replica)
         member = driver.services[replica.model].member(replica.id)
         assert member is not None
         if self._scaling is None:
@@ -167,6 +180,7 @@ class LiveScaling:
         state = self._states.get(replica.deployment)
         if replica.id in self._starting:
             self._starting.discard(replica.id)
+            self._counts_again(replica)
             if state is not None and not replica.is_of_combo:
                 state.num_starting -= 1
         if state is not None:
@@ -185,7 +199,7 @@ class LiveScaling:
 
     # For who starts them.
 
-    def came(self, pool: str, url: str) -> LiveReplica:
+    def came(self, pool: str, url: str, is_awaited: bool = True) -> LiveReplica:
         """One will be there, or is: it counts as up when it has been seen to be well."""
         gateway = self._gateway
         replica = gateway.new_replica(self._served[pool], url, self._ordering)
@@ -196,23 +210,62 @@ class LiveScaling:
         else:
             term.origin = "new"
         self._starting.add(replica.id)
+        if not is_awaited:
+            self._unawaited.add(replica.id)
         gateway.driver.add(replica)
         gateway.watch.add(replica)
         return replica
 
     def lost(self, replica: LiveReplica) -> bool:
         """What it streamed goes on elsewhere, if it can. Unless it drained, there is to be another one."""
-        was_up = replica.id not in self._starting
+        was_up, is_awaited = replica.id not in self._starting, replica.id not in self._unawaited
         self._starting.discard(replica.id)
+        self._unawaited.discard(replica.id)
         state, again = self._states.get(replica.deployment), not replica.is_draining
         if replica.is_of_combo:
             self._wholes.lost(replica, again)
         elif state is not None:
             if was_up:
                 self._forget(state, replica)
-            state.num_starting += again - (not was_up)
+            if is_awaited:
+                state.num_starting += again - (not was_up)
         self._leave(replica, at_once=True)
         return again
+
+    def failed(self, pool: str, why: str) -> None:
+        """One of those that are awaited does not start."""
+        self.failed_of[pool] += 1
+        self.why_of[pool] = why
+        if (state := self._states.get(pool)) is not None:
+            state.num_failed += 1
+            state.num_starting -= 1
+
+    def mended(self, pool: str) -> None:
+        """One that had failed is up, or is not tried any more."""
+        self.failed_of[pool] -= 1
+        if (state := self._states.get(pool)) is not None:
+            state.num_failed -= 1
+
+    def _counts_again(self, replica: LiveReplica) -> None:
+        """One that nobody awaited is there after all, and is about to be counted as one that was."""
+        if replica.id in self._unawaited:
+            self._unawaited.discard(replica.id)
+            if (state := self._states.get(replica.pool)) is not None:
+                state.num_starting += 1
+
+    def wants(self, pool: str) -> bool:
+        """One that had failed is still wanted."""
+        state = self._states.get(pool)
+        return state is None or state.wanted > state.num_serving + state.num_starting
+
+    def has_room(self, pool: str) -> bool:
+        """There are GPUs for it."""
+        state = self._states.get(pool)
+        return state is None or self._scaling is None or self._scaling.has_room(state)
+
+    def is_starting(self, replica: LiveReplica) -> bool:
+        """It is somewhere, and has not been up yet."""
+        return replica.id in self._starting
 
     def expect(self, pool: str, num: int) -> None:
         """So many will be up that are not yet."""

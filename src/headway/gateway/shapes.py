@@ -262,7 +262,7 @@ class Worker(Struct, forbid_unknown_fields=True):
     pool: str
     model: str
     url: str
-    status: Literal["up", "down", "draining", "leaving"]
+    status: Literal["up", "starting", "down", "draining", "leaving"]
     combo: str | None
     role: Role
     in_flight: _Count
@@ -270,11 +270,21 @@ class Worker(Struct, forbid_unknown_fields=True):
     engine: Engine
 
 
+class Failed(Struct, forbid_unknown_fields=True):
+    """Replicas of a pool that are wanted and do not start."""
+
+    pool: str
+    replicas: _Count
+    why: str
+    """What became of the last start."""
+
+
 class Workers(Struct, forbid_unknown_fields=True):
     """All of them."""
 
     object: Literal["list"]
     data: list[Worker]
+    failed: list[Failed]
 
 
 class Shown(Worker):

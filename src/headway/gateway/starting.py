@@ -28,6 +28,9 @@ class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Those of the gateway's own environment that they see, too. Without: PATH, HOME and the like, and no secrets."""
     ready_s: _Seconds = 600.0
     """One that is not well by then is stopped, and started again."""
+    tries: Annotated[int, Meta(ge=1)] = 3
+    """After so many starts in a row that came to nothing, a replica counts as failed: it is tried on at growing
+    intervals, up to a minute, but scaling does not wait for it."""
     stop_s: _Seconds = 30.0
     """From SIGTERM to SIGKILL."""
     log: str = ""
@@ -52,8 +55,20 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Host(Protocol):
     """The gateway, as who starts replicas sees it."""
 
-    def came(self, pool: str, url: str) -> LiveReplica:
-        """One will be there, or is: it counts as up when it has been seen to be well."""
+    def came(self, pool: str, url: str, is_awaited: bool = True) -> LiveReplica:
+        """One will be there, or is: it counts as up when it has been seen to be well. Not awaited: it had failed."""
+
+    def failed(self, pool: str, why: str) -> None:
+        """One of those that are awaited does not start."""
+
+    def mended(self, pool: str) -> None:
+        """One that had failed is up, or is not tried any more."""
+
+    def wants(self, pool: str) -> bool:
+        """One that had failed is still wanted."""
+
+    def has_room(self, pool: str) -> bool:
+        """There are GPUs for it."""
 
     def lost(self, replica: LiveReplica) -> bool:
         """It is gone, and nobody asked for that. Whether there is to be another one in its place."""

@@ -231,7 +231,7 @@ def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
             num_serving = sum(not replica["is_draining"] for replica in replicas)
             num_queued, num_down = rng.choice((0, 0, rng.randrange(200))), rng_down.randrange(2)
             counts = {"num_starting": num_starting, "num_serving": num_serving}
-            counts |= {"num_queued": num_queued, "num_down": num_down}
+            counts |= {"num_queued": num_queued, "num_down": num_down, "num_failed": rng_down.randrange(2)}
             pools.append({**pool, **counts, "replicas": [r | of_pool for r in replicas]})
         for key in (("m", "", 0), ("n", "east", 0), ("n", "east", 2)):
             num, tokens = arrived.get(key, (0, 0))
