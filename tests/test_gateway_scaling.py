@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 import processes
 import serving
@@ -196,3 +198,56 @@ def test_what_cannot_be_started_is_refused_at_the_start(tmp_path: Path, pool: di
     with pytest.raises(HeadwayError) as told:
         composition.load(path)
     assert words in str(told.value) and str(path) in str(told.value)
+
+
+FLAWED = """
+import pathlib, subprocess, sys
+if not pathlib.Path(sys.argv[1]).exists():
+    sys.exit("something is missing")
+sys.exit(subprocess.call(sys.argv[2:]))
+"""
+
+
+def test_who_does_not_start_counts_as_failed_is_shown_and_keeps_nobody_from_growing_or_shrinking(
+    tmp_path: Path,
+) -> None:
+    """Two GPUs: one pool does not start, the other takes its GPU while it needs it, and then gives it back."""
+    (tmp_path / "flawed.py").write_text(FLAWED)
+    key = tmp_path / "what is missing"
+    good = processes.pool(2, name="good")
+    first, last = good["processes"]["ports"]
+    bad = processes.pool(2, name="bad", model="llama-3.1-8b")
+    command = ["llama-3.1-8b" if word == "qwen3-8b" else word for word in bad["processes"]["command"]]
+    bad["processes"]["command"] = [sys.executable, str(tmp_path / "flawed.py"), str(key), *command]
+    bad["processes"] |= {"tries": 2, "ports": [last + 1, last + 2]}
+    path = serving.fleet_file(
+        tmp_path, [], pool=good, policies={"scaling": BUSY, "ordering_at": "gateway"},
+        gateway={"admin_keys": [hashlib.sha256(b"key").hexdigest()]},
+    )  # fmt: skip
+    made = yaml.safe_load(path.read_text())
+    made["fleet"].append({**made["fleet"][0], **{name: value for name, value in bad.items() if name != "endpoints"}})
+    made["gpu_limits"] = [{"gpu": "h100", "count": 2}]
+    path.write_text(yaml.safe_dump(made))
+    front = serving.gateway(path)
+
+    def failed() -> list[Any]:
+        found: list[Any] = serving.ask(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
+        return found
+
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        streams = [chat(front, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(6)]
+        until(failed)
+        assert failed() == [{"pool": "bad", "replicas": 1, "why": "has ended"}]
+        assert metric(front, "headway_replicas_failed") == 1
+        serving.all_up(front, 2)
+        assert set(running(first, last)) == {first, last}, "the good one has both GPUs"
+        for stream in streams:
+            stream.close()
+        until(lambda: len(running(first, last)) == 1)
+        key.touch()
+        serving.all_up(front, 2)
+        assert chat(front, model="llama-3.1-8b", max_tokens=3).json()["usage"]["completion_tokens"] == 3
+        assert failed() == [] and metric(front, "headway_replicas_failed") == 0
+        written = front.stop()
+        assert "bad: 2 starts have come to nothing, the last one has ended: it counts as failed" in written

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from headway import catalog
 from headway.control.policies import Policies
-from headway.core.fleet import Engine, Fault, Fleet, Parallel, Pool, Provisioning
+from headway.core.fleet import Combo, Engine, Fault, Fleet, Parallel, Pool, Provisioning
 from headway.core.policy import Scaler
 from headway.core.record import Outcome, Records, ReplicaRecord
 from headway.core.view import PoolsView
@@ -188,3 +189,38 @@ def test_nobody_is_asked_once_nothing_can_happen(until_s: float | None) -> None:
     assert max(scaler.asked_s) <= records.end_s
     if until_s is None:
         assert records.end_s == records.requests["end_s"].max()
+
+
+class Notes:
+    """Changes nothing, and keeps what it sees of units that are up and down."""
+
+    interval_s = 50.0
+
+    def __init__(self) -> None:
+        self.seen: dict[float, tuple[int, int, int]] = {}
+
+    def scale(self, view: PoolsView) -> Mapping[str, int]:
+        (pool,) = view.pools
+        self.seen[view.now] = (pool.num_serving, pool.num_down, len(pool.replicas))
+        return {}
+
+
+@pytest.mark.parametrize("is_combo", [False, True])
+def test_a_unit_of_which_nothing_is_up_shows_as_down_until_it_is_back(is_combo: bool) -> None:
+    """Of a combo, one part may be down, and the rest serves; when both are, it is a unit that is down."""
+    engine = Engine("simulated", max_num_seqs=16, max_num_batched_tokens=2048)
+    part = Pool("one", catalog.model(MODELS[1]), catalog.gpu(GPU), engine, replicas=1 if is_combo else 2)
+    other = structs.replace(part, name="other", role="decode")
+    combo = Combo("pair", (structs.replace(part, role="prefill"), other), replicas=2)
+    fleet = Fleet((), (combo,)) if is_combo else Fleet((part,))
+    faults = (Fault(60.0, 0, 200.0), Fault(160.0, 1, 100.0)) if is_combo else (Fault(160.0, 0, 100.0),)
+    rows = Workload(
+        {"arrival_s": np.arange(40) * 10.0, "prompt_tokens": np.full(40, 50), "output_tokens": np.full(40, 5)}
+    )
+    notes = Notes()
+    policies = Policies(resolve.router("least-loaded"), resolve.ordering("fcfs"), scaler=lambda: notes)
+    simulate(fleet, TraceSource(rows), policies, seed=0, faults=faults)
+    whole = 4 if is_combo else 2
+    assert notes.seen[50.0] == (2, 0, whole) and notes.seen[300.0] == (2, 0, whole)
+    assert notes.seen[100.0] == ((2, 0, 3) if is_combo else (2, 0, 2))
+    assert notes.seen[200.0] == notes.seen[250.0] == (1, 1, whole // 2)
