@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-gateway docs lock clean
+.PHONY: demo test lint format bench bench-gateway soak docs lock clean
 
 demo: .venv/ready  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
@@ -28,6 +28,9 @@ bench: .venv/ready
 bench-gateway: .venv/ready  ## What the gateway adds, and how near a simulation comes to what was served
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/twin.py
+
+soak: .venv/ready  ## Ten minutes of mixed load, engines that die, clients that leave: does the gateway stay small?
+	$(BIN)/python bench/soak.py
 
 docs: .venv/ready  ## Write the generated pages anew
 	$(BIN)/python docs/generate.py

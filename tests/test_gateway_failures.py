@@ -72,6 +72,30 @@ def test_completions_go_on_too(survivor: serving.Process, tmp_path: Path) -> Non
         assert text == ask(survivor, "/v1/completions", body).json()["choices"][0]["text"]
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one worker", "two workers"])
+def test_a_stream_waits_for_a_replica_when_all_are_restarted(
+    survivor: serving.Process, tmp_path: Path, num_replicas: int, workers: tuple[str, ...]
+) -> None:
+    """Twice in its life, which is more often than a request may fail without a token in between."""
+    engines = [_doomed() for _ in range(num_replicas)]
+    patient = {"hold_s": serving.PATIENCE_S, "max_attempts": 2}
+    front = serving.gateway(serving.fleet_file(tmp_path, [e.url for e in engines], gateway=patient), *workers)
+    with serving.closing(front):
+        serving.all_up(front, num_replicas)
+        events = []
+        for i, event in enumerate(chat(front, stream=True).events()):
+            if i in (20, 80):
+                for engine in engines:
+                    engine.close()
+                engines = [_doomed(engine.port) for engine in engines]
+            events.append(event)
+        with serving.closing(*engines):
+            assert events[-1] == "[DONE]" and not any("error" in event for event in events)
+            assert said(events).split() == chat(survivor).json()["choices"][0]["message"]["content"].split()
+            until(lambda: metric(front, "headway_requests_in_flight") == 0)
+
+
 def test_what_cannot_go_on_ends_with_an_error_and_done(survivor: serving.Process, tmp_path: Path) -> None:
     doomed = _doomed()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))

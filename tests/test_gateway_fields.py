@@ -52,8 +52,8 @@ _HEADERS = (
     "x-headway-explain x-request-id content-length authorization x-api-key tracestate"
 ).split()
 _VALUES = [
-    b"nan", b"-1", b"1e400", b"0", b"1", b"inf", b"1e-320", b"-0", b"", b" ", b"7.5", b"99999", b"9" * 5000, b"\xff\xfe",
-    b"1_0", b"\xd9\xa1", b"Bearer", b"Bearer \xe9", b"00-1-2-01", b"x" * 3000, b"true", b"a\tb",
+    b"nan", b"-1", b"1e400", b"0", b"1", b"inf", b"1e-320", b"-0", b"", b" ", b"7.5", b"99999", b"9" * 5000,
+    b"\xff\xfe", b"1_0", b"\xd9\xa1", b"Bearer", b"Bearer \xe9", b"00-1-2-01", b"x" * 3000, b"true", b"a\tb",
 ]  # fmt: skip
 _FIELDS = st.lists(st.tuples(st.sampled_from(_NAMES), st.sampled_from(_RAW)), max_size=4)
 _PAIRS = st.lists(st.tuples(st.sampled_from(_HEADERS), st.sampled_from(_VALUES)), max_size=3, unique_by=lambda p: p[0])

@@ -32,6 +32,10 @@ class UnreachableError(EngineError):
     is_untouched = True
 
 
+class BrokenOffError(EngineError):
+    """Its side of the connection is closed, in the middle of an answer or before one."""
+
+
 class Connection(asyncio.Protocol):
     """One connection, with one response at a time."""
 
@@ -54,6 +58,7 @@ class Connection(asyncio.Protocol):
         self._until_close = self._is_kept = self._is_interim = self._is_excess = False
         self._around = 0
         self._error: str | None = None
+        self._is_broken_off = False
 
     # Protocol.
 
@@ -77,8 +82,8 @@ class Connection(asyncio.Protocol):
         self.is_lost = True
         if self._until_close and exc is None:
             self.is_complete = True
-        elif not self.is_complete:
-            self._error = self._error or "broke off the connection"
+        elif not self.is_complete and self._error is None:
+            self._error, self._is_broken_off = "broke off the connection", True
         self._wake()
 
     # Parser.
@@ -169,7 +174,7 @@ class Connection(asyncio.Protocol):
 
     def _check(self) -> None:
         if self._error is not None:
-            raise EngineError(self._error)
+            raise BrokenOffError(self._error) if self._is_broken_off else EngineError(self._error)
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()

@@ -13,7 +13,7 @@ from typing import Any
 from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
 from headway.gateway import wire
-from headway.gateway.client import EngineError, UnreachableError
+from headway.gateway.client import BrokenOffError, EngineError, UnreachableError
 from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
 from headway.gateway.exchange import RefusedError
@@ -232,6 +232,8 @@ class Desk:
 
     def _trouble(self, trouble: wire.Trouble) -> None:
         error: EngineError = UnreachableError() if trouble.is_unreachable else EngineError()
+        if trouble.is_broken_off:
+            error = BrokenOffError()
         if trouble.status:
             error = RefusedError(trouble.status, b"")
         error.args = (trouble.said,)

@@ -179,7 +179,10 @@ class Driver:
     def _hope(self, ticket: Ticket) -> None:
         """A request that no replica is up for waits for one, but not for ever."""
         if ticket.live.stage is HELD and ticket.outcome is None and not self._any_up(ticket):
-            ticket.timers.append(self._clock.at(self.now + self._hold_s, self._despair, ticket))
+            if ticket.despair is not None:
+                ticket.despair.cancel()
+            ticket.despair = self._clock.at(self.now + self._hold_s, self._despair, ticket)
+            ticket.timers.append(ticket.despair)
 
     def _any_up(self, ticket: Ticket) -> bool:
         return any(member.is_up for member in self.services[ticket.live.model].members)

@@ -13,7 +13,7 @@ from headway.core.record import Outcome
 from headway.gateway import handover, sse
 from headway.gateway.ask import Ask
 from headway.gateway.buffer import Buffer
-from headway.gateway.client import Connection, EngineError, read
+from headway.gateway.client import Connection, EngineError, UnreachableError, read
 from headway.gateway.errors import ApiError
 from headway.gateway.listen import Listener, Pace
 from headway.gateway.llamacpp import template
@@ -77,6 +77,7 @@ class Exchange:
         self._trouble: EngineError | None = None
         self._used_tokens = 0
         self._luggage = Luggage(ticket)
+        self._num_failed = self._tokens_before = 0
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -170,7 +171,8 @@ class Exchange:
             return
         self._health.failed(replica, error)
         self._trouble = error
-        if self._live.attempt + 1 >= self._max_attempts:
+        self._count(error)
+        if self._num_failed >= self._max_attempts:
             raise self._failure()
         if self._has_begun and (self._said.tokens or self._listener.opaque) and not self._ask.can_go_on:
             raise self._failure()
@@ -179,6 +181,13 @@ class Exchange:
             self._driver.unprefilled(ticket)
         else:
             self._driver.failed(ticket, again=True, untouched=error.is_untouched)
+
+    def _count(self, error: EngineError) -> None:
+        """Failures in a row, without a token in between. What could not be sent did not fail."""
+        tokens = self._live.generated_tokens
+        if tokens != self._tokens_before:
+            self._num_failed, self._tokens_before = 0, tokens
+        self._num_failed += not isinstance(error, UnreachableError)
 
     def _failure(self) -> ApiError:
         """What the client is told of an engine's trouble."""

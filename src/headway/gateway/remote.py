@@ -18,7 +18,7 @@ from headway.core.record import Outcome
 from headway.gateway import wire
 from headway.gateway.adapters import ADAPTERS
 from headway.gateway.ask import Ask
-from headway.gateway.client import EngineError, UnreachableError
+from headway.gateway.client import BrokenOffError, EngineError, UnreachableError
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.exchange import RefusedError
@@ -355,7 +355,8 @@ class RemoteHealth:
         """A request failed there."""
         self._well.pop(replica.id, None)
         status = error.status if isinstance(error, RefusedError) else 0
-        self._link.say(wire.Trouble(replica.id, str(error), status, isinstance(error, UnreachableError)))
+        unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
+        self._link.say(wire.Trouble(replica.id, str(error), status, unreachable, broken_off))
 
     def succeeded(self, replica: Engine) -> None:
         """A request was answered. Told once for many, unless one fails in between."""

@@ -69,6 +69,8 @@ class Ticket:
     judgement: asyncio.Task[float] | None = None
     pay: Callable[[int], None] | None = None
     """Told at the end how many tokens it took, where its caller has limits."""
+    despair: asyncio.TimerHandle | None = None
+    """When it has waited long enough for a replica to be up."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list, repr=False)
     _turn: asyncio.Future[None] | None = field(default=None, repr=False)
 

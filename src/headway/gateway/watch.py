@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from headway.gateway.adapters import load
-from headway.gateway.client import EngineError, UnreachableError, read
+from headway.gateway.client import BrokenOffError, EngineError, UnreachableError, read
 from headway.gateway.exchange import RefusedError
 from headway.gateway.replica import Engine, LiveReplica
 from headway.gateway.settings import Settings
@@ -47,6 +47,8 @@ class Breaker:
         self.pause_s = FIRST_PAUSE_S
         self.distrusts = False
         """Health checks alone do not close it: requests had failed."""
+        self.is_suspect = False
+        """It is open until the replica has been looked at, which is to be done at once."""
 
     def failed(self, error: EngineError) -> bool:
         """A request failed. True if that opens the breaker."""
@@ -112,7 +114,7 @@ class Watch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def is_up(self, replica: LiveReplica) -> bool:
+    def is_up(self, replica: Engine) -> bool:
         """Requests are sent there."""
         return not self.breakers[replica.id].is_open
 
@@ -120,9 +122,19 @@ class Watch:
 
     def failed(self, replica: Engine, error: EngineError) -> None:
         """A request failed there."""
-        if self.breakers[replica.id].failed(error):
+        breaker = self.breakers[replica.id]
+        if breaker.failed(error):
+            self._open(replica, error)
+        elif isinstance(error, BrokenOffError) and self.is_up(replica) and self._is_last(replica):
+            breaker.is_open = breaker.is_suspect = True
             self._open(replica, error)
         self._nudges[replica.id].set()
+
+    def _is_last(self, replica: Engine) -> bool:
+        """No other of its model is up. Were it gone, all that is sent would fail at once, so it is looked at first."""
+        return not any(
+            each.model == replica.model and each.id != replica.id and self.is_up(each) for each in self.replicas
+        )
 
     def succeeded(self, replica: Engine) -> None:
         """A request was answered."""
@@ -152,7 +164,8 @@ class Watch:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await nudge.wait()
-                    await asyncio.sleep(FIRST_PAUSE_S if breaker.is_open else 0)
+                    await asyncio.sleep(FIRST_PAUSE_S if breaker.is_open and not breaker.is_suspect else 0)
+            breaker.is_suspect = False
 
     async def _probe(self, replica: LiveReplica, breaker: Breaker) -> None:
         """Is it well? And how loaded? EngineError if it is not."""

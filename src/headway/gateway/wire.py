@@ -103,6 +103,7 @@ class Trouble(Struct, array_like=True, tag=4, gc=False):
     status: int
     """0: it was no answer."""
     is_unreachable: bool
+    is_broken_off: bool
 
 
 class Well(Struct, array_like=True, tag=5, gc=False):
