@@ -1,7 +1,8 @@
 """What the gateway adds: latency alone, requests a second, streams a second, delay of chunks at many streams.
 
 `python bench/gateway.py`: two mock engines, one gateway process and the client share the machine, so requests a
-second are also given per second of the gateway's own CPU time.
+second are also given per second of the gateway's own CPU time. With `--peers` or `--peer NAME=COMMAND`, other gateways
+are measured in the same run (`peers.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import click
 import httptools
 import uvloop
 from click import echo
@@ -152,9 +154,17 @@ async def measure_paced() -> None:
               f"p99 {1e3 * late[int(0.99 * len(late))]:.2f} ms")  # fmt: skip
 
 
-def main() -> None:
+@click.command()
+@click.argument("api", default="openai")
+@click.option("--peers", "known", is_flag=True, help="Beside those of the known other gateways that are on PATH.")
+@click.option("--peer", "named", multiple=True, metavar="NAME=COMMAND", help="Beside this one.")
+def main(api: str, known: bool, named: tuple[str, ...]) -> None:
     """Start everything, measure, stop everything."""
-    api = sys.argv[1] if len(sys.argv) > 1 else "openai"
+    if known or named:
+        import peers
+
+        peers.compare(peers.chosen(named, known))
+        return
     with tempfile.TemporaryDirectory() as folder:
         fleet = Path(folder) / "fleet.yaml"
         fleet.write_text(FLEET % (api, ", ".join(f'"http://127.0.0.1:{port}"' for port in MOCKS)))

@@ -122,6 +122,17 @@ async def samples(pid: int, began_s: float, load: Load) -> list[tuple[float, flo
     return found
 
 
+async def answers() -> None:
+    """Wait until both engines are up."""
+    while True:
+        try:
+            if await gauge("replica_up") == len(ENGINES):
+                return
+        except OSError:
+            pass
+        await asyncio.sleep(0.5)
+
+
 async def gauge(name: str) -> float:
     """The sum of one of the gateway's metrics."""
     reader, writer = await asyncio.open_connection("127.0.0.1", GATEWAY)
@@ -139,6 +150,7 @@ def slope(points: list[tuple[float, float]]) -> float:
 
 async def soak(pid: int, engines: list[subprocess.Popen[bytes]], minutes: float) -> None:
     """All of it, and the figures."""
+    await answers()
     load, began_s = Load(0), time.monotonic()
     clients = [asyncio.create_task(load.client()) for _ in range(CLIENTS)]
     troubles = asyncio.create_task(trouble(engines, load))
@@ -155,7 +167,8 @@ async def soak(pid: int, engines: list[subprocess.Popen[bytes]], minutes: float)
     for what, num in load.ended.most_common():
         echo(f"  {num:7,} {what}")
     echo(f"resident: {rss[0]:,.0f} KiB after a minute, median {median(rss):,.0f}, most {max(rss):,.0f}, "
-         f"at the end {rss[-1]:,.0f}; slope {slope(warm):+.1f} KiB/min")  # fmt: skip
+         f"at the end {rss[-1]:,.0f}; slope {slope(warm):+.1f} KiB/min, "
+         f"in the second half {slope(warm[len(warm) // 2 :]):+.1f}")  # fmt: skip
     echo(f"open files: {taken[0][2]} at first, most {max(files for _, _, files in taken)}, "
          f"now {len(os.listdir(f'/proc/{pid}/fd'))}")  # fmt: skip
     echo(f"in flight: {await gauge('requests_in_flight'):g}, held: {await gauge('requests_held'):g}")
@@ -170,7 +183,6 @@ def main() -> None:
         engines = [engine(port) for port in ENGINES]
         gateway = _started("serve", str(fleet), "--port", str(GATEWAY))
         try:
-            time.sleep(8)
             asyncio.run(soak(gateway.pid, engines, minutes))
         finally:
             for process in (gateway, *engines):

@@ -72,14 +72,15 @@ def test_completions_go_on_too(survivor: serving.Process, tmp_path: Path) -> Non
         assert text == ask(survivor, "/v1/completions", body).json()["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
-@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one worker", "two workers"])
+@pytest.mark.parametrize(
+    ("num_replicas", "workers"), [(1, ()), (2, ()), (1, ("--workers", "2"))], ids=["one", "two", "one, two workers"]
+)
 def test_a_stream_waits_for_a_replica_when_all_are_restarted(
     survivor: serving.Process, tmp_path: Path, num_replicas: int, workers: tuple[str, ...]
 ) -> None:
     """Twice in its life, which is more often than a request may fail without a token in between."""
     engines = [_doomed() for _ in range(num_replicas)]
-    patient = {"hold_s": serving.PATIENCE_S, "max_attempts": 2}
+    patient = {"hold_s": serving.PATIENCE_S, "max_attempts": num_replicas + 1}
     front = serving.gateway(serving.fleet_file(tmp_path, [e.url for e in engines], gateway=patient), *workers)
     with serving.closing(front):
         serving.all_up(front, num_replicas)

@@ -123,6 +123,8 @@ def payload(event: bytes) -> bytes | None:
 def read(data: bytes) -> Chunk:
     """An event's payload. EngineError where it is not what an engine should say."""
     try:
+        if not data.isascii():  # what is not read is not decoded, and clients would stumble over it
+            data.decode()
         return _decode(data)
     except NONSENSE as error:
         raise EngineError(f"streamed what is no completion chunk ({error})") from None
