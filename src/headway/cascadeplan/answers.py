@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from headway.cascadeplan.asked import Asked
 from headway.cascadeplan.keeping import Option, kept, nearest, option_of
+from headway.cascadeplan.regret import Off, Regret, regrets
 from headway.cascadeplan.rehearsed import document_of
 from headway.cascadeplan.stages import Known, bounds
 from headway.core.errors import HeadwayError
@@ -37,15 +38,18 @@ class Answer(Struct, frozen=True, forbid_unknown_fields=True):
     """How sure the chosen plan's thresholds are; None: it is one model, or routed beforehand."""
     num_simulated: int
     num_found: int
+    regrets: tuple[Regret, ...] = ()
+    """What plans lose whose judge is off by so much."""
 
 
 def plan(
-    asked: Asked, folder: Path | None = None, tell: Tell | None = None, compare: bool = True, curve: int = 0
-) -> Answer:
+    asked: Asked, folder: Path | None = None, tell: Tell | None = None, compare: bool = True, curve: int = 0,
+    errors: Sequence[Off] = (),
+) -> Answer:  # fmt: skip
     """The best plan that keeps its promise when it is rehearsed; where none does, the one that comes nearest.
 
     `compare`: plan the alternatives, too; one that turns out better is chosen. `curve`: so many plans from low to
-    high quality.
+    high quality. `errors`: of judges, for each of which what is lost is told.
     """
     known = Known(asked, folder)
     known.latencies.tell = tell
@@ -54,10 +58,11 @@ def plan(
         others = _others(asked, known.latencies) if compare else ()
         chosen = nearest(asked.problem.target, (chosen, *others))
         line = _curve(asked, known.latencies, curve) if curve else ()
+        lost = regrets(asked, known.latencies, errors) if errors else ()
     finally:
         known.write()
     sure, latencies = _sure(asked, chosen.plan), known.latencies
-    return Answer(asked.problem.target, chosen, others, line, sure, latencies.num_asked, latencies.num_found)
+    return Answer(asked.problem.target, chosen, others, line, sure, latencies.num_asked, latencies.num_found, lost)
 
 
 def _sure(asked: Asked, found: CascadePlan) -> Confidence | None:

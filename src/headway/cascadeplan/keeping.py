@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf, sqrt
 
 from msgspec import Struct, structs
@@ -41,21 +41,29 @@ class Option(Struct, frozen=True, forbid_unknown_fields=True):
 
 def kept(asked: Asked, latencies: Latencies, make: Make | None = None) -> Option:
     """The best plan that a rehearsal says is what was asked for; else the one that comes nearest."""
-    trials, target = _Trials(asked, latencies, make or cascadia()), asked.problem.target
+    return nearest(asked.problem.target, tried(Trials(asked, latencies, make or cascadia())))
+
+
+def tried(trials: Trials) -> list[Option]:
+    """All that were rehearsed on the way to the best plan."""
+    target = trials.asked.problem.target
     if isinstance(target, LatencyBudget):
         _within(trials, target)
     elif isinstance(target, Cheapest):
         _cheapest(trials, target)
     else:
         _good_enough(trials, target)
-    return nearest(target, trials.tried)
+    return trials.tried
 
 
-class _Trials:
+Rehearse = Callable[[Asked, CascadePlan], Rehearsed]
+
+
+class Trials:
     """The plans that one planner made, for one target after the other, each rehearsed once."""
 
-    def __init__(self, asked: Asked, latencies: Latencies, make: Make) -> None:
-        self.asked, self.latencies, self.make = asked, latencies, make
+    def __init__(self, asked: Asked, latencies: Latencies, make: Make, rehearsal: Rehearse = rehearse) -> None:
+        self.asked, self.latencies, self.make, self.rehearsal = asked, latencies, make, rehearsal
         self.tried: list[Option] = []
         self._rehearsed: dict[object, Rehearsed] = {}
 
@@ -69,7 +77,7 @@ class _Trials:
     def _option(self, plan: CascadePlan) -> Option:
         key = (plan.pre_routed, plan.thresholds, tuple((stage.model, stage.replicas) for stage in plan.stages))
         if key not in self._rehearsed:
-            self._rehearsed[key] = rehearse(self.asked, plan)
+            self._rehearsed[key] = self.rehearsal(self.asked, plan)
         return option_of(self.asked, plan, self._rehearsed[key])
 
 
@@ -79,7 +87,7 @@ def option_of(asked: Asked, plan: CascadePlan, rehearsed: Rehearsed | None = Non
     return Option(plan, done, done.keeps(asked.problem.target))
 
 
-def _within(trials: _Trials, wanted: LatencyBudget) -> None:
+def _within(trials: Trials, wanted: LatencyBudget) -> None:
     """The most quality in a time: along the plans for qualities, of which each more takes longer.
 
     A search within a time holds the largest p95 of a stage to it, where requests that are sent on go through several
@@ -101,7 +109,7 @@ def _within(trials: _Trials, wanted: LatencyBudget) -> None:
             high = middle
 
 
-def _cheapest(trials: _Trials, wanted: Cheapest) -> None:
+def _cheapest(trials: Trials, wanted: Cheapest) -> None:
     """The least cost: from the fastest plan that is good enough, ever more time for each stage, and so fewer GPUs.
 
     The times at the stages of a request that is sent on add up, so that a plan whose stages are each in time need not
@@ -121,7 +129,7 @@ def _cheapest(trials: _Trials, wanted: Cheapest) -> None:
         within_s = low * GROWTH if high == inf else sqrt(low * high)
 
 
-def _good_enough(trials: _Trials, wanted: QualityFloor) -> tuple[CascadePlan, float]:
+def _good_enough(trials: Trials, wanted: QualityFloor) -> tuple[CascadePlan, float]:
     """Plan, rehearse the few best, and ask for more by as much as the leading ones are short of.
 
     The plan and the quality that was asked for last.

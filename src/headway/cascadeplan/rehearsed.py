@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+import numpy as np
+from msgspec import Struct, structs
 
 from headway import scenario
 from headway.cascadeplan.asked import Asked
+from headway.core.record import Outcome, Records
 from headway.metrics.cascade import answers
 from headway.metrics.latency import distribution, sample
 from headway.metrics.usage import usage
@@ -18,7 +20,9 @@ from headway.planner.cascade.bounds import of_type
 from headway.planner.cascade.plan import CascadePlan
 from headway.planner.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.userfile import Places
+from headway.workload.quality_judges import said
 from headway.workload.quality_spec import QualitySpec, only
+from headway.workload.table import QUALITY
 
 AS_IT_WAS = ("gpu", "engine", "usd_per_gpu_hour", "coefficients", "start_s")
 """What a model's new pools have from the one that they are made after."""
@@ -49,9 +53,35 @@ class Rehearsed(Struct, frozen=True, forbid_unknown_fields=True):
 
 def rehearse(asked: Asked, found: CascadePlan, seed: int | None = None) -> Rehearsed:
     """Simulate a plan as `headway simulate` would the scenario that is written of it."""
+    return measured(*_simulated(asked, found, seed))
+
+
+def believed(asked: Asked, found: CascadePlan) -> Rehearsed:
+    """The same with the quality that the scenario's judge sees in the answers that were given."""
+    chosen, records = _simulated(asked, found, None)
+    done = measured(chosen, records)
+    models = [pool.model.name for pool in chosen.fleet.pools]
+    cascade, requests = chosen.spec.cascade, records.requests
+    stages = list(cascade.models) if cascade is not None else models[:1]
+    bias, noise = (0.0, 0.0) if cascade is None else (cascade.judge_bias, cascade.judge_noise)
+    scores = []
+    finished = requests["outcome"] == Outcome.FINISHED
+    for request, replica in zip(*(requests[name][finished].tolist() for name in ("request", "replica")), strict=True):
+        model = records.replicas[replica].model
+        score = float(records.workload[f"{QUALITY}{model}"][request])
+        scores.append(said(score, bias, noise, chosen.spec.seed, request, stages.index(model)))
+    return structs.replace(done, quality=float(np.nanmean(scores)) if scores else None)
+
+
+def _simulated(asked: Asked, found: CascadePlan, seed: int | None) -> tuple[scenario.Scenario, Records]:
     document = document_of(asked, found) | ({} if seed is None else {"seed": seed})
     chosen = scenario.assemble(document, Places(), asked.base_dir)
-    records, warmup_s = scenario.records_of(chosen), chosen.spec.simulation.warmup_s
+    return chosen, scenario.records_of(chosen)
+
+
+def measured(chosen: scenario.Scenario, records: Records) -> Rehearsed:
+    """What a run came to; a summary has token times, too, which take longer than the run."""
+    warmup_s = chosen.spec.simulation.warmup_s
     counted = sample(records, warmup_s, None)
     e2e_s, given, num = distribution(counted.e2e_s), answers(records, counted), int(counted.finished.sum())
     usd = float(usage(records, warmup_s).usd.sum()) + given.judge_usd

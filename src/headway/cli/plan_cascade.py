@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from headway.cascadeplan import Answer, Option, ask, plan, read, scenario_yaml
+from headway.cascadeplan import Answer, Off, Option, ask, plan, read, scenario_yaml
 from headway.cli.flags import scenario_file
 from headway.cli.offers import offer
 from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.core.errors import HeadwayError
 from headway.planner.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planner.combos import Offer
-from headway.report.cascade_page import Point, page
+from headway.report.cascade_page import LOST, Point, page
 from headway.wholefile import write_text
 
 INFEASIBLE = 3
@@ -35,6 +35,7 @@ _path = click.Path(path_type=Path)
 @click.option("--gpus-per-server", type=click.IntRange(min=1), help="GPUs that tensor parallelism may span.")
 @click.option("--rps", type=click.FloatRange(min=0, min_open=True), help="Requests per second, in place of arrivals.")
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan so many qualities from low to high, too.")
+@click.option("--regret", metavar="BIAS:NOISE,...", help="What plans lose whose judge is off by so many points.")
 @click.option("--no-alternatives", is_flag=True, help="Only the plan, nothing to compare it with.")
 @click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs.")
 @click.option("--html", type=_path, help="Write stages, and quality against latency, as one page.")
@@ -44,8 +45,8 @@ _path = click.Path(path_type=Path)
 @click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
 def cascade(
     scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: str | None,
-    gpus_per_server: int | None, rps: float | None, curve: int, no_alternatives: bool, out: Path | None,
-    html: Path | None, cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
+    gpus_per_server: int | None, rps: float | None, curve: int, regret: str | None, no_alternatives: bool,
+    out: Path | None, html: Path | None, cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
 ) -> int:  # fmt: skip
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
@@ -59,15 +60,18 @@ def cascade(
     num_gpus, offers = _gpus(gpus, gpus_per_server)
     asked = ask(*read(file), file.parent, _target(quality, latency), num_gpus=num_gpus, gpus=offers,
                 gpus_per_server=gpus_per_server, rps=rps)  # fmt: skip
+    errors = [_off(each) for each in regret.split(",")] if regret else []
     folder = None if no_cache else cache or user_cache("cascades")
     with counting("simulating", not no_progress) as tell:
-        answer = plan(asked, folder, tell and (lambda num: tell(num, num)), not no_alternatives, curve)
+        answer = plan(asked, folder, tell and (lambda num: tell(num, num)), not no_alternatives, curve, errors)
     if out is not None:
         write_text(out, scenario_yaml(answer, asked))
         click.echo(f"wrote {out}", err=True)
     if html is not None:
         command = shlex.join(["headway", *sys.argv[1:]])
-        write_text(html, page(answer.target, answer.chosen.plan, _points(answer), answer.confidence, command))
+        write_text(
+            html, page(answer.target, answer.chosen.plan, _points(answer), answer.confidence, command, lost(answer))
+        )
         click.echo(f"wrote {html}", err=True)
     print_json(answer) if as_json else _show(answer)
     click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_found} known before", err=True)
@@ -107,6 +111,29 @@ def _show(answer: Answer) -> None:
     if answer.confidence is not None:
         low, high = answer.confidence.quality
         click.echo(f"on other draws of as many requests, these thresholds reach {low:.4g} to {high:.4g} (95%)")
+    if answer.regrets:
+        print_table(list(LOST), lost(answer))
+
+
+def _off(text: str) -> Off:
+    try:
+        bias, _, noise = text.strip().partition(":")
+        return Off(float(bias), float(noise or 0))
+    except ValueError as error:
+        raise HeadwayError(f"--regret: {text.strip()!r}; expected points as in -9:8 ({error})") from None
+
+
+def lost(answer: Answer) -> list[list[object]]:
+    """A row for each plan with each judge."""
+    rows: list[list[object]] = []
+    for each in answer.regrets:
+        plans = {"by its scores": each.by_judge, "by true scores": each.by_truth, "knowing it": each.knowing}
+        for name, found in plans.items():
+            done, stages = found.rehearsed, found.plan.stages
+            gpus = " + ".join(str(stage.num_gpus) for stage in stages)
+            told = [_number(value) for value in (done.quality, done.p95_s, found.short_points, found.slower_s)]
+            rows.append([f"{each.off.bias:+g}, sd {each.off.noise:g}", name, gpus, *told])
+    return rows
 
 
 def _named(answer: Answer) -> list[tuple[str, Option, str]]:

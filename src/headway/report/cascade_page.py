@@ -17,6 +17,7 @@ from headway.report.style import COLORS
 
 STAGES = ("model", "replicas", "GPUs", "accepts from", "requests", "p95 of the stage (s)")
 POINTS = ("plan", "quality", "p95 (s)", "mean (s)", "$/request", "what was asked for")
+LOST = ("judge off by", "planned", "GPUs per model", "quality", "p95 (s)", "short (points)", "slower (s)")
 _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is better; hollow: not what was asked for."
 
 
@@ -34,8 +35,9 @@ class Point(Struct, frozen=True):
 
 
 def page(
-    target: Target, chosen: CascadePlan, points: Sequence[Point], confidence: Confidence | None, command: str
-) -> str:
+    target: Target, chosen: CascadePlan, points: Sequence[Point], confidence: Confidence | None, command: str,
+    lost: Sequence[Sequence[object]] = (),
+) -> str:  # fmt: skip
     """A self-contained page."""
     first = next(each for each in points if each.group == "chosen")
     body = f"""<header>
@@ -47,8 +49,17 @@ def page(
 <section><h2>Stages</h2>{table(STAGES, 2, _stages(chosen, confidence))}</section>
 <section><h2>Quality against latency</h2>{chart("pareto", "Quality and p95 latency", _CAPTION)}</section>
 <section><h2>Plans</h2>{table(POINTS, 1, [_row(each) for each in points])}</section>
+{_lost(lost)}
 <footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
     return document("cascade", body, f"const charts = {literal({'pareto': _picture(target, points)})};\n{DRAW}")
+
+
+def _lost(rows: Sequence[Sequence[object]]) -> str:
+    """What plans lose whose judge is wrong; nothing where nobody asked."""
+    if not rows:
+        return ""
+    cells = [_cells([str(each) for each in row[:3]], [str(each) for each in row[3:]]) for row in rows]
+    return f"<section><h2>With a judge that is wrong</h2>{table(LOST, 3, cells)}</section>"
 
 
 def headline(chosen: CascadePlan, first: Point) -> str:

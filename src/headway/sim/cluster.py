@@ -33,6 +33,7 @@ from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
 from headway.sim.moves import Mover
 from headway.sim.sources import Sources
 from headway.sim.timeline import Line
+from headway.workload.quality_judges import said
 from headway.workload.source import Source
 
 Step = Literal["stretch", "exact"]
@@ -234,11 +235,8 @@ class Cluster:
         assert self._cascade is not None
         config = self._cascade.config
         quality = next((score for model, score in live.quality if model == live.model), 0.0)
-        # Its own stream for each answer, so that no decision changes what others are given.
-        error = config.judge_bias
-        if config.judge_noise:
-            error += Random(f"{self._seed}/judge/{live.id}/{live.stage_index}").gauss(0.0, config.judge_noise)
-        self._control.judged(live, min(max(quality + error, 0.0), 100.0), now)
+        score = said(quality, config.judge_bias, config.judge_noise, self._seed, live.id, live.stage_index)
+        self._control.judged(live, score, now)
 
     def start_replica(self, deployment: str, now: float) -> None:
         """Acquire one more replica of a pool, or one more combo."""

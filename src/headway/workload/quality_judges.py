@@ -7,6 +7,7 @@ A weak judge decides who goes on; how good the answers are, the reference says:
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +39,14 @@ def misjudged(scores: Scores, error: JudgeError, seed: int = 0) -> Scores:
     """The table as this judge would have it, cut to 0 to 100."""
     noise = stream(seed, "judge").normal(0.0, 1.0, scores.scores.shape)
     return replace(scores, scores=np.clip(scores.scores * (1 + error.bias) + error.spread * noise, 0, 100))
+
+
+def said(score: float, bias: float, noise: float, seed: int, request: int, stage: int) -> float:
+    """What a judge that is off by `bias` points on average says of one answer, whoever decides what about others."""
+    error = bias
+    if noise:
+        error += Random(f"{seed}/judge/{request}/{stage}").gauss(0.0, noise)
+    return min(max(score + error, 0.0), 100.0)
 
 
 class Judge(Protocol):

@@ -146,6 +146,13 @@ SOME = (
 )  # fmt: skip
 SARATHI = (_times("sarathi", "F, Table 4: at quality 90, trace 1, throughput is 1.32 times Sarathi-Serve's.", 1.322),)
 FIGURE_7 = (_times("slo-llama", "4.2, Fig. 7: with Llama models, a stand-alone model needs 2.6 times the scale.", 2.6),)
+REGRET = (
+    Claim("regret-low", "Beyond: with a judge 9 points too low (sd 8), a plan by its scores is slower than one "
+          "that knows it.", "slower", AtLeast(0.0, share=1.0, unit=" s")),
+    Claim("regret-high", "Beyond: with a judge 9 points too high (sd 8), a plan by its scores falls short of the "
+          "quality.", "short", AtLeast(0.0, share=1.0, unit=" points")),
+    Claim("regret-known", "Beyond: with either judge, a plan that knows it keeps the quality.", "kept", EverySeed()),
+)  # fmt: skip
 OPTIMALITY = (
     Claim(
         "optimality",
@@ -163,4 +170,5 @@ OPTIMALITY = (
 CLAIMS = (
     *FIGURE_1, *FIGURE_2, *TABLE_1, *END_TO_END, *OTHERS, *SHAPE, *SIZES, *DRIFT, *SARATHI, *SARATHI_ALL, *FIGURE_7,
     *ROUTER, *OPTIMALITY, *WEAKER, *JUDGE, *TRAINED, *CACHES, *BUDGET, *SOME,
+    *REGRET,
 )  # fmt: skip

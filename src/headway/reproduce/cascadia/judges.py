@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.cascadeplan import EFFORT, Asked, bounds, evaluator, kept, rehearse
+from headway.cascadeplan import EFFORT, Asked, Off, bounds, evaluator, kept, regrets, rehearse
 from headway.planner.cascade import baselines
 from headway.planner.cascade.cascadia import plan
 from headway.planner.cascade.latencies import Latencies
@@ -21,6 +21,8 @@ NOISE = 15.0
 HIT_RATE = 0.5
 """Of prompt tokens, where prefix caching is on."""
 ROUNDS = 8
+OFF = (Off(-9.0, 8.0), Off(9.0, 8.0))
+"""Judges: as much too low as Table 6's weaker ones are at a score of 96, and as much too high."""
 
 
 def weaker(rate_rps: float, seed: int, quick: bool) -> Measurement:
@@ -39,6 +41,20 @@ def weaker(rate_rps: float, seed: int, quick: bool) -> Measurement:
             "quality": reference.quality_of(scores.final_stage(made.thresholds)),
         }
     return found
+
+
+def wrong(rate_rps: float, seed: int, quick: bool) -> Measurement:
+    """What plans lose on the Llama cascade on trace 1 at quality 80 whose judge is too low, or too high."""
+    case = asked("llama", 1, 80.0, quick, rate_rps, seed)
+    low, high = regrets(case, Latencies(evaluator(case)), OFF)
+    known = [each.knowing.rehearsed for each in (low, high)]
+    return {
+        "slower_s": low.by_judge.slower_s,
+        "short_points": high.by_judge.short_points,
+        "kept": all(done.keeps(case.problem.target) for done in known),
+        "runs": [[each.rehearsed.quality, each.rehearsed.p95_s, each.short_points, each.slower_s]
+                 for found in (low, high) for each in (found.by_judge, found.by_truth, found.knowing)],
+    }  # fmt: skip
 
 
 def _plan(case: Asked, scores: Scores, latencies: Latencies) -> CascadePlan:

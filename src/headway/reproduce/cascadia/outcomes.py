@@ -38,7 +38,8 @@ def found(experiment: Experiment) -> Findings:
         studied, more = studies.of_deepseek(experiment, cases, rates)
         outcomes |= studied
         exhibits += more
-    if experiment.wants(*_ids((*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES))):
+    if experiment.wants(*_ids((*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES,
+                                *claims.REGRET))):  # fmt: skip
         cases, rates = _measured(experiment, LLAMA)
         outcomes["slo-llama"] = _times(cases, "stand-alone", "p95_s")
         exhibits.append(_exhibit_7(cases, rates))
@@ -124,8 +125,7 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
         "no-largest": Outcome([without] * len(seeds), f"GPUs {_listed([each['gpus'][-1] for each in none])}."),
         "plan-time": Outcome(
             search_s,
-            f"A value a case, cold, on one core, with whatever else the machine was doing. Until a rehearsal keeps the "
-            f"quality: {whole_s:.3g} s on average.",
+            f"CPU time of each case, cold. Until a rehearsal keeps the quality: {whole_s:.3g} s on average.",
         ),
         "judge-time": Outcome([fmean(each[i] for each in judged) for i in range(len(seeds))], "Mean over the cases."),
     }

@@ -146,7 +146,29 @@ def of_llama(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
         found = list(experiment.run(tasks).values())
         outcomes["prefix-latency"] = Outcome([each["saved"] for each in found], "Half of each prompt in the cache.")
         outcomes["prefix-plan"] = Outcome([each["same_gpus"] for each in found], "GPUs per model.")
+    if experiment.wants(*_ids(claims.REGRET)):
+        lost, exhibit = _wrong(experiment, said)
+        outcomes |= lost
+        exhibits.append(exhibit)
     return outcomes, exhibits
+
+
+def _wrong(experiment: Experiment, said: Measurement) -> tuple[dict[str, Outcome], Table]:
+    """What plans lose whose judge is wrong."""
+    calls = {("wrong", seed): Call(judges.wrong, said | {"seed": seed}) for seed in experiment.seeds}
+    done = list(experiment.run(calls).values())
+    planned = ("by its scores", "by true scores", "knowing it")
+    names = [f"{off.bias:+g}, {name}" for off in judges.OFF for name in planned]
+    rows: list[list[str | float | None]] = [
+        [name, *(fmean(each["runs"][i][k] for each in done) for k in range(4))] for i, name in enumerate(names)
+    ]
+    heads = ["judge off by, planned", "quality", "p95 (s)", "short (points)", "slower (s)"]
+    outcomes = {
+        "regret-low": Outcome([each["slower_s"] for each in done], "Than the fastest run with as much quality."),
+        "regret-high": Outcome([each["short_points"] for each in done], "By true scores, as far as any plan goes."),
+        "regret-known": Outcome([each["kept"] for each in done], "It decides by the same judge's scores."),
+    }
+    return outcomes, Table("Table 6", "Judges that are wrong", "Means over seeds, run with the judge.", heads, rows)
 
 
 def _router(experiment: Experiment, cases: Cases, rates: Rates) -> dict[str, Outcome]:
