@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,6 +18,17 @@ import serving
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+class Group(serving.Process):
+    """One that has processes of its own, and takes its time to start."""
+
+    patience_s = 400.0
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
 @dataclass(frozen=True)
 class Kind:
     """One engine."""
@@ -27,24 +40,28 @@ class Kind:
     """The metric of requests that run."""
     thinks: dict[str, Any]
     """What makes a chat reason, and end that early."""
+    process: type[serving.Process] = serving.Process
 
     def start(self, *options: str) -> serving.Process:
         """A server on a port that is free."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        return serving.Process(*self.command, str(port), *options)
+        return self.process(*self.command, str(port), *options)
 
     def busy(self, engine: serving.Process) -> float:
         """Requests that it runs."""
         return serving.metric(engine, self.running)
 
 
-LLAMA = Kind(
-    "llama.cpp",
-    (str(EXAMPLES / "tiny_llama.py"),),
-    "llamacpp:requests_processing",
-    {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {"258": 15}},
+THINKS = {"chat_template_kwargs": {"enable_thinking": True}, "logit_bias": {"258": 15}}
+LLAMA = Kind("llama.cpp", (str(EXAMPLES / "tiny_llama.py"),), "llamacpp:requests_processing", THINKS)
+VLLM = Kind(
+    "vllm-v1",
+    (str(Path(__file__).parent / "vllm_server.py"), os.environ.get("HEADWAY_VLLM", "")),
+    "vllm:num_requests_running",
+    THINKS,
+    Group,
 )
 NO_LLAMA = find_spec("xllamacpp") is None or find_spec("gguf") is None
 KINDS = [
@@ -52,7 +69,12 @@ KINDS = [
         LLAMA,
         id="llama.cpp",
         marks=pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf"),
-    )
+    ),
+    pytest.param(
+        VLLM,
+        id="vllm",
+        marks=pytest.mark.skipif("HEADWAY_VLLM" not in os.environ, reason="HEADWAY_VLLM names no vllm program"),
+    ),
 ]
 
 

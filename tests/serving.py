@@ -61,6 +61,8 @@ class Listener:
 class Process:
     """`python ...`, on a port that it tells."""
 
+    patience_s = PATIENCE_S
+
     def __init__(self, *args: str) -> None:
         command = [sys.executable, *args]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
@@ -68,7 +70,7 @@ class Process:
 
     def _line_with(self, text: str) -> str:
         assert self.process.stdout is not None
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + self.patience_s
         while time.monotonic() < end_s:
             if select.select([self.process.stdout], [], [], 0.2)[0]:
                 line = self.process.stdout.readline().decode()
@@ -173,7 +175,8 @@ def ask(
     """Send a request; a body that is no bytes is JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", process.port, timeout=PATIENCE_S)
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request(method or ("GET" if data is None else "POST"), path, data, headers or {})
+    kind = {} if data is body else {"content-type": "application/json"}
+    connection.request(method or ("GET" if data is None else "POST"), path, data, {**kind, **(headers or {})})
     return Reply(connection)
 
 
