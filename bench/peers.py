@@ -33,7 +33,10 @@ KNOWN = {
 }
 HEADWAY = f"{shlex.quote(sys.executable)} -m headway serve {{fleet}} --port {{port}}"
 FIRST_PORT, MOCKS = 9320, (9341, 9342)
+ENVIRONMENT = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+"""LiteLLM need not look for prices elsewhere."""
 LITELLM = """
+general_settings: {dangerously_permit_weak_or_unset_master_key: true}
 model_list:
   - {model_name: qwen3-8b, litellm_params: {model: openai/qwen3-8b, api_base: "%s/v1", api_key: none}}
   - {model_name: qwen3-8b, litellm_params: {model: openai/qwen3-8b, api_base: "%s/v1", api_key: none}}
@@ -71,7 +74,7 @@ def running(commands: dict[str, str], interval_s: float) -> Iterator[dict[str, t
                 ))  # fmt: skip
                 log = (Path(folder) / f"{name}.log").open("wb")
                 started[name] = port, subprocess.Popen(
-                    words, stdout=log, stderr=log, cwd=folder, start_new_session=True
+                    words, stdout=log, stderr=log, cwd=folder, start_new_session=True, env={**os.environ, **ENVIRONMENT}
                 )  # fmt: skip
             yield started
         finally:
@@ -112,7 +115,7 @@ async def late(port: int, pid: int | None) -> Row:
     try:
         async with asyncio.timeout(PATIENCE_S):
             delays = await paced(port, STREAMS)
-    except TimeoutError:
+    except (TimeoutError, ValueError):  # of a stream that came as one there are no delays
         return {}
     return {"late_ms": 1e3 * delays[int(0.99 * len(delays))]}
 
@@ -127,16 +130,19 @@ async def rounds(started: dict[str, tuple[int, subprocess.Popen[bytes]]], what: 
             echo(f"{name} does not answer", err=True)
     found: dict[str, list[Row]] = {name: [] for name in there}
     for _ in range(ROUNDS):
-        for name, (port, pid) in there.items():
+        for name, (port, pid) in list(there.items()):
             try:
                 found[name].append(await what(port, pid))  # type: ignore[operator]
             except (OSError, AssertionError) as error:
                 echo(f"{name}: {type(error).__name__} {error}", err=True)
+            if not found[name] or not found[name][-1]:
+                del there[name]
     return found
 
 
 def compare(commands: dict[str, str]) -> None:
     """The table, of medians."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     rows: dict[str, list[Row]] = {}
     for interval_s, what in ((0.0, fast), (INTERVAL_S, late)):
         with running(commands, interval_s) as started:
