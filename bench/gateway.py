@@ -1,19 +1,23 @@
 """What the gateway adds: latency alone, requests a second, streams a second, delay of chunks at many streams.
 
-`python bench/gateway.py`: two mock engines, one gateway process and the client share the machine, so requests a
-second are also given per second of the gateway's own CPU time. With `--peers` or `--peer NAME=COMMAND`, other gateways
-are measured in the same run (`peers.py`).
+`python bench/gateway.py`: two mock engines, the gateway and the client share the machine, so what a request takes is
+also given in CPU time, of all processes of the gateway. `--workers 1 --workers 2` measures one gateway after the other.
+With `--peers` or `--peer NAME=COMMAND`, other gateways are measured in the same run (`peers.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
@@ -22,7 +26,6 @@ import uvloop
 from click import echo
 
 HERE = Path(__file__).parent
-GATEWAY, MOCKS = 9300, (9301, 9302)
 BODY = b'{"model":"qwen3-8b","messages":[{"role":"user","content":"say hello"}],"max_tokens":100%s}'
 FLEET = """
 fleet:
@@ -119,66 +122,111 @@ async def paced(port: int, streams: int) -> list[float]:
 INTERVAL_S = 0.05
 
 
+def free_ports(num: int) -> list[int]:
+    """Ports that nobody has."""
+    with ExitStack() as held:
+        return [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(num)]
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system says of a process, from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
 def cpu_s(pid: int) -> float:
     """CPU seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def with_cpu(pid: int, what: Callable[[], Awaitable[float]], seconds: float) -> tuple[float, float]:
-    """A rate, and the same per second of a process's CPU."""
-    before = cpu_s(pid)
+def workers(pid: int) -> list[int]:
+    """Processes that a gateway has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdecimal() and int(_stat(int(entry.name))[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+async def with_cpu(name: str, pid: int, what: Callable[[], Awaitable[float]], seconds: float) -> None:
+    """A rate, and the CPU time of the gateway for each one of what is counted."""
+    others = workers(pid)
+    before = cpu_s(pid), sum(map(cpu_s, others))
     rate = await what()
-    used = cpu_s(pid) - before
-    return rate, rate * seconds / used if used else 0.0
+    num = rate * seconds
+    own, of_workers = 1e6 * (cpu_s(pid) - before[0]) / num, 1e6 * (sum(map(cpu_s, others)) - before[1]) / num
+    parts = f" (scheduler {own:,.0f}, workers {of_workers:,.0f})" if others else ""
+    echo(f"64 clients: {rate:,.0f} {name}, {own + of_workers:,.0f} us of CPU each{parts}")
 
 
-async def measure(gateway_pid: int) -> None:
-    """All figures."""
-    straight, through = await alone(MOCKS[0], 2000), await alone(GATEWAY, 2000)
+async def measure(pid: int, port: int, mock: int) -> None:
+    """What requests take."""
+    straight, through = await alone(mock, 2000), await alone(port, 2000)
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         at = int(share * 2000)
         added = 1e3 * (through[at] - straight[at])
         echo(f"one client, {name}: {1e3 * straight[at]:.3f} ms straight, {1e3 * through[at]:.3f} ms, added {added:.3f}")
-    rate, per_core = await with_cpu(gateway_pid, lambda: together(GATEWAY, 64, 8, False), 8)
-    echo(f"64 clients: {rate:,.0f} requests/s, {per_core:,.0f} per CPU second of the gateway")
-    rate, per_core = await with_cpu(gateway_pid, lambda: together(GATEWAY, 64, 8, True), 8)
-    echo(f"64 clients: {rate:,.0f} streams/s of 100 chunks, {per_core:,.0f} per CPU second of the gateway")
+    await with_cpu("requests/s", pid, lambda: together(port, 64, 8, False), 8)
+    await with_cpu("streams/s of 100 chunks", pid, lambda: together(port, 64, 8, True), 8)
 
 
-async def measure_paced() -> None:
+async def measure_paced(port: int, mock: int) -> None:
     """Delay of chunks."""
-    for name, port in (("straight", MOCKS[0]), ("through", GATEWAY)):
-        late = await paced(port, 500)
+    for name, where in (("straight", mock), ("through", port)):
+        late = await paced(where, 500)
         echo(f"500 streams of 20 chunks/s, {name}: late by p50 {1e3 * late[len(late) // 2]:.2f} ms, "
               f"p99 {1e3 * late[int(0.99 * len(late))]:.2f} ms")  # fmt: skip
 
 
+def wait_for(port: int, num: int) -> None:
+    """Until a gateway has so many replicas."""
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        with suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/health")
+            if json.loads(connection.getresponse().read()).get("up") == num:
+                return
+        time.sleep(0.2)
+    raise TimeoutError("the gateway is not up")
+
+
+def one(api: str, num_workers: int) -> None:
+    """Start everything, measure, stop everything."""
+    port, *mocks = free_ports(3)
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = Path(folder) / "fleet.yaml"
+        fleet.write_text(FLEET % (api, ", ".join(f'"http://127.0.0.1:{each}"' for each in mocks)))
+        for chunks, interval_s in ((100, 0.0), (100, INTERVAL_S)):
+            commands = [[str(HERE / "mock_engine.py"), str(each), str(chunks), str(interval_s)] for each in mocks]
+            serve = ["-m", "headway", "serve", str(fleet), "--port", str(port), "--workers", str(num_workers)]
+            started = [subprocess.Popen([sys.executable, *command]) for command in (*commands, serve)]
+            try:
+                wait_for(port, 2)
+                pid = started[-1].pid
+                uvloop.run(measure_paced(port, mocks[0]) if interval_s else measure(pid, port, mocks[0]))
+            finally:
+                for process in reversed(started):
+                    process.kill()
+                    process.wait()
+
+
 @click.command()
 @click.argument("api", default="openai")
+@click.option("--workers", "numbers", type=click.IntRange(1), multiple=True, default=(1,), help="Of the gateway.")
 @click.option("--peers", "known", is_flag=True, help="Beside those of the known other gateways that are on PATH.")
 @click.option("--peer", "named", multiple=True, metavar="NAME=COMMAND", help="Beside this one.")
-def main(api: str, known: bool, named: tuple[str, ...]) -> None:
+def main(api: str, numbers: tuple[int, ...], known: bool, named: tuple[str, ...]) -> None:
     """Start everything, measure, stop everything."""
     if known or named:
         import peers
 
         peers.compare(peers.chosen(named, known))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        fleet = Path(folder) / "fleet.yaml"
-        fleet.write_text(FLEET % (api, ", ".join(f'"http://127.0.0.1:{port}"' for port in MOCKS)))
-        for chunks, interval_s in ((100, 0.0), (100, INTERVAL_S)):
-            commands = [[str(HERE / "mock_engine.py"), str(port), str(chunks), str(interval_s)] for port in MOCKS]
-            commands.append(["-m", "headway", "serve", str(fleet), "--port", str(GATEWAY)])
-            started = [subprocess.Popen([sys.executable, *command]) for command in commands]
-            try:
-                time.sleep(4)
-                uvloop.run(measure_paced() if interval_s else measure(started[-1].pid))
-            finally:
-                for process in started:
-                    process.kill()
-                    process.wait()
+    for num_workers in numbers:
+        echo(f"workers: {num_workers}")
+        one(api, num_workers)
 
 
 if __name__ == "__main__":

@@ -83,13 +83,16 @@ class Crew:
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "headway.gateway.worker", str(theirs.fileno()), str(listener),
+                    sys.executable, "-P", "-m", "headway.gateway.worker", str(theirs.fileno()), str(listener),
                     stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(), listener), start_new_session=True,
                 )  # fmt: skip
         except OSError:
             ours.close()
             raise
         self._processes.add(process)
+        if self._is_ending:
+            with suppress(ProcessLookupError):
+                process.terminate()
         reaped = asyncio.create_task(self._reap(slot, process))
         self._reaped.add(reaped)
         reaped.add_done_callback(self._reaped.discard)
