@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +97,27 @@ def test_more_regions_than_can_be_told_apart_do_not_spoil_the_records() -> None:
         recording.ended(Live(i, float(i), 10, 1, model="m", region=f"r{i}"))
     records = recording.records([], 1e5)
     assert len(records.workload["region"]) == 40_000 and len(records.regions) <= 1 << 15
+
+
+def test_no_number_and_no_header_keeps_spans_from_going_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracing = pytest.importorskip("headway.gateway.tracing")
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    sent: list[Any] = []
+
+    class Encoding(SpanExporter):
+        def export(self, spans: Any) -> SpanExportResult:
+            sent.extend(encode_spans(spans).resource_spans[0].scope_spans[0].spans)
+            return SpanExportResult.SUCCESS
+
+    monkeypatch.setattr(tracing, "OTLPSpanExporter", Encoding)
+    made = Inside(tmp_path, gateway={"scrape_period_s": 3600.0, "tracing": True})
+    made.engines[0].then = "keep"
+    values = ["", "00-1-2-01", "\xff", "x" * 3000, "00-" + "0" * 32 + "-" + "0" * 16 + "-01"]
+    for value in values:
+        odd: dict[str, Any] = {"seed": 10**30, "top_p": -(10**40), "temperature": 1e308}
+        headers = [("traceparent", value.encode("latin-1")), ("tracestate", value.encode("latin-1"))]
+        assert made.chat(headers=headers, **odd).status == 200
+    made.close()
+    assert len([span for span in sent if span.name.startswith("chat")]) == len(values) and not made.faults

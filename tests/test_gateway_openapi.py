@@ -21,6 +21,7 @@ pytest.importorskip("schemathesis")
 import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from headway.gateway.api import application
 from headway.gateway.ask import MOST_TOKENS
 from headway.gateway.openapi import document
 from headway.gateway.settings import Batches, Settings
@@ -100,6 +101,17 @@ def test_anybody_may_read_what_there_is(fronts: tuple[serving.Process, serving.P
     plain = document(Settings())
     assert not any(path.startswith(("/workers", "/v1/files", "/dashboard")) for path in plain["paths"])
     assert "security" not in plain["paths"]["/v1/chat/completions"]["post"]
+
+
+def test_every_endpoint_is_described() -> None:
+    made = document(Settings(admin_keys=(SUM,), batches=Batches()))
+    told = {(method.upper(), path) for path, methods in made["paths"].items() for method in methods}
+    routes = application(_nobody, _nobody).routes
+    assert told == {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
+
+
+def _nobody(*args: Any) -> Any:
+    raise AssertionError("it is not started")
 
 
 def test_a_path_tells_of_all_its_methods(fronts: tuple[serving.Process, serving.Process]) -> None:

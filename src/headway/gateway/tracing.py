@@ -30,6 +30,8 @@ _OPERATIONS = {CHAT: "chat", COMPLETIONS: "text_completion", EMBEDDINGS: "embedd
 _SAMPLING = (
     "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed",
 )  # fmt: skip
+_MOST = 1 << 63
+"""Attributes are numbers of 64 bits; with a longer one, all spans that go out with it would be lost."""
 _CONTEXT = TraceContextTextMapPropagator()
 
 
@@ -85,7 +87,7 @@ class _Traced(Exchange):
         if ask.session is not None:
             asked["gen_ai.conversation.id"] = ask.session
         for name in _SAMPLING:
-            if isinstance(value := ask.body.get(name), int | float):
+            if isinstance(value := ask.body.get(name), int | float) and abs(value) < _MOST:
                 asked[f"gen_ai.request.{name}"] = value
         return asked
 
