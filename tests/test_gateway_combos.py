@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -225,6 +226,82 @@ def test_several_workers_hand_over_too(fleet: Fleet, tmp_path: Path) -> None:
         reply.close()
         assert metric(front, "headway_requests_in_flight") == 0
     idle(fleet.prefill, *fleet.decode)
+
+
+def test_a_router_that_knows_no_pairs_prefills_and_somebody_decodes(fleet: Fleet, tmp_path: Path) -> None:
+    decode = [each.url for each in fleet.decode]
+    front = gateway(combo_file(tmp_path, [fleet.prefill.url], decode, policies={"routing": "least-loaded"}))
+    with closing(front):
+        all_up(front, 3)
+        assert {said(streamed(front)) for _ in range(3)} == {said(streamed(fleet.prefill))}
+        assert prefills(front, "handed over") == 3
+
+
+def test_whoever_is_idle_does_all_of_a_request(fleet: Fleet, tmp_path: Path) -> None:
+    """While the only decode replica writes, a prompt stays where it is computed."""
+    path = combo_file(tmp_path, [fleet.prefill.url], [fleet.decode[0].url], policies={"routing": "cauchy"})
+    front = gateway(path)
+    with closing(front):
+        all_up(front, 2)
+        first = chat(front, LONG, stream=True, max_tokens=5000, ignore_eos=True)
+        events = first.events()
+        next(events)
+        assert first.headers["x-headway-replica"] == "pair-decode/1"
+
+        def stays() -> bool:  # once the gateway has heard that the prefill replica is idle again
+            before = prefills(front, "handed over")
+            reply = chat(front, LONG, stream=True, max_tokens=12)
+            list(reply.events())
+            is_there = reply.headers["x-headway-replica"] == "pair-prefill/0"
+            assert prefills(front, "handed over") == before + (not is_there)
+            return is_there
+
+        until(stays)
+        first.close()
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
+    idle(fleet.prefill, *fleet.decode)
+
+
+def test_a_client_that_leaves_is_nowhere(fleet: Fleet, tmp_path: Path) -> None:
+    """While its prompt is computed, while its cache is copied (which takes 20 s here), and while it is answered."""
+    slow = emulator("--kv-gbps", "0.05")
+    front = gateway(combo_file(tmp_path, [fleet.prefill.url], [slow.url]))
+    with closing(slow, front):
+        all_up(front, 2)
+        for words in (20_000, 1000):
+            body = {"model": MODEL, "prompt": "word " * words, "max_tokens": 50, "stream": True}
+            with socket.create_connection(("127.0.0.1", front.port)) as client:
+                data = json.dumps(body).encode()
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+                client.sendall(head.encode() + data)
+                at = "pair-decode" if words == 1000 else "pair-prefill"
+                until(lambda at=at: flight(front, at) == 1)
+            until(lambda: flight(front, "pair-") == 0)
+        assert prefills(front, "handed over") == 1
+        idle(slow)
+
+
+def flight(process: Process, pool: str) -> int:
+    """Requests at the replicas of pools whose names begin so."""
+    lines = send(process, "/metrics").text().splitlines()
+    start = f'headway_requests_in_flight{{pool="{pool}'
+    return sum(int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+
+
+def test_a_stream_leaves_a_replica_that_drains_by_way_of_a_new_prefill(fleet: Fleet, tmp_path: Path) -> None:
+    decode = [each.url for each in fleet.decode]
+    path = combo_file(tmp_path, [fleet.prefill.url], decode, gateway={"admin_keys": [sha256(b"boss").hexdigest()]})
+    front, boss = gateway(path), {"authorization": "Bearer boss"}
+    with closing(front):
+        all_up(front, 3)
+        reply = chat(front, LONG, stream=True, max_tokens=120)
+        events = reply.events()
+        first = [next(events) for _ in range(5)]
+        id = int(reply.headers["x-headway-replica"][-1])
+        send(front, f"/workers/{id}/drain", b"", boss, "POST").close()
+        until(lambda: flight(front, "pair-") == 1 and send(front, f"/workers/{id}", None, boss).json()["empty"])
+        assert said([*first, *events]) == said(streamed(fleet.prefill, max_tokens=120))
+        assert prefills(front, "handed over") == 2
 
 
 def test_who_runs_the_gateway_changes_roles(fleet: Fleet, tmp_path: Path) -> None:

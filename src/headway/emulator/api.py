@@ -285,7 +285,7 @@ def application(make: Callable[[], Engine], config: Config) -> Starlette:
 
     async def cache(request: Request) -> Response:
         id, caches = request.path_params["id"], engine().caches
-        found = caches.drop(id) if request.method == "DELETE" else id in caches.kept()
+        found = caches.drop(id) if request.method == "DELETE" else await caches.send(id)
         return Response(status_code=200 if found else 404)
 
     async def fail(request: Request) -> Response:

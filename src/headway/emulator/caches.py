@@ -1,8 +1,9 @@
 """KV caches that one emulated engine keeps for another, and fetches from another: as vLLM's NIXL connector has it.
 
 Who has computed a prompt for somebody else keeps its blocks until they have been fetched, or for so long. Who decodes
-sets blocks aside, copies (every fetch from one engine shares the link with the others), says that it has, and goes on
-from there. Caches are asked for over HTTP, at the engine's own address.
+sets blocks aside, fetches, says that it has, and goes on from there. A copy takes as long as it would at either end:
+what one engine sends shares its link, and so does what one fetches. Caches are asked for over HTTP, at the engine's own
+address; a GET is answered when all has been sent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headway.sim.kernel import COMMAND, Kernel
 PATH = "/emulator/kv"
 NETWORK = "mooncake-h800"
 """Whose measured latency a transfer has."""
-_ANSWERS_S = 5.0
+_LONGEST_S = 600.0
 """An engine that has not answered by then is gone."""
 
 
@@ -56,9 +57,9 @@ class Remote(Struct, frozen=True):
     do_remote_prefill: bool = False
 
     async def ask(self, method: str) -> None:
-        """GET: is it there? DELETE: it has been fetched. GoneError where it is not, or nobody answers."""
+        """GET: have it sent. DELETE: it has been fetched. GoneError where it is not there, or nobody answers."""
         try:
-            async with asyncio.timeout(_ANSWERS_S):
+            async with asyncio.timeout(_LONGEST_S):
                 reader, writer = await asyncio.open_connection(self.remote_host, self.remote_port)
                 try:
                     head = f"{method} {PATH}/{self.remote_request_id} HTTP/1.1\r\nHost: {self.remote_host}\r\n"
@@ -80,22 +81,18 @@ class Caches:
         self._kernel, self._replica, self._run = kernel, replica, run
         self._bytes_per_token = links.kv_bytes(pool.model, 1, pool.engine.kv_dtype_bytes)
         self._fabric = Fabric(kernel, lambda _: link.bytes_per_s, costs().kv_transfer[NETWORK].latency_s)
-        self._kept: dict[str, int] = {}
-        """Blocks by request."""
-        self._peers: dict[str, int] = {}
+        self._kept: dict[str, tuple[int, int]] = {}
+        """Tokens and blocks, by request."""
         self._flows = count(1)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.num_fetching = 0
         """Requests that wait for room, or for their cache."""
 
-    def kept(self) -> set[str]:
-        """Requests of which caches are here for somebody else."""
-        return set(self._kept)
-
     def keep(self, request: str, live: Live, now: float) -> None:
         """A prompt has been computed for another engine; its blocks were free for no time at all."""
         replica = self._replica
-        self._kept[request] = blocks = replica.kv.blocks(live.prompt_tokens)
+        blocks = replica.kv.blocks(live.prompt_tokens)
+        self._kept[request] = live.prompt_tokens, blocks
         replica.kv.pinned += blocks
         replica.reserved_blocks += blocks
         replica.num_arriving += 1  # whoever waits for room waits for this
@@ -104,6 +101,13 @@ class Caches:
     def _expire(self, now: float, request: str) -> None:
         self._drop(request, now)
 
+    async def send(self, request: str) -> bool:
+        """Whether it is there; then it has been sent."""
+        if request not in self._kept:
+            return False
+        await self._copy(self._kept[request][0], is_sent=True)
+        return True
+
     def drop(self, request: str) -> bool:
         """It has been fetched. Whether it was there."""
         found = self._drop(request, self._run())
@@ -111,10 +115,10 @@ class Caches:
         return found
 
     def _drop(self, request: str, now: float) -> bool:
-        blocks = self._kept.pop(request, None)
-        if blocks is not None:
+        _, blocks = self._kept.pop(request, (0, 0))
+        if blocks:
             self._give_up(blocks, now)
-        return blocks is not None
+        return blocks > 0
 
     def _give_up(self, blocks: int, now: float) -> None:
         self._replica.num_arriving -= 1
@@ -127,8 +131,12 @@ class Caches:
         try:
             await self._room(blocks)
             try:
-                await remote.ask("GET")
-                await self._copy(remote, prompt_tokens)
+                copying = asyncio.create_task(self._copy(prompt_tokens, is_sent=False))
+                try:
+                    await remote.ask("GET")
+                    await copying
+                finally:
+                    copying.cancel()
                 await remote.ask("DELETE")
             except BaseException:
                 self._give_up(blocks, self._run())
@@ -167,12 +175,13 @@ class Caches:
                 self._replica.num_arriving += 1
                 granted.set_result(None)
 
-    async def _copy(self, remote: Remote, prompt_tokens: int) -> None:
-        """As long as it takes over the link."""
+    async def _copy(self, tokens: int, is_sent: bool) -> None:
+        """As long as it takes over the own link, which all that is sent shares, and all that is fetched."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        peer = self._peers.setdefault(remote.remote_engine_id, len(self._peers) + 1)
-        num_bytes = prompt_tokens * self._bytes_per_token
-        flow = self._fabric.send(next(self._flows), peer, 0, num_bytes, self._run(), partial(_settle, done))
+        number = next(self._flows)
+        ends = (0, number) if is_sent else (number, 0)
+        num_bytes = tokens * self._bytes_per_token
+        flow = self._fabric.send(number, *ends, num_bytes, self._run(), partial(_settle, done))
         self._run()
         try:
             await done
