@@ -185,8 +185,8 @@ def test_one_below_60_and_two_below_50_per_cent(use: float, num: int) -> None:
 def test_each_endpoint_asks_for_its_own() -> None:
     held = [batch(i, float(i)) for i in range(9)]
     fleet = regions(east=(0.9, 0.2), west=0.1, central=0.7)  # one for east at 55%, two for west
-    assert asking(QueueManager(), fleet, held) == ["east", "west", "west"]
-    assert asking(QueueManager(), fleet, held[:2]) == ["east", "west"]
+    assert asking(QueueManager(), fleet, held) == ["west", "west", "east"]
+    assert asking(QueueManager(), fleet, held[:1]) == ["west"]
     fleet[2].is_draining = True
     assert asking(QueueManager(), fleet, held) == ["east"]
     assert released(QueueManager(), [], held, 10.0) == []

@@ -8,7 +8,7 @@ from math import inf
 from headway.core.decision import Release
 from headway.core.view import AdmissionView, ReplicaView, RequestView
 from headway.policies.arguments import above, at_least, between
-from headway.policies.endpoints import Silos, is_below
+from headway.policies.endpoints import Silos, effective_use
 
 
 class QueueManager:
@@ -16,8 +16,9 @@ class QueueManager:
 
     Batch are the requests of tier `batch_tier` and above. Every `interval_s` each endpoint, a model's replicas in one
     region, says how full it is (effective memory utilisation): below `threshold` it gets one request, below
-    `low_threshold` two, those that wait longest. Which replica there is the router's to say. Pools whose names end in
-    `interactive_suffix` do not count.
+    `low_threshold` two, those that wait longest; the least full is served first, as the paper leaves it open whose
+    signal comes first. Which replica there is the router's to say. Pools whose names end in `interactive_suffix` do not
+    count.
 
     A request that is `urgent_after_s` old goes at once, however full the endpoints are, and is of tier `urgent_tier`
     from then on: on a par with interactive work. So does one whose deadline is `margin_s` away; without a deadline of
@@ -91,11 +92,8 @@ class QueueManager:
             if not replica.is_draining:
                 endpoints.setdefault(replica.region, []).append(replica)
         asking: list[str] = []
-        for region, endpoint in endpoints.items():
-            if len(asking) >= most:
-                break
-            if is_below(self._threshold, endpoint):
-                asking.append(region)
-                if len(asking) < most and is_below(self._low_threshold, endpoint):
-                    asking.append(region)
-        return asking
+        uses = {region: effective_use(endpoint) for region, endpoint in endpoints.items()} if most > 0 else {}
+        for region in sorted(uses, key=lambda region: uses[region]):
+            if uses[region] < self._threshold:
+                asking += [region] * (1 + (uses[region] < self._low_threshold))
+        return asking[:most]
