@@ -52,7 +52,7 @@ class Client(asyncio.Protocol):
         self.num_events += body.count(b"data: {")
 
     def on_message_complete(self) -> None:
-        if self._done is not None:
+        if self._done is not None and not self._done.done():
             self._done.set_result(None)
 
     async def ask(self, stream: bool) -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import which
 from statistics import median
@@ -79,7 +79,8 @@ def running(commands: dict[str, str], interval_s: float) -> Iterator[dict[str, t
             yield started
         finally:
             for _, process in started.values():
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             for process in (*mocks, *(process for _, process in started.values())):
                 process.kill()
                 process.wait()
@@ -135,8 +136,9 @@ async def rounds(started: dict[str, tuple[int, subprocess.Popen[bytes]]], what: 
                 found[name].append(await what(port, pid))  # type: ignore[operator]
             except (OSError, AssertionError) as error:
                 echo(f"{name}: {type(error).__name__} {error}", err=True)
-            if not found[name] or not found[name][-1]:
+            if name in started and (not found[name] or not found[name][-1]):
                 del there[name]
+                os.killpg(started[name][1].pid, signal.SIGKILL)  # what it still works at would slow down the others
     return found
 
 
