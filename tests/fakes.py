@@ -97,9 +97,6 @@ class FakePool:
     name: str = "main"
     replicas: Sequence[FakeReplica] = ()
     num_starting: int = 0
-    num_queued: int = 0
-    num_down: int = 0
-    num_failed: int = 0
     min_replicas: int = 1
     max_replicas: int = 10
     model: str = ""
@@ -108,6 +105,9 @@ class FakePool:
     goodput_rps: float | None = None
     usd_per_hour: float = 1.0
     gpus: dict[str, int] = field(default_factory=dict)
+    num_queued: int = 0
+    num_down: int = 0
+    num_failed: int = 0
 
     @property
     def num_serving(self) -> int:
