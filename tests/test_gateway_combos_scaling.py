@@ -86,3 +86,29 @@ def test_a_combo_is_limited_by_its_part_with_the_fewest_ports(tmp_path: Path) ->
     _, plan = load(_file(tmp_path, 9_000))
     assert {served.combo.max_replicas for served in plan.pools if served.combo is not None} == {2}
     assert len({id(served.combo) for served in plan.pools}) == 1
+
+
+def test_cheaper_combos_take_the_place_of_dearer_ones(tmp_path: Path) -> None:
+    """Algorithm 1's refinement: what is new serves before what it replaces goes."""
+    first, last = processes.ports(2)
+
+    def alone(name: str, port: int, usd: float, replicas: int) -> dict[str, Any]:
+        part = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "usd_per_gpu_hour": usd}
+        part["processes"] = processes.how([port, port])
+        return {"name": name, "aggregated": part, "goodput_rps": 5.0, "replicas": replicas, "min_replicas": 0}
+
+    made = {
+        "combos": [alone("dear", first, 9.0, 1), alone("thrifty", last, 1.0, 0)],
+        "policies": {"routing": "cauchy", "scaling": {**SCALING, "global_window_s": 3}},
+        "gateway": {"scrape_period_s": 0.1},
+    }
+    (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(made))
+    front = serving.gateway(tmp_path / "fleet.yaml")
+    with serving.closing(front):
+        all_up(front, 1)
+        assert list(running(first, last)) == [first]
+        until(lambda: list(running(first, last)) == [last], 60)
+        assert ask(front, "/health").json()["up"] == 1
+        reply = chat(front, max_tokens=5)
+        assert reply.headers["x-headway-replica"].startswith("thrifty-") and reply.json()["choices"]
+        assert "a plan was made in" in front.stop()

@@ -250,4 +250,4 @@ def test_who_does_not_start_counts_as_failed_is_shown_and_keeps_nobody_from_grow
         assert chat(front, model="llama-3.1-8b", max_tokens=3).json()["usage"]["completion_tokens"] == 3
         assert failed() == [] and metric(front, "headway_replicas_failed") == 0
         written = front.stop()
-        assert "bad: 2 starts have come to nothing, the last one has ended: it counts as failed" in written
+        assert "bad: 2 starts have come to nothing (has ended): it counts as failed" in written

@@ -349,7 +349,7 @@ def _check_oracles(policies: Policies, places: Places) -> None:
 def _check_forecasts(policies: Policies, places: Places) -> None:
     """Nobody knows the demand to come; and a plan needs to know what a replica serves."""
     choice = policies.scaler
-    if not isinstance(choice, Choice) or "desk" not in signature(choice.made_by).parameters:
+    if not isinstance(choice, Choice) or "forecaster" not in signature(choice.made_by).parameters:
         return
     at = ("policies", "scaling")
     if cheats(choice):

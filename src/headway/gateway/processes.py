@@ -117,7 +117,7 @@ class LocalProcesses:
         slot.num_tries += 1
         if slot.num_tries == self._how.tries and not slot.stops.is_set():
             slot.has_failed = True
-            log.error("%s: %d starts have come to nothing, the last one %s: it counts as failed, and is tried on",
+            log.error("%s: %d starts have come to nothing (%s): it counts as failed, and is tried on",
                       self._pool.name, slot.num_tries, slot.why)  # fmt: skip
             self._host.failed(self._pool.name, slot.why)
 

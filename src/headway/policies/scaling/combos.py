@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+from headway.core.clerk import AtOnce, Desk
 from headway.core.errors import HeadwayError, unknown
 from headway.core.policy import ComboPlanner
 from headway.core.view import PoolsView, PoolView
-from headway.policies.arguments import above, at_least
+from headway.policies.arguments import above, at_least, can
 from headway.policies.cheapest import Kind, cheapest
 from headway.policies.demand import Arrivals
 from headway.policies.stock import Stock, stock_of, surplus
@@ -29,7 +31,8 @@ class Combos:
     as far as the demand allows.
 
     The cheapest have the lowest sum of prices, or of prices over `cost_efficiency` (tokens per USD by combo, as
-    the paper's eq. 16) where that is given; a `planner` decides instead if one is handed in. `gpu_limits` are the
+    the paper's eq. 16) where that is given; a `planner` decides instead if one is handed in. Which they are is worked
+    out at the `desk`, if there is one; until it is known, everything stays as it is. `gpu_limits` are the
     GPUs of each type that there are: serving, starting and draining combos never take more. Pools without a
     profiled goodput stay as they are and count for nothing.
     """
@@ -44,6 +47,7 @@ class Combos:
         gpu_limits: dict[str, int] | None = None,
         cost_efficiency: dict[str, float] | None = None,
         planner: ComboPlanner | None = None,
+        desk: Desk | None = None,
     ) -> None:
         at_least("ratio", ratio, 0)
         above("local_window_s", local_window_s, 0)
@@ -61,7 +65,10 @@ class Combos:
         self._local_s, self._global_s = local_window_s, global_window_s
         self._gpu_limits = gpu_limits or {}
         self._cost_efficiency = cost_efficiency
-        self._planner = planner
+        can("desk", desk)
+        self._clerk = (desk or AtOnce)(_Best(planner))
+        self._asked: tuple[_Model, str] | None = None
+        """For which model, and what for, the clerk works something out."""
         self._models: dict[str, _Model] = {}
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
@@ -77,7 +84,8 @@ class Combos:
             arrived = sum(num for (name, *_), (num, _) in view.arrived.items() if name == model or len(models) == 1)
             state = self._models.setdefault(model, _Model(view.now, self._global_s))
             state.arrivals.push(view.now, arrived)
-            wanted |= self._step(state, stocks, left, view.now)
+            with suppress(_LaterError):
+                wanted |= self._step(state, stocks, left, view.now)
         return wanted
 
     def _step(self, state: _Model, stocks: Sequence[Stock], left: Counter[str], now: float) -> dict[str, int]:
@@ -93,7 +101,7 @@ class Combos:
             return _less(stocks, surplus(stocks, -delta_rps)) if is_off else {}
         waited_s = now - state.last_s + _LITTLE
         if waited_s >= self._local_s and is_off and delta_rps > 0:
-            wanted = self._out(stocks, left, delta_rps)
+            wanted = self._out(state, stocks, left, delta_rps)
             if wanted:
                 state.last_s, state.target = now, None
                 return wanted
@@ -106,7 +114,7 @@ class Combos:
             return self._refine(state, stocks, left, now)
         return {}
 
-    def _out(self, stocks: Sequence[Stock], left: Counter[str], deficit_rps: float) -> dict[str, int]:
+    def _out(self, state: _Model, stocks: Sequence[Stock], left: Counter[str], deficit_rps: float) -> dict[str, int]:
         """More of them; who drains first, since those are up and paid for."""
         more: Counter[str] = Counter()
         for stock in sorted(stocks, key=lambda stock: (stock.cost / stock.goodput_rps, stock.name)):
@@ -115,7 +123,8 @@ class Combos:
                     more[stock.name] += 1
                     deficit_rps -= stock.goodput_rps
         if deficit_rps > _LITTLE:
-            found = self._best(deficit_rps, stocks, {stock.name: stock.room for stock in stocks}, left)
+            question = state, "out"
+            found = self._best(question, deficit_rps, stocks, {stock.name: stock.room for stock in stocks}, left)
             more += _fit(stocks, found, left)
         return {stock.name: max(stock.num + more[stock.name], stock.fewest) for stock in stocks if more[stock.name]}
 
@@ -126,9 +135,10 @@ class Combos:
             for gpu in gpus:
                 gpus[gpu] += (stock.num + stock.num_draining) * stock.gpus.get(gpu, 0)
         rate_rps = state.arrivals.rate_rps(self._global_s)
-        if any(stock.num_serving for stock in stocks):
+        if any(stock.num for stock in stocks):
             rate_rps = max(rate_rps, 1e-6)  # without demand, the cheapest one
-        found = self._best(rate_rps, stocks, {stock.name: stock.most for stock in stocks}, gpus)
+        most = {stock.name: stock.most for stock in stocks}
+        found = self._best((state, "anew"), rate_rps, stocks, most, gpus)
         return {stock.name: max(found.get(stock.name, 0), stock.fewest) for stock in stocks}
 
     def _refine(self, state: _Model, stocks: Sequence[Stock], left: Counter[str], now: float) -> dict[str, int]:
@@ -154,12 +164,23 @@ class Combos:
         return _less(stocks, extra)
 
     def _best(
-        self, demand_rps: float, stocks: Sequence[Stock], most: Mapping[str, int], gpus: Mapping[str, int]
-    ) -> Mapping[str, int]:
-        if self._planner is not None:
-            return self._planner.best(demand_rps, most, gpus)
-        kinds = [Kind(s.name, s.goodput_rps, s.cost, s.gpus, most[s.name]) for s in stocks]
-        return cheapest(demand_rps, kinds, gpus)
+        self, question: tuple[_Model, str], demand_rps: float, stocks: Sequence[Stock], most: Mapping[str, int],
+        gpus: Mapping[str, int],
+    ) -> Mapping[str, int]:  # fmt: skip
+        """The clerk's answer, once it is there; what was asked a moment ago is as good as asked now."""
+        if self._asked is not None:
+            if self._clerk.is_busy:
+                raise _LaterError
+            asked, self._asked = self._asked, None
+            found: Mapping[str, int] | None = self._clerk.answer()
+            if found is None:
+                raise _LaterError
+            if asked == question:
+                return found
+        kinds = [Kind(s.name, s.goodput_rps, s.cost, dict(s.gpus), most[s.name]) for s in stocks]
+        self._clerk.ask(demand_rps, kinds, dict(gpus))
+        self._asked = question
+        return self._best(question, demand_rps, stocks, most, gpus)
 
     def _gpus_left(self, pools: Sequence[PoolView]) -> Counter[str]:
         """Of the types that are limited; what drains still has its GPUs."""
@@ -188,6 +209,22 @@ class Combos:
         for name in self._cost_efficiency or ():
             if name not in names:
                 raise unknown("combo", name, names, "cost_efficiency")
+
+
+class _LaterError(Exception):
+    """It is still being worked out, or that failed: until it is known, all stays as it is."""
+
+
+class _Best:
+    """Which combos serve a demand best."""
+
+    def __init__(self, planner: ComboPlanner | None) -> None:
+        self._planner = planner
+
+    def __call__(self, demand_rps: float, kinds: Sequence[Kind], gpus: Mapping[str, int]) -> Mapping[str, int]:
+        if self._planner is None:
+            return cheapest(demand_rps, kinds, gpus)
+        return self._planner.best(demand_rps, {kind.name: kind.most for kind in kinds}, gpus)
 
 
 class _Model:
