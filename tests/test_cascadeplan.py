@@ -191,6 +191,23 @@ def test_one_model_on_two_types_is_a_pool_of_each() -> None:
     assert both.num_completed == both.num_requests and both.p95_s < one.p95_s  # type: ignore[operator]
 
 
+def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
+    first = SCENARIO["fleet"][0]
+    more = [
+        {"model": "llama-3-8b", "gpu": "l40s", "replicas": 3, "usd_per_gpu_hour": 1.1},
+        {"model": "llama-3-8b", "gpu": "h100-80gb-sxm", "replicas": 1},
+    ]
+    asked = cascadeplan.ask({**SCENARIO, "fleet": [first, *more]}, Places(), Path(), QualityFloor(75.0))
+    told = [(offer.gpu.name, offer.limit, offer.usd_per_hour) for offer in asked.problem.offers]
+    assert told == [("h100-80gb-sxm", 9, None), ("l40s", 3, 1.1)] and not asked.problem.use_all
+    assert asked.problem.hardware == "9 x h100-80gb-sxm + 3 x l40s"
+    assert asked.entries == {
+        "llama-3-8b": 2, "llama-3-70b": 0, "llama-3-8b on l40s": 1, "llama-3-70b on l40s": 1,
+    }  # fmt: skip
+    alone = cascadeplan.ask(SCENARIO, Places(), Path(), QualityFloor(75.0)).problem
+    assert alone.others == () and alone.use_all and alone.num_gpus == 8
+
+
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [("h100", "expected how many there are"), ("h100:2,h100:3", "each type once"), ("h99:2", "unknown GPU 'h99'"),
