@@ -121,13 +121,13 @@ def test_more_streams_than_slots_all_move(
 ) -> None:
     """They wait for slots in turn; none is lost, mixed up with another, or left behind."""
     prompts = [f"{i} hellos" for i in range(12)]
-    options = {**STREAM, "max_tokens": 250}
+    options = {**STREAM, "max_tokens": 150}
     alone = [_text(list(chat(engines[i % 2], text, **options).events())) for i, text in enumerate(prompts)]
     front = serve(engines, "--workers", workers)
 
     def stream(i: int) -> str:
         reply = chat(front, prompts[i], **options)
-        return _text(_drained(front, reply, 60) if i == 3 else list(reply.events()))
+        return _text(_drained(front, reply, 40) if i == 3 else list(reply.events()))
 
     with ThreadPoolExecutor(len(prompts)) as threads:
         assert list(threads.map(stream, range(len(prompts)))) == alone
