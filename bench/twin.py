@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, cast
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import httptools
 import msgspec
@@ -28,6 +28,7 @@ from click import echo
 
 from headway import records, scenario
 from headway.core.record import Records
+from headway.gateway import handover
 
 PORTS, GATEWAY = (9401, 9402, 9403), 9400
 GBPS = 10
@@ -131,6 +132,7 @@ def lived(fleet: dict[str, Any], gpus: tuple[str, ...], folder: Path, seconds: f
     front = subprocess.Popen([*headway, "serve", str(file), "--port", str(GATEWAY), "--records", str(folder / "ran")])
     try:
         wait(len(gpus))
+        warm_up(len(gpus))
         num = uvloop.run(live(seconds, rate))
         front.send_signal(signal.SIGTERM)
         front.wait()
@@ -148,6 +150,20 @@ def wait(num: int) -> None:
         with suppress(OSError), urlopen(f"http://127.0.0.1:{GATEWAY}/health") as health:
             if msgspec.json.decode(health.read())["up"] == num:
                 return
+
+
+def warm_up(num: int) -> None:
+    """What an engine does for the first time takes longer."""
+    for port in PORTS[1:num]:
+        body = {"model": "qwen3-8b", "prompt": [5] * 50, "max_tokens": 2}
+        kept = _post(PORTS[0], handover.prefill(body))["kv_transfer_params"]
+        _post(port, handover.decode(body, kept))
+
+
+def _post(port: int, body: dict[str, Any]) -> Any:
+    request = Request(f"http://127.0.0.1:{port}/v1/completions", msgspec.json.encode(body))
+    with urlopen(request) as answer:
+        return msgspec.json.decode(answer.read())
 
 
 def main() -> None:
