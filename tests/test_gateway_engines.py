@@ -232,7 +232,7 @@ def test_who_is_urgent_overtakes_in_the_engines_own_queue(
     order: list[int] = []
 
     def stream(tier: int) -> None:
-        options = {**STREAM, "max_tokens": 20 + 480 * tier}
+        options = {**STREAM, "max_tokens": 20 + 180 * tier}
         list(chat(front, f"tier {tier}", {"x-headway-tier": str(tier)}, **options).events())
         order.append(tier)
 
