@@ -62,15 +62,6 @@ def test_changes_of_role_and_broken_streams_that_make_no_sense(changes: dict[str
     assert message in str(error.value)
 
 
-def test_a_gateway_refuses_to_change_roles() -> None:
-    pytest.importorskip("httptools")
-    from headway.serving import plan
-
-    roles = [{"at_s": 1, "replica": 0, "role": "decode"}]
-    with pytest.raises(HeadwayError, match="roles: a gateway cannot tell an engine to prefill or to decode only"):
-        plan(scenario(fleet=[], combos=[combo()], roles=roles))
-
-
 def test_combos_that_are_not_there_at_first_come_when_they_are_wanted() -> None:
     done = run(
         scenario(
