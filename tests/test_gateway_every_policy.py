@@ -17,7 +17,8 @@ pytest.importorskip("httptools")
 from headway import serving as composition
 from headway.core.errors import HeadwayError
 from headway.gateway.ask import CHAT, ask
-from headway.gateway.gateway import Gateway, Plan
+from headway.gateway.gateway import Gateway
+from headway.gateway.plan import Plan
 from headway.gateway.recording import Recording
 from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS
 

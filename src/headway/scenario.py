@@ -19,7 +19,7 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from headway import __version__, longterm, replanfile, userfile
+from headway import __version__, longterm, replanfile, scenarionotes, userfile
 from headway.catalog.coefficients import Coefficients
 from headway.control.decisions import Decisions
 from headway.control.policies import CascadeOf, Policies
@@ -27,13 +27,12 @@ from headway.core.clerk import Desk
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fleet, Model, Pool, unit_of
 from headway.core.policy import Scaler
-from headway.core.record import Outcome, Records
+from headway.core.record import Records
 from headway.fleetfile import coefficients_of, fleet_of
 from headway.metrics.summary import summarize
 from headway.perf.step import StepModel
 from headway.policies import resolve
 from headway.policies.resolve import Choice
-from headway.replan import replanner_of
 from headway.report.run import Provenance, Run
 from headway.scenariofile import PolicySpec, PolicySpecs, Spec, Variant
 from headway.sim.cluster import simulate
@@ -123,9 +122,9 @@ def run(scenario: Scenario, progress: Progress | None = None, decisions: Decisio
         calibrated=all(found.calibrated for found in known.values()),
         notes=(
             *source.table().notes,
-            *_rejections(records, pools),
-            *_cheating(chosen),
-            *_replanned(policies),
+            *scenarionotes.rejections(records, pools),
+            *scenarionotes.cheating(_scaler(chosen)),
+            *scenarionotes.replanned(policies),
             *missing,
         ),
     )
@@ -205,34 +204,6 @@ def _bound(
     except HeadwayError as error:
         return None, (f"no bound on GPU hours: {error}",)
     return found, ()
-
-
-def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
-    """Why requests were turned away."""
-    rejected = records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]
-    if not len(rejected):
-        return []
-    contexts = {pool.model.name: pool.model.max_context_tokens for pool in pools}
-    limit = max(min(replica.kv_capacity_tokens, contexts[replica.model]) for replica in records.replicas)
-    tokens = records.workload["prompt_tokens"][rejected] + records.workload["output_tokens"][rejected]
-    too_long = int((tokens > limit).sum())
-    notes = [f"rejected: {too_long:,} requests of more than {limit:,} tokens, the most that a replica takes"]
-    if too_long < len(rejected):
-        notes.append(f"rejected: {len(rejected) - too_long:,} requests that no queue had room for")
-    return notes if too_long else notes[1:]
-
-
-def _cheating(scenario: Scenario) -> list[str]:
-    """What a scaler knew that it could not know."""
-    if not longterm.cheats(_scaler(scenario)):
-        return []
-    return ["cheating: the forecaster is fitted on the demand of this very run, its future included"]
-
-
-def _replanned(policies: Policies) -> list[str]:
-    """Which plans were made on the way."""
-    planner = replanner_of(policies)
-    return [] if planner is None else planner.news
 
 
 def provenance(scenario: Scenario, command: str | None = None) -> Provenance:

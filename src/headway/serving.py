@@ -18,7 +18,7 @@ from headway.core.fleet import Combo, Pool
 from headway.gateway.adapters import ADAPTERS, Adapter, api_of
 from headway.gateway.admin import is_address
 from headway.gateway.clerks import Clerks
-from headway.gateway.gateway import Plan, Served
+from headway.gateway.plan import Plan, Served
 from headway.gateway.settings import Judge, Settings
 from headway.gateway.starting import Kubernetes, Processes
 from headway.longterm import cheats

@@ -17,7 +17,7 @@ from headway.records import save
 from headway.scenario import Scenario
 
 if TYPE_CHECKING:
-    from headway.gateway.gateway import Plan, Served
+    from headway.gateway.plan import Plan, Served
 
 _SCHEDULER_S = 1.0
 """When workers have ended, nobody asks the scheduler anything any more."""

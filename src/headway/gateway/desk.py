@@ -16,8 +16,8 @@ from headway.gateway import wire
 from headway.gateway.client import BrokenOffError, EngineError, UnreachableError
 from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
-from headway.gateway.exchange import RefusedError
 from headway.gateway.gateway import Gateway
+from headway.gateway.refusal import RefusedError
 from headway.gateway.replica import Engine, LiveReplica
 from headway.gateway.ticket import Ticket
 from headway.gateway.wire import Heard, Left, Link, Over, Refused, Standing, Stop, Told

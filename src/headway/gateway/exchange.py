@@ -17,7 +17,7 @@ from headway.gateway.client import Connection, EngineError, UnreachableError, re
 from headway.gateway.errors import ApiError
 from headway.gateway.listen import Listener, Pace
 from headway.gateway.llamacpp import template
-from headway.gateway.refusal import refusal
+from headway.gateway.refusal import RefusedError, for_client, is_no_answer, refusal, reported
 from headway.gateway.replica import Engine
 from headway.gateway.said import CannotGoOnError, Continued, without
 from headway.gateway.scheduler import Scheduler
@@ -26,25 +26,9 @@ from headway.gateway.slots import Luggage
 from headway.gateway.ticket import OverError, Ticket
 
 log = logging.getLogger("headway.gateway")
-AGAIN = frozenset((408, 429))
-"""What an engine answers when another one might do better, beside what begins with 5."""
 _LONGEST_ANSWER_BYTES = 256 << 20
 _TAIL_S = 1.0
 """After [DONE], an engine has so long to end its answer, else its connection is not kept."""
-
-
-def is_no_answer(status: int) -> bool:
-    """Another engine might do better; or it sends clients elsewhere, which engines do not."""
-    return status in AGAIN or status >= 500 or 300 <= status < 400
-
-
-class RefusedError(EngineError):
-    """The engine answered with an error."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"answered {status}: {body[:300].decode(errors='replace')}")
-        self.status = status
-        self.is_untouched = status in (429, 503)
 
 
 class Health(Protocol):
@@ -191,12 +175,8 @@ class Exchange:
 
     def _failure(self) -> ApiError:
         """What the client is told of an engine's trouble."""
-        trouble = self._trouble
         replica = self._ticket.replica
-        name = replica.name if replica is not None else "the replica"
-        if isinstance(trouble, RefusedError) and trouble.status in (429, 503):
-            return ApiError(trouble.status, f"{name} {trouble}", "engine_overloaded", retry_after_s=1)
-        return ApiError(502, f"{name} {trouble}", "engine_error")
+        return for_client("the replica" if replica is None else replica.name, self._trouble)
 
     def _why(self, outcome: Outcome) -> ApiError | None:
         """What to tell a client whose request has ended so."""
@@ -309,7 +289,7 @@ class Exchange:
     def _check_whole(self, data: bytes) -> None:
         """EngineError where a status of 200 comes with what is no answer."""
         if self._listener.opaque is None and (error := sse.value(data).get("error")):
-            raise EngineError(_reported(error))
+            raise EngineError(reported(error))
 
     async def _stream(self, connection: Connection) -> None:
         events, pace = sse.Events(), Pace(self._ticket, self._driver)
@@ -360,7 +340,7 @@ class Exchange:
             return event
         chunk = sse.read(payload)
         if chunk.error is not None:
-            raise EngineError(_reported(chunk.error))
+            raise EngineError(reported(chunk.error))
         listener.chunk(chunk)
         if not chunk.choices and chunk.usage is not None and not self._ask.wants_usage:
             return None
@@ -412,7 +392,3 @@ class Exchange:
             await self._out.send({"type": "http.response.body", "body": last})
         else:
             await answer(self._out.send, error, self._id)
-
-
-def _reported(error: object) -> str:
-    return f"reported an error: {msgspec.json.encode(error)[:300].decode(errors='replace')}"

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from heapq import heapify
 from itertools import count
-from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from headway.control.decisions import Decision, Decisions
 from headway.control.live import HELD, Live
-from headway.control.policies import Policies
 from headway.control.service import Service
 from headway.core.errors import unknown
-from headway.core.fleet import Combo, Pool, RoleChange
-from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.record import Outcome, Records
 from headway.core.request import Phase
@@ -27,7 +21,6 @@ from headway.gateway import dashboard
 from headway.gateway.adapters import ADAPTERS
 from headway.gateway.ask import Ask
 from headway.gateway.board import Board
-from headway.gateway.clerks import Clerks
 from headway.gateway.clock import Clock
 from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
@@ -36,13 +29,12 @@ from headway.gateway.features import Features, features
 from headway.gateway.fleet import LiveFleet
 from headway.gateway.judge import Jury
 from headway.gateway.keys import Caller, Keys
+from headway.gateway.plan import Plan, Served
 from headway.gateway.recording import Recording
 from headway.gateway.replica import LiveReplica
 from headway.gateway.scaling import LiveScaling
 from headway.gateway.send import Send
-from headway.gateway.settings import Api, Judge, Settings
 from headway.gateway.slots import Slots
-from headway.gateway.starting import Kubernetes, Processes
 from headway.gateway.telemetry import Sample, Telemetry
 from headway.gateway.term import Term
 from headway.gateway.ticket import Ticket
@@ -57,58 +49,6 @@ _TOKENS_PER_CHAR = 0.25
 """Of prompts, until an engine has counted some."""
 _LEARNING = 0.05
 """Weight of the newest count."""
-
-
-class Served(Struct, frozen=True):
-    """One pool, and where its replicas listen."""
-
-    pool: Pool
-    endpoints: tuple[str, ...]
-    api: Api
-    kv_blocks: int
-    """Of one replica."""
-    start: Processes | Kubernetes | None = None
-    """How replicas are started; None: they are where they are."""
-    slots: Path | None = None
-    """The folder through which they hand over KV caches."""
-    combo: Combo | None = None
-    """Of which the pool is a part."""
-
-    @property
-    def deployment(self) -> Pool | Combo:
-        """What comes and goes as one."""
-        return self.pool if self.combo is None else self.combo
-
-    @property
-    def num_initial(self) -> int:
-        """Replicas that there are at first; a part of a combo has so many in each."""
-        return self.pool.replicas * (1 if self.combo is None else self.combo.replicas)
-
-
-class Plan(Struct, frozen=True):
-    """What a gateway is to do."""
-
-    pools: tuple[Served, ...]
-    names: dict[str, tuple[str, ...]]
-    """What requests may call each model."""
-    policies: Policies
-    pacer: Pacer
-    seed: int
-    settings: Settings
-    tell_priority: bool
-    """Engines are told tiers, and go by them."""
-    judge: Judge | None = None
-    """Of the cascade's answers, where there is a cascade."""
-    gpu_limits: tuple[tuple[str, str, int], ...] = ()
-    """(region, GPU, how many there are), where scaling has a limit."""
-    roles: tuple[RoleChange, ...] = ()
-    """What replicas of combos are for from a time on, in seconds from the start."""
-    clerks: Clerks | None = None
-    """Who makes plans while it serves."""
-    planned_gpus: int | None = None
-    """How many GPUs of this machine the cascade's replicas share, where plans say what they are."""
-    news: Callable[[], Sequence[str]] = tuple
-    """What a planner has had to say until now, for the log."""
 
 
 class Gateway:

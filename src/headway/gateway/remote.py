@@ -21,9 +21,9 @@ from headway.gateway.ask import Ask
 from headway.gateway.client import BrokenOffError, EngineError, UnreachableError
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
-from headway.gateway.exchange import RefusedError
 from headway.gateway.features import features
 from headway.gateway.judge import Confidence, Jury
+from headway.gateway.refusal import RefusedError
 from headway.gateway.replica import Engine
 from headway.gateway.telemetry import Histogram, Telemetry
 from headway.gateway.ticket import Ticket

@@ -25,7 +25,8 @@ from headway.gateway.wholes import Wholes
 from headway.observe import FleetOfPools
 
 if TYPE_CHECKING:
-    from headway.gateway.gateway import Gateway, Plan, Served
+    from headway.gateway.gateway import Gateway
+    from headway.gateway.plan import Plan, Served
 
 log = logging.getLogger("headway.gateway")
 MOST_KINDS = 10_000

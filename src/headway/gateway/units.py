@@ -9,7 +9,7 @@ from headway.core.fleet import Combo
 from headway.gateway.replica import LiveReplica
 
 if TYPE_CHECKING:
-    from headway.gateway.gateway import Served
+    from headway.gateway.plan import Served
 
 
 class Unit:

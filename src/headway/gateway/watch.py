@@ -17,7 +17,7 @@ import msgspec
 
 from headway.gateway.adapters import load
 from headway.gateway.client import BrokenOffError, EngineError, UnreachableError, read
-from headway.gateway.exchange import RefusedError
+from headway.gateway.refusal import RefusedError
 from headway.gateway.replica import Engine, LiveReplica
 from headway.gateway.settings import Settings
 from headway.gateway.sse import NONSENSE
