@@ -27,6 +27,9 @@ from headway.gateway.ticket import OverError, Ticket
 
 log = logging.getLogger("headway.gateway")
 _LONGEST_ANSWER_BYTES = 256 << 20
+_PROGRESS_TOKENS = 8
+"""An engine that breaks off after fewer has failed as one that says nothing: else one that never gets further would be
+asked for ever."""
 _TAIL_S = 1.0
 """After [DONE], an engine has so long to end its answer, else its connection is not kept."""
 
@@ -167,10 +170,11 @@ class Exchange:
             self._driver.failed(ticket, again=True, untouched=error.is_untouched)
 
     def _count(self, error: EngineError) -> None:
-        """Failures in a row, without a token in between. What could not be sent did not fail."""
+        """Failures in a row, without much of an answer in between. What could not be sent did not fail."""
         tokens = self._live.generated_tokens
-        if tokens != self._tokens_before:
-            self._num_failed, self._tokens_before = 0, tokens
+        if tokens >= self._tokens_before + _PROGRESS_TOKENS:
+            self._num_failed = 0
+        self._tokens_before = tokens
         self._num_failed += not isinstance(error, UnreachableError)
 
     def _failure(self) -> ApiError:
