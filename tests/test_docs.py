@@ -56,8 +56,8 @@ def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
     if len(blocks) == len(BLOCKS):
         ran = {name for name in made if re.fullmatch(r"ran/\w+\.parquet", name)}
         kept |= {"fleet.yaml", "ask.py", "ran/decisions.jsonl", *ran}
-        assert "ran/requests.parquet" in ran and re.search("^([A-J][a-j]{2}){300}$", done.stdout, re.MULTILINE)
-        assert " is down: " in done.stderr, "one was killed, and 300 words came all the same"
+        assert "ran/requests.parquet" in ran and re.search("^([A-J][a-j]{2}){1000}$", done.stdout, re.MULTILINE)
+        assert " is down: " in done.stderr, "one was killed, and 1,000 words came all the same"
     assert made == kept
 
 
