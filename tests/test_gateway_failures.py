@@ -78,7 +78,7 @@ def test_completions_go_on_too(survivor: serving.Process, tmp_path: Path) -> Non
 def test_a_stream_waits_for_a_replica_when_all_are_restarted(
     survivor: serving.Process, tmp_path: Path, num_replicas: int, workers: tuple[str, ...]
 ) -> None:
-    """Twice in its life, which is more often than a request may fail in a row."""
+    """Twice in its life, which is more often than a request may fail in a row. Far apart: reading lags behind."""
     engines = [_doomed() for _ in range(num_replicas)]
     patient = {"hold_s": serving.PATIENCE_S, "max_attempts": num_replicas + 1}
     front = serving.gateway(serving.fleet_file(tmp_path, [e.url for e in engines], gateway=patient), *workers)
@@ -86,7 +86,7 @@ def test_a_stream_waits_for_a_replica_when_all_are_restarted(
         serving.all_up(front, num_replicas)
         events = []
         for i, event in enumerate(chat(front, stream=True).events()):
-            if i in (20, 80):
+            if i in (20, 280):
                 for engine in engines:
                     engine.close()
                 engines = [_doomed(engine.port) for engine in engines]
