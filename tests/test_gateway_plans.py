@@ -58,7 +58,10 @@ def test_work_is_done_in_another_process_which_keeps_what_it_knows_and_outlives_
         total, there = _answer(clerk, 3)
         assert total == 3 and there != os.getpid()
         assert _answer(clerk, -1) is None
-        assert "a plan could not be made, and the one before stays: HeadwayError: no plan for -1" in caplog.text
+        words = "a plan could not be made, and the one before stays: HeadwayError: no plan for -1"
+        assert words in caplog.text
+        assert _answer(clerk, -1) is None and caplog.text.count(words) == 1, "the same is said once"
+        assert _answer(clerk, -2) is None and "no plan for -2" in caplog.text
         assert _answer(clerk, 4) == (7, there)
         assert _answer(clerk, 0) is None and "its process has ended" in caplog.text
         assert _answer(clerk, 5)[0] == 5, "another process, which begins anew"

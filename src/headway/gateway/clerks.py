@@ -50,6 +50,8 @@ class LiveClerk:
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Connection | None = None
         self._asked: Future[Any] | None = None
+        self._why = ""
+        """It failed last time; what has been said is not said again."""
 
     @property
     def is_busy(self) -> bool:
@@ -62,16 +64,19 @@ class LiveClerk:
         threading.Thread(target=self._wait, args=(self._asked, arguments), daemon=True).start()
 
     def answer(self) -> Any:
-        """None where it failed, which the log says; what was planned before then stays."""
+        """None where it failed, which the log says once; what was planned before then stays."""
         asked, self._asked = self._asked, None
         assert asked is not None
         try:
             took_s, found = asked.result(timeout=0)
-            log.info("a plan was made in %.1f s", took_s)
-            return found
         except Exception as error:
-            log.warning("a plan could not be made, and the one before stays: %s", error)
+            if str(error) != self._why:
+                log.warning("a plan could not be made, and the one before stays: %s", error)
+            self._why = str(error)
             return None
+        self._why = ""
+        log.info("a plan was made in %.1f s", took_s)
+        return found
 
     def close(self) -> None:
         """End the process, whatever it does."""

@@ -9,12 +9,15 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import Process
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from headway import webserver
 from headway.gateway.desk import Desk
 from headway.gateway.gateway import Gateway
+from headway.gateway.pulse import Pulse
 from headway.gateway.wire import Welcome, batch
 
 log = logging.getLogger("headway.gateway")
@@ -68,6 +71,8 @@ class Crew:
                 await self._run(slot)
             except OSError as error:
                 log.warning("worker %d cannot be started: %s", slot, error)
+            except Exception:  # a mistake of ours must not be the end of all workers of this socket
+                log.exception("worker %d", slot)
             if self._is_ending:
                 return
             if loop.time() - began_s >= _STEADY_S:
@@ -93,22 +98,43 @@ class Crew:
         if self._is_ending:
             with suppress(ProcessLookupError):
                 process.terminate()
-        reaped = asyncio.create_task(self._reap(slot, process))
-        self._reaped.add(reaped)
-        reaped.add_done_callback(self._reaped.discard)
         gone = asyncio.Event()
         desk = Desk(self._gateway, gone.set)
+        pulse = Pulse(desk.link, self._gateway.settings.hang_s, lambda: self._hangs(slot, process, desk))
+        self._go_on(self._reap(slot, process, pulse))
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_unix_connection(lambda: desk.link, sock=ours)
         transport.write(batch(self._welcome()))
+        pulse.start()
         await gone.wait()
 
-    async def _reap(self, slot: int, process: Process) -> None:
+    def _go_on(self, what: Coroutine[Any, Any, None]) -> None:
+        """Until a process has ended."""
+        task = asyncio.create_task(what)
+        self._reaped.add(task)
+        task.add_done_callback(self._reaped.discard)
+
+    async def _reap(self, slot: int, process: Process, pulse: Pulse) -> None:
         status = await process.wait()
+        pulse.stop()
         self._processes.discard(process)
         if not self._is_ending:
             log.warning("worker %d (process %d) has ended with status %d", slot, process.pid, status)
+
+    def _hangs(self, slot: int, process: Process, desk: Desk) -> None:
+        hang_s = self._gateway.settings.hang_s
+        log.error("worker %d (process %d) has said nothing for %g s: it is ended", slot, process.pid, hang_s)
+        with suppress(ProcessLookupError):
+            process.kill()
+        self._go_on(self._give_up(process, desk))
+
+    async def _give_up(self, process: Process, desk: Desk) -> None:
+        """Its connections are closed with it, and then its requests count no more; nor do they if it cannot end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                await process.wait()
+        desk.link.lose()
 
     def _welcome(self) -> Welcome:
         gateway, tls = self._gateway, self._tls

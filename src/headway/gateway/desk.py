@@ -269,4 +269,5 @@ class Desk:
 _HEARD: dict[type[Any], Callable[[Desk, Any], None]] = {
     wire.Arrived: Desk._arrived, wire.Progress: Desk._progress, wire.Left: Desk._left, wire.Judged: Desk._judged,
     wire.Trouble: Desk._trouble, wire.Well: Desk._well, wire.Counted: Desk._counted, wire.Leaving: Desk._leaving,
+    wire.Beat: lambda desk, beat: None,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,6 +16,7 @@ _ONE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te",
 _OWN = frozenset(("connection", "keep-alive", "transfer-encoding", "date"))
 """Of answers, those that this process makes anew."""
 _GONE = ApiError(503, "the scheduler cannot be reached", "unavailable", retry_after_s=1)
+_HANGS = ApiError(503, "the scheduler does not answer", "unavailable", retry_after_s=5)
 
 
 class _Upstream(Connection):
@@ -24,6 +26,8 @@ class _Upstream(Connection):
         super().__init__(loop)
         self._can_write = asyncio.Event()
         self._can_write.set()
+        self.is_left = False
+        """By its client."""
 
     def pause_writing(self) -> None:
         self._can_write.clear()
@@ -47,8 +51,26 @@ class Proxy:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.is_silent = False
+        """The other one hangs."""
+        self._waiting: set[_Upstream] = set()
+        """Connections on which no answer has begun."""
+
+    def silent(self) -> None:
+        """It hangs: who waits for it need not."""
+        self.is_silent = True
+        for upstream in self._waiting:
+            upstream.abort("it hangs")
+
+    def is_heard(self) -> bool:
+        """Somebody listens at the other end."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self._path) == 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.is_silent:
+            await answer(send, _HANGS)
+            return
         loop = asyncio.get_running_loop()
         try:
             _, upstream = await loop.create_unix_connection(lambda: _Upstream(loop), self._path)
@@ -58,11 +80,30 @@ class Proxy:
         head, is_chunked = _head(scope)
         upstream.send(head, b"")
         sending = asyncio.create_task(_send(receive, upstream, is_chunked))
+        self._waiting.add(upstream)
         try:
-            await _answer(upstream, send, has_body=scope["method"] != "HEAD")
+            await self._answer(upstream, send, has_body=scope["method"] != "HEAD")
+        except EngineError:
+            if not upstream.is_left:
+                raise  # the client's connection is closed, so that it does not take this for the end
         finally:
+            self._waiting.discard(upstream)
             sending.cancel()
             upstream.abort("the answer is out")
+
+    async def _answer(self, upstream: _Upstream, send: Send, has_body: bool) -> None:
+        try:
+            await upstream.answered()
+        except EngineError:
+            await answer(send, _HANGS if self.is_silent else _GONE)
+            return
+        self._waiting.discard(upstream)
+        headers = [(name.encode("latin-1"), value.encode("latin-1"))
+                   for name, value in upstream.headers.items() if name not in _OWN]  # fmt: skip
+        await send({"type": "http.response.start", "status": upstream.status, "headers": headers})
+        while has_body and (data := await upstream.chunk()):
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _head(scope: Scope) -> tuple[bytes, bool]:
@@ -84,18 +125,5 @@ async def _send(receive: Receive, upstream: _Upstream, is_chunked: bool) -> None
             last = b"" if message.get("more_body") else b"0\r\n\r\n"
             data = (b"%x\r\n%s\r\n" % (len(data), data) if data else b"") + last
         await upstream.write(data)
+    upstream.is_left = True
     upstream.abort("the client is gone")
-
-
-async def _answer(upstream: Connection, send: Send, has_body: bool) -> None:
-    try:
-        await upstream.answered()
-    except EngineError:
-        await answer(send, _GONE)
-        return
-    headers = [(name.encode("latin-1"), value.encode("latin-1"))
-               for name, value in upstream.headers.items() if name not in _OWN]  # fmt: skip
-    await send({"type": "http.response.start", "status": upstream.status, "headers": headers})
-    while has_body and (data := await upstream.chunk()):
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})

@@ -1,12 +1,13 @@
 """A worker's side of the scheduler: exchanges tell it what they would tell control, and it passes that on.
 
-What streams bring is told every few hundredths of a second, for all of them together. When the scheduler is gone,
-streams go on to their end, and nothing else does.
+What streams bring is told every few hundredths of a second, for all of them together. When the scheduler is gone, or
+hangs, streams go on to their end, and nothing else does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -29,13 +30,17 @@ from headway.gateway.telemetry import Histogram, Telemetry
 from headway.gateway.ticket import Ticket
 from headway.gateway.wire import Heard, Left, Link, Standing
 
+log = logging.getLogger("headway.gateway")
 _PERIOD_S = 0.02
 _STREAM_S = 50e-6
 """What streams have brought is told at these intervals, for each stream that has brought anything: the scheduler's time
 for it stays within bounds."""
 _NOWHERE = -2
 """Which model of a cascade has a request before control has said so."""
+_CHOKED_S = 0.5
+"""A scheduler that does not read is told no more of streams than there is room for."""
 _LOST = ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
+_HANGS = ApiError(503, "the scheduler does not answer", "unavailable", retry_after_s=5)
 
 
 class Errand(Ticket):
@@ -115,7 +120,8 @@ class RemoteScheduler:
         self._clock, self._jury = clock, jury
         self._on_lost = lost
         self.link = Link(wire.FromScheduler, self._hear, self._lost)
-        self.is_lost = False
+        self.is_lost = self.is_silent = False
+        """The scheduler is gone; or it hangs."""
         self.errands: dict[int, Errand] = {}
         """Requests that the scheduler knows, or is about to."""
         self._replicas: dict[int, Engine] = {}
@@ -133,6 +139,8 @@ class RemoteScheduler:
 
     async def take(self, ask: Ask, owner: str, request_id: str) -> Errand:
         """Have a request taken. ApiError where it is not."""
+        if self.is_silent:
+            raise _HANGS
         number, now = next(self._numbers), self.now
         live = Live(number, now, 0, ask.max_tokens or 1, ask.model, ask.tier, stage_index=_NOWHERE)
         errand = self.errands[number] = Errand(live, request_id, self)
@@ -149,8 +157,8 @@ class RemoteScheduler:
         return errand
 
     async def _verdict(self, errand: Errand) -> None:
-        if self.is_lost:
-            raise _LOST
+        if self.is_lost or self.is_silent:
+            raise _LOST if self.is_lost else _HANGS
         errand.verdict = verdict = asyncio.get_running_loop().create_future()
         await verdict
 
@@ -237,7 +245,7 @@ class RemoteScheduler:
         """It has left its replica, and waits to hear where to go."""
         ticket.leave()
         ticket.moving_to = None
-        if self.is_lost:
+        if self.is_lost or self.is_silent:
             self.refused(ticket)
         elif ticket.outcome is None:
             self._say_left(self.errands[ticket.live.id], why)
@@ -272,6 +280,9 @@ class RemoteScheduler:
             loop.call_at(max(loop.time() + _PERIOD_S, self._not_before_s), self._tell)
 
     def _tell(self) -> None:
+        if self.link.is_choked:
+            asyncio.get_running_loop().call_later(_CHOKED_S, self._tell)
+            return
         news, self._news, self._is_telling = self._news, [], False
         self._not_before_s = asyncio.get_running_loop().time() + len(news) * _STREAM_S
         for errand in news:
@@ -328,11 +339,26 @@ class RemoteScheduler:
 
     def _lost(self) -> None:
         self.is_lost = True
-        for errand in list(self.errands.values()):
-            errand.settled(_LOST)
-            if errand.seat is None:
-                self._end(errand, Outcome.REJECTED, wire.CLOSED)
+        self._turn_away(_LOST)
         self._on_lost()
+
+    def silent(self) -> None:
+        """The scheduler hangs."""
+        log.error("the scheduler does not answer: clients are turned away until it does")
+        self.is_silent = True
+        self._turn_away(_HANGS)
+
+    def back(self) -> None:
+        """It goes on."""
+        log.warning("the scheduler answers again")
+        self.is_silent = False
+
+    def _turn_away(self, why: ApiError) -> None:
+        """All that wait to hear of it."""
+        for errand in list(self.errands.values()):
+            errand.settled(why)
+            if errand.seat is None:
+                self._end(errand, Outcome.REJECTED, wire.REFUSED)
 
     def close(self) -> None:
         """Close all connections."""
@@ -370,4 +396,5 @@ class RemoteHealth:
 _HEARD: dict[type[Any], Callable[[RemoteScheduler, Any], None]] = {
     wire.Told: RemoteScheduler._stands, wire.Refused: RemoteScheduler._refused, wire.Over: RemoteScheduler._over,
     wire.Stop: RemoteScheduler._stop, wire.Known: RemoteScheduler._known, wire.Gone: RemoteScheduler._gone,
+    wire.Beat: lambda scheduler, beat: None,
 }  # fmt: skip

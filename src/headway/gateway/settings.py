@@ -103,5 +103,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Spans of each request, sent by OpenTelemetry's exporter to where its OTEL_* environment variables say."""
     batches: Batches | None = None
     """Without it, there are no files and batches."""
+    hang_s: _Seconds = 10.0
+    """With several workers: one that says nothing for so long is ended, and another one started; and while the
+    scheduler says nothing for so long, clients get a 503."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """At shutdown, streams may go on for so long."""

@@ -122,7 +122,11 @@ class Leaving(Struct, array_like=True, tag=7, gc=False):
     """The worker takes no more connections."""
 
 
-FromWorker = Arrived | Progress | Left | Judged | Trouble | Well | Counted | Leaving
+class Beat(Struct, array_like=True, tag=8, gc=False):
+    """Whoever says it, either end, does not hang."""
+
+
+FromWorker = Arrived | Progress | Left | Judged | Trouble | Well | Counted | Leaving | Beat
 
 
 # From the scheduler.
@@ -205,7 +209,7 @@ class Gone(Struct, array_like=True, tag=5, gc=False):
     id: int
 
 
-FromScheduler = Told | Refused | Over | Stop | Known | Gone
+FromScheduler = Told | Refused | Over | Stop | Known | Gone | Beat
 
 
 def batch(message: object) -> bytes:
@@ -240,6 +244,10 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._data = b""
         self._said: list[Any] = []
+        self.is_heard = False
+        """Something has come, since this was last taken note of."""
+        self.is_choked = False
+        """The other end does not read, and what is said piles up."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -249,7 +257,14 @@ class Link(asyncio.Protocol):
             self._transport = None
             self._lost()
 
+    def pause_writing(self) -> None:
+        self.is_choked = True
+
+    def resume_writing(self) -> None:
+        self.is_choked = False
+
     def data_received(self, data: bytes) -> None:
+        self.is_heard = True
         self._data = data = self._data + data if self._data else data
         at, end = 0, len(data)
         while end - at >= _LENGTH:
@@ -278,3 +293,10 @@ class Link(asyncio.Protocol):
             self.flush()
             self._transport.close()
             self._transport = None
+
+    def lose(self) -> None:
+        """The other end is as good as gone: nothing more is heard of it."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+            self._lost()

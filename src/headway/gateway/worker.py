@@ -26,6 +26,7 @@ from headway.gateway.exchange import Exchange
 from headway.gateway.judge import Jury
 from headway.gateway.keys import Caller, Keys
 from headway.gateway.proxy import Proxy
+from headway.gateway.pulse import Pulse
 from headway.gateway.remote import RemoteHealth, RemoteScheduler
 from headway.gateway.scheduler import Scheduler
 from headway.gateway.send import Send as ToClient
@@ -81,6 +82,8 @@ class Application:
         self._completions = Completions(self.worker)
         self._proxy = Proxy(welcome.http)
         self._made: Worker | None = None
+        self._is_lost = False
+        """The scheduler is gone."""
 
     def worker(self) -> Worker:
         """Once there is an event loop."""
@@ -101,9 +104,14 @@ class Application:
         await receive()
         self._made = worker = Worker(self._welcome, self._lost)
         await asyncio.get_running_loop().create_unix_connection(lambda: worker.scheduler.link, sock=self._link)
+        pulse = Pulse(worker.scheduler.link, worker.settings.hang_s, self._silent, self._back)
+        pulse.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await worker.stop()
+        pulse.stop()
+        if self._is_lost and not self._proxy.is_heard():
+            shutil.rmtree(Path(self._welcome.http).parent, ignore_errors=True)
         await send({"type": "lifespan.shutdown.complete"})
 
     async def leave(self) -> None:
@@ -112,8 +120,16 @@ class Application:
 
     def _lost(self) -> None:
         """The scheduler is gone: streams end, for as long as they may, and so does the process."""
-        shutil.rmtree(Path(self._welcome.http).parent, ignore_errors=True)
+        self._is_lost = True
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _silent(self) -> None:
+        self.worker().scheduler.silent()
+        self._proxy.silent()
+
+    def _back(self) -> None:
+        self.worker().scheduler.back()
+        self._proxy.is_silent = False
 
 
 def main() -> None:

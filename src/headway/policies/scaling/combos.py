@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
 
 from headway.core.clerk import AtOnce, Desk
 from headway.core.errors import HeadwayError, unknown
@@ -16,6 +18,8 @@ from headway.policies.demand import Arrivals
 from headway.policies.stock import Stock, stock_of, surplus
 
 _LITTLE = 1e-9
+_Purpose = Literal["out", "anew"]
+"""More of them; or the best ones in place of those that there are."""
 
 
 class Combos:
@@ -32,8 +36,9 @@ class Combos:
 
     The cheapest have the lowest sum of prices, or of prices over `cost_efficiency` (tokens per USD by combo, as
     the paper's eq. 16) where that is given; a `planner` decides instead if one is handed in. Which they are is worked
-    out at the `desk`, if there is one; until it is known, everything stays as it is. `gpu_limits` are the
-    GPUs of each type that there are: serving, starting and draining combos never take more. Pools without a
+    out at the `desk`, if there is one; until it is known, everything stays as it is. What could not be worked out is
+    asked again a window later, or when demand (by more than `ratio`), prices or room have changed. `gpu_limits` are
+    the GPUs of each type that there are: serving, starting and draining combos never take more. Pools without a
     profiled goodput stay as they are and count for nothing.
     """
 
@@ -67,8 +72,8 @@ class Combos:
         self._cost_efficiency = cost_efficiency
         can("desk", desk)
         self._clerk = (desk or AtOnce)(_Best(planner))
-        self._asked: tuple[_Model, str] | None = None
-        """For which model, and what for, the clerk works something out."""
+        self._asked: _Question | None = None
+        """What the clerk works out."""
         self._models: dict[str, _Model] = {}
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
@@ -84,6 +89,7 @@ class Combos:
             arrived = sum(num for (name, *_), (num, _) in view.arrived.items() if name == model or len(models) == 1)
             state = self._models.setdefault(model, _Model(view.now, self._global_s))
             state.arrivals.push(view.now, arrived)
+            state.now = view.now
             with suppress(_LaterError):
                 wanted |= self._step(state, stocks, left, view.now)
         return wanted
@@ -123,8 +129,8 @@ class Combos:
                     more[stock.name] += 1
                     deficit_rps -= stock.goodput_rps
         if deficit_rps > _LITTLE:
-            question = state, "out"
-            found = self._best(question, deficit_rps, stocks, {stock.name: stock.room for stock in stocks}, left)
+            most = {stock.name: stock.room for stock in stocks}
+            found = self._best(state, "out", deficit_rps, stocks, most, left)
             more += _fit(stocks, found, left)
         return {stock.name: max(stock.num + more[stock.name], stock.fewest) for stock in stocks if more[stock.name]}
 
@@ -138,7 +144,7 @@ class Combos:
         if any(stock.num for stock in stocks):
             rate_rps = max(rate_rps, 1e-6)  # without demand, the cheapest one
         most = {stock.name: stock.most for stock in stocks}
-        found = self._best((state, "anew"), rate_rps, stocks, most, gpus)
+        found = self._best(state, "anew", rate_rps, stocks, most, gpus)
         return {stock.name: max(found.get(stock.name, 0), stock.fewest) for stock in stocks}
 
     def _refine(self, state: _Model, stocks: Sequence[Stock], left: Counter[str], now: float) -> dict[str, int]:
@@ -164,7 +170,7 @@ class Combos:
         return _less(stocks, extra)
 
     def _best(
-        self, question: tuple[_Model, str], demand_rps: float, stocks: Sequence[Stock], most: Mapping[str, int],
+        self, state: _Model, purpose: _Purpose, demand_rps: float, stocks: Sequence[Stock], most: Mapping[str, int],
         gpus: Mapping[str, int],
     ) -> Mapping[str, int]:  # fmt: skip
         """The clerk's answer, once it is there; what was asked a moment ago is as good as asked now."""
@@ -174,13 +180,27 @@ class Combos:
             asked, self._asked = self._asked, None
             found: Mapping[str, int] | None = self._clerk.answer()
             if found is None:
-                raise _LaterError
-            if asked == question:
-                return found
-        kinds = [Kind(s.name, s.goodput_rps, s.cost, dict(s.gpus), most[s.name]) for s in stocks]
-        self._clerk.ask(demand_rps, kinds, dict(gpus))
+                asked.state.failed[asked.purpose] = asked
+            else:
+                asked.state.failed.pop(asked.purpose, None)
+                if (asked.state, asked.purpose) == (state, purpose):
+                    return found
+        kinds = tuple(Kind(s.name, s.goodput_rps, s.cost, dict(s.gpus), most[s.name]) for s in stocks)
+        question = _Question(state, purpose, state.now, demand_rps, kinds, dict(gpus))
+        if self._is_hopeless(question):
+            raise _LaterError
+        self._clerk.ask(demand_rps, kinds, question.gpus)
         self._asked = question
-        return self._best(question, demand_rps, stocks, most, gpus)
+        return self._best(state, purpose, demand_rps, stocks, most, gpus)
+
+    def _is_hopeless(self, question: _Question) -> bool:
+        """The same was asked in this window, and came to nothing."""
+        failed = question.state.failed.get(question.purpose)
+        window_s = self._local_s if question.purpose == "out" else self._global_s
+        if failed is None or question.at_s - failed.at_s + _LITTLE >= window_s:
+            return False
+        has_changed = abs(question.demand_rps - failed.demand_rps) > self._ratio * failed.demand_rps + _LITTLE
+        return not has_changed and (question.kinds, question.gpus) == (failed.kinds, failed.gpus)
 
     def _gpus_left(self, pools: Sequence[PoolView]) -> Counter[str]:
         """Of the types that are limited; what drains still has its GPUs."""
@@ -238,6 +258,21 @@ class _Model:
         """When the grace of combos that are too many is over."""
         self.target: dict[str, int] | None = None
         """What it is being refined to."""
+        self.now = now
+        self.failed: dict[_Purpose, _Question] = {}
+        """Questions that came to nothing, until there is an answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """What the clerk is asked, and when."""
+
+    state: _Model
+    purpose: _Purpose
+    at_s: float
+    demand_rps: float
+    kinds: tuple[Kind, ...]
+    gpus: dict[str, int]
 
 
 def _fit(stocks: Sequence[Stock], more: Mapping[str, int], left: Counter[str]) -> Counter[str]:
