@@ -1,4 +1,4 @@
-"""A small API server for one workload: its scale, its pods, and what a controller does when the two differ.
+"""A small API server for workloads: their scales, their pods, and what a controller does when the two differ.
 
 It speaks HTTP with the official client. Pods are emulated engines, each at a loopback address of its own.
 """
@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,17 +25,16 @@ COST = "controller.kubernetes.io/pod-deletion-cost"
 class Pod:
     """A container that runs."""
 
-    def __init__(self, number: int, name: str, port: int) -> None:
+    def __init__(self, number: int, name: str, address: tuple[str, int], options: Sequence[str]) -> None:
         self.number, self.name, self.uid = number, name, f"uid-{number}-{id(self)}"
-        self.ip = f"127.0.0.{number + 2}"
+        self.ip, port = address
         self.annotations: dict[str, str] = {}
         command = [sys.executable, "-m", "headway", "emulate", "--model", "qwen3-8b", "--gpu", "h100"]
-        self.process = subprocess.Popen(
-            [*command, "--host", self.ip, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        command += ["--host", self.ip, "--port", str(port), *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def json(self) -> dict[str, Any]:
-        metadata = {"name": self.name, "uid": self.uid, "annotations": self.annotations, "labels": {"app": "chat"}}
+        metadata = {"name": self.name, "uid": self.uid, "annotations": self.annotations}
         return {"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running", "podIP": self.ip}}
 
     def end(self) -> None:
@@ -44,10 +43,13 @@ class Pod:
 
 
 class Workload:
-    """A Deployment or a StatefulSet called `chat`, in the namespace `models`."""
+    """A Deployment or a StatefulSet, in the namespace `models`. `subnet`: of its pods, when there are others."""
 
-    def __init__(self, kind: str, replicas: int, port: int) -> None:
-        self.kind, self.replicas, self.port = kind, replicas, port
+    def __init__(
+        self, kind: str, replicas: int, port: int, name: str = "chat", subnet: int = 0, options: Sequence[str] = ()
+    ) -> None:
+        self.kind, self.replicas, self.port, self.name = kind, replicas, port, name
+        self._subnet, self._options = subnet, options
         self.pods: list[Pod] = []
         self.ended: list[Pod] = []
         self.asked: list[str] = []
@@ -59,8 +61,9 @@ class Workload:
         with self._lock:
             while len(self.pods) < self.replicas:
                 number = next(n for n in range(99) if all(pod.number != n for pod in self.pods))
-                name = f"chat-{number}" if self.kind == "StatefulSet" else f"chat-7d9f-{len(self.ended)}{number}x"
-                self.pods.append(Pod(number, name, self.port))
+                own = f"{number}" if self.kind == "StatefulSet" else f"7d9f-{len(self.ended)}{number}x"
+                address = f"127.0.{self._subnet}.{number + 2}", self.port
+                self.pods.append(Pod(number, f"{self.name}-{own}", address, self._options))
             while len(self.pods) > self.replicas:
                 costs = [(int(pod.annotations.get(COST, 0)), -i) for i, pod in enumerate(self.pods)]
                 last = max(range(len(self.pods)), key=lambda i: self.pods[i].number)
@@ -72,20 +75,21 @@ class Workload:
         pod.end()
 
     def scale(self) -> dict[str, Any]:
-        status = {"replicas": len(self.pods), "selector": "app=chat"}
-        return {"metadata": {"name": "chat"}, "spec": {"replicas": self.replicas}, "status": status}
+        status = {"replicas": len(self.pods), "selector": f"app={self.name}"}
+        return {"metadata": {"name": self.name}, "spec": {"replicas": self.replicas}, "status": status}
 
     def answer(self, method: str, url: str, body: Any) -> tuple[int, Any]:
-        """What the API server says."""
+        """What the API server says; 404: it is not about this one."""
         parts = urlsplit(url)
         self.asked.append(f"{method} {parts.path}")
         plural = {"Deployment": "deployments", "StatefulSet": "statefulsets"}[self.kind]
-        if parts.path == f"/apis/apps/v1/namespaces/models/{plural}/chat/scale":
+        if parts.path == f"/apis/apps/v1/namespaces/models/{plural}/{self.name}/scale":
             if method == "PATCH":
                 self.replicas = body["spec"]["replicas"]
                 self.reconcile()
             return 200, self.scale()
-        if parts.path == "/api/v1/namespaces/models/pods" and parse_qs(parts.query)["labelSelector"] == ["app=chat"]:
+        selected = parse_qs(parts.query).get("labelSelector")
+        if parts.path == "/api/v1/namespaces/models/pods" and selected == [f"app={self.name}"]:
             return 200, {"kind": "PodList", "apiVersion": "v1", "items": [pod.json() for pod in list(self.pods)]}
         if method == "PATCH" and (found := re.fullmatch("/api/v1/namespaces/models/pods/(.+)", parts.path)):
             for pod in self.pods:
@@ -96,13 +100,15 @@ class Workload:
 
 
 @contextmanager
-def serve(workload: Workload, kubeconfig: Path) -> Iterator[None]:
-    """The workload behind an API server that this kubeconfig says."""
+def serve(kubeconfig: Path, *workloads: Workload) -> Iterator[None]:
+    """The workloads behind an API server that this kubeconfig says."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, value = workload.answer(self.command, self.path, json.loads(body) if body else None)
+            asked = json.loads(body) if body else None
+            answers = [workload.answer(self.command, self.path, asked) for workload in workloads]
+            status, value = min(answers, key=lambda answer: answer[0])
             data = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -129,5 +135,5 @@ def serve(workload: Workload, kubeconfig: Path) -> Iterator[None]:
         server.shutdown()
         thread.join()
         server.server_close()
-        for pod in workload.pods:
+        for pod in [pod for workload in workloads for pod in workload.pods]:
             pod.end()

@@ -19,6 +19,9 @@ HANDOVER = {
         "decode": {**POOL, "replicas": 1, "tp": 4, "gpu": "h200", "name": ""},
     }],
 }  # fmt: skip
+SGLANG = {"combos": [{**HANDOVER["combos"][0], **{
+    part: {**HANDOVER["combos"][0][part], "engine": "sglang"} for part in ("prefill", "decode")
+}}]}  # fmt: skip
 
 
 def _export(folder: Path, document: dict[str, Any], *options: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -48,6 +51,9 @@ def _told(args: list[str], name: str) -> str:
         ({"fleet": [POOL], "policies": SCALING}, ("--token-secret", "hf")),
         ({"fleet": [{**POOL, "max_replicas": 5}]}, ("--autoscale", "--kind", "Deployment")),
         (HANDOVER, ()),
+        (HANDOVER, ("--kind", "Deployment")),
+        ({"fleet": [{**POOL, "engine": "sglang", "max_replicas": 5}]}, ("--autoscale", "--token-secret", "hf")),
+        (SGLANG, ()),
     ],
 )
 def test_kubernetes_own_models_know_every_key(
@@ -151,9 +157,43 @@ def test_combos_hand_caches_over_and_are_served(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_pods_of_combos_that_have_no_names_have_no_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = _export(tmp_path, HANDOVER, "--kind", "Deployment")
-    assert not any(name == "headway" for _, name in made) and "come and go as one" in capsys.readouterr().err
+@pytest.mark.parametrize("engine", ["vllm-v1"])
+def test_combos_that_scale_are_workloads_that_the_gateway_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    pytest.importorskip("kubernetes")
+    from headway import serving
+    from headway.gateway import pods
+
+    monkeypatch.setattr(pods, "check", lambda how: None)  # there is no cluster here
+    combo = HANDOVER["combos"][0]
+    sides = {part: {**combo[part], "engine": engine} for part in ("prefill", "decode")}
+    scaling = {"name": "combos", "local_window_s": 1, "global_window_s": 600}
+    policies = {"routing": {"name": "cauchy", "within": "strict"}, "scaling": scaling}
+    made = _export(tmp_path, {"combos": [{**combo, **sides, "goodput_rps": 2.0}], "policies": policies})
+    assert {made["Deployment", f"pair-{part}"]["spec"]["replicas"] for part in ("prefill", "decode")} == {4, 2}
+    file = tmp_path / "served.yaml"
+    file.write_text(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
+    _, plan = serving.load(file)
+    assert [served.start.name for served in plan.pools] == ["pair-prefill", "pair-decode"]  # type: ignore[union-attr]
+    assert {served.combo.replicas for served in plan.pools if served.combo is not None} == {2}
+    scale, _ = made["Role", "headway"]["rules"]
+    assert scale["resourceNames"] == ["pair-prefill", "pair-decode"] and "patch" in scale["verbs"]
+
+
+def test_sglang_is_told_which_phase_it_is_for(tmp_path: Path) -> None:
+    made = _export(tmp_path, SGLANG)
+    for part in ("prefill", "decode"):
+        workload = made["StatefulSet", f"pair-{part}"]
+        args, pod = _args(workload), workload["spec"]["template"]
+        told = {name: _told(args, f"--disaggregation-{name}") for name in ("mode", "transfer-backend")}
+        assert told == {"mode": part, "transfer-backend": "nixl"}
+        assert pod["metadata"]["labels"]["headway/combo"] == "pair"
+        (container,) = pod["spec"]["containers"]
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        assert ports == {"http": 8000, **({"bootstrap": 8998} if part == "prefill" else {})}
+        assert ("--disaggregation-bootstrap-port" in args) == (part == "prefill")
+        assert container["command"][-1] == "sglang.launch_server" and _told(args, "--port") == "8000"
 
 
 def test_the_same_fleet_is_the_same_files_and_another_one_restarts_the_gateway(tmp_path: Path) -> None:
@@ -179,7 +219,7 @@ def test_a_scaler_of_kubernetes_only_where_it_is_asked_for(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("document", "options", "words"),
     [
-        ({"fleet": [{**POOL, "engine": "sglang"}]}, (), "fleet[0]: engine sglang: there are manifests for vLLM only"),
+        ({"fleet": [{**POOL, "engine": "llama.cpp"}]}, (), "engine llama.cpp: there are manifests for vLLM and SGLang"),
         ({"fleet": [{**POOL, "gpu": "mi300x"}]}, (), "GPU mi300x: there are manifests for NVIDIA's only"),
         ({"fleet": [{**POOL, "pp": 8}]}, (), "16 GPUs of a replica; expected at most the 8 of a node"),
         ({"fleet": [{**POOL, "name": "Chat_1"}]}, (), "name 'Chat_1': expected small letters"),

@@ -395,7 +395,7 @@ def test_the_two_requests_of_one() -> None:
         ({"engine": "sglang"}, "SGLang engine is started for one phase"),
         ({"engine": "llama.cpp"}, "gives its KV cache to no other"),
         ({"api": "openai"}, "no words for a KV cache"),
-        ({"kubernetes": {"name": "x"}, "endpoints": []}, "do not come and go as one"),
+        ({"kubernetes": {"name": "x"}, "endpoints": []}, "expected the same way for both"),
         ({"endpoints": []}, "missing"),
     ],
 )

@@ -41,7 +41,7 @@ def _health(front: serving.Process) -> tuple[int, int]:
 def test_pods_come_with_the_load_and_none_goes_that_has_work(tmp_path: Path, kubeconfig: Path, kind: str) -> None:
     """The long stream is at a pod that the cluster would take first, if it were not told otherwise."""
     workload = kube.Workload(kind, 1, processes.ports(1)[0])
-    with kube.serve(workload, kubeconfig):
+    with kube.serve(kubeconfig, workload):
         front = _front(tmp_path, kind, workload.port, policies={"scaling": BUSY, "ordering_at": "gateway"})
         with serving.closing(front):
             serving.all_up(front, 1)
@@ -66,7 +66,7 @@ def test_pods_come_with_the_load_and_none_goes_that_has_work(tmp_path: Path, kub
 
 def test_pods_that_the_cluster_changes_by_itself_are_followed(tmp_path: Path, kubeconfig: Path) -> None:
     workload = kube.Workload("Deployment", 2, processes.ports(1)[0])
-    with kube.serve(workload, kubeconfig):
+    with kube.serve(kubeconfig, workload):
         front = _front(tmp_path, "Deployment", workload.port)
         with serving.closing(front):
             serving.all_up(front, 2)
@@ -83,7 +83,7 @@ def test_pods_that_the_cluster_changes_by_itself_are_followed(tmp_path: Path, ku
 def test_from_no_pods_at_all(tmp_path: Path, kubeconfig: Path) -> None:
     """Requests wait for the first one, but not those that it could never hold."""
     workload = kube.Workload("Deployment", 0, processes.ports(1)[0])
-    with kube.serve(workload, kubeconfig):
+    with kube.serve(kubeconfig, workload):
         front = _front(tmp_path, "Deployment", workload.port, policies={"scaling": BUSY})
         with serving.closing(front):
             refused = chat(front, max_tokens=10**9)

@@ -9,12 +9,12 @@ from inspect import signature
 from pathlib import Path
 from shutil import which
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from headway import scenario, userfile, webserver
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool
+from headway.fleetparts import Said, check_together, parts_of
 from headway.gateway.adapters import ADAPTERS, Adapter, api_of
 from headway.gateway.admin import is_address
 from headway.gateway.clerks import Clerks
@@ -28,9 +28,9 @@ from headway.policies.hourly import Planning
 from headway.policies.resolve import Choice
 from headway.replan import replanner_of
 from headway.scenario import Scenario, policies_of
-from headway.scenariofile import PolicySpec, PoolSpec, Spec
+from headway.scenariofile import PolicySpec, Spec
 from headway.sim.makeup import kv_blocks
-from headway.userfile import Key, Places
+from headway.userfile import Places
 
 NO_WORKLOAD = {"builtin": "chat"}
 """Stands in where a fleet file has none: clients bring it."""
@@ -58,8 +58,9 @@ def plan(chosen: Scenario) -> Plan:
     """What a gateway is to do. HeadwayError where engines cannot act it out."""
     spec, places = chosen.spec, chosen.places
     judge = _judge(spec, places)
-    said = _pools(chosen)
+    said = parts_of(chosen)
     adapters = [_adapter(each, places) for each in said]
+    check_together(said, places)
     starts = _starts(chosen, said)
     if spec.roles:
         _check_roles(said, adapters, places)
@@ -100,32 +101,6 @@ def plan(chosen: Scenario) -> Plan:
 def _news(planner: Replanner | None) -> list[str]:
     """What a planner has had to say."""
     return [] if planner is None else planner.news
-
-
-class _Said(Struct, frozen=True):
-    """A pool, or a part of a combo, and where the file says so."""
-
-    pool: Pool
-    spec: PoolSpec
-    at: Key
-    combo: Combo | None = None
-
-    @property
-    def where(self) -> str:
-        """As errors elsewhere in the file call it."""
-        return f"{self.at[0]}[{self.at[1]}]" + "".join(f".{key}" for key in self.at[2:])
-
-
-def _pools(chosen: Scenario) -> list[_Said]:
-    """All of a fleet's, pools first."""
-    spec, fleet = chosen.spec, chosen.fleet
-    pools = zip(fleet.pools, spec.fleet, strict=True)
-    found = [_Said(pool, each, ("fleet", i)) for i, (pool, each) in enumerate(pools)]
-    for i, (combo, each) in enumerate(zip(fleet.combos, spec.combos, strict=True)):
-        parts = [(key, part) for key in ("prefill", "decode", "aggregated") if (part := getattr(each, key)) is not None]
-        pairs = zip(combo.parts, parts, strict=True)
-        found += [_Said(pool, part, ("combos", i, key), combo) for pool, (key, part) in pairs]
-    return found
 
 
 def _judge(spec: Spec, places: Places) -> Judge | None:
@@ -184,10 +159,10 @@ def _with_queue_manager(policies: Policies, settings: Settings) -> Policies:
     return replace(policies, admission=resolve.admission({**QUEUE_MANAGER, "batch_tier": settings.batches.tier}))
 
 
-def _adapter(said: _Said, places: Places) -> Adapter:
+def _adapter(said: Said, places: Places) -> Adapter:
     """The pool's dialect, once its endpoints make sense."""
     pool, at = said.spec, said.at
-    ways = [key for key in ("endpoints", "processes", "kubernetes") if getattr(pool, key)]
+    ways = said.ways
     if not ways:
         what = "missing; expected where the pool's replicas listen, http://host:port, or `processes` or `kubernetes`"
         raise places.error((*at, "endpoints"), what)
@@ -203,7 +178,7 @@ def _adapter(said: _Said, places: Places) -> Adapter:
     return adapter
 
 
-def _starts(chosen: Scenario, said: list[_Said]) -> list[Processes | Kubernetes | None]:
+def _starts(chosen: Scenario, said: list[Said]) -> list[Processes | Kubernetes | None]:
     """How each pool's replicas are started. HeadwayError where that cannot be, or is not said and scaling needs it."""
     spec, places = chosen.spec, chosen.places
     made: list[Processes | Kubernetes | None] = []
@@ -224,20 +199,19 @@ def _starts(chosen: Scenario, said: list[_Said]) -> list[Processes | Kubernetes 
             what = f"{each.where} has `endpoints`, where nothing can be started; expected `processes` or `kubernetes`"
             raise places.error(("cascade", "replan"), what)
         if spec.policies.scaling is not None and made[-1] is None:
-            ways = "`processes`" if each.combo is not None else "`processes` or `kubernetes`"
-            what = f"{each.where} has `endpoints`, where nothing can be started; expected {ways}"
+            what = f"{each.where} has `endpoints`, where nothing can be started; expected `processes` or `kubernetes`"
             raise places.error(("policies", "scaling"), what)
     return made
 
 
-def _is_planned(spec: Spec, said: _Said) -> bool:
+def _is_planned(spec: Spec, said: Said) -> bool:
     """Plans say how many replicas the pool has."""
     model = said.pool.model
     names = {model.name, model.hf_id, *model.aliases}
     return spec.cascade is not None and spec.cascade.replan is not None and not names.isdisjoint(spec.cascade.models)
 
 
-def _planned_gpus(spec: Spec, said: list[_Said], policies: Policies, places: Places) -> int | None:
+def _planned_gpus(spec: Spec, said: list[Said], policies: Policies, places: Places) -> int | None:
     """GPUs of this machine that plans share out. HeadwayError where ports would be wanting."""
     if replanner_of(policies) is None or not isinstance(policies.scaler, Choice):
         return None
@@ -250,7 +224,7 @@ def _planned_gpus(spec: Spec, said: list[_Said], policies: Policies, places: Pla
     return num_gpus
 
 
-def _check_roles(said: list[_Said], adapters: list[Adapter], places: Places) -> None:
+def _check_roles(said: list[Said], adapters: list[Adapter], places: Places) -> None:
     """Replicas of combos are numbered as the fleet file has them, which processes are not."""
     for each, adapter in zip(said, adapters, strict=True):
         if each.combo is not None and not adapter.hands_over:
@@ -260,12 +234,9 @@ def _check_roles(said: list[_Said], adapters: list[Adapter], places: Places) -> 
             raise places.error(("roles",), f"{what} those that are started are set by POST /workers/ID/role")
 
 
-def _check_cluster(said: _Said, how: Kubernetes, places: Places) -> None:
+def _check_cluster(said: Said, how: Kubernetes, places: Places) -> None:
     """There is one, as far as can be told without asking it."""
     at = (*said.at, "kubernetes")
-    if said.combo is not None:
-        what = "pods of two workloads do not come and go as one; expected `endpoints`, or `processes`"
-        raise places.error(at, what)
     if find_spec("kubernetes") is None:
         raise webserver.needed("kubernetes", "kubernetes")
     from headway.gateway import pods
@@ -274,7 +245,7 @@ def _check_cluster(said: _Said, how: Kubernetes, places: Places) -> None:
         pods.check(how)
 
 
-def _processes(said: _Said, how: Processes, base_dir: Path, places: Places) -> Processes:
+def _processes(said: Said, how: Processes, base_dir: Path, places: Places) -> Processes:
     """As it is said, with its folder for logs where the fleet file is."""
     num, at = len(_ports(how)), (*said.at, "processes")
     if not num:
@@ -294,7 +265,7 @@ def _processes(said: _Said, how: Processes, base_dir: Path, places: Places) -> P
     return replace(how, log=str((base_dir / how.log).absolute())) if how.log else how
 
 
-def _slots(chosen: Scenario, said: list[_Said], adapters: list[Adapter]) -> list[Path | None]:
+def _slots(chosen: Scenario, said: list[Said], adapters: list[Adapter]) -> list[Path | None]:
     """The folder for each pool's KV caches. HeadwayError where there is none, or engines do not save them."""
     folders: list[Path | None] = []
     for each, adapter in zip(said, adapters, strict=True):
@@ -313,14 +284,14 @@ def _ports(how: Processes) -> range:
     return range(how.ports[0], how.ports[1] + 1)
 
 
-def _limited(said: _Said, start: Processes | Kubernetes | None) -> Pool:
+def _limited(said: Said, start: Processes | Kubernetes | None) -> Pool:
     """No more replicas than there are ports."""
     if not isinstance(start, Processes) or said.pool.max_replicas is not None:
         return said.pool
     return replace(said.pool, max_replicas=len(_ports(start)))
 
 
-def _limited_combos(said: list[_Said]) -> dict[str, Combo]:
+def _limited_combos(said: list[Said]) -> dict[str, Combo]:
     """No more of each than there are ports for all of its parts."""
     limited: dict[str, Combo] = {}
     for each in said:
@@ -361,7 +332,7 @@ def _check_forecasts(policies: Policies, places: Places) -> None:
 
 
 def _check_ordering(
-    ordering: PolicySpec | list[PolicySpec], said: list[_Said], adapters: list[Adapter], places: Places
+    ordering: PolicySpec | list[PolicySpec], said: list[Said], adapters: list[Adapter], places: Places
 ) -> None:
     """What an engine's own queue can be told: nothing, or a request's tier."""
     name = _name(ordering)
@@ -375,7 +346,7 @@ def _check_ordering(
             raise places.error(("policies", "ordering"), what)
 
 
-def _check_migration(said: list[_Said], adapters: list[Adapter], places: Places) -> None:
+def _check_migration(said: list[Said], adapters: list[Adapter], places: Places) -> None:
     """A request moves by being continued from its tokens."""
     for each, adapter in zip(said, adapters, strict=True):
         if not adapter.gives_token_ids and adapter.template is None and adapter.continues_chats is None:

@@ -9,7 +9,7 @@ import click
 
 from headway import catalog, scenario, userfile
 from headway.core.errors import HeadwayError
-from headway.export.kubernetes import Options, has_gateway, manifests
+from headway.export.kubernetes import Options, manifests
 from headway.wholefile import write_text
 
 NO_WORKLOAD = {"builtin": "chat"}
@@ -25,7 +25,7 @@ def command() -> None:
 @click.argument("fleet", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder for the manifests.")
 @click.option("--namespace", default="default", show_default=True)
-@click.option("--image", default="", help="Of vLLM. Without: the version that the engine's profile was measured with.")
+@click.option("--image", default="", help="Of the engines. Without: of the version that was measured.")
 @click.option("--gateway-image", default="headway:latest", show_default=True, help="One with headway[kubernetes].")
 @click.option("--kind", type=click.Choice(["Deployment", "StatefulSet"]), help="Of the pools' workloads.")
 @click.option("--gpu-product", multiple=True, metavar="GPU=LABEL", help="Node label, if not NVIDIA's name. Repeatable.")
@@ -33,11 +33,11 @@ def command() -> None:
 @click.option("--kv-connector", default="NixlConnector", show_default=True, help="Of combos, to hand KV caches over.")
 @click.option("--autoscale", is_flag=True, help="A HorizontalPodAutoscaler for pools with max_replicas.")
 def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connector: str, **given: Any) -> None:
-    """Write manifests of vLLM and of the gateway for a FLEET: a plan, a fleet file or a scenario.
+    """Write manifests of vLLM or SGLang and of the gateway for a FLEET: a plan, a fleet file or a scenario.
 
-    Each pool becomes a workload and a Service. The gateway gets its fleet file as a ConfigMap: pods of a StatefulSet
-    are its endpoints; those of a Deployment it asks the cluster for, and where `policies` has `scaling`, it says how
-    many there are. Apply them with `kubectl apply -k DIR`.
+    Each pool, and each side of a combo, becomes a workload and a Service. The gateway gets its fleet file as a
+    ConfigMap: pods of a StatefulSet are its endpoints; those of a Deployment it asks the cluster for, and where
+    `policies` has `scaling`, it says how many there are. Apply them with `kubectl apply -k DIR`.
     """
     data, places = userfile.read(fleet)
     data.setdefault("name", fleet.stem)
@@ -47,9 +47,6 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     for name, text in manifests(chosen, options).items():
         write_text(out / name, text)
         click.echo(str(out / name))
-    if not has_gateway(chosen, options.kind):
-        what = "pods of a combo's two workloads do not come and go as one"
-        click.echo(f"no gateway: {what}; without scaling, and as StatefulSets, they are served", err=True)
 
 
 def _product(said: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import yaml
 
 from headway.core.fleet import Pool
 from headway.export import vllm
+from headway.gateway.adapters import api_of
 from headway.scenario import Scenario
 
 _KEPT = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
@@ -30,17 +31,12 @@ def text(scenario: Scenario, kind: str, namespace: str, asks: bool) -> str:
     document = {key: scenario.document[key] for key in _KEPT if key in scenario.document}
     pools = []
     for said, pool in zip(scenario.document.get("fleet", ()), scenario.fleet.pools, strict=True):
-        made = _there(said, pool)
-        if asks:
-            made["kubernetes"] = {"name": pool.name, "kind": kind, "namespace": namespace, "port": vllm.PORT}
-        else:
-            made["endpoints"] = _endpoints(pool, pool.replicas, namespace)
-        pools.append(made)
+        pools.append({**_there(said, pool), **_where(pool, pool.replicas, kind, namespace, asks)})
     combos = []
     for said, combo in zip(scenario.document.get("combos", ()), scenario.fleet.combos, strict=True):
         parts = zip([key for key in _PARTS if said.get(key)], combo.parts, strict=True)
         sides = {
-            key: {**_there(said[key], part), "endpoints": _endpoints(part, part.replicas * combo.replicas, namespace)}
+            key: {**_there(said[key], part), **_where(part, part.replicas * combo.replicas, kind, namespace, asks)}
             for key, part in parts
         }
         combos.append({**said, **sides})
@@ -51,9 +47,12 @@ def text(scenario: Scenario, kind: str, namespace: str, asks: bool) -> str:
 def _there(said: dict[str, Any], pool: Pool) -> dict[str, Any]:
     """What a file says of a pool, but for where it is."""
     kept = {key: value for key, value in said.items() if key not in _NOT_THERE}
-    return {**kept, "name": pool.name, "replicas": pool.replicas, "api": "vllm"}
+    return {**kept, "name": pool.name, "replicas": pool.replicas, "api": api_of(pool.engine.name)}
 
 
-def _endpoints(pool: Pool, num: int, namespace: str) -> list[str]:
+def _where(pool: Pool, num: int, kind: str, namespace: str, asks: bool) -> dict[str, Any]:
+    """Its workload, or the names of its pods."""
+    if asks:
+        return {"kubernetes": {"name": pool.name, "kind": kind, "namespace": namespace, "port": vllm.PORT}}
     host = f"{pool.name}.{namespace}.svc"
-    return [f"http://{pool.name}-{i}.{host}:{vllm.PORT}" for i in range(num)]
+    return {"endpoints": [f"http://{pool.name}-{i}.{host}:{vllm.PORT}" for i in range(num)]}

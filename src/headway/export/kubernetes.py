@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from types import ModuleType
 from typing import Any, Literal
 
 import yaml
@@ -12,7 +13,8 @@ from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
-from headway.export import fleetfile, vllm
+from headway.export import fleetfile, sglang, vllm
+from headway.gateway.adapters import api_of
 from headway.scenario import Scenario, policies_of
 
 Manifest = dict[str, Any]
@@ -22,6 +24,8 @@ _CONFIG_AT = "/etc/headway"
 _LONGEST_START_S = 1800
 """Weights may have to be fetched."""
 _PERIOD_S = 10
+_ENGINES: dict[str, ModuleType] = {"vllm": vllm, "sglang": sglang}
+"""Who knows what an engine is to be told, by its dialect."""
 
 
 class Options(Struct, frozen=True):
@@ -29,7 +33,7 @@ class Options(Struct, frozen=True):
 
     namespace: str = "default"
     image: str = ""
-    """Of vLLM; without one: the version that the engine's profile was measured with."""
+    """Of the engines; without one: the version that the engine's profile was measured with."""
     gateway_image: str = "headway:latest"
     """In which `headway` is the command."""
     kind: Kind | None = None
@@ -69,13 +73,11 @@ def manifests(scenario: Scenario, options: Options) -> dict[str, str]:
     kind: Kind = options.kind or ("Deployment" if scales else "StatefulSet")
     by_priority = _by_priority(scenario)
     files: dict[str, list[Manifest]] = {}
-    for pool, where in _pools(scenario):
+    for pool, combo, where in _pools(scenario):
         with scenario.places.at(*where):
-            vllm.check(pool)
-            _check_name(pool.name)
-            files[f"{pool.name}.yaml"] = _of_pool(pool, kind, by_priority, options)
-    if has_gateway(scenario, kind):
-        files["gateway.yaml"] = _gateway(scenario, kind, options)
+            _check(pool)
+            files[f"{pool.name}.yaml"] = _of_pool(pool, combo, kind, by_priority, options)
+    files["gateway.yaml"] = _gateway(scenario, kind, options)
     files["kustomization.yaml"] = [{
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
         "resources": list(files),
@@ -83,17 +85,15 @@ def manifests(scenario: Scenario, options: Options) -> dict[str, str]:
     return {name: yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=100) for name, made in files.items()}
 
 
-def has_gateway(scenario: Scenario, kind: Kind | None) -> bool:
-    """Pods of two workloads do not come and go as one, so the gateway has to know those of combos by their names."""
-    return not scenario.fleet.combos or (kind != "Deployment" and scenario.spec.policies.scaling is None)
-
-
-def _pools(scenario: Scenario) -> list[tuple[Pool, tuple[str | int, ...]]]:
-    """Every pool with its number of replicas in all, and where the file says it."""
+def _pools(scenario: Scenario) -> list[tuple[Pool, str, tuple[str | int, ...]]]:
+    """Every pool with its number of replicas in all, the combo that it is a part of, and where the file says it."""
     fleet = scenario.fleet
-    pools: list[tuple[Pool, tuple[str | int, ...]]] = [(pool, ("fleet", i)) for i, pool in enumerate(fleet.pools)]
+    pools: list[tuple[Pool, str, tuple[str | int, ...]]] = []
+    for i, pool in enumerate(fleet.pools):
+        pools.append((pool, "", ("fleet", i)))
     for i, combo in enumerate(fleet.combos):
-        pools += [(replace(part, replicas=part.replicas * combo.replicas), ("combos", i)) for part in combo.parts]
+        parts = (replace(part, replicas=part.replicas * combo.replicas) for part in combo.parts)
+        pools += ((part, combo.name, ("combos", i)) for part in parts)
     return pools
 
 
@@ -106,7 +106,17 @@ def _by_priority(scenario: Scenario) -> bool:
     return spec.ordering_at != "gateway" and name == "priority"
 
 
-def _check_name(name: str) -> None:
+def _check(pool: Pool) -> None:
+    """HeadwayError where nothing is known of its engine, it is not of one node, or cannot be called so."""
+    name = pool.name
+    if api_of(pool.engine.name) not in _ENGINES:
+        what = "there are manifests for vLLM and SGLang only; expected engine: vllm-v1, or sglang"
+        raise HeadwayError(f"engine {pool.engine.name}: {what}")
+    if not pool.model.hf_id:
+        raise HeadwayError(f"model {pool.model.name}: expected one that Hugging Face has, by its name in the catalog")
+    if pool.parallel.num_gpus > pool.gpu.gpus_per_node:
+        most = f"at most the {pool.gpu.gpus_per_node} of a node of {pool.gpu.name}, as a pod is there"
+        raise HeadwayError(f"{pool.parallel.num_gpus} GPUs of a replica; expected {most}")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?", name) or name == GATEWAY:
         what = f"expected small letters, digits and dashes, 53 at most, and not {GATEWAY}, as a Service is called so"
         raise HeadwayError(f"name {name!r}: {what}")
@@ -115,10 +125,10 @@ def _check_name(name: str) -> None:
 # A pool.
 
 
-def _of_pool(pool: Pool, kind: Kind, by_priority: bool, options: Options) -> list[Manifest]:
+def _of_pool(pool: Pool, combo: str, kind: Kind, by_priority: bool, options: Options) -> list[Manifest]:
     labels = _labels(pool.name)
-    if pool.role != "mixed":
-        labels |= {"headway/role": pool.role}
+    if combo:
+        labels |= {"headway/combo": combo, "headway/role": pool.role}
     selector = {"matchLabels": _labels(pool.name)}
     template = {"metadata": {"labels": labels}, "spec": _pod(pool, by_priority, options)}
     spec: Manifest = {"replicas": pool.replicas, "selector": selector, "template": template}
@@ -131,11 +141,14 @@ def _of_pool(pool: Pool, kind: Kind, by_priority: bool, options: Options) -> lis
 
 
 def _pod(pool: Pool, by_priority: bool, options: Options) -> Manifest:
-    gpus = {"nvidia.com/gpu": str(pool.parallel.num_gpus)}
+    gpus, engine = {"nvidia.com/gpu": str(pool.parallel.num_gpus)}, _ENGINES[api_of(pool.engine.name)]
+    ports = {"http": vllm.PORT, **engine.ports(pool)}
+    environment = _token(options) + engine.environment(pool, options.connector)
     container = {
-        "name": "vllm", "image": options.image or _image(pool), "command": vllm.COMMAND,
-        "args": vllm.arguments(pool, by_priority, options.connector), **_environment(pool, options),
-        "ports": [{"name": "http", "containerPort": vllm.PORT}],
+        "name": engine.NAME, "image": options.image or engine.image(pool.engine.version), "command": engine.COMMAND,
+        "args": engine.arguments(pool, by_priority, options.connector),
+        **({"env": environment} if environment else {}),
+        "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "resources": {"limits": gpus, "requests": gpus},
         "startupProbe": {**_probe(), "failureThreshold": _LONGEST_START_S // _PERIOD_S},
         "readinessProbe": _probe(), "livenessProbe": {**_probe(), "timeoutSeconds": 5},
@@ -152,20 +165,11 @@ def _pod(pool: Pool, by_priority: bool, options: Options) -> Manifest:
     }
 
 
-def _image(pool: Pool) -> str:
-    return f"vllm/vllm-openai:v{pool.engine.version}" if pool.engine.version else "vllm/vllm-openai:latest"
-
-
-def _environment(pool: Pool, options: Options) -> Manifest:
-    said: list[Manifest] = []
-    if options.token_secret:
-        secret = {"name": options.token_secret, "key": "token"}
-        said.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
-    if pool.role != "mixed" and options.connector == "NixlConnector":
-        here = {"fieldRef": {"fieldPath": "status.podIP"}}
-        said.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": here})
-        said.append({"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(vllm.NIXL_PORT)})
-    return {"env": said} if said else {}
+def _token(options: Options) -> list[Manifest]:
+    if not options.token_secret:
+        return []
+    secret = {"name": options.token_secret, "key": "token"}
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}]
 
 
 def _product(gpu: Gpu, products: dict[str, str]) -> str:
@@ -180,7 +184,7 @@ def _product(gpu: Gpu, products: dict[str, str]) -> str:
 
 def _autoscaler(pool: Pool, kind: Kind, options: Options) -> Manifest:
     target = {"type": "AverageValue", "averageValue": options.waiting_target}
-    metric = {"metric": {"name": "vllm:num_requests_waiting"}, "target": target}
+    metric = {"metric": {"name": _ENGINES[api_of(pool.engine.name)].WAITING}, "target": target}
     return _manifest("autoscaling/v2", "HorizontalPodAutoscaler", pool.name, {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": kind, "name": pool.name},
         "minReplicas": max(pool.min_replicas, 1), "maxReplicas": pool.max_replicas,
@@ -227,7 +231,7 @@ def _gateway(scenario: Scenario, kind: Kind, options: Options) -> list[Manifest]
 def _rights(scenario: Scenario, kind: Kind, options: Options) -> list[Manifest]:
     """To see pods, and where there is a scaler, to say how many there are and which go first."""
     scales = scenario.spec.policies.scaling is not None
-    names = [pool.name for pool in scenario.fleet.pools]
+    names = [pool.name for pool in scenario.fleet.all_pools]
     resource = f"{kind.lower()}s/scale"
     verbs = ["get", "patch"] if scales else ["get"]
     rules = [

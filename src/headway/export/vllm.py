@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 
-from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.perf import memory
 
 PORT = 8000
+NAME = "vllm"
 COMMAND = ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+WAITING = "vllm:num_requests_waiting"
+"""The metric of requests that wait."""
 NIXL_PORT = 5600
 """Where NIXL's side of two engines find each other."""
 _ROUNDED_TOKENS = 1024
@@ -35,7 +37,7 @@ def arguments(pool: Pool, by_priority: bool, connector: str) -> list[str]:
     said.append("--enable-prefix-caching" if engine.prefix_caching else "--no-enable-prefix-caching")
     if engine.kv_dtype_bytes == 1:
         said += ["--kv-cache-dtype", "fp8"]
-    if (longest := _longest_tokens(pool)) < pool.model.max_context_tokens:
+    if (longest := longest_tokens(pool)) < pool.model.max_context_tokens:
         said += ["--max-model-len", str(longest)]
     if by_priority:
         said += ["--scheduling-policy", "priority"]
@@ -44,20 +46,28 @@ def arguments(pool: Pool, by_priority: bool, connector: str) -> list[str]:
     return said
 
 
-def check(pool: Pool) -> None:
-    """HeadwayError where a pool is none of vLLM's, or not of one node."""
-    if not pool.engine.name.startswith("vllm"):
-        raise HeadwayError(f"engine {pool.engine.name}: there are manifests for vLLM only; expected engine: vllm-v1")
-    if not pool.model.hf_id:
-        raise HeadwayError(f"model {pool.model.name}: expected one that Hugging Face has, by its name in the catalog")
-    if pool.parallel.num_gpus > pool.gpu.gpus_per_node:
-        most = f"{pool.gpu.gpus_per_node} of a node of {pool.gpu.name}"
-        raise HeadwayError(
-            f"{pool.parallel.num_gpus} GPUs of a replica; expected at most the {most}, as a pod is there"
-        )
+def image(version: str) -> str:
+    """The one that vLLM's makers publish for a version; without one: their newest."""
+    return f"vllm/vllm-openai:v{version}" if version else "vllm/vllm-openai:latest"
 
 
-def _longest_tokens(pool: Pool) -> int:
+def ports(pool: Pool) -> dict[str, int]:
+    """By name, besides the one for requests."""
+    return {"nixl": NIXL_PORT} if pool.role != "mixed" else {}
+
+
+def environment(pool: Pool, connector: str) -> list[dict[str, object]]:
+    """Where another engine's NIXL finds this one's."""
+    if pool.role == "mixed" or connector != "NixlConnector":
+        return []
+    here = {"fieldRef": {"fieldPath": "status.podIP"}}
+    return [
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": here},
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
+    ]
+
+
+def longest_tokens(pool: Pool) -> int:
     """Prompt and output of the longest request: of the model, or of what KV cache there will be."""
     plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     room = int(plan.kv_capacity_tokens * _SAFE) // _ROUNDED_TOKENS * _ROUNDED_TOKENS

@@ -105,15 +105,22 @@ class Pods:
         """By uid, those that are used."""
         self._leaving: dict[str, Pod] = {}
         """Empty, and to go; the cluster may take another one instead."""
+        self._owed = 0
+        """Of a StatefulSet's, those that are to go and have not been asked for less yet."""
+        self._given: set[str] = set()
+        """By uid, those that were: its last ones."""
         self._up: set[int] = set()
+        self._asked = pool.replicas
+        """Pods that the cluster was last known to be to have."""
         self._more = 0
-        """Pods to ask for besides those that the cluster is to have; below 0: fewer."""
+        """Pods to ask for besides; below 0: fewer."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Those that there are. How many there should be, the cluster knows from before."""
-        self._host.expect(self._pool.name, self._pool.replicas)
+        self._host.asks(self._pool.name, self._asked)
+        self._host.expect(self._pool.name, self._asked)
         self._task = asyncio.create_task(self._follow())
 
     def more(self) -> None:
@@ -128,12 +135,24 @@ class Pods:
             return
         del self._known[pod.uid]
         self._leaving[pod.uid] = pod
-        last = max((known for known, _ in self._known.values()), key=lambda each: each.number, default=pod)
-        if self._how.kind == "StatefulSet" and last.number > pod.number:
-            # A StatefulSet gives back its last pod, and no other. So that one is emptied; this one will be used again.
-            self._host.retire(self._known[last.uid][1])
+        if self._how.kind == "StatefulSet":
+            self._owed += 1
+            asyncio.get_running_loop().call_soon(self._give_last)  # once all that go together are empty
         else:
             self._want(-1)
+
+    def _give_last(self) -> None:
+        """A StatefulSet gives back its last pods only. So these are emptied, and the empty ones are used again."""
+        owed, self._owed = self._owed, 0
+        known = {uid: pod for uid, (pod, _) in self._known.items()}
+        left = [pod for uid, pod in (known | self._leaving).items() if uid not in self._given]
+        for pod in sorted(left, key=lambda pod: pod.number)[-owed:] if owed else ():
+            if pod.uid in self._leaving:
+                self._given.add(pod.uid)
+                self._want(-1)
+            else:
+                self._host.retire(self._known[pod.uid][1])
+                self._changed.set()
 
     def up(self, replica: LiveReplica) -> None:
         """It has been seen to be well."""
@@ -148,6 +167,7 @@ class Pods:
 
     def _want(self, more: int) -> None:
         self._more += more
+        self._host.asks(self._pool.name, self._asked + self._more - self._owed)
         self._changed.set()
 
     async def _follow(self) -> None:
@@ -169,8 +189,10 @@ class Pods:
             asked = max(asked + more, 0)
             await asyncio.to_thread(self._cluster.scale, asked, list(self._leaving.values()))
             self._more -= more
+        self._asked = asked
         here = {pod.uid for pod in pods}
         self._leaving = {uid: pod for uid, pod in self._leaving.items() if uid in here}
+        self._given &= here
         for uid in [uid for uid in self._known if uid not in here]:
             _, replica = self._known.pop(uid)
             self._up.discard(replica.id)
@@ -179,6 +201,7 @@ class Pods:
             else:
                 self._want(-1)
         asked += self._more
+        self._host.asks(self._pool.name, asked - self._owed)
         self._use(pods, asked)
         self._host.expect(self._pool.name, max(asked - len(self._up), 0))
 
@@ -186,7 +209,8 @@ class Pods:
         """Those that are new, and those that were to leave and are to stay, as others have gone."""
         num_free = asked - len(self._known)
         new = [pod for pod in pods if pod.uid not in self._known]
-        for pod in sorted(new, key=lambda pod: pod.uid in self._leaving)[: max(num_free, 0)]:
+        for pod in sorted(new, key=lambda pod: (pod.uid in self._leaving, pod.uid in self._given))[: max(num_free, 0)]:
             self._leaving.pop(pod.uid, None)
+            self._given.discard(pod.uid)
             host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
             self._known[pod.uid] = pod, self._host.came(self._pool.name, f"http://{host}:{self._how.port}")

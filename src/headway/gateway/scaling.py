@@ -87,13 +87,14 @@ class LiveScaling:
         """What became of the last start that failed."""
 
     def _actuator(self, served: Served) -> Actuator:
+        pool = replace(served.pool, replicas=served.num_initial)
         if isinstance(served.start, Processes):
-            pool, how = replace(served.pool, replicas=served.num_initial), served.start
+            how = served.start
             return LocalProcesses(pool, how, self, self._ports_of(how), self._gpus_of(served))
         assert isinstance(served.start, Kubernetes)
         from headway.gateway.pods import Pods
 
-        return Pods(served.pool, served.start, self)
+        return Pods(pool, served.start, self)
 
     def _ports_of(self, how: Processes) -> Ports:
         """Pools of one model's shapes share them."""
@@ -268,13 +269,21 @@ class LiveScaling:
         """It is somewhere, and has not been up yet."""
         return replica.id in self._starting
 
+    def asks(self, pool: str, num: int) -> None:
+        """A cluster is to have so many of them in all."""
+        self._wholes.asks(pool, num)
+
     def expect(self, pool: str, num: int) -> None:
         """So many will be up that are not yet."""
         if pool in self._states:
             self._states[pool].num_starting = num
+        elif (served := self._served.get(pool)) is not None and served.combo is not None:
+            self._wholes.expect(served.combo)
 
     def retire(self, replica: LiveReplica) -> None:
         """It is drained, then given back."""
         if replica.pool in self._states:
             self._forget(self._states[replica.pool], replica)
+        elif replica.is_of_combo:
+            self._gateway.units.leave(replica)  # another one takes its place while it ends what it has
         self._leave(replica, at_once=False)

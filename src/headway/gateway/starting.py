@@ -73,6 +73,9 @@ class Host(Protocol):
     def lost(self, replica: LiveReplica) -> bool:
         """It is gone, and nobody asked for that. Whether there is to be another one in its place."""
 
+    def asks(self, pool: str, num: int) -> None:
+        """A cluster is to have so many of them in all."""
+
     def expect(self, pool: str, num: int) -> None:
         """So many will be up that are not yet."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headway.control.scaling import PoolState
 from headway.control.service import Member
+from headway.core.fleet import Combo
 from headway.gateway.replica import LiveReplica
 from headway.gateway.units import Unit
 
@@ -22,6 +23,21 @@ class Wholes:
         """Replicas that are up, and whose combos are not yet."""
         self._replaced: set[int] = set()
         """Replicas that ended, in whose places others are started."""
+        self._asked: dict[str, int] = {}
+        """By part, how many pods a cluster is to have; parts that are processes are not here."""
+
+    def asks(self, part: str, num: int) -> None:
+        """A cluster is to have so many pods of a part."""
+        self._asked[part] = num
+
+    def expect(self, combo: Combo) -> None:
+        """Of what a cluster is to have, whole combos that control has not heard of yet are on their way."""
+        state = self._states.get(combo.name)
+        if state is None or any(part.name not in self._asked for part in combo.parts):
+            return
+        num = min(self._asked[part.name] // part.replicas for part in combo.parts)
+        held = {member.view.combo for member in state.members}
+        state.num_starting = max(num - len(held), 0)
 
     def waits(self, replica: LiveReplica) -> bool:
         """It is up, and not to be used until the rest of its combo is."""
