@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.gateway import wire
 from headway.gateway.client import BrokenOffError, EngineError, UnreachableError
 from headway.gateway.driver import Driver
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import ApiError, reported
 from headway.gateway.gateway import Gateway
 from headway.gateway.refusal import RefusedError
 from headway.gateway.replica import Engine, LiveReplica
@@ -118,12 +118,8 @@ class Desk:
 
     def _hear(self, messages: list[wire.FromWorker]) -> None:
         for message in messages:
-            try:
+            with reported(f"a worker's {type(message).__name__} could not be dealt with"):
                 _HEARD[type(message)](self, message)
-            except HeadwayError as error:
-                log.error("%s", error)
-            except Exception:
-                log.exception("a worker's %s could not be dealt with", type(message).__name__)
 
     def _arrived(self, arrived: wire.Arrived) -> None:
         number = arrived.number
@@ -257,12 +253,10 @@ class Desk:
         for ticket in tickets:
             ticket.is_open = ticket.is_known = False
             has_ended = ticket.outcome is not None
-            try:
+            with reported("a request whose worker is gone could not be given up"):
                 self._end(ticket)
                 if has_ended:
                     self._let_go(ticket, wire.CLOSED)
-            except HeadwayError as error:
-                log.error("%s", error)
         self._gone()
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
+
+from headway.core.errors import HeadwayError
+
+log = logging.getLogger("headway.gateway")
 
 
 class ApiError(Exception):
@@ -29,3 +37,14 @@ class ApiError(Exception):
     def json(self) -> bytes:
         """The same, encoded."""
         return msgspec.json.encode(self.body())
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """A policy's mistake, or one of ours, goes to the log; whoever was to be told, and is not to blame, goes on."""
+    try:
+        yield
+    except HeadwayError as error:
+        log.error("%s", error)
+    except Exception:
+        log.exception("%s", what)

@@ -107,6 +107,8 @@ class LiveFleet:
         if not self._leaving:
             return
         for id in [id for id in self._leaving if not self._gateway.replicas[id].num_in_flight]:
+            if id not in self._leaving:
+                continue  # what came of another one that went has seen to it
             self._leaving.discard(id)
             self._gone.add(id)
             self._gateway.driver.gone(self._gateway.replicas[id])

@@ -34,7 +34,7 @@ from headway.gateway.recording import Recording
 from headway.gateway.replica import LiveReplica
 from headway.gateway.scaling import LiveScaling
 from headway.gateway.send import Send
-from headway.gateway.slots import Slots
+from headway.gateway.slots import Slots, tidy
 from headway.gateway.telemetry import Sample, Telemetry
 from headway.gateway.term import Term
 from headway.gateway.ticket import Ticket
@@ -144,6 +144,7 @@ class Gateway:
     def start(self) -> None:
         """Look for the replicas, and let policies tick."""
         self.watch.start()
+        tidy({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
         self.driver.start_ticking()
         self.scaling.start()
         self.fleet.expect(self.plan.roles)

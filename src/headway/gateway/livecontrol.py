@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 from headway.control.cascading import Cascading
 from headway.control.control import Control
 from headway.control.live import ENDED, HELD, Live
+from headway.control.service import Service
+from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.core.request import Phase
+
+log = logging.getLogger("headway.gateway")
 
 
 class LiveCascading(Cascading):
@@ -21,6 +28,33 @@ class LiveCascading(Cascading):
 
 class LiveControl(Control):
     """Control, told besides of what goes wrong with one request only."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._releasing: set[Service] = set()
+
+    def release(self, service: Service, now: float) -> None:
+        """As ever; but whom a policy fails over is turned away: those behind it, and who made the room, go on."""
+        if service in self._releasing:
+            return  # the call that is under way has not come to its end
+        self._releasing.add(service)
+        try:
+            while not self._released(service, now):
+                pass
+        finally:
+            self._releasing.discard(service)
+
+    def _released(self, service: Service, now: float) -> bool:
+        try:
+            super().release(service, now)
+        except Exception as error:
+            live = service.first(now)
+            if live is None:
+                raise
+            log.error("request %d is turned away: %s", live.id, error, exc_info=not isinstance(error, HeadwayError))
+            self._end(live, now, Outcome.REJECTED)
+            return False
+        return True
 
     def failed(self, live: Live, now: float) -> None:
         """Its replica would not have it, or lost it: it is placed anew, elsewhere, with the tokens already out kept.

@@ -102,6 +102,9 @@ class LocalProcesses:
                 except (OSError, HeadwayError) as error:
                     slot.why = str(error)
                     log.warning("%s: a replica cannot be started: %s", name, error)
+                except Exception as error:  # a mistake of ours, or a policy's, must not be this replica's last start
+                    slot.why = str(error)
+                    log.exception("%s: a replica", name)
                 if slot.is_up.is_set():
                     pause_s = FIRST_PAUSE_S
                     continue

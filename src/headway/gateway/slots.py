@@ -8,15 +8,23 @@ token replay it computes the prompt and all tokens so far.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import re
 from array import array
 from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
+from time import time
+from typing import IO
 from uuid import uuid4
 
 import msgspec
 
 from headway.gateway.client import EngineError
+from headway.gateway.clock import Clock
 from headway.gateway.replica import Engine, Seat
 from headway.gateway.said import Said
 from headway.gateway.ticket import Ticket
@@ -24,6 +32,10 @@ from headway.gateway.ticket import Ticket
 log = logging.getLogger("headway.gateway")
 _PATIENCE_S = 30.0
 """For a slot to be written or read."""
+_NAME = re.compile("headway-[0-9a-f]{32}")
+"""Of files that are on their way from one server to the next."""
+STALE_S = 2 * _PATIENCE_S
+"""A file that has not been written to for so long, and that nobody holds, is nobody's."""
 _TAIL_TOKENS = 16
 """So many of a file's tokens must say what the client has heard last."""
 _MAGIC, _PACKED = 0x67677371, -1
@@ -92,11 +104,15 @@ class Slots:
 
 
 class Luggage:
-    """What a request takes along from one server to the next: a file with its slot's KV cache."""
+    """What a request takes along from one server to the next: a file with its slot's KV cache.
+
+    It is locked from when it has been saved until it is removed, so that another gateway sees whether it is somebody's.
+    """
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
         self._file: Path | None = None
+        self._held: IO[bytes] | None = None
 
     async def unpack(self, engine: Engine) -> None:
         """Put what was saved into the slot that the request has now. EngineError if the server is gone."""
@@ -109,6 +125,9 @@ class Luggage:
         if self._file is not None:
             self._file.unlink(missing_ok=True)
             self._file = None
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     async def pack(self, engine: Engine, said: Said) -> None:
         """The stream has been cut off to go on elsewhere: save its slot. Where that fails, its tokens have to do."""
@@ -117,6 +136,9 @@ class Luggage:
         file = self._file = engine.kv_folder / f"headway-{uuid4().hex}"
         try:
             if await self._act(engine, "save", file):
+                self._held = file.open("rb")
+                with suppress(OSError):  # not every file system has locks
+                    fcntl.flock(self._held, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 tokens = await asyncio.to_thread(tokens_of, file)
                 if tokens is not None and await self._fits(engine, tokens, said):
                     said.learn(tokens)
@@ -148,6 +170,29 @@ class Luggage:
             return status == 200 and msgspec.json.decode(data, type=_Text).content.endswith(said.last)
         except msgspec.MsgspecError:
             return False
+
+
+def tidy(folders: Collection[Path], clock: Clock) -> None:
+    """Remove what gateways that were killed have left in the middle of a move: now, and now and then."""
+    for folder in folders:
+        with suppress(OSError):
+            for file in folder.iterdir():
+                if _NAME.fullmatch(file.name) and _is_stale(file):
+                    log.info("%s: %s was left by a gateway that is gone, and is removed", folder, file.name)
+                    file.unlink(missing_ok=True)
+    if folders:
+        clock.at(clock.now + STALE_S, lambda now, folders: tidy(folders, clock), folders)
+
+
+def _is_stale(file: Path) -> bool:
+    """Nobody writes it, and nobody holds it."""
+    with suppress(OSError):
+        about = file.lstat()
+        if S_ISREG(about.st_mode) and time() - about.st_mtime > STALE_S:
+            with file.open("rb") as opened:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+    return False
 
 
 def tokens_of(file: Path) -> list[int] | None:

@@ -17,6 +17,7 @@ import msgspec
 
 from headway.gateway.adapters import load
 from headway.gateway.client import BrokenOffError, EngineError, UnreachableError, read
+from headway.gateway.errors import reported
 from headway.gateway.refusal import RefusedError
 from headway.gateway.replica import Engine, LiveReplica
 from headway.gateway.settings import Settings
@@ -43,7 +44,8 @@ class Breaker:
     def __init__(self) -> None:
         self.is_open = True
         """Nothing is sent; so it begins, until the replica has been seen."""
-        self.num_failures = 0
+        self.num_failures = self.num_missed = 0
+        """In a row: of requests, and of looks at it."""
         self.pause_s = FIRST_PAUSE_S
         self.distrusts = False
         """Health checks alone do not close it: requests had failed."""
@@ -98,12 +100,14 @@ class Watch:
 
     def add(self, replica: LiveReplica) -> None:
         """Look after one more."""
+        self.replicas.append(replica)
         self.breakers[replica.id], self._nudges[replica.id] = Breaker(), asyncio.Event()
         self._tasks[replica.id] = asyncio.create_task(self._mind(replica))
 
     def leave(self, replica: LiveReplica) -> None:
         """Look after one no longer, and have nothing sent there."""
         self._tasks.pop(replica.id).cancel()
+        self.replicas.remove(replica)
         self.breakers[replica.id].is_open = True
         self._down(replica)
 
@@ -148,17 +152,9 @@ class Watch:
 
     async def _mind(self, replica: LiveReplica) -> None:
         breaker, nudge = self.breakers[replica.id], self._nudges[replica.id]
-        num_missed = 0
         while True:
-            try:
-                await self._probe(replica, breaker)
-                num_missed = 0
-            except EngineError as error:
-                num_missed += 1
-                if not breaker.is_open and (isinstance(error, UnreachableError) or num_missed >= MOST_FAILURES):
-                    breaker.is_open = True
-                    self._open(replica, error)
-                    self._abandon(replica)
+            with reported(f"{replica.name}: who was to hear of it failed"):
+                await self._look(replica, breaker)
             pause_s = breaker.pause() if breaker.is_open else self._settings.scrape_period_s
             nudge.clear()
             with suppress(TimeoutError):
@@ -166,6 +162,19 @@ class Watch:
                     await nudge.wait()
                     await asyncio.sleep(FIRST_PAUSE_S if breaker.is_open and not breaker.is_suspect else 0)
             breaker.is_suspect = False
+
+    async def _look(self, replica: LiveReplica, breaker: Breaker) -> None:
+        try:
+            await self._probe(replica, breaker)
+        except EngineError as error:
+            breaker.num_missed += 1
+            missed_most = breaker.num_missed >= MOST_FAILURES
+            if not breaker.is_open and (isinstance(error, UnreachableError) or missed_most):
+                breaker.is_open = True
+                self._open(replica, error)
+                self._abandon(replica)
+        else:
+            breaker.num_missed = 0
 
     async def _probe(self, replica: LiveReplica, breaker: Breaker) -> None:
         """Is it well? And how loaded? EngineError if it is not."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import IO, Any, Literal, Protocol
 
 import msgspec
 from starlette.datastructures import FormData, UploadFile
@@ -13,6 +14,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from headway.gateway.batch import files, queue
 from headway.gateway.batch.files import PART_BYTES, Writer
@@ -131,8 +133,12 @@ async def _found_file(request: Request, work: Work, owner: str) -> dict[str, Any
     id = request.path_params["id"]
     found = await files.find(work.store, owner, id) if _ID.fullmatch(id) else None
     if found is None:
-        raise ApiError(404, f"there is no file {id!r}", "not_found", "id")
+        raise _no_file(id)
     return found
+
+
+def _no_file(id: str) -> ApiError:
+    return ApiError(404, f"there is no file {id!r}", "not_found", "id")
 
 
 async def _delete(request: Request, work: Work, owner: str) -> Response:
@@ -144,7 +150,28 @@ async def _delete(request: Request, work: Work, owner: str) -> Response:
 async def _content(request: Request, work: Work, owner: str) -> Response:
     found = await _found_file(request, work, owner)
     headers = {"content-length": str(found["bytes"])}
-    return StreamingResponse(files.content(work.store, found["id"]), headers=headers, media_type="application/jsonl")
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type="application/jsonl")
+    try:
+        return _Copy(await files.copied(work.store, found), headers)
+    except files.DeletedError:
+        raise _no_file(found["id"]) from None
+
+
+class _Copy(StreamingResponse):
+    """A file that is whole, whatever becomes of it while its client reads."""
+
+    def __init__(self, copy: IO[bytes], headers: dict[str, str]) -> None:
+        super().__init__(self._parts(), headers=headers, media_type="application/jsonl")
+        self._copy = copy
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        while data := await asyncio.to_thread(self._copy.read, PART_BYTES):
+            yield data
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._copy:
+            await super().__call__(scope, receive, send)
 
 
 # Batches.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any
 
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -83,23 +85,41 @@ async def remove(store: Store, owner: str, id: str) -> bool:
     return bool(gone.rowcount)
 
 
-async def content(store: Store, id: str) -> AsyncIterator[bytes]:
-    """A file's parts, each read when it is wanted."""
-    part = 0
-    while True:
+class DeletedError(Exception):
+    """A file was deleted while it was read."""
+
+
+async def content(store: Store, file: dict[str, Any]) -> AsyncIterator[bytes]:
+    """A file's parts, each read when it is wanted. DeletedError where they end before it does."""
+    part, left = 0, file["bytes"]
+    while left > 0:
         async with store.begin() as connection:
-            asked = select(PARTS.c.data).where(PARTS.c.file == id, PARTS.c.part == part)
+            asked = select(PARTS.c.data).where(PARTS.c.file == file["id"], PARTS.c.part == part)
             data = (await connection.execute(asked)).scalar()
         if data is None:
-            return
+            raise DeletedError
         yield bytes(data)
-        part += 1
+        part, left = part + 1, left - len(data)
 
 
-async def lines(store: Store, id: str, limit_bytes: int) -> AsyncIterator[bytes]:
-    """A file's lines. One that is longer than the limit comes cut off after it, and is the last."""
+async def copied(store: Store, file: dict[str, Any]) -> IO[bytes]:
+    """All of it, for who takes longer to read than it may be there. DeletedError where it was not there to the end."""
+    copy = SpooledTemporaryFile(PART_BYTES)  # noqa: SIM115  # whoever gets it closes it
+    try:
+        async for data in content(store, file):
+            await asyncio.to_thread(copy.write, data)
+        await asyncio.to_thread(copy.seek, 0)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+async def lines(store: Store, file: dict[str, Any], limit_bytes: int) -> AsyncIterator[bytes]:
+    """A file's lines. One that is longer than the limit comes cut off after it, and is the last. DeletedError, as
+    above."""
     rest = b""
-    async for data in content(store, id):
+    async for data in content(store, file):
         *whole, rest = (rest + data).split(b"\n")
         for line in whole:
             yield line

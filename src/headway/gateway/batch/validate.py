@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -85,22 +85,37 @@ async def validate(store: Store, batch: dict[str, Any], max_lines: int, max_line
     id = batch["id"]
     await queue.empty(store, id)
     checked = Checked(id, batch["endpoint"], max_lines, max_line_bytes)
-    number, chunk = 0, list[Line]()
-    async for raw in files.lines(store, batch["input_file_id"], max_line_bytes):
-        number += 1
-        chunk.extend(checked.line(number, raw))
-        if checked.is_hopeless:
-            break
-        if len(chunk) == _CHUNK:
-            await queue.add(store, chunk)
-            chunk = []
-    if not checked.num:
-        error = {"code": "empty_file", "message": "the file has no requests, or is gone", "param": None, "line": None}
-        checked.errors.append(error)
+    file = await files.find(store, batch["owner"], batch["input_file_id"])
+    try:
+        if file is None:
+            raise files.DeletedError
+        await _take_in(store, checked, files.lines(store, file, max_line_bytes))
+    except files.DeletedError:
+        checked.errors = [_error("file_deleted", "the file was deleted before it had been read")]
+    else:
+        if not checked.num:
+            checked.errors.append(_error("empty_file", "the file has no requests"))
     if checked.errors:
         await queue.empty(store, id)
         await queue.reject(store, id, checked.errors)
-        return
+    else:
+        await queue.begin(store, id, checked.num)
+
+
+async def _take_in(store: Store, checked: Checked, lines: AsyncIterator[bytes]) -> None:
+    """All lines that are requests, as far as there is any use in it."""
+    number, chunk = 0, list[Line]()
+    async for raw in lines:
+        number += 1
+        chunk.extend(checked.line(number, raw))
+        if checked.is_hopeless:
+            return
+        if len(chunk) == _CHUNK:
+            await queue.add(store, chunk)
+            chunk = []
     if chunk:
         await queue.add(store, chunk)
-    await queue.begin(store, id, checked.num)
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": None, "line": None}

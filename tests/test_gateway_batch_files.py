@@ -1,0 +1,145 @@
+"""Files of batches that are deleted while somebody reads them: clients, and batches, have all of it or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import postgres
+import serving
+from batching import jsonl, line
+from serving import ask, until
+
+pytest.importorskip("httptools")
+pytest.importorskip("sqlalchemy")
+from headway.gateway.batch import files, queue, validate
+from headway.gateway.batch.files import PART_BYTES, DeletedError, Writer
+from headway.gateway.batch.store import Store
+
+NUM_BYTES = 40 << 20
+"""More than sockets take without being read."""
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database."""
+    if request.param == "sqlite":
+        yield str(tmp_path_factory.mktemp("store") / "batches.sqlite")
+        return
+    pytest.importorskip("asyncpg")
+    if why := postgres.missing():
+        pytest.skip(why)
+    with postgres.server() as database:
+        yield database.url
+
+
+@pytest.fixture(scope="module")
+def front(where: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+    path = serving.fleet_file(
+        tmp_path_factory.mktemp("fleet"), ["http://127.0.0.1:1"], gateway={"batches": {"store": where}}
+    )
+    with contextlib.closing(serving.gateway(path)) as made:
+        until(lambda: ask(made, "/v1/files").json().get("object") == "list")
+        yield made
+
+
+def _uploaded(front: serving.Process, content: bytes) -> str:
+    form = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    form += b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n' + content + b"\r\n--x--\r\n"
+    told = ask(front, "/v1/files", form, {"content-type": "multipart/form-data; boundary=x"}).json()
+    assert told["bytes"] == len(content)
+    return f"/v1/files/{told['id']}"
+
+
+def test_a_download_is_whole_though_its_file_is_deleted_meanwhile(front: serving.Process) -> None:
+    file = _uploaded(front, b"0123456789abcdef" * (NUM_BYTES // 16))
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=serving.PATIENCE_S)
+    connection.request("GET", f"{file}/content")
+    response = connection.getresponse()
+    begun = response.read(1 << 16)
+    assert ask(front, file, method="DELETE").json()["deleted"]
+    again = ask(front, f"{file}/content")
+    assert again.status == 404 and again.json()["error"]["code"] == "not_found"
+    assert begun + response.read() == b"0123456789abcdef" * (NUM_BYTES // 16)
+    connection.close()
+
+
+async def _written(store: Store, content: bytes) -> dict[str, Any]:
+    await store.open()
+    async with store.begin() as connection:
+        writer = Writer(connection, "me", "f", "batch")
+        await writer.write(content)
+        return await writer.end()
+
+
+def test_who_comes_to_a_part_that_is_gone_is_told(where: str) -> None:
+    async def story() -> None:
+        store = Store(where)
+        file = await _written(store, b"x" * (3 * PART_BYTES + 1))
+        assert sum([len(part) async for part in files.content(store, file)]) == file["bytes"]
+        parts = files.content(store, file)
+        assert len(await anext(parts)) == PART_BYTES
+        assert await files.remove(store, "me", file["id"])
+        with pytest.raises(DeletedError):
+            await anext(parts)
+        with pytest.raises(DeletedError):
+            await files.copied(store, file)
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_batch_of_which_only_the_beginning_was_there_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is deleted while its lines are taken in."""
+
+    async def story() -> None:
+        store = Store(where)
+        content = jsonl([line(f"{i}", user="x" * 2000) for i in range(2000)])
+        file = await _written(store, content)
+        assert file["bytes"] > 2 * PART_BYTES
+        made = await queue.create(store, "me", file["id"], "/v1/chat/completions", "24h", 86_400, None)
+        add = queue.add
+
+        async def slow(store: Store, lines: Any) -> None:
+            await add(store, lines)
+            await files.remove(store, "me", file["id"])
+
+        monkeypatch.setattr(queue, "add", slow)
+        (batch,) = [each for each in await queue.active(store) if each["id"] == made["id"]]
+        await validate.validate(store, batch, 50_000, 1 << 20)
+        found = await queue.find(store, "me", made["id"])
+        assert found is not None and found["status"] == "failed"
+        assert [error["code"] for error in found["errors"]["data"]] == ["file_deleted"]
+        assert not await queue.waiting(store, made["id"], 0, 10)
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_nothing_is_left_of_a_copy_whose_client_left(front: serving.Process) -> None:
+    file = _uploaded(front, b"x" * NUM_BYTES)
+    opened = len(_files_of(front))
+    connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=serving.PATIENCE_S)
+    connection.request("GET", f"{file}/content")
+    connection.getresponse().read(1)
+    until(lambda: len(_files_of(front)) > opened)
+    connection.sock.close()
+    connection.close()
+    until(lambda: len(_files_of(front)) <= opened)
+
+
+def _files_of(front: serving.Process) -> list[str]:
+    """Deleted files that it has open: copies have no names."""
+    found = []
+    for link in Path(f"/proc/{front.process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = str(link.readlink())
+            if name.endswith("(deleted)"):
+                found.append(name)
+    return found
