@@ -6,7 +6,10 @@ import os
 import re
 import signal
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ import pytest
 import serving
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+KEY = "of the tests"
+ADMIN = {"authorization": f"Bearer {KEY}"}
+STREAM = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 
 
 class Group(serving.Process):
@@ -76,6 +82,24 @@ KINDS = [
         marks=pytest.mark.skipif("HEADWAY_VLLM" not in os.environ, reason="HEADWAY_VLLM names no vllm program"),
     ),
 ]
+
+
+@contextmanager
+def gateways(folder: Path, **pool: str) -> Iterator[Callable[..., serving.Process]]:
+    """Starts gateways before engines, with options and sections of the fleet file; they end with the test."""
+    with ExitStack() as started:
+
+        def start(engines: list[serving.Process], *options: str, **sections: Any) -> serving.Process:
+            path = serving.fleet_file(
+                folder, [engine.url for engine in engines], pool=pool,
+                gateway={"admin_keys": [sha256(KEY.encode()).hexdigest()]}, **sections,
+            )  # fmt: skip
+            front = serving.gateway(path, *options)
+            started.enter_context(serving.closing(front))
+            serving.all_up(front, len(engines))
+            return front
+
+        yield start
 
 
 def words(text: str) -> list[str]:

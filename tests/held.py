@@ -15,19 +15,14 @@ import asgi
 from asgi import Engine, Inside, Reply, whole
 from headway.gateway import client, watch
 from headway.gateway.replica import LiveReplica
+from scripted import CHUNK, OK, framed
 from serving import MODEL
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-CHUNK = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"so"}}]}\n\n'
 OPEN: set[client.Connection] = set()
 """Connections on which completions are under way."""
 Check = Callable[[LiveReplica, Sequence[client.Connection]], str]
 """What is wrong with a replica that has these open; "": nothing."""
 Step = tuple[str, Any]
-
-
-def _framed(body: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(body), body)
 
 
 class Held(Engine):
@@ -66,12 +61,12 @@ class Held(Engine):
         """True: that was all."""
         if what == "word":
             if streams:
-                writer.write((b"" if getattr(writer, "has_begun", False) else HEAD) + _framed(CHUNK))
+                writer.write((b"" if getattr(writer, "has_begun", False) else OK) + framed(CHUNK))
                 writer.has_begun = True  # type: ignore[attr-defined]
             return False
         if what == "end":
-            last = _framed(CHUNK) + _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-            writer.write((b"" if getattr(writer, "has_begun", False) else HEAD) + last if streams else whole())
+            last = framed(CHUNK) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+            writer.write((b"" if getattr(writer, "has_begun", False) else OK) + last if streams else whole())
         elif what == "refuse":
             writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
         elif what == "reset":

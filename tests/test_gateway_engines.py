@@ -7,22 +7,21 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import serving
-from engines import KINDS, Kind, words
+from engines import ADMIN, KINDS, Kind, gateways, words
+from engines import STREAM as STREAMED
 from headway import records
-from serving import Process, all_up, ask, chat, metric, said, until
+from serving import Process, ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
-KEY = "of the tests"
-ADMIN = {"authorization": f"Bearer {KEY}"}
 GREEDY = {"temperature": 0, "ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}}
-STREAM = {**GREEDY, "stream": True, "stream_options": {"include_usage": True}}
+STREAM = {**STREAMED, **GREEDY}
+WINDOW = {"window": 4}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -41,20 +40,8 @@ def engines(kind: Kind) -> Iterator[list[Process]]:
 @pytest.fixture
 def serve(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Starts gateways."""
-    fronts = []
-
-    def start(engines: list[Process], *options: str, **changes: Any) -> Process:
-        path = serving.fleet_file(
-            tmp_path, [engine.url for engine in engines], pool={"engine": kind.name},
-            gateway={"admin_keys": [sha256(KEY.encode()).hexdigest()]}, **{"policies": {"window": 4}, **changes},
-        )  # fmt: skip
-        fronts.append(serving.gateway(path, *options))
-        all_up(fronts[-1], len(engines))
-        return fronts[-1]
-
-    yield start
-    with serving.closing(*fronts):
-        pass
+    with gateways(tmp_path, engine=kind.name) as start:
+        yield lambda engines, *options, policies=WINDOW: start(engines, *options, policies=policies)
 
 
 def _whole(events: list[Any], tokens: int) -> str:

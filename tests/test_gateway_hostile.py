@@ -3,64 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import serving
+from scripted import CHUNK, OK, WELL, Script, framed
 from serving import chat, metric, until
 
 pytest.importorskip("httptools")
-
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-CHUNK = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"so"}}]}\n\n'
-
-
-def _framed(body: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(body), body)
-
-
-class Script:
-    """An engine that is well by its health checks, and answers every completion with the same bytes."""
-
-    def __init__(self) -> None:
-        self.says = b""
-        self.heard = b""
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):  # whoever listened may be gone
-            heard = connection.recv(1 << 16)
-            if heard.startswith(b"POST"):
-                self.heard = heard
-                connection.sendall(self.says)
-            else:
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[Script]:
-    made = Script()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +23,6 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with serving.closing(made):
         serving.all_up(made, 1)
         yield made
-
-
-WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 
 
 def _is_well_again(front: serving.Process, script: Script) -> None:
@@ -86,11 +36,11 @@ NONSENSE = {
     "hangs up in its headers": OK[:40],
     "hangs up before its first event": OK,
     "speaks no HTTP": b"+OK hello\r\n\r\n" * 20,
-    "cuts its first event off": OK + _framed(CHUNK[:50]),
-    "streams what is no JSON": OK + _framed(b"data: {oops\n\n"),
-    "streams what is no chunk": OK + _framed(b'data: {"choices": 3}\n\n'),
+    "cuts its first event off": OK + framed(CHUNK[:50]),
+    "streams what is no JSON": OK + framed(b"data: {oops\n\n"),
+    "streams what is no chunk": OK + framed(b'data: {"choices": 3}\n\n'),
     "ends at once": OK + b"0\r\n\r\n",
-    "reports an error": OK + _framed(b'data: {"error": {"message": "out of memory"}}\n\n') + b"0\r\n\r\n",
+    "reports an error": OK + framed(b'data: {"error": {"message": "out of memory"}}\n\n') + b"0\r\n\r\n",
 }
 
 
@@ -106,14 +56,14 @@ def test_nonsense_before_the_first_byte_is_one_clean_error(front: serving.Proces
 
 @pytest.mark.parametrize(
     "rest",
-    [b"", b"0\r\n\r\n", _framed(b"data: nonsense\n\n"), _framed(b'data: {"error": {"message": "gone"}}\n\n')],
+    [b"", b"0\r\n\r\n", framed(b"data: nonsense\n\n"), framed(b'data: {"error": {"message": "gone"}}\n\n')],
     ids=["hangs up", "ends without done", "nonsense", "error"],
 )
 def test_nonsense_after_it_ends_the_stream_with_an_error_and_done(
     front: serving.Process, script: Script, rest: bytes
 ) -> None:
     serving.all_up(front, 1)
-    script.says = OK + _framed(CHUNK) + rest
+    script.says = OK + framed(CHUNK) + rest
     events = list(chat(front, stream=True).events())
     assert events[0]["choices"][0]["delta"]["content"] == "so"
     assert set(events[-2]) == {"error"} and events[-1] == "[DONE]"
@@ -125,7 +75,7 @@ def test_streamed_calls_of_tools_come_through(front: serving.Process, script: Sc
     serving.all_up(front, 1)
     calls = b'[{"index":0,"id":"call_1","type":"function","function":{"name":"f","arguments":"{}"}}]'
     event = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"tool_calls":%s}}]}\n\n' % calls
-    script.says = OK + _framed(event) + _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    script.says = OK + framed(event) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     events = list(chat(front, stream=True, tools=[{"type": "function", "function": {"name": "f"}}]).events())
     assert events[0]["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] == "f" and events[-1] == "[DONE]"
     assert len(events) == 2
@@ -171,7 +121,7 @@ def test_a_stream_may_end_after_the_gateway_is_told_to_stop(tmp_path: Path) -> N
 def test_a_client_that_does_not_read_makes_the_engine_wait(front: serving.Process, script: Script) -> None:
     """What it has not read is not kept in memory without end."""
     serving.all_up(front, 1)
-    script.says = OK + _framed(CHUNK * 10) * 60_000
+    script.says = OK + framed(CHUNK * 10) * 60_000
     before = _resident_bytes(front.process.pid)
     reply = chat(front, stream=True)
     time.sleep(2)

@@ -12,19 +12,12 @@ import pytest
 import batching
 import serving
 from batching import client
+from scripted import OK, Script, framed
 from serving import MODEL, ask, metric, until
-from test_gateway_hostile import OK, Script, _framed
 
 pytest.importorskip("httptools")
 openai = pytest.importorskip("openai")
 _closed = pytest.fixture(autouse=True)(batching.closed)
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[Script]:
-    made = Script()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +36,7 @@ def _whole(value: Any) -> bytes:
 
 def _streamed(events: list[dict[str, Any]]) -> bytes:
     chunks = (f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
-    return OK + b"".join(_framed(chunk) for chunk in chunks) + b"0\r\n\r\n"
+    return OK + b"".join(framed(chunk) for chunk in chunks) + b"0\r\n\r\n"
 
 
 def _heard(script: Script) -> tuple[str, dict[str, Any]]:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import serving
-from engines import LLAMA, NO_LLAMA
+from engines import ADMIN, LLAMA, NO_LLAMA, STREAM, gateways
 from headway import serving as composition
 from headway.control.live import Live
 from headway.core.errors import HeadwayError
 from headway.core.request import Segment
-from serving import Process, all_up, ask, chat, metric, said, until
+from serving import Process, ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
 from headway.gateway.replica import Seat
 from headway.gateway.slots import Slots, tokens_of
 
-KEY = "of the tests"
-ADMIN = {"authorization": f"Bearer {KEY}"}
-STREAM = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
 llama = pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf")
 
 
@@ -43,20 +39,8 @@ def engines(folder: Path) -> Iterator[list[Process]]:
 
 @pytest.fixture
 def serve(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    fronts = []
-
-    def start(engines: list[Process], *options: str, **policies: Any) -> Process:
-        path = serving.fleet_file(
-            tmp_path, [engine.url for engine in engines], pool={"engine": "llama.cpp", "slots": str(folder)},
-            gateway={"admin_keys": [sha256(KEY.encode()).hexdigest()]}, policies=policies,
-        )  # fmt: skip
-        fronts.append(serving.gateway(path, *options))
-        all_up(fronts[-1], len(engines))
-        return fronts[-1]
-
-    yield start
-    with serving.closing(*fronts):
-        pass
+    with gateways(tmp_path, engine="llama.cpp", slots=str(folder)) as start:
+        yield start
 
 
 def _anew(engine: Process) -> float:
@@ -105,7 +89,7 @@ def test_moves_of_a_policy(engines: list[Process], serve: Callable[..., Process]
     (tmp_path / "restless.py").write_text(RESTLESS)
     options = {**STREAM, **LLAMA.thinks, "max_tokens": 300}
     alone = _text(list(chat(engines[0], **options).events()))
-    front = serve(engines, migration="restless:Restless")
+    front = serve(engines, policies={"migration": "restless:Restless"})
     before = sum(map(_anew, engines))
     reply = chat(front, **options)
     assert _text(list(reply.events())) == alone

@@ -17,8 +17,8 @@ pytest.importorskip("httptools")
 import serving
 from asgi import GOOD_WHOLE, Inside, Reply, whole
 from headway.gateway import watch
+from scripted import OK, framed
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 WORDS = ["so", " it", " gö", " on"]
 
 
@@ -28,11 +28,7 @@ def _chunk(text: str, **more: Any) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
-def _framed(body: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(body), body)
-
-
-STREAM = HEAD + b"".join(_framed(_chunk(word)) for word in WORDS) + _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+STREAM = OK + b"".join(framed(_chunk(word)) for word in WORDS) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 def _before_one(folder: Path, **settings: Any) -> Iterator[Inside]:
@@ -132,14 +128,14 @@ ILL = {
     "hesitates for ever": (b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000, 502),
     "has headers without end": (b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 60_000, 502),
     "has one header without end": (b"HTTP/1.1 200 OK\r\nX-A: " + b"b" * 400_000, 502),
-    "has trailers without end": (HEAD + _framed(_chunk("a")) + b"0\r\n" + b"X-A: b\r\n" * 60_000, 502),
+    "has trailers without end": (OK + framed(_chunk("a")) + b"0\r\n" + b"X-A: b\r\n" * 60_000, 502),
     "has lengths that differ": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 502),
     "has a length and chunks": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 502),
     "has a length below nothing": (b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n{}", 502),
     "has a length beyond all": (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n{}", 502),
-    "has a chunk beyond all": (HEAD + b"FFFFFFFFFFFFFFFFFF\r\n{}", 502),
-    "has a chunk below nothing": (HEAD + b"-2\r\n{}", 502),
-    "has a long note at a chunk": (HEAD + b"2;" + b"x" * 2_000_000 + b"\r\n{}\r\n0\r\n\r\n", 502),
+    "has a chunk beyond all": (OK + b"FFFFFFFFFFFFFFFFFF\r\n{}", 502),
+    "has a chunk below nothing": (OK + b"-2\r\n{}", 502),
+    "has a long note at a chunk": (OK + b"2;" + b"x" * 2_000_000 + b"\r\n{}\r\n0\r\n\r\n", 502),
     "squeezes its answer": (_with("200 OK", "Content-Encoding: gzip", body=gzip.compress(GOOD_WHOLE)), 502),
     "answers with no JSON": (_with("200 OK", body=b"<html>"), 502),
     "answers with a number": (_with("200 OK", body=b"7"), 502),
@@ -175,7 +171,7 @@ def test_ill_meant(inside: Inside, says: bytes, status: int, stream: bool) -> No
 
 
 def test_who_stalls_is_waited_for_as_long_as_requests_may_take(hasty: Inside) -> None:
-    for says in (b"", HEAD[:30], HEAD, HEAD + _framed(_chunk("so")), whole()[:-4]):
+    for says in (b"", OK[:30], OK, OK + framed(_chunk("so")), whole()[:-4]):
         _tell(hasty, says, then="stall")
         reply = hasty.chat(stream=True)
         error = reply.events()[-2]["error"] if reply.status == 200 else reply.error()
@@ -184,18 +180,18 @@ def test_who_stalls_is_waited_for_as_long_as_requests_may_take(hasty: Inside) ->
 
 
 _BITS = [
-    HEAD, STREAM, whole(), _chunk("x"), _framed(_chunk("x")), _framed(b"data: [DONE]\n\n"), b"0\r\n\r\n", b"data: ",
+    OK, STREAM, whole(), _chunk("x"), framed(_chunk("x")), framed(b"data: [DONE]\n\n"), b"0\r\n\r\n", b"data: ",
     b"\n\n", b"\r\n", b"\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 ", b"200 OK\r\n", b": comment\n\n",
-    _framed(b"event: x\nid: 7\n\n"), _framed(b"data: {\n\n"), _framed(b'data: {"choices":[{"index":"a"}]}\n\n'),
-    _framed(b'data: {"usage":{"completion_tokens":-7}}\n\n'),
-    _framed(b'data: {"usage":{"completion_tokens":1e400}}\n\n'),
-    _framed(b'data: {"usage":{"prompt_tokens":99999999999999}}\n\n'), _framed(b'data: {"choices":null}\n\n'),
-    _framed(b'data: {"choices":[{"delta":{"content":"\xc3"}}]}\n\n'), _framed(b'data: {"error":{"message":"x"}}\n\n'),
-    _framed(b'data: {"choices":[{"token_ids":[1,2],"x":"\xff"}],"token_ids":1}\n\n'),
-    _framed(b'data: {"choices":[{"logprobs":' + b"[" * 3000 + b"]" * 3000 + b"}]}\n\n"),
-    _framed(b'data: {"token_ids":[1],"x":' + b"[" * 3000 + b"]" * 3000 + b"}\n\n"),
-    _framed(b'data: {"id":"\\ud800"}\n\n'), _framed(b"data: \xff\n\n"), _framed(b"data:[DONE]\n\n"),
-    _framed(b"data: [DONE]\r\n\r\n"), _framed(b"data: [DO"), b"Content-Length: 5\r\n", b"X: \x00\r\n",
+    framed(b"event: x\nid: 7\n\n"), framed(b"data: {\n\n"), framed(b'data: {"choices":[{"index":"a"}]}\n\n'),
+    framed(b'data: {"usage":{"completion_tokens":-7}}\n\n'),
+    framed(b'data: {"usage":{"completion_tokens":1e400}}\n\n'),
+    framed(b'data: {"usage":{"prompt_tokens":99999999999999}}\n\n'), framed(b'data: {"choices":null}\n\n'),
+    framed(b'data: {"choices":[{"delta":{"content":"\xc3"}}]}\n\n'), framed(b'data: {"error":{"message":"x"}}\n\n'),
+    framed(b'data: {"choices":[{"token_ids":[1,2],"x":"\xff"}],"token_ids":1}\n\n'),
+    framed(b'data: {"choices":[{"logprobs":' + b"[" * 3000 + b"]" * 3000 + b"}]}\n\n"),
+    framed(b'data: {"token_ids":[1],"x":' + b"[" * 3000 + b"]" * 3000 + b"}\n\n"),
+    framed(b'data: {"id":"\\ud800"}\n\n'), framed(b"data: \xff\n\n"), framed(b"data:[DONE]\n\n"),
+    framed(b"data: [DONE]\r\n\r\n"), framed(b"data: [DO"), b"Content-Length: 5\r\n", b"X: \x00\r\n",
 ]  # fmt: skip
 _PIECES = st.lists(st.one_of(st.sampled_from(_BITS), st.binary(max_size=12)), max_size=8)
 
@@ -206,7 +202,7 @@ _PIECES = st.lists(st.one_of(st.sampled_from(_BITS), st.binary(max_size=12)), ma
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 def test_any_bytes(inside: Inside, pieces: list[bytes], begins: bool, stream: bool, then: str) -> None:
-    _tell(inside, *([HEAD] if begins else []), *pieces, then=then)
+    _tell(inside, *([OK] if begins else []), *pieces, then=then)
     _is_well(inside, inside.chat(stream=stream), stream)
 
 
@@ -216,7 +212,7 @@ def test_any_bytes(inside: Inside, pieces: list[bytes], begins: bool, stream: bo
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 def test_any_bytes_where_answers_are_passed_on(inside: Inside, pieces: list[bytes], path: str, stream: bool) -> None:
-    _tell(inside, HEAD, *pieces)
+    _tell(inside, OK, *pieces)
     body = {"model": serving.MODEL, "input": "a", "messages": [{"content": "a"}], "stream": stream}
     reply = inside.run(inside.post(body, path))
     assert reply.is_whole and reply.status in (200, 502)

@@ -15,19 +15,12 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 import serving
+from scripted import CHUNK, OK, WELL, Script, framed
 from serving import MODEL, ask, metric, until
-from test_gateway_hostile import CHUNK, OK, WELL, Script, _framed
 
 BODY = b'{"model":"%s","messages":[{"role":"user","content":"a"}]}' % MODEL.encode()
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\n"
 VERSION = b"GET /version HTTP/1.1\r\nHost: h\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[Script]:
-    made = Script()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +174,7 @@ def test_requests_sent_at_once_are_answered_in_turn(front: serving.Process, scri
 def test_who_will_send_no_more_leaves_nothing_behind(front: serving.Process, script: Script) -> None:
     """Half a request, half a body, or a whole one whose answer is still coming."""
     serving.all_up(front, 1)
-    script.says = OK + _framed(CHUNK)
+    script.says = OK + framed(CHUNK)
     streamed = BODY[:-1] + b',"stream":true}'
     whole = _chat(b"Content-Length: %d" % len(streamed), body=streamed)
     for end in range(1, len(whole), 9):

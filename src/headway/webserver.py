@@ -22,6 +22,8 @@ _MOST_HEAD_BYTES = 64 << 10
 """A request's first line and headers."""
 _HEAD_S = 30.0
 """They have to be there by then."""
+_TCP = socket.IPPROTO_TCP
+"""Said of a socket, or asyncio does not see what it is, and has small pieces wait for 40 ms (Nagle)."""
 
 
 class Tls(Struct, frozen=True):
@@ -55,7 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket on this port; 0: any that is free. HeadwayError where it cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, socket.SOCK_STREAM)
+        made = socket.socket(family, socket.SOCK_STREAM, _TCP)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(_BACKLOG)
@@ -78,7 +80,7 @@ def listen_together(host: str, port: int, num: int) -> list[socket.socket]:
         family, (host, port) = only.family, only.getsockname()[:2]
     made = []
     for _ in range(num):
-        one = socket.socket(family, socket.SOCK_STREAM)
+        one = socket.socket(family, socket.SOCK_STREAM, _TCP)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             one.setsockopt(socket.SOL_SOCKET, option, 1)
         one.bind((host, port))

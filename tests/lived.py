@@ -1,0 +1,153 @@
+"""A day lived through without waiting: a gateway, emulated engines and their sockets in one event loop, in which time
+passes only when nobody has anything to do. So what differs from a simulation is not how busy the machine was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import yaml
+from uvicorn.server import ServerState
+
+from asgi import Reply
+from headway import scenario, serving, webserver
+from headway.control.decisions import Decision, Decisions
+from headway.core.fleet import Pool
+from headway.core.record import Records
+from headway.emulator import engine as emulated
+from headway.emulator.api import Config
+from headway.emulator.api import application as emulator
+from headway.emulator.caches import Link
+from headway.gateway import clock, listen
+from headway.gateway.api import application
+from headway.gateway.gateway import Gateway
+from headway.gateway.recording import Recording
+from headway.policies.ordering.fcfs import Fcfs
+
+_STILL_S = 2e-4
+"""Of real time: what was written to a socket can be read by then at its other end."""
+START_S = 10.0
+"""When the day begins, by when all engines have been seen."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Where nothing can be read, what was to be waited for is over at once."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        ready = super().select(_STILL_S if timeout is not None else None)
+        if not ready and timeout is not None:
+            self.now += timeout
+        return ready
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._clock = _Selector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+
+@contextmanager
+def _runner() -> Iterator[asyncio.Runner]:
+    """All that looks at the clock looks at the loop's."""
+    with asyncio.Runner(loop_factory=_Loop) as runner, pytest.MonkeyPatch.context() as patch:
+        for module in (clock, listen, emulated):
+            patch.setattr(module, "monotonic", runner.get_loop().time)
+        yield runner
+
+
+async def _listen(stack: AsyncExitStack, pool: Pool, kv_gbps: float) -> str:
+    """An emulated engine's address."""
+    made = webserver.listen("127.0.0.1", 0)
+    config = Config(pool.model.name, address=("127.0.0.1", made.getsockname()[1]))
+    link = Link(kv_gbps * 1e9 / 8)
+    app = emulator(lambda: emulated.Engine(pool, Fcfs(), link=link), config)
+    await stack.enter_async_context(app.router.lifespan_context(app))
+    served = uvicorn.Config(app, http=webserver._guarded(), lifespan="off", log_level="warning")
+    served.load()
+    state, loop = ServerState(), asyncio.get_running_loop()
+
+    def protocol() -> asyncio.Protocol:
+        return served.http_protocol_class(config=served, server_state=state, app_state={}, _loop=loop)  # type: ignore[call-arg]
+
+    server = await loop.create_server(protocol, sock=made)
+    stack.callback(lambda: [each.shutdown() for each in list(state.connections)])
+    stack.callback(server.close)
+    return f"http://{webserver.address(made)}"
+
+
+async def _ask(app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
+    """One request, in time."""
+    await asyncio.sleep(START_S + arrival_s - asyncio.get_running_loop().time())
+    prompt = [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens)]
+    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "stream": True}
+    reply, messages = Reply(), [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"x-request-id", b"%d" % id)],
+        "query_string": b"", "root_path": "", "app": app,
+    }  # fmt: skip
+    await app(scope, receive, reply.send)
+    assert reply.status == 200 and reply.is_whole, reply.body
+
+
+async def _day(data: dict[str, Any], folder: Path) -> tuple[Path, Records, list[Decision]]:
+    told: list[Decision] = []
+    async with AsyncExitStack() as stack:
+        text = yaml.safe_dump(data)
+        for served in serving.load(_written(folder, text))[1].pools:
+            pool = served.pool
+            alike = Pool("emulated", pool.model, pool.gpu, pool.engine, pool.parallel)
+            for url in served.endpoints:
+                text = text.replace(url, await _listen(stack, alike, pool.network_bytes_per_s * 8e-9))
+        path = _written(folder, text)
+        chosen, plan = serving.load(path)
+        gateways: list[Gateway] = []
+
+        def made() -> Gateway:
+            gateways.append(Gateway(plan, Recording(keeps=True), told.append))
+            return gateways[0]
+
+        app = application(made, lambda gateway: None)
+        async with app.router.lifespan_context(app):
+            rows, (model,) = _rows(scenario.records_of(chosen)), plan.names
+            await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
+        return path, gateways[0].records(), told
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "fleet.yaml"
+    path.write_text(text)
+    return path
+
+
+def _rows(ran: Records) -> Iterator[tuple[float, int, int]]:
+    columns = [ran.workload[name].tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")]
+    return zip(*columns, strict=True)
+
+
+def both(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision], Records, list[Decision]]:
+    """A scenario lived through, and simulated: records and decisions of each. `endpoints` may be any."""
+    with _runner() as runner:
+        path, lived, chosen = runner.run(_day(data, folder))
+    foreseen: list[Decision] = []
+    decisions = Decisions()
+    decisions.listeners.append(foreseen.append)
+    return lived, chosen, scenario.run(scenario.load(path), decisions=decisions).records, foreseen

@@ -1,0 +1,48 @@
+"""An engine that answers every completion with the same bytes, and what such bytes are made of."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNK = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"so"}}]}\n\n'
+WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+
+
+def framed(body: bytes) -> bytes:
+    """A chunk, as HTTP has it."""
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+class Script:
+    """An engine that is well by its health checks, and answers every completion with what it `says`."""
+
+    def __init__(self) -> None:
+        self.says = b""
+        self.heard = b""
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # whoever listened may be gone
+            heard = connection.recv(1 << 16)
+            if heard.startswith(b"POST"):
+                self.heard = heard
+                connection.sendall(self.says)
+            else:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def close(self) -> None:
+        """Nothing more is said."""
+        self._socket.close()
