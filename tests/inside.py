@@ -72,16 +72,18 @@ def assert_sound(replica: Replica) -> None:
     whole_and_alone = len(replica.chunks) == 1 and engine.batching != "chunked"
     assert in_batch <= max(engine.max_num_batched_tokens, len(decoding)) or whole_and_alone
     waiting = [*replica.in_line(), *replica.inbox]
-    assert replica.num_waiting == len({live.id for live in waiting}) == len(waiting)
+    coming = list(replica.coming.values())
+    staying = [live for live in replica.leaving.values() if live.move is None or not live.move.is_sent]
+    assert replica.num_waiting - len(coming) == len({live.id for live in waiting}) == len(waiting)
     assert all(live.stage is Stage.WAITING for live in waiting)
-    assert replica.num_in_flight == replica.num_running + len(waiting) + len(replica.leaving)
+    assert replica.num_in_flight == replica.num_running + len(waiting) + len(coming) + len(staying)
     left = replica.given + sum(live.target_tokens - live.computed_tokens for live in prefilling)
     queued = sum(live.target_tokens for live in waiting if not live.swapped_tokens)
     assert replica.prefill_tokens_left == left + queued
     swapped = [live for live in (*waiting, *replica.leaving.values()) if live.id not in replica.resident]
     assert sum(live.swapped_tokens for live in swapped) <= replica.swap.used_tokens <= replica.swap.room_tokens
     grown = sum(live.joined_generated + tick - live.joined_tick for live in decoding)
-    standing = (*waiting, *prefilling, *replica.leaving.values())
+    standing = (*waiting, *prefilling, *coming, *staying)
     generated = grown + sum(live.generated_tokens for live in standing)
     assert replica.tokens_generated == generated
     everybody = (*standing, *decoding)
@@ -97,6 +99,7 @@ def assert_empty(replica: Replica) -> None:
     assert (kv.used(replica.tick), kv.pinned, kv.count, kv.free(replica.tick)) == (0, 0, 0, kv.total)
     assert shared_blocks(replica) == 0
     assert (replica.window_tokens, replica.num_growing) == (0, 0)
-    assert (replica.resident, replica.leaving, replica.reserved_blocks, replica.num_arriving) == ({}, {}, 0, 0)
+    assert (replica.resident, replica.leaving, replica.coming) == ({}, {}, {})
+    assert (replica.reserved_blocks, replica.num_arriving) == (0, 0)
     assert not any(replica.num_by_tier.values()) and not any(replica.queue_lengths)
     assert (replica.swap.used_tokens, replica.inbox, replica.cancelling, replica.chunks) == (0, [], [], [])

@@ -31,8 +31,6 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.recording import Recording
 from headway.policies.ordering.fcfs import Fcfs
 
-_STILL_S = 2e-4
-"""Of real time: what was written to a socket can be read by then at its other end."""
 START_S = 10.0
 """When the day begins, by when all engines have been seen."""
 
@@ -43,39 +41,44 @@ class _Selector(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
-        if ready or timeout == 0:
-            return ready
-        ready = super().select(_STILL_S if timeout is not None else None)
+        ready = super().select(0 if timeout is not None else None)
         if not ready and timeout is not None:
             self.now += timeout
         return ready
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._clock = _Selector()
+    """Ports are files in a folder: what is written there can be read at once, which nobody promises of TCP."""
+
+    def __init__(self, folder: Path) -> None:
+        self._clock, self._folder = _Selector(), folder
         super().__init__(self._clock)
 
     def time(self) -> float:
         return self._clock.now
 
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        return await self.create_unix_connection(protocol_factory, str(self._folder / str(port)))
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        return await self.create_unix_server(protocol_factory, str(self._folder / str(port)))
+
 
 @contextmanager
-def _runner() -> Iterator[asyncio.Runner]:
+def _runner(folder: Path) -> Iterator[asyncio.Runner]:
     """All that looks at the clock looks at the loop's."""
-    with asyncio.Runner(loop_factory=_Loop) as runner, pytest.MonkeyPatch.context() as patch:
+    with asyncio.Runner(loop_factory=lambda: _Loop(folder)) as runner, pytest.MonkeyPatch.context() as patch:
         for module in (clock, listen, emulated):
             patch.setattr(module, "monotonic", runner.get_loop().time)
         yield runner
 
 
-async def _listen(stack: AsyncExitStack, pool: Pool, kv_gbps: float) -> str:
-    """An emulated engine's address."""
-    made = webserver.listen("127.0.0.1", 0)
-    config = Config(pool.model.name, address=("127.0.0.1", made.getsockname()[1]))
-    link = Link(kv_gbps * 1e9 / 8)
-    app = emulator(lambda: emulated.Engine(pool, Fcfs(), link=link), config)
+async def _emulate(stack: AsyncExitStack, pool: Pool, url: str) -> None:
+    """An engine, as `headway emulate` has it."""
+    host, port = url.removeprefix("http://").split(":")
+    alike = Pool("emulated", pool.model, pool.gpu, pool.engine, pool.parallel)
+    link, config = Link(pool.network_bytes_per_s), Config(pool.model.name, address=(host, int(port)))
+    app = emulator(lambda: emulated.Engine(alike, Fcfs(), link=link), config)
     await stack.enter_async_context(app.router.lifespan_context(app))
     served = uvicorn.Config(app, http=webserver._guarded(), lifespan="off", log_level="warning")
     served.load()
@@ -84,10 +87,9 @@ async def _listen(stack: AsyncExitStack, pool: Pool, kv_gbps: float) -> str:
     def protocol() -> asyncio.Protocol:
         return served.http_protocol_class(config=served, server_state=state, app_state={}, _loop=loop)  # type: ignore[call-arg]
 
-    server = await loop.create_server(protocol, sock=made)
+    server = await loop.create_server(protocol, host, int(port))
     stack.callback(lambda: [each.shutdown() for each in list(state.connections)])
     stack.callback(server.close)
-    return f"http://{webserver.address(made)}"
 
 
 async def _ask(app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
@@ -108,34 +110,24 @@ async def _ask(app: Any, model: str, id: int, arrival_s: float, prompt_tokens: i
     assert reply.status == 200 and reply.is_whole, reply.body
 
 
-async def _day(data: dict[str, Any], folder: Path) -> tuple[Path, Records, list[Decision]]:
+async def _day(path: Path) -> tuple[Records, list[Decision]]:
     told: list[Decision] = []
+    gateways: list[Gateway] = []
+    chosen, plan = serving.load(path)
+
+    def made() -> Gateway:
+        gateways.append(Gateway(plan, Recording(keeps=True), told.append))
+        return gateways[0]
+
     async with AsyncExitStack() as stack:
-        text = yaml.safe_dump(data)
-        for served in serving.load(_written(folder, text))[1].pools:
-            pool = served.pool
-            alike = Pool("emulated", pool.model, pool.gpu, pool.engine, pool.parallel)
+        for served in plan.pools:
             for url in served.endpoints:
-                text = text.replace(url, await _listen(stack, alike, pool.network_bytes_per_s * 8e-9))
-        path = _written(folder, text)
-        chosen, plan = serving.load(path)
-        gateways: list[Gateway] = []
-
-        def made() -> Gateway:
-            gateways.append(Gateway(plan, Recording(keeps=True), told.append))
-            return gateways[0]
-
+                await _emulate(stack, served.pool, url)
         app = application(made, lambda gateway: None)
         async with app.router.lifespan_context(app):
             rows, (model,) = _rows(scenario.records_of(chosen)), plan.names
             await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
-        return path, gateways[0].records(), told
-
-
-def _written(folder: Path, text: str) -> Path:
-    path = folder / "fleet.yaml"
-    path.write_text(text)
-    return path
+    return gateways[0].records(), told
 
 
 def _rows(ran: Records) -> Iterator[tuple[float, int, int]]:
@@ -144,9 +136,11 @@ def _rows(ran: Records) -> Iterator[tuple[float, int, int]]:
 
 
 def both(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision], Records, list[Decision]]:
-    """A scenario lived through, and simulated: records and decisions of each. `endpoints` may be any."""
-    with _runner() as runner:
-        path, lived, chosen = runner.run(_day(data, folder))
+    """A scenario lived through, and simulated: records and decisions of each."""
+    path = folder / "day.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with _runner(folder) as runner:
+        lived, chosen = runner.run(_day(path))
     foreseen: list[Decision] = []
     decisions = Decisions()
     decisions.listeners.append(foreseen.append)

@@ -377,8 +377,8 @@ def test_views_are_of_the_last_completed_iteration(step: str) -> None:
 def test_scraped_views_are_stale_but_for_what_was_placed(step: str) -> None:
     looking = Looking()
     run(step, ARRIVALS, router=lambda: looking, scrape=Scrape(2.0, 0.6, 0.0))
-    # Scrapes at 0 (before anything is scheduled), 2 and 4 are seen at 0.6, 2.6 and 4.6.
-    assert looking.seen == [(0, 0, 0, 0, 0), (2.5, 1, 0, 10, 0), (2.75, 2, 1, 0, 2), (4.5, 3, 1, 0, 2)]
+    # Scrapes at 0 (before anything is scheduled), 2 and 4 are seen at 0.6, 2.6 and 4.6: who runs is known from these.
+    assert looking.seen == [(0, 0, 0, 0, 0), (2.5, 1, 0, 0, 2), (2.75, 2, 1, 10, 2), (4.5, 3, 1, 0, 6)]
 
 
 class Nowhere:

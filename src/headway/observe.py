@@ -12,14 +12,15 @@ from headway.core.fleet import Role
 from headway.core.view import OracleReplicaView, PlacedRequestView, PoolView, ReplicaView
 
 _LOADS = (
-    "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "answers_on_pace",
-    "prefill_tokens_left", "tokens_generated", "output_tokens_left",
+    "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "output_tokens_left",
 )  # fmt: skip
+"""What an engine tells of itself. What passes through the gateway, requests and their tokens, it counts itself."""
 _SHOWN = (*_LOADS, "seen_s")
 
 
 class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
-    """How metrics reach the policies. A period of 0: every read is fresh."""
+    """How metrics reach the policies. A period of 0: every read is fresh. Requests in flight, the prompts among them
+    that are not computed yet, and tokens so far are the gateway's own counts, and always fresh."""
 
     period_s: float = 0.0
     """Time between two scrapes."""
@@ -57,7 +58,7 @@ class FleetOfPools:
 
 
 class ScrapedReplica:
-    """A replica as last scraped. What the placer knows itself, who is placed there, is always fresh."""
+    """A replica as last scraped. What the placer knows itself, who is there and how far they are, is always fresh."""
 
     def __init__(self, replica: OracleReplicaView) -> None:
         self._replica = replica
@@ -67,8 +68,7 @@ class ScrapedReplica:
         self.max_num_seqs, self.kv_blocks_total = replica.max_num_seqs, replica.kv_blocks_total
         self.block_size_tokens = replica.block_size_tokens
         self.num_waiting = self.num_running = self.kv_blocks_used = self.kv_blocks_host = self.head_demand_blocks = 0
-        self.answers_on_pace = True
-        self.prefill_tokens_left = self.tokens_generated = self.output_tokens_left = 0
+        self.output_tokens_left = 0
         self.seen_s = float("-inf")
         """When this load was read."""
 
@@ -106,6 +106,21 @@ class ScrapedReplica:
     def requests(self) -> Sequence[PlacedRequestView]:
         """Who is placed here."""
         return self._replica.requests
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        """Of prompts that are not computed yet."""
+        return self._replica.prefill_tokens_left
+
+    @property
+    def tokens_generated(self) -> int:
+        """Of who is placed here."""
+        return self._replica.tokens_generated
+
+    @property
+    def answers_on_pace(self) -> bool:
+        """Every reader of an answer still has tokens to read."""
+        return self._replica.answers_on_pace
 
     def sample(self, now: float) -> tuple[float, ...]:
         """The load right now, and when that is."""

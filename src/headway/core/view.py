@@ -1,7 +1,8 @@
 """All that a policy may read. Read-only, valid during the call; what is not asked for is not computed.
 
-A driver may hand its own objects as views; a policy sees only what stands here. Counts and loads may be as
-stale as the fleet's metrics are (see `observe`); `in_flight` never is.
+A driver may hand its own objects as views; a policy sees only what stands here. What engines tell of themselves
+(who runs and waits there, KV blocks) may be as stale as the fleet's metrics are (see `observe`); what the gateway
+counts itself never is.
 """
 
 from __future__ import annotations

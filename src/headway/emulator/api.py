@@ -125,6 +125,7 @@ class Completions:
         self.num_kept_blocks = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        since_s = self._engine().now
         if self.failures:
             error = _error(self.failures.pop(0), "this failure was asked for")
             await error(scope, receive, send)
@@ -137,22 +138,24 @@ class Completions:
         except BadRequestError as error:
             await _error(400, str(error))(scope, receive, send)
             return
-        answering = asyncio.create_task(self._answer(answer, send))
+        answering = asyncio.create_task(self._answer(answer, since_s, send))
         watcher = asyncio.create_task(_watch(receive, answering))
         with suppress(asyncio.CancelledError):
             await answering
         watcher.cancel()
 
-    async def _answer(self, answer: Answer, send: Send) -> None:
+    async def _answer(self, answer: Answer, since_s: float, send: Send) -> None:
         engine, prompt_tokens, blocks = self._engine(), len(answer.prompt), None
         if answer.remote is not None:
             try:
-                blocks = await engine.fetch(answer.remote, prompt_tokens)
+                blocks = await engine.fetch(answer.remote, prompt_tokens, since_s)
             except GoneError as error:
                 await _failed(answer, f"the KV cache could not be loaded: {error}", send)
                 return
         tier = answer.body.get("priority") or 0
-        stream = engine.begin(prompt_tokens, answer.output_tokens, tier, answer.reasoning_left, answer.keeps, blocks)
+        stream = engine.begin(
+            prompt_tokens, answer.output_tokens, tier, answer.reasoning_left, answer.keeps, blocks, since_s
+        )
         try:
             await (_streamed if answer.stream else partial(_whole, self._kept(answer)))(answer, stream, send)
         finally:

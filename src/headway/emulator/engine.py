@@ -6,8 +6,10 @@ Every iteration is one event.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable
 from itertools import count
+from math import inf
 from time import monotonic
 from typing import SupportsIndex
 
@@ -28,7 +30,8 @@ class Stream:
 
     def __init__(self, live: Live, keeps: str | None = None) -> None:
         self.live, self.keeps = live, keeps
-        self.num_made = 0
+        self.num_made = self.num_coming = 0
+        """Tokens that it has, and that will soon be here."""
         self.is_over = False
         self._taken = 0
         self._changed: asyncio.Future[None] | None = None
@@ -59,6 +62,9 @@ class Engine:
         self._start_s = monotonic()
         self._kernel = Kernel()
         self._timer: asyncio.TimerHandle | None = None
+        self._teller: asyncio.TimerHandle | None = None
+        self._untold: deque[tuple[float, Stream, int, bool]] = deque()
+        """From when on a stream has so many tokens, and whether these are all: what an engine does after a step."""
         self._streams: dict[int, Stream] = {}
         self._ids = count()
         self._replica = Replica(
@@ -86,27 +92,31 @@ class Engine:
 
     def begin(
         self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int, keeps: str | None = None,
-        blocks: int | None = None,
+        blocks: int | None = None, since_s: float = inf,
     ) -> Stream:  # fmt: skip
-        """A request comes in. `keeps`: for another engine, under this name. `blocks`: with its cache in these."""
+        """A request comes in. `keeps`: for another engine, under this name. `blocks`: with its cache in these.
+
+        `since_s`: when its head came; what has been done since is of the time that an engine takes.
+        """
         now = self._run()
         live = Live(next(self._ids), now, prompt_tokens, output_tokens, "", tier, reasoning_tokens)
         if reasoning_tokens:
             live.phase = Phase.REASONING
         stream = self._streams[live.id] = Stream(live, keeps)
         if blocks is None:
-            self._replica.enqueue(live, now)
+            self._replica.enqueue(live, min(max(since_s, now - self._replica.request_s), now))
         else:
             self.caches.land(live, blocks, now)
         self._run()
         return stream
 
-    async def fetch(self, remote: Remote, prompt_tokens: int) -> int | None:
+    async def fetch(self, remote: Remote, prompt_tokens: int, since_s: float) -> int | None:
         """Blocks with the cache that another engine keeps. None: it is gone, and computed here.
 
-        GoneError where it is gone, and that is not to be.
+        GoneError where it is gone, and that is not to be. `since_s`: when the request's head came.
         """
-        await asyncio.sleep(self._replica.tokenize_s * prompt_tokens / self._speed)
+        tokenized_s = since_s + self._replica.tokenize_s * prompt_tokens
+        await asyncio.sleep((tokenized_s - self.now) / self._speed)
         try:
             return await self.caches.fetch(remote, prompt_tokens)
         except GoneError:
@@ -128,12 +138,12 @@ class Engine:
         """Do what is due, tell of new tokens, and sleep until something is due again."""
         now, kernel = self.now, self._kernel
         kernel.run(now)
-        kernel.now = now
+        boundary_s, kernel.now = kernel.now, now
         self.caches.grant(now)
         kernel.run(now)
         tick = self._replica.tick
         for live in self._replica.decoding.values():
-            self._streams[live.id].made(live.joined_generated + tick - live.joined_tick, False)
+            self._make(self._streams[live.id], live.joined_generated + tick - live.joined_tick, False, boundary_s)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -142,6 +152,24 @@ class Engine:
             self._timer = self._loop.call_later(max(wait_s, 0.0), self._run)
         return now
 
+    def _make(self, stream: Stream, num: int, is_over: bool, now: float) -> None:
+        """An iteration has ended: who listens to the stream hears of it when the engine has told."""
+        if num <= stream.num_coming and not is_over:
+            return
+        stream.num_coming = num
+        self._untold.append((now + self._replica.response_s, stream, num, is_over))
+        if self._teller is None:
+            self._tell()
+
+    def _tell(self) -> None:
+        untold, self._teller = self._untold, None
+        while untold and untold[0][0] <= self.now:
+            _, stream, num, is_over = untold.popleft()
+            stream.made(num, is_over)
+        if untold:
+            wait_s = untold[0][0] / self._speed - (monotonic() - self._start_s)
+            self._teller = self._loop.call_later(max(wait_s, 0.0), self._tell)
+
     # What the replica tells.
 
     def finished(self, live: Live, now: float) -> None:
@@ -149,7 +177,7 @@ class Engine:
         stream = self._streams.pop(live.id)
         if stream.keeps is not None:
             self.caches.keep(stream.keeps, live, now)
-        stream.made(live.output_tokens, True)
+        self._make(stream, live.output_tokens, True, now)
 
     def cancelled(self, live: Live, now: float) -> None:
         """It was aborted."""

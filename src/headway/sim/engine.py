@@ -166,6 +166,7 @@ class Replica(Transit):
         self.idle()
         self.inbox, self.cancelling, self.pausing, self.leaving = [], [], [], {}
         self.num_arriving = self.reserved_blocks = 0
+        self.coming = {}
         self.is_up = False
         return lost
 
@@ -185,8 +186,13 @@ class Replica(Transit):
         ahead = self.tick + self._ahead(self.kernel.now)
         for live in self.decoding.values():
             live.generated_tokens = live.joined_generated + ahead - live.joined_tick
-        inside = (*self.prefilling.values(), *self.decoding.values(), *self.leaving.values())
-        return [*self.in_line(), *self.inbox, *inside]
+        inside = (*self.prefilling.values(), *self.decoding.values(), *self.coming.values())
+        return [
+            *self.in_line(),
+            *self.inbox,
+            *inside,
+            *(live for live in self.leaving.values() if not live.move.is_sent),
+        ]
 
     # At a boundary.
 
@@ -337,7 +343,7 @@ class Replica(Transit):
         self.changed = False
         if self.again:
             self._look(now)
-        elif self.head() is not None and not self.num_arriving and not self.leaving:
+        elif self.head() is not None and not (self.num_arriving or self.coming or self.leaving):
             raise AssertionError(f"replica {self.id} is stuck with {self.num_waiting} requests waiting")
         for live in self.inbox:
             self.kernel.at(live.ready_s, COMMAND, live.id, self._ready)

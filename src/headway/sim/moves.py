@@ -32,8 +32,8 @@ class Move:
     """One request's move; hangs on it (`Live.move`) while it lasts."""
 
     __slots__ = (
-        "_mover", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "live", "num_bytes", "num_layers",
-        "paused_s", "reserved", "source", "stage_blocks", "start_s", "target",
+        "_mover", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "is_sent", "live", "num_bytes",
+        "num_layers", "paused_s", "reserved", "source", "stage_blocks", "start_s", "target",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,8 @@ class Move:
         self.ahead_bytes = 0.0
         """What was sent while the prompt was being computed, or by streams that broke since."""
         self.num_layers = 1
+        self.is_sent = False
+        """The request itself is at the target, which waits for its KV."""
         self.flow: Flow | None = None
 
     def paused(self, now: float) -> None:
@@ -179,6 +181,9 @@ class Mover:
             return
         if move.handover is not None and move.handover.first_token == "decode":
             # The request itself goes by way of the gateway, and is read once more.
+            move.source.gone(move.live)
+            move.target.awaits(move.live)
+            move.is_sent = True
             now += move.source.response_s + move.target.tokenize_s * move.live.prompt_tokens
         self._send(move, tokens - move.copied_tokens, now)
 
@@ -231,6 +236,9 @@ class Mover:
         self._write(move, now, outcome)
 
     def _forget(self, move: Move) -> None:
+        if move.is_sent:
+            move.target.awaits_not(move.live)
+            move.source.come(move.live)
         move.live.move = None
         del self._moves[move.live.id]
         move.target.num_arriving -= 1

@@ -24,7 +24,7 @@ from headway.sim.timeline import Line, Timeline
 class Transit(Timeline):
     """A replica's doors."""
 
-    __slots__ = ("_pacer", "inbox", "leaving", "num_arriving", "pausing", "reserved_blocks")
+    __slots__ = ("_pacer", "coming", "inbox", "leaving", "num_arriving", "pausing", "reserved_blocks")
 
     def __init__(
         self,
@@ -43,6 +43,8 @@ class Transit(Timeline):
         self.inbox: list[Live] = []
         """Who is on the way to the scheduler."""
         self.num_arriving = 0
+        self.coming: dict[int, Live] = {}
+        """Who is counted here already, and as waiting, while its KV is still where its prompt was computed."""
         self.reserved_blocks = 0
         """Set aside for who arrives."""
         self.pausing: list[Live] = []
@@ -70,6 +72,20 @@ class Transit(Timeline):
         self.kv.pinned -= blocks
         self.reserved_blocks -= blocks
         self._look(now)
+
+    def awaits(self, live: Live) -> None:
+        """A request is sent here before its KV has come: it counts here in place of as arriving."""
+        self.num_arriving -= 1
+        self.num_waiting += 1
+        self.coming[live.id] = live
+        self.come(live)
+
+    def awaits_not(self, live: Live) -> None:
+        """Its KV is here, or will not come: it counts as before."""
+        self.gone(live)
+        del self.coming[live.id]
+        self.num_waiting -= 1
+        self.num_arriving += 1
 
     def receive(self, live: Live, blocks: int, now: float) -> None:
         """A request comes whose `swapped_tokens` of KV are in these reserved blocks; 0 = in host memory."""

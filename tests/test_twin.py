@@ -1,0 +1,102 @@
+"""One scenario, simulated, and lived through by the gateway and emulated engines: every decision is the same, and all
+times are, where time passes as it should (bench/twin.py has real processes, and what those take besides)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("httptools")
+pytest.importorskip("uvicorn")
+
+from headway.control.decisions import Decision
+from headway.core.record import Outcome, Records
+from lived import both
+from serving import MODEL
+
+URLS = [f"http://127.0.0.1:{port}" for port in range(10_001, 10_005)]
+STALE = {"gateway": {"scrape_period_s": 0.2}, "observe": {"period_s": 0.2}}
+TIMES = ("first_token_s", "answer_s", "end_s")
+COUNTS = ("request", "outcome", "attempts", "replica", "generated_tokens", "moves")
+
+
+PROMPT = {"name": "vllm-v1", "response_overhead_s": 0, "tokenize_s_per_token": 0}
+"""An engine whose scheduler and the gateway know at once of what comes and ends, as the simulator's views do."""
+
+
+def side(gpu: str, *urls: str, engine: Any = PROMPT) -> dict[str, Any]:
+    return {
+        "model": MODEL, "gpu": gpu, "engine": engine, "endpoints": list(urls), "network_bytes_per_s": 1.25e9,
+    }  # fmt: skip
+
+
+def workload(arrivals: float, most_tokens: int) -> dict[str, Any]:
+    prompts, answers = {"kind": "uniform", "min": 50, "max": 2000}, {"kind": "uniform", "min": 2, "max": most_tokens}
+    return {"arrivals": arrivals, "num_requests": 100, "prompt_tokens": prompts, "output_tokens": answers}
+
+
+def pool(routing: str, engine: Any = PROMPT, **policies: Any) -> dict[str, Any]:
+    """Three replicas, busy enough that which of them is chosen matters."""
+    fleet = [{"name": "pool", **side("h100", *URLS[:3], engine=engine)}]
+    return {"fleet": fleet, "policies": {"routing": routing, **policies}, "workload": workload(16.0, 100), **STALE}
+
+
+def combos(routing: Any, replicas: int = 1, engine: Any = PROMPT) -> dict[str, Any]:
+    """A prefill replica for two that decode, or for one in each of two combos."""
+    prefill, decode = (URLS[:1], URLS[1:3]) if replicas == 1 else (URLS[:2], URLS[2:])
+    combo = {
+        "name": "pair", "prefill": side("l40s", *prefill, engine=engine), "decode": side("l4", *decode, engine=engine),
+        "replicas": replicas, "handover": {"first_token": "decode"},
+    }  # fmt: skip
+    load = workload(3.0 * replicas, 40)
+    return {"combos": [combo], "policies": {"routing": routing}, "workload": load, **STALE}
+
+
+HELD = {"ordering_at": "gateway", "window": 2}
+STRICT = {"name": "cauchy", "within": "strict"}
+DAYS = {
+    **{routing: pool(routing) for routing in ("least-loaded", "power-of-two", "headway")},
+    "held": pool("least-loaded", ordering="edf", **HELD),
+    "pair": combos(STRICT),
+    "in place": combos({"name": "cauchy", "within": "opportunistic"}),
+    "two combos": combos("headway", replicas=2),
+    "pool, with overheads": pool("round-robin", engine="vllm-v1"),
+    "pair, with overheads": combos(STRICT, engine="vllm-v1"),
+}
+
+
+@pytest.mark.parametrize("day", DAYS.values(), ids=DAYS)
+def test_a_day_lived_through_is_the_day_that_was_simulated(
+    day: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    lived, chosen, simulated, foreseen = both(day, tmp_path)
+    assert [_choice(each) for each in chosen] == [_choice(each) for each in foreseen]
+    if "overheads" not in request.node.name:
+        assert [_seen(each) for each in chosen] == [_seen(each) for each in foreseen]
+    ours, theirs = _by_request(lived), _by_request(simulated)
+    assert (ours["outcome"] == Outcome.FINISHED).all() and len(set(ours["replica"].tolist())) > 1
+    for name in COUNTS:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    for name in TIMES:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-9, err_msg=name)
+
+
+def _choice(decision: Decision) -> Any:
+    return decision.what, decision.request, decision.choice, decision.decode
+
+
+def _seen(decision: Decision) -> Any:
+    """By a policy, and what it made of that."""
+    return decision.scores, [(each.replica, each.in_flight, each.waiting, each.kv_share) for each in decision.replicas]
+
+
+def _by_request(ran: Records) -> dict[str, Any]:
+    """Rows in order of arrival, times since each one's."""
+    rows = ran.requests
+    order = np.argsort(rows["request"])
+    arrival_s = ran.workload["arrival_s"]
+    found: dict[str, Any] = {name: rows[name][order] for name in COUNTS}
+    return found | {name: rows[name][order] - arrival_s for name in TIMES}
