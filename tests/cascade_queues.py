@@ -29,6 +29,7 @@ SMALL, MIDDLE, LARGE = model("small", 16, 2048), model("middle", 32, 4096), mode
 class Queue:
     """Like M/M/c: alone at the speed of the slowest replica, and more the nearer the load is to what all can do.
 
+    In a combo nobody who decodes is held up by prompts, so they do more; no more than those that prefill let through.
     Counts its questions.
     """
 
@@ -39,11 +40,16 @@ class Queue:
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
         self.asked.append((model.name, replicas, rate_rps))
         tokens = float(np.quantile(lengths.output_tokens, 0.95)) + 0.01 * float(lengths.computed_tokens.mean())
-        slowest, rps = 0.0, 0.0
+        slowest, by_role = 0.0, {"mixed": 0.0, "prefill": 0.0, "decode": 0.0}
         for part in replicas.parts:
             step_s = 0.002 + weights_bytes(model) / 2e12 / (part.tp**0.8 * part.pp**0.1) / self.speed.get(part.gpu, 1.0)
+            if part.role == "prefill":
+                by_role["prefill"] += part.count * 60 / (step_s * float(lengths.computed_tokens.mean()))
+                continue
             slowest = max(slowest, step_s * tokens)
-            rps += part.count * 6 * part.pp**0.8 / (step_s * float(lengths.output_tokens.mean()))
+            gain = 1.0 if part.role == "mixed" else 2.5
+            by_role[part.role] += gain * part.count * 6 * part.pp**0.8 / (step_s * float(lengths.output_tokens.mean()))
+        rps = by_role["mixed"] + min(by_role["prefill"], by_role["decode"])
         load = rate_rps / rps
         return inf if load >= 1 else slowest * (1 + load / (1 - load))
 

@@ -304,3 +304,39 @@ def test_one_models_replicas_on_two_types_of_gpu_answer_together(
         assert {reply.headers["x-headway-replica"].partition("/")[0] for reply in answered} == {"small", "other"}
         judge.says = "10"
         assert _model(chat(made, model="best", max_tokens=3)) == LARGE
+
+
+# Stages that are combos.
+
+
+def test_stages_that_are_combos_prefill_here_and_decode_there(judge: Judge, tmp_path: Path) -> None:
+    """Both models' prompts are handed over; what is answered, and judged, is what an engine alone says."""
+    engines = [
+        serving.Process("-m", "headway", "emulate", "--model", model, "--gpu", "h100", "--port", "0", "--speed", "4")
+        for model in (SMALL, SMALL, LARGE, LARGE)
+    ]
+    combos = []
+    for name, model, first, second in (("small", SMALL, *engines[:2]), ("large", LARGE, *engines[2:])):
+        side = {"model": model, "gpu": "h100", "engine": "vllm-v1"}
+        parts = {"prefill": {**side, "endpoints": [first.url]}, "decode": {**side, "endpoints": [second.url]}}
+        combos.append({"name": name, **parts})
+    policy = {"name": "thresholds", "thresholds": 60.0}
+    cascade = {"models": [SMALL, LARGE], "name": "best", "policy": policy, "judge": by_model(judge)}
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"combos": combos, "cascade": cascade, "gateway": {"scrape_period_s": 0.1}}))
+    front = serving.gateway(path)
+    question = "a prompt of some length " * 40
+    with serving.closing(*engines, front):
+        serving.all_up(front, 4)
+        for says, num, engine in (("90", 1, engines[0]), ("10", 3, engines[2])):
+            judge.says = says
+            reply = chat(front, question, model="best", max_tokens=30)
+            straight = chat(engine, question, model="any", max_tokens=30).json()
+            assert reply.headers["x-headway-replica"].split("/")[0] == ("small-decode" if num == 1 else "large-decode")
+            assert reply.json()["choices"][0]["message"] == straight["choices"][0]["message"]
+            lines = ask(front, "/metrics").text().splitlines()
+            handed = [line for line in lines if line.startswith("headway_prefills_total") and "handed over" in line]
+            assert sum(int(line.rsplit(" ", 1)[1]) for line in handed) == num
+        events = list(chat(front, question, model="best", max_tokens=30, stream=True).events())
+        assert said(events) == straight["choices"][0]["message"]["content"]
+        assert metric(front, "headway_requests_in_flight") == 0

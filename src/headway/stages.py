@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 import numpy as np
+from msgspec import Struct
 
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
-from headway.core.fleet import Engine, Fleet, Gpu, Model, Parallel, Pool
+from headway.core.fleet import Combo, Engine, Fleet, Gpu, Handover, Model, Parallel, Pool
 from headway.metrics.latency import distribution, sample
 from headway.perf.step import StepModel
 from headway.planner.cascade.bounds import of_type
 from headway.planner.cascade.problem import Lengths, Problem, ReplicaSet
+from headway.planner.speeds import DEFAULT_NETWORK_BYTES_PER_S
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.streams import stream
@@ -24,6 +26,14 @@ from headway.workload.trace import TraceSource
 HORIZON_S = 15.0
 """Of arrivals at a stage, as far as `MOST_ROUNDS` go."""
 MOST_ROUNDS = 5
+
+
+class Handing(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the replicas of a combo hand KV caches over."""
+
+    network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
+    """Of one replica, each way."""
+    handover: Handover = Handover("layerwise", 8)
 
 
 @dataclass
@@ -40,16 +50,13 @@ class Simulated:
     """By model, and by `of_type`; the catalog's for all others."""
     others: Mapping[str, Gpu] = field(default_factory=dict)
     """Further types of GPU, by name."""
+    handing: Handing = field(default_factory=Handing)
+    """Of combos."""
     _lines: dict[tuple[str, str, Parallel], Line] = field(default_factory=dict)
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
         """As `Evaluator` says. What prefix caches are taken to hold is no part of the prompts."""
-        pools = tuple(
-            Pool(
-                f"{model.name}-{i}", model, self.others.get(part.gpu, self.gpu), self.engine, part.parallel, part.count
-            )
-            for i, part in enumerate(replicas.parts)
-        )
+        fleet = self._fleet(model, replicas)
         num = len(lengths) * self.rounds
         arrival_s = np.sort(stream(self.seed, "arrivals at a stage").random(num)) * num / rate_rps
         rows = Workload(
@@ -59,10 +66,23 @@ class Simulated:
                 "output_tokens": np.tile(lengths.output_tokens, self.rounds).astype("i8"),
             }
         )
-        records = simulate(Fleet(pools), TraceSource(rows), self.policies, seed=self.seed, line=self._line)
+        records = simulate(fleet, TraceSource(rows), self.policies, seed=self.seed, line=self._line)
         done = sample(records, 0.0, None)  # a summary has token times, too, which take as long as the simulation
         e2e_s = distribution(done.e2e_s)
         return inf if e2e_s is None or not done.finished.all() else e2e_s.p95
+
+    def _fleet(self, model: Model, replicas: ReplicaSet) -> Fleet:
+        """A pool of each part; those that have a role are a combo."""
+        pools = [
+            Pool(
+                f"{model.name}-{i}", model, self.others.get(part.gpu, self.gpu), self.engine, part.parallel, part.count,
+                network_bytes_per_s=self.handing.network_bytes_per_s, role=part.role, handover=self.handing.handover,
+            )
+            for i, part in enumerate(replicas.parts)
+        ]  # fmt: skip
+        parts = tuple(pool for pool in pools if pool.role != "mixed")
+        mixed = tuple(pool for pool in pools if pool.role == "mixed")
+        return Fleet(mixed, (Combo(model.name, parts),) if parts else ())
 
     def _line(self, pool: Pool) -> Line:
         """One for each shape, as it remembers what it has worked out."""

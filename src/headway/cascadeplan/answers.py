@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import yaml
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from headway.cascadeplan.asked import Asked
 from headway.cascadeplan.keeping import Option, kept, nearest, option_of
@@ -48,14 +49,15 @@ def plan(
 ) -> Answer:  # fmt: skip
     """The best plan that keeps its promise when it is rehearsed; where none does, the one that comes nearest.
 
-    `compare`: plan the alternatives, too; one that turns out better is chosen. `curve`: so many plans from low to
-    high quality. `errors`: of judges, for each of which what is lost is told.
+    Where combos are offered, the plan without them is made, too, and taken where it is better. `compare`: plan the
+    alternatives; one that turns out better is chosen. `curve`: so many plans from low to high quality. `errors`: of
+    judges, for each of which what is lost is told.
     """
     known = Known(asked, folder)
     known.latencies.tell = tell
     try:
         chosen = kept(asked, known.latencies)
-        others = _others(asked, known.latencies) if compare else ()
+        others = (*_without_combos(asked, known.latencies), *(_others(asked, known.latencies) if compare else ()))
         chosen = nearest(asked.problem.target, (chosen, *others))
         line = _curve(asked, known.latencies, curve) if curve else ()
         lost = regrets(asked, known.latencies, errors) if errors else ()
@@ -69,6 +71,14 @@ def _sure(asked: Asked, found: CascadePlan) -> Confidence | None:
     if len(found.stages) < 2 or found.pre_routed:
         return None
     return confidence(asked.problem.scores.stages([stage.model for stage in found.stages]), found.thresholds)
+
+
+def _without_combos(asked: Asked, latencies: Latencies) -> tuple[Option, ...]:
+    """The plan that there would be if none were offered: so that those who are, have none that is worse."""
+    if not asked.problem.splits:
+        return ()
+    found = kept(replace(asked, problem=replace(asked.problem, splits={})), latencies)
+    return (structs.replace(found, plan=structs.replace(found.plan, planner="cascadia without combos")),)
 
 
 def _others(asked: Asked, latencies: Latencies) -> tuple[Option, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from headway import catalog, scenario, userfile
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Pool
+from headway.core.fleet import Fleet, Pool
 from headway.fleetfile import coefficients_of
 from headway.planner.cascade.bounds import of_type
 from headway.planner.cascade.problem import Problem, Target
+from headway.planner.cascade.splits import offered
 from headway.planner.combos import Offer
+from headway.stages import Handing
 from headway.userfile import Places
 from headway.workload.quality import Scores
 from headway.workload.quality_spec import table
@@ -44,6 +46,8 @@ class Asked:
     types of GPU, by `of_type`: where no pool has the GPU, there is none."""
     coefficients: Mapping[str, Coefficients]
     """Of the step-time model, by the same: those of the same pool."""
+    handing: Handing = field(default_factory=Handing)
+    """Of combos: as the first pool's network, and as the document's first combo has it."""
     replan: Any = None
     """What the document said of planning anew; what is rehearsed stays as it is planned."""
 
@@ -58,30 +62,31 @@ def ask(
     gpus: Sequence[Offer] = (),
     gpus_per_server: int | None = None,
     rps: float | None = None,
+    combos: bool = False,
 ) -> Asked:
     """What a scenario asks for. HeadwayError where its workload has no scores or its fleet no pool.
 
-    GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`.
+    GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`. `combos`: models are offered them, too.
     """
     document = copy.deepcopy(document)
     replan = document["cascade"].pop("replan", None) if isinstance(document.get("cascade"), dict) else None
+    if combos and replan is not None:
+        raise places.error(("cascade", "replan"), "plans anew with pools alone; leave it out, or plan without --combos")
     if rps is not None:
         document.setdefault("workload", {})["arrivals"] = rps
     chosen = scenario.assemble(copy.deepcopy(document), places, base_dir)
-    spec = chosen.spec
-    if not chosen.fleet.pools:
-        raise places.error(("fleet",), "expected a pool; its GPU and engine are planned with")
+    spec, pools = chosen.spec, _flat(document, chosen.fleet)
     if spec.workload.quality is None or spec.workload.arrivals is None:
         raise places.error(("workload",), "expected arrivals, and quality: what each model's answers score")
     with places.at("workload", "quality"):
         scores = table(spec.workload.quality, base_dir)
     models = tuple(catalog.model(name) for name in _stages(spec.cascade, scores, places))
     own, held_out = scores.stages([model.name for model in models]).split(1 - HELD_OUT, spec.seed)
-    first = chosen.fleet.pools[0]
-    of_fleet = _offers(chosen.fleet.pools, gpus_per_server)
+    first = pools[0]
+    of_fleet = _offers(pools, gpus_per_server)
     if num_gpus:
         of_fleet = (structs.replace(of_fleet[0], limit=num_gpus),)
-    offers = _given(gpus, of_fleet, document, chosen.fleet.pools) if gpus else of_fleet
+    offers = _given(gpus, of_fleet, document, pools) if gpus else of_fleet
     problem = Problem(
         models=models,
         gpu=offers[0].gpu,
@@ -98,10 +103,37 @@ def ask(
         usd_per_gpu_hour=offers[0].usd_per_hour,
     )
     policies = structs.replace(scenario.policies_of(chosen), cascade=None)
-    entries = _entries(problem, chosen.fleet.pools)
+    entries = _entries(problem, pools)
     known = coefficients_of(spec, chosen.fleet, base_dir, places)
-    coefficients = {name: known[chosen.fleet.pools[i].name] for name, i in entries.items()}
-    return Asked(problem, held_out, document, base_dir, policies, spec.seed, entries, coefficients, replan)
+    coefficients = {name: known[pools[i].name] for name, i in entries.items()}
+    if combos:
+        problem = _with_combos(problem, coefficients, first.network_bytes_per_s)
+    handing = _handing(chosen.fleet, first)
+    return Asked(problem, held_out, document, base_dir, policies, spec.seed, entries, coefficients, handing, replan)
+
+
+def _flat(document: dict[str, Any], fleet: Fleet) -> tuple[Pool, ...]:
+    """The pools, and the parts of combos as if they were pools, which is what the document then says."""
+    found, said = list(fleet.pools), document.pop("combos", [])
+    document.setdefault("fleet", [])
+    for combo, each in zip(fleet.combos, said, strict=True):
+        found += [structs.replace(part, replicas=part.replicas * combo.replicas, role="mixed") for part in combo.parts]
+        document["fleet"] += [each[role] for role in ("prefill", "decode", "aggregated") if role in each]
+    return tuple(found)
+
+
+def _handing(fleet: Fleet, first: Pool) -> Handing:
+    split = [combo.parts[0].handover for combo in fleet.combos if len(combo.parts) > 1]
+    return Handing(first.network_bytes_per_s, *split[:1])
+
+
+def _with_combos(problem: Problem, coefficients: Mapping[str, Coefficients], network_bytes_per_s: float) -> Problem:
+    splits = offered(problem, coefficients, network_bytes_per_s)
+    if not any(splits.values()):
+        raise HeadwayError(
+            f"--combos: on {problem.hardware} no model has room for two replicas that hold the longest request"
+        )
+    return replace(problem, splits=splits)
 
 
 def _stages(said: Any, scores: Scores, places: Places) -> tuple[str, ...]:

@@ -12,13 +12,14 @@ from msgspec import Struct, structs
 
 from headway import scenario
 from headway.cascadeplan.asked import Asked
+from headway.core.fleet import Handover
 from headway.core.record import Outcome, Records
 from headway.metrics.cascade import answers
 from headway.metrics.latency import distribution, sample
 from headway.metrics.usage import usage
 from headway.planner.cascade.bounds import of_type
-from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import Cheapest, LatencyBudget, Target
+from headway.planner.cascade.plan import CascadePlan, StagePlan
+from headway.planner.cascade.problem import Cheapest, LatencyBudget, Replicas, Target
 from headway.userfile import Places
 from headway.workload.quality_judges import said
 from headway.workload.quality_spec import QualitySpec, only
@@ -60,7 +61,7 @@ def believed(asked: Asked, found: CascadePlan) -> Rehearsed:
     """The same with the quality that the scenario's judge sees in the answers that were given."""
     chosen, records = _simulated(asked, found, None)
     done = measured(chosen, records)
-    models = [pool.model.name for pool in chosen.fleet.pools]
+    models = [pool.model.name for pool in chosen.fleet.all_pools]
     cascade, requests = chosen.spec.cascade, records.requests
     stages = list(cascade.models) if cascade is not None else models[:1]
     bias, noise = (0.0, 0.0) if cascade is None else (cascade.judge_bias, cascade.judge_noise)
@@ -99,11 +100,12 @@ def document_of(asked: Asked, found: CascadePlan) -> dict[str, Any]:
     """The plan as a scenario: its pools, and its thresholds where more than one model is left."""
     used = [stage for stage in found.stages if stage.replicas]
     fleet = [
-        {**_kept(asked, stage.model, part.gpu), "name": f"{stage.model}-{i}", "model": stage.model, "tp": part.tp,
-         "pp": part.pp, "replicas": part.count}
+        {"name": f"{stage.model}-{i}", **_pool(asked, stage.model, part)}
         for stage in used
         for i, part in enumerate(stage.replicas)
-    ]  # fmt: skip
+        if part.role == "mixed"
+    ]
+    combos = [combo for stage in used if (combo := _combo(asked, stage))]
     document = {
         name: value
         for name, value in copy.deepcopy(asked.document).items()
@@ -113,10 +115,28 @@ def document_of(asked: Asked, found: CascadePlan) -> dict[str, Any]:
     quality = only(msgspec.convert(document["workload"]["quality"], QualitySpec), models)
     said = {name: value for name, value in msgspec.to_builtins(quality).items() if value is not None}
     document |= {"workload": {**document["workload"], "quality": said}, "fleet": fleet}
+    document |= {"combos": combos} if combos else {}
     cascade = document.pop("cascade", {})
     if len(used) > 1:
         document["cascade"] = {**cascade, "models": list(models), "policy": _policy(found, used)}
     return document
+
+
+def _pool(asked: Asked, model: str, part: Replicas) -> dict[str, Any]:
+    said = {"model": model, "tp": part.tp, "pp": part.pp, "replicas": part.count}
+    return {**_kept(asked, model, part.gpu), **said}
+
+
+def _combo(asked: Asked, stage: StagePlan) -> dict[str, Any]:
+    """The stage's replicas that have roles; empty where none have."""
+    first, usual = asked.document["fleet"][0], msgspec.to_builtins(Handover())
+    network = {name: first[name] for name in ("network_bytes_per_s",) if name in first}
+    parts: dict[str, Any] = {
+        part.role: _pool(asked, stage.model, part) | network for part in stage.replicas if part.role != "mixed"
+    }
+    handover = msgspec.to_builtins(asked.handing.handover)
+    said = {name: value for name, value in handover.items() if value != usual[name]}
+    return {"name": f"{stage.model}-combo", **parts, "handover": said} if parts else {}
 
 
 def _kept(asked: Asked, model: str, gpu: str) -> dict[str, Any]:

@@ -22,14 +22,19 @@ from headway.wholefile import write_text
 def bounds(asked: Asked) -> StepBounds:
     """Those that hold for `evaluator`."""
     problem = asked.problem
-    return StepBounds(problem.gpu, problem.engine, rounds(problem), asked.coefficients, _others(problem))
+    in_place = bool(getattr(asked.policies.router(), "pairs", False))
+    return StepBounds(
+        problem.gpu, problem.engine, rounds(problem), asked.coefficients, _others(problem), in_place=in_place
+    )
 
 
 def evaluator(asked: Asked) -> Simulated:
     """What a stage's latency is asked of."""
     problem = asked.problem
-    return Simulated(problem.gpu, problem.engine, asked.policies, asked.seed, rounds(problem), asked.coefficients,
-                     _others(problem))  # fmt: skip
+    return Simulated(
+        problem.gpu, problem.engine, asked.policies, asked.seed, rounds(problem), asked.coefficients, _others(problem),
+        asked.handing,
+    )  # fmt: skip
 
 
 def _others(problem: Problem) -> dict[str, Gpu]:
@@ -51,7 +56,7 @@ class Known:
     def file(self) -> Path | None:
         problem, said = self.asked.problem, self.asked.document.get("policies")
         facts = [problem.models, problem.gpu, problem.engine, said, self.asked.seed, rounds(problem)]
-        facts.append(sorted(self.asked.coefficients.items()))
+        facts += [self.asked.handing, sorted(self.asked.coefficients.items())]
         facts += [offer.gpu for offer in problem.others]
         digest = hashlib.sha256(msgspec.json.encode([__version__, rehearsal.code(), facts])).hexdigest()[:32]
         return None if self.folder is None else self.folder / f"{digest}.json"

@@ -33,6 +33,7 @@ _path = click.Path(path_type=Path)
 )
 @click.option("--gpus", help="How many there are, or type:count:$/h with commas between; else the fleet's.")
 @click.option("--gpus-per-server", type=click.IntRange(min=1), help="GPUs that tensor parallelism may span.")
+@click.option("--combos", is_flag=True, help="Offer models combos, too: replicas that prefill, and others that decode.")
 @click.option("--rps", type=click.FloatRange(min=0, min_open=True), help="Requests per second, in place of arrivals.")
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan so many qualities from low to high, too.")
 @click.option("--regret", metavar="BIAS:NOISE,...", help="What plans lose whose judge is off by so many points.")
@@ -45,8 +46,9 @@ _path = click.Path(path_type=Path)
 @click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
 def cascade(
     scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: str | None,
-    gpus_per_server: int | None, rps: float | None, curve: int, regret: str | None, no_alternatives: bool,
-    out: Path | None, html: Path | None, cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
+    gpus_per_server: int | None, combos: bool, rps: float | None, curve: int, regret: str | None,
+    no_alternatives: bool, out: Path | None, html: Path | None, cache: Path | None, no_cache: bool, as_json: bool,
+    no_progress: bool,
 ) -> int:  # fmt: skip
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
@@ -59,7 +61,7 @@ def cascade(
         raise HeadwayError("expected a scenario file, or --builtin NAME")
     num_gpus, offers = _gpus(gpus, gpus_per_server)
     asked = ask(*read(file), file.parent, _target(quality, latency), num_gpus=num_gpus, gpus=offers,
-                gpus_per_server=gpus_per_server, rps=rps)  # fmt: skip
+                gpus_per_server=gpus_per_server, rps=rps, combos=combos)  # fmt: skip
     errors = [_off(each) for each in regret.split(",")] if regret else []
     folder = None if no_cache else cache or user_cache("cascades")
     with counting("simulating", not no_progress) as tell:
@@ -100,10 +102,9 @@ def _show(answer: Answer) -> None:
     heads = ["model", "GPUs", "replicas", "accepts from", "requests", "p95 of the stage (s)"]
     rows: list[list[object]] = []
     for stage in answer.chosen.plan.stages:
-        shapes = ", ".join(part.label for part in stage.replicas) or "-"
         level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
         p95 = "-" if stage.p95_latency_s is None else f"{stage.p95_latency_s:.3g}"
-        rows.append([stage.model, stage.gpus, shapes, level, f"{stage.processing_ratio:.0%}", p95])
+        rows.append([stage.model, stage.gpus, stage.shapes, level, f"{stage.processing_ratio:.0%}", p95])
     print_table(heads, rows)
     heads = ["plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "is what was asked for"]
     print_table(heads, [_row(name, each) for name, each, _ in _named(answer)])

@@ -12,6 +12,7 @@ from math import inf
 
 from msgspec import Struct
 
+from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf import memory
 from headway.perf.step import StepModel
@@ -52,11 +53,11 @@ class Slo(Struct, frozen=True, forbid_unknown_fields=True):
 class Speeds:
     """One instance: seconds of prefill and of decode steps."""
 
-    def __init__(self, model: Model, gpu: Gpu, engine: Engine, tp: int) -> None:
+    def __init__(self, model: Model, gpu: Gpu, engine: Engine, tp: int, own: Coefficients | None = None) -> None:
         parallel = Parallel(tp)
         self.engine, self.model = engine, model
         self.room_tokens = memory.plan(model, gpu, engine, parallel).kv_capacity_tokens
-        step = StepModel(model, gpu, engine, parallel)
+        step = StepModel(model, gpu, engine, parallel, own)
         self.line, self.calibrated = step.line, step.calibrated
 
     def batch(self, pattern: Pattern) -> int:

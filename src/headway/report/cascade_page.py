@@ -88,14 +88,13 @@ def _asked(target: Target) -> str:
 def _stages(chosen: CascadePlan, confidence: Confidence | None) -> list[str]:
     rows = []
     for i, stage in enumerate(chosen.stages):
-        shapes = ", ".join(part.label for part in stage.replicas) or "-"
         level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
         share = f"{stage.processing_ratio:.0%}"
         if confidence is not None:
             share += _between(confidence.processing_ratios[i], 100, "%") if i else ""
             if i < len(confidence.thresholds) and (found := confidence.thresholds[i]) is not None:
                 level += _between(found, 1, "")
-        rows.append(_cells((stage.model, shapes), (stage.gpus, level, share, _number(stage.p95_latency_s))))
+        rows.append(_cells((stage.model, stage.shapes), (stage.gpus, level, share, _number(stage.p95_latency_s))))
     return rows
 
 

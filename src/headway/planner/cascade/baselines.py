@@ -1,7 +1,7 @@
 """What Cascadia is compared with, as planners with the same result (4.1, 4.3, appendix I).
 
 Every one of them gets the same evaluator, bounds and search for whatever it does optimise; what it does not, is fixed
-here.
+here. Only one model alone is offered combos.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def uniform_parallelism_search(
     problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
 ) -> Search:
     """Over those sets only."""
-    every = all_sets(problem)
+    every = all_sets(replace(problem, splits={}))
     sets = [every(i, ()) for i in range(len(problem.models))]
     flat = [_uniform(problem, each) if each.shapes else each for each in sets]
     return _search(problem, latencies, bounds, effort, sets_of=lambda stage, used: flat[stage])
@@ -78,7 +78,7 @@ def uniform_allocation_search(
     problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
 ) -> Search:
     """Over those sets only."""
-    every = all_sets(problem)
+    every = all_sets(replace(problem, splits={}))
 
     def at_most(stage: int, used: tuple[bool, ...]) -> Sets:
         sets = every(stage, used)
@@ -115,6 +115,7 @@ def cascade_serve(
     scores = problem.scores
     outputs = np.full_like(scores.output_tokens, max(1, round(float(scores.output_tokens.mean()))))
     prompts = np.full_like(scores.prompt_tokens, max(1, round(float(scores.prompt_tokens.mean()))))
+    problem = replace(problem, splits={})
     seen = replace(problem, scores=replace(scores, output_tokens=outputs, prompt_tokens=prompts), max_kinds=1)
     blind = _search(seen, latencies, bounds, effort)
     real = _search(problem, latencies, bounds, effort, blind.known)

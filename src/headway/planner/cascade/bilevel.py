@@ -29,6 +29,7 @@ from headway.planner.cascade.problem import Cheapest, LatencyBudget, Problem, Re
 from headway.planner.cascade.room import Room
 from headway.planner.cascade.routing import Objective, Routings, cascades, proportional
 from headway.planner.cascade.shapes import Sets, replica_sets, shapes, unlike
+from headway.planner.cascade.splits import with_combos
 
 EPS = 1e-9
 """By this share a plan must be better to count as better."""
@@ -97,6 +98,7 @@ class Search:
         self.of_stage = self.sets_of or all_sets(problem)
         self._tables: dict[tuple[int, bytes, tuple[bool, ...]], Table] = {}
         self._trends = [Trend() for _ in problem.models]
+        self._of_combos = [Trend() if problem.splits.get(model.name) else None for model in problem.models]
         self.gpus = gpus_of(problem)
         self.cheapest: Cheapest | None = None
         self.solved: dict[int, Solved] = {}
@@ -185,6 +187,7 @@ class Search:
             lambda replicas: self.latencies.p95_s(model, replicas, rate_rps, lengths),
             self._trends[stage],
             self._judge_s(stage),
+            self._of_combos[stage],
         )
 
     @property
@@ -366,7 +369,8 @@ def all_sets(problem: Problem) -> SetsOf:
             reasons.append(f"{num_gpus} x {offer.gpu.name}: {reason}")
         if i == 0 and not any(len(sets) for sets in by_type):
             raise HeadwayError("; ".join(reasons))
-        found.append(_together(problem, by_type))
+        splits = problem.splits.get(model.name, ())
+        found.append(with_combos(_together(problem, by_type), splits, problem.offers, problem.max_types))
     return lambda stage, used: found[stage]
 
 

@@ -11,13 +11,18 @@ the cheapest ones are counted, for each shape by itself, each replica working al
 
 Likewise a request's prompt takes at least its tokens times the cheapest prompt token.
 
+In a combo all prompts are computed by those that prefill, and answers are written by those that decode; or by those
+that prefill, in what time prompts leave them, as an answer stays there where nobody has room for its KV cache. The
+bound counts on that, the guess does not. Where the router may have whole requests done by either (`in_place`), or those
+that prefill have no room for the longest request, all replicas of a combo are taken to do both.
+
 L is looked for on a grid; the bound is the largest value on it that cannot be. Beside it stands a guess: where on the
 grid the count crosses what is needed, for the order in which sets are tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -65,7 +70,8 @@ class StepBounds:
     """Bounds from the step-time model.
 
     `rounds`: how many times the evaluator plays the lengths of a stage. `own`: coefficients in place of the
-    catalog's, by model, and by model and type of GPU (`of_type`). `others`: further types of GPU, by name.
+    catalog's, by model, and by model and type of GPU (`of_type`). `others`: further types of GPU, by name. `in_place`:
+    replicas of combos may do both phases of a request.
     """
 
     gpu: Gpu
@@ -73,6 +79,7 @@ class StepBounds:
     rounds: int = 1
     own: Mapping[str, Coefficients] = field(default_factory=dict)
     others: Mapping[str, Gpu] = field(default_factory=dict)
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         self._shapes: dict[tuple[str, Parallel, str], _Shape] = {}
@@ -81,21 +88,18 @@ class StepBounds:
         if not len(sets):
             return np.zeros(0), np.zeros(0)
         shapes = [self._shape(model, shape, sets.on(j)) for j, shape in enumerate(sets.shapes)]
-        alone = np.stack([shape.alone_s(lengths) for shape in shapes])
         num = len(lengths)
         needed = (floor(QUANTILE * (num * self.rounds - 1)) + 1) / self.rounds
-        unloaded = float(np.sort(alone.min(axis=0))[min(int(np.ceil(needed)), num) - 1])
+        columns = _Columns(shapes, sets, lengths, needed, self.in_place)
+        unloaded = float(np.sort(columns.alone.min(axis=0))[min(int(np.ceil(needed)), num) - 1])
         grid = unloaded * REACH ** (np.arange(GRID) / (GRID - 1))
         window = num / rate_rps + grid / self.rounds
-        counts = [
-            shape.in_time(lengths, own, grid, window, int(most))
-            for shape, own, most in zip(shapes, alone, sets.counts.max(axis=0), strict=True)
-        ]
-        total = np.zeros((len(sets), GRID))
-        for i, count in enumerate(counts):  # no replica, no request
-            rows = np.flatnonzero(sets.counts[:, i])
-            total[rows] += count[sets.counts[rows, i]]
-        return _crossing(np.minimum(total, _eligible(alone, grid, sets)), needed, grid)
+        eligible = columns.eligible(grid)
+        most, expected = columns.in_time(grid, window)
+        lower, guess = _crossing(np.minimum(most, eligible), needed, grid)
+        if expected is not None:
+            guess = np.maximum(_crossing(np.minimum(expected, eligible), needed, grid)[1], lower)
+        return lower, guess
 
     def _shape(self, model: Model, parallel: Parallel, on: str) -> _Shape:
         key = (model.name, parallel, on)
@@ -124,18 +128,81 @@ def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Float
     return grid[before], np.where(never, grid[-1] * needed / np.maximum(total[:, -1], 1e-3), guess)
 
 
-def _eligible(alone: Floats, grid: Floats, sets: Sets) -> Floats:
-    """How many requests some shape of each set could do in time, alone; all of them where a set has many shapes."""
-    num = len(alone)
-    first, second = np.triu_indices(num)
-    faster = np.sort(np.minimum(alone[first], alone[second]), axis=1)
-    both = np.zeros((num, num, len(grid)))
-    both[first, second] = both[second, first] = _found(faster, np.broadcast_to(grid, (len(faster), len(grid))))
-    kinds = sets.counts > 0
-    one, num_kinds = kinds.argmax(axis=1), kinds.sum(axis=1)
-    other = num - 1 - kinds[:, ::-1].argmax(axis=1)
-    found: Floats = np.where((num_kinds <= 2)[:, None], both[one, other], float(alone.shape[1]))
-    return found
+class _Columns:
+    """The shapes of some sets, with one load: what each can do, and what sets can do."""
+
+    def __init__(self, shapes: Sequence[_Shape], sets: Sets, lengths: Lengths, needed: float, in_place: bool) -> None:
+        self.shapes, self.sets, self.lengths, self.needed = shapes, sets, lengths, needed
+        roles = [sets.role(j) for j in range(len(shapes))]
+        longest = float((lengths.prompt_tokens + lengths.output_tokens).max())
+        self.prefills = [j for j, role in enumerate(roles) if role == "prefill"]
+        self.decodes = [j for j, role in enumerate(roles) if role == "decode"]
+        if in_place or any(longest > shapes[j].room_tokens for j in self.prefills):
+            self.prefills = self.decodes = self.prefills + self.decodes
+        self.mixed = [j for j, role in enumerate(roles) if role == "mixed"]
+        first_s = [shape.prefill_s(lengths.computed_tokens) for shape in shapes]
+        least_s = np.min([first_s[j] for j in self.prefills], axis=0) if self.prefills else first_s[0]
+        self.first_s = [own if j in self.mixed else least_s for j, own in enumerate(first_s)]
+        self.alone = np.stack([shape.alone_s(lengths, s) for shape, s in zip(shapes, self.first_s, strict=True)])
+        """Latency of each request without any other, where it is decoded by this shape."""
+
+    def in_time(self, grid: Floats, window: Floats) -> tuple[Floats, Floats | None]:
+        """[set, L]: how many requests can be in time at most; and may be expected to be, where there are combos."""
+        most = self.sets.counts.max(axis=0).tolist()
+        rooms = [window[:, None] * np.arange(num + 1) for num in most]
+        total = np.zeros((len(self.sets), len(grid)))
+        for j in self.mixed:
+            prompts = _count(self._prompts_s(j, len(grid)), rooms[j])
+            self._add(total, j, np.minimum(_count(self._answers_s(j, grid), rooms[j]), prompts))
+        if not self.prefills:
+            return total, None
+        prompts, answers, left = np.zeros_like(total), np.zeros_like(total), np.zeros_like(total)
+        for j in self.prefills:
+            self._add(prompts, j, _count(self._prompts_s(j, len(grid)), rooms[j]))
+        for j in self.decodes:
+            self._add(answers, j, _count(self._answers_s(j, grid), rooms[j]))
+        if self.prefills is not self.decodes:
+            alone = (self.sets.counts[:, self.mixed] == 0).all(axis=1)
+            for j in self.prefills:
+                self._add(left, j, _count(self._answers_s(j, grid), rooms[j]), ~alone)
+                self._add(left, j, _count(self._answers_s(j, grid), self._after_prompts(j, rooms[j])), alone)
+        return total + np.minimum(prompts, answers + left), total + np.minimum(prompts, answers)
+
+    def _add(self, total: Floats, j: int, count: Floats, rows: npt.NDArray[np.bool_] | None = None) -> None:
+        """What so many replicas of a shape can do, to the sets that have them; no replica, no request."""
+        there = self.sets.counts[:, j] > 0
+        chosen = np.flatnonzero(there if rows is None else there & rows)
+        total[chosen] += count[self.sets.counts[chosen, j]]
+
+    def _prompts_s(self, j: int, num: int) -> Floats:
+        """[request, L]: the least that a prompt takes."""
+        prompts_s = self.lengths.computed_tokens * self.shapes[j].prompt_token_s
+        return np.broadcast_to(np.sort(prompts_s)[:, None], (len(prompts_s), num))
+
+    def _answers_s(self, j: int, grid: Floats) -> Floats:
+        """[request, L]: the least that an answer in time takes of a replica; infinite where it cannot be."""
+        charged = self.shapes[j].charged_s(self.lengths, grid, self.first_s[j])
+        charged[self.alone[j][:, None] > grid] = np.inf
+        return charged
+
+    def _after_prompts(self, j: int, room: Floats) -> Floats:
+        """What is left of replicas' time when they have computed as many prompts as must be in time."""
+        prompts_s = np.sort(self.lengths.computed_tokens * self.shapes[j].prompt_token_s)
+        left: Floats = np.maximum(room - float(prompts_s[: floor(self.needed)].sum()), 0.0)
+        return left
+
+    def eligible(self, grid: Floats) -> Floats:
+        """How many requests some shape of each set could do in time, alone; all where a set has many shapes."""
+        num = len(self.alone)
+        first, second = np.triu_indices(num)
+        faster = np.sort(np.minimum(self.alone[first], self.alone[second]), axis=1)
+        both = np.zeros((num, num, len(grid)))
+        both[first, second] = both[second, first] = _found(faster, np.broadcast_to(grid, (len(faster), len(grid))))
+        kinds = self.sets.counts > 0
+        one, num_kinds = kinds.argmax(axis=1), kinds.sum(axis=1)
+        other = num - 1 - kinds[:, ::-1].argmax(axis=1)
+        found: Floats = np.where((num_kinds <= 2)[:, None], both[one, other], float(self.alone.shape[1]))
+        return found
 
 
 def _found(rows: Floats, values: Floats) -> Ints:
@@ -210,27 +277,18 @@ class _Shape:
         found: Floats = least_s[np.searchsorted(sizes, tokens, side="right") - 1]
         return np.maximum(found, tokens * self.prompt_token_s)
 
-    def alone_s(self, lengths: Lengths) -> Floats:
-        """Latency of each request without any other."""
+    def alone_s(self, lengths: Lengths, prefill_s: Floats) -> Floats:
+        """Latency of each request without any other, whose prompt takes so long."""
         steps = lengths.output_tokens - 1
         contexts = steps * (lengths.prompt_tokens + steps / 2) * self.per_token_s
-        found: Floats = self.prefill_s(lengths.computed_tokens) + steps * float(self.base_s.min()) + contexts
+        found: Floats = prefill_s + steps * float(self.base_s.min()) + contexts
         return found
 
-    def in_time(self, lengths: Lengths, alone: Floats, grid: Floats, window: Floats, most: int) -> Floats:
-        """[replicas, L]: how many requests 0 to `most` replicas can have in time; a part counts."""
-        charged = self._charged_s(lengths, grid)
-        charged[alone[:, None] > grid] = np.inf
-        prompts_s = np.sort(lengths.computed_tokens * self.prompt_token_s)
-        prompts = _count(np.broadcast_to(prompts_s[:, None], charged.shape), window, most)
-        return np.minimum(_count(charged, window, most), prompts)
-
-    def _charged_s(self, lengths: Lengths, grid: Floats) -> Floats:
+    def charged_s(self, lengths: Lengths, grid: Floats, prefill_s: Floats) -> Floats:
         """[request, L]: the least that a request in time is charged for decoding."""
         steps = (lengths.output_tokens - 1)[:, None]
         context_s = self.per_token_s * (lengths.prompt_tokens[:, None] + steps / 2)
-        prefill_s = self.prefill_s(lengths.computed_tokens)[:, None]
-        t = (grid - prefill_s) / np.maximum(steps, 1) - context_s
+        t = (grid - prefill_s[:, None]) / np.maximum(steps, 1) - context_s
         seats = min(float(self.engine.max_num_seqs), max(1.0, self.room_tokens / float(lengths.prompt_tokens.min())))
         part = np.zeros_like(t)
         for a, b in self.lines:
@@ -241,13 +299,13 @@ class _Shape:
         return found
 
 
-def _count(work_s: Floats, window: Floats, most: int) -> Floats:
-    """[replicas, L]: the most requests whose work (by L), the cheapest first, fits into the replicas' windows."""
+def _count(work_s: Floats, room: Floats) -> Floats:
+    """[replicas, L]: the most requests whose work (by L), the cheapest first, fits into the replicas' time (by L); a
+    part counts."""
     ordered = np.sort(work_s.T, axis=1)
     total = np.cumsum(ordered, axis=1)
-    room = window[:, None] * np.arange(most + 1)
     at = _found(total, room)
-    rows, last = np.arange(len(window))[:, None], ordered.shape[1] - 1
+    rows, last = np.arange(len(room))[:, None], ordered.shape[1] - 1
     following = np.where(at > last, np.inf, ordered[rows, np.minimum(at, last)])
     left = room - np.where(at > 0, total[rows, np.maximum(at - 1, 0)], 0.0)
     part = np.where(np.isfinite(following), left / np.maximum(following, 1e-12), 0.0)

@@ -71,7 +71,8 @@ class Table:
 
     With several types of GPU, f is the number of a cell (`room`), and N that of the last.
 
-    Where `lower[f] == best[f]`, l(f) is known. `guess` is what l(f) is expected to be.
+    Where `lower[f] == best[f]`, l(f) is known. `guess` is what l(f) is expected to be. Sets with combos have a queue of
+    their own, and a trend (`of_combos`): how prompts hold up answers is no part of a guess, and they do so less there.
     """
 
     def __init__(
@@ -83,16 +84,21 @@ class Table:
         ask: Callable[[ReplicaSet], float],
         trend: Trend,
         added_s: float = 0.0,
+        of_combos: Trend | None = None,
     ) -> None:
-        self.sets, self._ask, self._trend, self._added_s = sets, ask, trend, added_s
+        self.sets, self._ask, self._added_s = sets, ask, added_s
+        self._trends = (trend,) if of_combos is None else (trend, of_combos)
         self._lower, self._guess = lower + added_s, guess
-        order = np.lexsort((guess, lower, sets.cells))
-        splits = np.searchsorted(sets.cells[order], np.arange(1, num_gpus + 2))
-        self._queue = [order[:0], *(order[a:b] for a, b in pairwise(splits.tolist()))]
-        self._next = [0] * (num_gpus + 1)
+        kinds = len(self._trends)
+        lines = sets.cells * kinds + (0 if of_combos is None else sets.are_split.astype("i8"))
+        order = np.lexsort((guess, lower, lines))
+        splits = np.searchsorted(lines[order], np.arange(kinds, kinds * (num_gpus + 1) + 1))
+        self._queue = [*[order[:0]] * kinds, *(order[a:b] for a, b in pairwise(splits.tolist()))]
+        self._next = [0] * len(self._queue)
         self.best = np.full(num_gpus + 1, inf)
         self.lower = np.full(num_gpus + 1, inf)
-        self._open_guess = np.full(num_gpus + 1, inf)
+        self._open_guess = np.full((kinds, num_gpus + 1), inf)
+        self._open_lower = np.full((kinds, num_gpus + 1), inf)
         self.chosen: list[ReplicaSet | None] = [None] * (num_gpus + 1)
         self.num_sets, self.num_asked = len(sets), 0
         for f in np.unique(sets.cells).tolist():
@@ -101,10 +107,14 @@ class Table:
     @property
     def guess(self) -> Floats:
         """The best seen, or what is expected of the next."""
-        guess: Floats = np.minimum(
-            self.best, np.maximum(self._open_guess * self._trend.ratio + self._added_s, self.lower)
-        )
+        guess: Floats = np.minimum(self.best, self._expected(slice(None)).min(axis=0))
         return guess
+
+    def _expected(self, f: slice) -> Floats:
+        """[queue, f]: of the next; infinite where it cannot be better than the best seen."""
+        ratios = np.array([[trend.ratio] for trend in self._trends])
+        found: Floats = np.maximum(self._open_guess[:, f] * ratios + self._added_s, self._open_lower[:, f])
+        return found
 
     def open(self, f: int) -> bool:
         """Whether another set of f GPUs could be better than the best seen."""
@@ -112,23 +122,30 @@ class Table:
 
     def ask(self, f: int) -> None:
         """Evaluate the most promising set of f GPUs."""
-        i = int(self._queue[f][self._next[f]])
-        self._next[f] += 1
+        kind = int(self._expected(slice(f, f + 1)).argmin())
+        line = f * len(self._trends) + kind
+        i = int(self._queue[line][self._next[line]])
+        self._next[line] += 1
         self.num_asked += 1
         replicas = self.sets[i]
         found = self._ask(replicas)
         if np.isfinite(found) and self._guess[i] > 0:
-            self._trend.learn(found / self._guess[i])
+            self._trends[kind].learn(found / self._guess[i])
         if found + self._added_s < self.best[f] or self.chosen[f] is None:
             self.best[f], self.chosen[f] = found + self._added_s, replicas
         self._look(f)
 
     def _look(self, f: int) -> None:
         """What is known of f GPUs, after the latest evaluation."""
-        queue, at = self._queue[f], self._next[f]
-        following = self._lower[queue[at]] if at < len(queue) else inf
-        self.lower[f] = min(self.best[f], following)
-        self._open_guess[f] = self._guess[queue[at]] if following < self.best[f] else inf
+        self.lower[f] = self.best[f]
+        for kind in range(len(self._trends)):
+            line = f * len(self._trends) + kind
+            queue, at = self._queue[line], self._next[line]
+            following = self._lower[queue[at]] if at < len(queue) else inf
+            self.lower[f] = min(self.lower[f], following)
+            is_open = following < self.best[f]
+            self._open_guess[kind, f] = self._guess[queue[at]] if is_open else inf
+            self._open_lower[kind, f] = following if is_open else inf
 
 
 class Idle(Table):

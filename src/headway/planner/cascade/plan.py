@@ -35,11 +35,15 @@ class StagePlan(Struct, frozen=True, forbid_unknown_fields=True):
         return " + ".join(named) or str(self.num_gpus)
 
     @property
+    def shapes(self) -> str:
+        """As in "4 x tp 1", "1 x h100-80gb-sxm tp 1 prefill, 2 x a100-80gb tp 1 decode" or "-"."""
+        return ", ".join(part.label for part in self.replicas) or "-"
+
+    @property
     def label(self) -> str:
         """As in "deepseek-r1-distill-qwen-7b: 4 GPUs (4 x tp 1), accepts from 74, 100% of requests"."""
-        shapes = ", ".join(part.label for part in self.replicas) or "-"
         accepts = "" if self.threshold is None else f", accepts from {self.threshold:g}"
-        return f"{self.model}: {self.num_gpus} GPUs ({shapes}){accepts}, {self.processing_ratio:.0%} of requests"
+        return f"{self.model}: {self.num_gpus} GPUs ({self.shapes}){accepts}, {self.processing_ratio:.0%} of requests"
 
 
 class Round(Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isfinite
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.core.fleet import Engine, Gpu, Model, Parallel, Role
 from headway.planner.combos import Offer
 from headway.workload.quality import Scores
 
@@ -28,6 +29,8 @@ class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit
     count: int
     gpu: str = ""
     """Empty where there is one type only."""
+    role: Role = "mixed"
+    """The replicas of a set that prefill, and those that decode, are one combo (Cauchy 3.1)."""
 
     @property
     def num_gpus(self) -> int:
@@ -41,9 +44,10 @@ class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit
 
     @property
     def label(self) -> str:
-        """As in "2 x tp 4 pp 3", or "2 x l40s tp 1" where there are several types of GPU."""
+        """As in "2 x tp 4 pp 3", "2 x l40s tp 1" where there are several types of GPU, or "2 x tp 1 prefill"."""
         kind = f"{self.gpu} " if self.gpu else ""
-        return f"{self.count} x {kind}tp {self.tp}" + (f" pp {self.pp}" if self.pp > 1 else "")
+        shape = f"{self.count} x {kind}tp {self.tp}" + (f" pp {self.pp}" if self.pp > 1 else "")
+        return shape if self.role == "mixed" else f"{shape} {self.role}"
 
 
 class ReplicaSet(Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -60,6 +64,20 @@ class ReplicaSet(Struct, frozen=True, order=True, forbid_unknown_fields=True):
     def label(self) -> str:
         """As in "5 x tp 2, 1 x tp 4"."""
         return ", ".join(part.label for part in self.parts)
+
+
+class Split(Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A kind of combo: which replicas prefill, which decode, and how many of the ones go with the others."""
+
+    prefill: Parallel
+    decode: Parallel
+    least: float
+    """Prefill replicas for each that decodes, from..."""
+    most: float
+    """...to. Whole numbers of both are rounded to either side."""
+    prefill_gpu: str = ""
+    """Empty where there is one type only."""
+    decode_gpu: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +181,8 @@ class Problem:
     """Of `gpu`; None: the catalog's."""
     max_types: int | None = 2
     """Types of GPU that one model's replicas may have at a time; None: any number."""
+    splits: Mapping[str, tuple[Split, ...]] = field(default_factory=dict)
+    """Kinds of combos that a model's replicas may be, too; a set has one of them at most."""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:

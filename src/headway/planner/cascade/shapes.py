@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.core.fleet import Engine, Gpu, Model, Parallel, Role
 from headway.perf import memory
 from headway.planner.cascade.problem import Replicas, ReplicaSet
 from headway.planner.cascade.room import Ints, Room
@@ -29,6 +29,8 @@ class Sets:
     """Of the types."""
     room: Room | None = None
     """How GPUs of several types are numbered; None: there is one type only."""
+    roles: tuple[Role, ...] = ()
+    """Of the replicas of each shape; empty: all are mixed."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -58,13 +60,25 @@ class Sets:
         """The type of GPU of a shape; empty where there is one only."""
         return self.names[self.kinds[j]] if self.kinds else ""
 
+    def role(self, j: int) -> Role:
+        """What the replicas of a shape are for."""
+        return self.roles[j] if self.roles else "mixed"
+
+    @cached_property
+    def are_split(self) -> npt.NDArray[np.bool_]:
+        """Whether each set has a combo."""
+        split = [j for j in range(len(self.shapes)) if self.role(j) != "mixed"]
+        return np.asarray((self.counts[:, split] > 0).any(axis=1))
+
     def some(self, rows: npt.NDArray[np.bool_] | np.bool_) -> Sets:
         """These sets only."""
         return replace(self, counts=self.counts[np.asarray(rows)])
 
     def __getitem__(self, i: int) -> ReplicaSet:
         pairs = zip(self.shapes, self.counts[i].tolist(), strict=True)
-        return ReplicaSet(tuple(Replicas(s.tp, s.pp, n, self.on(j)) for j, (s, n) in enumerate(pairs) if n))
+        return ReplicaSet(
+            tuple(Replicas(s.tp, s.pp, n, self.on(j), self.role(j)) for j, (s, n) in enumerate(pairs) if n)
+        )
 
 
 def shapes(
