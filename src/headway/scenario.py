@@ -88,6 +88,14 @@ def variants(scenario: Scenario) -> tuple[Scenario, ...]:
     return tuple(_with(scenario, replace(spec.policies, routing=r, ordering=o)) for r, o in pairs)
 
 
+def variant(scenario: Scenario, name: str) -> Scenario:
+    """The variant of that name. HeadwayError where there is none."""
+    for each, chosen in zip(scenario.spec.variants, variants(scenario), strict=False):
+        if each.name == name:
+            return chosen
+    raise unknown("variant", name, [each.name for each in scenario.spec.variants])
+
+
 def policies_of(scenario: Scenario, desk: Desk | None = None) -> Policies:
     """The policies of a scenario that has one of each. `desk`: where plans are worked out while it serves."""
     if len(variants(scenario)) > 1:
@@ -141,7 +149,8 @@ def _only(scenario: Scenario) -> Scenario:
     if len(variants(scenario)) > 1:
         key = "routing" if len(_listed(scenario.spec.policies.routing)) > 1 else "ordering"
         at = ("variants",) if scenario.spec.variants else ("policies", key)
-        raise scenario.places.error(at, "several are for headway compare; expected one")
+        how = ", or --variant" if scenario.spec.variants else ""
+        raise scenario.places.error(at, f"several are for headway compare; expected one{how}")
     _importable(scenario.base_dir)  # once more, for a process of its own
     return variants(scenario)[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from inspect import signature
@@ -45,12 +46,17 @@ QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 """Who lets batches go, where a fleet file does not say."""
 
 
-def load(path: Path) -> tuple[Scenario, Plan]:
-    """What a fleet file says. HeadwayError where it cannot be served."""
+def read(path: Path) -> Scenario:
+    """What a fleet file says."""
     data, places = userfile.read(path)
     data.setdefault("name", path.stem)
     data.setdefault("workload", NO_WORKLOAD)
-    chosen = scenario.assemble(data, places, path.parent)
+    return scenario.assemble(data, places, path.parent)
+
+
+def load(path: Path, changed: Callable[[Scenario], Scenario] = lambda said: said) -> tuple[Scenario, Plan]:
+    """What a fleet file says, with what is to be changed of it. HeadwayError where it cannot be served."""
+    chosen = changed(read(path))
     return chosen, plan(chosen)
 
 

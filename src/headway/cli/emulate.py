@@ -3,37 +3,64 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from headway import webserver
 from headway.catalog import engine, gpu, model
+from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel, Pool
 from headway.perf import memory
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.ordering.priority import Priority
+from headway.sim.timeline import Line
 
 _positive = click.IntRange(min=1)
 
 
+class _Confidence(click.ParamType[tuple[float, float]]):
+    """ "0.7", or "0.5:0.9"."""
+
+    name = "confidence"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        """The least and the most."""
+        least, colon, most = str(value).partition(":")
+        with suppress(ValueError):
+            found = float(least), float(most if colon else least)
+            if 0 <= found[0] <= found[1] <= 1 and found[1] > 0:
+                return found
+        self.fail(f"{value!r}; expected a probability above 0, or two as in 0.5:0.9", param, ctx)
+
+
 @click.command()
-@click.option("--model", "model_name", required=True, help="A name that headway catalog models lists.")
-@click.option("--gpu", "gpu_name", required=True, help="A name that headway catalog gpus lists.")
-@click.option("--tp", type=_positive, default=1, help="GPUs over which the model is split.")
-@click.option("--engine", "engine_name", default="vllm-v1", show_default=True, help="Whose batching and settings.")
+@click.option("--scenario", type=click.Path(path_type=Path), help="A file with a pool to be like, in place of --model.")
+@click.option("--pool", "pool_name", help="Its name there.")
+@click.option("--model", "model_name", help="A name that headway catalog models lists.")
+@click.option("--gpu", "gpu_name", help="A name that headway catalog gpus lists.")
+@click.option("--tp", type=_positive, help="GPUs over which the model is split.")
+@click.option("--engine", "engine_name", help="Whose batching and settings; vllm-v1 unless given.")
 @click.option("--max-num-seqs", type=_positive, help="Most requests that run at a time.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any that is free.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="2: twice as fast.")
 @click.option("--output-tokens", type=_positive, default=128, show_default=True, help="Of a chat's answer.")
 @click.option("--reasoning-tokens", type=click.IntRange(min=0), default=0, help="With which a chat's answer begins.")
-@click.option("--confidence", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of each token, if asked.")
+@click.option(
+    "--confidence",
+    type=_Confidence(),
+    default="1",
+    show_default=True,
+    help="Of each token, if asked. LEAST:MOST: another one for each prompt.",
+)
 @click.option(
     "--kv-gbps",
     type=click.FloatRange(min=0, min_open=True),
-    default=100.0,
-    show_default=True,
-    help="Gbit/s at which KV caches are fetched from other engines.",
+    help="Gbit/s at which KV caches are fetched from other engines; 100, or the pool's, unless given.",
 )
 @click.option(
     "--kv-keep-s",
@@ -51,8 +78,9 @@ _positive = click.IntRange(min=1)
 )
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
-    model_name: str, gpu_name: str, tp: int, engine_name: str, max_num_seqs: int | None, port: int, host: str,
-    speed: float, output_tokens: int, reasoning_tokens: int, confidence: float, kv_gbps: float, kv_keep_s: float,
+    scenario: Path | None, pool_name: str | None, model_name: str | None, gpu_name: str | None, tp: int | None,
+    engine_name: str | None, max_num_seqs: int | None, port: int, host: str, speed: float, output_tokens: int,
+    reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
     kv_load_failure_policy: str, scheduling_policy: str,
 ) -> None:  # fmt: skip
     """Pretend to be an engine: vLLM's HTTP surface, in real time, without a GPU.
@@ -65,19 +93,43 @@ def command(
         from headway.emulator.engine import Engine
     except ModuleNotFoundError as error:
         raise webserver.needed(str(error.name)) from None
-    from msgspec.structs import replace
-
-    profile = engine(engine_name)
+    said = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
+    pool, line = _of_flags(said, pool_name) if scenario is None else _of_scenario(scenario, pool_name, said)
     if max_num_seqs is not None:
-        profile = replace(profile, max_num_seqs=max_num_seqs)
-    pool = Pool("emulated", model(model_name), gpu(gpu_name), profile, Parallel(tp))
+        pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
     memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     ordering = Fcfs() if scheduling_policy == "fcfs" else Priority(preemptive=False)
-    link = Link(kv_gbps * 1e9 / 8, kv_keep_s, kv_load_failure_policy == "recompute")
+    bytes_per_s = (pool.network_bytes_per_s or Link().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
+    link = Link(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
     made = webserver.listen(host, port)
     there = socket.gethostname() if host in ("0.0.0.0", "::") else host
     at = (there, int(made.getsockname()[1]))
     config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, at)
-    click.echo(f"emulates {profile.name} with {pool.model.name} on {tp} x {pool.gpu.name}")
+    click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{webserver.address(made)}")
-    webserver.serve(application(lambda: Engine(pool, ordering, speed, link), config), made, shutdown_s=1)
+    webserver.serve(application(lambda: Engine(pool, ordering, speed, link, line), config), made, shutdown_s=1)
+
+
+def _of_flags(said: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:
+    """As options say, with the catalog's step times."""
+    if pool_name is not None:
+        raise HeadwayError("--pool: goes with --scenario")
+    for name in ("--model", "--gpu"):
+        if said[name] is None:
+            raise HeadwayError(f"{name} is missing; expected it, or --scenario")
+    parallel = Parallel(said["--tp"] or 1)
+    profile = engine(said["--engine"] or "vllm-v1")
+    return Pool("emulated", model(said["--model"]), gpu(said["--gpu"]), profile, parallel), None
+
+
+def _of_scenario(file: Path, pool_name: str | None, said: dict[str, Any]) -> tuple[Pool, Line | None]:
+    """As a scenario has it."""
+    for name, value in said.items():
+        if value is not None:
+            raise HeadwayError(f"{name}: is said by --scenario already; expected one of them")
+    from headway import emulated, serving
+    from headway.scenario import Lines
+
+    chosen = serving.read(file)
+    pool = emulated.pool_of(chosen, pool_name)
+    return pool, Lines(chosen)(pool)

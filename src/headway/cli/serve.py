@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from headway import replanfile, webserver
+from headway import replanfile, scenario, webserver
+from headway.cli.flags import scenario_file
 from headway.core.errors import HeadwayError
 from headway.decisionlog import Behind, DecisionFile
 from headway.gateway.starting import Kubernetes, Processes
@@ -24,7 +26,11 @@ _SCHEDULER_S = 1.0
 
 
 @click.command()
-@click.argument("fleet", type=click.Path(path_type=Path))
+@click.argument("fleet", required=False, type=click.Path(path_type=Path))
+@click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: headway.")
+@click.option("--variant", help="Which of its policies, if it has several sets of them.")
+@click.option("--emulated", "is_emulated", is_flag=True, help="Every engine is emulated, whatever the file says.")
+@click.option("--emulate-with", default="", help="Further options of headway emulate, for all of them.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 to be reached from other machines.")
 @click.option(
@@ -36,7 +42,11 @@ _SCHEDULER_S = 1.0
 @click.option("--certfile", type=click.Path(path_type=Path), help="Certificate (PEM): serve HTTPS.")
 @click.option("--keyfile", type=click.Path(path_type=Path), help="Its key (PEM), if that is not in the same file.")
 def command(
-    fleet: Path,
+    fleet: Path | None,
+    preset: str | None,
+    variant: str | None,
+    is_emulated: bool,
+    emulate_with: str,
     port: int,
     host: str,
     workers: int,
@@ -48,17 +58,25 @@ def command(
     """Serve the engines of the FLEET file as one OpenAI-compatible endpoint.
 
     FLEET is a scenario whose pools say where their replicas listen (`endpoints`). Its policies are the ones that
-    `headway simulate` runs.
+    `headway simulate` runs. With --emulated, any scenario is served, by engines without GPUs.
     """
     try:
-        from headway import serving
+        from headway import emulated, serving
         from headway.gateway.api import application
         from headway.gateway.crew import Crew
         from headway.gateway.gateway import Gateway
         from headway.gateway.recording import Recording
     except ModuleNotFoundError as error:
         raise webserver.needed(str(error.name)) from None
-    chosen, plan = serving.load(fleet)
+    file = _file(fleet, preset)
+    if emulate_with and not is_emulated:
+        raise HeadwayError("--emulate-with: goes with --emulated")
+
+    def changed(said: Scenario) -> Scenario:
+        said = said if variant is None else scenario.variant(said, variant)
+        return emulated.emulated(said, file, shlex.split(emulate_with)) if is_emulated else said
+
+    chosen, plan = serving.load(file, changed)
     tls = _tls(certfile, keyfile)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
@@ -76,7 +94,7 @@ def command(
         if told is not None:
             told.close()
         if records is not None:
-            save(gateway.records(), records, {"fleet": fleet.read_text(encoding="utf-8")})
+            save(gateway.records(), records, {"fleet": file.read_text(encoding="utf-8")})
             click.echo(f"wrote {gateway.recording.num_requests:,} requests to {records}", err=True)
 
     _show(chosen, plan, f"{'http' if tls is None else 'https'}://{webserver.address(listeners[0])}", workers)
@@ -84,6 +102,13 @@ def command(
         webserver.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls)
     else:
         webserver.serve(application(make, stopped), crew.http, _SCHEDULER_S, ending=crew.stop)
+
+
+def _file(fleet: Path | None, preset: str | None) -> Path:
+    file = scenario_file(fleet, preset)
+    if file is None:
+        raise HeadwayError("FLEET is missing; expected a file, or --builtin")
+    return file
 
 
 def _tls(certfile: Path | None, keyfile: Path | None) -> webserver.Tls | None:

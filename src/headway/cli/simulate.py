@@ -15,21 +15,28 @@ from headway.control.decisions import Decisions
 from headway.decisionlog import DecisionFile
 from headway.report.run import Run
 from headway.scenario import Progress, Scenario, run
+from headway.scenario import variant as variant_of
 
 
 @click.command()
 @scenario_options
+@click.option("--variant", help="Which of a scenario's sets of policies, if it has several.")
 @clairvoyant_option
 @output_options
 @trace_option
 @click.option("--decisions", type=click.Path(path_type=Path), help="Write why each replica was chosen (JSON lines).")
-def command(scenario: Path | None, preset: str | None, clairvoyant: bool, decisions: Path | None, **flags: Any) -> None:
+def command(
+    scenario: Path | None, preset: str | None, variant: str | None, clairvoyant: bool, decisions: Path | None,
+    **flags: Any,
+) -> None:  # fmt: skip
     """Run one routing with one ordering, and print its metrics.
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
     """
     outputs = Outputs.taken_from(flags)
     chosen = choose("simulate", scenario, preset, flags)
+    if variant is not None:
+        chosen = variant_of(chosen, variant)
     with progress("simulating", wanted=not outputs.no_progress) as tell:
         done = run(chosen, tell) if decisions is None else _told(chosen, tell, decisions)
     deliver(with_clairvoyant([done], chosen) if clairvoyant else [done], chosen, outputs)

@@ -42,7 +42,7 @@ class Answer:
         except (msgspec.ValidationError, AttributeError) as error:
             raise BadRequestError(f"kv_transfer_params: {error}") from None
         self.prompt = _prompt(body, is_chat, config.reasoning_tokens)
-        self._logprob = math.log(config.confidence)
+        self._logprob = math.log(config.confidence_in(self.prompt))
         writer = self.writer = Writer(self.prompt, config.output_tokens, config.reasoning_tokens)
         most = body.get("max_completion_tokens") or body.get("max_tokens") or (1 << 30 if is_chat else 16)
         if not isinstance(most, int) or most < 1 or (body.get("n") or 1) != 1:
@@ -109,10 +109,15 @@ class Config(msgspec.Struct, frozen=True):
     """Of an answer in a chat, reasoning included, if nothing else ends it."""
     reasoning_tokens: int = 0
     """With which an answer in a chat begins; the last of them is the mark of its end."""
-    confidence: float = 1.0
-    """The probability that each token is said to have had."""
+    confidence: tuple[float, float] = (1.0, 1.0)
+    """Between which the probability lies that each token of an answer is said to have had."""
     address: tuple[str, int] = ("127.0.0.1", 0)
     """Where other engines reach it."""
+
+    def confidence_in(self, prompt: list[int]) -> float:
+        """Of an answer to this prompt, wherever it was begun."""
+        least, most = self.confidence
+        return least + (most - least) * tokens.luck(prompt)
 
 
 class Completions:

@@ -23,6 +23,7 @@ from headway.emulator.caches import Caches, GoneError, Link, Remote
 from headway.sim.engine import Replica
 from headway.sim.kernel import Kernel
 from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
+from headway.sim.timeline import Line
 
 
 class Stream:
@@ -53,9 +54,11 @@ class Stream:
 
 
 class Engine:
-    """One replica. `speed` 2.0: everything takes half as long as it would."""
+    """One replica. `speed` 2.0: everything takes half as long as it would. `line`: step times, else the catalog's."""
 
-    def __init__(self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: Link | None = None) -> None:
+    def __init__(
+        self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: Link | None = None, line: Line | None = None
+    ) -> None:
         self.pool = pool
         self._speed = speed
         self._loop = asyncio.get_running_loop()
@@ -68,7 +71,7 @@ class Engine:
         self._streams: dict[int, Stream] = {}
         self._ids = count()
         self._replica = Replica(
-            0, pool, calibrated_line(pool), kv_blocks(pool), host_memory(pool), ordering, self._kernel, self,
+            0, pool, line or calibrated_line(pool), kv_blocks(pool), host_memory(pool), ordering, self._kernel, self,
             _forgetful(), True, Pacer(), 0, None,
         )  # fmt: skip
         self.caches = Caches(pool, link or Link(), self._kernel, self._replica, self._run)

@@ -51,6 +51,13 @@ def _text(message: Mapping[str, Any]) -> str:
     return str(content or "")
 
 
+def luck(prompt: list[int]) -> float:
+    """Above 0, at most 1: the same for the same question, however much of an answer is there already."""
+    began = _last_of(prompt, ASSISTANT)
+    question = prompt if began is None else prompt[:began]
+    return (1 + crc32(b"".join(id.to_bytes(4, "big") for id in question))) / (1 << 32)
+
+
 class Writer:
     """One sequence as it is written."""
 

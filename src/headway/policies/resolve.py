@@ -27,6 +27,10 @@ P = TypeVar("P", covariant=True)
 Spec = str | Mapping[str, Any]
 
 
+_TOOLS = frozenset({"desk"})
+"""Arguments that no file says: where a policy has its work done."""
+
+
 @dataclass(frozen=True)
 class Choice(Generic[P]):
     """A policy and its arguments. Calling it makes a fresh instance, for one run."""
@@ -45,7 +49,7 @@ class Choice(Generic[P]):
 
     def __str__(self) -> str:
         """As in tables: `edf`, or `edf(default_deadline_s=30)`."""
-        given = ", ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items())
+        given = ", ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items() if name not in _TOOLS)
         return f"{self.name}({given})" if given else self.name
 
 
