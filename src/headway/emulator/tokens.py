@@ -7,6 +7,7 @@ is a token; ids 0 to 2 begin and end reasoning, and begin an answer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
@@ -55,7 +56,8 @@ def luck(prompt: list[int]) -> float:
     """Above 0, at most 1: the same for the same question, however much of an answer is there already."""
     began = _last_of(prompt, ASSISTANT)
     question = prompt if began is None else prompt[:began]
-    return (1 + crc32(b"".join(id.to_bytes(4, "big") for id in question))) / (1 << 32)
+    digest = blake2b(b"".join(id.to_bytes(4, "big") for id in question), digest_size=4).digest()
+    return (1 + int.from_bytes(digest, "big")) / (1 << 32)
 
 
 class Writer:

@@ -153,10 +153,11 @@ class Watch:
     async def _mind(self, replica: LiveReplica) -> None:
         breaker, nudge = self.breakers[replica.id], self._nudges[replica.id]
         while True:
+            nudge.clear()
             with reported(f"{replica.name}: who was to hear of it failed"):
                 await self._look(replica, breaker)
-            pause_s = breaker.pause() if breaker.is_open else self._settings.scrape_period_s
-            nudge.clear()
+            at_rest_s = FIRST_PAUSE_S if breaker.num_missed else self._settings.scrape_period_s
+            pause_s = breaker.pause() if breaker.is_open else at_rest_s
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await nudge.wait()
