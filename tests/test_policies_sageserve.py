@@ -14,7 +14,7 @@ from headway.core.decision import Release
 from headway.core.errors import HeadwayError
 from headway.core.view import RequestView
 from headway.policies.admission.queue_manager import QueueManager
-from headway.policies.endpoints import effective_use, is_below
+from headway.policies.endpoints import effective_use, fullest_use, is_below
 from headway.policies.ordering.deadline_priority import DeadlinePriority
 from headway.policies.ordering.edf import Edf
 from headway.policies.ordering.priority_first import PriorityFirst
@@ -351,6 +351,15 @@ def test_a_look_at_some_replicas_says_what_a_look_at_all_says(replicas: list[Fak
     if sum(each.kv_blocks_total for each in replicas):
         just = effective_use(replicas)
         assert not is_below(just, replicas)
+
+
+@given(endpoints, endpoints)
+def test_a_combo_is_as_full_as_the_role_that_uses_more(some: list[FakeReplica], others: list[FakeReplica]) -> None:
+    prefill, decode = ([replace(each, role=role) for each in them] for role, them in
+                       (("prefill", some), ("decode", others)))  # fmt: skip
+    uses = [effective_use(them) for them in (prefill, decode) if them]
+    assert fullest_use(prefill + decode) == max(uses, default=1.0)
+    assert fullest_use(some) == effective_use(some), "whose replicas are all alike"
 
 
 @given(st.lists(endpoints.filter(bool), min_size=1, max_size=3), st.integers(0, 8))

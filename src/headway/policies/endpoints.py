@@ -20,6 +20,14 @@ def effective_use(replicas: Iterable[ReplicaView]) -> float:
     return used / total if total else 1.0
 
 
+def fullest_use(replicas: Iterable[ReplicaView]) -> float:
+    """The `effective_use` of the role that uses more: a combo is full when those who decode are, or who prefill."""
+    by_role: dict[str, list[ReplicaView]] = {}
+    for replica in replicas:
+        by_role.setdefault(replica.role, []).append(replica)
+    return max(map(effective_use, by_role.values()), default=1.0)
+
+
 def is_below(threshold: float, replicas: Sequence[ReplicaView]) -> bool:
     """Whether `effective_use` is below it: the same answer, with no more of them read than that takes.
 

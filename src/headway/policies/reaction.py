@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.core.view import PoolCounts, PoolView
 from headway.policies.arguments import at_least, between
-from headway.policies.endpoints import effective_use
+from headway.policies.endpoints import fullest_use
 
 
 class Reaction:
@@ -60,7 +60,7 @@ class Reaction:
         """If so many carried the load, with the guard's helpers; None: nobody does."""
         if not pool.num_serving:
             return None
-        use = effective_use(replica for replica in pool.replicas if not replica.is_draining)
+        use = fullest_use(replica for replica in pool.replicas if not replica.is_draining)
         num = num_serving + (pool.num_starting if self._guard else 0)
         return use * pool.num_serving / num if num > 0 else 1.0
 

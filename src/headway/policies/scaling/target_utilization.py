@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from statistics import fmean
 
 from headway.core.errors import HeadwayError
-from headway.core.view import PoolsView, PoolView, ReplicaView
+from headway.core.view import PoolsView, PoolView
 from headway.policies.arguments import above, at_least
+from headway.policies.endpoints import fullest_use
 
 
 class TargetUtilization:
@@ -73,7 +73,7 @@ class TargetUtilization:
         ratios = []
         if self._kv_use is not None:
             full = (num + queued) / num if num else 1.0
-            ratios.append((full if queued else _kv_use(staying)) / self._kv_use)
+            ratios.append((full if queued else fullest_use(staying)) / self._kv_use)
         if self._in_flight is not None:
             ratios.append((num + queued) / pool.num_serving / self._in_flight)
         ratio = max(ratios)
@@ -86,11 +86,3 @@ def _queued(pools: Sequence[PoolView]) -> dict[str, float]:
     for pool in pools:
         serving[pool.model] = serving.get(pool.model, 0) + pool.num_serving
     return {pool.name: pool.num_queued * pool.num_serving / max(serving[pool.model], 1) for pool in pools}
-
-
-def _kv_use(replicas: list[ReplicaView]) -> float:
-    """The mean share of KV blocks in use, of the role that uses more."""
-    by_role: dict[str, list[float]] = {}
-    for replica in replicas:
-        by_role.setdefault(replica.role, []).append(replica.kv_blocks_used / max(replica.kv_blocks_total, 1))
-    return max(fmean(uses) for uses in by_role.values())
