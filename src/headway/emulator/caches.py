@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -85,6 +86,7 @@ class Caches:
         """Tokens and blocks, by request."""
         self._flows = count(1)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._thanks: set[asyncio.Task[None]] = set()
         self.num_fetching = 0
         """Requests that wait for room, or for their cache."""
 
@@ -137,14 +139,20 @@ class Caches:
                     await copying
                 finally:
                     copying.cancel()
-                await remote.ask("DELETE")
             except BaseException:
                 self._give_up(blocks, self._run())
                 self._run()
                 raise
         finally:
             self.num_fetching -= 1
+        self._thank(remote)
         return blocks
+
+    def _thank(self, remote: Remote) -> None:
+        """Who has kept it may let it go. The request does not wait for that."""
+        thanks = asyncio.create_task(_thanked(remote))
+        self._thanks.add(thanks)
+        thanks.add_done_callback(self._thanks.discard)
 
     def land(self, live: Live, blocks: int, now: float) -> None:
         """A request goes on from a cache that is in these blocks. The prompt's last token is computed once more."""
@@ -188,6 +196,11 @@ class Caches:
         except asyncio.CancelledError:
             self._fabric.stop(flow, self._run())
             raise
+
+
+async def _thanked(remote: Remote) -> None:
+    with suppress(GoneError):  # then it is let go of by and by
+        await remote.ask("DELETE")
 
 
 def _settle(done: asyncio.Future[None], _: Any) -> None:
