@@ -34,7 +34,7 @@ from headway.gateway import handover
 PORTS, GATEWAY = (9401, 9402, 9403), 9400
 GBPS = 10
 """Between engines of a combo: slow enough to be seen."""
-SCRAPE_S = 0.2
+SCRAPE_S = 0.1
 PROMPT_TOKENS, ANSWER_TOKENS = (50, 1500), (10, 60)
 
 
@@ -71,8 +71,8 @@ _POOL = {"fleet": [{"name": "twin", **_side("h100", *PORTS[:2])}], "policies": {
 _GPUS = ("l40s", "l4", "l4")
 FLEETS = {
     "pool": Fleet(_POOL, ("h100", "h100"), 80.0, 12.0, 0.5),
-    "pair": Fleet(_pair("strict"), _GPUS, 60.0, 1.5, 1.0),
-    "in-place": Fleet(_pair("opportunistic"), _GPUS, 240.0, 2.0, 1.0),
+    "pair": Fleet(_pair("strict"), _GPUS, 60.0, 1.5, 0.5),
+    "in-place": Fleet(_pair("opportunistic"), _GPUS, 300.0, 2.0, 1.0),
 }
 
 
