@@ -14,12 +14,15 @@ import serving
 
 pytest.importorskip("httptools")
 
+from starlette.types import Message
+
 from headway import serving as composition
 from headway.core.errors import HeadwayError
 from headway.gateway.ask import CHAT, ask
 from headway.gateway.gateway import Gateway
 from headway.gateway.plan import Plan
 from headway.gateway.recording import Recording
+from headway.gateway.send import Messages
 from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS
 
 HELD = {"ordering_at": "gateway", "window": 2}
@@ -43,6 +46,10 @@ def engines() -> Iterator[list[serving.Process]]:
         yield made
 
 
+async def _nobody() -> Message:
+    return {"type": "http.disconnect"}
+
+
 async def _one(gateway: Gateway, i: int) -> bytes:
     """A stream, from the first byte to the last."""
     body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "word " * 40}], "max_tokens": 60}
@@ -52,7 +59,8 @@ async def _one(gateway: Gateway, i: int) -> bytes:
     async def send(message: MutableMapping[str, Any]) -> None:
         told.append(message.get("body", b""))
 
-    await gateway.exchange(ask(CHAT, json.dumps({**body, "stream": True}).encode(), headers), send, f"id-{i}").run()
+    asked = ask(CHAT, json.dumps({**body, "stream": True}).encode(), headers)
+    await gateway.exchange(asked, Messages(_nobody, send), f"id-{i}").run()
     return b"".join(told)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import socket
 import ssl
@@ -11,17 +10,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
-_MOST_HEAD_BYTES = 64 << 10
-"""A request's first line and headers."""
-_HEAD_S = 30.0
-"""They have to be there by then."""
 _TCP = socket.IPPROTO_TCP
 """Said of a socket, or asyncio does not see what it is, and has small pieces wait for 40 ms (Nagle)."""
 
@@ -108,11 +102,11 @@ def serve(
     try:
         import uvicorn
 
-        protocol = _guarded()
+        from headway.webprotocol import Guarded
     except ModuleNotFoundError as error:
         raise needed(str(error.name)) from None
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, http=protocol, lifespan="on", server_header=False,
+        application, log_level="warning", access_log=False, http=Guarded, lifespan="on", server_header=False,
         timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75, backlog=_BACKLOG,
         ssl_certfile=None if tls is None else tls.certfile, ssl_keyfile=None if tls is None else tls.keyfile,
     )  # fmt: skip
@@ -128,72 +122,3 @@ def serve(
             await super().shutdown(sockets)
 
     Server(config).run(sockets=[made])
-
-
-def _refusal(status: bytes, message: str, code: str) -> bytes:
-    """An error, as OpenAI's clients read it, to who has not come as far as being understood."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    body = msgspec.json.encode({"error": error})
-    head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-    return head % (status, len(body)) + body
-
-
-def _guarded() -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which by itself waits for ever for a request's headers, and takes any amount of them."""
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    class Guarded(HttpToolsProtocol):
-        _head_bytes = 0
-        _is_in_head = True
-        _timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-            super().connection_made(transport)
-            self._timer = self.loop.call_later(_HEAD_S, self._late)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            if self._is_in_head:
-                self._head_bytes += len(data)
-            super().data_received(data)
-            if self._head_bytes and not self.transport.is_closing():
-                self._unfinished()
-
-        def on_headers_complete(self) -> None:
-            self._is_in_head, self._head_bytes = False, 0
-            self._cancel()
-            super().on_headers_complete()
-
-        def on_message_complete(self) -> None:
-            self._is_in_head = True
-            super().on_message_complete()
-
-        def _unfinished(self) -> None:
-            if self._head_bytes > _MOST_HEAD_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large", "the headers are too long", "headers_too_long")
-            elif self._timer is None:
-                self._timer = self.loop.call_later(_HEAD_S, self._late)
-
-        def _late(self) -> None:
-            self._timer = None
-            if self._head_bytes:
-                self._refuse(b"408 Request Timeout", "the request was not there in time", "timeout")
-            else:
-                self.transport.close()
-
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(b"400 Bad Request", msg, "invalid_http")
-
-        def _refuse(self, status: bytes, message: str, code: str) -> None:
-            self.transport.write(_refusal(status, message, code))
-            self.transport.close()
-
-        def _cancel(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return Guarded

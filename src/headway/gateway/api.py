@@ -27,10 +27,13 @@ from headway.gateway.errors import ApiError
 from headway.gateway.exchange import Exchange
 from headway.gateway.gateway import Gateway
 from headway.gateway.keys import Caller, Keys
-from headway.gateway.send import answer
+from headway.gateway.send import ClientReply, Messages, Reply, answer, error_response
 from headway.gateway.settings import Settings
+from headway.webprotocol import DIRECT
 
 log = logging.getLogger("headway.gateway")
+_BROKEN = ApiError(500, "the gateway failed", "internal_error")
+"""A mistake of Headway's own, which the log has."""
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -44,7 +47,7 @@ class Front(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    async def begin(self, ask: Ask, caller: Caller, send: Send, request_id: str) -> Exchange:
+    async def begin(self, ask: Ask, caller: Caller, reply: Reply, request_id: str) -> Exchange:
         """A request comes in. ApiError where it cannot be taken."""
 
     def end(self, ask: Ask, exchange: Exchange) -> None:
@@ -58,68 +61,71 @@ class Completions:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it; a server that knows a shorter way back to the client says so by an extension."""
+        reply: ClientReply = scope.get("extensions", {}).get(DIRECT) or Messages(receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         try:
-            caller = self._gateway().keys.caller(headers)
-            raw = await _body(receive, headers, self._gateway().settings)
-            if raw is None:
-                return
-            read_s = self._gateway().clock.now
-            asked = ask(scope["path"], raw, headers)
-            asked.read_s = read_s
-            asked.tier = max(asked.tier, caller.tier)
-            exchange = await self._gateway().begin(asked, caller, send, request_id)
+            await self._serve(scope["path"], headers, request_id, receive, reply)
         except ApiError as error:
-            await answer(send, error, request_id.encode())
-            return
+            await answer(reply, error, request_id.encode())
         except HeadwayError as error:
             log.error("%s", error)
-            await answer(send, ApiError(500, "a policy failed", "policy_error"), request_id.encode())
+            await answer(reply, ApiError(500, "a policy failed", "policy_error"), request_id.encode())
+        except Exception:
+            if not reply.has_begun:
+                await answer(reply, _BROKEN, request_id.encode())
+            raise
+
+    async def _serve(
+        self, path: str, headers: dict[str, str], request_id: str, receive: Receive, reply: ClientReply
+    ) -> None:
+        """ApiError where it is not taken."""
+        gateway = self._gateway()
+        caller = gateway.keys.caller(headers)
+        raw = await _body(reply, receive, headers, gateway.settings)
+        if raw is None:
             return
-        watcher = asyncio.create_task(_watch(receive, exchange))
+        read_s = gateway.clock.now
+        asked = ask(path, raw, headers)
+        asked.read_s = read_s
+        asked.tier = max(asked.tier, caller.tier)
+        exchange = await gateway.begin(asked, caller, reply, request_id)
+        reply.watch(exchange.gone)
         try:
             await exchange.run()
         finally:
-            watcher.cancel()
-            self._gateway().end(asked, exchange)
+            reply.close()
+            gateway.end(asked, exchange)
 
 
-async def _watch(receive: Receive, exchange: Exchange) -> None:
-    """Until the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    exchange.gone()
-
-
-async def _body(receive: Receive, headers: dict[str, str], settings: Settings) -> bytes | None:
+async def _body(reply: ClientReply, receive: Receive, headers: dict[str, str], settings: Settings) -> bytes | None:
     """The request's body; None if the client left. ApiError where it is too long, or too slow."""
-    task, late = asyncio.current_task(), False
-    assert task is not None
-
-    def cancel() -> None:
-        nonlocal late
-        late = task.cancel()
-
-    # As asyncio.timeout does it, for a third of the time, which every request takes.
-    timer = asyncio.get_running_loop().call_later(settings.body_timeout_s, cancel)
-    try:
-        return await _parts(receive, headers, settings.max_body_bytes)
-    except asyncio.CancelledError:
-        if not late or task.uncancel():
-            raise
-        what = f"the body was not there within {settings.body_timeout_s:g} s"
-        raise ApiError(408, what, "body_timeout") from None
-    finally:
-        timer.cancel()
-
-
-async def _parts(receive: Receive, headers: dict[str, str], limit: int) -> bytes | None:
+    limit = settings.max_body_bytes
     too_long = ApiError(413, f"the body is longer than {limit:,} bytes", "body_too_long")
     length = headers.get("content-length", "")
     if length.isdigit() and (len(length) > 18 or int(length) > limit):
         raise too_long
+    raw = reply.take_body()
+    if raw is None:
+        return await _in_time(receive, too_long, settings)
+    if len(raw) > limit:
+        raise too_long
+    return raw
+
+
+async def _in_time(receive: Receive, too_long: ApiError, settings: Settings) -> bytes | None:
+    """A body that is still to come."""
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            return await _parts(receive, too_long, settings.max_body_bytes)
+    except TimeoutError:
+        what = f"the body was not there within {settings.body_timeout_s:g} s"
+        raise ApiError(408, what, "body_timeout") from None
+
+
+async def _parts(receive: Receive, too_long: ApiError, limit: int) -> bytes | None:
     parts, size = [], 0
     while True:
         message: Message = await receive()
@@ -132,6 +138,18 @@ async def _parts(receive: Receive, headers: dict[str, str], limit: int) -> bytes
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class _Application(Starlette):
+    """What engines answer is not looked for among the routes."""
+
+    completions: Completions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS:
+            await self.completions(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None]) -> Starlette:
@@ -174,7 +192,7 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
 
     completions = Completions(gateway)
     routes = [
-        *(Route(path, completions, methods=["POST"]) for path in PATHS),
+        *(Route(path, completions, methods=["POST"]) for path in PATHS),  # for what is said of other methods
         *_batch_routes(gateway, owner),
         *admin.routes(lambda: gateway().fleet, lambda: gateway().settings.admin_keys),
         *dashboard.routes(gateway),
@@ -186,7 +204,9 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
     ]
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {HTTPException: _failed}
     handlers |= {ClientDisconnect: left, Exception: _broken}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    made_of = _Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    made_of.completions = completions
+    return made_of
 
 
 def _batch_routes(gateway: Callable[[], Gateway], owner: Callable[[Request], str]) -> list[Route]:
@@ -216,5 +236,4 @@ def _methods(request: Request) -> set[str]:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """A mistake of Headway's own, which the log has."""
-    return JSONResponse(ApiError(500, "the gateway failed", "internal_error").body(), 500)
+    return error_response(_BROKEN)

@@ -36,6 +36,10 @@ class BrokenOffError(EngineError):
     """Its side of the connection is closed, in the middle of an answer or before one."""
 
 
+Sink = Callable[[bytes], bool]
+"""Is given what comes of a body; False: that is enough for now."""
+
+
 class Connection(asyncio.Protocol):
     """One connection, with one response at a time."""
 
@@ -43,6 +47,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
         self.is_lost = False
         self.is_fresh = True
         self._begin()
@@ -59,6 +64,8 @@ class Connection(asyncio.Protocol):
         self._around = 0
         self._error: str | None = None
         self._is_broken_off = False
+        self._fault: Exception | None = None
+        """What a sink has raised."""
 
     # Protocol.
 
@@ -77,6 +84,8 @@ class Connection(asyncio.Protocol):
             self._fail("said more than its answer")
         elif self._around > _MOST_AROUND_BYTES:
             self._fail("sent headers without end")
+        if self._sink is not None and self._parts:
+            self._give(self._sink)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -117,7 +126,8 @@ class Connection(asyncio.Protocol):
         if self._buffered > _HIGH_BYTES and self._transport is not None and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        self._wake()
+        if self._sink is None:
+            self._wake()
 
     def on_message_complete(self) -> None:
         if self._is_interim:  # 100 Continue and the like: the answer is still to come
@@ -148,6 +158,38 @@ class Connection(asyncio.Protocol):
                 return b""
             self._check()
             await self._wait()
+        return self._take()
+
+    async def pour(self, sink: Sink) -> bool:
+        """Have `sink` given what has come of the body, and the rest as it comes: no task is woken for each piece.
+
+        True: it has enough. False: the body is over. EngineError where that was cut off, and whatever `sink` raises.
+        """
+        self._sink = sink
+        try:
+            if self._parts:
+                self._give(sink)
+            while self._sink is not None and not self.is_complete:
+                self._check()
+                await self._wait()
+            has_enough = self._sink is None
+        finally:
+            self._sink = None
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        return has_enough
+
+    def _give(self, sink: Sink) -> None:
+        try:
+            if sink(self._take()):
+                return
+        except Exception as fault:
+            self._fault = fault
+        self._sink = None
+        self._wake()
+
+    def _take(self) -> bytes:
         data = self._parts.popleft() if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._buffered = 0
@@ -158,8 +200,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Another request can be sent on it."""
-        return self.is_complete and not self.is_lost and not self._parts and self._is_kept
+        """Another request can be sent on it: nobody is about to look at the last one's answer."""
+        return self.is_complete and not self.is_lost and not self._parts and self._is_kept and self._waiter is None
 
     def abort(self, why: str) -> None:
         """Close at once; whoever waits hears why."""

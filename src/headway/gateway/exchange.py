@@ -21,8 +21,9 @@ from headway.gateway.refusal import RefusedError, for_client, is_no_answer, refu
 from headway.gateway.replica import Engine
 from headway.gateway.said import CannotGoOnError, Continued, without
 from headway.gateway.scheduler import Scheduler
-from headway.gateway.send import Send, answer
+from headway.gateway.send import Reply, answer
 from headway.gateway.slots import Luggage
+from headway.gateway.stream import Stream
 from headway.gateway.ticket import OverError, Ticket
 
 log = logging.getLogger("headway.gateway")
@@ -50,14 +51,14 @@ class Exchange:
         ticket: Ticket,
         driver: Scheduler,
         health: Health,
-        send: Send,
+        reply: Reply,
         request_id: str,
         max_attempts: int,
         tell_priority: bool,
     ) -> None:
         self._ask, self._ticket, self._live = ask, ticket, ticket.live
         self._driver, self._health = driver, health
-        self._out = Buffer(send)
+        self._out = Buffer(reply)
         self._max_attempts, self._tell_priority = max_attempts, tell_priority
         self._id = request_id.encode("latin-1")
         self._headers = f"Content-Type: application/json\r\nX-Request-Id: {request_id}\r\n{ask.passed_on}"
@@ -201,7 +202,7 @@ class Exchange:
             said.prompt = await template(replica, self._ask)
         path, body = self._request(replica)
         if not body:
-            await self._end_stream()
+            self._end_stream(sse.DONE)
             return
         ask = self._ask
         if ask.read_s is not None:
@@ -286,9 +287,9 @@ class Exchange:
             data, kind = refusal(connection.status, data), "application/json"
         if self._listener.hides_logprobs and self._said.head:
             data = without(("logprobs",), data)
-        await self._begin(connection.status, kind.encode("latin-1"), len(data))
+        self._begin(connection.status, kind.encode("latin-1"), len(data))
         self._is_done = True
-        await self._out.send({"type": "http.response.body", "body": data})
+        self._out.write(data)
 
     def _check_whole(self, data: bytes) -> None:
         """EngineError where a status of 200 comes with what is no answer."""
@@ -296,68 +297,50 @@ class Exchange:
             raise EngineError(reported(error))
 
     async def _stream(self, connection: Connection) -> None:
-        events, pace = sse.Events(), Pace(self._ticket, self._driver)
-        while not self._is_done and (data := await connection.chunk()):
-            kept: list[bytes] = []
-            try:
-                kept.extend(out for event in events.feed(data) if (out := self._hear(event)))
-            finally:  # what was heard before a mistake has been counted, and is told
-                pace.heard()
-                if kept:
-                    await self._forward(b"".join(kept))
-        if not self._is_done and (self._listener.opaque is None or not self._listener.opaque.is_over):
-            raise EngineError("ended its stream without [DONE]")
-        await self._tail(connection)
-        await self._end_stream(told=True)
+        pace = Pace(self._ticket, self._driver)
+        stream = Stream(self._listener, pace, self._continued, self._hides, self._ask.wants_usage)
 
-    async def _forward(self, data: bytes) -> None:
+        def pass_on(data: bytes) -> bool:
+            """To the client, at once; but what ends the stream goes with the end of the answer."""
+            try:
+                stream.feed(data)
+            finally:  # what was heard before a mistake has been counted, and is told
+                if stream.told and not stream.is_done:
+                    self._forward(stream.take())
+            return not (stream.is_done or self._out.is_full)
+
+        while await connection.pour(pass_on) and not stream.is_done:
+            await self._out.drain()
+        if not stream.is_over:
+            raise EngineError("ended its stream without [DONE]")
+        if not connection.is_complete:
+            self._forward(stream.take())
+            await self._tail(connection)
+        self._end_stream(stream.take())
+
+    def _forward(self, data: bytes) -> None:
         if not self._has_begun:
-            await self._begin(200, b"text/event-stream", None)
-        await self._out.send({"type": "http.response.body", "body": data, "more_body": True})
+            self._begin(200, b"text/event-stream", None)
+        self._out.write(data, more=True)
 
     @staticmethod
     async def _tail(connection: Connection) -> None:
         """Let the answer end, so that its connection can be kept."""
-        if not connection.is_complete:
-            try:
-                async with asyncio.timeout(_TAIL_S):
-                    while await connection.chunk():
-                        pass
-            except (TimeoutError, EngineError):
-                return
+        try:
+            async with asyncio.timeout(_TAIL_S):
+                while await connection.chunk():
+                    pass
+        except (TimeoutError, EngineError):
+            return
 
-    async def _end_stream(self, told: bool = False) -> None:
+    def _end_stream(self, last: bytes) -> None:
         self._is_done = True
         self._driver.finished(self._ticket)
-        await self._out.send({"type": "http.response.body", "body": b"" if told else sse.DONE})
+        if not self._has_begun:
+            self._begin(200, b"text/event-stream", None)
+        self._out.write(last)
 
-    def _hear(self, event: bytes) -> bytes | None:
-        """Take note of an event; what the client gets of it."""
-        payload, listener = sse.payload(event), self._listener
-        if payload is None:
-            return event
-        if payload == b"[DONE]":
-            self._is_done = True
-            return event
-        if listener.opaque is not None:
-            listener.passed(listener.opaque, payload)
-            return event
-        chunk = sse.read(payload)
-        if chunk.error is not None:
-            raise EngineError(reported(chunk.error))
-        listener.chunk(chunk)
-        if not chunk.choices and chunk.usage is not None and not self._ask.wants_usage:
-            return None
-        changed: bytes | None = payload
-        if self._continued is not None:
-            changed = self._continued.event(payload)
-        if changed is not None and chunk.choices and any(name.encode() in changed for name in self._hides):
-            changed = without(self._hides, changed)
-        if changed is not None and listener.hides_logprobs:
-            changed = without(("logprobs",), changed)
-        return event if changed is payload else changed and b"data: " + changed + b"\n\n"
-
-    async def _begin(self, status: int, kind: bytes, length: int | None) -> None:
+    def _begin(self, status: int, kind: bytes, length: int | None) -> None:
         headers = [(b"content-type", kind), (b"x-request-id", self._id)]
         replica = self._ticket.replica
         if replica is not None:
@@ -369,7 +352,7 @@ class Exchange:
         else:
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         self._has_begun = True
-        await self._out.send({"type": "http.response.start", "status": status, "headers": headers})
+        self._out.start(status, headers)
 
     def _explained(self) -> list[tuple[bytes, bytes]]:
         """What became of the request until now."""
@@ -393,6 +376,7 @@ class Exchange:
                 if self._listener.opaque is None
                 else self._listener.opaque.error(error)
             )
-            await self._out.send({"type": "http.response.body", "body": last})
+            self._out.write(last)
+            await self._out.drain()
         else:
-            await answer(self._out.send, error, self._id)
+            await answer(self._out, error, self._id)

@@ -33,7 +33,7 @@ from headway.gateway.plan import Plan, Served
 from headway.gateway.recording import Recording
 from headway.gateway.replica import LiveReplica
 from headway.gateway.scaling import LiveScaling
-from headway.gateway.send import Send
+from headway.gateway.send import Reply
 from headway.gateway.slots import Slots, tidy
 from headway.gateway.telemetry import Sample, Telemetry
 from headway.gateway.term import Term
@@ -174,20 +174,20 @@ class Gateway:
 
     # Requests.
 
-    async def begin(self, ask: Ask, caller: Caller, send: Send, request_id: str) -> Exchange:
+    async def begin(self, ask: Ask, caller: Caller, reply: Reply, request_id: str) -> Exchange:
         """A client's request comes in. ApiError where it cannot be taken, or is more than its caller may ask for."""
         ask.explains &= self.settings.explain
         ticket = self.admit(features(ask, self.clock.now), lambda live: Ticket(live, request_id), caller)
-        return self._exchange(ask, ticket, send)
+        return self._exchange(ask, ticket, reply)
 
-    def exchange(self, ask: Ask, send: Send, request_id: str, deadline_s: float | None = None) -> Exchange:
+    def exchange(self, ask: Ask, reply: Reply, request_id: str, deadline_s: float | None = None) -> Exchange:
         """A request of a batch. `deadline_s`: seconds from now."""
         ticket = self._admit(features(ask, self.clock.now), lambda live: Ticket(live, request_id), deadline_s)
-        return self._exchange(ask, ticket, send)
+        return self._exchange(ask, ticket, reply)
 
-    def _exchange(self, ask: Ask, ticket: Ticket, send: Send) -> Exchange:
+    def _exchange(self, ask: Ask, ticket: Ticket, reply: Reply) -> Exchange:
         return self._new_exchange(
-            ask, ticket, self.driver, self.watch, send, ticket.request_id, self.settings.max_attempts,
+            ask, ticket, self.driver, self.watch, reply, ticket.request_id, self.settings.max_attempts,
             self.plan.tell_priority,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.gateway.client import Connection, EngineError
 from headway.gateway.errors import ApiError
-from headway.gateway.send import answer
+from headway.gateway.send import Messages, Reply, answer
 
 _ONE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect"))
 """Headers that are between two neighbours."""
@@ -68,21 +68,21 @@ class Proxy:
             return probe.connect_ex(self._path) == 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop, reply = asyncio.get_running_loop(), Messages(receive, send)
         if self.is_silent:
-            await answer(send, _HANGS)
+            await answer(reply, _HANGS)
             return
-        loop = asyncio.get_running_loop()
         try:
             _, upstream = await loop.create_unix_connection(lambda: _Upstream(loop), self._path)
         except OSError:
-            await answer(send, _GONE)
+            await answer(reply, _GONE)
             return
         head, is_chunked = _head(scope)
         upstream.send(head, b"")
         sending = asyncio.create_task(_send(receive, upstream, is_chunked))
         self._waiting.add(upstream)
         try:
-            await self._answer(upstream, send, has_body=scope["method"] != "HEAD")
+            await self._answer(upstream, reply, has_body=scope["method"] != "HEAD")
         except EngineError:
             if not upstream.is_left:
                 raise  # the client's connection is closed, so that it does not take this for the end
@@ -91,19 +91,22 @@ class Proxy:
             sending.cancel()
             upstream.abort("the answer is out")
 
-    async def _answer(self, upstream: _Upstream, send: Send, has_body: bool) -> None:
+    async def _answer(self, upstream: _Upstream, reply: Reply, has_body: bool) -> None:
         try:
             await upstream.answered()
         except EngineError:
-            await answer(send, _HANGS if self.is_silent else _GONE)
+            await answer(reply, _HANGS if self.is_silent else _GONE)
             return
         self._waiting.discard(upstream)
         headers = [(name.encode("latin-1"), value.encode("latin-1"))
                    for name, value in upstream.headers.items() if name not in _OWN]  # fmt: skip
-        await send({"type": "http.response.start", "status": upstream.status, "headers": headers})
+        reply.start(upstream.status, headers)
+        await reply.drain()
         while has_body and (data := await upstream.chunk()):
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            reply.write(data, more=True)
+            await reply.drain()
+        reply.write(b"")
+        await reply.drain()
 
 
 def _head(scope: Scope) -> tuple[bytes, bool]:

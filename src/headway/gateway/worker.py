@@ -29,7 +29,7 @@ from headway.gateway.proxy import Proxy
 from headway.gateway.pulse import Pulse
 from headway.gateway.remote import RemoteHealth, RemoteScheduler
 from headway.gateway.scheduler import Scheduler
-from headway.gateway.send import Send as ToClient
+from headway.gateway.send import Reply
 from headway.gateway.wire import Leaving, Welcome, read_welcome
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ class Worker:
             self._tracing = Tracing()
             self._new_exchange = self._tracing.exchange
 
-    async def begin(self, ask: Ask, caller: Caller, send: ToClient, request_id: str) -> Exchange:
+    async def begin(self, ask: Ask, caller: Caller, reply: Reply, request_id: str) -> Exchange:
         """A request comes in. ApiError where the scheduler does not take it."""
         ask.explains &= self.settings.explain
         errand = await self.scheduler.take(ask, caller.owner, request_id)
         scheduler: Scheduler = self.scheduler
         return self._new_exchange(
-            ask, errand, scheduler, self._health, send, request_id, self.settings.max_attempts,
+            ask, errand, scheduler, self._health, reply, request_id, self.settings.max_attempts,
             self._welcome.tell_priority,
         )  # fmt: skip
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.core.errors import HeadwayError
 from headway.gateway.ask import ask
 from headway.gateway.batch.runner import Answered, Order, Runner
 from headway.gateway.batch.store import Store
 from headway.gateway.errors import ApiError
+from headway.gateway.send import Headers
 from headway.gateway.settings import Batches
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Office:
             if asked.stream:
                 raise ApiError(400, "nobody reads a stream in a batch", "invalid_value", "stream")
             asked.tier = max(self.settings.tier, self._gateway.keys.tier(order.owner))
-            exchange = self._gateway.exchange(asked, kept.send, request_id, left_s)
+            exchange = self._gateway.exchange(asked, kept, request_id, left_s)
         except ApiError as error:
             return Answered(error.status, error.json(), error.code in _NO_ROOM)
         except HeadwayError as error:
@@ -56,13 +56,21 @@ class Office:
 
 
 class _Kept:
-    """An answer that nobody is sent."""
+    """An answer that nobody is sent. Satisfies `send.Reply`."""
+
+    is_full = False
 
     def __init__(self) -> None:
         self.status = 0
         self.parts: list[bytes] = []
 
-    async def send(self, message: MutableMapping[str, Any]) -> None:
+    def start(self, status: int, headers: Headers) -> None:
+        """Keep the status."""
+        self.status = status
+
+    def write(self, body: bytes, more: bool = False) -> None:
         """Keep it."""
-        self.status = message.get("status", self.status)
-        self.parts.append(message.get("body", b""))
+        self.parts.append(body)
+
+    async def drain(self) -> None:
+        """There is always room."""
