@@ -124,6 +124,7 @@ class Guarded(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._direct is not None:
             self._direct.left()
+            self._direct = None
 
     def data_received(self, data: bytes) -> None:
         if self._is_in_head:

@@ -14,6 +14,9 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 
+_GC_THRESHOLDS = 5000, 10, 100
+"""Python's own are 700, 10 and 10. Requests leave no cycles behind, so that collections find nothing and stop all
+streams for as long as it takes to look at those that have begun."""
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
@@ -107,13 +110,15 @@ def serve(
         raise needed(str(error.name)) from None
     config = uvicorn.Config(
         application, log_level="warning", access_log=False, http=Guarded, lifespan="on", server_header=False,
-        timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75, backlog=_BACKLOG,
+        proxy_headers=False, timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75,
+        backlog=_BACKLOG,
         ssl_certfile=None if tls is None else tls.certfile, ssl_keyfile=None if tls is None else tls.keyfile,
     )  # fmt: skip
     config.load()
     # What has been imported and read stays: collections need not go through it, which stops all streams for a while.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -62,10 +62,11 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it; a server that knows a shorter way back to the client says so by an extension."""
-        reply: ClientReply = scope.get("extensions", {}).get(DIRECT) or Messages(receive, send)
+        # It is taken out, as scope and reply hold each other.
+        reply: ClientReply = scope.get("extensions", {}).pop(DIRECT, None) or Messages(receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get("x-request-id", "")
-        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given if _ID.fullmatch(given) else os.urandom(16).hex()
         try:
             await self._serve(scope["path"], headers, request_id, receive, reply)
         except ApiError as error:
@@ -102,30 +103,28 @@ class Completions:
 
 async def _body(reply: ClientReply, receive: Receive, headers: dict[str, str], settings: Settings) -> bytes | None:
     """The request's body; None if the client left. ApiError where it is too long, or too slow."""
-    limit = settings.max_body_bytes
-    too_long = ApiError(413, f"the body is longer than {limit:,} bytes", "body_too_long")
-    length = headers.get("content-length", "")
+    limit, length = settings.max_body_bytes, headers.get("content-length", "")
     if length.isdigit() and (len(length) > 18 or int(length) > limit):
-        raise too_long
+        raise _too_long(limit)
     raw = reply.take_body()
     if raw is None:
-        return await _in_time(receive, too_long, settings)
+        return await _in_time(receive, settings)
     if len(raw) > limit:
-        raise too_long
+        raise _too_long(limit)
     return raw
 
 
-async def _in_time(receive: Receive, too_long: ApiError, settings: Settings) -> bytes | None:
+async def _in_time(receive: Receive, settings: Settings) -> bytes | None:
     """A body that is still to come."""
     try:
         async with asyncio.timeout(settings.body_timeout_s):
-            return await _parts(receive, too_long, settings.max_body_bytes)
+            return await _parts(receive, settings.max_body_bytes)
     except TimeoutError:
         what = f"the body was not there within {settings.body_timeout_s:g} s"
         raise ApiError(408, what, "body_timeout") from None
 
 
-async def _parts(receive: Receive, too_long: ApiError, limit: int) -> bytes | None:
+async def _parts(receive: Receive, limit: int) -> bytes | None:
     parts, size = [], 0
     while True:
         message: Message = await receive()
@@ -134,10 +133,14 @@ async def _parts(receive: Receive, too_long: ApiError, limit: int) -> bytes | No
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise too_long
+            raise _too_long(limit)
         parts.append(part)
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_long(limit: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {limit:,} bytes", "body_too_long")
 
 
 class _Application(Starlette):

@@ -21,6 +21,8 @@ class Events:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events that are whole now, each with its blank line. EngineError for one that does not end."""
+        if not self._rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:  # one, as most are
+            return [data]
         if self._rest:
             data = self._rest + data
         if b"\r" in data:
