@@ -50,7 +50,7 @@ class Stream:
             return event
         if payload == b"[DONE]":
             self.is_done = True
-            return event
+            return sse.DONE  # however it was written
         if listener.opaque is not None:
             listener.passed(listener.opaque, payload)
             return event
