@@ -25,17 +25,28 @@ COST = "controller.kubernetes.io/pod-deletion-cost"
 class Pod:
     """A container that runs."""
 
-    def __init__(self, number: int, name: str, address: tuple[str, int], options: Sequence[str]) -> None:
+    def __init__(
+        self, number: int, name: str, address: tuple[str, int], options: Sequence[str], ails: str = ""
+    ) -> None:
+        """`ails`: why its container does not stay, if it does not."""
         self.number, self.name, self.uid = number, name, f"uid-{number}-{id(self)}"
         self.ip, port = address
         self.annotations: dict[str, str] = {}
         command = [sys.executable, "-m", "headway", "emulate", "--model", "qwen3-8b", "--gpu", "h100"]
         command += ["--host", self.ip, "--port", str(port), *options]
+        self._ails = ails
+        if ails:
+            command = ["sleep", "1000"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def json(self) -> dict[str, Any]:
         metadata = {"name": self.name, "uid": self.uid, "annotations": self.annotations}
-        return {"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running", "podIP": self.ip}}
+        status: dict[str, Any] = {"phase": "Running", "podIP": self.ip}
+        if self._ails:
+            state = {"waiting": {"reason": self._ails}}
+            about = {"name": "engine", "image": "x", "imageID": "x", "ready": False, "restartCount": 3, "state": state}
+            status["containerStatuses"] = [about]
+        return {"metadata": metadata, "spec": {"containers": []}, "status": status}
 
     def end(self) -> None:
         self.process.kill()
@@ -46,13 +57,22 @@ class Workload:
     """A Deployment or a StatefulSet, in the namespace `models`. `subnet`: of its pods, when there are others."""
 
     def __init__(
-        self, kind: str, replicas: int, port: int, name: str = "chat", subnet: int = 0, options: Sequence[str] = ()
+        self,
+        kind: str,
+        replicas: int,
+        port: int,
+        name: str = "chat",
+        subnet: int = 0,
+        options: Sequence[str] = (),
+        ails: str = "",
     ) -> None:
         self.kind, self.replicas, self.port, self.name = kind, replicas, port, name
         self._subnet, self._options = subnet, options
         self.pods: list[Pod] = []
         self.ended: list[Pod] = []
         self.asked: list[str] = []
+        self.ails = ails
+        """What pods that are made from now on will suffer from."""
         self._lock = threading.Lock()
         self.reconcile()
 
@@ -63,7 +83,7 @@ class Workload:
                 number = next(n for n in range(99) if all(pod.number != n for pod in self.pods))
                 own = f"{number}" if self.kind == "StatefulSet" else f"7d9f-{len(self.ended)}{number}x"
                 address = f"127.0.{self._subnet}.{number + 2}", self.port
-                self.pods.append(Pod(number, f"{self.name}-{own}", address, self._options))
+                self.pods.append(Pod(number, f"{self.name}-{own}", address, self._options, self.ails))
             while len(self.pods) > self.replicas:
                 costs = [(int(pod.annotations.get(COST, 0)), -i) for i, pod in enumerate(self.pods)]
                 last = max(range(len(self.pods)), key=lambda i: self.pods[i].number)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,53 @@ def test_cheaper_combos_take_the_place_of_dearer_ones(tmp_path: Path) -> None:
         reply = chat(front, max_tokens=5)
         assert reply.headers["x-headway-replica"].startswith("thrifty-") and reply.json()["choices"]
         assert "a plan was made in" in front.stop()
+
+
+FLAWED = """
+import pathlib, subprocess, sys
+if not pathlib.Path(sys.argv[1]).exists():
+    sys.exit("something is missing")
+sys.exit(subprocess.call(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("num_gpus", [3, 2])
+def test_a_combo_of_which_a_part_does_not_start_is_not_waited_for(tmp_path: Path, num_gpus: int) -> None:
+    """A dearer one is started. With GPUs for both, the first is tried on; else its other part gives its GPU back."""
+    (tmp_path / "flawed.py").write_text(FLAWED)
+    key, (first, last) = tmp_path / "what is missing", processes.ports(3)
+
+    def side(port: int, **how: Any) -> dict[str, Any]:
+        made = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "usd_per_gpu_hour": 1.0}
+        return {**made, "processes": {**processes.how([port, port]), "tries": 2, **how}}
+
+    command = [sys.executable, str(tmp_path / "flawed.py"), str(key), *processes.how([first, first])["command"]]
+    pair = {"name": "pair", "prefill": side(first, command=command), "decode": side(first + 1)}
+    alone = {"name": "alone", "aggregated": {**side(last), "usd_per_gpu_hour": 9.0}, "replicas": 0, "min_replicas": 0}
+    handover = {"handover": {"first_token": "decode"}}
+    made = {
+        "combos": [{**pair, **handover, "goodput_rps": 5.0, "min_replicas": 0}, {**alone, "goodput_rps": 5.0}],
+        "gpu_limits": [{"gpu": "h100", "count": num_gpus}],
+        "policies": {"routing": "cauchy", "scaling": SCALING},
+        "gateway": {"scrape_period_s": 0.1, "hold_s": 0.1, "admin_keys": [hashlib.sha256(b"key").hexdigest()]},
+    }
+    (tmp_path / "fleet.yaml").write_text(yaml.safe_dump(made))
+    front = serving.gateway(tmp_path / "fleet.yaml")
+    with serving.closing(front):
+
+        def answered() -> bool:
+            reply = chat(front, max_tokens=2)
+            reply.close()
+            return reply.status == 200 and reply.headers["x-headway-replica"].startswith("alone-")
+
+        until(answered, 60)
+        failed = ask(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
+        if num_gpus == 2:
+            until(lambda: list(running(first, last)) == [last])
+            assert failed == [] and metric(front, "headway_replicas_failed") == 0
+        else:
+            assert failed == [{"pool": "pair-prefill", "replicas": 1, "why": "has ended"}]
+            key.touch()
+            until(lambda: set(running(first, last)) == {first, first + 1, last}, 60)
+            until(lambda: metric(front, "headway_replicas_failed") == 0)
+        assert "pair-prefill: 2 starts have come to nothing" in front.stop()

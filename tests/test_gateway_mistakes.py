@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 import asgi
 from asgi import Inside, Reply
+from headway.observe import FleetOfPools
 from serving import MODEL
 
 pytest.importorskip("httptools")
@@ -18,6 +20,7 @@ from headway.gateway.ask import CHAT, ask
 from headway.gateway.client import BrokenOffError
 from headway.gateway.desk import Desk
 from headway.gateway.features import features
+from headway.gateway.scaling import _Scaling
 from headway.gateway.wire import Arrived
 
 BODY = b'{"model":"%s","messages":[{"role":"user","content":"hello"}]}' % MODEL.encode()
@@ -170,3 +173,12 @@ def test_a_policy_that_fails_over_one_request_of_a_worker_that_died_keeps_none_o
         assert not gateway.driver.tickets and inside.num_in_flight == 0 and gone
 
     inside.run(story())
+
+
+def test_a_scaler_that_is_wrong_is_told_of_once_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    said = [{"nowhere": 1}, {"nowhere": 1}, {}, {"nowhere": 1}]
+    scaler = type("Wrong", (), {"interval_s": 1.0, "scale": lambda self, view: said.pop()})()
+    scaling = _Scaling(scaler, FleetOfPools(Random(0)), [], None)
+    for now in range(4):
+        scaling.tick(float(now))
+    assert not said and caplog.text.count("unknown pool 'nowhere'") == 2, "once, and again when it had been right"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import kube
 import processes
 import serving
 from headway.core.errors import HeadwayError
-from serving import ask, chat, until
+from serving import ask, chat, metric, until
 
 pytest.importorskip("httptools")
 pytest.importorskip("kubernetes")
@@ -98,3 +100,65 @@ def test_without_a_cluster_it_is_refused_at_the_start(tmp_path: Path, kubeconfig
     path = serving.fleet_file(tmp_path, [], pool={"endpoints": [], "kubernetes": {"name": "chat"}})
     with pytest.raises(HeadwayError, match="no kubeconfig can be used"):
         composition.load(path)
+
+
+def test_pods_that_do_not_start_count_as_failed_and_give_way_to_others(tmp_path: Path, kubeconfig: Path) -> None:
+    """Two GPUs: one pool's pod is started again and again, the other takes its GPU while it needs it."""
+    large = "llama-3.1-8b"
+    good = kube.Workload("Deployment", 1, processes.ports(1)[0], subnet=1)
+    bad = kube.Workload("Deployment", 1, good.port, "bad", 2, ("--model", large), ails="CrashLoopBackOff")
+    with kube.serve(kubeconfig, good, bad):
+        front = serving.gateway(_two_pools(tmp_path, good.port, large))
+        with serving.closing(front):
+            serving.all_up(front, 1)
+            until(lambda: _failed(front))
+            assert _failed(front) == [{"pool": "bad", "replicas": 1, "why": "CrashLoopBackOff"}]
+            assert metric(front, "headway_replicas_failed") == 1 and bad.replicas == 1, "its workload tries on"
+            streams = [chat(front, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(6)]
+            serving.all_up(front, 2)
+            assert (good.replicas, bad.replicas, _failed(front)) == (2, 0, [])
+            bad.ails = ""
+            for stream in streams:
+                stream.close()
+            until(lambda: (good.replicas, bad.replicas) == (1, 1))
+            serving.all_up(front, 2)
+            assert chat(front, model=large, max_tokens=3).json()["usage"]["completion_tokens"] == 3
+            assert _failed(front) == [] and metric(front, "headway_replicas_failed") == 0
+            assert "bad: a pod does not start (CrashLoopBackOff): it counts as failed" in front.stop()
+
+
+def _two_pools(folder: Path, port: int, large: str) -> Path:
+    how = {"namespace": "models", "port": port, "poll_s": 0.1}
+    path = serving.fleet_file(
+        folder, [], pool={"name": "good", "endpoints": [], "kubernetes": {"name": "chat", **how}},
+        policies={"scaling": BUSY, "ordering_at": "gateway"},
+        gateway={"admin_keys": [hashlib.sha256(b"key").hexdigest()]},
+    )  # fmt: skip
+    made = yaml.safe_load(path.read_text())
+    made["fleet"].append({**made["fleet"][0], "name": "bad", "model": large, "kubernetes": {"name": "bad", **how}})
+    made["gpu_limits"] = [{"gpu": "h100", "count": 2}]
+    path.write_text(yaml.safe_dump(made))
+    return path
+
+
+def _failed(front: serving.Process) -> list[Any]:
+    found: list[Any] = ask(front, "/workers", headers={"authorization": "Bearer key"}).json()["failed"]
+    return found
+
+
+def test_which_pods_do_not_start() -> None:
+    """Those that are late, wherever they are, and those whose containers have ended too often; not those in time."""
+    from headway.gateway.pods import Pod, Sick
+
+    sick = Sick(ready_s=10.0, tries=2)
+    pending = Pod("a", "a", "", is_running=False, why="Unschedulable")
+    slow, restless = Pod("b", "b", "h"), Pod("c", "c", "h", num_restarts=1)
+    assert sick.look([pending, slow, restless], 1, 100.0) == {}
+    restless = Pod("c", "c", "h", num_restarts=2, why="CrashLoopBackOff")
+    assert sick.look([pending, slow, restless], 1, 105.0) == {"c": "CrashLoopBackOff"}
+    late = "was not up after 10 s"
+    assert sick.look([pending, slow, restless], 1, 111.0) == {
+        "a": "Unschedulable", "b": late, "c": "CrashLoopBackOff", "0": late,
+    }  # fmt: skip
+    assert sick.look([slow], 0, 112.0) == {"b": late}
+    assert sick.look([slow, pending], 1, 113.0) == {"b": late}, "seen and missed anew"

@@ -103,12 +103,18 @@ class Decisions:
         """It has ended."""
         self._held.pop(live.id, None)
 
+    def turned_away(self, live: Live, now: float, name: str) -> None:
+        """It has ended, and nobody would have it: told of one that waited, with what it waited for."""
+        if live.id in self._held:
+            self.tell("refused", live, now, request=name)
+
     def tell(self, what: Literal["placed", "moved", "refused"], live: Live, now: float, **more: Any) -> None:
         """Something was decided."""
         since_s, why = self._held.pop(live.id, (now, "")) if what != "moved" else (now, "")
         if self.listeners:
+            name = more.pop("request", "") or self._name(live)
             decision = Decision(
-                time_s=self.start_s + now, what=what, request=self._name(live), model=live.model, tier=live.tier,
+                time_s=self.start_s + now, what=what, request=name, model=live.model, tier=live.tier,
                 phase=live.phase.name.lower(), attempt=live.attempt, moves=live.moves,
                 held_s=now - since_s, **{"why": why, **more},
             )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 
 from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
+from headway.core.record import Outcome
 from headway.gateway import wire
 from headway.gateway.client import BrokenOffError, EngineError, UnreachableError
 from headway.gateway.driver import Driver
@@ -57,7 +58,7 @@ class Remote(Ticket):
         """Control has placed it, or has ended it."""
         if self.outcome is not None:
             if self.is_known:
-                self._desk.link.say(Over(self.number, self.outcome))
+                self._desk.over(self)
         elif self.seat is not None and not self.seat.waits:
             self.is_open, self.can_move = True, False
             self._desk.place(self)
@@ -86,6 +87,13 @@ class Desk:
         assert ticket.replica is not None and ticket.seat is not None
         self.know(ticket.replica)
         self.link.say(Told(ticket.number, ticket.replica.id, self._standing(ticket), ticket.seat.slot))
+
+    def over(self, ticket: Remote) -> None:
+        """It has ended, as control sees it."""
+        assert ticket.outcome is not None
+        is_rejected = ticket.outcome is Outcome.REJECTED
+        retry_after_s = self._gateway.scaling.expected_s(ticket.live.model) if is_rejected else 1
+        self.link.say(Over(ticket.number, ticket.outcome, retry_after_s))
 
     def know(self, replica: Engine) -> None:
         """The worker is told what is new of a replica."""

@@ -190,7 +190,8 @@ class Exchange:
         if outcome is Outcome.REJECTED:
             if self._trouble is not None:
                 return self._failure()
-            return ApiError(503, "no replica of the model can take the request now", "no_capacity", retry_after_s=1)
+            told = "no replica of the model can take the request now"
+            return ApiError(503, told, "no_capacity", retry_after_s=self._ticket.retry_after_s)
         return ApiError(504, "the request took too long", "timeout")
 
     # To an engine.

@@ -296,6 +296,10 @@ class Gateway:
         if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
             self._reasons[live.model] = live.reasoning_tokens > 0
         self.telemetry.ended(ticket, outcome, now)
+        if outcome is Outcome.REJECTED:
+            ticket.retry_after_s = self.scaling.expected_s(live.model)
+            if self.decisions is not None:
+                self.decisions.turned_away(live, now, ticket.request_id or str(live.id))
         if self.decisions is not None:
             self.decisions.forget(live)
         if self.board is not None:

@@ -69,6 +69,13 @@ class LocalProcesses:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def fewer(self, num: int) -> None:
+        """So many of those that have no process just now are not wanted any more, those that have failed first."""
+        idle = [slot for slot in self._slots if slot not in self._of.values() and not slot.stops.is_set()]
+        for slot in sorted(idle, key=lambda slot: not slot.has_failed)[: max(num, 0)]:
+            slot.stops.set()
+            self._mend(slot)
+
     def up(self, replica: LiveReplica) -> None:
         """It has been seen to be well."""
         if (slot := self._of.get(replica.id)) is not None:
@@ -81,6 +88,7 @@ class LocalProcesses:
         slot = self._of.pop(replica.id, None)
         if slot is not None:
             slot.stops.set()
+            self._mend(slot)
 
     async def close(self) -> None:
         """All of them."""

@@ -315,6 +315,7 @@ class RemoteScheduler:
     def _over(self, over: wire.Over) -> None:
         errand = self.errands.get(over.number)
         if errand is not None:
+            errand.retry_after_s = over.retry_after_s
             self._end(errand, over.outcome, wire.CLOSED)
 
     def _stop(self, stop: wire.Stop) -> None:

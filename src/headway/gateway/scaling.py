@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import inf
+from math import ceil, inf
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from headway.control.live import Live
-from headway.control.scaling import PoolState, Scaling
+from headway.control.scaling import PoolState, Scaling, Unit
 from headway.control.service import Service
+from headway.core.errors import HeadwayError
 from headway.core.fleet import unit_of
 from headway.core.policy import Ordering
 from headway.gateway.processes import LocalProcesses
@@ -38,15 +39,66 @@ class _Scaling(Scaling):
 
     news: Callable[[], Sequence[str]] = tuple
     num_told = 0
+    call_off: Callable[[PoolState], None]
+    """Try no more to start one that has failed."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._mistake = ""
+        self.holding: set[str] = set()
+        """Pools and combos of which those that do not start have GPUs all the same, until they are called off."""
 
     def _add(self, pool: PoolState, more: int, now: float) -> None:
         """Those that do not start are tried on as it is; others are not started in their place."""
         num_draining = sum(unit[0].is_draining for unit in pool.units())
-        super()._add(pool, min(more, max(more - pool.num_failed, num_draining)), now)
+        num = min(more, max(more - pool.num_failed, num_draining))
+        if num > num_draining:
+            self._make_room(pool)
+        super()._add(pool, num, now)
+
+    def _make_room(self, pool: PoolState) -> None:
+        """Others' that do not start need not have GPUs."""
+        for other in self._here(pool.region):
+            for _ in range(self._num_holding(other) if other.gpus.keys() & pool.gpus.keys() else 0):
+                if self.has_room(pool):
+                    return
+                self.call_off(other)
+
+    def _num_holding(self, pool: PoolState) -> int:
+        return pool.num_failed if pool.name in self.holding else 0
+
+    def _num_gpus(self, region: str, gpu: str) -> int:
+        failed = sum(each.gpus.get(gpu, 0) * self._num_holding(each) for each in self._here(region))
+        return super()._num_gpus(region, gpu) + failed
+
+    def _here(self, region: str) -> list[PoolState]:
+        return [pool for pool in self._pools.values() if pool.region == region]
+
+    def stop_empty(self, now: float) -> None:
+        """As ever; but a model's last replica is used on while another one, for which there is room, starts."""
+        kept = [entry for entry in self._draining if self._is_needed(*entry)]
+        self._draining = [entry for entry in self._draining if entry not in kept]
+        super().stop_empty(now)
+        self._draining += kept
+
+    def _is_needed(self, service: Service, unit: Unit) -> bool:
+        if any(member.is_up and not member.is_draining for member in service.members):
+            return False
+        return any(pool.num_starting + pool.num_failed for pool in self._pools.values() if pool.service is service)
 
     def tick(self, now: float) -> None:
-        """Ask how many there should be, see to it, and log what the planner has to say."""
-        super().tick(now)
+        """Ask how many there should be, see to it, and log what the planner has to say; a mistake once."""
+        try:
+            super().tick(now)
+            self._mistake = ""
+        except HeadwayError as error:
+            if str(error) != self._mistake:
+                log.error("%s", error)
+            self._mistake = str(error)
+        for pool in self._pools.values():
+            num_holding = self._num_holding(pool)
+            for _ in range(min(pool.num_serving + pool.num_starting + num_holding - pool.wanted, num_holding)):
+                self.call_off(pool)
         news = self.news()
         for each in news[self.num_told :]:
             log.info("%s", each)
@@ -78,9 +130,11 @@ class LiveScaling:
         """How many of those that come are the fleet's from the start."""
         self._starting: set[int] = set()
         """Replicas that are somewhere, and have not been up yet."""
-        self._wholes = Wholes(gateway, self._states)
+        self._wholes = Wholes(gateway, self._states, self)
         self._unawaited: set[int] = set()
         """Of these, those of which nobody expects any more that they will be."""
+        self._took_s: dict[str, float] = {}
+        """From its start, until the last of a model's replicas was up."""
         self.failed_of: Counter[str] = Counter()
         """By pool, replicas that are wanted and do not start."""
         self.why_of: dict[str, str] = {}
@@ -119,7 +173,10 @@ class LiveScaling:
         view = FleetOfPools(Random(f"{plan.seed}/scaler"))
         states = list(self._states.values())
         self._scaling = _Scaling(plan.policies.scaler(), view, states, self, plan.gpu_limits)
-        self._scaling.news = plan.news
+        self._scaling.news, self._scaling.call_off = plan.news, self._call_off
+        for served in plan.pools:
+            if served.combo is not None or isinstance(served.start, Kubernetes):
+                self._scaling.holding.add(served.deployment.name)
         return self._scaling
 
     def start(self) -> None:
@@ -141,13 +198,38 @@ class LiveScaling:
         for pool in unit_of(next(s.deployment for s in self._served.values() if s.deployment.name == deployment)):
             self._actuators[pool.name].more()
 
+    def _call_off(self, state: PoolState) -> None:
+        """One of those that have failed, with all that is there of it, is given up."""
+        parts = unit_of(next(s.deployment for s in self._served.values() if s.deployment.name == state.name))
+        is_combo = parts[0].name not in self._states
+        members = self._wholes.call_off(state.name) if is_combo else []
+        for member in members:
+            self._leave(member, at_once=True)
+        for part in parts:
+            num = part.replicas if is_combo else 1
+            self._actuators[part.name].fewer(num - sum(member.pool == part.name for member in members))
+        if is_combo:
+            self._wholes.recount(state.name, less=1)
+
     def drain(self, replica: int, on: bool) -> None:
         """Give it nothing more, and move out what can be moved; or use it again."""
         self._gateway.driver.drain(self._gateway.replicas[replica], on)
 
     def stop_replica(self, replica: int, now: float) -> None:
         """It is empty. One that ended while it drained is gone already."""
-        self._leave(self._gateway.replicas[replica], at_once=False)
+        gone = self._gateway.replicas[replica]
+        self._leave(gone, at_once=False)
+        if not any(member.is_up for member in self._gateway.driver.services[gone.model].members):
+            log.warning("%s: its last replica goes before another one serves: requests wait, each for up to %g s",
+                        gone.model, self._gateway.settings.hold_s)  # fmt: skip
+
+    def expected_s(self, model: str) -> int:
+        """Until another of a model's replicas may be up, by what the last start took; where nobody knows, soon."""
+        if model not in self._took_s:
+            return 1
+        now, replicas = self._gateway.driver.now, self._gateway.replicas
+        began = [self._gateway.terms[id].start_s for id in self._starting if replicas[id].model == model]
+        return max(ceil(self._took_s[model] - (now - min(began, default=now))), 1)
 
     def _leave(self, replica: LiveReplica, at_once: bool) -> None:
         if replica in self._gateway.fleet.present():
@@ -165,6 +247,7 @@ class LiveScaling:
         self._starting.discard(replica.id)
         term = self._gateway.terms[replica.id]
         term.down = ((term.start_s, driver.now),)
+        self._took_s[replica.model] = driver.now - term.start_s
         self._actuators[replica.pool].up(replica)
         self._counts_again(replica)
         member = driver.services[replica.model].member(replica.id)
@@ -173,6 +256,7 @@ class LiveScaling:
             driver.up(replica)
         elif replica.is_of_combo:
             self._wholes.up(replica)
+            self._recount(replica.pool)
         else:
             member.is_up = True
             driver.control.started(replica.pool, [member], driver.now)
@@ -189,6 +273,7 @@ class LiveScaling:
             self._forget(state, replica)
             if replica.is_of_combo:
                 self._wholes.gone(replica)
+                self._recount(replica.pool)
         if replica.pool in self._actuators:
             self._actuators[replica.pool].stop(replica)
 
@@ -232,6 +317,7 @@ class LiveScaling:
             if is_awaited:
                 state.num_starting += again - (not was_up)
         self._leave(replica, at_once=True)
+        self._recount(replica.pool)
         return again
 
     def failed(self, pool: str, why: str) -> None:
@@ -241,12 +327,18 @@ class LiveScaling:
         if (state := self._states.get(pool)) is not None:
             state.num_failed += 1
             state.num_starting -= 1
+        self._recount(pool)
 
     def mended(self, pool: str) -> None:
         """One that had failed is up, or is not tried any more."""
         self.failed_of[pool] -= 1
         if (state := self._states.get(pool)) is not None:
             state.num_failed -= 1
+        self._recount(pool)
+
+    def _recount(self, pool: str) -> None:
+        """Of a combo: a part that does not start keeps all of it from starting."""
+        self._wholes.recount(self._served[pool].deployment.name)
 
     def _counts_again(self, replica: LiveReplica) -> None:
         """One that nobody awaited is there after all, and is about to be counted as one that was."""
@@ -276,7 +368,7 @@ class LiveScaling:
     def expect(self, pool: str, num: int) -> None:
         """So many will be up that are not yet."""
         if pool in self._states:
-            self._states[pool].num_starting = num
+            self._states[pool].num_starting = max(num - self._states[pool].num_failed, 0)
         elif (served := self._served.get(pool)) is not None and served.combo is not None:
             self._wholes.expect(served.combo)
 

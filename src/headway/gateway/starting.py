@@ -50,6 +50,11 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Of the kubeconfig. Without one: the cluster that the gateway runs in, else the kubeconfig's current one."""
     poll_s: _Seconds = 2.0
     """Time between two looks at the pods."""
+    ready_s: _Seconds = 600.0
+    """One that is not well by then, or is not there, counts as failed: its workload tries on, but scaling does not wait
+    for it."""
+    tries: Annotated[int, Meta(ge=1)] = 3
+    """So does one whose containers have been started anew so many times before it was well."""
 
 
 class Host(Protocol):
@@ -91,6 +96,9 @@ class Actuator(Protocol):
 
     def more(self) -> None:
         """Start one more."""
+
+    def fewer(self, num: int) -> None:
+        """So many of those that are nowhere yet, or do not start, are not wanted any more."""
 
     def up(self, replica: LiveReplica) -> None:
         """It has been seen to be well."""

@@ -67,6 +67,8 @@ class Ticket:
     is_unjudged: bool = False
     """A model of a cascade has answered, and nobody has said yet whether the answer will do."""
     judgement: asyncio.Task[float] | None = None
+    retry_after_s: int = 1
+    """When it may be asked for again, if nobody would have it."""
     pay: Callable[[int], None] | None = None
     """Told at the end how many tokens it took, where its caller has limits."""
     despair: asyncio.TimerHandle | None = None

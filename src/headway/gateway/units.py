@@ -60,6 +60,10 @@ class Units:
         """Who a replica is with, also when it has left."""
         return self._of[replica.id]
 
+    def called(self, name: str) -> list[Unit]:
+        """Those of a pool or kind of combo that are there, the oldest first."""
+        return [unit for unit in self._units if unit.name == name]
+
     def leave(self, replica: LiveReplica) -> None:
         """A replica's place is free."""
         unit = self._of[replica.id]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headway.control.scaling import PoolState
 from headway.control.service import Member
-from headway.core.fleet import Combo
+from headway.core.fleet import Combo, Pool
 from headway.gateway.replica import LiveReplica
-from headway.gateway.units import Unit
+from headway.gateway.units import Unit, combos_of
 
 if TYPE_CHECKING:
     from headway.gateway.gateway import Gateway
+    from headway.gateway.scaling import LiveScaling
 
 
 class Wholes:
-    """All of them, where there is a scaler. `states` are what it sees, by name."""
+    """All of them, where there is a scaler. `states` are what it sees, by name, and `starts` who knows of the parts."""
 
-    def __init__(self, gateway: Gateway, states: dict[str, PoolState]) -> None:
-        self._gateway, self._states = gateway, states
+    def __init__(self, gateway: Gateway, states: dict[str, PoolState], starts: LiveScaling) -> None:
+        self._gateway, self._states, self._starts = gateway, states, starts
         self._waiting: set[int] = set()
         """Replicas that are up, and whose combos are not yet."""
         self._replaced: set[int] = set()
@@ -37,7 +39,39 @@ class Wholes:
             return
         num = min(self._asked[part.name] // part.replicas for part in combo.parts)
         held = {member.view.combo for member in state.members}
-        state.num_starting = max(num - len(held), 0)
+        state.num_starting, state.num_failed = max(num - len(held), 0), 0
+        self.recount(combo.name)
+
+    def recount(self, name: str, less: int = 0) -> None:
+        """Of combos that control has not heard of, those that lack a part that does not start have failed, and the
+        others are starting. `less`: so many are not expected any more."""
+        combo = next((each for each in combos_of(self._gateway.plan.pools) if each.name == name), None)
+        state = self._states.get(name)
+        if state is None or combo is None:
+            return
+        if all(part.name in self._asked for part in combo.parts):
+            less = 0  # a cluster has been asked for less already
+        num_awaited = state.num_starting + state.num_failed - less
+        announced = [unit for unit in self._gateway.units.called(name) if unit.is_announced]
+        lacking = max(-(-self._num_failed(part, announced) // part.replicas) for part in combo.parts)
+        state.num_failed = min(lacking, num_awaited)
+        state.num_starting = num_awaited - state.num_failed
+
+    def _num_failed(self, part: Pool, announced: Sequence[Unit]) -> int:
+        """Replicas of a part that do not start, besides those that combos which serve could do with."""
+        well = sum(each.pool == part.name and not self._starts.is_starting(each)
+                   for unit in announced for each in unit.members)  # fmt: skip
+        return max(self._starts.failed_of[part.name] - (len(announced) * part.replicas - well), 0)
+
+    def call_off(self, name: str) -> list[LiveReplica]:
+        """One that has failed is not waited for any more: what there is of it, which is to go."""
+        found = [unit for unit in self._gateway.units.called(name) if not unit.is_announced]
+        members = found[-1].members[:] if found else []
+        for member in members:
+            self._waiting.discard(member.id)
+            self._replaced.add(member.id)
+            self._gateway.units.leave(member)
+        return members
 
     def waits(self, replica: LiveReplica) -> bool:
         """It is up, and not to be used until the rest of its combo is."""

@@ -178,6 +178,7 @@ class Over(Struct, array_like=True, tag=2, gc=False):
 
     number: int
     outcome: Outcome
+    retry_after_s: int = 1
 
 
 class Stop(Struct, array_like=True, tag=3, gc=False):

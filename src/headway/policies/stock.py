@@ -27,6 +27,8 @@ class Stock:
     num_draining: int
     fewest: int
     most: int
+    num_failed: int = 0
+    """That are wanted, and do not start."""
 
     @property
     def num(self) -> int:
@@ -35,8 +37,8 @@ class Stock:
 
     @property
     def room(self) -> int:
-        """How many more there may be, those that drain counted."""
-        return max(self.most - self.num - self.num_draining, 0)
+        """How many more there may be, those that drain counted; none while one does not start."""
+        return 0 if self.num_failed else max(self.most - self.num - self.num_draining, 0)
 
     @property
     def num_removable(self) -> int:
@@ -49,7 +51,7 @@ def stock_of(pool: PoolView, cost: float) -> Stock:
     draining = {replica.combo for replica in pool.replicas if replica.is_draining}
     return Stock(
         pool.name, pool.goodput_rps or 0.0, cost, pool.gpus, pool.num_serving, pool.num_starting, len(draining),
-        pool.min_replicas, pool.max_replicas,
+        pool.min_replicas, pool.max_replicas, pool.num_failed,
     )  # fmt: skip
 
 

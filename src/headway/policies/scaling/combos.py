@@ -143,7 +143,7 @@ class Combos:
         rate_rps = state.arrivals.rate_rps(self._global_s)
         if any(stock.num for stock in stocks):
             rate_rps = max(rate_rps, 1e-6)  # without demand, the cheapest one
-        most = {stock.name: stock.most for stock in stocks}
+        most = {stock.name: stock.num if stock.num_failed else stock.most for stock in stocks}
         found = self._best(state, "anew", rate_rps, stocks, most, gpus)
         return {stock.name: max(found.get(stock.name, 0), stock.fewest) for stock in stocks}
 
