@@ -17,7 +17,7 @@ import yaml
 from uvicorn.server import ServerState
 
 from asgi import Reply
-from headway import scenario, serving, webserver
+from headway import scenario, serving, webprotocol
 from headway.control.decisions import Decision, Decisions
 from headway.core.fleet import Pool
 from headway.core.record import Records
@@ -80,7 +80,7 @@ async def _emulate(stack: AsyncExitStack, pool: Pool, url: str) -> None:
     link, config = Link(pool.network_bytes_per_s), Config(pool.model.name, address=(host, int(port)))
     app = emulator(lambda: emulated.Engine(alike, Fcfs(), link=link), config)
     await stack.enter_async_context(app.router.lifespan_context(app))
-    served = uvicorn.Config(app, http=webserver._guarded(), lifespan="off", log_level="warning")
+    served = uvicorn.Config(app, http=webprotocol.Guarded, lifespan="off", log_level="warning")
     served.load()
     state, loop = ServerState(), asyncio.get_running_loop()
 
