@@ -157,7 +157,7 @@ def test_combos_hand_caches_over_and_are_served(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["vllm-v1"])
+@pytest.mark.parametrize("engine", ["vllm-v1", "sglang"])
 def test_combos_that_scale_are_workloads_that_the_gateway_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:

@@ -392,7 +392,7 @@ def test_the_two_requests_of_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"engine": "sglang"}, "SGLang engine is started for one phase"),
+        ({"engine": "sglang"}, "speaks sglang, and the other side vllm"),
         ({"engine": "llama.cpp"}, "gives its KV cache to no other"),
         ({"api": "openai"}, "no words for a KV cache"),
         ({"kubernetes": {"name": "x"}, "endpoints": []}, "expected the same way for both"),

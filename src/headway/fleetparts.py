@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool
+from headway.gateway.adapters import Adapter
 from headway.scenario import Scenario
 from headway.scenariofile import PoolSpec
 from headway.userfile import Key, Places
@@ -57,3 +59,23 @@ def check_together(said: Sequence[Said], places: Places) -> None:
             other = workloads.setdefault((how.context, how.namespace, how.kind, how.name), each)
             if other is not each:
                 raise places.error((*each.at, "kubernetes", "name"), f"{how.name} is {other.where}'s, too")
+
+
+def check_halves(said: Sequence[Said], adapters: Sequence[Adapter], policies: Policies, places: Places) -> None:
+    """Engines that are started for one phase do no other, and both of a pair speak the same. HeadwayError else."""
+    apis: dict[str, str] = {}
+    for each, adapter in zip(said, adapters, strict=True):
+        if each.combo is None or each.pool.role == "mixed":
+            continue
+        if (api := apis.setdefault(each.combo.name, adapter.api)) != adapter.api:
+            what = f"speaks {adapter.api}, and the other side {api}; expected the same, as KV caches are handed over"
+            raise places.error(each.at, what)
+        if not adapter.together:
+            continue
+        what = f"the engines of {each.where} ({adapter.api}) are started for one phase and cannot do the other"
+        if getattr(policies.router(), "answers_in_place", False):
+            hint = "this router has whoever is idle do all of a request; expected another, or `within: strict`"
+            raise places.error(("policies", "routing"), f"{what}, and {hint}")
+        if policies.migration is not None:
+            hint = "nobody could go on alone with a request that moves; expected none"
+            raise places.error(("policies", "migration"), f"{what}, so {hint}")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from headway import scenario, userfile, webserver
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool
-from headway.fleetparts import Said, check_together, parts_of
+from headway.fleetparts import Said, check_halves, check_together, parts_of
 from headway.gateway.adapters import ADAPTERS, Adapter, api_of
 from headway.gateway.admin import is_address
 from headway.gateway.clerks import Clerks
@@ -36,10 +36,9 @@ from headway.userfile import Places
 NO_WORKLOAD = {"builtin": "chat"}
 """Stands in where a fleet file has none: clients bring it."""
 _NO_HANDOVER = {
-    "sglang": "an SGLang engine is started for one phase and cannot do the other, and both of a request are sent at"
-    " once; expected vLLM, or `aggregated`",
-    "llama.cpp": "llama.cpp's server gives its KV cache to no other; expected vLLM, or `aggregated`",
-    "openai": "OpenAI's API has no words for a KV cache that is handed over; expected vLLM, or `aggregated`",
+    "sglang": "an SGLang engine is started for one phase and cannot do the other; expected vLLM",
+    "llama.cpp": "llama.cpp's server gives its KV cache to no other; expected vLLM, SGLang, or `aggregated`",
+    "openai": "OpenAI's API has no words for a KV cache that is handed over; expected vLLM, SGLang, or `aggregated`",
 }
 """Why a replica can be no part of a pair."""
 QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
@@ -78,6 +77,7 @@ def plan(chosen: Scenario) -> Plan:
         _check_ordering(spec.policies.ordering, said, adapters, places)
     if policies.migration is not None:
         _check_migration(said, adapters, places)
+    check_halves(said, adapters, policies, places)
     combos = _limited_combos(said)
     served = tuple(
         Served(
@@ -179,7 +179,7 @@ def _adapter(said: Said, places: Places) -> Adapter:
             raise places.error((*at, "endpoints", i), f"{url!r}; expected http://host:port")
     engine = pool.engine if isinstance(pool.engine, str) else str(pool.engine.get("name", ""))
     adapter = ADAPTERS[pool.api or api_of(engine)]
-    if said.pool.role != "mixed" and not adapter.hands_over:
+    if said.pool.role != "mixed" and not adapter.hands_over and not adapter.together:
         raise places.error(at, _NO_HANDOVER.get(adapter.api, _NO_HANDOVER["openai"]))
     return adapter
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from headway import webserver
 from headway.catalog import engine, gpu, model
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel, Pool
+from headway.gateway.adapters import api_of
 from headway.perf import memory
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.ordering.priority import Priority
@@ -76,21 +77,38 @@ class _Confidence(click.ParamType[tuple[float, float]]):
     show_default=True,
     help="What becomes of a request whose KV cache is gone.",
 )
+@click.option("--disaggregation-mode", type=click.Choice(["prefill", "decode"]), help="Of SGLang: one phase only.")
+@click.option(
+    "--disaggregation-bootstrap-port",
+    type=click.IntRange(0, 65535),
+    default=8998,
+    show_default=True,
+    help="Of SGLang: where a prefill engine is asked for KV caches; 0: any that is free.",
+)
+@click.option(
+    "--disaggregation-timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Of SGLang: how long one half of a request waits for the other.",
+)
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
     scenario: Path | None, pool_name: str | None, model_name: str | None, gpu_name: str | None, tp: int | None,
     engine_name: str | None, max_num_seqs: int | None, port: int, host: str, speed: float, output_tokens: int,
     reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
-    kv_load_failure_policy: str, scheduling_policy: str,
+    kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
+    disaggregation_bootstrap_port: int, disaggregation_timeout_s: float, scheduling_policy: str,
 ) -> None:  # fmt: skip
-    """Pretend to be an engine: vLLM's HTTP surface, in real time, without a GPU.
+    """Pretend to be an engine: vLLM's HTTP surface (with --engine sglang: SGLang's), in real time, without a GPU.
 
     It batches as the simulator does and takes as long as a step is predicted to take; what it says are made-up words.
     """
     try:
-        from headway.emulator.api import Config, application
+        from headway.emulator.api import Config, Surface, application
         from headway.emulator.caches import Link
         from headway.emulator.engine import Engine
+        from headway.emulator.sglang import Half, Sglang
     except ModuleNotFoundError as error:
         raise webserver.needed(str(error.name)) from None
     said = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
@@ -105,9 +123,22 @@ def command(
     there = socket.gethostname() if host in ("0.0.0.0", "::") else host
     at = (there, int(made.getsockname()[1]))
     config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, at)
+    surface = Surface()
+    if api_of(pool.engine.name) == "sglang":
+        half = None
+        if disaggregation_mode is not None:
+            is_asked = disaggregation_mode == "prefill"
+            bootstrap = webserver.listen(host, disaggregation_bootstrap_port) if is_asked else None
+            half = Half(disaggregation_mode, bootstrap, disaggregation_timeout_s)
+        surface = Sglang(half)
+        config = replace(
+            config, reasoning_key="reasoning_content", tells_ids=False, has_chunks_of_one=True, urgent_sign=-1
+        )
+    elif disaggregation_mode is not None:
+        raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{webserver.address(made)}")
-    webserver.serve(application(lambda: Engine(pool, ordering, speed, link, line), config), made, shutdown_s=1)
+    webserver.serve(application(lambda: Engine(pool, ordering, speed, link, line), config, surface), made, shutdown_s=1)
 
 
 def _of_flags(said: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:

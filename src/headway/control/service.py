@@ -18,8 +18,8 @@ class Member:
     """One replica of a service, as control knows it."""
 
     __slots__ = (
-        "deployment", "is_draining", "is_gone", "is_up", "max_num_waiting", "max_tokens", "num_switches", "role",
-        "view",
+        "deployment", "is_draining", "is_gone", "is_half", "is_up", "max_num_waiting", "max_tokens", "num_switches",
+        "role", "view",
     )  # fmt: skip
 
     def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None, deployment: str = "") -> None:
@@ -37,6 +37,8 @@ class Member:
         """It was given back, and does not return."""
         self.num_switches = 0
         """Changes of its role that are under way; it takes nothing new meanwhile."""
+        self.is_half = False
+        """Its engine was started for one phase: it does nothing unless its combo has somebody for the other."""
 
     @property
     def is_ready(self) -> bool:
@@ -85,9 +87,10 @@ class Service:
 
     def refresh(self) -> None:
         """Members came, went up or down, or drain. While all that are up drain, they are all that there is."""
-        up = [member for member in self.members if member.is_ready]
+        up = _paired([member for member in self.members if member.is_ready])
         self._has_roles = any(member.view.role != "mixed" for member in up)
-        self._all_open = [member for member in up if not member.is_draining] or up
+        self._has_halves = any(member.is_half for member in up)
+        self._all_open = _paired([member for member in up if not member.is_draining]) or up
         self._open = self._all_open
         if self._has_roles and not self.pairs:
             self._open = [member for member in self._open if member.view.role != "decode"] or self._open
@@ -95,9 +98,21 @@ class Service:
         self._up_ids = {view.id for view in self._up}
         self._by_id = {member.view.id: member for member in self.members}
         if self.members:
-            self._longest_tokens = max(member.max_tokens for member in self.members)
+            self._longest_tokens = max(self._limit(member) for member in self.members)
             self._shortest_tokens = min(member.max_tokens for member in self.members)
         self._limited = self.window is not None or any(m.max_num_waiting is not None for m in self.members)
+
+    def _limit(self, member: Member) -> int:
+        """The longest request that it can hold, of a half with the best of the others."""
+        if not member.is_half:
+            return member.max_tokens
+        others = [m.max_tokens for m in self.members if m.view.combo == member.view.combo and m.role != member.role]
+        return min(member.max_tokens, max(others, default=member.max_tokens))
+
+    @property
+    def any_up(self) -> bool:
+        """Something is up that can do requests."""
+        return bool(_paired([member for member in self.members if member.is_up]))
 
     def member(self, replica: int) -> Member | None:
         """The member that this replica is."""
@@ -105,7 +120,11 @@ class Service:
 
     def _candidates(self, tokens: int) -> Sequence[ReplicaView]:
         """Replicas that may be given a request of so many tokens now."""
-        return [member.view for member in self._able(tokens) if self._is_open(member)]
+        able = [member for member in self._able(tokens) if self._is_open(member)]
+        if self._has_halves:
+            pairs = _paired([m for m in self._all_open if tokens <= m.max_tokens and self._is_open(m)])
+            able = [member for member in able if member in pairs]
+        return [member.view for member in able]
 
     def _able(self, tokens: int) -> Sequence[Member]:
         """Who can hold so many tokens; one that decodes is as good as another where none that prefills can."""
@@ -160,7 +179,11 @@ class Service:
             raise HeadwayError(f"router {name} chose replica {chosen!r}; it was offered {sorted(ids)}")
         if self._has_roles:
             live.decode = -1 if decode is None or decode == replica else decode
-            if not self.pairs and self._by_id[replica].view.role == "prefill":
+            first = self._by_id[replica]
+            if first.is_half and first.view.role != "prefill":
+                what = "alone, whose engine does one phase only"
+                raise HeadwayError(f"router {self._router_name} has a request done by replica {replica} {what}")
+            if first.view.role == "prefill" and (not self.pairs or (first.is_half and live.decode < 0)):
                 live.decode = self.decoder(live, replica)
         else:
             live.decode = -1
@@ -169,7 +192,10 @@ class Service:
     def decoder(self, live: Live, replica: int) -> int:
         """The least loaded replica that decodes what this one prefills; -1 if there is none."""
         tokens, combo = live.prompt_tokens + live.output_tokens, self._by_id[replica].view.combo
-        able = [m.view for m in self.members if m.view.combo == combo and m.view.role != "prefill" and m.takes(tokens)]
+        there = [m for m in self.members if m.view.combo == combo and m.view.role != "prefill"]
+        able = [m.view for m in there if m.takes(tokens)]
+        if not able and self._by_id[replica].is_half:  # while all that are up drain, they are all that there is
+            able = [m.view for m in there if m.is_ready and tokens <= m.max_tokens]
         if not able:
             return -1
         return min(able, key=_load).id
@@ -177,7 +203,8 @@ class Service:
     def cover(self) -> dict[int, Role]:
         """Who has to take on another role, as a combo has lost, or has again, all that prefill or all that decode."""
         changes: dict[int, Role] = {}
-        for combo in sorted({m.view.combo for m in self.members if m.role != "mixed" or m.view.role != "mixed"}):
+        split = [m for m in self.members if not m.is_half and (m.role != "mixed" or m.view.role != "mixed")]
+        for combo in sorted({m.view.combo for m in split}):
             up = [m for m in self.members if m.view.combo == combo and m.is_up]
             ready = [m for m in up if m.is_ready]
             whole = any(m.role != "decode" for m in ready) and any(m.role != "prefill" for m in ready)
@@ -222,6 +249,15 @@ class Service:
     def held(self) -> list[Live]:
         """Who is held back."""
         return [entry[2] for entry in self.line if entry[2].stage is HELD]
+
+
+def _paired(members: list[Member]) -> list[Member]:
+    """All but halves whose combos have nobody for the other phase among these."""
+    if not any(member.is_half for member in members):
+        return members
+    there = {(member.view.combo, member.view.role) for member in members}
+    whole = {combo for combo, _ in there if {(combo, "prefill"), (combo, "decode")} <= there}
+    return [member for member in members if not member.is_half or member.view.combo in whole]
 
 
 def _load(replica: ReplicaView) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,10 +20,17 @@ from starlette.types import Receive, Scope, Send
 
 from headway.emulator import tokens
 from headway.emulator.caches import PATH, GoneError, Remote
-from headway.emulator.engine import Engine, Stream
+from headway.emulator.engine import Engine
 from headway.emulator.tokens import THINK_END, Writer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class Taken(Protocol):
+    """Tokens, as they are made."""
+
+    async def take(self) -> int:
+        """How many have come since the last call; 0: that was all."""
 
 
 class BadRequestError(Exception):
@@ -43,6 +50,8 @@ class Answer:
             raise BadRequestError(f"kv_transfer_params: {error}") from None
         self.prompt = _prompt(body, is_chat, config.reasoning_tokens)
         self._logprob = math.log(config.confidence_in(self.prompt))
+        self._reasoning_key, self._tells_ids = config.reasoning_key, config.tells_ids
+        self._is_split = config.has_chunks_of_one
         writer = self.writer = Writer(self.prompt, config.output_tokens, config.reasoning_tokens)
         most = body.get("max_completion_tokens") or body.get("max_tokens") or (1 << 30 if is_chat else 16)
         if not isinstance(most, int) or most < 1 or (body.get("n") or 1) != 1:
@@ -60,6 +69,16 @@ class Answer:
         }  # fmt: skip
         self.keeps = str(self.head["id"]) if params.get("do_remote_decode") else None
         """For whom the prompt is computed."""
+        self.fault = ""
+        """What is to go wrong with it."""
+        self.since_s = math.inf
+        """When its head came."""
+
+    def parts(self, num: int) -> list[int]:
+        """So many new tokens as chunks, of which reasoning and answer have their own."""
+        if self._is_split:
+            return [1] * num
+        return [part for part in (min(num, self.reasoning_left), max(num - self.reasoning_left, 0)) if part]
 
     def choice(self, ids: list[int], finish: str | None, is_first: bool) -> dict[str, Any]:
         """Tokens as a choice: of a chunk, or of a whole answer."""
@@ -68,13 +87,13 @@ class Answer:
         thought, said = tokens.decode(id for id in ids[:num] if id != THINK_END), tokens.decode(ids[num:])
         made: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": self._logprobs(ids)}
         if self.is_chat:
-            message = {name: text for name, text in (("reasoning", thought), ("content", said)) if text}
+            message = {name: text for name, text in ((self._reasoning_key, thought), ("content", said)) if text}
             if is_first:
                 message = {"role": "assistant", "content": "", **message}
             made["delta" if self.stream else "message"] = message
         else:
             made["text"] = said
-        if self.body.get("return_token_ids"):
+        if self._tells_ids and self.body.get("return_token_ids"):
             made["token_ids"] = ids
             if is_first and not self.is_chat:
                 made["prompt_token_ids"] = self.prompt
@@ -96,7 +115,7 @@ class Answer:
         if usage is not None:
             read = len(self.prompt)
             made["usage"] = {"prompt_tokens": read, "completion_tokens": usage, "total_tokens": read + usage}
-        if is_first and self.is_chat and self.body.get("return_token_ids"):
+        if is_first and self.is_chat and self._tells_ids and self.body.get("return_token_ids"):
             made["prompt_token_ids"] = self.prompt
         return made
 
@@ -113,6 +132,14 @@ class Config(msgspec.Struct, frozen=True):
     """Between which the probability lies that each token of an answer is said to have had."""
     address: tuple[str, int] = ("127.0.0.1", 0)
     """Where other engines reach it."""
+    reasoning_key: str = "reasoning"
+    """What it calls reasoning in a chat."""
+    tells_ids: bool = True
+    """It tells tokens' ids, where it is asked to."""
+    has_chunks_of_one: bool = False
+    """Tokens that come at once are streamed one by one."""
+    urgent_sign: int = 1
+    """-1: a higher `priority` goes first."""
 
     def confidence_in(self, prompt: list[int]) -> float:
         """Of an answer to this prompt, wherever it was begun."""
@@ -120,49 +147,81 @@ class Config(msgspec.Struct, frozen=True):
         return least + (most - least) * tokens.luck(prompt)
 
 
+class Surface:
+    """What engines have of their own, besides OpenAI's API: this is vLLM."""
+
+    metrics = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+
+    def completions(self, engine: Callable[[], Engine], config: Config) -> Completions:
+        """Who answers."""
+        return Completions(engine, config)
+
+    def routes(self, engine: Callable[[], Engine], config: Config) -> list[Route]:
+        """More of them."""
+        return []
+
+    async def start(self, engine: Engine, completions: Completions) -> None:
+        """The engine is there."""
+
+
 class Completions:
     """Both completions endpoints."""
 
     def __init__(self, engine: Callable[[], Engine], config: Config) -> None:
-        self._engine, self._config = engine, config
-        self.failures: list[int] = []
-        """Statuses that the next requests are answered with."""
+        self.engine, self.config = engine, config
+        self.failures: list[int | str] = []
+        """What the next requests get: a status, or what else may go wrong."""
         self.num_kept_blocks = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        since_s = self._engine().now
-        if self.failures:
-            error = _error(self.failures.pop(0), "this failure was asked for")
-            await error(scope, receive, send)
+        since_s = self.engine().now
+        fault = self.failures.pop(0) if self.failures else ""
+        if isinstance(fault, int):
+            await self.error(fault, "this failure was asked for")(scope, receive, send)
             return
         try:
-            answer = Answer(await _json(scope, receive), scope["path"] == CHAT, self._config)
-            total, most = len(answer.prompt) + answer.output_tokens, self._engine().max_tokens
+            answer = Answer(await _json(scope, receive), scope["path"] == CHAT, self.config)
+            total, most = len(answer.prompt) + answer.output_tokens, self.engine().max_tokens
             if total > most:
                 raise BadRequestError(f"{total} tokens are more than this engine takes, {most}")
+            answer.fault, answer.since_s = fault, since_s
+            self.check(answer)
         except BadRequestError as error:
-            await _error(400, str(error))(scope, receive, send)
+            await self.error(400, str(error))(scope, receive, send)
             return
-        answering = asyncio.create_task(self._answer(answer, since_s, send))
+        answering = asyncio.create_task(self.answer(answer, send))
         watcher = asyncio.create_task(_watch(receive, answering))
         with suppress(asyncio.CancelledError):
             await answering
         watcher.cancel()
 
-    async def _answer(self, answer: Answer, since_s: float, send: Send) -> None:
-        engine, prompt_tokens, blocks = self._engine(), len(answer.prompt), None
+    def error(self, status: int, message: str) -> Response:
+        """As the engine puts it."""
+        kind = "BadRequestError" if status < 500 else "InternalServerError"
+        return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
+
+    def check(self, answer: Answer) -> None:
+        """BadRequestError where this engine does not do that."""
+
+    def tier(self, answer: Answer) -> int:
+        """0 is the most urgent one."""
+        return self.config.urgent_sign * (answer.body.get("priority") or 0)
+
+    async def answer(self, answer: Answer, send: Send) -> None:
+        """To its end, or until its client is gone."""
+        engine, prompt_tokens, blocks = self.engine(), len(answer.prompt), None
         if answer.remote is not None:
             try:
-                blocks = await engine.fetch(answer.remote, prompt_tokens, since_s)
+                blocks = await engine.fetch(answer.remote, prompt_tokens, answer.since_s)
             except GoneError as error:
-                await _failed(answer, f"the KV cache could not be loaded: {error}", send)
+                await failed(answer, f"the KV cache could not be loaded: {error}", send)
                 return
-        tier = answer.body.get("priority") or 0
         stream = engine.begin(
-            prompt_tokens, answer.output_tokens, tier, answer.reasoning_left, answer.keeps, blocks, since_s
+            prompt_tokens, answer.output_tokens, self.tier(answer), answer.reasoning_left, answer.keeps, blocks,
+            since_s=answer.since_s,
         )
         try:
-            await (_streamed if answer.stream else partial(_whole, self._kept(answer)))(answer, stream, send)
+            await (streamed if answer.stream else partial(whole, self._kept(answer)))(answer, stream, send)
         finally:
             engine.abort(stream)
 
@@ -170,13 +229,13 @@ class Completions:
         """What the engine that decodes has to be told."""
         if answer.keeps is None:
             return None
-        host, port = self._config.address
-        first, block = self.num_kept_blocks, self._engine().pool.engine.block_size_tokens
+        host, port = self.config.address
+        first, block = self.num_kept_blocks, self.engine().pool.engine.block_size_tokens
         self.num_kept_blocks += -(-len(answer.prompt) // block)
         return {
             "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": f"{host}:{port}",
             "remote_block_ids": list(range(first, self.num_kept_blocks)), "remote_request_id": answer.keeps,
-            "remote_host": host, "remote_port": port, "tp_size": self._engine().pool.parallel.tp,
+            "remote_host": host, "remote_port": port, "tp_size": self.engine().pool.parallel.tp,
         }  # fmt: skip
 
 
@@ -187,7 +246,7 @@ async def _watch(receive: Receive, answering: asyncio.Task[None]) -> None:
     answering.cancel()
 
 
-async def _failed(answer: Answer, message: str, send: Send) -> None:
+async def failed(answer: Answer, message: str, send: Send) -> None:
     """A request that cannot go on; of a stream, vLLM has sent the head by then."""
     error = {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}
     if answer.stream:
@@ -202,13 +261,13 @@ async def _failed(answer: Answer, message: str, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _streamed(answer: Answer, stream: Stream, send: Send) -> None:
+async def streamed(answer: Answer, stream: Taken, send: Send) -> None:
+    """Chunk by chunk, as tokens come."""
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     done, is_first = 0, True
     while new := await stream.take():
-        # Reasoning and answer come in chunks of their own.
-        for part in [part for part in (min(new, answer.reasoning_left), max(new - answer.reasoning_left, 0)) if part]:
+        for part in answer.parts(new):
             done += part
             finish = answer.finish if done == answer.output_tokens else None
             choice = answer.choice(answer.writer.write(part), finish, is_first)
@@ -224,7 +283,8 @@ async def _event(send: Send, value: dict[str, Any]) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def _whole(kept: dict[str, Any] | None, answer: Answer, stream: Stream, send: Send) -> None:
+async def whole(kept: dict[str, Any] | None, answer: Answer, stream: Taken, send: Send) -> None:
+    """All at once, when all tokens are there."""
     done = 0
     while new := await stream.take():
         done += new
@@ -259,14 +319,10 @@ def _prompt(body: Mapping[str, Any], is_chat: bool, reasoning_tokens: int) -> li
     raise BadRequestError("prompt must be a string or an array of token ids")
 
 
-def _error(status: int, message: str) -> Response:
-    kind = "BadRequestError" if status < 500 else "InternalServerError"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
-
-
-def application(make: Callable[[], Engine], config: Config) -> Starlette:
+def application(make: Callable[[], Engine], config: Config, surface: Surface | None = None) -> Starlette:
     """The application; `make` is called in its event loop."""
     made: list[Engine] = []
+    surface = surface or Surface()
 
     def engine() -> Engine:
         return made[0]
@@ -274,9 +330,10 @@ def application(make: Callable[[], Engine], config: Config) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         made.append(make())
+        await surface.start(engine(), completions)
         yield
 
-    completions = Completions(engine, config)
+    completions = surface.completions(engine, config)
 
     async def models(request: Request) -> Response:
         about = {"id": config.name, "object": "model", "created": 0, "owned_by": "headway", "max_model_len": 0}
@@ -286,10 +343,9 @@ def application(make: Callable[[], Engine], config: Config) -> Starlette:
         return Response()
 
     async def metrics(request: Request) -> Response:
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         label = f'{{engine="0",model_name="{config.name}"}}'
-        pairs = zip(names, engine().load(), strict=True)
-        return PlainTextResponse("".join(f"# TYPE vllm:{n} gauge\nvllm:{n}{label} {v}\n" for n, v in pairs))
+        pairs = zip(surface.metrics, engine().load(), strict=True)
+        return PlainTextResponse("".join(f"# TYPE {name} gauge\n{name}{label} {value}\n" for name, value in pairs))
 
     async def cache(request: Request) -> Response:
         id, caches = request.path_params["id"], engine().caches
@@ -308,5 +364,6 @@ def application(make: Callable[[], Engine], config: Config) -> Starlette:
         Route("/metrics", metrics),
         Route("/emulator/failures", fail, methods=["PUT"]),
         Route(PATH + "/{id}", cache, methods=["GET", "DELETE"]),
+        *surface.routes(engine, config),
     ]
     return Starlette(routes=routes, lifespan=lifespan)

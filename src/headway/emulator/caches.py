@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -48,14 +48,27 @@ class GoneError(Exception):
     """The cache that was to be fetched is not there."""
 
 
+class Source(Protocol):
+    """Where a cache is."""
+
+    async def ready(self) -> None:
+        """Until it can be sent. GoneError where it cannot be."""
+
+    async def ask(self, method: str) -> None:
+        """GET: have it sent. DELETE: it has been fetched. GoneError where it is not there, or nobody answers."""
+
+
 class Remote(Struct, frozen=True):
-    """Where a cache is, in a request's `kv_transfer_params`."""
+    """Where a cache is, in a request's `kv_transfer_params`. Satisfies `Source`."""
 
     remote_engine_id: str
     remote_host: str
     remote_port: int
     remote_request_id: str
     do_remote_prefill: bool = False
+
+    async def ready(self) -> None:
+        """It is there, or gone."""
 
     async def ask(self, method: str) -> None:
         """GET: have it sent. DELETE: it has been fetched. GoneError where it is not there, or nobody answers."""
@@ -119,20 +132,22 @@ class Caches:
     def _drop(self, request: str, now: float) -> bool:
         _, blocks = self._kept.pop(request, (0, 0))
         if blocks:
-            self._give_up(blocks, now)
+            self.give_up(blocks, now)
         return blocks > 0
 
-    def _give_up(self, blocks: int, now: float) -> None:
+    def give_up(self, blocks: int, now: float) -> None:
+        """What was set aside, or kept, is not needed any more."""
         self._replica.num_arriving -= 1
         self._replica.unreserve(blocks, now)
 
-    async def fetch(self, remote: Remote, prompt_tokens: int) -> int:
+    async def fetch(self, remote: Source, prompt_tokens: int) -> int:
         """Blocks set aside, in which the cache is now: for `land`. GoneError where it cannot be had; they are free."""
         blocks = self._replica.kv.blocks(prompt_tokens + 1)
         self.num_fetching += 1
         try:
             await self._room(blocks)
             try:
+                await remote.ready()
                 copying = asyncio.create_task(self._copy(prompt_tokens, is_sent=False))
                 try:
                     await remote.ask("GET")
@@ -140,7 +155,7 @@ class Caches:
                 finally:
                     copying.cancel()
             except BaseException:
-                self._give_up(blocks, self._run())
+                self.give_up(blocks, self._run())
                 self._run()
                 raise
         finally:
@@ -148,15 +163,19 @@ class Caches:
         self._thank(remote)
         return blocks
 
-    def _thank(self, remote: Remote) -> None:
+    def _thank(self, remote: Source) -> None:
         """Who has kept it may let it go. The request does not wait for that."""
         thanks = asyncio.create_task(_thanked(remote))
         self._thanks.add(thanks)
         thanks.add_done_callback(self._thanks.discard)
 
-    def land(self, live: Live, blocks: int, now: float) -> None:
-        """A request goes on from a cache that is in these blocks. The prompt's last token is computed once more."""
-        live.swapped_tokens = max(live.prompt_tokens - 1, 1)
+    def land(self, live: Live, blocks: int, now: float, has_token: bool = False) -> None:
+        """A request goes on from a cache that is in these blocks. The prompt's last token is computed once more.
+
+        `has_token`: it is not, as the first token has come with the cache.
+        """
+        live.swapped_tokens = live.prompt_tokens if has_token else max(live.prompt_tokens - 1, 1)
+        live.generated_tokens = int(has_token)
         self._replica.num_arriving -= 1
         self._replica.receive(live, blocks, now)
 
@@ -169,7 +188,7 @@ class Caches:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self._give_up(blocks, self._run())
+                self.give_up(blocks, self._run())
             raise
 
     def grant(self, now: float) -> None:
@@ -198,7 +217,7 @@ class Caches:
             raise
 
 
-async def _thanked(remote: Remote) -> None:
+async def _thanked(remote: Source) -> None:
     with suppress(GoneError):  # then it is let go of by and by
         await remote.ask("DELETE")
 

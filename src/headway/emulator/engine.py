@@ -19,7 +19,7 @@ from headway.core.fleet import Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.request import Phase
-from headway.emulator.caches import Caches, GoneError, Link, Remote
+from headway.emulator.caches import Caches, GoneError, Link, Source
 from headway.sim.engine import Replica
 from headway.sim.kernel import Kernel
 from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
@@ -95,9 +95,10 @@ class Engine:
 
     def begin(
         self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int, keeps: str | None = None,
-        blocks: int | None = None, since_s: float = inf,
+        blocks: int | None = None, has_token: bool = False, since_s: float = inf,
     ) -> Stream:  # fmt: skip
-        """A request comes in. `keeps`: for another engine, under this name. `blocks`: with its cache in these.
+        """A request comes in. `keeps`: for another engine, under this name. `blocks`: with its cache in these, and
+        maybe with its first token.
 
         `since_s`: when its head came; what has been done since is of the time that an engine takes.
         """
@@ -108,12 +109,17 @@ class Engine:
         stream = self._streams[live.id] = Stream(live, keeps)
         if blocks is None:
             self._replica.enqueue(live, min(max(since_s, now - self._replica.request_s), now))
+        elif has_token and output_tokens == 1:
+            del self._streams[live.id]
+            self.caches.give_up(blocks, now)
+            stream.made(1, True)
         else:
-            self.caches.land(live, blocks, now)
+            self.caches.land(live, blocks, now, has_token)
+            stream.made(int(has_token), False)
         self._run()
         return stream
 
-    async def fetch(self, remote: Remote, prompt_tokens: int, since_s: float) -> int | None:
+    async def fetch(self, remote: Source, prompt_tokens: int, since_s: float) -> int | None:
         """Blocks with the cache that another engine keeps. None: it is gone, and computed here.
 
         GoneError where it is gone, and that is not to be. `since_s`: when the request's head came.

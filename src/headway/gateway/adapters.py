@@ -38,6 +38,8 @@ class Adapter(Struct, frozen=True):
     """What makes it go on with the last message of a chat in place of answering it; None: nothing does."""
     hands_over: bool = False
     """One engine can decode what another has prefilled, by what the first says of where the KV cache is."""
+    together: bool = False
+    """It can, too, but each is started for one phase, and a request is sent to both at the same time."""
 
 
 ADAPTERS: dict[Api, Adapter] = {
@@ -60,6 +62,7 @@ ADAPTERS: dict[Api, Adapter] = {
         kv_share=("sglang:token_usage",),
         urgent_sign=-1,
         continues_chats={"continue_final_message": True},
+        together=True,
     ),
     "llama.cpp": Adapter(
         "llama.cpp",

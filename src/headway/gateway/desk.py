@@ -54,6 +54,11 @@ class Remote(Ticket):
                 self._desk.know(self.moving_to)
             self._desk.link.say(Stop(self.number, why, -1 if self.moving_to is None else self.moving_to.id))
 
+    def stop_half(self, why: str) -> None:
+        """Have the worker do so."""
+        if self.is_open:
+            self._desk.link.say(Stop(self.number, why, -1, is_half=True))
+
     def wake(self) -> None:
         """Control has placed it, or has ended it."""
         if self.outcome is not None:
@@ -76,7 +81,7 @@ class Desk:
         self._gateway, self._driver, self._gone = gateway, gateway.driver, gone
         self.link = Link(wire.FromWorker, self._hear, self._lost)
         self._tickets: dict[int, Remote] = {}
-        self._known: dict[int, tuple[str | None, int]] = {}
+        self._known: dict[int, tuple[str | None, int, int]] = {}
         """Of replicas, what the worker knows of them that may change."""
         gateway.on_gone.append(self._forget)
 
@@ -86,7 +91,11 @@ class Desk:
         """It goes to its replica."""
         assert ticket.replica is not None and ticket.seat is not None
         self.know(ticket.replica)
-        self.link.say(Told(ticket.number, ticket.replica.id, self._standing(ticket), ticket.seat.slot))
+        half = -1
+        if ticket.half is not None:
+            self.know(ticket.half.replica)
+            half = ticket.half.replica.id
+        self.link.say(Told(ticket.number, ticket.replica.id, self._standing(ticket), ticket.seat.slot, half))
 
     def over(self, ticket: Remote) -> None:
         """It has ended, as control sees it."""
@@ -97,12 +106,12 @@ class Desk:
 
     def know(self, replica: Engine) -> None:
         """The worker is told what is new of a replica."""
-        state = replica.served, replica.max_context_tokens
+        state = replica.served, replica.max_context_tokens, replica.bootstrap_port
         if self._known.get(replica.id) != state:
             self._known[replica.id] = state
             self.link.say(wire.Known(
-                replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, *state,
-                None if replica.kv_folder is None else str(replica.kv_folder),
+                replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, *state[:2],
+                None if replica.kv_folder is None else str(replica.kv_folder), replica.bootstrap_port,
             ))  # fmt: skip
 
     def _forget(self, replica: LiveReplica) -> None:
@@ -176,6 +185,10 @@ class Desk:
             live.reasoning_end_s = heard.reasoning_end_s
             self._driver.phase_changed(live)
 
+    def _computed(self, computed: wire.Computed) -> None:
+        if (ticket := self._tickets.get(computed.number)) is not None:
+            self._driver.computed(ticket)
+
     def _left(self, left: Left) -> None:
         ticket = self._tickets.get(left.number)
         if ticket is None:
@@ -211,6 +224,8 @@ class Desk:
             driver.prefilled(ticket, kept=why == wire.PREFILLED)
         elif why == wire.UNPREFILLED:
             driver.unprefilled(ticket)
+        elif why == wire.HALF_FAILED:
+            driver.half_failed(ticket)
         else:
             driver.gave_up(ticket)
 
@@ -271,5 +286,5 @@ class Desk:
 _HEARD: dict[type[Any], Callable[[Desk, Any], None]] = {
     wire.Arrived: Desk._arrived, wire.Progress: Desk._progress, wire.Left: Desk._left, wire.Judged: Desk._judged,
     wire.Trouble: Desk._trouble, wire.Well: Desk._well, wire.Counted: Desk._counted, wire.Leaving: Desk._leaving,
-    wire.Beat: lambda desk, beat: None,
+    wire.Beat: lambda desk, beat: None, wire.Computed: Desk._computed,
 }  # fmt: skip

@@ -18,6 +18,7 @@ from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.fleet import Role
 from headway.core.record import Cause, Outcome
+from headway.gateway import pairs
 from headway.gateway.clock import Clock
 from headway.gateway.judge import Confidence, Jury
 from headway.gateway.livecontrol import LiveCascading, LiveControl
@@ -72,9 +73,7 @@ class Driver:
         hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
         new_service, new_migrations, new_admissions = parts(decisions)
         for model in names:
-            members = [Member(r, max_tokens(r), None, r.deployment) for r in self.replicas if r.model == model]
-            for member in members:
-                member.is_up = False
+            members = [self._member(r) for r in self.replicas if r.model == model]
             view = View(Random(f"{seed}/router/{model}"))
             service = new_service(model, members, policies.router(), hold(), policies.window, view)
             for name in names[model]:
@@ -127,7 +126,7 @@ class Driver:
         except BaseException:  # a policy failed, and nobody waits for this request
             self.control.refused(ticket.live, self.now)
             raise
-        self._hope(ticket)
+        self.hope(ticket)
 
     # Of cascades.
 
@@ -166,17 +165,18 @@ class Driver:
         escalated = live.stage_index != stage
         self.on_judged(model, "unscored" if score is None else "escalated" if escalated else "accepted")
         if escalated:
-            self._hope(ticket)
+            self.hope(ticket)
 
-    def _wrote(self, live: Live, now: float, cause: Cause = Cause.FINISHED) -> None:
+    def wrote(self, live: Live, now: float, cause: Cause = Cause.FINISHED, by: int | None = None) -> None:
         """Write down one replica's part in a request that was with several: of a cascade, or of a combo."""
         segments = self._recorder.segments
         segments.write(segments.pack(
-            live.id, live.replica, live.attempt, live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now,
+            live.id, live.replica if by is None else by, live.attempt,
+            live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now,
             cause,
         ))  # fmt: skip
 
-    def _hope(self, ticket: Ticket) -> None:
+    def hope(self, ticket: Ticket) -> None:
         """A request that no replica is up for waits for one, but not for ever."""
         if ticket.live.stage is HELD and ticket.outcome is None and not self._any_up(ticket):
             if ticket.despair is not None:
@@ -185,7 +185,7 @@ class Driver:
             ticket.timers.append(ticket.despair)
 
     def _any_up(self, ticket: Ticket) -> bool:
-        return any(member.is_up for member in self.services[ticket.live.model].members)
+        return self.services[ticket.live.model].any_up
 
     def _despair(self, now: float, ticket: Ticket) -> None:
         if ticket.live.stage is HELD and not self._any_up(ticket):
@@ -214,6 +214,14 @@ class Driver:
         if not pass_on(self, ticket, False, "failed", failures=1):
             self.failed(ticket, again=True)
 
+    def computed(self, ticket: Ticket) -> None:
+        """Who computed its prompt at the same time as another waited for it is done."""
+        pairs.computed(self, ticket)
+
+    def half_failed(self, ticket: Ticket) -> None:
+        """Who was to compute its prompt at the same time as another waited for it is not: it is placed anew."""
+        pairs.failed(self, ticket)
+
     def failed(self, ticket: Ticket, again: bool, untouched: bool = False) -> None:
         """Its replica failed it: it is placed anew, or turned away. `untouched`: what was kept for it still is."""
         live, source = ticket.live, ticket.prefilled_by
@@ -224,11 +232,11 @@ class Driver:
             self.control.refused(live, self.now)
             return
         if source is not None:
-            self._wrote(live, self.now, Cause.CRASHED)
+            self.wrote(live, self.now, Cause.CRASHED)
             if ticket.is_kept and untouched and self.control.other_decodes(live, source.id, self.now):
                 return
         self.control.failed(live, self.now)
-        self._hope(ticket)
+        self.hope(ticket)
 
     def refused(self, ticket: Ticket) -> None:
         """Nobody will have it."""
@@ -263,6 +271,10 @@ class Driver:
         member = self.services[live.model].member(target.id)
         if ticket.outcome is not None:
             return
+        if self.replicas[source.id].is_half:  # with whom it goes on was for then
+            self.control.place(live, self.now)
+            self.control.moved(live, source.id, self.now)
+            return
         if member is not None and member.takes(live.prompt_tokens + live.output_tokens):
             self.start(live, target.id, self.now)
             self.control.moved(live, source.id, self.now)
@@ -288,6 +300,8 @@ class Driver:
     def abandon(self, replica: LiveReplica) -> None:
         """A replica is gone, or hangs: what it streams goes on elsewhere, if it can."""
         for ticket in list(self.tickets.values()):
+            if ticket.half is not None and ticket.half.replica is replica:
+                ticket.stop_half("does not answer any more")
             if ticket.replica is replica:
                 ticket.stop("does not answer any more")
                 if ticket.seat is not None and ticket.seat.waits:
@@ -297,10 +311,14 @@ class Driver:
         """One more is there, which is not up yet."""
         self.replicas.append(replica)
         service = self.services[replica.model]
-        member = Member(replica, self._max_tokens(replica), None, replica.deployment)
-        member.is_up = False
-        service.members.append(member)
+        service.members.append(self._member(replica))
         service.refresh()
+
+    def _member(self, replica: LiveReplica) -> Member:
+        """As control knows one that has not been seen to be up."""
+        member = Member(replica, self._max_tokens(replica), None, replica.deployment)
+        member.is_up, member.is_half = False, replica.is_half
+        return member
 
     def gone(self, replica: LiveReplica) -> None:
         """A replica is empty, and does not come back."""
@@ -321,7 +339,7 @@ class Driver:
         for ticket in list(self.tickets.values()):
             if ticket.replica is replica and ticket.can_move and ticket.moving_to is None:
                 target = service.choose(ticket.live, now)
-                if target is not None and target != replica.id:
+                if target is not None and replica.id not in (target, ticket.live.decode):
                     self.move(ticket.live, target, None, now)
 
     # Control's effects.
@@ -331,6 +349,9 @@ class Driver:
         self._start(live, replica, now, is_kept=False)
 
     def _start(self, live: Live, replica: int, now: float, is_kept: bool) -> None:
+        if self.replicas[replica].is_half:
+            pairs.begin(self, live, replica, now)
+            return
         ticket = self.tickets[live.id]
         ticket.replica = self.replicas[replica]
         ticket.is_split, ticket.is_kept = live.decode >= 0, is_kept
@@ -360,7 +381,7 @@ class Driver:
         """Have the request go on at the replica that decodes, which fetches what is kept for it."""
         ticket, source = self.tickets[live.id], live.replica
         if ticket.seat is not None:
-            self._wrote(live, now, Cause.MOVED)
+            self.wrote(live, now, Cause.MOVED)
         ticket.leave()
         self._start(live, target, now, ticket.is_kept)
         if ticket.is_kept and ticket.seat is not None:
@@ -369,7 +390,7 @@ class Driver:
 
     def judge(self, live: Live, now: float) -> None:
         """Have the request's own task see to it."""
-        self._wrote(live, now)
+        self.wrote(live, now)
         self.tickets[live.id].is_unjudged = True
 
     def set_role(self, replica: int, role: Role) -> None:
@@ -392,7 +413,7 @@ class Driver:
         self._end_move(ticket)
         ticket.wake()
         if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.judges(live):
-            self._wrote(live, now)
+            self.wrote(live, now)
         elif live.stage_index < 0 and ticket.prefilled_by is not None:
-            self._wrote(live, now, _CAUSES[outcome])
+            self.wrote(live, now, _CAUSES[outcome])
         self.on_ended(ticket, outcome, now)

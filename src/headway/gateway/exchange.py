@@ -17,6 +17,7 @@ from headway.gateway.client import Connection, EngineError, UnreachableError, re
 from headway.gateway.errors import ApiError
 from headway.gateway.listen import Listener, Pace
 from headway.gateway.llamacpp import template
+from headway.gateway.pairs import HalfError, Prefilling, TurnedAwayError
 from headway.gateway.refusal import RefusedError, for_client, is_no_answer, refusal, reported
 from headway.gateway.replica import Engine
 from headway.gateway.said import CannotGoOnError, Continued, without
@@ -78,6 +79,8 @@ class Exchange:
         self._prefills = False
         """It is sent to have its prompt computed, and nothing else."""
         self._kv: handover.Params | None = None
+        self._both: Prefilling | None = None
+        """Another replica computes its prompt at the same time."""
         self._has_begun = self._is_done = False
         """The client has had the first bytes; the last event has come."""
         if self._driver.judges(self._live):
@@ -157,6 +160,9 @@ class Exchange:
         if ticket.moving_to is not None:
             self._driver.landed(ticket)
             return
+        by_half = isinstance(error, HalfError)
+        if isinstance(error, HalfError):
+            replica, error = error.replica, error.cause
         self._health.failed(replica, error)
         self._trouble = error
         self._count(error)
@@ -164,7 +170,9 @@ class Exchange:
             raise self._failure()
         if self._has_begun and (self._said.tokens or self._listener.opaque) and not self._ask.can_go_on:
             raise self._failure()
-        if self._prefills:
+        if by_half:
+            self._driver.half_failed(ticket)
+        elif self._prefills:
             log.warning("%s did not prefill: %s", replica.name, error)
             self._driver.unprefilled(ticket)
         else:
@@ -209,7 +217,25 @@ class Exchange:
         if ask.read_s is not None:
             self._driver.sending(self._ticket, ask.read_s)
             ask.read_s = None
-        data = ask.raw if body == ask.body else msgspec.json.encode(body)
+        half = self._ticket.half
+        if half is None:
+            await self._send(replica, path, ask.raw if body == ask.body else msgspec.json.encode(body))
+            return
+        before = self._said.tokens
+        self._both = both = Prefilling(
+            self._ticket, half, lambda: self._said.tokens > before or self._is_done, self._driver.computed
+        )
+        try:
+            await both.send(self._send, replica, path, self._headers, body)
+        except TurnedAwayError as error:
+            self._driver.refused(self._ticket)
+            self._answer_whole(error.status, refusal(error.status, error.body), "application/json")
+        finally:
+            self._both = None
+
+    async def _send(self, replica: Engine, path: str, data: bytes) -> None:
+        """Ask the replica that is to answer, and pass its answer back."""
+        ask = self._ask
         connection = await replica.client.request("POST", path, self._headers, data, self._opened)
         if is_no_answer(connection.status) or (self._has_begun and connection.status != 200):
             raise RefusedError(connection.status, await read(connection, 1 << 16))
@@ -224,7 +250,7 @@ class Exchange:
         self._health.succeeded(replica)
 
     def _opened(self, connection: Connection) -> None:
-        if self._ticket.outcome is not None:
+        if self._ticket.outcome is not None or (self._both is not None and self._both.is_over):
             connection.abort("the request is over")
         else:
             self._ticket.connection = connection
@@ -282,15 +308,24 @@ class Exchange:
         if connection.status < 300:
             self._check_whole(data)
             self._listener.whole(data)
+            await self._half_ends()
             self._driver.finished(self._ticket)
         else:
             self._driver.refused(self._ticket)
             data, kind = refusal(connection.status, data), "application/json"
         if self._listener.hides_logprobs and self._said.head:
             data = without(("logprobs",), data)
-        self._begin(connection.status, kind.encode("latin-1"), len(data))
+        self._answer_whole(connection.status, data, kind)
+
+    def _answer_whole(self, status: int, data: bytes, kind: str) -> None:
+        self._begin(status, kind.encode("latin-1"), len(data))
         self._is_done = True
         self._out.write(data)
+
+    async def _half_ends(self) -> None:
+        """Who computed the prompt has a moment to say that it has."""
+        if self._both is not None:
+            await self._both.ended(_TAIL_S)
 
     def _check_whole(self, data: bytes) -> None:
         """EngineError where a status of 200 comes with what is no answer."""
@@ -314,9 +349,10 @@ class Exchange:
             await self._out.drain()
         if not stream.is_over:
             raise EngineError("ended its stream without [DONE]")
-        if not connection.is_complete:
+        if not connection.is_complete or (self._both is not None and self._both.is_pending):
             self._forward(stream.take())
             await self._tail(connection)
+            await self._half_ends()
         self._end_stream(stream.take())
 
     def _forward(self, data: bytes) -> None:

@@ -76,6 +76,8 @@ class LiveFleet:
 
     def switch(self, replica: LiveReplica, role: Role) -> None:
         """It is for something else from now on, or for both phases again; what it has begun, it ends."""
+        if replica.is_half:
+            raise ApiError(409, f"{replica.name} was started for {replica.role}, and cannot do the other", "conflict")
         if not replica.is_of_combo or not replica.adapter.hands_over:
             raise ApiError(409, f"{replica.name} is of no combo whose engines hand KV caches over", "conflict")
         self._gateway.driver.control.switch(replica.id, role, self._gateway.driver.now, ready=True)

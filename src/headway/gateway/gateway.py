@@ -108,6 +108,9 @@ class Gateway:
         self.is_closing = False
         self.on_gone: list[Callable[[LiveReplica], None]] = []
         """Told of replicas that do not come back."""
+        pairs = [each for each in plan.pools if ADAPTERS[each.api].together and each.pool.role != "mixed"]
+        self._halved = {each.pool.model.name for each in pairs}
+        """Models of which a request is done by two replicas at the same time."""
         self._ids = count()
         self._arrived_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
@@ -232,6 +235,9 @@ class Gateway:
             service = services.get(asked.model)
         if service is None:
             raise ApiError(404, str(unknown("model", asked.model, self.names())), "model_not_found", "model")
+        if asked.is_opaque and service.model in self._halved:
+            what = f"{asked.model!r} answers chats and completions only, as its replicas do one phase each"
+            raise ApiError(400, what, "invalid_value", "model")
         return service, service.model
 
     def _answering(self, service: Service, model: str) -> list[Service]:

@@ -52,6 +52,7 @@ class Listener:
             chunk = sse.read(data)
         except EngineError:
             return None
+        sse.check_ends(chunk)
         self.said.heard(chunk, 0)
         if self.confidence is not None:
             for choice in chunk.choices:
@@ -80,6 +81,8 @@ class Listener:
             called = delta is not None and delta.tool_calls is not None
             if self.confidence is not None:
                 self.confidence.hear(choice)
+            if choice.finish_reason == sse.ABORTED:
+                sse.check_ends(chunk)
             if choice.token_ids is not None:
                 tokens += len(choice.token_ids)
             elif text or thought or called:

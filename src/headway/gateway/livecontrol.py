@@ -56,13 +56,13 @@ class LiveControl(Control):
             return False
         return True
 
-    def failed(self, live: Live, now: float) -> None:
+    def failed(self, live: Live, now: float, by: int | None = None) -> None:
         """Its replica would not have it, or lost it: it is placed anew, elsewhere, with the tokens already out kept.
 
-        Where there is no other, it is rejected.
+        Where there is no other, it is rejected. `by`: another one did that was to help.
         """
         service = self._service(live)
-        member = service.member(live.replica)
+        member = service.member(live.replica if by is None else by)
         live.attempt += 1
         live.stage = HELD
         if member is None or not member.is_up:
@@ -71,7 +71,7 @@ class LiveControl(Control):
         member.is_up = False
         service.refresh()
         try:
-            if any(other.is_up for other in service.members):
+            if service.any_up:
                 self._place_or_hold(service, live, now)
             else:
                 self._end(live, now, Outcome.REJECTED)

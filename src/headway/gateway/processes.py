@@ -12,11 +12,12 @@ import signal
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.gateway.replica import LiveReplica
-from headway.gateway.room import HOST, Gpus, Ports
+from headway.gateway.room import HOST, Gpus, Ports, free_port
 from headway.gateway.starting import Host, Processes
 
 log = logging.getLogger("headway.gateway")
@@ -201,8 +202,9 @@ class LocalProcesses:
     async def _spawn(self, port: int, gpus: tuple[int, ...] | None) -> asyncio.subprocess.Process:
         how, pipe = self._how, asyncio.subprocess.PIPE
         own = {name: os.environ[name] for name in (*ENVIRONMENT, *how.keep_env) if name in os.environ}
-        env = own | {name: self._filled(value, port, gpus) for name, value in how.env.items()}
-        words = [self._filled(word, port, gpus) for word in how.command]
+        stands = self._stands(port, gpus)
+        env = own | {name: filled(value, stands) for name, value in how.env.items()}
+        words = [filled(word, stands) for word in how.command]
         with open(Path(how.log, f"{self._pool.name}-{port}.log"), "ab") if how.log else nullcontext(pipe) as output:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_KEEPER), str(how.stop_s), *words, stdin=pipe, stdout=output,
@@ -220,13 +222,21 @@ class LocalProcesses:
             os.killpg(keeper.pid, signal.SIGKILL)
         await keeper.wait()
 
-    def _filled(self, word: str, port: int, gpus: tuple[int, ...] | None) -> str:
+    def _stands(self, port: int, gpus: tuple[int, ...] | None) -> dict[str, Any]:
+        """What stands for what in the command."""
         index, parallel = port - self._ports.first, self._pool.parallel
         own = range(index * parallel.num_gpus, (index + 1) * parallel.num_gpus) if gpus is None else gpus
-        stands = {"port": port, "index": index, "gpus": ",".join(map(str, own)), "tp": parallel.tp, "pp": parallel.pp}
-        for name, value in stands.items():
-            word = word.replace(f"{{{name}}}", str(value))
-        return word
+        return {
+            "port": port, "index": index, "gpus": ",".join(map(str, own)), "tp": parallel.tp, "pp": parallel.pp,
+            "role": self._pool.role, "bootstrap_port": free_port(),
+        }  # fmt: skip
+
+
+def filled(word: str, stands: dict[str, Any]) -> str:
+    """A word with what is meant in the place of what stands for it."""
+    for name, value in stands.items():
+        word = word.replace(f"{{{name}}}", str(value))
+    return word
 
 
 async def _relay(keeper: asyncio.subprocess.Process, name: str) -> None:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from headway.control.live import NEVER, WAITING, Live
@@ -19,12 +18,11 @@ from headway.core.record import Outcome
 from headway.gateway import wire
 from headway.gateway.adapters import ADAPTERS
 from headway.gateway.ask import Ask
-from headway.gateway.client import BrokenOffError, EngineError, UnreachableError
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.features import features
 from headway.gateway.judge import Confidence, Jury
-from headway.gateway.refusal import RefusedError
+from headway.gateway.pairs import Half
 from headway.gateway.replica import Engine
 from headway.gateway.telemetry import Histogram, Telemetry
 from headway.gateway.ticket import Ticket
@@ -219,6 +217,17 @@ class RemoteScheduler:
         """Its prefill replica failed it: who was to decode does all of it, else it is placed anew."""
         self._goes_on(ticket, wire.UNPREFILLED)
 
+    def computed(self, ticket: Ticket) -> None:
+        """Who computed its prompt at the same time as another waited for it is done."""
+        half, ticket.half = ticket.half, None
+        if half is not None:
+            half.leave(ticket.live)
+            self.link.say(wire.Computed(ticket.live.id))
+
+    def half_failed(self, ticket: Ticket) -> None:
+        """Who was to compute its prompt at the same time as another waited for it is not: it is placed anew."""
+        self._goes_on(ticket, wire.HALF_FAILED)
+
     def failed(self, ticket: Ticket, again: bool, untouched: bool = False) -> None:
         """Its replica failed it: it is placed anew, or turned away. `untouched`: what was kept for it still is."""
         if again:
@@ -303,6 +312,7 @@ class RemoteScheduler:
         errand = self.errands.get(told.number)
         if errand is not None:
             errand.slot = told.slot
+            errand.half = None if told.half < 0 else Half(self._replicas[told.half])
             errand.stands(told.standing, None if told.replica < 0 else self._replicas[told.replica])
 
     def _refused(self, refused: wire.Refused) -> None:
@@ -320,7 +330,9 @@ class RemoteScheduler:
 
     def _stop(self, stop: wire.Stop) -> None:
         errand = self.errands.get(stop.number)
-        if errand is not None and errand.is_streaming:
+        if errand is not None and stop.is_half:
+            errand.stop_half(stop.why)
+        elif errand is not None and errand.is_streaming:
             errand.moving_to = self._replicas[stop.target] if stop.target >= 0 else None
             errand.stop(stop.why)
 
@@ -332,6 +344,7 @@ class RemoteScheduler:
             replica.kv_folder = None if known.kv_folder is None else Path(known.kv_folder)
             self._replicas[known.id] = replica
         replica.served, replica.max_context_tokens = known.served, known.max_context_tokens
+        replica.bootstrap_port = known.bootstrap_port
 
     def _gone(self, gone: wire.Gone) -> None:
         replica = self._replicas.pop(gone.id, None)
@@ -368,30 +381,6 @@ class RemoteScheduler:
             replica.client.close()
         if self._jury is not None:
             self._jury.close()
-
-
-class RemoteHealth:
-    """What replicas do, for the scheduler to keep count of. Satisfies `exchange.Health`."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._well: dict[int, float] = {}
-        """When a replica was last said to be well."""
-
-    def failed(self, replica: Engine, error: EngineError) -> None:
-        """A request failed there."""
-        self._well.pop(replica.id, None)
-        status = error.status if isinstance(error, RefusedError) else 0
-        unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
-        self._link.say(wire.Trouble(replica.id, str(error), status, unreachable, broken_off))
-
-    def succeeded(self, replica: Engine) -> None:
-        """A request was answered. Told once for many, unless one fails in between."""
-        now = monotonic()
-        if now - self._well.get(replica.id, 0.0) < _PERIOD_S:
-            return
-        self._well[replica.id] = now
-        self._link.say(wire.Well(replica.id))
 
 
 _HEARD: dict[type[Any], Callable[[RemoteScheduler, Any], None]] = {

@@ -66,6 +66,8 @@ class Engine:
         """What the engine itself calls the model."""
         self.kv_folder: Path | None = None
         """Through which it hands over KV caches."""
+        self.bootstrap_port = 0
+        """Where it is asked for KV caches, of one that computes prompts at the same time as another waits for them."""
 
     @property
     def name(self) -> str:
@@ -97,6 +99,8 @@ class LiveReplica(Engine):
         self.combo, self.deployment = id, pool.name
         """What it comes and goes with, and the name of that."""
         self.is_of_combo = False
+        self.is_half = False
+        """Its engine was started for one phase, and is sent a request at the same time as one for the other."""
         self.goodput_rps: float | None = None
         self.kv_blocks_host = self.head_demand_blocks = 0
         self.is_draining = False

@@ -66,3 +66,10 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def free_port() -> int:
+    """One that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -47,6 +47,12 @@ class Scheduler(Protocol):
     def unprefilled(self, ticket: Ticket) -> None:
         """Its prefill replica failed it: who was to decode does all of it, else it is placed anew."""
 
+    def computed(self, ticket: Ticket) -> None:
+        """Who computed its prompt at the same time as another waited for it is done."""
+
+    def half_failed(self, ticket: Ticket) -> None:
+        """Who was to compute its prompt at the same time as another waited for it is not: it is placed anew."""
+
     def failed(self, ticket: Ticket, again: bool, untouched: bool = False) -> None:
         """Its replica failed it: it is placed anew, or turned away. `untouched`: what was kept for it still is."""
 

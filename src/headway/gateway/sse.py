@@ -122,6 +122,16 @@ def payload(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
+ABORTED = "abort"
+"""Why an answer ended that its engine gave up."""
+
+
+def check_ends(chunk: Chunk) -> None:
+    """EngineError where an engine gave its answer up."""
+    if any(choice.finish_reason == ABORTED for choice in chunk.choices):
+        raise EngineError("gave the request up")
+
+
 def read(data: bytes) -> Chunk:
     """An event's payload. EngineError where it is not what an engine should say."""
     try:

@@ -19,7 +19,8 @@ class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     command: Annotated[tuple[str, ...], Meta(min_length=1)]
     """What starts one, word by word; no shell reads it. `{port}` stands for its port, `{index}` for its number (0 for
     the first port), `{gpus}` for the numbers of its GPUs (`0,1` for the first of two), `{tp}` and `{pp}` for its
-    parallelism, which a `replan` may choose."""
+    parallelism, which a `replan` may choose, `{role}` for its side of a combo (`prefill`, `decode`), and
+    `{bootstrap_port}` for another port that is free."""
     ports: tuple[_Port, _Port]
     """The first and the last port that replicas may listen on, at 127.0.0.1; there are at most as many of them."""
     env: dict[str, str] = {}

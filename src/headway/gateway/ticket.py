@@ -10,6 +10,7 @@ from typing import Protocol
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.client import Connection
+from headway.gateway.pairs import Half
 from headway.gateway.replica import Engine
 
 
@@ -62,6 +63,8 @@ class Ticket:
     """Its KV cache is, for the replica that decodes, where its prompt was computed."""
     prefilled_by: Engine | None = None
     """Who computed its prompt for another replica."""
+    half: Half | None = None
+    """Who computes its prompt at the same time as `replica` waits to answer."""
     is_whole: bool = False
     """All its tokens came at once."""
     is_unjudged: bool = False
@@ -85,6 +88,13 @@ class Ticket:
         """Have its replica abort it."""
         if self.connection is not None:
             self.connection.abort(why)
+        if self.half is not None:
+            self.half.stop(why)
+
+    def stop_half(self, why: str) -> None:
+        """Who computes its prompt at the same time does not answer any more."""
+        if self.half is not None:
+            self.half.abort(why)
 
     async def turn(self) -> Engine:
         """Until it is placed. OverError if it ends instead."""
@@ -113,3 +123,6 @@ class Ticket:
         seat, self.seat = self.seat, None
         if seat is not None:
             seat.give_up()
+        half, self.half = self.half, None
+        if half is not None:
+            half.leave(self.live)

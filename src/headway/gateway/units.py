@@ -55,6 +55,7 @@ class Units:
         replica.combo, replica.deployment, replica.role = unit.number, name, served.pool.role
         if served.combo is not None:
             replica.is_of_combo, replica.goodput_rps = True, served.combo.goodput_rps
+            replica.is_half = replica.adapter.together and replica.role != "mixed"
 
     def of(self, replica: LiveReplica) -> Unit:
         """Who a replica is with, also when it has left."""

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from headway.gateway import pairs
 from headway.gateway.adapters import load
 from headway.gateway.client import BrokenOffError, EngineError, UnreachableError, read
 from headway.gateway.errors import reported
@@ -136,9 +137,8 @@ class Watch:
 
     def _is_last(self, replica: Engine) -> bool:
         """No other of its model is up. Were it gone, all that is sent would fail at once, so it is looked at first."""
-        return not any(
-            each.model == replica.model and each.id != replica.id and self.is_up(each) for each in self.replicas
-        )
+        up = [each for each in self.replicas if each.model == replica.model and self.is_up(each)]
+        return not pairs.able([each for each in up if each.id != replica.id])
 
     def succeeded(self, replica: Engine) -> None:
         """A request was answered."""
@@ -185,6 +185,8 @@ class Watch:
             raise RefusedError(status, data)
         if replica.served is None or breaker.is_open:
             await self._ask_name(replica)
+            if replica.is_half:
+                await pairs.learn(replica, timeout_s)
             if replica.slots is not None:
                 await replica.slots.learn(replica, timeout_s)
         if adapter.metrics is not None:
@@ -219,6 +221,9 @@ class Watch:
 
     async def _try_out(self, replica: LiveReplica) -> None:
         """One token, for nobody. EngineError if it does not come."""
+        if replica.is_half:
+            await pairs.try_out(replica, self._settings.probe_timeout_s)
+            return
         body = msgspec.json.encode({"model": replica.served or replica.model, "prompt": "a", "max_tokens": 1})
         headers = "Content-Type: application/json\r\n"
         try:

@@ -83,8 +83,9 @@ class Left(Struct, array_like=True, tag=2, gc=False):
 
 
 FINISHED, FAILED, FAILED_UNTOUCHED, REFUSED, GAVE_UP, LANDED, PREFILLED, NOT_KEPT, UNPREFILLED, CLOSED = range(10)
+HALF_FAILED = 10
 """Why: as `scheduler.Scheduler` has them; CLOSED is the answer to `Over`."""
-GOES_ON = frozenset((FAILED, FAILED_UNTOUCHED, LANDED, PREFILLED, NOT_KEPT, UNPREFILLED))
+GOES_ON = frozenset((FAILED, FAILED_UNTOUCHED, LANDED, PREFILLED, NOT_KEPT, UNPREFILLED, HALF_FAILED))
 """The worker then waits to hear where to."""
 
 
@@ -126,7 +127,13 @@ class Beat(Struct, array_like=True, tag=8, gc=False):
     """Whoever says it, either end, does not hang."""
 
 
-FromWorker = Arrived | Progress | Left | Judged | Trouble | Well | Counted | Leaving | Beat
+class Computed(Struct, array_like=True, tag=9, gc=False):
+    """Who computed a request's prompt at the same time as another waited for it is done."""
+
+    number: int
+
+
+FromWorker = Arrived | Progress | Left | Judged | Trouble | Well | Counted | Leaving | Beat | Computed
 
 
 # From the scheduler.
@@ -160,6 +167,8 @@ class Told(Struct, array_like=True, tag=0, gc=False):
     standing: Standing
     slot: int | None = None
     """Of its engine's."""
+    half: int = -1
+    """Who computes its prompt at the same time; -1: nobody else."""
 
 
 class Refused(Struct, array_like=True, tag=1, gc=False):
@@ -188,6 +197,8 @@ class Stop(Struct, array_like=True, tag=3, gc=False):
     why: str
     target: int
     """Where it moves to; -1: nowhere yet."""
+    is_half: bool = False
+    """Only who computes its prompt at the same time does not answer any more."""
 
 
 class Known(Struct, array_like=True, tag=4, gc=False):
@@ -202,6 +213,8 @@ class Known(Struct, array_like=True, tag=4, gc=False):
     max_context_tokens: int
     kv_folder: str | None
     """Through which it hands over KV caches."""
+    bootstrap_port: int = 0
+    """Where it is asked for KV caches."""
 
 
 class Gone(Struct, array_like=True, tag=5, gc=False):

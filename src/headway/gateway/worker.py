@@ -27,7 +27,8 @@ from headway.gateway.judge import Jury
 from headway.gateway.keys import Caller, Keys
 from headway.gateway.proxy import Proxy
 from headway.gateway.pulse import Pulse
-from headway.gateway.remote import RemoteHealth, RemoteScheduler
+from headway.gateway.remote import RemoteScheduler
+from headway.gateway.remotehealth import RemoteHealth
 from headway.gateway.scheduler import Scheduler
 from headway.gateway.send import Reply
 from headway.gateway.wire import Leaving, Welcome, read_welcome

@@ -88,6 +88,11 @@ class Cauchy:
         self._sent: dict[int, Sent] = {}
         """By prefill replica."""
 
+    @property
+    def answers_in_place(self) -> bool:
+        """It may give all of a request to a replica that is for one phase."""
+        return self._within == "opportunistic"
+
     def route(self, request: RequestView, view: FleetView) -> Placement:
         index = next((i for i, each in enumerate(self._classes) if each.has(request)), -1)
         combos = by_combo(self._reserved(index, view.replicas) if self._classes else view.replicas)

@@ -41,6 +41,8 @@ class Headway:
     """
 
     pairs = True
+    answers_in_place = True
+    """It may give all of a request to a replica that is for one phase."""
 
     def __init__(self, far: float = 1.5) -> None:
         at_least("far", far, 1)
