@@ -101,6 +101,26 @@ def test_the_combo_runs(tmp_path: Path) -> None:
     assert written[-1] == 'headway_prefills_total{model="qwen3-8b",outcome="handed over"} 1\n'
 
 
+def test_the_halves_run(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# halves.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"halves.yaml": _block("yaml", "# halves.yaml")}, script, "prefills_total{")
+    assert any(line.startswith("x-headway-replica: pair-decode/1") for line in written)
+    assert sum('"delta"' in line for line in written) >= 10
+    assert written[-1] == 'headway_prefills_total{model="qwen3-8b",outcome="handed over"} 1\n'
+
+
+def test_the_combos_of_pods_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes")
+    from headway import serving
+    from headway.gateway import pods
+
+    monkeypatch.setattr(pods, "check", lambda how: None)  # there is no cluster here
+    path = tmp_path / "pods.yaml"
+    path.write_text(_block("yaml", "# pods.yaml"))
+    _, plan = serving.load(path)
+    assert {served.start.name for served in plan.pools} == {"pair-prefill", "pair-decode"}  # type: ignore[union-attr]
+
+
 def test_the_scaled_fleet_runs(tmp_path: Path) -> None:
     script = PAGE[PAGE.index("# scaled.yaml") :].split("```bash\n")[1].split("```")[0]
     written = _run(tmp_path, {"scaled.yaml": _block("yaml", "# scaled.yaml")}, script, '"up":1')

@@ -219,7 +219,7 @@ class Completions:
         stream = engine.begin(
             prompt_tokens, answer.output_tokens, self.tier(answer), answer.reasoning_left, answer.keeps, blocks,
             since_s=answer.since_s,
-        )
+        )  # fmt: skip
         try:
             await (streamed if answer.stream else partial(whole, self._kept(answer)))(answer, stream, send)
         finally:
