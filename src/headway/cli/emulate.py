@@ -81,9 +81,7 @@ class _Confidence(click.ParamType[tuple[float, float]]):
 @click.option(
     "--disaggregation-bootstrap-port",
     type=click.IntRange(0, 65535),
-    default=8998,
-    show_default=True,
-    help="Of SGLang: where a prefill engine is asked for KV caches; 0: any that is free.",
+    help="Of SGLang: where a prefill engine is asked for KV caches (8998); 0, and with --scenario: any that is free.",
 )
 @click.option(
     "--disaggregation-timeout-s",
@@ -98,7 +96,7 @@ def command(
     engine_name: str | None, max_num_seqs: int | None, port: int, host: str, speed: float, output_tokens: int,
     reasoning_tokens: int, confidence: tuple[float, float], kv_gbps: float | None, kv_keep_s: float,
     kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
-    disaggregation_bootstrap_port: int, disaggregation_timeout_s: float, scheduling_policy: str,
+    disaggregation_bootstrap_port: int | None, disaggregation_timeout_s: float, scheduling_policy: str,
 ) -> None:  # fmt: skip
     """Pretend to be an engine: vLLM's HTTP surface (with --engine sglang: SGLang's), in real time, without a GPU.
 
@@ -108,7 +106,7 @@ def command(
         from headway.emulator.api import Config, Surface, application
         from headway.emulator.caches import Link
         from headway.emulator.engine import Engine
-        from headway.emulator.sglang import Half, Sglang
+        from headway.emulator.sglang import BOOTSTRAP_PORT, Half, Sglang
     except ModuleNotFoundError as error:
         raise webserver.needed(str(error.name)) from None
     said = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
@@ -125,11 +123,12 @@ def command(
     config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, at)
     surface = Surface()
     if api_of(pool.engine.name) == "sglang":
-        half = None
-        if disaggregation_mode is not None:
-            is_asked = disaggregation_mode == "prefill"
-            bootstrap = webserver.listen(host, disaggregation_bootstrap_port) if is_asked else None
-            half = Half(disaggregation_mode, bootstrap, disaggregation_timeout_s)
+        mode, half = disaggregation_mode or pool.role, None
+        if mode != "mixed":
+            asked = disaggregation_bootstrap_port
+            if asked is None:
+                asked = BOOTSTRAP_PORT if scenario is None else 0
+            half = Half(mode, webserver.listen(host, asked) if mode == "prefill" else None, disaggregation_timeout_s)
         surface = Sglang(half)
         config = replace(
             config, reasoning_key="reasoning_content", tells_ids=False, has_chunks_of_one=True, urgent_sign=-1
