@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from uvicorn.server import ServerState
 
 import serving
 from asgi import GOOD_WHOLE, Inside, whole
-from headway.webprotocol import Guarded
+from headway.webprotocol import Direct, Guarded
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PADDING = b"x" * 8000
@@ -182,3 +183,14 @@ def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
             return bytes(got)
 
     assert front.inside.run(slowly()).count(PADDING) == num
+
+
+@pytest.mark.parametrize("value", [b"a\nb", b"a\r\nSet-Cookie: b", b"a\rb", b"a\x00b", b"a\x7f"])
+def test_a_header_that_is_more_than_one_line_of_text_is_never_sent(value: bytes) -> None:
+    cycle = SimpleNamespace(default_headers=[(b"date", b"today")], keep_alive=True, response_started=False)
+    direct = Direct(None, cycle)  # type: ignore[arg-type]  # nothing is written
+    with pytest.raises(ValueError, match="line of text"):
+        direct.start(200, [(b"content-type", b"text/plain"), (b"x-headway-model", value)])
+    assert not direct.has_begun
+    direct.start(200, [(b"content-type", "text/plain; a=\xe9\tb".encode("latin-1"))])
+    assert direct.has_begun

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 
-_GC_THRESHOLDS = 5000, 10, 100
-"""Python's own are 700, 10 and 10. Requests leave no cycles behind, so that collections find nothing and stop all
-streams for as long as it takes to look at those that have begun."""
+_GC_THRESHOLDS = 2000, 100, 10
+"""Python's own are 700, 10 and 10. Requests leave no cycles behind, so that collections find nothing, and stop all
+streams for as long as it takes to look at those that have begun: in small parts, and rarely all over again."""
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
