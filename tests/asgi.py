@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,9 @@ class Reply:
 class Inside:
     """One gateway before engines that do as they are told, in an event loop that runs while it is asked."""
 
-    def __init__(self, folder: Path, num_engines: int = 1, **sections: Any) -> None:
+    def __init__(
+        self, folder: Path, num_engines: int = 1, write: Callable[..., Path] = serving.fleet_file, **sections: Any
+    ) -> None:
         self.runner = asyncio.Runner()
         self.faults: list[str] = []
         """What went wrong where nobody was told."""
@@ -130,7 +132,7 @@ class Inside:
         logging.getLogger().addHandler(self._log)
         self.engines = [Engine() for _ in range(num_engines)]
         self.urls = [self.runner.run(engine.listen()) for engine in self.engines]
-        path = serving.fleet_file(folder, self.urls, **sections)
+        path = write(folder, self.urls, **sections)
         self.app = application(self._make(path), lambda gateway: None)
         self._life = self.app.router.lifespan_context(self.app)
         self.run(self._life.__aenter__())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import asgi
+import serving
 from asgi import Engine, Inside, Reply, whole
 from headway.gateway import client, watch
 from headway.gateway.replica import LiveReplica
@@ -75,7 +76,9 @@ class Held(Engine):
 
 
 @contextmanager
-def gateway_before_held(folder: Path, num_engines: int) -> Iterator[Inside]:
+def gateway_before_held(
+    folder: Path, num_engines: int, write: Callable[..., Path] = serving.fleet_file
+) -> Iterator[Inside]:
     """Whose completions under way are in `OPEN`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asgi, "Engine", Held)
@@ -88,7 +91,7 @@ def gateway_before_held(folder: Path, num_engines: int) -> Iterator[Inside]:
                 OPEN.add(self)
 
         patch.setattr(client.Connection, "send", send)
-        made = Inside(folder, num_engines, gateway={"scrape_period_s": 3600.0, "hold_s": 5.0})
+        made = Inside(folder, num_engines, write, gateway={"scrape_period_s": 3600.0, "hold_s": 5.0})
         yield made
         made.close()
 
