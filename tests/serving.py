@@ -59,14 +59,24 @@ class Listener:
 
 
 class Process:
-    """`python ...`, on a port that it tells."""
+    """`python ...`, on a port that it tells. It is waited for when it is first asked for that, so that several start at
+    the same time."""
 
     patience_s = PATIENCE_S
 
     def __init__(self, *args: str) -> None:
         command = [sys.executable, *args]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
-        self.port = int(self._line_with("://127.0.0.1:").split("://127.0.0.1:")[1])
+        self._port: int | None = None
+        self._asking = threading.Lock()
+
+    @property
+    def port(self) -> int:
+        """Once it listens there."""
+        with self._asking:
+            if self._port is None:
+                self._port = int(self._line_with("://127.0.0.1:").split("://127.0.0.1:")[1])
+            return self._port
 
     def _line_with(self, text: str) -> str:
         assert self.process.stdout is not None
