@@ -92,6 +92,7 @@ class Direct:
     def watch(self, gone: Callable[[], None]) -> None:
         """Call this if the client leaves before it has all of its answer."""
         self._when_gone = gone
+        self._protocol.flow.resume_reading()  # which the end of a long body may have stopped
         if self._is_gone:
             gone()
 
