@@ -76,9 +76,8 @@ def _runner(folder: Path) -> Iterator[asyncio.Runner]:
 async def _emulate(stack: AsyncExitStack, pool: Pool, url: str) -> None:
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
-    alike = Pool("emulated", pool.model, pool.gpu, pool.engine, pool.parallel)
     link, config = Link(pool.network_bytes_per_s), Config(pool.model.name, address=(host, int(port)))
-    app = emulator(lambda: emulated.Engine(alike, Fcfs(), link=link), config)
+    app = emulator(lambda: emulated.Engine(pool, Fcfs(), link=link), config)
     await stack.enter_async_context(app.router.lifespan_context(app))
     served = uvicorn.Config(app, http=webprotocol.Guarded, lifespan="off", log_level="warning")
     served.load()

@@ -38,9 +38,9 @@ def workload(arrivals: float, most_tokens: int) -> dict[str, Any]:
     return {"arrivals": arrivals, "num_requests": 100, "prompt_tokens": prompts, "output_tokens": answers}
 
 
-def pool(routing: str, engine: Any = PROMPT, **policies: Any) -> dict[str, Any]:
+def pool(routing: str, engine: Any = PROMPT, room_tokens: int = 100_000, **policies: Any) -> dict[str, Any]:
     """Three replicas, busy enough that which of them is chosen matters."""
-    fleet = [{"name": "pool", **side("h100", *URLS[:3], engine=engine)}]
+    fleet = [{"name": "pool", **side("h100", *URLS[:3], engine=engine), "kv_capacity_tokens": room_tokens}]
     return {"fleet": fleet, "policies": {"routing": routing, **policies}, "workload": workload(16.0, 100), **STALE}
 
 
@@ -59,6 +59,7 @@ HELD = {"ordering_at": "gateway", "window": 2}
 STRICT = {"name": "cauchy", "within": "strict"}
 DAYS = {
     **{routing: pool(routing) for routing in ("least-loaded", "power-of-two", "headway")},
+    "little room": pool("least-kv", room_tokens=3_000),
     "held": pool("least-loaded", ordering="edf", **HELD),
     "pair": combos(STRICT),
     "in place": combos({"name": "cauchy", "within": "opportunistic"}),
