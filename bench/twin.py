@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, cast
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import httptools
 import msgspec
@@ -29,7 +29,6 @@ from click import echo
 
 from headway import records, scenario
 from headway.core.record import Records
-from headway.gateway import handover
 
 PORTS, GATEWAY = (9401, 9402, 9403), 9400
 GBPS = 10
@@ -50,9 +49,7 @@ def _pair(within: str) -> dict[str, Any]:
         "name": "twin", "prefill": _side("l40s", PORTS[0]), "decode": _side("l4", *PORTS[1:]),
         "handover": {"first_token": "decode"},
     }  # fmt: skip
-    return {
-        "combos": [combo], "policies": {"routing": {"name": "cauchy", "within": within}},
-    }  # fmt: skip
+    return {"combos": [combo], "policies": {"routing": {"name": "cauchy", "within": within}}}
 
 
 class Fleet(NamedTuple):
@@ -143,7 +140,6 @@ def lived(fleet: Fleet, folder: Path, seconds: float, rate: float, speed: float)
     front = subprocess.Popen([*headway, "serve", str(file), "--port", str(GATEWAY), "--records", str(folder / "ran")])
     try:
         wait(num)
-        warm_up(num)
         asked = uvloop.run(live(seconds / speed, rate * speed))
         front.send_signal(signal.SIGTERM)
         front.wait()
@@ -169,20 +165,6 @@ def wait(num: int) -> None:
         with suppress(OSError), urlopen(f"http://127.0.0.1:{GATEWAY}/health") as health:
             if msgspec.json.decode(health.read())["up"] == num:
                 return
-
-
-def warm_up(num: int) -> None:
-    """What an engine does for the first time takes longer."""
-    for port in PORTS[1:num]:
-        body = {"model": "qwen3-8b", "prompt": [5] * 50, "max_tokens": 2}
-        kept = _post(PORTS[0], handover.prefill(body))["kv_transfer_params"]
-        _post(port, handover.decode(body, kept))
-
-
-def _post(port: int, body: dict[str, Any]) -> Any:
-    request = Request(f"http://127.0.0.1:{port}/v1/completions", msgspec.json.encode(body))
-    with urlopen(request) as answer:
-        return msgspec.json.decode(answer.read())
 
 
 def main() -> None:
