@@ -20,6 +20,7 @@ from asgi import Reply
 from headway import scenario, serving, webprotocol
 from headway.control.decisions import Decision, Decisions
 from headway.core.fleet import Pool
+from headway.core.policy import Ordering
 from headway.core.record import Records
 from headway.emulator import engine as emulated
 from headway.emulator.api import Config
@@ -30,9 +31,6 @@ from headway.gateway.api import application
 from headway.gateway.gateway import Gateway
 from headway.gateway.recording import Recording
 from headway.policies.ordering.fcfs import Fcfs
-
-START_S = 10.0
-"""When the day begins, by when all engines have been seen."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -73,11 +71,11 @@ def _runner(folder: Path) -> Iterator[asyncio.Runner]:
         yield runner
 
 
-async def _emulate(stack: AsyncExitStack, pool: Pool, url: str) -> None:
+async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str) -> None:
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
     link, config = Link(pool.network_bytes_per_s), Config(pool.model.name, address=(host, int(port)))
-    app = emulator(lambda: emulated.Engine(pool, Fcfs(), link=link), config)
+    app = emulator(lambda: emulated.Engine(pool, ordering, link=link), config)
     await stack.enter_async_context(app.router.lifespan_context(app))
     served = uvicorn.Config(app, http=webprotocol.Guarded, lifespan="off", log_level="warning")
     served.load()
@@ -91,11 +89,13 @@ async def _emulate(stack: AsyncExitStack, pool: Pool, url: str) -> None:
     stack.callback(server.close)
 
 
-async def _ask(app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int) -> None:
+async def _ask(
+    app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, tier: int
+) -> None:  # fmt: skip
     """One request, in time."""
-    await asyncio.sleep(START_S + arrival_s - asyncio.get_running_loop().time())
+    await asyncio.sleep(arrival_s - asyncio.get_running_loop().time())
     prompt = [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens)]
-    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "stream": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "stream": True, "priority": tier}
     reply, messages = Reply(), [{"type": "http.request", "body": json.dumps(body).encode()}]
 
     async def receive() -> Any:
@@ -121,7 +121,8 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
     async with AsyncExitStack() as stack:
         for served in plan.pools:
             for url in served.endpoints:
-                await _emulate(stack, served.pool, url)
+                ordering = Fcfs() if chosen.spec.policies.ordering_at == "gateway" else plan.policies.ordering()
+                await _emulate(stack, served.pool, ordering, url)
         app = application(made, lambda gateway: None)
         async with app.router.lifespan_context(app):
             rows, (model,) = _rows(scenario.records_of(chosen)), plan.names
@@ -129,9 +130,10 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
     return gateways[0].records(), told
 
 
-def _rows(ran: Records) -> Iterator[tuple[float, int, int]]:
+def _rows(ran: Records) -> Iterator[tuple[float, int, int, int]]:
     columns = [ran.workload[name].tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")]
-    return zip(*columns, strict=True)
+    tiers = ran.workload["tier"].tolist() if "tier" in ran.workload else [0] * len(columns[0])
+    return zip(*columns, tiers, strict=True)
 
 
 def both(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision], Records, list[Decision]]:

@@ -35,7 +35,10 @@ def side(gpu: str, *urls: str, engine: Any = PROMPT) -> dict[str, Any]:
 
 def workload(arrivals: float, most_tokens: int) -> dict[str, Any]:
     prompts, answers = {"kind": "uniform", "min": 50, "max": 2000}, {"kind": "uniform", "min": 2, "max": most_tokens}
-    return {"arrivals": arrivals, "num_requests": 100, "prompt_tokens": prompts, "output_tokens": answers}
+    tiers = [{"tier": 0, "share": 3}, {"tier": 1, "share": 2}, {"tier": 2, "share": 1}]
+    return {
+        "arrivals": arrivals, "num_requests": 100, "prompt_tokens": prompts, "output_tokens": answers, "tiers": tiers,
+    }  # fmt: skip
 
 
 def pool(routing: str, engine: Any = PROMPT, room_tokens: int = 100_000, **policies: Any) -> dict[str, Any]:
@@ -60,10 +63,13 @@ STRICT = {"name": "cauchy", "within": "strict"}
 DAYS = {
     **{routing: pool(routing) for routing in ("least-loaded", "power-of-two", "headway")},
     "little room": pool("least-kv", room_tokens=3_000),
-    "held": pool("least-loaded", ordering="edf", **HELD),
+    "held": pool("least-loaded", ordering="priority", **HELD),
+    "urgent": pool("least-loaded", room_tokens=3_000, ordering={"name": "priority", "preemptive": False}),
+    "patient": pool("least-kv", admission={"name": "queue-manager", "interval_s": 0.05}),
     "pair": combos(STRICT),
     "in place": combos({"name": "cauchy", "within": "opportunistic"}),
     "two combos": combos("headway", replicas=2),
+    "changing": {**combos({"name": "cauchy"}), "roles": [{"at_s": 9, "replica": 1, "role": "prefill"}]},
     "pool, with overheads": pool("round-robin", engine="vllm-v1"),
     "pair, with overheads": combos(STRICT, engine="vllm-v1"),
 }
@@ -86,7 +92,7 @@ def test_a_day_lived_through_is_the_day_that_was_simulated(
 
 
 def _choice(decision: Decision) -> Any:
-    return decision.what, decision.request, decision.choice, decision.decode
+    return decision.what, decision.request, decision.tier, decision.choice, decision.decode, decision.why
 
 
 def _seen(decision: Decision) -> Any:
