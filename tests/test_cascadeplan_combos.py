@@ -171,6 +171,6 @@ def test_a_plan_with_combos_can_be_served(folder: Path, served: dict[str, Any]) 
 
 def test_engines_that_hand_nothing_over_are_refused_with_the_reason(folder: Path, served: dict[str, Any]) -> None:
     path = folder / "refused.yaml"
-    path.write_text(yaml.safe_dump(served).replace("vllm-v1", "sglang"))
-    with pytest.raises(HeadwayError, match=r"combos\[0\].*SGLang engine is started for one phase.*expected vLLM"):
+    path.write_text(yaml.safe_dump(served).replace("vllm-v1", "llama.cpp"))
+    with pytest.raises(HeadwayError, match=r"combos\[0\].*gives its KV cache to no other; expected vLLM"):
         serving.load(path)

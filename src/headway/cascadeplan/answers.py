@@ -56,9 +56,9 @@ def plan(
     known = Known(asked, folder)
     known.latencies.tell = tell
     try:
-        chosen = kept(asked, known.latencies)
-        others = (*_without_combos(asked, known.latencies), *(_others(asked, known.latencies) if compare else ()))
-        chosen = nearest(asked.problem.target, (chosen, *others))
+        others = _without_combos(asked, known.latencies, compare)
+        chosen, more = _best(asked, known.latencies, compare, others)
+        others = (*others, *more)
         line = _curve(asked, known.latencies, curve) if curve else ()
         lost = regrets(asked, known.latencies, errors) if errors else ()
     finally:
@@ -73,12 +73,21 @@ def _sure(asked: Asked, found: CascadePlan) -> Confidence | None:
     return confidence(asked.problem.scores.stages([stage.model for stage in found.stages]), found.thresholds)
 
 
-def _without_combos(asked: Asked, latencies: Latencies) -> tuple[Option, ...]:
+def _best(
+    asked: Asked, latencies: Latencies, compare: bool, beside: tuple[Option, ...] = ()
+) -> tuple[Option, tuple[Option, ...]]:
+    """The best of the search's plan, the alternatives and what else there is; and the alternatives."""
+    found = kept(asked, latencies)
+    others = _others(asked, latencies) if compare else ()
+    return nearest(asked.problem.target, (found, *beside, *others)), others
+
+
+def _without_combos(asked: Asked, latencies: Latencies, compare: bool) -> tuple[Option, ...]:
     """The plan that there would be if none were offered: so that those who are, have none that is worse."""
     if not asked.problem.splits:
         return ()
-    found = kept(replace(asked, problem=replace(asked.problem, splits={})), latencies)
-    return (structs.replace(found, plan=structs.replace(found.plan, planner="cascadia without combos")),)
+    found, _ = _best(replace(asked, problem=replace(asked.problem, splits={})), latencies, compare)
+    return (structs.replace(found, plan=structs.replace(found.plan, planner=f"{found.plan.planner} without combos")),)
 
 
 def _others(asked: Asked, latencies: Latencies) -> tuple[Option, ...]:

@@ -108,8 +108,13 @@ def shorter(problem: Problem) -> Iterator[tuple[str, ...]]:
 
 
 def alternatives(problem: Problem) -> list[Make]:
-    """Each model alone, cascades of some, and the cascade with one part of its planning left out."""
+    """Each model alone, cascades of some, and the cascade with one part of its planning left out.
+
+    What has no combos anyway is not looked at once more where they are offered.
+    """
     made: list[Make] = [stand_alone(name) for name in problem.names]
     made += [of_models(names) for names in shorter(problem)]
+    if problem.splits:
+        return made
     made += [uniform_parallelism(), uniform_allocation()]
     return [*made, cascade_serve] if isinstance(problem.target, QualityFloor) else made
