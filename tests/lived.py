@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
+import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 import yaml
+from msgspec.structs import replace
 from uvicorn.server import ServerState
 
 from asgi import Reply
@@ -23,9 +25,10 @@ from headway.core.fleet import Pool
 from headway.core.policy import Ordering
 from headway.core.record import Records
 from headway.emulator import engine as emulated
-from headway.emulator.api import Config
+from headway.emulator.api import Config, Surface
 from headway.emulator.api import application as emulator
 from headway.emulator.caches import Link
+from headway.emulator.sglang import Half, Sglang
 from headway.gateway import clock, listen
 from headway.gateway.api import application
 from headway.gateway.gateway import Gateway
@@ -58,7 +61,12 @@ class _Loop(asyncio.SelectorEventLoop):
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
         return await self.create_unix_connection(protocol_factory, str(self._folder / str(port)))
 
-    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+    async def create_server(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, sock: Any = None, **_: Any
+    ) -> Any:
+        if sock is not None:
+            port = sock.getsockname()[1]
+            sock.close()
         return await self.create_unix_server(protocol_factory, str(self._folder / str(port)))
 
 
@@ -75,7 +83,12 @@ async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: s
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
     link, config = Link(pool.network_bytes_per_s), Config(pool.model.name, address=(host, int(port)))
-    app = emulator(lambda: emulated.Engine(pool, ordering, link=link), config)
+    surface = Surface()
+    if pool.engine.name == "sglang" and pool.role != "mixed":
+        config = replace(config, tells_ids=False, has_chunks_of_one=True)
+        bootstrap = socket.create_server((host, 0)) if pool.role == "prefill" else None
+        surface = Sglang(Half(pool.role, bootstrap, 300.0))
+    app = emulator(lambda: emulated.Engine(pool, ordering, link=link), config, surface)
     await stack.enter_async_context(app.router.lifespan_context(app))
     served = uvicorn.Config(app, http=webprotocol.Guarded, lifespan="off", log_level="warning")
     served.load()

@@ -377,7 +377,7 @@ _handovers = st.builds(
     stream_bytes_per_s=st.sampled_from((None, 1e8)),
     stream_overhead_s=st.sampled_from((0.0, 0.001)),
     landing=st.sampled_from(("gpu", "host")),
-    first_token=st.sampled_from(("prefill", "decode")),
+    first_token=st.sampled_from(("prefill", "decode", "sent")),
 )
 
 

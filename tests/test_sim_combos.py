@@ -115,6 +115,20 @@ def test_where_the_decode_replica_says_the_first_token_it_computes_the_prompt_s_
 
 
 @both_steps
+@pytest.mark.parametrize("output_tokens", [1, 2, 4])
+def test_a_first_token_that_is_sent_comes_with_the_cache(step: str, output_tokens: int) -> None:
+    """And no other one of the decode replica's is later than after the prefill replica's own word; one alone stays."""
+    requests = [request(0, 0, 64, output_tokens)]
+    sent = run(requests, combo(handover=Handover(first_token="sent")), step=step)
+    told = run(requests, combo(handover=Handover(first_token="prefill")), step=step)
+    end_s = [move["end_s"] for move in moves(sent)] or [1.0]
+    for name in ("first_token_s", "answer_s"):
+        assert by_request(sent.requests)[name][0] == pytest.approx(end_s[0])
+    assert by_request(sent.requests)["end_s"].tolist() == by_request(told.requests)["end_s"].tolist()
+    assert len(moves(sent)) == (output_tokens > 1)
+
+
+@both_steps
 def test_where_nothing_can_be_handed_over_the_prefill_replica_says_the_first_token_after_all(step: str) -> None:
     requests = [request(0, 0, 64, 20), request(1, 6, 60, 6)]
     records = run(requests, combo(kv_capacity_tokens=96, handover=Handover(first_token="decode")), step=step)

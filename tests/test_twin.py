@@ -91,6 +91,24 @@ def test_a_day_lived_through_is_the_day_that_was_simulated(
         np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-9, err_msg=name)
 
 
+SGLANG = {"name": "sglang", "response_overhead_s": 0, "tokenize_s_per_token": 0}
+
+
+@pytest.mark.parametrize("num_decode", [1, 2])
+def test_a_day_of_sglang_s_pair_is_the_day_that_was_simulated(tmp_path: Path, num_decode: int) -> None:
+    """Both of its engines are asked at once, and the first token comes with the KV cache."""
+    day = combos(STRICT, engine=SGLANG)
+    combo = day["combos"][0]
+    combo["decode"]["endpoints"], combo["handover"] = URLS[1 : 1 + num_decode], {"first_token": "sent"}
+    lived, chosen, simulated, foreseen = both({**day, "workload": workload(2.0 * num_decode, 40)}, tmp_path)
+    assert [_choice(each) for each in chosen] == [_choice(each) for each in foreseen]
+    ours, theirs = _by_request(lived), _by_request(simulated)
+    for name in COUNTS:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    for name in TIMES:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-9, err_msg=name)
+
+
 def _choice(decision: Decision) -> Any:
     return decision.what, decision.request, decision.tier, decision.choice, decision.decode, decision.why
 

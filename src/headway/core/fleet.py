@@ -151,9 +151,10 @@ class Handover(Struct, frozen=True, forbid_unknown_fields=True):
     landing: Literal["gpu", "host"] = "gpu"
     """Where the cache waits for its first decode step: in GPU blocks if there are any free, or always in host
     memory, from where it is copied then."""
-    first_token: Literal["prefill", "decode"] = "prefill"
+    first_token: Literal["prefill", "decode", "sent"] = "prefill"
     """Whose first token the client gets. `decode`, as vLLM does it: the prefill replica's is dropped, and the decode
-    replica computes the prompt's last token anew, to have one of its own."""
+    replica computes the prompt's last token anew, to have one of its own. `sent`, as SGLang does it: the prefill
+    replica's, which comes with the KV cache."""
 
 
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):

@@ -163,6 +163,9 @@ class Surface:
     async def start(self, engine: Engine, completions: Completions) -> None:
         """The engine is there."""
 
+    def stop(self, completions: Completions) -> None:
+        """It is to end."""
+
 
 class Completions:
     """Both completions endpoints."""
@@ -332,6 +335,7 @@ def application(make: Callable[[], Engine], config: Config, surface: Surface | N
         made.append(make())
         await surface.start(engine(), completions)
         yield
+        surface.stop(completions)
 
     completions = surface.completions(engine, config)
 

@@ -61,6 +61,8 @@ class Sglang(Surface):
 
     def __init__(self, half: Half | None) -> None:
         self._half = half
+        self._mode = "null" if half is None else half.mode
+        self._port = BOOTSTRAP_PORT if half is None else half.bootstrap_port
 
     def completions(self, engine: Callable[[], Engine], config: Config) -> Completions:
         return _Whole(engine, config) if self._half is None else _Halves(engine, config, self._half)
@@ -69,13 +71,14 @@ class Sglang(Surface):
         if isinstance(completions, _Halves):
             await completions.open(engine)
 
+    def stop(self, completions: Completions) -> None:
+        if isinstance(completions, _Halves):
+            completions.close()
+
     def routes(self, engine: Callable[[], Engine], config: Config) -> list[Route]:
         async def info(request: Request) -> Response:
-            half = self._half
-            mode, port = ("null", BOOTSTRAP_PORT) if half is None else (half.mode, half.bootstrap_port)
-            return JSONResponse({
-                "model_path": config.name, "disaggregation_mode": mode, "disaggregation_bootstrap_port": port
-            })  # fmt: skip
+            told = {"disaggregation_mode": self._mode, "disaggregation_bootstrap_port": self._port}
+            return JSONResponse({"model_path": config.name, **told})
 
         async def generate(request: Request) -> Response:
             stream = engine().begin(1, 1, 0, 0)
@@ -109,6 +112,11 @@ class _Halves(_Whole):
         if self._half.bootstrap is not None:
             self._rooms = Rooms(engine.caches, self._half.timeout_s)
             self._server = await self._rooms.listen(self._half.bootstrap)
+
+    def close(self) -> None:
+        """Nobody is listened to any more."""
+        if self._server is not None:
+            self._server.close()
 
     def check(self, answer: Answer) -> None:
         body = answer.body

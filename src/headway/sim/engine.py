@@ -42,7 +42,7 @@ class Replica(Transit):
 
     __slots__ = (
         "_admit", "_is_slow", "_restless", "cancelling", "combo", "exact", "goodput_rps", "is_draining", "is_up",
-        "lag", "listener", "request_s", "response_s", "role", "tells_first", "tokenize_s",
+        "lag", "listener", "makes_first", "request_s", "response_s", "role", "sends_first", "tokenize_s",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +75,8 @@ class Replica(Transit):
         self.is_draining = False
         self.role = pool.role
         self.combo, self.goodput_rps = combo, goodput_rps
-        self.tells_first = pool.handover.first_token == "prefill"
+        self.makes_first = pool.handover.first_token != "decode"
+        self.sends_first = pool.handover.first_token == "sent"
 
     # What comes from outside.
 
@@ -234,11 +235,11 @@ class Replica(Transit):
             self.prefill_tokens_left -= tokens
             if live.computed_tokens < live.target_tokens:
                 continue
-            if live.decode < 0 or self.tells_first:
+            if live.decode < 0 or self.makes_first:
                 live.prefill_end_s = now
                 live.generated_tokens += 1
                 self.generated_offset += 1
-                if live.first_token_s != live.first_token_s:
+                if live.first_token_s != live.first_token_s and not self._is_sent(live):
                     live.first_token_s = now + live.response_s
             del self.prefilling[live.id]
             self.kv.pinned += -live.computed_tokens // self.kv.block + live.shared_blocks
@@ -248,13 +249,23 @@ class Replica(Transit):
             if live.decode >= 0 and live.stage is DECODING and live.move is None:
                 self.listener.prefilled(live, now)
 
+    def _is_sent(self, live: Live) -> bool:
+        """Its first token is on its way with its KV cache, and it is not the only one."""
+        return self.sends_first and live.decode >= 0 and live.output_tokens > 1
+
     def _look_at(self, live: Live, now: float) -> None:
         """Is it done, does its phase change, when to look again? Reasoning is over with its last token."""
         generated = live.generated_tokens
         if live.first_token_s != live.first_token_s and generated:
+            if self._is_sent(live):
+                if self.queued is not None:
+                    self.requeue(live)
+                self.plan(live)
+                return
             live.first_token_s = now + live.response_s
         if live.answer_s != live.answer_s and generated > live.reasoning_tokens:
-            live.answer_s = max(now + live.response_s, live.first_token_s)
+            told_s = now + live.response_s if live.reasoning_tokens else live.first_token_s
+            live.answer_s = max(told_s, live.first_token_s)
             if self.pace is not None:
                 self.pace.runs(live)
         if generated >= live.output_tokens:

@@ -221,6 +221,12 @@ class Mover:
         else:
             live.swapped_tokens = tokens
         self._write(move, now, MoveOutcome.DONE)
+        if (
+            move.handover is not None
+            and move.handover.first_token == "sent"
+            and live.first_token_s != live.first_token_s
+        ):
+            live.first_token_s = now + live.response_s
         target.receive(live, move.reserved, now)
         self._listener.moved(live, source.id, now)
 
