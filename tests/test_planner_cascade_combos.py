@@ -299,6 +299,21 @@ def test_bounds_hold_where_a_combo_is_full_and_whoever_prefills_decodes(monkeypa
     assert sum(refused) > 20 and (lower[picked] <= truth).all()
 
 
+def test_bounds_hold_where_the_longest_requests_fit_on_those_that_decode_alone() -> None:
+    """They are computed there as a whole."""
+    made = cascade("a10", "h100-80gb-sxm", prompt_tokens=20_000, rate_rps=0.5)
+    made = replace(made, splits={"llama-3.1-8b": (split(("a10", 1), ("h100-80gb-sxm", 1), 0.2, 3.0),)})
+    lengths = made.lengths(0, np.ones(len(made.scores), np.bool_))
+    speeds = Speeds(made.models[0], made.gpu, made.engine, 1)
+    assert speeds.room_tokens < (lengths.prompt_tokens + lengths.output_tokens).max()
+    sets, evaluator = all_sets(made)(0, ()), simulated(made)
+    others = {offer.gpu.name: offer.gpu for offer in made.others}
+    lower, _ = StepBounds(made.gpu, made.engine, 2, others=others).of(made.models[0], sets, 0.5, lengths)
+    picked = np.flatnonzero(sets.are_split)[::5]
+    truth = [evaluator.p95_latency_s(made.models[0], sets[int(i)], 0.5, lengths) for i in picked]
+    assert np.isfinite(truth).all() and (lower[picked] <= truth).all()
+
+
 def test_a_combo_that_cannot_keep_up_is_ruled_out_without_a_simulation() -> None:
     """Bounds say something: those of combos rise with the load, and with fewer replicas for a phase."""
     made = cascade("h100-80gb-sxm", rate_rps=10.0)

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from math import floor
+from math import ceil, floor
 from typing import Protocol
 
 import numpy as np
@@ -115,6 +115,12 @@ def of_type(model: Model, other: str) -> str:
     return f"{model.name} on {other}" if other else model.name
 
 
+def longest_tokens(room_tokens: int, engine: Engine) -> int:
+    """The longest request, prompt and output together, that a replica with so much KV cache surely takes."""
+    blocks = room_tokens // engine.block_size_tokens
+    return (blocks - ceil(blocks * engine.watermark)) * engine.block_size_tokens
+
+
 def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Floats]:
     """Where on the grid enough requests can be in time: the value before, and between the two by interpolation."""
     enough = total >= needed * (1 - 1e-9)
@@ -137,7 +143,7 @@ class _Columns:
         longest = float((lengths.prompt_tokens + lengths.output_tokens).max())
         self.prefills = [j for j, role in enumerate(roles) if role == "prefill"]
         self.decodes = [j for j, role in enumerate(roles) if role == "decode"]
-        if in_place or any(longest > shapes[j].room_tokens for j in self.prefills):
+        if in_place or any(longest > longest_tokens(shapes[j].room_tokens, shapes[j].engine) for j in self.prefills):
             self.prefills = self.decodes = self.prefills + self.decodes
         self.mixed = [j for j, role in enumerate(roles) if role == "mixed"]
         first_s = [shape.prefill_s(lengths.computed_tokens) for shape in shapes]

@@ -4,10 +4,10 @@ A stage's set has mixed replicas, or one combo, or both. A combo has any number 
 that prefills hands over to each that decodes: one large combo does whatever several small ones of its kind do.
 
 Which kinds there are is preselected by Cauchy's costs, that is GPU seconds of a prompt and of an answer of mean lengths
-in the step-time model (`planner.speeds`). For each pair of types of GPU, in either direction, and for each of `LIMITS`:
-the shape that prefills in the fewest GPU seconds a prompt, and the one that decodes in the fewest an answer, of those
-that keep the limit. How many prefill for how many that decode is where both phases can do as many requests, from
-the tightest limit to none. Shapes whose KV cache does not hold the longest request are left out.
+in the step-time model (`planner.speeds`). On each type of GPU and for each of `LIMITS`: the shape that prefills in the
+fewest GPU seconds a prompt, and the one that decodes in the fewest an answer, of those that keep the limit; and each of
+the ones with each of the others. How many prefill for how many that decode is where both phases can do as many
+requests, from the tightest limit to none. Shapes whose KV cache does not hold the longest request are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Model, Parallel, Role
 from headway.perf import memory
-from headway.planner.cascade.bounds import of_type
+from headway.planner.cascade.bounds import longest_tokens, of_type
 from headway.planner.cascade.problem import Problem, Split
 from headway.planner.cascade.shapes import Sets, shapes
 from headway.planner.combos import Offer
@@ -63,7 +63,7 @@ class _Phases:
             own = coefficients.get(of_type(self.model, offer.gpu.name if t else ""))
             for shape in _flat(problem, self.model, offer):
                 found = Speeds(self.model, offer.gpu, problem.engine, shape.tp, own)
-                if found.room_tokens >= longest:
+                if longest_tokens(found.room_tokens, problem.engine) >= longest:
                     self.speeds[t, shape] = found
 
     def splits(self) -> tuple[Split, ...]:
