@@ -66,14 +66,11 @@ def _gateway(path: Path, num: int, *options: str) -> serving.Process:
 
 def _workers(front: serving.Process) -> list[int]:
     """Process ids of those that have started to serve: they have read what they are sent first."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
+    found, pid = [], front.process.pid
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with suppress(OSError):
-            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == front.process.pid and "headway.gateway.worker" in (entry / "cmdline").read_text():
-                found.append(int(entry.name))
+            if "headway.gateway.worker" in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
     return found
 
 
@@ -238,7 +235,7 @@ def test_the_most_urgent_go_first_whichever_worker_holds_them(engines: list[serv
     policies = {"routing": "least-loaded", "ordering": "priority", "ordering_at": "gateway", "window": 1}
     path = serving.fleet_file(tmp_path, [engines[0].url], policies=policies)
     log = tmp_path / "decisions.jsonl"
-    front = _gateway(path, 4, "--decisions", str(log))
+    front = _gateway(path, 2, "--decisions", str(log))
     with serving.closing(front):
         serving.all_up(front, 1)
         blocker, _ = _begun(front)
@@ -279,7 +276,7 @@ def test_time_runs_out_at_a_replica_and_in_line(engines: list[serving.Process], 
 
 
 def test_streams_outlive_the_scheduler_and_nothing_else_does(engines: list[serving.Process], tmp_path: Path) -> None:
-    front = _gateway(serving.fleet_file(tmp_path, [engines[0].url]), 3)
+    front = _gateway(serving.fleet_file(tmp_path, [engines[0].url]), 2)
     with serving.closing(front):
         serving.all_up(front, 1)
         streams = [_begun(front, max_tokens=300) for _ in range(6)]
@@ -296,7 +293,7 @@ def test_streams_outlive_the_scheduler_and_nothing_else_does(engines: list[servi
 def test_a_stream_goes_on_where_its_engine_died_and_all_is_recorded_in_one_place(tmp_path: Path) -> None:
     engines = [serving.emulator(), serving.emulator()]
     path, ran = serving.fleet_file(tmp_path, [each.url for each in engines]), tmp_path / "ran"
-    front = _gateway(path, 3, "--records", str(ran))
+    front = _gateway(path, 2, "--records", str(ran))
     with serving.closing(front, *engines):
         serving.all_up(front, 2)
         streams = [chat(front, stream=True, max_tokens=150, ignore_eos=True) for _ in range(8)]

@@ -17,6 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.record import Ended, Outcome
 from headway.metrics.summary import summarize
+from headway.planner.cascade import replanning
 from headway.planner.cascade.plan import CascadePlan, StagePlan
 from headway.planner.cascade.problem import QualityFloor, Replicas
 from headway.planner.cascade.replanning import Period, Replan, Replanner, Standing, changes, shift, standing
@@ -142,6 +143,27 @@ def test_what_is_too_little_for_one_period_counts_in_the_next() -> None:
         assert known == (0, 50, 50, 50)[minute] and not planner.made
     planner.replicas(260.0)
     assert [each.why for each in planner.made] == ["scores of llama-3-8b"]
+
+
+def test_a_period_that_does_not_end_takes_no_more_and_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of it is even over all that came, and its rate is that of all."""
+    monkeypatch.setattr(replanning, "MOST_PROMPTS", 64)
+    made: list[float] = []
+
+    def make(found: Scores, rate_rps: float) -> CascadePlan:
+        made.append(rate_rps)
+        return LIGHT
+
+    planner = replanner(make, period(scores(), 1.0), audit_share=1.0)
+    for i in range(5000):
+        planner.arrived(SimpleNamespace(id=i, prompt_tokens=i), i * 0.05)  # type: ignore[arg-type]
+        assert len(planner._prompts) <= 64
+    kept = planner._prompts
+    assert kept == list(range(0, 5000, kept[1])) and len(kept) >= 32
+    feed(planner, scores(), 250.0)
+    planner.replicas(300.0)
+    planner.replicas(330.0)
+    assert made and made[0] == pytest.approx((5000 + 200) / 300.0)
 
 
 def test_who_never_gets_through_is_not_waited_for_for_ever() -> None:

@@ -27,6 +27,8 @@ SURE = 1.95
 """Of the two-sample Kolmogorov-Smirnov test: 0.1% of equal samples differ by more."""
 PATIENCE = 12
 """Periods after which an audited request that is not through is not waited for any more."""
+MOST_PROMPTS = 1 << 18
+"""Whose lengths are kept of a period, which goes on while too little is known: of more, every second one, and so on."""
 Shape = tuple[str, int, int]
 """A model, and the tensor and pipeline parallelism of a replica."""
 _Positive = Annotated[float, Meta(gt=0)]
@@ -176,6 +178,8 @@ class Replanner:
         self._asked: _Asked | None = None
         self._random = Random(f"{self.seed}/replanning")
         self._prompts: list[int] = []
+        """How long they were: of all requests of the period, or of every `_every`th."""
+        self._num_arrived, self._every = 0, 1
         self._audited: dict[int, _Audited] = {}
 
     def __str__(self) -> str:
@@ -184,7 +188,12 @@ class Replanner:
 
     def arrived(self, request: RequestView, now: float) -> None:
         """Count it, and draw whether it is audited."""
-        self._prompts.append(request.prompt_tokens)
+        if self._num_arrived % self._every == 0:
+            self._prompts.append(request.prompt_tokens)
+        self._num_arrived += 1
+        if len(self._prompts) == MOST_PROMPTS:
+            del self._prompts[1::2]
+            self._every *= 2
         if self._random.random() < self.config.audit_share:
             self._audited[request.id] = _Audited(request.prompt_tokens, now)
 
@@ -225,6 +234,7 @@ class Replanner:
         if found is None:
             return
         self._since_s, self._prompts = now, []
+        self._num_arrived, self._every = 0, 1
         if self.expected is None:
             self.expected = found
         elif self.expected.rate_rps is None:
@@ -264,7 +274,7 @@ class Replanner:
         step = max(1, ceil(len(self._prompts) / self.config.sample))
         before = None if self.expected is None else self.expected.scores
         return Period(
-            len(self._prompts) / span_s,
+            self._num_arrived / span_s,
             tuple(float(each) for each in self._prompts[::step]),
             _table(self.models, list(through.values()), before),
         )
