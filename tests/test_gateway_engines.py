@@ -216,17 +216,24 @@ def test_who_is_urgent_overtakes_in_the_engines_own_queue(
     if kind.name != "vllm-v1":
         pytest.skip("its queue knows no order")
     front = serve(engines[:1], policies={"ordering": "priority", "ordering_at": "replica"})
-    order: list[int] = []
+    begun: list[tuple[int, serving.Reply]] = []
 
-    def stream(tier: int) -> None:
-        options = {**STREAM, "max_tokens": 20 + 180 * tier}
-        list(chat(front, f"tier {tier}", {"x-headway-tier": str(tier)}, **options).events())
-        order.append(tier)
+    def begin(tier: int) -> None:
+        begun.append((tier, chat(front, f"tier {tier}", {"x-headway-tier": str(tier)}, max_tokens=3900, **STREAM)))
+
+    def waiting(num: int) -> Callable[[], bool]:
+        return lambda: metric(engines[0], "vllm:num_requests_waiting") == num
 
     with ThreadPoolExecutor(9) as threads:
-        running = [threads.submit(stream, 1) for _ in range(8)]
-        until(lambda: metric(engines[0], "vllm:num_requests_waiting") == 4)
-        stream(0)
-        assert len(order) <= 5, "before the four that waited"
-        for one in running:
+        asked = [threads.submit(begin, 1) for _ in range(8)]
+        until(waiting(4))
+        until(lambda: len(begun) == 4)
+        asked.append(threads.submit(begin, 0))
+        until(waiting(5))
+        for i in range(9):  # each client that leaves makes room for one
+            begun[i][1].close()
+            until(lambda i=i: len(begun) == min(5 + i, 9))
+        for one in asked:
             one.result()
+    assert [tier for tier, _ in begun] == [1, 1, 1, 1, 0, 1, 1, 1, 1]
+    _idle(kind, front, engines)
