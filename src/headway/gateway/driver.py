@@ -22,8 +22,9 @@ from headway.gateway import pairs
 from headway.gateway.clock import Clock
 from headway.gateway.judge import Confidence, Jury
 from headway.gateway.livecontrol import LiveCascading, LiveControl
-from headway.gateway.passing import pass_on
+from headway.gateway.passing import move_out, pass_on
 from headway.gateway.replica import Engine, LiveReplica
+from headway.gateway.scoring import scored
 from headway.gateway.telemetry import Histogram
 from headway.gateway.ticket import Ticket
 from headway.observe import View
@@ -152,20 +153,7 @@ class Driver:
     def scored(self, ticket: Ticket, score: float | None) -> None:
         """The same, at once."""
         assert self._jury is not None
-        live = ticket.live
-        ticket.is_unjudged = False
-        ticket.prefilled_by = None
-        stage, model = live.stage_index, live.model
-        live.lengths += ((model, live.generated_tokens),)  # type: ignore[misc]  # of a frozen base, thawed here
-        if score is None:
-            self.control.unjudged(live, self._jury.accepts_unjudged, self.now)
-        else:
-            live.quality += ((model, score),)  # type: ignore[misc]
-            self.control.judged(live, score, self.now)
-        escalated = live.stage_index != stage
-        self.on_judged(model, "unscored" if score is None else "escalated" if escalated else "accepted")
-        if escalated:
-            self.hope(ticket)
+        scored(self, ticket, score, self._jury.accepts_unjudged)
 
     def wrote(self, live: Live, now: float, cause: Cause = Cause.FINISHED, by: int | None = None) -> None:
         """Write down one replica's part in a request that was with several: of a cascade, or of a combo."""
@@ -214,13 +202,8 @@ class Driver:
         if not pass_on(self, ticket, False, "failed", failures=1):
             self.failed(ticket, again=True)
 
-    def computed(self, ticket: Ticket) -> None:
-        """Who computed its prompt at the same time as another waited for it is done."""
-        pairs.computed(self, ticket)
-
-    def half_failed(self, ticket: Ticket) -> None:
-        """Who was to compute its prompt at the same time as another waited for it is not: it is placed anew."""
-        pairs.failed(self, ticket)
+    # Of who computes its prompt at the same time as another waits for it.
+    computed, half_failed = pairs.computed, pairs.failed
 
     def failed(self, ticket: Ticket, again: bool, untouched: bool = False) -> None:
         """Its replica failed it: it is placed anew, or turned away. `untouched`: what was kept for it still is."""
@@ -336,11 +319,7 @@ class Driver:
         if not on:
             self.control.release(service, now)
             return
-        for ticket in list(self.tickets.values()):
-            if ticket.replica is replica and ticket.can_move and ticket.moving_to is None:
-                target = service.choose(ticket.live, now)
-                if target is not None and replica.id not in (target, ticket.live.decode):
-                    self.move(ticket.live, target, None, now)
+        move_out(self, replica)
 
     # Control's effects.
 

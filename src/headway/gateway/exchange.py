@@ -15,9 +15,10 @@ from headway.gateway.ask import Ask
 from headway.gateway.buffer import Buffer
 from headway.gateway.client import Connection, EngineError, UnreachableError, read
 from headway.gateway.errors import ApiError
+from headway.gateway.headers import headers
 from headway.gateway.listen import Listener, Pace
 from headway.gateway.llamacpp import template
-from headway.gateway.pairs import HalfError, Prefilling, TurnedAwayError
+from headway.gateway.pairs import HalfError, Prefilling, TurnedAwayError, ended
 from headway.gateway.refusal import RefusedError, for_client, is_no_answer, refusal, reported
 from headway.gateway.replica import Engine
 from headway.gateway.said import CannotGoOnError, Continued, without
@@ -308,7 +309,7 @@ class Exchange:
         if connection.status < 300:
             self._check_whole(data)
             self._listener.whole(data)
-            await self._half_ends()
+            await ended(self._both, _TAIL_S)
             self._driver.finished(self._ticket)
         else:
             self._driver.refused(self._ticket)
@@ -321,11 +322,6 @@ class Exchange:
         self._begin(status, kind.encode("latin-1"), len(data))
         self._is_done = True
         self._out.write(data)
-
-    async def _half_ends(self) -> None:
-        """Who computed the prompt has a moment to say that it has."""
-        if self._both is not None:
-            await self._both.ended(_TAIL_S)
 
     def _check_whole(self, data: bytes) -> None:
         """EngineError where a status of 200 comes with what is no answer."""
@@ -352,7 +348,7 @@ class Exchange:
         if not connection.is_complete or (self._both is not None and self._both.is_pending):
             self._forward(stream.take())
             await self._tail(connection)
-            await self._half_ends()
+            await ended(self._both, _TAIL_S)
         self._end_stream(stream.take())
 
     def _forward(self, data: bytes) -> None:
@@ -378,28 +374,8 @@ class Exchange:
         self._out.write(last)
 
     def _begin(self, status: int, kind: bytes, length: int | None) -> None:
-        headers = [(b"content-type", kind), (b"x-request-id", self._id)]
-        replica = self._ticket.replica
-        if replica is not None:
-            headers.append((b"x-headway-replica", replica.name.encode("latin-1", "replace")))
-            if self._ask.explains:
-                headers += self._explained()
-        if length is not None:
-            headers.append((b"content-length", b"%d" % length))
-        else:
-            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         self._has_begun = True
-        self._out.start(status, headers)
-
-    def _explained(self) -> list[tuple[bytes, bytes]]:
-        """What became of the request until now."""
-        live = self._live
-        return [
-            (b"x-headway-held-s", b"%.6f" % (live.placed_s - live.arrival_s)),
-            (b"x-headway-attempts", b"%d" % (live.attempt + 1)),
-            (b"x-headway-tier", b"%d" % live.tier),
-            (b"x-headway-model", live.model.encode("latin-1", "replace")),
-        ]
+        self._out.start(status, headers(self._ticket, self._id, kind, length, self._ask.explains))
 
     async def _tell(self, error: ApiError | None) -> None:
         """Tell the client of an error: as an answer, or as the last events of its stream."""

@@ -230,7 +230,7 @@ class Prefilling:
             await self.ended(_GRACE_S)
 
     async def ended(self, timeout_s: float) -> None:
-        """The other answer is whole: this one's end is near."""
+        """Its end is near."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_s)
 
@@ -240,6 +240,12 @@ class Prefilling:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+
+
+async def ended(both: Prefilling | None, timeout_s: float) -> None:
+    """Who computed the prompt, if another one did, has a moment to say that it has."""
+    if both is not None:
+        await both.ended(timeout_s)
 
 
 def check(answer: bytes, kind: str) -> None:

@@ -1,9 +1,10 @@
-"""A request of a combo passes from the replica that computes its prompt to the one that decodes."""
+"""Requests pass from one replica to another: from who computes a prompt to who decodes, and from who drains."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headway.gateway.replica import LiveReplica
 from headway.gateway.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -27,3 +28,13 @@ def pass_on(driver: Driver, ticket: Ticket, kept: bool, outcome: str, failures: 
     live.attempt -= failures
     ticket.is_kept = False
     return False
+
+
+def move_out(driver: Driver, replica: LiveReplica) -> None:
+    """What can go on elsewhere leaves a replica that drains."""
+    service, now = driver.services[replica.model], driver.now
+    for ticket in list(driver.tickets.values()):
+        if ticket.replica is replica and ticket.can_move and ticket.moving_to is None:
+            target = service.choose(ticket.live, now)
+            if target is not None and replica.id not in (target, ticket.live.decode):
+                driver.move(ticket.live, target, None, now)
