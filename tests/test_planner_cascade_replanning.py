@@ -18,9 +18,10 @@ from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.record import Ended, Outcome
 from headway.metrics.summary import summarize
 from headway.planner.cascade import replanning
+from headway.planner.cascade.periods import Period, shift
 from headway.planner.cascade.plan import CascadePlan, StagePlan
 from headway.planner.cascade.problem import QualityFloor, Replicas
-from headway.planner.cascade.replanning import Period, Replan, Replanner, Standing, changes, shift, standing
+from headway.planner.cascade.replanning import Replan, Replanner, Standing, changes, standing
 from headway.policies.cascade.replanned import Replanned as Following
 from headway.policies.conformance_cascade import check_cascade
 from headway.policies.conformance_scaler import check_scaler
@@ -147,7 +148,7 @@ def test_what_is_too_little_for_one_period_counts_in_the_next() -> None:
 
 def test_a_period_that_does_not_end_takes_no_more_and_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept of it is even over all that came, and its rate is that of all."""
-    monkeypatch.setattr(replanning, "MOST_PROMPTS", 64)
+    monkeypatch.setattr(replanning, "MOST_KEPT", 64)
     made: list[float] = []
 
     def make(found: Scores, rate_rps: float) -> CascadePlan:
@@ -158,8 +159,8 @@ def test_a_period_that_does_not_end_takes_no_more_and_no_more_memory(monkeypatch
     for i in range(5000):
         planner.arrived(SimpleNamespace(id=i, prompt_tokens=i), i * 0.05)  # type: ignore[arg-type]
         assert len(planner._prompts) <= 64
-    kept = planner._prompts
-    assert kept == list(range(0, 5000, kept[1])) and len(kept) >= 32
+    kept = planner._prompts.between(0.0)
+    assert kept == list(range(0, 5000, int(kept[1]))) and len(kept) >= 32
     feed(planner, scores(), 250.0)
     planner.replicas(300.0)
     planner.replicas(330.0)

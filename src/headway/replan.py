@@ -37,14 +37,12 @@ class Work:
     coefficients: Mapping[str, Coefficients]
     """Of the step-time model, by model."""
     seed: int = 0
-    rounds: int | None = None
-    """How many times the lengths are played; None: as the problem asks for."""
     shapes: Mapping[str, tuple[Parallel, ...]] | None = None
     """That replicas may have, by model; None: any."""
 
     def __call__(self, scores: Scores, rate_rps: float) -> CascadePlan:
         problem = self.problem(scores=scores, rate_rps=rate_rps)
-        num = self.rounds or rounds(problem)
+        num = rounds(problem)
         stage = Simulated(problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients)
         bounds = StepBounds(problem.gpu, problem.engine, num, self.coefficients)
         search = Search(problem, Latencies(stage), bounds, EFFORT, sets_of=self._sets(problem))

@@ -12,8 +12,9 @@ from headway.catalog.coefficients import Coefficients
 from headway.control.policies import CascadeOf, Policies
 from headway.core.clerk import AtOnce, Desk
 from headway.core.fleet import Fleet, Parallel, Pool
+from headway.planner.cascade.periods import Period
 from headway.planner.cascade.problem import Problem
-from headway.planner.cascade.replanning import Period, Replan, Replanner, Shape, Standing
+from headway.planner.cascade.replanning import Replan, Replanner, Shape, Standing
 from headway.planner.cascade.shapes import shapes as shapes_of
 from headway.policies import resolve
 from headway.replan import Work, following
@@ -59,7 +60,7 @@ def follow(
     ask = partial(
         Problem, models=tuple(models[name] for name in cascade.models), gpu=first.gpu, engine=first.engine,
         num_gpus=_num_gpus(config, own), target=config.target, gpus_per_server=config.gpus_per_server,
-        judge_s=cascade.judge_s, max_kinds=1,
+        judge_s=cascade.judge_s, max_kinds=1, span_s=config.every_s,
     )  # fmt: skip
     by_model = {pool.model.name: known[pool.name] for pool in reversed(own)}
     allowed = {name: tuple(pool.parallel for pool in own if pool.model.name == name) for name in models}

@@ -23,9 +23,8 @@ from headway.workload.streams import stream
 from headway.workload.table import Workload
 from headway.workload.trace import TraceSource
 
-HORIZON_S = 15.0
-"""Of arrivals at a stage, as far as `MOST_ROUNDS` go."""
-MOST_ROUNDS = 5
+MOST_REQUESTS = 3000
+"""Of the cascade, in the simulation of a stage: a longer span is cut short."""
 
 
 class Handing(Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,5 +93,6 @@ class Simulated:
 
 
 def rounds(problem: Problem) -> int:
-    """How many times the sample is played, so that a load that is too high shows."""
-    return min(max(ceil(HORIZON_S * problem.rate_rps / len(problem.scores)), 1), MOST_ROUNDS)
+    """How many times the sample is played: for as long as requests come."""
+    num = len(problem.scores)
+    return max(1, min(ceil(problem.span_s * problem.rate_rps / num), MOST_REQUESTS // num))

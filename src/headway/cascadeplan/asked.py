@@ -82,7 +82,7 @@ def ask(
         scores = table(spec.workload.quality, base_dir)
     models = tuple(catalog.model(name) for name in _stages(spec.cascade, scores, places))
     own, held_out = scores.stages([model.name for model in models]).split(1 - HELD_OUT, spec.seed)
-    first = pools[0]
+    first, (num, span_s) = pools[0], _arrivals(chosen, places)
     of_fleet = _offers(pools, gpus_per_server)
     if num_gpus:
         of_fleet = (structs.replace(of_fleet[0], limit=num_gpus),)
@@ -92,10 +92,11 @@ def ask(
         gpu=offers[0].gpu,
         engine=first.engine,
         num_gpus=offers[0].limit or 0,
-        rate_rps=_rate_rps(chosen, places),
+        rate_rps=num / span_s,
         scores=own,
         target=target,
         gpus_per_server=gpus_per_server,
+        span_s=span_s,
         judge_s=0.27 if spec.cascade is None else spec.cascade.judge_s,
         use_all=len(offers) < 2,
         max_kinds=1,  # with two, the same effort finds plans that are twice as slow, in ten times as long
@@ -145,12 +146,13 @@ def _stages(said: Any, scores: Scores, places: Places) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _rate_rps(chosen: scenario.Scenario, places: Places) -> float:
+def _arrivals(chosen: scenario.Scenario, places: Places) -> tuple[int, float]:
+    """How many gaps between requests, and how long they take together."""
     rows = generate(chosen.spec.workload, chosen.spec.seed, chosen.base_dir)
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
     if span_s <= 0:
         raise places.error(("workload",), "expected two requests or more, at different times")
-    return (len(rows) - 1) / span_s
+    return len(rows) - 1, span_s
 
 
 def _offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple[Offer, ...]:
@@ -202,4 +204,6 @@ def at_rate(asked: Asked, rate_rps: float) -> Asked:
     """The same requests, arriving at another rate."""
     document = copy.deepcopy(asked.document)
     document["workload"]["arrivals"] = rate_rps
-    return replace(asked, document=document, problem=replace(asked.problem, rate_rps=rate_rps))
+    problem = asked.problem
+    span_s = problem.span_s * problem.rate_rps / rate_rps
+    return replace(asked, document=document, problem=replace(problem, rate_rps=rate_rps, span_s=span_s))

@@ -148,7 +148,7 @@ class Search:
         assert found is not None
         if found.usd_per_hour is not None:
             return found
-        return spread(self.tables(routing), self.gpus, found, self.problem.use_all, self.effort.gap)
+        return spread(self.tables(routing), self.gpus, found, self.problem.use_all, self.effort.gap, self.effort.asks)
 
     def latency_s(self, routing: int, stage: int, replicas: ReplicaSet) -> float:
         """p95 of a stage of any routing on any replicas, judging included."""

@@ -121,11 +121,12 @@ def _deployment(tables: Sequence[Table], found: Allocation, bound_s: float) -> D
 
 
 def spread(
-    tables: Sequence[Table], num_gpus: Gpus, found: Deployment, use_all: bool = False, gap: float = 0.0
-) -> Deployment:
+    tables: Sequence[Table], num_gpus: Gpus, found: Deployment, use_all: bool = False, gap: float = 0.0,
+    asks: int | None = None,
+) -> Deployment:  # fmt: skip
     """The same largest latency, and the GPUs that it leaves over where they help the other stages most.
 
-    The slowest stage keeps what it has; the rest is deployed anew, and so on.
+    The slowest stage keeps what it has; the rest is deployed anew, and so on. `gap` and `asks` as of `deploy`.
     """
     gpus, sets, latencies = list(found.gpus), list(found.sets), list(found.latencies_s)
     open_ = list(range(len(tables)))
@@ -134,7 +135,7 @@ def spread(
         slowest = max(open_, key=lambda i: (latencies[i], i))
         open_.remove(slowest)
         left = less(left, gpus[slowest])
-        better, _ = deploy([tables[i] for i in open_], left, use_all, gap=gap)
+        better, _ = deploy([tables[i] for i in open_], left, use_all, gap=gap, asks=asks)
         if better is None or better.latency_s > max(latencies[i] for i in open_):
             continue
         for at, i in enumerate(open_):

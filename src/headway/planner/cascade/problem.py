@@ -167,6 +167,9 @@ class Problem:
     """None: the catalog's node."""
     judge_s: float = 0.27
     """What judging adds to a stage that is not the last (appendix H)."""
+    span_s: float = 60.0
+    """How long requests come at this rate: so long the latency of a stage is told over. A stage that gets more than it
+    can do is later the longer that lasts."""
     prefix_hit_rate: float = 0.0
     """The share of prompt tokens that prefix caches hold (appendix M)."""
     use_all: bool = False
@@ -197,6 +200,8 @@ class Problem:
             raise HeadwayError(f"gpus_per_server: {self.gpus_per_server}; expected 1 or more")
         if not (isfinite(self.rate_rps) and self.rate_rps > 0):
             raise HeadwayError(f"rate_rps: {self.rate_rps}; expected a number above 0")
+        if not (isfinite(self.span_s) and self.span_s > 0):
+            raise HeadwayError(f"span_s: {self.span_s}; expected a number above 0")
         if not 0 <= self.prefix_hit_rate < 1:
             raise HeadwayError(f"prefix_hit_rate: {self.prefix_hit_rate}; expected 0 to less than 1")
         if not 0 <= self.judge_s < inf:

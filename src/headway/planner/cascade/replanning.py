@@ -8,27 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from itertools import chain, pairwise
+from math import ceil
 from random import Random
 from typing import Annotated
 
-import numpy as np
 from msgspec import Meta, Struct, structs
 
 from headway.core.clerk import Clerk
 from headway.core.errors import HeadwayError
 from headway.core.record import Ended
 from headway.core.view import RequestView
+from headway.planner.cascade.periods import Audited, Kept, Period, differ, shift, table
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import Floats, LatencyBudget, QualityFloor, Target
-from headway.workload.quality import Scores
+from headway.planner.cascade.problem import LatencyBudget, QualityFloor, Target
 
-SURE = 1.95
-"""Of the two-sample Kolmogorov-Smirnov test: 0.1% of equal samples differ by more."""
+QUARTERS = 4
+"""Of a period, in which it is looked for what came since the last change."""
 PATIENCE = 12
 """Periods after which an audited request that is not through is not waited for any more."""
-MOST_PROMPTS = 1 << 18
-"""Whose lengths are kept of a period, which goes on while too little is known: of more, every second one, and so on."""
+MOST_KEPT = 1 << 18
+"""Requests whose lengths and first scores are kept of a period, which goes on while too little is known."""
 Shape = tuple[str, int, int]
 """A model, and the tensor and pipeline parallelism of a replica."""
 _Positive = Annotated[float, Meta(gt=0)]
@@ -75,43 +75,6 @@ class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             return LatencyBudget(self.latency_s)
         assert self.quality is not None
         return QualityFloor(min(self.quality + self.margin, 100.0))
-
-
-class Period(Struct, frozen=True):
-    """What was observed in one period."""
-
-    rate_rps: float | None
-    """None: not known."""
-    prompt_tokens: tuple[float, ...]
-    """Of the sampled requests."""
-    scores: Scores
-    """Of the audited requests."""
-
-
-def shift(before: Period, now: Period, rate_change: float = 0.2) -> str | None:
-    """What has changed between two periods, if anything has: rate, lengths or how hard the requests are."""
-    if before.rate_rps is not None and now.rate_rps is not None:
-        change = now.rate_rps / before.rate_rps - 1
-        if abs(change) > rate_change:
-            return f"rate: {change:+.0%}"
-    if _differ(np.asarray(before.prompt_tokens), np.asarray(now.prompt_tokens)):
-        return "prompt lengths"
-    for i, name in enumerate(now.scores.models):
-        if _differ(before.scores.scores[:, i], now.scores.scores[:, i]):
-            return f"scores of {name}"
-        if _differ(before.scores.output_tokens[:, i].astype("f8"), now.scores.output_tokens[:, i].astype("f8")):
-            return f"answer lengths of {name}"
-    return None
-
-
-def _differ(one: Floats, other: Floats) -> bool:
-    one, other = np.sort(one[~np.isnan(one)]), np.sort(other[~np.isnan(other)])
-    if not len(one) or not len(other):
-        return False
-    at = np.concatenate([one, other])
-    below = [np.searchsorted(each, at, side="right") / len(each) for each in (one, other)]
-    furthest = float(np.abs(below[0] - below[1]).max())
-    return furthest > SURE * sqrt((len(one) + len(other)) / (len(one) * len(other)))
 
 
 class Standing(Struct, frozen=True):
@@ -177,10 +140,9 @@ class Replanner:
         self._since_s, self._next_s = 0.0, self.config.every_s
         self._asked: _Asked | None = None
         self._random = Random(f"{self.seed}/replanning")
-        self._prompts: list[int] = []
-        """How long they were: of all requests of the period, or of every `_every`th."""
-        self._num_arrived, self._every = 0, 1
-        self._audited: dict[int, _Audited] = {}
+        self._prompts, self._firsts = Kept(MOST_KEPT), Kept(MOST_KEPT)
+        self._latest_s = 0.0
+        self._audited: dict[int, Audited] = {}
 
     def __str__(self) -> str:
         """As tables show it."""
@@ -188,21 +150,19 @@ class Replanner:
 
     def arrived(self, request: RequestView, now: float) -> None:
         """Count it, and draw whether it is audited."""
-        if self._num_arrived % self._every == 0:
-            self._prompts.append(request.prompt_tokens)
-        self._num_arrived += 1
-        if len(self._prompts) == MOST_PROMPTS:
-            del self._prompts[1::2]
-            self._every *= 2
+        self._latest_s = now
+        self._prompts.add(now, request.prompt_tokens)
         if self._random.random() < self.config.audit_share:
-            self._audited[request.id] = _Audited(request.prompt_tokens, now)
+            self._audited[request.id] = Audited(request.prompt_tokens, now)
 
     def audits(self, request: int) -> bool:
         """Whether all models answer this request."""
         return request in self._audited
 
     def scored(self, request: int, stage: int, score: float) -> None:
-        """A score of an audited request is kept."""
+        """A score of an audited request is kept, and every score of the first model."""
+        if stage == 0:
+            self._firsts.add(self._latest_s, score)
         if (audited := self._audited.get(request)) is not None:
             audited.scores[self.models[stage]] = score
 
@@ -230,19 +190,20 @@ class Replanner:
     def _look(self, now: float) -> None:
         """A period is over, unless too little is known: then it goes on."""
         self._next_s = now + self.config.every_s
-        found = self._period(now - self._since_s, now)
+        found = self._period(now)
         if found is None:
             return
-        self._since_s, self._prompts = now, []
-        self._num_arrived, self._every = 0, 1
+        self._since_s, self._prompts, self._firsts = now, Kept(MOST_KEPT), Kept(MOST_KEPT)
         if self.expected is None:
             self.expected = found
         elif self.expected.rate_rps is None:
             self.expected = structs.replace(self.expected, rate_rps=found.rate_rps)
         why = shift(self.expected, found, self.config.rate_change)
+        if why is None and not self.expected.firsts:
+            self.expected = structs.replace(self.expected, firsts=found.firsts)
         if why is not None and self._asked is None:
             self._asked = _Asked(now + self.planning_s, why, found)
-            self.clerk.ask(found.scores, found.rate_rps)
+            self.clerk.ask(found.weighted, found.rate_rps)
 
     def _take(self, asked: _Asked, now: float) -> None:
         """The clerk is done. Where that failed, everything stays as it is, and the next period is another chance."""
@@ -259,7 +220,7 @@ class Replanner:
         self.made.append(Replanning(now, asked.why, plan, changes(before, self._newest)))
         self.news.append(str(self.made[-1]))
 
-    def _period(self, span_s: float, now: float) -> Period | None:
+    def _period(self, now: float) -> Period | None:
         """None where too little is known. Who is not through with all models counts for the next one."""
         oldest_s = now - PATIENCE * self.config.every_s
         audited = {id: each for id, each in self._audited.items() if each.since_s >= oldest_s}
@@ -268,16 +229,30 @@ class Replanner:
                    and answered <= each.output_tokens.keys()}  # fmt: skip
         is_whole = self.expected is not None or len(answered) == len(self.models)
         self._audited = audited
-        if len(through) < self.config.least_audited or not self._prompts or not is_whole:
+        if len(through) < self.config.least_audited or not self._prompts.num or not is_whole:
             return None
         self._audited = {id: each for id, each in audited.items() if id not in through}
-        step = max(1, ceil(len(self._prompts) / self.config.sample))
+        from_s = self._from_s(now, [each.since_s for each in through.values()])
+        recent = [each for each in through.values() if each.since_s >= from_s or from_s <= self._since_s]
+        prompts = self._prompts.between(from_s)
+        step = max(1, ceil(len(prompts) / self.config.sample))
         before = None if self.expected is None else self.expected.scores
         return Period(
-            self._num_arrived / span_s,
-            tuple(float(each) for each in self._prompts[::step]),
-            _table(self.models, list(through.values()), before),
+            self._prompts.num_since(from_s) / (now - from_s),
+            tuple(prompts[::step]),
+            table(self.models, recent, before),
+            tuple(self._firsts.between(from_s)),
         )
+
+    def _from_s(self, now: float, audited_s: Sequence[float]) -> float:
+        """From when on all that came looks alike: a quarter of the period, or more, with enough audited requests."""
+        starts = [now - (now - self._since_s) * k / QUARTERS for k in range(QUARTERS + 1)]
+        parts = [self._firsts.between(a, b) for b, a in pairwise(starts)]
+        known = [sum(at_s >= a for at_s in audited_s) for a in starts]
+        for k in range(1, QUARTERS):
+            if known[k] >= self.config.least_audited and differ(list(chain(*parts[:k])), parts[k]):
+                return starts[k]
+        return self._since_s
 
 
 @dataclass(frozen=True)
@@ -287,34 +262,3 @@ class _Asked:
     ready_s: float
     why: str
     seen: Period
-
-
-@dataclass
-class _Audited:
-    """What is known of one request."""
-
-    prompt_tokens: int
-    since_s: float
-    scores: dict[str, float] = field(default_factory=dict)
-    output_tokens: dict[str, int] = field(default_factory=dict)
-
-
-def _table(models: Sequence[str], audited: Sequence[_Audited], before: Scores | None) -> Scores:
-    """The score table of audited requests that every model with replicas has answered.
-
-    The others' rows are those of the table from before, in order of the first model's score; without one, all models
-    have answered.
-    """
-    prompts = np.array([each.prompt_tokens for each in audited], "i8")
-    shape = (len(audited), len(models))
-    scores, lengths = np.full(shape, np.nan), np.ones(shape, "i8")
-    if before is not None:
-        first = np.array([each.scores[models[0]] for each in audited])
-        rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")
-        known = np.argsort(before.scores[:, 0], kind="stable")[(rank * len(before)) // len(audited)]
-        scores, lengths = before.scores[known], before.output_tokens[known]
-    for i, name in enumerate(models):
-        if all(name in each.scores and name in each.output_tokens for each in audited):
-            scores[:, i] = [each.scores[name] for each in audited]
-            lengths[:, i] = [each.output_tokens[name] for each in audited]
-    return Scores(tuple(models), scores, lengths, prompts)

@@ -20,9 +20,10 @@ from headway.perf.step import StepModel
 from headway.planner.cascade import baselines
 from headway.planner.cascade import search as planners
 from headway.planner.cascade.latencies import Latencies
+from headway.planner.cascade.periods import Period
 from headway.planner.cascade.plan import CascadePlan
 from headway.planner.cascade.problem import QualityFloor
-from headway.planner.cascade.replanning import Period, Replan, Replanner, Shape, standing
+from headway.planner.cascade.replanning import Replan, Replanner, Shape, standing
 from headway.planner.cascade.shapes import shapes
 from headway.policies.cascade.thresholds import Thresholds
 from headway.policies.resolve import Choice
@@ -32,7 +33,6 @@ from headway.reproduce.cascadia.setup import ROWS, asked
 from headway.reproduce.tasks import Measurement
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
-from headway.stages import rounds
 from headway.workload.quality_columns import with_scores
 from headway.workload.quality_traces import DEEPSEEK, generate
 from headway.workload.streams import stream
@@ -109,8 +109,8 @@ def _replanner(case: Asked, first: CascadePlan, rate_rps: float, seed: int, quic
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
     config = Replan(quality=problem.target.q_min, every_s=PERIOD_S / 4 if quick else PERIOD_S)
-    asking = partial(replace, problem, target=config.target, use_all=False)
-    work = Work(asking, case.policies, case.coefficients, case.seed, rounds(problem))
+    asking = partial(replace, problem, target=config.target, use_all=False, span_s=config.every_s)
+    work = Work(asking, case.policies, case.coefficients, case.seed)
     expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
     pools = {shape: pool.name for shape, pool in _pools(case, {}).items()}
     return Replanner(

@@ -167,9 +167,10 @@ def optimality(seed: int, num_rows: int) -> Measurement:
     case = asked("llama", 1, 80.0, True, 4.0)
     scores = replace(case.problem, scores=case.held_out.split(num_rows / len(case.held_out), seed)[0])
     problem = replace(scores, num_gpus=6, rate_rps=4.0, use_all=False, max_pp=2)
+    case = replace(case, problem=problem)
     ours, all_ = _latencies(case), _latencies(case)
     began = time.perf_counter()
-    found = plan(problem, ours, effort=EFFORT)
+    found = plan(problem, ours, bounds(case), EFFORT)
     middle = time.perf_counter()
     oracle = exhaustive(problem, all_)
     return {

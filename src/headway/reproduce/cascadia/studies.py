@@ -17,6 +17,8 @@ Cases = Mapping[Case, Measurement]
 Rates = Mapping[tuple[str, int], Measurement]
 Found = tuple[dict[str, Outcome], list[Figure | Table]]
 TRACE_1 = [case for case in claims.CASES if case[1] == 1]
+MORE = 3
+"""So many times as many seeds where a seed takes seconds, and plans differ much from one table of scores to another."""
 JUDGES = {"mini": "gpt-4o-mini", "llama": "llama-3.1-70b"}
 
 
@@ -133,16 +135,16 @@ def of_llama(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
         outcomes |= _router(experiment, cases, rates)
     if experiment.wants(*_ids(claims.WEAKER)):
         done = experiment.run(
-            {("judge", seed): Call(judges.weaker, said | {"seed": seed}) for seed in experiment.seeds}
+            {("judge", seed): Call(judges.weaker, said | {"seed": seed}) for seed in _more(experiment)}
         )
         outcomes |= _weaker(list(done.values()))
         exhibits.append(_table_6(list(done.values())))
     if experiment.wants(*_ids(claims.TRAINED)):
-        tasks = {("trained", seed): Call(judges.trained_judge, said | {"seed": seed}) for seed in experiment.seeds}
+        tasks = {("trained", seed): Call(judges.trained_judge, said | {"seed": seed}) for seed in _more(experiment)}
         short = [1 - each["quality"] / each["asked"] for each in experiment.run(tasks).values()]
         outcomes["judge-trained"] = Outcome(short, "It sees lengths only, and the scores hardly depend on them.")
     if experiment.wants(*_ids(claims.CACHES)):
-        tasks = {("prefixes", seed): Call(judges.prefixes, said | {"seed": seed}) for seed in experiment.seeds}
+        tasks = {("prefixes", seed): Call(judges.prefixes, said | {"seed": seed}) for seed in _more(experiment)}
         found = list(experiment.run(tasks).values())
         outcomes["prefix-latency"] = Outcome([each["saved"] for each in found], "Half of each prompt in the cache.")
         outcomes["prefix-plan"] = Outcome([each["same_gpus"] for each in found], "GPUs per model.")
@@ -151,6 +153,12 @@ def of_llama(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
         outcomes |= lost
         exhibits.append(exhibit)
     return outcomes, exhibits
+
+
+def _more(experiment: Experiment) -> Sequence[int]:
+    """The seeds, and further ones."""
+    first = max(experiment.seeds) + 1
+    return (*experiment.seeds, *range(first, first + (MORE - 1) * len(experiment.seeds)))
 
 
 def _wrong(experiment: Experiment, said: Measurement) -> tuple[dict[str, Outcome], Table]:
