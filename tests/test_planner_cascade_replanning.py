@@ -280,3 +280,33 @@ def test_a_run_takes_a_new_plan_up_while_it_serves(after: CascadePlan) -> None:
     assert [each.why for each in planner.made][:1] == ["scores of llama-3-8b"]
     assert Watched.most <= 8 and {**replicas_of(after), **Watched.last} == replicas_of(after)
     assert planner.thresholds() == after.thresholds
+
+
+def test_what_came_since_the_last_change_is_planned_for() -> None:
+    """Requests get harder 200 s into a period of 300 s: the mixture is no plan's business."""
+    asked: list[Scores] = []
+
+    def make(found: Scores, rate_rps: float) -> CascadePlan:
+        asked.append(found)
+        return HEAVY
+
+    planner = replanner(make, period(scores(), 10.0), audit_share=0.2)
+    feed(planner, scores(3000, seed=1), 0.0)
+    planner.replicas(300.0)
+    assert planner.expected is not None and len(planner.expected.firsts) == 3000 and not asked
+    feed(planner, scores(2000, seed=2), 300.0)
+    feed(planner, scores(1000, harder=30.0, seed=3), 500.0)
+    planner.replicas(600.0)
+    assert planner.replicas(620.0) == replicas_of(HEAVY)
+    hard = {tuple(row) for row in scores(1000, harder=30.0, seed=3).scores.tolist()}
+    assert all(tuple(row) in hard for row in asked[0].scores.tolist()) and 100 < len(asked[0]) < 200
+
+
+def test_audited_requests_stand_for_all_first_scores() -> None:
+    """A sample that happens to be easy is planned for as what all requests are."""
+    audited, every = scores(100, seed=5), scores(4000, harder=10.0, seed=6)
+    seen = structs.replace(period(audited), firsts=tuple(every.scores[:, 0].tolist()))
+    before = abs(float(audited.scores[:, 0].mean() - every.scores[:, 0].mean()))
+    after = abs(float(seen.weighted.scores[:, 0].mean() - every.scores[:, 0].mean()))
+    assert len(seen.weighted) == 100 and after < before / 3
+    assert period(audited).weighted is audited
