@@ -150,7 +150,8 @@ class Listener:
 
 
 class Pace:
-    """Times between tokens, while a stream comes from one replica. What one read brings is counted as evenly spread."""
+    """Times between tokens, while a stream comes from one replica. What one read brings is counted as evenly spread
+    over the time since the last; of the first, it is one moment's."""
 
     def __init__(self, ticket: Ticket, driver: Scheduler) -> None:
         self._ticket, self._live, self._driver = ticket, ticket.live, driver
@@ -168,6 +169,8 @@ class Pace:
             self._phase, self._gaps = live.phase, self._driver.gaps(self._ticket)
         if self._last_s:
             self._gaps.observe((now - self._last_s) / tokens, tokens)
+        elif tokens > 1:
+            self._gaps.observe(0.0, tokens - 1)
         self._tokens, self._last_s = live.generated_tokens, now
 
 
