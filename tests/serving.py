@@ -89,7 +89,7 @@ class Process:
             if self.process.poll() is not None:
                 break
         assert self.process.stderr is not None
-        self.kill()
+        self._end()
         written = self.process.stderr.read().decode()
         self.close()
         raise AssertionError(written)
@@ -98,9 +98,16 @@ class Process:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def kill(self) -> None:
+    def _end(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def kill(self) -> None:
+        """It has listened by then, if it could."""
+        if self.process.poll() is None:
+            with suppress(AssertionError):
+                _ = self.port
+        self._end()
 
     def stop(self) -> str:
         """End it politely; what it wrote to stderr."""

@@ -38,9 +38,21 @@ class Engine:
             answer()
         return 200, b""
 
+    async def request(self, *args: object) -> None:
+        """Nothing else is answered."""
+        raise EngineError("no tokens")
+
 
 def _replica(id: int, engine: Engine) -> LiveReplica:
-    about = {"id": id, "name": f"pool/{id}", "url": "http://engine", "model": "m", "served": "m", "slots": None}
+    about = {
+        "id": id,
+        "name": f"pool/{id}",
+        "url": "http://engine",
+        "model": "m",
+        "served": "m",
+        "slots": None,
+        "is_half": False,
+    }
     made = SimpleNamespace(**about, adapter=ADAPTERS["openai"], client=engine, max_context_tokens=9)
     return cast(LiveReplica, made)
 
@@ -71,17 +83,21 @@ def _watched(engine: Engine, is_over: Callable[[Watch, list[str]], bool]) -> lis
 
 
 def test_a_failure_during_a_probe_has_it_looked_at_again() -> None:
-    """The probe may have been answered before the engine died."""
+    """The probe may have been answered before the engine died. Nothing is sent there meanwhile."""
     watches: list[Watch] = []
-    engine = Engine(
-        lambda: watches[0].failed(watches[0].replicas[0], BrokenOffError("killed")), UnreachableError("refused")
+    died = BrokenOffError("killed")
+    answers = (
+        lambda: watches[0].failed(watches[0].replicas[0], died),
+        lambda: None,
+        *99 * [UnreachableError("refused")],
     )
+    engine = Engine(*answers)
 
     def is_over(watch: Watch, told: list[str]) -> bool:
         watches[:] = [watch]
-        return "abandoned" in told
+        return engine.num_asked > 2
 
-    assert _watched(engine, is_over) == ["down", "abandoned"]
+    assert _watched(engine, is_over) == ["down"]
 
 
 def test_a_probe_that_is_broken_off_is_soon_repeated() -> None:
@@ -93,3 +109,14 @@ def test_a_probe_that_is_broken_off_is_soon_repeated() -> None:
 def test_one_probe_that_fails_is_no_reason_to_give_a_replica_up() -> None:
     engine = Engine(BrokenOffError("closed"))
     assert _watched(engine, lambda watch, told: engine.num_asked > 1) == []
+
+
+def test_a_replica_that_breaks_off_is_used_again_when_it_has_been_looked_at() -> None:
+    """Not so where it breaks off again and again, though its health is fine: then it has to say a token first."""
+
+    def is_over(watch: Watch, told: list[str]) -> bool:
+        if watch.is_up(watch.replicas[0]):
+            watch.failed(watch.replicas[0], BrokenOffError("closed"))
+        return watch.breakers[0].distrusts
+
+    assert _watched(Engine(), is_over) == ["down", "up", "down", "up", "down"]

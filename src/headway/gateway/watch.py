@@ -1,8 +1,9 @@
 """Who looks after replicas: are they there, how loaded are they, and when is one that fails left alone?
 
-A circuit breaker per replica. It opens at once when no connection can be had, when health checks fail, and after
-several failures in a row of requests; then nothing is sent there. After a pause, which doubles each time, a probe is
-sent: the health check and, where requests had failed, a completion of one token. Only when all is well is it closed.
+A circuit breaker per replica. It opens at once when no connection can be had or one is broken off, when health checks
+fail, and after several failures in a row of requests; then nothing is sent there. After a pause, which doubles each
+time and is none at first where one was broken off, a probe is sent: the health check and, where requests had failed, a
+completion of one token. Only when all is well is it closed.
 """
 
 from __future__ import annotations
@@ -130,15 +131,11 @@ class Watch:
         breaker = self.breakers[replica.id]
         if breaker.failed(error):
             self._open(replica, error)
-        elif isinstance(error, BrokenOffError) and self.is_up(replica) and self._is_last(replica):
+        elif isinstance(error, BrokenOffError) and self.is_up(replica):
+            # Were it gone, what is sent there next would fail, too. So it is looked at first.
             breaker.is_open = breaker.is_suspect = True
             self._open(replica, error)
         self._nudges[replica.id].set()
-
-    def _is_last(self, replica: Engine) -> bool:
-        """No other of its model is up. Were it gone, all that is sent would fail at once, so it is looked at first."""
-        up = [each for each in self.replicas if each.model == replica.model and self.is_up(each)]
-        return not pairs.able([each for each in up if each.id != replica.id])
 
     def succeeded(self, replica: Engine) -> None:
         """A request was answered."""
@@ -198,8 +195,10 @@ class Watch:
             return
         if breaker.distrusts:
             await self._try_out(replica)
+            breaker.num_failures = 0
+        if self._nudges[replica.id].is_set():
+            return  # it has failed since the probe began, which says nothing of that
         breaker.is_open = breaker.distrusts = False
-        breaker.num_failures = 0
         log.info("%s at %s is up, and serves %s", replica.name, replica.url, replica.served or "what it is asked for")
         self._up(replica)
 
