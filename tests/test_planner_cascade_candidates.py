@@ -7,12 +7,13 @@ from math import inf
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from headway import catalog
 from headway.core.fleet import Model
 from headway.planner.cascade.bilevel import Effort, Search
 from headway.planner.cascade.bounds import NoBounds
-from headway.planner.cascade.candidates import _allocated, candidates
+from headway.planner.cascade.candidates import _allocated, along_s, candidates
 from headway.planner.cascade.confidence import confidence
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, ReplicaSet, Target
@@ -89,3 +90,18 @@ def test_a_threshold_that_does_not_matter_is_as_low_as_can_be() -> None:
     tokens = np.ones((50, 2), "i8")
     found = confidence(Scores(("a", "b"), same, tokens, tokens[:, 0]), (90.0,))
     assert found.quality == (80.0, 80.0) and found.thresholds == ((0.0, 0.0),)
+
+
+def test_the_sum_along_the_way_counts_rare_stages_less() -> None:
+    """Where 1% of the requests reach a stage, it is a fifth of what it were if the slowest 5% went through it."""
+    asked = problem(QualityFloor(80.0))
+    search = Search(asked, Latencies(Formula()), NoBounds(), Effort(stable_rounds=4))
+    found = candidates(search, search.look(asked.target), "test", 6)[0]
+    first = structs.replace(found.stages[0], processing_ratio=1.0, p95_latency_s=10.0)
+    some, few, none = (
+        structs.replace(found.stages[1], processing_ratio=ratio, p95_latency_s=p95_s)
+        for ratio, p95_s in ((0.2, 40.0), (0.01, 8.0), (0.0, None))
+    )
+    assert along_s(structs.replace(found, stages=(first, some))) == pytest.approx(50.0)
+    assert along_s(structs.replace(found, stages=(first, few))) == pytest.approx(11.6)
+    assert along_s(structs.replace(found, stages=(first, none))) == pytest.approx(10.0)

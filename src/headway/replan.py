@@ -10,14 +10,14 @@ from msgspec import structs
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import CascadeOf, Policies
 from headway.core.fleet import Parallel
-from headway.planner.cascade.bilevel import Search, SetsOf, all_sets
+from headway.planner.cascade.bilevel import Looked, Search, SetsOf, all_sets
 from headway.planner.cascade.bounds import StepBounds
-from headway.planner.cascade.cascadia import answer
+from headway.planner.cascade.candidates import along_s, candidates
 from headway.planner.cascade.latencies import Latencies
 from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import Problem
+from headway.planner.cascade.problem import Problem, QualityFloor
 from headway.planner.cascade.replanning import Replanner
-from headway.planner.cascade.search import EFFORT
+from headway.planner.cascade.search import EFFORT, MOST
 from headway.planner.cascade.shapes import Sets, among
 from headway.policies.cascade.replanned import Replanned as Following
 from headway.policies.resolve import Choice
@@ -46,7 +46,7 @@ class Work:
         stage = Simulated(problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients)
         bounds = StepBounds(problem.gpu, problem.engine, num, self.coefficients)
         search = Search(problem, Latencies(stage), bounds, EFFORT, sets_of=self._sets(problem))
-        return answer(search, search.look(problem.target), "cascadia")
+        return _unrehearsed(search, search.look(problem.target))
 
     def _sets(self, problem: Problem) -> SetsOf | None:
         """Of the shapes that are allowed."""
@@ -58,6 +58,18 @@ class Work:
             return among(every(stage, used), allowed[problem.names[stage]])
 
         return some
+
+
+def _unrehearsed(search: Search, looked: Looked) -> CascadePlan:
+    """Of a search's candidates with the quality, the one whose stages take least along the way, as far as many go it.
+
+    The least maximum alone gives every stage as little as the slowest one's latency allows, and their times add up.
+    """
+    found = candidates(search, looked, "cascadia", MOST)
+    met = [each for each in found if each.status != "infeasible"]
+    if not met or not isinstance(looked.objective.target, QualityFloor):
+        return found[0]
+    return min(met, key=along_s)
 
 
 def following(policies: Policies, cascade: CascadeOf, planner: Replanner, num_gpus: int) -> Policies:

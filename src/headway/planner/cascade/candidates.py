@@ -105,6 +105,11 @@ def weights(search: Search, routing: int) -> Floats:
     return found
 
 
+def along_s(found: CascadePlan) -> float:
+    """About the p95 of a plan over all requests: the sum of its stages', as far as many requests reach them."""
+    return sum(min(stage.processing_ratio / RARE, 1.0) * (stage.p95_latency_s or 0.0) for stage in found.stages)
+
+
 def _apart(search: Search, routings: Sequence[int], most: int) -> list[int]:
     """The first ones of which no two are alike."""
     found: list[int] = []
