@@ -99,7 +99,7 @@ def ask(
         span_s=span_s,
         judge_s=0.27 if spec.cascade is None else spec.cascade.judge_s,
         use_all=len(offers) < 2,
-        max_kinds=1,  # with two, the same effort finds plans that are twice as slow, in ten times as long
+        max_kinds=1,  # with two, the same effort finds the same plans, in two to four times as long
         others=offers[1:],
         usd_per_gpu_hour=offers[0].usd_per_hour,
     )
