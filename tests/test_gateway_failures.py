@@ -61,6 +61,24 @@ def test_an_engine_killed_mid_stream_does_not_end_the_stream(
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
+def test_two_engines_killed_while_it_reasons_leave_it_reasoning(survivor: serving.Process, tmp_path: Path) -> None:
+    """The second has said some of the reasoning as text."""
+    doomed = [_doomed() for _ in range(2)]
+    front = serving.gateway(serving.fleet_file(tmp_path, [*(each.url for each in doomed), survivor.url]))
+    with serving.closing(*doomed, front):
+        serving.all_up(front, 3)
+        events = []
+        for i, event in enumerate(chat(front, stream=True).events()):
+            if i == 5:
+                doomed[0].kill()
+            if i == 12:
+                doomed[1].kill()
+            events.append(event)
+        message = chat(survivor).json()["choices"][0]["message"]
+        assert said(events, "reasoning").split() == message["reasoning"].split()
+        assert said(events).split() == message["content"].split()
+
+
 def test_completions_go_on_too(survivor: serving.Process, tmp_path: Path) -> None:
     doomed = _doomed()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))

@@ -111,7 +111,9 @@ def test_the_end_of_reasoning_is_found_in_whatever_pieces_it_comes(pieces: list[
     deltas: list[dict[str, str]] = []
     for i, piece in enumerate(pieces):
         finish = "stop" if i == len(pieces) - 1 else None
-        made = continued.event(json.dumps({"choices": [{"text": piece, "finish_reason": finish}]}).encode())
+        payload = json.dumps({"choices": [{"text": piece, "finish_reason": finish}]}).encode()
+        continued.read(sse.read(payload))
+        made = continued.event(payload)
         deltas += [choice["delta"] for choice in json.loads(made)["choices"]] if made else []
     before, _, after = "".join(pieces).partition("</think>")
     assert "".join(delta.get("reasoning", "") for delta in deltas) == before

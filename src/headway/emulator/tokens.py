@@ -56,7 +56,7 @@ def luck(prompt: list[int]) -> float:
     """Above 0, at most 1: the same for the same question, however much of an answer is there already."""
     began = _last_of(prompt, ASSISTANT)
     question = prompt if began is None else prompt[:began]
-    digest = blake2b(b"".join(id.to_bytes(4, "big") for id in question), digest_size=4).digest()
+    digest = blake2b(repr(question).encode(), digest_size=4).digest()
     return (1 + int.from_bytes(digest, "big")) / (1 << 32)
 
 

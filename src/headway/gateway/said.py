@@ -147,6 +147,14 @@ class Continued:
         self._reasons = self._converts and bool(said.reasoning) and not said.text
         self._before = said.tokens
         self._kept = ""
+        self._deltas: list[dict[str, str]] = []
+
+    def read(self, chunk: sse.Chunk) -> None:
+        """Have a chunk that `event` is to be asked for say what it is in a chat: reasoning, or the answer."""
+        if self._converts:
+            self._deltas = [self._delta(one.text or "", one.finish_reason is not None) for one in chunk.choices]
+            for choice, delta in zip(chunk.choices, self._deltas, strict=True):
+                choice.text, choice.delta = None, sse.Delta(**delta)
 
     def event(self, payload: bytes) -> bytes | None:
         """The chunk that the client gets in place of this one; None: nothing."""
@@ -159,7 +167,8 @@ class Continued:
             usage |= {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
         if self._converts:
             chunk["object"] = "chat.completion.chunk"
-            chunk["choices"] = [self._choice(choice) for choice in chunk.get("choices", ())]
+            pairs = zip(chunk.get("choices", ()), self._deltas, strict=True)
+            chunk["choices"] = [self._choice(choice, delta) for choice, delta in pairs]
         elif self._ask.is_chat:
             for choice in chunk.get("choices", ()):
                 (choice.get("delta") or {}).pop("role", None)
@@ -167,8 +176,8 @@ class Continued:
             return None
         return msgspec.json.encode(chunk)
 
-    def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        delta = self._delta(choice.get("text") or "", choice.get("finish_reason") is not None)
+    @staticmethod
+    def _choice(choice: dict[str, Any], delta: dict[str, str]) -> dict[str, Any]:
         kept: dict[str, Any] = {n: choice[n] for n in ("index", "finish_reason", "token_ids") if n in choice}
         return {**kept, "delta": delta}
 

@@ -57,6 +57,8 @@ class Stream:
         chunk = sse.read(payload)
         if chunk.error is not None:
             raise EngineError(reported(chunk.error))
+        if self._continued is not None:
+            self._continued.read(chunk)
         listener.chunk(chunk)
         if not chunk.choices and chunk.usage is not None and not self._wants_usage:
             return None
