@@ -168,7 +168,7 @@ def _simulated(
     return simulate(
         chosen.fleet, source, policies, seed=spec.seed, step=spec.simulation.step, faults=spec.faults,
         roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe, progress=_share(progress, source, spec),
-        line=lambda pool: _line(pool, known[pool.name]), pacer=spec.pacer, decisions=decisions,
+        line=lambda pool: _steps(pool, known[pool.name]).line, pacer=spec.pacer, decisions=decisions,
     )  # fmt: skip
 
 
@@ -187,11 +187,7 @@ class Lines:
         return _known(self.scenario)
 
     def __call__(self, pool: Pool) -> Line:
-        return _line(pool, self._known[pool.name])
-
-
-def _line(pool: Pool, known: Coefficients) -> Line:
-    return _steps(pool, known).line
+        return _steps(pool, self._known[pool.name]).line
 
 
 def _steps(pool: Pool, known: Coefficients) -> StepModel:
