@@ -22,6 +22,7 @@ from statistics import median
 
 import uvloop
 from click import echo
+
 from gateway import FLEET, HERE, INTERVAL_S, alone, connect, cpu_s, paced, together
 
 KNOWN = {

@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from time import process_time
 
-from headway.cascadeplan import EFFORT, bounds, evaluator
-from headway.planner.cascade.cascadia import plan
-from headway.planner.cascade.latencies import Latencies
+from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.planners import EFFORT
+from headway.planning.cascade.stage_latencies import bounds, evaluator
 from headway.reproduce.cascadia.setup import asked
 
 SIZES = (32, 80)

@@ -19,12 +19,12 @@ from time import process_time
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.planner.audit import faults
-from headway.planner.candidates import Service, select
-from headway.planner.combos import Offer
-from headway.planner.deployment import plan
-from headway.planner.plan import Demand, Objective, Problem
-from headway.planner.speeds import Estimate, Pattern, Slo
+from headway.planning.combos.audit import faults
+from headway.planning.combos.candidates import Service, select
+from headway.planning.combos.combos import Offer
+from headway.planning.combos.deployment import plan
+from headway.planning.combos.problem import Demand, Objective, Problem
+from headway.planning.combos.speeds import Estimate, Pattern, Slo
 
 GPUS = ("h800", "a800-pcie", "h20", "a10", "rtx-4090", "mi210", "h100", "a100-80gb", "l40s", "h200")
 PATTERNS = {

@@ -25,12 +25,12 @@ import msgspec
 import numpy as np
 
 from headway import scenario
+from headway.config.strict_yaml import Places
 from headway.core.record import Records
 from headway.forecast.methods import make
-from headway.planner.regions import Have, Kind, Problem
-from headway.planner.regions_program import plan
+from headway.planning.regions.problem import Have, Kind, Problem
+from headway.planning.regions.search import plan
 from headway.report.run import Run
-from headway.userfile import Places
 
 REGIONS = ("us-east", "us-central", "us-west")
 KV_TOKENS = {"bloom-176b": 14_000, "llama-2-70b": 14_000, "llama-3.1-8b": 100_000, "llama-3.2-3b": 100_000}

@@ -15,11 +15,11 @@ import msgspec
 from msgspec import inspect as schema
 
 from headway.cli import commands
+from headway.config.spec import Spec
 from headway.core.fleet import Engine
-from headway.presets import builtin
 from headway.report.table import render
-from headway.scenario import compare, load
-from headway.scenariofile import Spec
+from headway.scenario.presets import builtin
+from headway.scenario.run import compare, load
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"

@@ -12,11 +12,11 @@ from typing import Any
 
 from headway.core.policy import Learner
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
-from headway.policies.conformance import ordering_reads, router_reads
-from headway.policies.conformance_admission import admission_reads
-from headway.policies.conformance_cascade import cascade_reads
-from headway.policies.conformance_migration import migration_reads
-from headway.policies.conformance_scaler import scaler_reads
+from headway.testing.conformance import ordering_reads, router_reads
+from headway.testing.conformance_admission import admission_reads
+from headway.testing.conformance_cascade import cascade_reads
+from headway.testing.conformance_migration import migration_reads
+from headway.testing.conformance_scaler import scaler_reads
 
 PAGE = Path(__file__).with_name("policies.md")
 

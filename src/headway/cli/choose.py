@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway import userfile
 from headway.cli.flags import changes, flag, given, scenario_file
+from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
-from headway.scenario import Scenario, assemble
+from headway.scenario.run import Scenario, assemble
 
 
 def choose(name: str, scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> Scenario:
     """What file and options say; options go before the file. `name` is what it is called without a file."""
     file = scenario_file(scenario, preset)
     if file is not None:
-        data, places = userfile.read(file)
+        data, places = strict_yaml.read(file)
         data.setdefault("name", file.stem)
         pools = data.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
         return assemble(data, places, file.parent, changes(flags, num_pools))
     _check_complete(given(flags))
     data = {"name": name, "workload": {}, "fleet": [{}]}
-    return assemble(data, userfile.Places(), Path(), changes(flags))
+    return assemble(data, strict_yaml.Places(), Path(), changes(flags))
 
 
 def _check_complete(used: dict[str, Any]) -> None:

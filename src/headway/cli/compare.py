@@ -12,8 +12,8 @@ from headway.cli.choose import choose
 from headway.cli.flags import scenario_options
 from headway.cli.output import progress
 from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, ray_option, with_clairvoyant
-from headway.scenario import compare
-from headway.spread import cluster
+from headway.scenario.ray_cluster import cluster
+from headway.scenario.run import compare
 
 
 @click.command()

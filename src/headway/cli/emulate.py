@@ -10,11 +10,11 @@ from typing import Any, Literal
 import click
 from msgspec.structs import replace
 
-from headway import webserver
 from headway.catalog import engine, gpu, model
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel, Pool
-from headway.gateway.adapters import api_of
+from headway.gateway.server import web_server
+from headway.gateway.upstream.dialects import api_of
 from headway.perf import memory
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.ordering.priority import Priority
@@ -108,7 +108,7 @@ def command(
         from headway.emulator.engine import Engine
         from headway.emulator.sglang import BOOTSTRAP_PORT, Half, Sglang
     except ModuleNotFoundError as error:
-        raise webserver.needed(str(error.name)) from None
+        raise web_server.needed(str(error.name)) from None
     said = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
     pool, line = _of_flags(said, pool_name) if scenario is None else _of_scenario(scenario, pool_name, said)
     if max_num_seqs is not None:
@@ -117,7 +117,7 @@ def command(
     ordering = Fcfs() if scheduling_policy == "fcfs" else Priority(preemptive=False)
     bytes_per_s = (pool.network_bytes_per_s or Link().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
     link = Link(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
-    made = webserver.listen(host, port)
+    made = web_server.listen(host, port)
     there = socket.gethostname() if host in ("0.0.0.0", "::") else host
     at = (there, int(made.getsockname()[1]))
     config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, at)
@@ -128,7 +128,7 @@ def command(
             asked = disaggregation_bootstrap_port
             if asked is None:
                 asked = BOOTSTRAP_PORT if scenario is None else 0
-            half = Half(mode, webserver.listen(host, asked) if mode == "prefill" else None, disaggregation_timeout_s)
+            half = Half(mode, web_server.listen(host, asked) if mode == "prefill" else None, disaggregation_timeout_s)
         surface = Sglang(half)
         config = replace(
             config, reasoning_key="reasoning_content", tells_ids=False, has_chunks_of_one=True, urgent_sign=-1
@@ -136,8 +136,10 @@ def command(
     elif disaggregation_mode is not None:
         raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
-    click.echo(f"listens on http://{webserver.address(made)}")
-    webserver.serve(application(lambda: Engine(pool, ordering, speed, link, line), config, surface), made, shutdown_s=1)
+    click.echo(f"listens on http://{web_server.address(made)}")
+    web_server.serve(
+        application(lambda: Engine(pool, ordering, speed, link, line), config, surface), made, shutdown_s=1
+    )
 
 
 def _of_flags(said: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:
@@ -157,9 +159,10 @@ def _of_scenario(file: Path, pool_name: str | None, said: dict[str, Any]) -> tup
     for name, value in said.items():
         if value is not None:
             raise HeadwayError(f"{name}: is said by --scenario already; expected one of them")
-    from headway import emulated, serving
-    from headway.scenario import Lines
+    from headway import serving
+    from headway.scenario.run import Lines
+    from headway.serving import emulated_fleet
 
     chosen = serving.read(file)
-    pool = emulated.pool_of(chosen, pool_name)
+    pool = emulated_fleet.pool_of(chosen, pool_name)
     return pool, Lines(chosen)(pool)

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from headway import catalog, scenario, userfile
+from headway import catalog, scenario
+from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
-from headway.export.kubernetes import Options, manifests
-from headway.wholefile import write_text
+from headway.serving.export.kubernetes import Options, manifests
+from headway.workload.whole_file import write_text
 
 NO_WORKLOAD = {"builtin": "chat"}
 """Stands in where a fleet file has none."""
@@ -39,7 +40,7 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     ConfigMap: pods of a StatefulSet are its endpoints; those of a Deployment it asks the cluster for, and where
     `policies` has `scaling`, it says how many there are. Apply them with `kubectl apply -k DIR`.
     """
-    data, places = userfile.read(fleet)
+    data, places = strict_yaml.read(fleet)
     data.setdefault("name", fleet.stem)
     data.setdefault("workload", NO_WORKLOAD)
     chosen = scenario.assemble(data, places, fleet.parent)

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
+from headway.config.strict_yaml import Key
 from headway.core.errors import HeadwayError
-from headway.presets import builtin
-from headway.userfile import Key
+from headway.scenario.presets import builtin
 
 F = TypeVar("F", bound=Callable[..., Any])
 Changes = dict[Key, tuple[str, Any]]

@@ -31,7 +31,7 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
     Matrix products by number of tokens, attention of prompts and of decoding sequences, copies, and all-reduces where
     there are several GPUs. The file is whole at any time; a sweep that was stopped goes on where it was.
     """
-    from headway.measure import plan, sweep
+    from headway.calibration.measure import plan, sweep
 
     model = _model(flags["model"], flags["model_config"])
     known = None if gpu is None else catalog.gpu(gpu)
@@ -39,7 +39,7 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
         raise HeadwayError("--dry-run asks no GPU what it is: give --gpu, or --device cpu")
     kernels = None
     if not dry_run:
-        from headway.measure.torch_kernels import TorchKernels
+        from headway.calibration.measure.torch_kernels import TorchKernels
 
         kernels = TorchKernels(device)
         if known is None and device == "cuda":

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from headway.core.errors import HeadwayError
-from headway.presets import builtin
-from headway.wholefile import write_text
+from headway.scenario.presets import builtin
+from headway.workload.whole_file import write_text
 
 
 @click.command()

@@ -10,20 +10,21 @@ from typing import Any
 
 import click
 
-from headway import catalog, userfile
-from headway.capacity import Question, plan, scenario_yaml
+from headway import catalog
 from headway.cli.flags import changes, flag, given, scenario_file, synthetic_options, together, trace_options
 from headway.cli.output import console, counting, print_json, user_cache
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
 from headway.cli.plan_tiers import tiers
-from headway.core.capacity import Situation, Targets
+from headway.config import strict_yaml
+from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.planning.capacity.page import page
+from headway.planning.capacity.plan import Question, plan, scenario_yaml
+from headway.planning.capacity.problem import Situation, Targets
+from headway.planning.capacity.text import render
 from headway.policies import resolve
-from headway.report.capacity import render
-from headway.report.capacity_page import page
-from headway.userfile import Places
-from headway.wholefile import write_text
+from headway.workload.whole_file import write_text
 
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)
@@ -197,14 +198,14 @@ def _document(
     """What a scenario file says or would say."""
     file = scenario_file(scenario, preset)
     if file is not None:
-        data, places = userfile.read(file)
+        data, places = strict_yaml.read(file)
         data.setdefault("name", file.stem)
         pools = data.get("fleet")
         num_pools, base_dir = len(pools) if isinstance(pools, list) else 0, file.parent
     else:
         _check_complete(flags)
         data, places, num_pools, base_dir = {"name": "capacity", "workload": {}, "fleet": [{}]}, Places(), 1, Path()
-    userfile.change(data, places, changes(flags, num_pools))
+    strict_yaml.change(data, places, changes(flags, num_pools))
     if file is None and "builtin" not in data["workload"] and "trace" not in data["workload"]:
         data["workload"].setdefault("num_requests", DEFAULT_NUM_REQUESTS)
     return data, places, base_dir

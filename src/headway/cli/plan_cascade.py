@@ -8,15 +8,18 @@ from pathlib import Path
 
 import click
 
-from headway.cascadeplan import Answer, Off, Option, ask, plan, read, scenario_yaml
 from headway.cli.flags import scenario_file
 from headway.cli.offers import offer
 from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.core.errors import HeadwayError
-from headway.planner.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
-from headway.planner.combos import Offer
-from headway.report.cascade_page import LOST, Point, page
-from headway.wholefile import write_text
+from headway.planning.cascade.best_plan import Answer, plan, scenario_yaml
+from headway.planning.cascade.page import LOST, Point, page
+from headway.planning.cascade.planning_request import ask, read
+from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
+from headway.planning.cascade.regret import Off
+from headway.planning.cascade.tighten import Option
+from headway.planning.combos.combos import Offer
+from headway.workload.whole_file import write_text
 
 INFEASIBLE = 3
 _path = click.Path(path_type=Path)

@@ -11,12 +11,12 @@ import click
 
 from headway.cli.offers import offer
 from headway.cli.output import counting, print_json, print_table, user_cache
-from headway.comboplan import ATTAINMENT, MOST_REQUESTS, Answer, Question, ask, plan, read, scenario_yaml
 from headway.core.errors import HeadwayError
-from headway.planner.combos import Counts
-from headway.planner.plan import Plan
-from headway.report.combos_page import millions, page
-from headway.wholefile import write_text
+from headway.planning.combos.combos import Counts
+from headway.planning.combos.page import millions, page
+from headway.planning.combos.plan import ATTAINMENT, MOST_REQUESTS, Answer, Question, ask, plan, read, scenario_yaml
+from headway.planning.combos.problem import Plan
+from headway.workload.whole_file import write_text
 
 INFEASIBLE = 3
 _path = click.Path(path_type=Path)

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from headway import tierplan, userfile
 from headway.cli.flags import scenario_file
 from headway.cli.output import counting, print_json, print_table
+from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
-from headway.planner.tiers import Setting, TierPlan
+from headway.planning.tiers import rehearsal
+from headway.planning.tiers.search import Setting, TierPlan
 from headway.reproduce.interval import interval
 
 _path = click.Path(path_type=Path)
@@ -42,12 +43,12 @@ def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress:
     file = scenario_file(scenario, preset)
     if file is None:
         raise HeadwayError("expected a scenario file, or --builtin NAME")
-    document, _ = userfile.read(file)
+    document, _ = strict_yaml.read(file)
     ks = [_number(each, "--tiers", int) for each in flags["tiers"].split(",")]
     decays = [_number(each, "--decay", float) for each in flags["decay"].split(",")]
     seeds, tolerance = range(flags["seeds"]), flags["tolerance"]
     with counting("rehearsing", not no_progress) as tell:
-        found = tierplan.plan(document, file.parent, ks, decays, seeds, interval, tolerance, tell)
+        found = rehearsal.plan(document, file.parent, ks, decays, seeds, interval, tolerance, tell)
     if as_json:
         print_json(found)
     else:

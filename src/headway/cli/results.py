@@ -13,16 +13,16 @@ import click
 from msgspec import Struct, json, structs
 
 from headway import records
-from headway.clairvoyant import find
 from headway.cli.flags import together
 from headway.cli.output import console, print_json
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
+from headway.planning.oracle_plan import find
 from headway.report import html, trace
 from headway.report.run import Run
 from headway.report.table import render
-from headway.scenario import Scenario, provenance, variants
-from headway.wholefile import write_text
+from headway.scenario.run import Scenario, provenance, variants
+from headway.workload.whole_file import write_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 _path = click.Path(path_type=Path)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headway import replanfile, scenario, webserver
+from headway import scenario
 from headway.cli.flags import scenario_file
 from headway.core.errors import HeadwayError
-from headway.decisionlog import Behind, DecisionFile
-from headway.gateway.starting import Kubernetes, Processes
-from headway.records import save
-from headway.scenario import Scenario
+from headway.gateway.fleet.starting import Kubernetes, Processes
+from headway.gateway.server import web_server
+from headway.records.decision_log import Behind, DecisionFile
+from headway.records.parquet import save
+from headway.scenario import replan
+from headway.scenario.run import Scenario
 
 if TYPE_CHECKING:
     from headway.gateway.plan import Plan, Served
@@ -61,27 +63,28 @@ def command(
     `headway simulate` runs. With --emulated, any scenario is served, by engines without GPUs.
     """
     try:
-        from headway import emulated, serving
-        from headway.gateway.api import application
-        from headway.gateway.crew import Crew
+        from headway import serving
         from headway.gateway.gateway import Gateway
-        from headway.gateway.recording import Recording
+        from headway.gateway.server.app import application
+        from headway.gateway.telemetry.recording import Recording
+        from headway.gateway.workers.supervisor import WorkerSupervisor
+        from headway.serving import emulated_fleet
     except ModuleNotFoundError as error:
-        raise webserver.needed(str(error.name)) from None
+        raise web_server.needed(str(error.name)) from None
     file = _file(fleet, preset)
     if emulate_with and not is_emulated:
         raise HeadwayError("--emulate-with: goes with --emulated")
 
     def changed(said: Scenario) -> Scenario:
         said = said if variant is None else scenario.variant(said, variant)
-        return emulated.emulated(said, file, shlex.split(emulate_with)) if is_emulated else said
+        return emulated_fleet.emulated(said, file, shlex.split(emulate_with)) if is_emulated else said
 
     chosen, plan = serving.load(file, changed)
     tls = _tls(certfile, keyfile)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
-    listeners = [webserver.listen(host, port)] if workers == 1 else webserver.listen_together(host, port, workers)
-    crew = None if workers == 1 else Crew(listeners, tls)
+    listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_together(host, port, workers)
+    crew = None if workers == 1 else WorkerSupervisor(listeners, tls)
     told = None if decisions is None else Behind(DecisionFile(decisions, plan.settings.max_decisions_bytes))
 
     def make() -> Gateway:
@@ -97,11 +100,11 @@ def command(
             save(gateway.records(), records, {"fleet": file.read_text(encoding="utf-8")})
             click.echo(f"wrote {gateway.recording.num_requests:,} requests to {records}", err=True)
 
-    _show(chosen, plan, f"{'http' if tls is None else 'https'}://{webserver.address(listeners[0])}", workers)
+    _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
     if crew is None:
-        webserver.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls)
+        web_server.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls)
     else:
-        webserver.serve(application(make, stopped), crew.http, _SCHEDULER_S, ending=crew.stop)
+        web_server.serve(application(make, stopped), crew.http, _SCHEDULER_S, ending=crew.stop)
 
 
 def _file(fleet: Path | None, preset: str | None) -> Path:
@@ -111,12 +114,12 @@ def _file(fleet: Path | None, preset: str | None) -> Path:
     return file
 
 
-def _tls(certfile: Path | None, keyfile: Path | None) -> webserver.Tls | None:
+def _tls(certfile: Path | None, keyfile: Path | None) -> web_server.Tls | None:
     if certfile is None:
         if keyfile is not None:
             raise HeadwayError("--keyfile goes with a --certfile")
         return None
-    tls = webserver.Tls(certfile, keyfile)
+    tls = web_server.Tls(certfile, keyfile)
     tls.check()
     return tls
 
@@ -132,7 +135,7 @@ def _where(served: Served) -> str:
 
 
 def _show(chosen: Scenario, plan: Plan, address: str, workers: int) -> None:
-    from headway.gateway import dashboard
+    from headway.gateway.server import dashboard
 
     policies = chosen.spec.policies
     click.echo(f"headway serves {chosen.spec.name} on {address}")
@@ -157,7 +160,7 @@ def _show(chosen: Scenario, plan: Plan, address: str, workers: int) -> None:
     if cascade is not None and plan.judge is not None:
         by = "by confidence" if plan.judge.by == "confidence" else f"by {plan.judge.model} at {plan.judge.url}"
         click.echo(f"  {cascade.name}: {' -> '.join(cascade.models)}, {cascade.policy}, judged {by}")
-    for line in replanfile.told(chosen.spec, chosen.fleet):
+    for line in replan.told(chosen.spec, chosen.fleet):
         click.echo(f"  {line}")
     if plan.settings.batches is not None:
         click.echo(f"  batches in {plan.settings.batches.store.rpartition('@')[2]}")

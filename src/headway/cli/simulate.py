@@ -12,10 +12,10 @@ from headway.cli.flags import scenario_options
 from headway.cli.output import progress
 from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, trace_option, with_clairvoyant
 from headway.control.decisions import Decisions
-from headway.decisionlog import DecisionFile
+from headway.records.decision_log import DecisionFile
 from headway.report.run import Run
-from headway.scenario import Progress, Scenario, run
-from headway.scenario import variant as variant_of
+from headway.scenario.run import Progress, Scenario, run
+from headway.scenario.run import variant as variant_of
 
 
 @click.command()

@@ -8,9 +8,9 @@ from typing import Any
 import click
 import msgspec
 
-from headway import userfile
 from headway.cli.flags import changes, given, seed_option, synthetic_options, together
 from headway.cli.output import print_json, print_table
+from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.workload.describe import Description, Spread
 from headway.workload.readers.read import FORMATS, read
@@ -64,14 +64,14 @@ def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> N
     if spec is not None:
         if given(flags):
             raise HeadwayError("--spec: says it all; leave the other options out")
-        data, places = userfile.read(spec)
+        data, places = strict_yaml.read(spec)
         base_dir = spec.parent
     else:
         document: dict[str, Any] = {"workload": {}}
-        places, base_dir = userfile.Places(), Path()
-        userfile.change(document, places, changes(flags))
+        places, base_dir = strict_yaml.Places(), Path()
+        strict_yaml.change(document, places, changes(flags))
         data = document["workload"]
-    parsed = userfile.convert(data, WorkloadSpec, places)
+    parsed = strict_yaml.convert(data, WorkloadSpec, places)
     with places.at():
         _write(generate(parsed, seed or 0, base_dir), out)
 

@@ -14,11 +14,11 @@ from msgspec import Struct
 from headway.control.admissions import Admissions, Serve
 from headway.control.live import HELD, Live
 from headway.control.migrations import Begin, Migrations
+from headway.control.observe import View
 from headway.control.service import Member, Service
 from headway.core.decision import Move, Placement
 from headway.core.policy import Admission, Migration, Ordering, Router
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.observe import View
 
 
 class Offered(Struct, frozen=True, gc=False):

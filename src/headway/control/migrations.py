@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import cast
 
 from headway.control.live import DECODING, WAITING, Live
+from headway.control.observe import View
 from headway.control.service import Service
 from headway.core.decision import Move
 from headway.core.errors import HeadwayError
 from headway.core.policy import Migration
 from headway.core.view import ReplicaView
-from headway.observe import View
 
 Begin = Callable[[Live, int, "int | None", float], None]
 """The driver's: (request, target, blocks a stage, now)."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from headway.control.live import Live
+from headway.control.observe import FleetOfPools
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Pool, unit_of
 from headway.core.policy import Scaler
 from headway.core.view import PoolView, ReplicaView
-from headway.observe import FleetOfPools
 
 
 class Effects(Protocol):

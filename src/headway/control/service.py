@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from headway.control.live import HELD, Live
+from headway.control.observe import View
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Role
 from headway.core.policy import Learner, MovingOrdering, Ordering, Router
 from headway.core.view import ReplicaView
-from headway.observe import View
 
 
 class Member:

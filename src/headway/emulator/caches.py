@@ -22,9 +22,9 @@ from headway.catalog.costs import costs
 from headway.control.live import Live
 from headway.core.fleet import Pool
 from headway.perf import links
-from headway.sim.engine import Replica
 from headway.sim.fabric import Fabric
 from headway.sim.kernel import COMMAND, Kernel
+from headway.sim.replica import Replica
 
 PATH = "/emulator/kv"
 NETWORK = "mooncake-h800"

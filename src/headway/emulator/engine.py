@@ -20,9 +20,9 @@ from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.request import Phase
 from headway.emulator.caches import Caches, GoneError, Link, Source
-from headway.sim.engine import Replica
 from headway.sim.kernel import Kernel
-from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
+from headway.sim.replica import Replica
+from headway.sim.replica_resources import calibrated_line, host_memory, kv_blocks
 from headway.sim.timeline import Line
 
 

@@ -17,33 +17,33 @@ from headway.core.errors import unknown
 from headway.core.policy import Ordering
 from headway.core.record import Outcome, Records
 from headway.core.request import Phase
-from headway.gateway import dashboard
-from headway.gateway.adapters import ADAPTERS
-from headway.gateway.ask import Ask
-from headway.gateway.board import Board
 from headway.gateway.clock import Clock
-from headway.gateway.driver import Driver
 from headway.gateway.errors import ApiError
-from headway.gateway.exchange import Exchange
-from headway.gateway.features import Features, features
-from headway.gateway.fleet import LiveFleet
-from headway.gateway.judge import Jury
-from headway.gateway.keys import Caller, Keys
+from headway.gateway.fleet.combos import ComboInstances, in_order
+from headway.gateway.fleet.lifetime import ReplicaLifetime
+from headway.gateway.fleet.membership import LiveFleet
+from headway.gateway.fleet.replica import LiveReplica
+from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.plan import Plan, Served
-from headway.gateway.recording import Recording
-from headway.gateway.replica import LiveReplica
-from headway.gateway.scaling import LiveScaling
-from headway.gateway.send import Reply
-from headway.gateway.slots import Slots, tidy
-from headway.gateway.telemetry import Sample, Telemetry
-from headway.gateway.term import Term
-from headway.gateway.ticket import Ticket
-from headway.gateway.units import Units, in_order
-from headway.gateway.watch import Watch
+from headway.gateway.relay.relay import Relay
+from headway.gateway.relay.request import ClientRequest
+from headway.gateway.relay.writer import ResponseWriter
+from headway.gateway.scheduling.driver import Driver
+from headway.gateway.scheduling.features import Features, features
+from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.scorer import AnswerScorer
+from headway.gateway.server import dashboard
+from headway.gateway.server.auth import Caller, Keys
+from headway.gateway.telemetry.metrics import Sample, Telemetry
+from headway.gateway.telemetry.recording import Recording
+from headway.gateway.telemetry.rolling_stats import RollingStats
+from headway.gateway.upstream.dialects import ADAPTERS
+from headway.gateway.upstream.health import HealthMonitor
+from headway.gateway.upstream.kv_snapshot import Slots, tidy
 
 if TYPE_CHECKING:
-    from headway.gateway.batch.office import Office
-    from headway.gateway.tracing import Tracing
+    from headway.gateway.batch.service import BatchService
+    from headway.gateway.telemetry.tracing import Tracing
 
 _TOKENS_PER_CHAR = 0.25
 """Of prompts, until an engine has counted some."""
@@ -59,17 +59,17 @@ class Gateway:
     ) -> None:
         self.plan, self.settings, self.recording = plan, plan.settings, recording
         self.clock = Clock(asyncio.get_running_loop())
-        self.board: Board | None = None
+        self.board: RollingStats | None = None
         self.decisions = self._overheard(decision_log)
         ordering = plan.policies.ordering()
         self.replicas: list[LiveReplica] = []
-        self.terms: list[Term] = []
+        self.terms: list[ReplicaLifetime] = []
         """Each replica's pool, and when it was there."""
-        self.units = Units()
+        self.units = ComboInstances()
         for served, url in in_order(plan.pools):
             self.new_replica(served, url, ordering)
         self.scaling = LiveScaling(self, ordering)
-        self._jury = None if plan.judge is None else Jury(plan.judge)
+        self._jury = None if plan.judge is None else AnswerScorer(plan.judge)
         self.driver = Driver(
             self.clock,
             self.replicas,
@@ -85,26 +85,26 @@ class Gateway:
         )
         self.driver.on_ended = self._ended
         self.driver.on_role = lambda replica, role, now: self.terms[replica].roles.append((now, role))
-        self.watch = Watch(
+        self.watch = HealthMonitor(
             self.replicas, self.settings, self.scaling.up, self.driver.down, self.driver.abandon, self._observed
         )
         self.telemetry = Telemetry()
         self.driver.on_judged, self.driver.on_prefilled = self.telemetry.judged, self.telemetry.prefilled
         self.driver.on_sending, self.driver.gaps = self.telemetry.sending, self.telemetry.gaps
         self.tracing: Tracing | None = None
-        self._new_exchange: Callable[..., Exchange] = Exchange
+        self._new_exchange: Callable[..., Relay] = Relay
         if self.settings.tracing:
-            from headway.gateway.tracing import Tracing
+            from headway.gateway.telemetry.tracing import Tracing
 
             self.tracing = Tracing()
             self._new_exchange = self.tracing.exchange
         self.keys = Keys(self.settings.api_keys, lambda: self.clock.now)
         self.fleet = LiveFleet(self, ordering)
-        self.office: Office | None = None
+        self.office: BatchService | None = None
         if self.settings.batches is not None:
-            from headway.gateway.batch.office import Office
+            from headway.gateway.batch.service import BatchService
 
-            self.office = Office(self, self.settings.batches)
+            self.office = BatchService(self, self.settings.batches)
         self.is_closing = False
         self.on_gone: list[Callable[[LiveReplica], None]] = []
         """Told of replicas that do not come back."""
@@ -125,7 +125,7 @@ class Gateway:
         if log is not None:
             decisions.listeners.append(log)
         if dashboard.is_there(self.settings):
-            self.board = Board(decisions)
+            self.board = RollingStats(decisions)
         return decisions
 
     def _request_id(self, live: Live) -> str:
@@ -141,7 +141,7 @@ class Gateway:
         if served.slots is not None:
             made.kv_folder, made.slots = served.slots, Slots()
         self.replicas.append(made)
-        self.terms.append(Term(served.pool, self.clock.now, roles=[(self.clock.now, made.role)]))
+        self.terms.append(ReplicaLifetime(served.pool, self.clock.now, roles=[(self.clock.now, made.role)]))
         return made
 
     def start(self) -> None:
@@ -177,24 +177,26 @@ class Gateway:
 
     # Requests.
 
-    async def begin(self, ask: Ask, caller: Caller, reply: Reply, request_id: str) -> Exchange:
+    async def begin(self, ask: ClientRequest, caller: Caller, reply: ResponseWriter, request_id: str) -> Relay:
         """A client's request comes in. ApiError where it cannot be taken, or is more than its caller may ask for."""
         ask.explains &= self.settings.explain
-        ticket = self.admit(features(ask, self.clock.now), lambda live: Ticket(live, request_id), caller)
+        ticket = self.admit(features(ask, self.clock.now), lambda live: InFlightRequest(live, request_id), caller)
         return self._exchange(ask, ticket, reply)
 
-    def exchange(self, ask: Ask, reply: Reply, request_id: str, deadline_s: float | None = None) -> Exchange:
+    def exchange(
+        self, ask: ClientRequest, reply: ResponseWriter, request_id: str, deadline_s: float | None = None
+    ) -> Relay:
         """A request of a batch. `deadline_s`: seconds from now."""
-        ticket = self._admit(features(ask, self.clock.now), lambda live: Ticket(live, request_id), deadline_s)
+        ticket = self._admit(features(ask, self.clock.now), lambda live: InFlightRequest(live, request_id), deadline_s)
         return self._exchange(ask, ticket, reply)
 
-    def _exchange(self, ask: Ask, ticket: Ticket, reply: Reply) -> Exchange:
+    def _exchange(self, ask: ClientRequest, ticket: InFlightRequest, reply: ResponseWriter) -> Relay:
         return self._new_exchange(
             ask, ticket, self.driver, self.watch, reply, ticket.request_id, self.settings.max_attempts,
             self.plan.tell_priority,
         )  # fmt: skip
 
-    def admit(self, asked: Features, made: Callable[[Live], Ticket], caller: Caller) -> Ticket:
+    def admit(self, asked: Features, made: Callable[[Live], InFlightRequest], caller: Caller) -> InFlightRequest:
         """Within its caller's limits, a request is given to control, by the ticket that is made for it."""
         if not caller.is_limited:
             return self._admit(asked, made)
@@ -208,7 +210,9 @@ class Gateway:
         ticket.pay = partial(caller.end, tokens)
         return ticket
 
-    def _admit(self, asked: Features, made: Callable[[Live], Ticket], deadline_s: float | None = None) -> Ticket:
+    def _admit(
+        self, asked: Features, made: Callable[[Live], InFlightRequest], deadline_s: float | None = None
+    ) -> InFlightRequest:
         if self.is_closing:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         service, model = self._service(asked)
@@ -283,11 +287,11 @@ class Gateway:
             return asked.prompt_tokens
         return max(1, round(asked.num_chars * self._tokens_per_char))
 
-    def end(self, ask: Ask, exchange: Exchange) -> None:
+    def end(self, ask: ClientRequest, exchange: Relay) -> None:
         """An exchange is over."""
         self.settle(exchange.ticket, len(ask.text), exchange.prompt_tokens, exchange.used_tokens)
 
-    def settle(self, ticket: Ticket, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
+    def settle(self, ticket: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
         """A request is over: its caller is told what it took, and engines have counted its prompt's tokens."""
         if ticket.pay is not None:
             ticket.pay(used_tokens)
@@ -297,7 +301,7 @@ class Gateway:
 
     # What is heard.
 
-    def _ended(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+    def _ended(self, ticket: InFlightRequest, outcome: Outcome, now: float) -> None:
         live = ticket.live
         if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
             self._reasons[live.model] = live.reasoning_tokens > 0

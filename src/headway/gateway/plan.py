@@ -10,9 +10,9 @@ from msgspec import Struct
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool, RoleChange
 from headway.core.pacer import Pacer
-from headway.gateway.clerks import Clerks
+from headway.gateway.fleet.starting import Kubernetes, Processes
 from headway.gateway.settings import Api, Judge, Settings
-from headway.gateway.starting import Kubernetes, Processes
+from headway.gateway.workers.planner_process import PlannerProcesses
 
 
 class Served(Struct, frozen=True):
@@ -59,7 +59,7 @@ class Plan(Struct, frozen=True):
     """(region, GPU, how many there are), where scaling has a limit."""
     roles: tuple[RoleChange, ...] = ()
     """What replicas of combos are for from a time on, in seconds from the start."""
-    clerks: Clerks | None = None
+    clerks: PlannerProcesses | None = None
     """Who makes plans while it serves."""
     planned_gpus: int | None = None
     """How many GPUs of this machine the cascade's replicas share, where plans say what they are."""

@@ -9,9 +9,9 @@ from math import inf, isfinite
 import numpy as np
 from msgspec import Struct
 
-from headway.core.clerk import AtOnce, Desk
 from headway.core.forecast import Floats, Forecaster
 from headway.core.policy import InstancePlanner, MakeForecaster
+from headway.core.task import InlineTask, TaskFactory
 from headway.core.view import PoolCounts, PoolsView, PoolView
 from headway.policies.cover import HOUR_S, Cover
 from headway.policies.demand import Arrivals, Steps
@@ -80,10 +80,10 @@ class Hourly:
         planning: Planning | None,
         forecaster: MakeForecaster | None,
         planner: InstancePlanner | None,
-        desk: Desk | None,
+        desk: TaskFactory | None,
     ) -> None:
         self._config = config = planning or Planning()
-        self._clerk = (desk or AtOnce)(
+        self._clerk = (desk or InlineTask)(
             _Work(
                 forecaster or LastDay(round(DAY_S / config.step_s)).of,
                 planner or Cover(config.tps, config.epsilon, config.startup_s),

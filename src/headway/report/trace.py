@@ -14,7 +14,7 @@ from headway.core.record import Cause, Outcome, Records
 from headway.metrics.columns import Rows, floats, ints
 from headway.metrics.usage import integrals
 from headway.report.run import Provenance, Run
-from headway.wholefile import whole
+from headway.workload.whole_file import whole
 
 MAX_EVENTS = 500_000
 """What a browser still opens with ease."""

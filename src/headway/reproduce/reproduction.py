@@ -17,7 +17,7 @@ from headway.reproduce.claims import Claim, Value
 from headway.reproduce.experiment import Experiment, Tell, processes
 from headway.reproduce.findings import Figure, Findings, Outcome, Table
 from headway.reproduce.store import Store
-from headway.spread import cluster
+from headway.scenario.ray_cluster import cluster
 
 
 class System(Protocol):

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from headway import __version__
-from headway.rehearsal import code
+from headway.planning.capacity.rehearsal import code
 from headway.reproduce.tasks import Measurement, Task
-from headway.wholefile import write_text
+from headway.workload.whole_file import write_text
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from headway import scenario
+from headway.config.strict_yaml import Places
 from headway.report.run import Run
-from headway.userfile import Places
 
 Measurement = dict[str, Any]
 """Names -> numbers, texts, or lists and dicts of them, as JSON has them. What is not finite becomes None."""

@@ -17,8 +17,8 @@ from headway.core.fleet import Pool
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
 from headway.core.record import Cause
 from headway.sim.kvcache import KvCache
-from headway.sim.pace import Pace
 from headway.sim.prefixcache import PrefixCache
+from headway.sim.stall_tracker import StallTracker
 from headway.sim.swap import HostMemory
 
 
@@ -53,7 +53,7 @@ class Batch:
         self.moving = ordering if isinstance(ordering, MovingOrdering) else None
         self.stepped = ordering if isinstance(ordering, SteppedOrdering) else None
         self.queued = ordering if isinstance(ordering, QueuedOrdering) else None
-        self.pace: Pace | None = None
+        self.pace: StallTracker | None = None
         self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
         self.tick = 0
         self.clear()
@@ -76,7 +76,7 @@ class Batch:
         self.num_by_tier: defaultdict[int, int] = defaultdict(int)
         self._queues = [0] * (0 if self.queued is None else self.queued.num_queues)
         if self.pace is not None:
-            self.pace = Pace(self.pace.pacer)
+            self.pace = StallTracker(self.pace.pacer)
         self.num_waiting = self.num_in_flight = 0
         self.prefill_tokens_left = self.output = 0
         self.context_offset = self.generated_offset = self.window_tokens = self.num_growing = 0

@@ -13,6 +13,7 @@ from headway.control.control import Control
 from headway.control.decisions import Decisions, parts
 from headway.control.live import Live
 from headway.control.migrations import Migrations
+from headway.control.observe import FleetOfPools, Observer, Scrape, View
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
@@ -21,19 +22,18 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
-from headway.observe import FleetOfPools, Observer, Scrape, View
 from headway.perf import links
 from headway.policies.ordering.fcfs import Fcfs
-from headway.sim.engine import Replica
 from headway.sim.fabric import Fabric
 from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.lifetime import Lifetime
-from headway.sim.makeup import calibrated_line, host_memory, kv_blocks
-from headway.sim.moves import Mover
+from headway.sim.replica import Replica
+from headway.sim.replica_resources import calibrated_line, host_memory, kv_blocks
 from headway.sim.sources import Sources
 from headway.sim.timeline import Line
-from headway.workload.quality_judges import said
+from headway.sim.transfers import KvTransfers
+from headway.workload.quality_judges import noisy_score
 from headway.workload.source import Source
 
 Step = Literal["stretch", "exact"]
@@ -125,7 +125,7 @@ class Cluster:
             raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
         self._observer = Observer(self._replicas, scrape, Random(f"{seed}/scrape"))
         fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
-        self._mover = Mover(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
+        self._mover = KvTransfers(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
         self._incidents = Incidents(self._kernel, self._replicas, self._lifetimes, self._mover, self._control)
         self._migrations: list[Migrations] = []
         self._admissions: list[Admissions] = []
@@ -235,7 +235,7 @@ class Cluster:
         assert self._cascade is not None
         config = self._cascade.config
         quality = next((score for model, score in live.quality if model == live.model), 0.0)
-        score = said(quality, config.judge_bias, config.judge_noise, self._seed, live.id, live.stage_index)
+        score = noisy_score(quality, config.judge_bias, config.judge_noise, self._seed, live.id, live.stage_index)
         self._control.judged(live, score, now)
 
     def start_replica(self, deployment: str, now: float) -> None:

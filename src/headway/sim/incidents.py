@@ -8,10 +8,10 @@ from typing import Any
 from headway.control.control import Control
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fault, RoleChange
-from headway.sim.engine import Replica
 from headway.sim.kernel import BEFORE, COMMAND, Kernel
 from headway.sim.lifetime import Lifetime
-from headway.sim.moves import Mover
+from headway.sim.replica import Replica
+from headway.sim.transfers import KvTransfers
 
 
 class Incidents:
@@ -22,7 +22,7 @@ class Incidents:
         kernel: Kernel,
         replicas: Sequence[Replica],
         lifetimes: Sequence[Lifetime],
-        mover: Mover,
+        mover: KvTransfers,
         control: Control,
     ) -> None:
         self._kernel, self._mover, self._control = kernel, mover, control

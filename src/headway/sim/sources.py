@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from headway.core.fleet import Fleet, Pool
-from headway.sim.makeup import start_up_s
+from headway.sim.replica_resources import start_up_s
 
 Kind = tuple[str, str, int]
 """(region, GPU, how many of it)."""

@@ -12,9 +12,9 @@ from pyarrow import csv as arrow_csv
 
 from headway.core.errors import HeadwayError, unknown
 from headway.core.record import REQUEST_COLUMNS, Prefixes
-from headway.wholefile import whole
 from headway.workload.readers.own_csv import prefix_text
 from headway.workload.table import DTYPES, LENGTH, QUALITY, REQUIRED, Prefix, Workload, default_of, dtype_of, is_column
+from headway.workload.whole_file import whole
 
 NOTES = b"headway.notes"
 PREFIX_COLUMNS = ("prefix_ids", "prefix_tokens")

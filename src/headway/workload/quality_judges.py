@@ -41,7 +41,7 @@ def misjudged(scores: Scores, error: JudgeError, seed: int = 0) -> Scores:
     return replace(scores, scores=np.clip(scores.scores * (1 + error.bias) + error.spread * noise, 0, 100))
 
 
-def said(score: float, bias: float, noise: float, seed: int, request: int, stage: int) -> float:
+def noisy_score(score: float, bias: float, noise: float, seed: int, request: int, stage: int) -> float:
     """What a judge that is off by `bias` points on average says of one answer, whoever decides what about others."""
     error = bias
     if noise:

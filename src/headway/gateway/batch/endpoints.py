@@ -20,11 +20,11 @@ from headway.gateway.batch import files, queue
 from headway.gateway.batch.files import PART_BYTES, Writer
 from headway.gateway.batch.pages import Page
 from headway.gateway.batch.store import UNAVAILABLE, Store
-from headway.gateway.bodies import limited, short
 from headway.gateway.errors import ApiError
-from headway.gateway.send import error_response
+from headway.gateway.relay.writer import error_response
+from headway.gateway.server.bodies import limited, short
+from headway.gateway.server.schema import BATCHED, ID, WINDOW, NewBatch
 from headway.gateway.settings import Batches
-from headway.gateway.shapes import BATCHED, ID, WINDOW, NewBatch
 
 _WINDOW = re.compile(WINDOW)
 _ID = re.compile(ID)

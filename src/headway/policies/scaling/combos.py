@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.core.clerk import AtOnce, Desk
 from headway.core.errors import HeadwayError, unknown
 from headway.core.policy import ComboPlanner
+from headway.core.task import InlineTask, TaskFactory
 from headway.core.view import PoolsView, PoolView
 from headway.policies.arguments import above, at_least, can
 from headway.policies.cheapest import Kind, cheapest
@@ -52,7 +52,7 @@ class Combos:
         gpu_limits: dict[str, int] | None = None,
         cost_efficiency: dict[str, float] | None = None,
         planner: ComboPlanner | None = None,
-        desk: Desk | None = None,
+        desk: TaskFactory | None = None,
     ) -> None:
         at_least("ratio", ratio, 0)
         above("local_window_s", local_window_s, 0)
@@ -71,7 +71,7 @@ class Combos:
         self._gpu_limits = gpu_limits or {}
         self._cost_efficiency = cost_efficiency
         can("desk", desk)
-        self._clerk = (desk or AtOnce)(_Best(planner))
+        self._clerk = (desk or InlineTask)(_Best(planner))
         self._asked: _Question | None = None
         """What the clerk works out."""
         self._models: dict[str, _Model] = {}

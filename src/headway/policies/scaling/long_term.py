@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway.core.clerk import Desk
 from headway.core.policy import InstancePlanner, MakeForecaster
+from headway.core.task import TaskFactory
 from headway.core.view import PoolsView, PoolView
 from headway.policies.arguments import above, at_least, between, can
 from headway.policies.hourly import Hourly, Planning
@@ -31,7 +31,7 @@ class LongTermImmediate:
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
-        desk: Desk | None = None,
+        desk: TaskFactory | None = None,
     ) -> None:
         above("interval_s", interval_s, 0)
         can("forecaster", forecaster)
@@ -64,7 +64,7 @@ class LongTermUtilization:
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
-        desk: Desk | None = None,
+        desk: TaskFactory | None = None,
     ) -> None:
         above("interval_s", interval_s, 0)
         can("forecaster", forecaster)
@@ -113,7 +113,7 @@ class LongTermGap(LongTermUtilization):
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
-        desk: Desk | None = None,
+        desk: TaskFactory | None = None,
     ) -> None:
         super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner, desk)
         self._period_s = (plan or Planning()).period_s

@@ -9,28 +9,30 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
-from headway.cascadeplan import EFFORT, Asked, bounds, evaluator, kept
 from headway.control.policies import CascadeOf, Policies
-from headway.core.clerk import AtOnce
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import Outcome, Records
+from headway.core.task import InlineTask
 from headway.metrics.summary import summarize
 from headway.perf.memory import weights_bytes
 from headway.perf.step import StepModel
-from headway.planner.cascade import baselines
-from headway.planner.cascade import search as planners
-from headway.planner.cascade.latencies import Latencies
-from headway.planner.cascade.periods import Period
-from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import QualityFloor
-from headway.planner.cascade.replanning import Replan, Replanner, Shape, standing
-from headway.planner.cascade.shapes import shapes
+from headway.planning.cascade import baselines, planners
+from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.periods import Period
+from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.planners import EFFORT
+from headway.planning.cascade.planning_request import PlanningRequest
+from headway.planning.cascade.problem import QualityFloor
+from headway.planning.cascade.replanning import Replan, Replanner, Shape, standing
+from headway.planning.cascade.shapes import shapes
+from headway.planning.cascade.stage_latencies import bounds, evaluator
+from headway.planning.cascade.tighten import tighten_until_met
 from headway.policies.cascade.thresholds import Thresholds
 from headway.policies.resolve import Choice
-from headway.replan import Work, following
 from headway.reproduce.cascadia.runs import SCALE
 from headway.reproduce.cascadia.setup import ROWS, asked
 from headway.reproduce.tasks import Measurement
+from headway.scenario.replan_search import Work, following
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.quality_columns import with_scores
@@ -57,8 +59,8 @@ def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measure
     first = asked("deepseek", 1, q_min, quick, rate_rps)
     latencies = Latencies(evaluator(first))
     plans = {
-        "static": kept(first, latencies).plan,
-        "cascade-serve": kept(first, latencies, planners.cascade_serve).plan,
+        "static": tighten_until_met(first, latencies).plan,
+        "cascade-serve": tighten_until_met(first, latencies, planners.cascade_serve).plan,
         "stand-alone": baselines.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds(first), EFFORT),
     }
     found: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": [], "rate_rps": rate_rps}
@@ -104,7 +106,7 @@ def _workload(rate_rps: float, seed: int, share: float) -> tuple[Workload, list[
     return concat(parts), ends_s
 
 
-def _replanner(case: Asked, first: CascadePlan, rate_rps: float, seed: int, quick: bool) -> Replanner:
+def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed: int, quick: bool) -> Replanner:
     """Plans for what was observed. There is no time to rehearse, but a margin."""
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
@@ -114,11 +116,11 @@ def _replanner(case: Asked, first: CascadePlan, rate_rps: float, seed: int, quic
     expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
     pools = {shape: pool.name for shape, pool in _pools(case, {}).items()}
     return Replanner(
-        problem.names, pools, standing(first, pools), expected, AtOnce(work), config, seed, config.planning_s
+        problem.names, pools, standing(first, pools), expected, InlineTask(work), config, seed, config.planning_s
     )
 
 
-def _fixed(case: Asked, plan: CascadePlan) -> Policies:
+def _fixed(case: PlanningRequest, plan: CascadePlan) -> Policies:
     """A plan that stays as it is."""
     models = tuple(stage.model for stage in plan.stages if stage.replicas)
     if len(models) < 2:
@@ -127,13 +129,13 @@ def _fixed(case: Asked, plan: CascadePlan) -> Policies:
     return structs.replace(case.policies, cascade=CascadeOf("cascade", models, choice, case.problem.judge_s))
 
 
-def _following(case: Asked, planner: Replanner) -> Policies:
+def _following(case: PlanningRequest, planner: Replanner) -> Policies:
     """One that is made anew."""
     cascade = CascadeOf("cascade", DEEPSEEK, Choice("thresholds", Thresholds, {}), case.problem.judge_s)
     return following(case.policies, cascade, planner, case.problem.num_gpus)
 
 
-def _simulated(case: Asked, rows: Workload, plan: CascadePlan, policies: Policies, seed: int) -> Records:
+def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policies: Policies, seed: int) -> Records:
     """On the plan's replicas, and with pools for every other shape where there is a scaler."""
     there = {(stage.model, part.tp, part.pp): part.count for stage in plan.stages for part in stage.replicas}
     pools = list(_pools(case, there).values())
@@ -146,7 +148,7 @@ def _simulated(case: Asked, rows: Workload, plan: CascadePlan, policies: Policie
     return simulate(Fleet(tuple(pools)), TraceSource(rows), policies, seed=seed, line=line)
 
 
-def _pools(case: Asked, there: Mapping[Shape, int]) -> dict[Shape, Pool]:
+def _pools(case: PlanningRequest, there: Mapping[Shape, int]) -> dict[Shape, Pool]:
     """Of every shape, with so many replicas at first."""
     problem, pools = case.problem, dict[Shape, Pool]()
     for model in problem.models:

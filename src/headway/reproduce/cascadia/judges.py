@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.cascadeplan import EFFORT, Asked, Off, bounds, evaluator, kept, regrets, rehearse
-from headway.planner.cascade import baselines
-from headway.planner.cascade.cascadia import plan
-from headway.planner.cascade.latencies import Latencies
-from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import LatencyBudget, QualityFloor
+from headway.planning.cascade import baselines
+from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.planners import EFFORT
+from headway.planning.cascade.planning_request import PlanningRequest
+from headway.planning.cascade.problem import LatencyBudget, QualityFloor
+from headway.planning.cascade.regret import Off, regrets
+from headway.planning.cascade.rehearsal import rehearse
+from headway.planning.cascade.stage_latencies import bounds, evaluator
+from headway.planning.cascade.tighten import tighten_until_met
 from headway.reproduce.cascadia.runs import throughput_rps
 from headway.reproduce.cascadia.setup import asked
 from headway.reproduce.tasks import Measurement
@@ -57,7 +62,7 @@ def wrong(rate_rps: float, seed: int, quick: bool) -> Measurement:
     }  # fmt: skip
 
 
-def _plan(case: Asked, scores: Scores, latencies: Latencies) -> CascadePlan:
+def _plan(case: PlanningRequest, scores: Scores, latencies: Latencies) -> CascadePlan:
     return plan(replace(case.problem, scores=scores), latencies, bounds(case), EFFORT)
 
 
@@ -105,5 +110,5 @@ def budget(q_min: float, p95_s: float, rate_rps: float, quick: bool) -> Measurem
     """The best quality within the latency of a plan that was made for a quality (appendix C)."""
     case = asked("deepseek", 1, q_min, quick, rate_rps)
     case = replace(case, problem=case.problem.asking(LatencyBudget(p95_s)))
-    found = kept(case, Latencies(evaluator(case))).rehearsed
+    found = tighten_until_met(case, Latencies(evaluator(case))).rehearsed
     return {"quality": found.quality, "p95_s": found.p95_s}

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from headway import catalog
-from headway.cascadeplan import EFFORT, Asked, bounds, evaluator
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.metrics.summary import summarize
-from headway.planner.cascade.cascadia import plan
-from headway.planner.cascade.latencies import Latencies
+from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.planners import EFFORT
+from headway.planning.cascade.planning_request import PlanningRequest
+from headway.planning.cascade.stage_latencies import bounds, evaluator
 from headway.reproduce.cascadia.setup import asked
 from headway.reproduce.tasks import Measurement
 from headway.sim.cluster import simulate
@@ -59,7 +61,7 @@ def _rows(prompt: int, output: int, num: int, seed: int) -> Workload:
     return Workload({"arrival_s": np.zeros(num), "prompt_tokens": lengths[0], "output_tokens": lengths[1]})
 
 
-def _throughput(case: Asked, model: str, dp: int, tp: int, pp: int, rows: Workload) -> float | None:
+def _throughput(case: PlanningRequest, model: str, dp: int, tp: int, pp: int, rows: Workload) -> float | None:
     """Requests per second, all there at once; None where the model does not fit."""
     problem = case.problem
     pool = Pool("all", catalog.model(model), problem.gpu, problem.engine, Parallel(tp, pp), dp)

@@ -10,16 +10,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headway.cascadeplan import EFFORT, Asked, Option, at_rate, bounds, document_of, evaluator, kept, rehearse
 from headway.core.errors import HeadwayError
-from headway.planner.cascade import baselines
-from headway.planner.cascade import search as planners
-from headway.planner.cascade.cascadia import plan
-from headway.planner.cascade.exhaustive import exhaustive
-from headway.planner.cascade.latencies import Latencies
-from headway.planner.cascade.plan import CascadePlan
-from headway.planner.cascade.problem import ReplicaSet
-from headway.planner.cascade.search import Make
+from headway.planning.cascade import baselines, planners
+from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.planners import EFFORT, Make
+from headway.planning.cascade.planning_request import PlanningRequest, at_rate
+from headway.planning.cascade.problem import ReplicaSet
+from headway.planning.cascade.rehearsal import document_of, rehearse
+from headway.planning.cascade.stage_latencies import bounds, evaluator
+from headway.planning.cascade.tighten import Option, tighten_until_met
+from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.reproduce.cascadia.setup import AWQ_SLOWER, asked, at_once, changed
 from headway.reproduce.tasks import Measurement
 
@@ -62,9 +64,11 @@ def measure(
     first = planners.cascadia()
     first(case.problem, latencies, bounds(case))
     search_s = time.process_time() - began
-    ours = kept(case, latencies, first)
+    ours = tighten_until_met(case, latencies, first)
     plan_s = time.process_time() - began
-    systems = {name: kept(case, latencies, make) for name, make in _systems(case, cascade, q_min, ablations)}
+    systems = {
+        name: tighten_until_met(case, latencies, make) for name, make in _systems(case, cascade, q_min, ablations)
+    }
     systems["cascadia"] = ours
     runs = {name: [_run(case, found.plan, seed) for seed in seeds] for name, found in systems.items()}
     found: Measurement = {"runs": runs, "plans": {name: _said(each) for name, each in systems.items()}}
@@ -74,7 +78,7 @@ def measure(
     return found
 
 
-def _systems(case: Asked, cascade: str, q_min: float, ablations: bool) -> Iterator[tuple[str, Make]]:
+def _systems(case: PlanningRequest, cascade: str, q_min: float, ablations: bool) -> Iterator[tuple[str, Make]]:
     alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
     yield "stand-alone", planners.stand_alone(alone)
     yield "cascade-serve", planners.cascade_serve
@@ -89,7 +93,7 @@ def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], qui
     latencies, found = _latencies(case), list[Option]()
     for names in planners.shorter(case.problem):
         try:
-            found.append(kept(case, latencies, planners.of_models(names)))
+            found.append(tighten_until_met(case, latencies, planners.of_models(names)))
         except HeadwayError:
             continue
     within = [each for each in found if each.kept]
@@ -100,7 +104,7 @@ def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], qui
     return {"runs": runs, "models": [stage.model for stage in best.plan.stages], "plan": _said(best)}
 
 
-def _run(case: Asked, found: CascadePlan, seed: int) -> Measurement:
+def _run(case: PlanningRequest, found: CascadePlan, seed: int) -> Measurement:
     done = rehearse(case, found, seed)
     return {
         "p95_s": done.p95_s,
@@ -110,7 +114,7 @@ def _run(case: Asked, found: CascadePlan, seed: int) -> Measurement:
     }
 
 
-def throughput_rps(case: Asked, found: CascadePlan, seed: int) -> float | None:
+def throughput_rps(case: PlanningRequest, found: CascadePlan, seed: int) -> float | None:
     """What is done by the time 95% are, when all come at once."""
     rush = rehearse(at_once(case), found, seed)
     return None if not rush.p95_s else 0.95 * rush.num_completed / rush.p95_s
@@ -128,7 +132,7 @@ def _said(option: Option) -> Measurement:
     }
 
 
-def _other_shape(case: Asked, found: CascadePlan, latencies: Latencies) -> list[float | None]:
+def _other_shape(case: PlanningRequest, found: CascadePlan, latencies: Latencies) -> list[float | None]:
     """The middle model's p95 as planned, and with half the tensor parallelism and twice the replicas (4.3)."""
     stage, model = found.stages[1], case.problem.models[1]
     part = stage.replicas[0] if stage.replicas else None
@@ -144,7 +148,7 @@ def _other_shape(case: Asked, found: CascadePlan, latencies: Latencies) -> list[
     return [latencies.p95_s(model, ReplicaSet(stage.replicas), stage.rate_rps, lengths), other_s]
 
 
-def _latencies(case: Asked) -> Latencies:
+def _latencies(case: PlanningRequest) -> Latencies:
     return Latencies(evaluator(case))
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from headway import userfile
-from headway.cascadeplan import Asked, ask, at_rate
 from headway.catalog import coefficients
 from headway.catalog.coefficients import CoefficientFile, Coefficients
-from headway.planner.cascade.problem import QualityFloor
-from headway.presets import builtin
-from headway.userfile import Places
+from headway.config import strict_yaml
+from headway.config.strict_yaml import Places
+from headway.planning.cascade.planning_request import PlanningRequest, ask, at_rate
+from headway.planning.cascade.problem import QualityFloor
+from headway.scenario.presets import builtin
 from headway.workload.quality_traces import CASCADES
 
 AWQ_SLOWER = 1.76
@@ -36,9 +36,9 @@ ARRIVALS_S, QUICK_ARRIVALS_S = 150.0, 45.0
 def asked(
     cascade: str, trace: int, q_min: float, quick: bool, rate_rps: float = 20.0, seed: int = 0,
     slower: float = AWQ_SLOWER,
-) -> Asked:  # fmt: skip
+) -> PlanningRequest:  # fmt: skip
     """A case of the paper on its 32 GPUs. `slower`: the 671B model, than the catalog has it."""
-    document, _ = userfile.read(builtin("cascadia"))
+    document, _ = strict_yaml.read(builtin("cascadia"))
     quality = {"trace": trace, "cascade": cascade, "num_requests": ROWS}
     span_s = QUICK_ARRIVALS_S if quick else ARRIVALS_S
     num_requests = ROWS * max(1, round(span_s * rate_rps / ROWS))
@@ -55,14 +55,14 @@ def asked(
     return ask(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), num_gpus=32)
 
 
-def at_once(case: Asked) -> Asked:
+def at_once(case: PlanningRequest) -> PlanningRequest:
     """All requests together."""
     rush = at_rate(case, AT_ONCE_RPS)
     rush.document["workload"]["num_requests"] = AT_ONCE
     return rush
 
 
-def changed(case: Asked, **cascade: Any) -> Asked:
+def changed(case: PlanningRequest, **cascade: Any) -> PlanningRequest:
     """With another judge, say."""
     document = copy.deepcopy(case.document)
     document["cascade"] |= cascade

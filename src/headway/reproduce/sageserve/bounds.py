@@ -9,21 +9,22 @@ from typing import Any
 
 from msgspec import structs
 
-from headway import clairvoyant, scenario
+from headway import scenario
+from headway.config.fleet import coefficients_of
+from headway.config.strict_yaml import Places
 from headway.core.fleet import Pool
 from headway.core.record import Records
-from headway.fleetfile import coefficients_of
 from headway.perf.step import StepModel
+from headway.planning import oracle_plan
+from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.reproduce.sageserve import measures
 from headway.reproduce.sageserve.scenes import GPUS
 from headway.reproduce.tasks import Measurement
-from headway.userfile import Places
 from headway.workload.spec import generate
-from headway.yardsticks import gpu_hours_bound
 
 
 def bound(document: Mapping[str, Any], seed: int) -> Measurement:
-    """Instance-hours of a scenario with one model; see `headway.yardsticks` for what it takes to serve a trace."""
+    """A lower bound on the instance-hours of a scenario with one model (`planning.gpu_hours_bound`)."""
     chosen = scenario.assemble(dict(document), Places(), Path())
     table = generate(chosen.spec.workload, seed, Path())
     until_s, warmup_s = document["simulation"]["until_s"], document["simulation"]["warmup_s"]
@@ -41,7 +42,7 @@ def bound(document: Mapping[str, Any], seed: int) -> Measurement:
 def best(document: Mapping[str, Any], seed: int, tps: Mapping[str, float]) -> Measurement:
     """The best timetable of one who knows the trace, measured as a strategy is; nothing, where none serves in time."""
     chosen = scenario.assemble({**document, "seed": seed}, Places(), Path())
-    found = clairvoyant.find(chosen, tps)
+    found = oracle_plan.find(chosen, tps)
     if found is None:
         return {}
     policies = structs.replace(chosen.spec.policies, scaling=found.timetable)

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from headway import longterm, scenario
+from headway import scenario
+from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.fleet import Fleet
 from headway.core.record import Records, ReplicaRecord
@@ -20,8 +21,8 @@ from headway.policies.routing.jsq_tokens import JsqTokens
 from headway.report.run import Run
 from headway.reproduce.sageserve.scenes import BURST_S, LLAMA_2
 from headway.reproduce.tasks import Measurement
+from headway.scenario import long_term
 from headway.sim.cluster import simulate
-from headway.userfile import Places
 from headway.workload.table import Workload
 from headway.workload.trace import TraceSource
 
@@ -39,7 +40,7 @@ def theta(document: Mapping[str, Any]) -> Measurement:
     """By model: input tokens per second that an instance serves in time (`tps`), and flat out (`most`)."""
     chosen = scenario.assemble(dict(document), Places(), Path())
     line = scenario.Lines(chosen)
-    demanded = longterm.Demanded(longterm.Setting(chosen.spec.workload, 0, Path(), chosen.fleet, line))
+    demanded = long_term.Demanded(long_term.Setting(chosen.spec.workload, 0, Path(), chosen.fleet, line))
     found: Measurement = {"tps": {}, "most": {}}
     for pool in {pool.model.name: pool for pool in chosen.fleet.pools}.values():
         found["tps"][pool.model.name] = demanded.tps(pool)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from headway import scenario
+from headway.config.strict_yaml import Places
 from headway.report.run import Run
 from headway.reproduce.sageserve.measures import BATCH, waits
 from headway.reproduce.sageserve.scenes import (
@@ -23,7 +24,6 @@ from headway.reproduce.sageserve.scenes import (
     whole_document,
 )
 from headway.reproduce.tasks import Measurement
-from headway.userfile import Places
 
 INSTANCES = (4, 3, 3)
 """By region."""

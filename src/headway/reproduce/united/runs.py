@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from headway import userfile
+from headway.config import strict_yaml
 from headway.metrics.latency import Distribution
-from headway.presets import builtin
 from headway.report.run import Run
+from headway.scenario.presets import builtin
 
 PLACED = {"routing": "headway", "migration": "headway"}
 REASONING = {**PLACED, "ordering": {"name": "tiers-and-phases", "by_quanta": True}}
@@ -46,7 +46,7 @@ def _made(part: str) -> Mapping[str, dict[str, Any]]:
 
 @cache
 def _read(name: str) -> Mapping[str, Any]:
-    document, _ = userfile.read(builtin(name))
+    document, _ = strict_yaml.read(builtin(name))
     return document
 
 

@@ -1,0 +1,1 @@
+"""Files that users write: read strictly, checked, and turned into a fleet."""

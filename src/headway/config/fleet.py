@@ -1,0 +1,162 @@
+"""From the fleet that a scenario file says to one that stands: its names are known, models fit, limits make sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from headway.catalog import coefficients, engine, gpu, model, model_from_config
+from headway.catalog.coefficients import Coefficients
+from headway.catalog.own import coefficients_in
+from headway.config import strict_yaml
+from headway.config.spec import DEFAULT_ENGINE, ComboSpec, ModelFile, PoolSpec, Spec
+from headway.config.strict_yaml import Key, Places
+from headway.core.fleet import Combo, Engine, Fleet, Model, Parallel, Pool, Role
+from headway.perf import memory
+
+
+def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
+    """Every pool and combo. HeadwayError where one cannot stand; paths are relative to `base_dir`."""
+    pools = tuple(_pool(pool, ("fleet", i), f"pool-{i}", base_dir, places) for i, pool in enumerate(spec.fleet))
+    combos = tuple(_combo(combo, ("combos", i), base_dir, places) for i, combo in enumerate(spec.combos))
+    if not pools and not combos:
+        raise places.error((), "no replicas; expected `fleet`, `combos`, or both")
+    limits = tuple((limit.region, gpu(limit.gpu).name, limit.count) for limit in spec.gpu_limits)
+    fleet = Fleet(pools, combos, spec.network, spec.provisioning, limits)
+    _check(fleet, places)
+    return fleet
+
+
+def coefficients_of(spec: Spec, fleet: Fleet, base_dir: Path, places: Places) -> dict[str, Coefficients]:
+    """Step-time coefficients by pool."""
+    specs: list[tuple[Key, PoolSpec]] = [(("fleet", i), pool) for i, pool in enumerate(spec.fleet)]
+    for i, combo in enumerate(spec.combos):
+        parts = {"prefill": combo.prefill, "decode": combo.decode, "aggregated": combo.aggregated}
+        specs += [(("combos", i, role), part) for role, part in parts.items() if part is not None]
+    pairs = zip(specs, fleet.all_pools, strict=True)
+    return {pool.name: _coefficients(said, pool, at, base_dir, places) for (at, said), pool in pairs}
+
+
+def _coefficients(spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: Places) -> Coefficients:
+    """Of the pool's own file, else of the catalog."""
+    if spec.coefficients is None:
+        return coefficients(pool.gpu.name, pool.engine.name)
+    with places.at(*at, "coefficients"):
+        return coefficients_in(base_dir / spec.coefficients, pool.gpu.name, pool.engine.name)
+
+
+def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
+    roles: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "aggregated": "mixed"}
+    named = {key for key in roles if getattr(spec, key) is not None}
+    if named not in ({"prefill", "decode"}, {"aggregated"}):
+        raise places.error(at, "expected `prefill` and `decode`, or `aggregated`")
+    parts = []
+    for key, role in roles.items():
+        if key in named:
+            part = _pool(getattr(spec, key), (*at, key), f"{spec.name}-{key}", base_dir, places, spec.replicas)
+            parts.append(replace(part, role=role, handover=spec.handover))
+    if parts[0].model != parts[-1].model:
+        raise places.error(
+            (*at, "decode", "model"), f"{parts[1].model.name}; expected {parts[0].model.name}, as prefill"
+        )
+    return Combo(spec.name, tuple(parts), spec.replicas, spec.min_replicas, spec.max_replicas, spec.goodput_rps)
+
+
+def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
+    """How many a pool has, or its part in each of so many combos: as many as endpoints, where there are any."""
+    num = len(spec.endpoints)
+    if not num:
+        return spec.replicas
+    if not units or num % units:
+        what = f"{num}; expected as many for each of the combo's `replicas` ({units})"
+        raise places.error((*at, "endpoints"), what)
+    if spec.replicas not in (1, num // units):
+        what = f"{spec.replicas}; expected {num // units}, as many as endpoints{' for each combo' if units > 1 else ''}"
+        raise places.error((*at, "replicas"), what)
+    return num // units
+
+
+def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, units: int = 1) -> Pool:
+    with places.at(*at, "model"):
+        shape = _model(spec.model, base_dir)
+    with places.at(*at, "gpu"):
+        accelerator = gpu(spec.gpu)
+    pool = Pool(
+        name=spec.name or name,
+        model=shape,
+        gpu=accelerator,
+        engine=_engine(spec.engine, (*at, "engine"), places),
+        parallel=Parallel(spec.tp, spec.pp, spec.ep, spec.dp),
+        replicas=_replicas(spec, at, places, units),
+        region=spec.region,
+        usd_per_gpu_hour=spec.usd_per_gpu_hour,
+        kv_capacity_tokens=spec.kv_capacity_tokens,
+        network_bytes_per_s=spec.network_bytes_per_s,
+        min_replicas=spec.min_replicas,
+        max_replicas=spec.max_replicas,
+        start_s=spec.start_s,
+    )
+    with places.at(*at):
+        memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    _coefficients(spec, pool, at, base_dir, places)
+    return pool
+
+
+def _model(spec: str | ModelFile, base_dir: Path) -> Model:
+    return model(spec) if isinstance(spec, str) else model_from_config(base_dir / spec.config)
+
+
+def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:
+    changes = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = changes.pop("name", DEFAULT_ENGINE)
+    with places.at(*key):
+        profile = engine(str(name))
+    changed = strict_yaml.convert({**msgspec.to_builtins(profile), **changes}, Engine, places, key)
+    if changed.max_num_batched_tokens < changed.max_num_seqs:
+        at = (*key, "max_num_batched_tokens")
+        expected = f"at least max_num_seqs ({changed.max_num_seqs}), a token for each sequence that decodes"
+        raise places.error(at, f"{changed.max_num_batched_tokens}; expected {expected}")
+    if changed.kv_offload_bytes and not changed.prefix_caching:
+        raise places.error((*key, "kv_offload_bytes"), "host memory extends the prefix cache; set prefix_caching: true")
+    if changed.schedule_lag > 1:
+        raise places.error((*key, "schedule_lag"), f"{changed.schedule_lag}; expected 0 or 1")
+    for field_name in changes:
+        _check_setting(field_name, getattr(changed, field_name), places, (*key, field_name))
+    return changed
+
+
+def _check_setting(name: str, value: object, places: Places, key: Key) -> None:
+    """Engine settings that would make no sense."""
+    low = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0}
+    low |= {"host_memory_bytes": 0, "kv_offload_bytes": 0, "schedule_lag": 0, "watermark": 0}
+    if name in low and isinstance(value, int | float) and value < low[name]:
+        raise places.error(key, f"{value}; expected {low[name]} or more")
+    if name in ("gpu_memory_utilization", "kv_dtype_bytes") and not (isinstance(value, float | int) and value > 0):
+        raise places.error(key, f"{value}; expected more than 0")
+    if name in ("gpu_memory_utilization", "watermark") and isinstance(value, float | int) and value > 1:
+        raise places.error(key, f"{value}; expected 1 at most")
+
+
+def _check(fleet: Fleet, places: Places) -> None:
+    names: set[str] = set()
+    pools: list[tuple[Key, Pool]] = [(("fleet", i), pool) for i, pool in enumerate(fleet.pools)]
+    parts: list[tuple[Key, Pool]] = [
+        (("combos", i), part) for i, combo in enumerate(fleet.combos) for part in combo.parts
+    ]
+    for at, pool in (*pools, *parts):
+        if pool.name in names:
+            raise places.error((*at, "name"), f"{pool.name!r} is the name of another pool, too")
+        names.add(pool.name)
+    limited: list[tuple[Key, Pool | Combo]] = [*pools, *((("combos", i), c) for i, c in enumerate(fleet.combos))]
+    for at, each in limited:
+        most = each.replicas if each.max_replicas is None else each.max_replicas
+        if not each.min_replicas <= each.replicas <= most:
+            raise places.error((*at, "replicas"), f"{each.replicas}; expected {each.min_replicas} to {most}")
+    there = {pool.model.name for _, pool in pools}
+    there |= {part.model.name for combo in fleet.combos if combo.replicas for part in combo.parts}
+    for i, combo in enumerate(fleet.combos):
+        if (model := combo.parts[0].model.name) not in there:
+            raise places.error(("combos", i, "replicas"), f"0, and nothing else serves {model}; expected at least 1")

@@ -1,0 +1,1 @@
+"""Replicas that start, serve, drain and stop."""

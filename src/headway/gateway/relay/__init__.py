@@ -1,0 +1,1 @@
+"""One request between its client and an engine."""

@@ -1,0 +1,1 @@
+"""Control's driver in real time: which replica serves a request."""

@@ -1,0 +1,1 @@
+"""Metrics, traces, rolling statistics and records."""

@@ -1,0 +1,1 @@
+"""Several gateway processes and the one scheduler that they ask."""

@@ -1,0 +1,1 @@
+"""Capacity plans: the cheapest fleet of equal replicas that meets its targets."""

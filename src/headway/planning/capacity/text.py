@@ -1,0 +1,159 @@
+"""A capacity plan as text for a console, and as one page with a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from headway.planning.capacity.problem import SLOS, Measured, Option, Plan, Targets
+from headway.report.table import dollars, percent, seconds, short_number
+
+NAMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "SLO met"}
+UNCALIBRATED = "Step times are not calibrated for the plan's GPU and engine: trust the order, not the numbers."
+
+
+def shown(name: str, value: float | None) -> str:
+    """A target's value, as a person reads it."""
+    if value is None:
+        return "-"
+    return percent(value) if name == "attainment" else seconds(value)
+
+
+def _targets(targets: Targets) -> Iterator[tuple[str, float]]:
+    for name in SLOS:
+        value = getattr(targets, name)
+        if value is not None:
+            yield name, value
+
+
+def asked(targets: Targets) -> str:
+    """As in "TTFT p99 <= 2 s, SLO met >= 99.0%"."""
+    signs = {"attainment": "≥"}
+    return ", ".join(f"{NAMES[name]} {signs.get(name, '≤')} {shown(name, value)}" for name, value in _targets(targets))
+
+
+def headline(plan: Plan) -> str:
+    """The answer in a sentence."""
+    if plan.choice is None:
+        return f"No candidate meets {asked(plan.targets)}."
+    chosen, replicas = plan.choice.candidate, plan.choice.replicas
+    gpus = (replicas or 0) * chosen.parallel.num_gpus
+    each = f", {chosen.parallel.num_gpus} GPUs each" if chosen.parallel.num_gpus > 1 else ""
+    number = f"{replicas} replica{'s' if replicas != 1 else ''} on {chosen.gpu}{each}"
+    price = dollars(plan.objective_usd_per_hour or 0.0)
+    return f"{number}, {chosen.policy}: {gpus} GPU{'s' if gpus != 1 else ''}, {price} an hour."
+
+
+def facts(plan: Plan) -> Iterator[str]:
+    """What stands below the answer, a sentence each."""
+    if plan.choice is None:
+        yield from (
+            f"{NAMES[each.slo]}: the best is {shown(each.slo, each.best)} ({each.where}); asked for"
+            f" {shown(each.slo, each.target)}."
+            for each in plan.reach
+        )
+    else:
+        yield f"Meets {asked(plan.targets)}. No candidate can cost less than {dollars(plan.bound_usd_per_hour or 0)}."
+        if plan.binds and plan.one_less:
+            missed = (f"{NAMES[name]} {shown(name, getattr(plan.one_less, name))}" for name in plan.binds)
+            yield f"With one replica less it misses: {', '.join(missed)}."
+        else:
+            yield "It is the smallest number allowed, so nothing binds."
+        if plan.monotone is False:
+            yield "More replicas did not always do better around the answer, as the search assumes: look at the points."
+        if plan.measured is not None and not plan.measured.calibrated:
+            yield UNCALIBRATED
+    yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes if "calibrated" not in note)
+
+
+def _values(measured: Measured | None, names: Sequence[str]) -> list[str]:
+    if measured is None:
+        return ["-"] * (len(names) + 1)
+    goodput = "-" if measured.goodput_rps is None else short_number(measured.goodput_rps)
+    return [*(_latency(name, measured) for name in names), goodput]
+
+
+def _latency(name: str, measured: Measured) -> str:
+    value = getattr(measured, name)
+    return "never" if value is None and name != "attainment" else shown(name, value)
+
+
+def _shown_slos(plan: Plan) -> list[str]:
+    """Columns: every SLO, attainment only where requests have any."""
+    has = plan.measured is None or plan.measured.attainment is not None
+    return [name for name in SLOS if name != "attainment" or has]
+
+
+def _at(option: Option) -> Measured | None:
+    return next((point.measured for point in option.points if point.replicas == option.replicas), None)
+
+
+def table_of_options(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: the plan, then the cheapest of each other GPU. Without a plan: what is wrong with each kind."""
+    if plan.choice is None:
+        kinds = ((each.candidate, each.reason) for each in _one_each(plan.options))
+        return ["GPU", "tp", "policy", ""], [[c.gpu, str(c.parallel.tp), c.policy, reason] for c, reason in kinds]
+    names = _shown_slos(plan)
+    heads = ["GPU", "tp", "policy", "replicas", "GPUs", "$/h", *(NAMES[name] for name in names), "goodput/s", ""]
+    rows = []
+    for option in (plan.choice, *plan.runners_up):
+        number = option.replicas
+        note = "the plan" if option is plan.choice else option.reason
+        rows.append([
+            option.candidate.gpu, str(option.candidate.parallel.tp), option.candidate.policy,
+            "-" if number is None else str(number),
+            "-" if number is None else str(number * option.candidate.parallel.num_gpus),
+            "-" if option.usd_per_hour is None else dollars(option.usd_per_hour),
+            *_values(_at(option), names), note,
+        ])  # fmt: skip
+    return heads, rows
+
+
+def _one_each(options: Sequence[Option]) -> Iterator[Option]:
+    """Every GPU and tp once."""
+    seen = set()
+    for option in options:
+        key = (option.candidate.gpu, option.candidate.parallel.tp)
+        if key not in seen:
+            seen.add(key)
+            yield option
+
+
+def table_of_what_ifs(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows."""
+    names = _shown_slos(plan)
+    heads = ["what if", *(NAMES[name] for name in names), "goodput/s", "still met", "replicas needed", "$/h then"]
+    rows = []
+    for each in plan.what_ifs:
+        needed = "more than were tried" if each.replicas_needed is None else str(each.replicas_needed)
+        cost = "-" if each.usd_per_hour_needed is None else dollars(each.usd_per_hour_needed)
+        met = "no: " + ", ".join(NAMES[name] for name in each.misses) if each.misses else "yes"
+        rows.append([each.situation.label, *_values(each.measured, names), met, needed, cost])
+    return heads, rows
+
+
+def render(plan: Plan, *, width: int, color: bool = False) -> str:
+    """The plan as text, for a console `width` characters wide."""
+    terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
+    parts: list[Any] = [Text(headline(plan), style="bold"), *(Text(line) for line in facts(plan)), Text()]
+    parts.append(_rich(*table_of_options(plan)))
+    if plan.what_ifs:
+        parts += [Text(), _rich(*table_of_what_ifs(plan))]
+    with terminal.capture() as captured:
+        terminal.print(Group(*parts))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def _rich(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for head in heads:
+        left = head in ("GPU", "policy", "what if", "still met", "")
+        table.add_column(head, justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(value) for value in row))
+    return table

@@ -1,0 +1,319 @@
+"""What holds for a set of replicas without a simulation: no p95 latency below these, from the step-time model.
+
+If a set's p95 latency were L, 95% of the requests would each be done within L, and all of them within the span of the
+arrivals plus L. Two things then hold.
+
+A decoding step of a batch of B sequences takes at least a + b B, and its sequences' contexts on top. Charge each
+sequence its part, a / B + b and its own context. A request of T steps that is done in L had steps of t seconds on
+average, hence batches of at most (t - a) / b, hence (the part is convex in t) at least T t b / (t - a) charged. What
+is charged adds up to the time that the replica was busy. So L bounds how many requests a replica can have in time;
+the cheapest ones are counted, for each shape by itself, each replica working all the time.
+
+Likewise a request's prompt takes at least its tokens times the cheapest prompt token.
+
+In a combo all prompts are computed by those that prefill, and answers are written by those that decode; or by those
+that prefill, in what time prompts leave them, as an answer stays there where nobody has room for its KV cache. The
+bound counts on that, the guess does not. Where the router may have whole requests done by either (`in_place`), or those
+that prefill have no room for the longest request, all replicas of a combo are taken to do both.
+
+L is looked for on a grid; the bound is the largest value on it that cannot be. Beside it stands a guess: where on the
+grid the count crosses what is needed, for the order in which sets are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from math import ceil, floor
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.catalog.coefficients import Coefficients
+from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.perf import memory
+from headway.perf.step import StepModel
+from headway.planning.cascade.problem import Floats, Lengths
+from headway.planning.cascade.shapes import Sets
+
+Ints = npt.NDArray[np.int64]
+SLACK = 0.97
+"""On what the step-time model says, for what it does not promise: costs that fall where a batch grows."""
+QUANTILE = 0.95
+GRID = 64
+"""Values of L..."""
+REACH = 20.0
+"""...from an unloaded p95 to so many times that, evenly by ratio."""
+MOST_LINES = 6
+
+
+class Bounds(Protocol):
+    """Says what a set's p95 latency is at least, s, and guesses what it is."""
+
+    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+        """Lower bounds, and guesses: one element a set."""
+        ...
+
+
+class NoBounds:
+    """Rules nothing out."""
+
+    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+        return np.zeros(len(sets)), np.ones(len(sets))
+
+
+@dataclass
+class StepBounds:
+    """Bounds from the step-time model.
+
+    `rounds`: how many times the evaluator plays the lengths of a stage. `own`: coefficients in place of the
+    catalog's, by model, and by model and type of GPU (`of_type`). `others`: further types of GPU, by name. `in_place`:
+    replicas of combos may do both phases of a request.
+    """
+
+    gpu: Gpu
+    engine: Engine
+    rounds: int = 1
+    own: Mapping[str, Coefficients] = field(default_factory=dict)
+    others: Mapping[str, Gpu] = field(default_factory=dict)
+    in_place: bool = False
+
+    def __post_init__(self) -> None:
+        self._shapes: dict[tuple[str, Parallel, str], _Shape] = {}
+
+    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+        if not len(sets):
+            return np.zeros(0), np.zeros(0)
+        shapes = [self._shape(model, shape, sets.on(j)) for j, shape in enumerate(sets.shapes)]
+        num = len(lengths)
+        needed = (floor(QUANTILE * (num * self.rounds - 1)) + 1) / self.rounds
+        columns = _Columns(shapes, sets, lengths, needed, self.in_place)
+        unloaded = float(np.sort(columns.alone.min(axis=0))[min(int(np.ceil(needed)), num) - 1])
+        grid = unloaded * REACH ** (np.arange(GRID) / (GRID - 1))
+        window = num / rate_rps + grid / self.rounds
+        eligible = columns.eligible(grid)
+        most, expected = columns.in_time(grid, window)
+        lower, guess = _crossing(np.minimum(most, eligible), needed, grid)
+        if expected is not None:
+            guess = np.maximum(_crossing(np.minimum(expected, eligible), needed, grid)[1], lower)
+        return lower, guess
+
+    def _shape(self, model: Model, parallel: Parallel, on: str) -> _Shape:
+        key = (model.name, parallel, on)
+        if key not in self._shapes:
+            gpu = self.others.get(on, self.gpu)
+            own = self.own.get(of_type(model, on if on in self.others else ""))
+            self._shapes[key] = _Shape(model, gpu, self.engine, parallel, own)
+        return self._shapes[key]
+
+
+def of_type(model: Model, other: str) -> str:
+    """The key of coefficients: the model's name, and that of the GPU where it is not of the first type."""
+    return f"{model.name} on {other}" if other else model.name
+
+
+def longest_tokens(room_tokens: int, engine: Engine) -> int:
+    """The longest request, prompt and output together, that a replica with so much KV cache surely takes."""
+    blocks = room_tokens // engine.block_size_tokens
+    return (blocks - ceil(blocks * engine.watermark)) * engine.block_size_tokens
+
+
+def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Floats]:
+    """Where on the grid enough requests can be in time: the value before, and between the two by interpolation."""
+    enough = total >= needed * (1 - 1e-9)
+    first = np.where(enough.any(axis=1), enough.argmax(axis=1), len(grid))
+    before = np.maximum(first - 1, 0)
+    after, rows = np.minimum(first, len(grid) - 1), np.arange(len(total))
+    gain = total[rows, after] - total[rows, before]
+    share = np.where(gain > 0, (needed - total[rows, before]) / np.where(gain > 0, gain, 1.0), 0.0)
+    guess = grid[before] + np.clip(share, 0.0, 1.0) * (grid[after] - grid[before])
+    never = first == len(grid)
+    return grid[before], np.where(never, grid[-1] * needed / np.maximum(total[:, -1], 1e-3), guess)
+
+
+class _Columns:
+    """The shapes of some sets, with one load: what each can do, and what sets can do."""
+
+    def __init__(self, shapes: Sequence[_Shape], sets: Sets, lengths: Lengths, needed: float, in_place: bool) -> None:
+        self.shapes, self.sets, self.lengths, self.needed = shapes, sets, lengths, needed
+        roles = [sets.role(j) for j in range(len(shapes))]
+        longest = float((lengths.prompt_tokens + lengths.output_tokens).max())
+        self.prefills = [j for j, role in enumerate(roles) if role == "prefill"]
+        self.decodes = [j for j, role in enumerate(roles) if role == "decode"]
+        if in_place or any(longest > longest_tokens(shapes[j].room_tokens, shapes[j].engine) for j in self.prefills):
+            self.prefills = self.decodes = self.prefills + self.decodes
+        self.mixed = [j for j, role in enumerate(roles) if role == "mixed"]
+        first_s = [shape.prefill_s(lengths.computed_tokens) for shape in shapes]
+        least_s = np.min([first_s[j] for j in self.prefills], axis=0) if self.prefills else first_s[0]
+        self.first_s = [own if j in self.mixed else least_s for j, own in enumerate(first_s)]
+        self.alone = np.stack([shape.alone_s(lengths, s) for shape, s in zip(shapes, self.first_s, strict=True)])
+        """Latency of each request without any other, where it is decoded by this shape."""
+
+    def in_time(self, grid: Floats, window: Floats) -> tuple[Floats, Floats | None]:
+        """[set, L]: how many requests can be in time at most; and may be expected to be, where there are combos."""
+        most = self.sets.counts.max(axis=0).tolist()
+        rooms = [window[:, None] * np.arange(num + 1) for num in most]
+        total = np.zeros((len(self.sets), len(grid)))
+        for j in self.mixed:
+            prompts = _count(self._prompts_s(j, len(grid)), rooms[j])
+            self._add(total, j, np.minimum(_count(self._answers_s(j, grid), rooms[j]), prompts))
+        if not self.prefills:
+            return total, None
+        prompts, answers, left = np.zeros_like(total), np.zeros_like(total), np.zeros_like(total)
+        for j in self.prefills:
+            self._add(prompts, j, _count(self._prompts_s(j, len(grid)), rooms[j]))
+        for j in self.decodes:
+            self._add(answers, j, _count(self._answers_s(j, grid), rooms[j]))
+        if self.prefills is not self.decodes:
+            alone = (self.sets.counts[:, self.mixed] == 0).all(axis=1)
+            for j in self.prefills:
+                self._add(left, j, _count(self._answers_s(j, grid), rooms[j]), ~alone)
+                self._add(left, j, _count(self._answers_s(j, grid), self._after_prompts(j, rooms[j])), alone)
+        return total + np.minimum(prompts, answers + left), total + np.minimum(prompts, answers)
+
+    def _add(self, total: Floats, j: int, count: Floats, rows: npt.NDArray[np.bool_] | None = None) -> None:
+        """What so many replicas of a shape can do, to the sets that have them; no replica, no request."""
+        there = self.sets.counts[:, j] > 0
+        chosen = np.flatnonzero(there if rows is None else there & rows)
+        total[chosen] += count[self.sets.counts[chosen, j]]
+
+    def _prompts_s(self, j: int, num: int) -> Floats:
+        """[request, L]: the least that a prompt takes."""
+        prompts_s = self.lengths.computed_tokens * self.shapes[j].prompt_token_s
+        return np.broadcast_to(np.sort(prompts_s)[:, None], (len(prompts_s), num))
+
+    def _answers_s(self, j: int, grid: Floats) -> Floats:
+        """[request, L]: the least that an answer in time takes of a replica; infinite where it cannot be."""
+        charged = self.shapes[j].charged_s(self.lengths, grid, self.first_s[j])
+        charged[self.alone[j][:, None] > grid] = np.inf
+        return charged
+
+    def _after_prompts(self, j: int, room: Floats) -> Floats:
+        """What is left of replicas' time when they have computed as many prompts as must be in time."""
+        prompts_s = np.sort(self.lengths.computed_tokens * self.shapes[j].prompt_token_s)
+        left: Floats = np.maximum(room - float(prompts_s[: floor(self.needed)].sum()), 0.0)
+        return left
+
+    def eligible(self, grid: Floats) -> Floats:
+        """How many requests some shape of each set could do in time, alone; all where a set has many shapes."""
+        num = len(self.alone)
+        first, second = np.triu_indices(num)
+        faster = np.sort(np.minimum(self.alone[first], self.alone[second]), axis=1)
+        both = np.zeros((num, num, len(grid)))
+        both[first, second] = both[second, first] = _found(faster, np.broadcast_to(grid, (len(faster), len(grid))))
+        kinds = self.sets.counts > 0
+        one, num_kinds = kinds.argmax(axis=1), kinds.sum(axis=1)
+        other = num - 1 - kinds[:, ::-1].argmax(axis=1)
+        found: Floats = np.where((num_kinds <= 2)[:, None], both[one, other], float(self.alone.shape[1]))
+        return found
+
+
+def _found(rows: Floats, values: Floats) -> Ints:
+    """[row, value]: how many elements of each row, which rises, are no larger than that row's values."""
+    most = 1.0 + max(float(values.max()), float(np.where(np.isfinite(rows), rows, 0.0).max()))
+    apart = 2 * most * np.arange(len(rows))[:, None]
+    at = np.searchsorted((np.minimum(rows, most) + apart).ravel(), (values + apart).ravel(), side="right")
+    found: Ints = at.reshape(values.shape) - rows.shape[1] * np.arange(len(rows))[:, None]
+    return found
+
+
+class _Shape:
+    """One replica of one shape."""
+
+    def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, own: Coefficients | None) -> None:
+        self.engine = engine
+        self.line = StepModel(model, gpu, engine, parallel, own).line
+        self.room_tokens = memory.plan(model, gpu, engine, parallel).kv_capacity_tokens
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Batches that are looked at."""
+        most = self.engine.max_num_seqs
+        found: Ints = np.unique(np.concatenate([np.arange(1, 9), np.geomspace(8, max(most, 8), 24)]).astype("i8"))
+        return np.unique(np.append(found[found <= most], most))
+
+    @cached_property
+    def base_s(self) -> Floats:
+        """A decoding step of so many sequences without context."""
+        return SLACK * np.array([self.line(n, 0)[0] for n in self.sizes.tolist()])
+
+    @cached_property
+    def per_token_s(self) -> float:
+        """Of one context token in one step."""
+        most = self.engine.max_num_seqs
+        sizes = {1, min(8, most), most}
+        return SLACK * max(0.0, min((self.line(n, 1000 * n)[0] - self.line(n, 0)[0]) / (1000 * n) for n in sizes))
+
+    @cached_property
+    def lines(self) -> tuple[tuple[float, float], ...]:
+        """(a, b) with a + b B <= the step of B sequences, for every B."""
+        hull = [0]
+        for i in range(1, len(self.base_s)):
+            while len(hull) > 1 and self._slope(hull[-2], hull[-1]) >= self._slope(hull[-2], i):
+                hull.pop()
+            hull.append(i)
+        sloped = [(self.base_s[i] - self._slope(i, j) * self.sizes[i], self._slope(i, j)) for i, j in pairwise(hull)]
+        found = [(float(a), b) for a, b in sloped if a > 0 and b > 0]
+        step = max(1, -(-len(found) // MOST_LINES))
+        return tuple(found[::step]) or ((float(self.base_s.min()), 0.0),)
+
+    def _slope(self, i: int, j: int) -> float:
+        return float((self.base_s[j] - self.base_s[i]) / (self.sizes[j] - self.sizes[i]))
+
+    @cached_property
+    def prompt_token_s(self) -> float:
+        """The cheapest prompt token, in an iteration full of short chunks."""
+        budget = max(self.engine.max_num_batched_tokens, 8192)
+        sizes = {min(size, budget) for size in (64, 256, 1024, budget)}
+        return SLACK * min(self.line(0, 0, [(n, 0)] * (budget // n))[0] / (n * (budget // n)) for n in sizes)
+
+    @cached_property
+    def prompts(self) -> tuple[Ints, Floats]:
+        """Prompts of so many tokens, and how long no longer one takes less than, alone."""
+        sizes: Ints = np.unique(np.round(2.0 ** (np.arange(35) / 2)).astype("i8"))
+        found = np.array([self.line(0, 0, [(n, 0)])[0] for n in sizes.tolist()])
+        return sizes, SLACK * np.minimum.accumulate(found[::-1])[::-1]
+
+    def prefill_s(self, tokens: Floats) -> Floats:
+        """Of one prompt alone, at least: what a shorter one takes, and never less than its tokens."""
+        sizes, least_s = self.prompts
+        found: Floats = least_s[np.searchsorted(sizes, tokens, side="right") - 1]
+        return np.maximum(found, tokens * self.prompt_token_s)
+
+    def alone_s(self, lengths: Lengths, prefill_s: Floats) -> Floats:
+        """Latency of each request without any other, whose prompt takes so long."""
+        steps = lengths.output_tokens - 1
+        contexts = steps * (lengths.prompt_tokens + steps / 2) * self.per_token_s
+        found: Floats = prefill_s + steps * float(self.base_s.min()) + contexts
+        return found
+
+    def charged_s(self, lengths: Lengths, grid: Floats, prefill_s: Floats) -> Floats:
+        """[request, L]: the least that a request in time is charged for decoding."""
+        steps = (lengths.output_tokens - 1)[:, None]
+        context_s = self.per_token_s * (lengths.prompt_tokens[:, None] + steps / 2)
+        t = (grid - prefill_s[:, None]) / np.maximum(steps, 1) - context_s
+        seats = min(float(self.engine.max_num_seqs), max(1.0, self.room_tokens / float(lengths.prompt_tokens.min())))
+        part = np.zeros_like(t)
+        for a, b in self.lines:
+            wide = t > a + b
+            slowest = np.where(wide, b * a / np.where(wide, t - a, 1.0), a)
+            part = np.maximum(part, b + np.maximum(a / seats, slowest))
+        found: Floats = np.where(steps > 0, steps * (part + context_s), 0.0)
+        return found
+
+
+def _count(work_s: Floats, room: Floats) -> Floats:
+    """[replicas, L]: the most requests whose work (by L), the cheapest first, fits into the replicas' time (by L); a
+    part counts."""
+    ordered = np.sort(work_s.T, axis=1)
+    total = np.cumsum(ordered, axis=1)
+    at = _found(total, room)
+    rows, last = np.arange(len(room))[:, None], ordered.shape[1] - 1
+    following = np.where(at > last, np.inf, ordered[rows, np.minimum(at, last)])
+    left = room - np.where(at > 0, total[rows, np.maximum(at - 1, 0)], 0.0)
+    part = np.where(np.isfinite(following), left / np.maximum(following, 1e-12), 0.0)
+    found: Floats = (at + np.clip(part, 0.0, 1.0)).T
+    return found

@@ -1,0 +1,117 @@
+"""The answer: a cascade's thresholds, GPUs and replica sets. Frozen values, fit for JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from headway.planning.cascade.problem import Replicas, Target
+
+
+class StagePlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """One model."""
+
+    model: str
+    num_gpus: int
+    """0: no request reaches it."""
+    replicas: tuple[Replicas, ...]
+    """Their GPUs may be fewer than `num_gpus`, never more."""
+    threshold: float | None
+    """A score from which on its answers are accepted; None: all are (the last stage), or nobody judges."""
+    processing_ratio: float
+    """The share of all requests that reaches it."""
+    rate_rps: float
+    p95_latency_s: float | None
+    """Judging included; None: no request reaches it."""
+
+    @property
+    def gpus(self) -> str:
+        """How many, and of which types where there are several: as in "16 h100-80gb-sxm + 2 l40s"."""
+        by_type = dict[str, int]()
+        for part in self.replicas:
+            by_type[part.gpu] = by_type.get(part.gpu, 0) + part.num_gpus
+        named = [f"{num} {name}" for name, num in by_type.items() if name]
+        return " + ".join(named) or str(self.num_gpus)
+
+    @property
+    def shapes(self) -> str:
+        """As in "4 x tp 1", "1 x h100-80gb-sxm tp 1 prefill, 2 x a100-80gb tp 1 decode" or "-"."""
+        return ", ".join(part.label for part in self.replicas) or "-"
+
+    @property
+    def label(self) -> str:
+        """As in "deepseek-r1-distill-qwen-7b: 4 GPUs (4 x tp 1), accepts from 74, 100% of requests"."""
+        accepts = "" if self.threshold is None else f", accepts from {self.threshold:g}"
+        return f"{self.model}: {self.num_gpus} GPUs ({self.shapes}){accepts}, {self.processing_ratio:.0%} of requests"
+
+
+class Round(Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of the bi-level loop: a routing, and its deployment."""
+
+    thresholds: tuple[float, ...]
+    processing_ratios: tuple[float, ...]
+    quality: float
+    latency_s: float | None
+    """None: ruled out by its bound before it was known, or not deployable."""
+    bound_s: float | None
+    """No deployment of it is faster; None: it cannot be deployed."""
+    objective: float | None
+    best: bool
+    """Whether it was the best so far."""
+
+
+class HeldOut(Struct, frozen=True, forbid_unknown_fields=True):
+    """The thresholds on requests that they were not chosen on."""
+
+    num_requests: int
+    processing_ratios: tuple[float, ...]
+    quality: float | None
+
+
+class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer of the planner, and of every baseline."""
+
+    status: Literal["optimal", "converged", "infeasible"]
+    """`optimal`: every other routing was solved or ruled out, to within the gap allowed. `converged`: no better one was
+    found in so many rounds. `infeasible`: the target is out of reach; this is the plan that comes nearest, and `why`
+    says how near."""
+    planner: str
+    target: Target
+    stages: tuple[StagePlan, ...]
+    num_gpus: int
+    """There are."""
+    gpus_used: int
+    latency_s: float
+    """The largest p95 of the stages: what is minimised."""
+    bound_s: float | None
+    """With this routing, no deployment is faster; None: not known."""
+    quality: float
+    """On the sample that the plan was made for."""
+    objective: float
+    utopia_quality: float
+    nadir_quality: float
+    rounds: tuple[Round, ...]
+    num_evaluations: int
+    """Of replica sets under a load, in this plan."""
+    num_remembered: int
+    """Answers that were known from before."""
+    num_sets: int
+    """Replica sets under a load that were looked at, most of them by their bounds alone."""
+    why: str
+    pre_routed: bool = False
+    """Whether requests are sent to one model before anything is generated, instead of from model to model."""
+    held_out: HeldOut | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Of every stage but the last, where it is a cascade's."""
+        return tuple(stage.threshold for stage in self.stages[:-1] if stage.threshold is not None)
+
+    @property
+    def gap(self) -> float | None:
+        """Between latency and bound, as a share of the latency; None: not known."""
+        if self.bound_s is None:
+            return None
+        return 0.0 if self.latency_s <= 0 else 1 - self.bound_s / self.latency_s

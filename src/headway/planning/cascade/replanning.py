@@ -1,0 +1,264 @@
+"""Planning anew while requests are served: what is observed, whether it has shifted, what changes (4.4, appendix G).
+
+Sans I/O. Whoever drives says what arrives, what is scored and what time it is; asks for replicas; and says when the
+new plan's thresholds may hold. Satisfies `core.policy.CascadeReplanner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from math import ceil
+from random import Random
+from typing import Annotated
+
+from msgspec import Meta, Struct, structs
+
+from headway.core.errors import HeadwayError
+from headway.core.record import Ended
+from headway.core.task import BackgroundTask
+from headway.core.view import RequestView
+from headway.planning.cascade.periods import Audited, Kept, Period, differ, shift, table
+from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.problem import LatencyBudget, QualityFloor, Target
+
+QUARTERS = 4
+"""Of a period, in which it is looked for what came since the last change."""
+PATIENCE = 12
+"""Periods after which an audited request that is not through is not waited for any more."""
+MOST_KEPT = 1 << 18
+"""Requests whose lengths and first scores are kept of a period, which goes on while too little is known."""
+Shape = tuple[str, int, int]
+"""A model, and the tensor and pipeline parallelism of a replica."""
+_Positive = Annotated[float, Meta(gt=0)]
+_Count = Annotated[int, Meta(ge=1)]
+
+
+class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When the cascade is planned anew while it serves, and for what (Cascadia, section 4.4 and appendix G): `quality`
+    or `latency_s`."""
+
+    quality: Annotated[float, Meta(ge=0, le=100)] | None = None
+    """The mean score that plans are to keep; they have the least p95 latency with it."""
+    latency_s: _Positive | None = None
+    """In place of it: the p95 latency that plans are to keep; they have the best quality with it."""
+    every_s: _Positive = 300.0
+    """How often it is looked at what has come."""
+    sample: _Count = 50
+    """So many requests of that time, whose prompt lengths are compared with those planned for."""
+    audit_share: Annotated[float, Meta(gt=0, le=1)] = 0.05
+    """The share of the requests that all models answer, so that it is known what each would have scored."""
+    least_audited: Annotated[int, Meta(ge=2)] = 40
+    """With fewer of them, nothing is compared."""
+    rate_change: _Positive = 0.2
+    """By this share the rate has to differ from the one planned for, to count as a shift."""
+    margin: Annotated[float, Meta(ge=0)] = 1.0
+    """Points of quality that a plan aims at beyond `quality`: while serving there is no time for rehearsals."""
+    planning_s: Annotated[float, Meta(ge=0)] = 20.0
+    """From a shift to the new plan, in a simulation; the paper's 10 to 20 s. `headway serve` takes what it takes."""
+    interval_s: _Positive = 2.0
+    """How often replicas are seen to, which change one after the other."""
+    num_gpus: _Count | None = None
+    """That plans may use. Without it: as many as the cascade's models have in `fleet`."""
+    gpus_per_server: _Count | None = None
+    """Tensor parallelism stays within a server. Without it: as many as the catalog's node has."""
+
+    def __post_init__(self) -> None:
+        if (self.quality is None) == (self.latency_s is None):
+            raise ValueError("expected `quality` or `latency_s`, and not both")
+
+    @property
+    def target(self) -> Target:
+        """What plans are asked for."""
+        if self.latency_s is not None:
+            return LatencyBudget(self.latency_s)
+        assert self.quality is not None
+        return QualityFloor(min(self.quality + self.margin, 100.0))
+
+
+class Standing(Struct, frozen=True):
+    """What a cascade goes by: thresholds, and replicas."""
+
+    thresholds: tuple[float, ...]
+    """Of all models but the last."""
+    replicas: dict[str, int]
+    """By pool, of every pool that plans may use."""
+
+
+def standing(found: CascadePlan, pools: Mapping[Shape, str]) -> Standing:
+    """A plan in terms of these pools."""
+    planned = {pools[stage.model, part.tp, part.pp]: part.count for stage in found.stages for part in stage.replicas}
+    return Standing(found.thresholds, {name: planned.get(name, 0) for name in pools.values()})
+
+
+def changes(before: Standing, after: Standing) -> dict[str, int]:
+    """Replicas that come (above 0) and go by pool; the others stay as they are."""
+    old, new = before.replicas, after.replicas
+    by_pool = {name: new.get(name, 0) - old.get(name, 0) for name in sorted({*old, *new})}
+    return {name: change for name, change in by_pool.items() if change}
+
+
+class Replanning(Struct, frozen=True):
+    """One new plan."""
+
+    at_s: float
+    """When its replicas were first asked for."""
+    why: str
+    plan: CascadePlan
+    changes: dict[str, int]
+
+    def __str__(self) -> str:
+        levels = ", ".join(f"{each:g}" for each in self.plan.thresholds)
+        moved = ", ".join(f"{name} {change:+d}" for name, change in self.changes.items()) or "the same replicas"
+        return f"planned anew at {self.at_s:,.0f} s ({self.why}): thresholds {levels}; {moved}"
+
+
+@dataclass
+class Replanner:
+    """Follows a plan until what it observes has shifted; then has another one made of what it has observed."""
+
+    models: tuple[str, ...]
+    """The smallest first."""
+    pools: Mapping[Shape, str]
+    """Those that plans may use."""
+    first: Standing
+    expected: Period | None
+    """What the first plan was made for; None: what the first period shows."""
+    clerk: BackgroundTask
+    """Makes a `CascadePlan` for scores at a rate."""
+    config: Replan
+    seed: int = 0
+    planning_s: float = 0.0
+    """No plan is there earlier after a shift."""
+    made: list[Replanning] = field(default_factory=list)
+    news: list[str] = field(default_factory=list)
+    """What was planned, and when and why there was no plan."""
+
+    def __post_init__(self) -> None:
+        self._followed = self._newest = self.first
+        self._since_s, self._next_s = 0.0, self.config.every_s
+        self._asked: _Asked | None = None
+        self._random = Random(f"{self.seed}/replanning")
+        self._prompts, self._firsts = Kept(MOST_KEPT), Kept(MOST_KEPT)
+        self._latest_s = 0.0
+        self._audited: dict[int, Audited] = {}
+
+    def __str__(self) -> str:
+        """As tables show it."""
+        return f"every {self.config.every_s:g} s"
+
+    def arrived(self, request: RequestView, now: float) -> None:
+        """Count it, and draw whether it is audited."""
+        self._latest_s = now
+        self._prompts.add(now, request.prompt_tokens)
+        if self._random.random() < self.config.audit_share:
+            self._audited[request.id] = Audited(request.prompt_tokens, now)
+
+    def audits(self, request: int) -> bool:
+        """Whether all models answer this request."""
+        return request in self._audited
+
+    def scored(self, request: int, stage: int, score: float) -> None:
+        """A score of an audited request is kept, and every score of the first model."""
+        if stage == 0:
+            self._firsts.add(self._latest_s, score)
+        if (audited := self._audited.get(request)) is not None:
+            audited.scores[self.models[stage]] = score
+
+    def ended(self, record: Ended) -> None:
+        """So is how long the answer was."""
+        if (audited := self._audited.get(record.id)) is not None and record.generated_tokens:
+            audited.output_tokens.setdefault(record.model, record.generated_tokens)
+
+    def thresholds(self) -> Sequence[float]:
+        """Of the plan that is followed."""
+        return self._followed.thresholds
+
+    def adopt(self) -> None:
+        """Follow the newest plan."""
+        self._followed = self._newest
+
+    def replicas(self, now: float) -> Mapping[str, int]:
+        """Of the newest plan; one that is being made is taken here, once it is there."""
+        if now >= self._next_s:
+            self._look(now)
+        if self._asked is not None and now >= self._asked.ready_s and not self.clerk.is_busy:
+            self._take(self._asked, now)
+        return self._newest.replicas
+
+    def _look(self, now: float) -> None:
+        """A period is over, unless too little is known: then it goes on."""
+        self._next_s = now + self.config.every_s
+        found = self._period(now)
+        if found is None:
+            return
+        self._since_s, self._prompts, self._firsts = now, Kept(MOST_KEPT), Kept(MOST_KEPT)
+        if self.expected is None:
+            self.expected = found
+        elif self.expected.rate_rps is None:
+            self.expected = structs.replace(self.expected, rate_rps=found.rate_rps)
+        why = shift(self.expected, found, self.config.rate_change)
+        if why is None and not self.expected.firsts:
+            self.expected = structs.replace(self.expected, firsts=found.firsts)
+        if why is not None and self._asked is None:
+            self._asked = _Asked(now + self.planning_s, why, found)
+            self.clerk.ask(found.weighted, found.rate_rps)
+
+    def _take(self, asked: _Asked, now: float) -> None:
+        """The clerk is done. Where that failed, everything stays as it is, and the next period is another chance."""
+        self._asked = None
+        plan: CascadePlan | None = None
+        try:
+            plan = self.clerk.answer()
+        except HeadwayError as error:
+            self.news.append(f"no plan at {now:,.0f} s ({asked.why}): {error}")
+        if plan is None:
+            return
+        before, self._newest = self._newest, standing(plan, self.pools)
+        self.expected = asked.seen
+        self.made.append(Replanning(now, asked.why, plan, changes(before, self._newest)))
+        self.news.append(str(self.made[-1]))
+
+    def _period(self, now: float) -> Period | None:
+        """None where too little is known. Who is not through with all models counts for the next one."""
+        oldest_s = now - PATIENCE * self.config.every_s
+        audited = {id: each for id, each in self._audited.items() if each.since_s >= oldest_s}
+        answered = {name for each in audited.values() for name in each.scores}
+        through = {id: each for id, each in audited.items() if answered <= each.scores.keys()
+                   and answered <= each.output_tokens.keys()}  # fmt: skip
+        is_whole = self.expected is not None or len(answered) == len(self.models)
+        self._audited = audited
+        if len(through) < self.config.least_audited or not self._prompts.num or not is_whole:
+            return None
+        self._audited = {id: each for id, each in audited.items() if id not in through}
+        from_s = self._from_s(now, [each.since_s for each in through.values()])
+        recent = [each for each in through.values() if each.since_s >= from_s or from_s <= self._since_s]
+        prompts = self._prompts.between(from_s)
+        step = max(1, ceil(len(prompts) / self.config.sample))
+        before = None if self.expected is None else self.expected.scores
+        return Period(
+            self._prompts.num_since(from_s) / (now - from_s),
+            tuple(prompts[::step]),
+            table(self.models, recent, before),
+            tuple(self._firsts.between(from_s)),
+        )
+
+    def _from_s(self, now: float, audited_s: Sequence[float]) -> float:
+        """From when on all that came looks alike: a quarter of the period, or more, with enough audited requests."""
+        starts = [now - (now - self._since_s) * k / QUARTERS for k in range(QUARTERS + 1)]
+        parts = [self._firsts.between(a, b) for b, a in pairwise(starts)]
+        known = [sum(at_s >= a for at_s in audited_s) for a in starts]
+        for k in range(1, QUARTERS):
+            if known[k] >= self.config.least_audited and differ(list(chain(*parts[:k])), parts[k]):
+                return starts[k]
+        return self._since_s
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A plan that is being made."""
+
+    ready_s: float
+    why: str
+    seen: Period

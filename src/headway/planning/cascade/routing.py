@@ -1,0 +1,154 @@
+"""Routings to choose from, and the Chebyshev-guided objective that chooses (3.3, appendices C and D)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.errors import HeadwayError
+from headway.planning.cascade.problem import Floats, LatencyBudget, Target
+from headway.workload.quality import Scores
+
+MOST_CELLS = 6_000_000
+"""Routings times requests that are held at a time."""
+MOST_ROUTINGS = 12_000
+
+
+Number = float | Floats
+
+
+def penalised_latency(
+    latency_s: Number, quality: Number, q_min: float, utopia: float, nadir: float, mu: float
+) -> Number:
+    """J of 3.3: latency, and the shortfall in quality relative to the way from nadir to utopia."""
+    return latency_s + mu * np.maximum(0.0, q_min - quality) / (abs(utopia - nadir) or 1.0)
+
+
+def penalised_quality(
+    quality: Number, latency_s: Number, budget_s: float, best_s: float, worst_s: float, nu: float
+) -> Number:
+    """The objective of appendix C, which is minimised: quality counts negative."""
+    return -quality + nu * np.maximum(0.0, latency_s - budget_s) / (abs(worst_s - best_s) or 1.0)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """J of a routing with this latency and quality; it never falls as latency rises.
+
+    Where cost is to be least, "latency" is the price of an hour: only deployments that are in time have one.
+    """
+
+    target: Target
+    utopia: float
+    """Quality where all requests go to the last stage."""
+    nadir: float
+    """Quality where all stay with the first."""
+    best_s: float = 0.0
+    worst_s: float = 1.0
+
+    def __call__(self, latency_s: float, quality: float) -> float:
+        return float(self.of(latency_s, quality))
+
+    def of(self, latency_s: Number, quality: Number) -> Number:
+        """The same of many at a time."""
+        target = self.target
+        if not isinstance(target, LatencyBudget):
+            return penalised_latency(latency_s, quality, target.q_min, self.utopia, self.nadir, target.mu)
+        return penalised_quality(quality, latency_s, target.latency_s, self.best_s, self.worst_s, target.nu)
+
+    def limit_s(self, score: float, quality: float) -> float:
+        """The latency from which on a routing of this quality is no better than `score`."""
+        if score == inf:
+            return inf
+        if not isinstance(self.target, LatencyBudget):
+            return max(0.0, score - self(0.0, quality))
+        if self(0.0, quality) >= score:
+            return 0.0
+        range_s = abs(self.worst_s - self.best_s) or 1.0
+        return self.target.latency_s + (score + quality) * range_s / self.target.nu
+
+    def met(self, latency_s: float, quality: float) -> bool:
+        """Whether the target is reached."""
+        if isinstance(self.target, LatencyBudget):
+            return latency_s <= self.target.latency_s
+        return quality >= self.target.q_min - 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Routings:
+    """Every routing that some thresholds make, one row each: who gets whose answer, and what follows from it."""
+
+    thresholds: Floats
+    """[routing, stage but the last]."""
+    reached: npt.NDArray[np.bool_]
+    """[routing, stage, request]."""
+    quality: Floats
+    ratios: Floats
+    """[routing, stage]."""
+    work: Floats
+    """Of all stages, in any unit: for the order in which routings are tried."""
+
+    def __len__(self) -> int:
+        return len(self.quality)
+
+
+def cascades(scores: Scores, weights: Sequence[float]) -> Routings:
+    """Those of cascades (Figure 4): thresholds are scores that occur, 0 and 100.
+
+    Where that makes too many, they are thinned out evenly by rank. `weights`: of a token of each model.
+    """
+    stages = len(scores.models)
+    most = int(min(MOST_ROUTINGS, max(MOST_CELLS // len(scores), 64)) ** (1 / max(stages - 1, 1)))
+    levels = [_levels(scores.scores[:, i], most) for i in range(stages - 1)]
+    grids = np.meshgrid(*levels, indexing="ij") if levels else []
+    thresholds = np.stack([grid.ravel() for grid in grids], axis=1) if levels else np.zeros((1, 0))
+    final = np.full((len(thresholds), len(scores)), stages - 1, "i1")
+    for i in reversed(range(stages - 1)):
+        with np.errstate(invalid="ignore"):
+            accepted = scores.scores[:, i] >= levels[i][:, None]
+        at = np.searchsorted(levels[i], thresholds[:, i])
+        final[accepted[at]] = i
+    _, first = np.unique(final, axis=0, return_index=True)
+    first = np.sort(first)
+    final = final[first]
+    reached = final[:, None, :] >= np.arange(stages, dtype="i1")[:, None]
+    return of_routes(scores, thresholds[first], reached, final, weights)
+
+
+def of_routes(
+    scores: Scores,
+    thresholds: Floats,
+    reached: npt.NDArray[np.bool_],
+    final: npt.NDArray[np.int8],
+    weights: Sequence[float],
+) -> Routings:
+    """Routings of any kind: `final[routing, request]` is the stage whose answer is given."""
+    given = np.take_along_axis(scores.scores[None], final[..., None].astype("i8"), axis=2)[..., 0]
+    judged = (~np.isnan(given)).sum(axis=1)
+    if not judged.all():
+        kept = judged > 0
+        if not kept.any():
+            raise HeadwayError("scores: no answer that would be given has one")
+        return of_routes(scores, thresholds[kept], reached[kept], final[kept], weights)
+    quality = np.nansum(given, axis=1) / judged
+    tokens = (scores.output_tokens + 0.1 * scores.prompt_tokens[:, None]).T * np.asarray(weights)[:, None]
+    work = np.einsum("rsn,sn->r", reached, tokens, optimize=True)
+    return Routings(thresholds, reached, quality, reached.mean(axis=2), work)
+
+
+def _levels(scores: Floats, most: int) -> Floats:
+    found = np.unique(np.concatenate([[0.0, 100.0], scores[~np.isnan(scores)]]))
+    if len(found) <= most:
+        return found
+    thinned: Floats = found[np.unique(np.round(np.linspace(0, len(found) - 1, most)).astype("i8"))]
+    return thinned
+
+
+def proportional(routings: Routings) -> int:
+    """The routing that is nearest to the i-th model's receiving 1/i of the requests (theta_0 of 3.3)."""
+    wanted = 1.0 / np.arange(1, routings.ratios.shape[1] + 1)
+    return int(np.abs(routings.ratios - wanted).max(axis=1).argmin())

@@ -1,0 +1,98 @@
+"""The latency of one stage of a cascade alone, simulated: what its planner is handed as an evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+import numpy as np
+from msgspec import Struct
+
+from headway.catalog.coefficients import Coefficients
+from headway.control.policies import Policies
+from headway.core.fleet import Combo, Engine, Fleet, Gpu, Handover, Model, Parallel, Pool
+from headway.metrics.latency import distribution, sample
+from headway.perf.step import StepModel
+from headway.planning.cascade.bounds import of_type
+from headway.planning.cascade.problem import Lengths, Problem, ReplicaSet
+from headway.planning.combos.speeds import DEFAULT_NETWORK_BYTES_PER_S
+from headway.sim.cluster import simulate
+from headway.sim.timeline import Line
+from headway.workload.streams import stream
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
+
+MOST_REQUESTS = 3000
+"""Of the cascade, in the simulation of a stage: a longer span is cut short."""
+
+
+class Handing(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the replicas of a combo hand KV caches over."""
+
+    network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
+    """Of one replica, each way."""
+    handover: Handover = Handover("layerwise", 8)
+
+
+@dataclass
+class Simulated:
+    """The evaluator: a stage alone, its requests once each, at the same random times whatever the replicas are."""
+
+    gpu: Gpu
+    engine: Engine
+    policies: Policies
+    seed: int = 0
+    rounds: int = 1
+    """How many times the lengths are played, one after the other."""
+    coefficients: Mapping[str, Coefficients] = field(default_factory=dict)
+    """By model, and by `of_type`; the catalog's for all others."""
+    others: Mapping[str, Gpu] = field(default_factory=dict)
+    """Further types of GPU, by name."""
+    handing: Handing = field(default_factory=Handing)
+    """Of combos."""
+    _lines: dict[tuple[str, str, Parallel], Line] = field(default_factory=dict)
+
+    def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
+        """As `Evaluator` says. What prefix caches are taken to hold is no part of the prompts."""
+        fleet = self._fleet(model, replicas)
+        num = len(lengths) * self.rounds
+        arrival_s = np.sort(stream(self.seed, "arrivals at a stage").random(num)) * num / rate_rps
+        rows = Workload(
+            {
+                "arrival_s": arrival_s,
+                "prompt_tokens": np.tile(lengths.computed_tokens, self.rounds).astype("i8"),
+                "output_tokens": np.tile(lengths.output_tokens, self.rounds).astype("i8"),
+            }
+        )
+        records = simulate(fleet, TraceSource(rows), self.policies, seed=self.seed, line=self._line)
+        done = sample(records, 0.0, None)  # a summary has token times, too, which take as long as the simulation
+        e2e_s = distribution(done.e2e_s)
+        return inf if e2e_s is None or not done.finished.all() else e2e_s.p95
+
+    def _fleet(self, model: Model, replicas: ReplicaSet) -> Fleet:
+        """A pool of each part; those that have a role are a combo."""
+        pools = [
+            Pool(
+                f"{model.name}-{i}", model, self.others.get(part.gpu, self.gpu), self.engine, part.parallel, part.count,
+                network_bytes_per_s=self.handing.network_bytes_per_s, role=part.role, handover=self.handing.handover,
+            )
+            for i, part in enumerate(replicas.parts)
+        ]  # fmt: skip
+        parts = tuple(pool for pool in pools if pool.role != "mixed")
+        mixed = tuple(pool for pool in pools if pool.role == "mixed")
+        return Fleet(mixed, (Combo(model.name, parts),) if parts else ())
+
+    def _line(self, pool: Pool) -> Line:
+        """One for each shape, as it remembers what it has worked out."""
+        key = (pool.model.name, pool.gpu.name, pool.parallel)
+        if key not in self._lines:
+            own = self.coefficients.get(of_type(pool.model, pool.gpu.name if pool.gpu.name in self.others else ""))
+            self._lines[key] = StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, own).line
+        return self._lines[key]
+
+
+def rounds(problem: Problem) -> int:
+    """How many times the sample is played: for as long as requests come."""
+    num = len(problem.scores)
+    return max(1, min(ceil(problem.span_s * problem.rate_rps / num), MOST_REQUESTS // num))

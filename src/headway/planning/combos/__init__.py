@@ -1,0 +1,1 @@
+"""Combo plans: which GPUs prefill, which decode, and how many (Cauchy)."""

@@ -1,0 +1,126 @@
+"""A plan of GPU combos as one page: the answer, cost against goodput of every candidate, and why."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from headway.planning.combos.candidates import Candidate, Selection
+from headway.planning.combos.problem import Plan
+from headway.report.charts import layout
+from headway.report.page import DRAW, chart, document, facts, literal, table
+from headway.report.style import COLORS
+
+HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times")
+
+
+def page(plan: Plan, selection: Selection, others: dict[str, Plan], command: str) -> str:
+    """A self-contained page."""
+    services = list(dict.fromkeys(each.service for each in selection.candidates))
+    charts = {f"service-{i}": _picture(plan, selection, name) for i, name in enumerate(services)}
+    drawn = "".join(chart(f"service-{i}", name, _CAPTION) for i, name in enumerate(services))
+    body = f"""<header>
+<div class="brand">Headway · combos</div>
+<h1>{escape(headline(plan))}</h1>
+{facts(_facts(plan))}
+{"".join(f"<p>{escape(line)}</p>" for line in (plan.why, *plan.notes) if line)}
+</header>
+<section><h2>What every candidate costs and serves</h2>{drawn}</section>
+<section><h2>Candidates</h2>{table(HEADS, 3, _rows(plan, selection))}</section>
+<section><h2>Other objectives</h2>{table(("objective", "combos", "$/h", "tokens/$"), 2, _others(others))}</section>
+<section><h2>Left out</h2>{table(("service", "what", "why"), 3, _left_out(selection))}</section>
+<footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
+    return document("combos", body, f"const charts = {literal(charts)};\n{DRAW}")
+
+
+_CAPTION = "A point is one combo. Filled: in the plan. Points to the left and up serve more for less."
+
+
+def headline(plan: Plan) -> str:
+    """The plan in one line."""
+    if not plan.combos:
+        return "No combo serves anything in time"
+    combos = ", ".join(f"{each.count} x {each.combo.label}" for each in plan.combos)
+    return f"{combos}: ${plan.usd_per_hour:,.2f} an hour"
+
+
+def _facts(plan: Plan) -> dict[str, str]:
+    shown = {"status": plan.status, "objective": plan.planner}
+    if plan.objective is not None:
+        shown["value, bound"] = f"{plan.objective:.4g}, {'-' if plan.bound is None else f'{plan.bound:.4g}'}"
+    if plan.gap is not None:
+        shown["gap"] = f"{plan.gap:.2%}"
+    if plan.tokens_per_usd is not None:
+        shown["tokens per dollar"] = f"{plan.tokens_per_usd / 1e6:.3g} M"
+    shown["GPUs"] = ", ".join(f"{count} {gpu}" for gpu, count in plan.gpus.items()) or "none"
+    for got in plan.services:
+        shown[got.service] = f"{got.goodput_rps:.3g} of {got.demand_rps:.3g} requests/s"
+    for bind in plan.binding:
+        shown[f"binds: {bind.name}"] = f"{bind.used:g} of {bind.limit:g}"
+    return shown
+
+
+def _kind(candidate: Candidate) -> str:
+    groups = [group.gpu for group in candidate.combo.groups]
+    return " → ".join(groups) if len(groups) > 1 else f"{groups[0]} (both phases)"
+
+
+def _picture(plan: Plan, selection: Selection, service: str) -> dict[str, Any]:
+    counts = _counts(plan)
+    some = [each for each in selection.candidates if each.service == service]
+    traces = []
+    for i, kind in enumerate(dict.fromkeys(map(_kind, some))):
+        here = [each for each in some if _kind(each) == kind]
+        planned = [bool(counts.get((service, each.combo.label))) for each in here]
+        traces.append({
+            "type": "scatter", "mode": "markers", "name": kind,
+            "x": [each.combo.usd_per_hour for each in here], "y": [each.goodput_rps for each in here],
+            "text": [each.combo.label for each in here],
+            "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.3g} requests/s<extra></extra>",
+            "marker": {
+                "color": COLORS[i % len(COLORS)], "size": [14 if chosen else 8 for chosen in planned],
+                "symbol": ["circle" if chosen else "circle-open" for chosen in planned],
+            },
+        })  # fmt: skip
+    return {"data": traces, "layout": layout("$/h", "goodput (requests/s)", 380, showlegend=True)}
+
+
+def _counts(plan: Plan) -> dict[tuple[str, str], int]:
+    return {(each.service, each.combo.label): each.count for each in plan.combos}
+
+
+def _rows(plan: Plan, selection: Selection) -> list[str]:
+    counts = _counts(plan)
+    rows = []
+    for each in selection.candidates:
+        count = counts.get((each.service, each.combo.label), 0)
+        words = (each.service, each.combo.label, str(count or ""))
+        efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
+        numbers = [f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}", *map(millions, efficiencies)]
+        rows.append(_cells(words, numbers))
+    return rows
+
+
+def _others(others: dict[str, Plan]) -> list[str]:
+    return [
+        _cells((name, headline(other)), [f"{other.usd_per_hour:.2f}", millions(other.tokens_per_usd)])
+        for name, other in others.items()
+    ]
+
+
+def _left_out(selection: Selection) -> list[str]:
+    return [
+        _cells((service, each.what, each.reason), [])
+        for service, rejected in selection.rejected.items()
+        for each in rejected
+    ]
+
+
+def _cells(words: tuple[str, ...], numbers: list[str]) -> str:
+    named = "".join(f'<td class="name">{escape(word)}</td>' for word in words)
+    return named + "".join(f"<td>{escape(number)}</td>" for number in numbers)
+
+
+def millions(value: float | None) -> str:
+    """Tokens per dollar."""
+    return "-" if value is None else f"{value / 1e6:.3g} M"

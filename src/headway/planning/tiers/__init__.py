@@ -1,0 +1,1 @@
+"""Tier plans: how many tiers of service, and how steeply headroom falls."""

@@ -1,0 +1,88 @@
+"""Every routing, every allocation, every set of replicas (appendix J): the oracle for cases that are small enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import inf
+
+import numpy as np
+
+from headway.core.errors import HeadwayError
+from headway.planning.cascade.bilevel import Effort, Looked, Search, Solved
+from headway.planning.cascade.bounds import NoBounds
+from headway.planning.cascade.cascadia import made
+from headway.planning.cascade.deployment import Deployment
+from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.problem import Problem, ReplicaSet
+from headway.planning.cascade.routing import Routings
+
+Best = dict[tuple[int, ...], tuple[float, ReplicaSet | None]]
+"""Of one stage, by its number of GPUs of each type: the least latency, and with which replicas."""
+
+
+def exhaustive(problem: Problem, latencies: Latencies, routings: Routings | None = None) -> CascadePlan:
+    """The best plan there is, by asking for everything; no bound, no program, no proposal."""
+    search = Search(problem, latencies, NoBounds(), Effort(stable_rounds=None, gap=0.0), routings)
+    search.ask_for(problem.target)
+    for i in range(len(search.known)):
+        found = _deployed(search, i)
+        search.solved[i] = Solved(found, inf if found is None else found.minimised)
+    objective = search.objective(problem.target)
+    best = search.best(objective)
+    deployment = None if best is None else search.solved[best].deployment
+    if best is None or deployment is None:
+        raise HeadwayError(f"{problem.hardware}: no routing can be deployed")
+    looked = Looked(objective, (), True, latencies.num_asked, latencies.num_found)
+    return made(search, best, deployment, looked, "exhaustive")
+
+
+def _deployed(search: Search, routing: int) -> Deployment | None:
+    """The best of all allocations of a routing."""
+    problem, known = search.problem, search.known
+    used = tuple(known.reached[routing].any(axis=1).tolist())
+    stages = [_stage(search, i, routing, used) for i in range(len(used))]
+    best: Deployment | None = None
+    for vectors in product(*stages):
+        total = np.sum(vectors, axis=0)
+        limits = [offer.limit or 0 for offer in problem.offers]
+        if (total > limits).any() or (problem.use_all and (total < limits).any()):
+            continue
+        found = _of(search, [stage[each] for stage, each in zip(stages, vectors, strict=True)], vectors)
+        if found is not None and found.minimised < (inf if best is None else best.minimised):
+            best = found
+    return best
+
+
+def _of(
+    search: Search, stages: Sequence[tuple[float, ReplicaSet | None]], vectors: Sequence[tuple[int, ...]]
+) -> Deployment | None:
+    """As a deployment; None where it is not in time."""
+    problem, times = search.problem, tuple(latency_s for latency_s, _ in stages)
+    gpus = tuple(sum(each) if isinstance(search.gpus, int) else int(search.gpus.cells(np.array(each)))
+                 for each in vectors)  # fmt: skip
+    usd: float | None = None
+    if search.cheapest is not None:
+        if max(times) > search.cheapest.latency_s:
+            return None
+        prices = [offer.price for offer in problem.offers]
+        usd = float(np.dot(np.sum(vectors, axis=0), prices))
+    return Deployment(gpus, tuple(each for _, each in stages), times, max(times), max(times), usd)
+
+
+def _stage(search: Search, stage: int, routing: int, used: tuple[bool, ...]) -> Best:
+    if not used[stage]:
+        return {(0,) * len(search.problem.offers): (0.0, None)}
+    problem, reached = search.problem, search.known.reached[routing, stage]
+    model, lengths, sets = problem.models[stage], problem.lengths(stage, reached), search.of_stage(stage, used)
+    rate_rps = problem.rate_rps * len(lengths) / len(reached)
+    judge_s = problem.judge_s if stage < len(problem.models) - 1 else 0.0
+    best: Best = {}
+    for i in range(len(sets)):
+        replicas = sets[i]
+        latency_s = judge_s + search.latencies.p95_s(model, replicas, rate_rps, lengths)
+        vector = tuple(sets.vectors[i].tolist())
+        if latency_s < best.get(vector, (inf, None))[0]:
+            best[vector] = (latency_s, replicas)
+    return best

@@ -1,0 +1,69 @@
+"""Cauchy (Zhang et al., SoCC 2025): GPU combos for the most tokens per dollar, its evaluation made anew."""
+
+from __future__ import annotations
+
+from headway.reproduce.cauchy import beyond, model, scheduling
+from headway.reproduce.cauchy import overall as cauchy_overall
+from headway.reproduce.cauchy import transfer as cauchy_transfer
+from headway.reproduce.cauchy.claims import CLAIMS
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Figure, Findings, Outcome, Table
+
+TITLE = "Cauchy: GPU combos, tokens per dollar"
+SEEDS, QUICK_SEEDS = 3, 2
+REPEATS = 20
+"""As in the paper, of what takes seconds: Figure 9. Profiles, searches and an hour of demand have `SEEDS`."""
+__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+
+def _ids(*prefixes: str) -> tuple[str, ...]:
+    return tuple(claim.id for claim in CLAIMS if claim.id.startswith(prefixes))
+
+
+def run(experiment: Experiment) -> Findings:
+    """The parts that are asked for; goodputs first, then runs at what they say."""
+    seeds, quick, wants = experiment.seeds, experiment.quick, experiment.wants
+    pairs, between, within = (wants(*_ids(prefix)) for prefix in ("fig2-", "fig9-", "table3-"))
+    programs, overall = wants(*_ids("fig8-")), wants(*_ids("fig6-", "fig7-", "fig10-"))
+    transfer = wants(*_ids("fig11-"))
+    repeats = seeds if quick else tuple(range(max(REPEATS, len(seeds))))
+    first = scheduling.searches(seeds, quick, pairs, between, within)
+    first |= cauchy_overall.profiles(quick) if programs or overall else {}
+    first_found = experiment.run({**first, **(cauchy_transfer.tasks() if transfer else {})})
+    markets = cauchy_overall.markets(first_found) if programs or overall else {}
+    second = scheduling.runs(first_found, seeds, repeats, quick, between, within)
+    second |= cauchy_overall.runs(markets, seeds, quick) if overall else {}
+    found = {**first_found, **experiment.run(second)}
+
+    outcomes: dict[str, Outcome] = model.outcomes()
+    exhibits: list[Figure | Table] = [*model.exhibits(), model.worked_table()]
+    if pairs:
+        two = scheduling.Pairs(found, seeds)
+        outcomes |= two.outcomes()
+        exhibits.append(two.figure())
+    whole = cauchy_overall.Overall(found, markets, seeds)
+    if overall:
+        outcomes |= whole.outcomes()
+        exhibits += whole.exhibits()
+    if programs:
+        objectives = cauchy_overall.Programs(markets)
+        outcomes |= objectives.outcomes()
+        exhibits.append(objectives.figure())
+    if between:
+        turns = scheduling.Between(found, repeats)
+        outcomes |= turns.outcomes()
+        exhibits.append(turns.figure())
+    if within:
+        inside = scheduling.Within(found, seeds)
+        outcomes |= inside.outcomes()
+        exhibits.append(inside.table())
+    if overall:
+        exhibits.append(whole.figure_10())
+    if transfer:
+        moves = cauchy_transfer.Transfer(found)
+        outcomes |= moves.outcomes()
+        exhibits += moves.figures()
+    exhibits.append(model.network_table())
+    if experiment.claims is None:
+        exhibits += beyond.exhibits(markets, whole)
+    return Findings(outcomes, exhibits)

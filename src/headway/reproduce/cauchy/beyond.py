@@ -1,0 +1,135 @@
+"""Beyond the paper: when heterogeneity pays, what it costs to be sure, and energy beside dollars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from msgspec import structs
+
+from headway import catalog
+from headway.planning.combos.candidates import Candidate
+from headway.planning.combos.cost_efficiency import served_tokens_per_usd
+from headway.planning.combos.deployment import plan as deploy
+from headway.planning.combos.problem import Plan, Problem
+from headway.reproduce import charts
+from headway.reproduce.cauchy import uncertainty
+from headway.reproduce.cauchy.claims import WORKLOADS
+from headway.reproduce.cauchy.overall import CURVE, SYSTEMS, Overall
+from headway.reproduce.cauchy.setup import GPUS, LIMITS, Market
+from headway.reproduce.findings import Figure, Table
+
+FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+"""Of a price."""
+NUMBERS = (0, 2, 4, 6, 8)
+"""GPUs of the type that a cluster may have few of."""
+
+
+def prices(markets: Mapping[str, Market], gpu: str) -> Figure:
+    """Plans with one type's price swept, beside the best plan of GPUs that are all alike."""
+    lines: dict[str, list[tuple[float, list[float | None]]]] = {}
+    said = []
+    for workload, market in markets.items():
+        points: list[tuple[float, list[float | None]]] = []
+        for factor in FACTORS:
+            some = repriced(market, gpu, factor)
+            points.append((factor * catalog.gpu(gpu).usd_per_hour, [saving(market, some)]))
+        lines[WORKLOADS[workload]] = points
+        best = max(points, key=lambda point: point[1][0] or 0.0)
+        said.append(f"{WORKLOADS[workload]} {best[1][0] or 0.0:.0f}% at ${best[0]:.2f}")
+    chart = charts.curves(lines, f"price of a {gpu} ($/h)", "saved by mixing types (%)")
+    shows = f"Against the cheapest plan with one type of GPU (MC-LP). Most: {', '.join(said)}."
+    return Figure("Headway 1", f"When mixing types pays: the price of a {gpu}", shows, chart)
+
+
+def repriced(market: Market, gpu: str, factor: float) -> tuple[Candidate, ...]:
+    """Candidates as they would be if one type had another price; goodputs stay."""
+    pattern, found = market.service.pattern, []
+    more = catalog.gpu(gpu).usd_per_hour * (factor - 1)
+    for each in market.candidates:
+        usd = each.combo.usd_per_hour + more * each.combo.gpus.get(gpu, 0)
+        served = served_tokens_per_usd(each.goodput_rps, pattern.prompt_tokens, pattern.output_tokens, usd)
+        combo = structs.replace(each.combo, usd_per_hour=usd)
+        found.append(structs.replace(each, combo=combo, tokens_per_usd=served))
+    return tuple(found)
+
+
+def saving(market: Market, candidates: Sequence[Candidate]) -> float | None:
+    """Percent off the cheapest plan of one type; no GPUs are short, so that price alone decides."""
+    whole = cheapest(market, candidates)
+    alike = [
+        cheapest(market, [each for each in candidates if set(each.combo.gpus) == {gpu}])
+        for gpu in GPUS.values()
+        if any(set(each.combo.gpus) == {gpu} for each in candidates)
+    ]
+    least = min((each.usd_per_hour for each in alike), default=None)
+    return None if least is None else 100 * (1 - whole.usd_per_hour / least)
+
+
+def cheapest(market: Market, candidates: Sequence[Candidate], limits: Mapping[str, int] | None = None) -> Plan:
+    """MC-LP for the mean demand; no limits unless given."""
+    return deploy(Problem((market.demand,), tuple(candidates), dict(limits or {}), "mc"), explain=False)
+
+
+def limits(markets: Mapping[str, Market]) -> Figure:
+    """What a plan costs where the type that serves most for a dollar is scarce."""
+    lines: dict[str, list[tuple[float, list[float | None]]]] = {}
+    for workload, market in markets.items():
+        gpu = max(market.candidates[0].combo.gpus.items(), key=lambda item: item[1])[0]
+        points: list[tuple[float, list[float | None]]] = []
+        for num in NUMBERS:
+            plan = cheapest(market, market.candidates, {**LIMITS, gpu: num})
+            points.append((float(num), [None if plan.status == "short" else plan.usd_per_hour]))
+        lines[f"{WORKLOADS[workload]}: {gpu}"] = points
+    chart = charts.curves(lines, "GPUs of this type", "cheapest plan ($/h)", yaxis={"rangemode": "tozero"})
+    shows = "Of the type that the best candidate has most of; eight of each other. No point: demand cannot be met."
+    return Figure("Headway 2", "When a type is scarce", shows, chart)
+
+
+def certainty(markets: Mapping[str, Market]) -> Table:
+    """Plans for quantiles of the demand curve."""
+    quantiles = (0.5, 0.75, 0.9, 1.0)
+    rows: list[list[str | float | None]] = []
+    levels = sorted(CURVE)
+    at = [i / (len(levels) - 1) for i in range(len(levels))]
+    for workload, market in markets.items():
+        rates = tuple(level * market.demand_rps for level in levels)
+        demand = uncertainty.UncertainDemand(workload, tuple(at), rates)
+        problem = Problem((market.demand,), market.candidates, LIMITS, "mc")
+        for each in uncertainty.frontier(problem, [demand], quantiles):
+            rps = each.plan.services[0].goodput_rps
+            rows.append([WORKLOADS[workload], each.quantile, demand.at(each.quantile), rps, each.usd_per_hour])
+            rows[-1].append(each.chances[workload])
+    heads = ["workload", "quantile", "demand (req/s)", "goodput", "$/h", "chance of being enough"]
+    return Table("Headway 3", "What it costs to be sure", "Static plans for quantiles of the curve.", heads, rows)
+
+
+def energy(overall: Overall) -> Table:
+    """Dollars and joules."""
+    rows: list[list[str | float | None]] = []
+    for workload, name in WORKLOADS.items():
+        for system, label in SYSTEMS.items():
+            values = [fmean(overall.values(workload, system, key)) for key in ("tokens_per_usd", "joules_per_token")]
+            rows.append([name, label, values[0] / 1e6, values[1]])
+    shows = "Joules by the boards' rated power for as long as they are paid for: an upper bound."
+    heads = ["workload", "system", "M tokens/USD", "J/token"]
+    return Table("Headway 4", "Energy beside dollars", shows, heads, rows)
+
+
+def alike(markets: Mapping[str, Market]) -> Table:
+    """Clusters of one type of GPU, as many as it takes."""
+    rows: list[list[str | float | None]] = []
+    for workload, market in markets.items():
+        mixed = cheapest(market, market.candidates).usd_per_hour
+        for gpu in GPUS.values():
+            own = [each for each in market.candidates if set(each.combo.gpus) == {gpu}]
+            whole = [each for each in own if each.combo.aggregated is not None]
+            costs = [cheapest(market, some).usd_per_hour if some else None for some in (own, whole)]
+            rows.append([WORKLOADS[workload], gpu, *costs, mixed])
+    heads = ["workload", "GPU", "$/h", "without split combos", "all types mixed"]
+    return Table("Headway 5", "Homogeneous clusters", "The cheapest plan (MC-LP), no GPUs being short.", heads, rows)
+
+
+def exhibits(markets: Mapping[str, Market], overall: Overall) -> list[Figure | Table]:
+    """All of them."""
+    return [prices(markets, GPUS["h20"]), limits(markets), certainty(markets), energy(overall), alike(markets)]

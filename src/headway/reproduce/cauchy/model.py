@@ -1,0 +1,163 @@
+"""What follows from Cauchy's formulas and examples without a fleet: Figure 1, 3.3.2, 3.3.3, Eq. 18."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from headway import catalog
+from headway.planning.combos.candidates import Candidate, Efficiencies
+from headway.planning.combos.combos import Counts, GpuCombo, Group, combos
+from headway.planning.combos.cost_efficiency import a1, a2, network_claims, stated
+from headway.planning.combos.deployment import plan as deploy
+from headway.planning.combos.problem import Demand, Problem
+from headway.planning.combos.speeds import Speeds
+from headway.reproduce import charts
+from headway.reproduce.cauchy import setup
+from headway.reproduce.cauchy.claims import WORKLOADS
+from headway.reproduce.findings import Figure, Outcome, Table
+
+SECOND_MODEL = "qwen1.5-14b"
+"""Of 3.3.3, beside the one that everything is measured with."""
+WORKED = (("h800", "a800", 2), ("a800", "h20", 1), ("a800", "a800", 1))
+"""3.3.3's plan: one GPU of each type named, so many times."""
+
+
+def outcomes() -> dict[str, Outcome]:
+    """By claim."""
+    return _shares() | _examples() | _network()
+
+
+def _speeds() -> Speeds:
+    engine = catalog.engine(setup.ENGINE)
+    return Speeds(catalog.model(setup.MODEL), catalog.gpu(setup.GPUS["h800"]), engine, 1)
+
+
+def alone(workload: str) -> tuple[float, float]:
+    """Seconds of prefill and of decode of a request of mean lengths, alone on an H800."""
+    pattern = setup.asked(workload).service.pattern
+    speeds = _speeds()
+    return speeds.prompts_s(pattern, 1), speeds.step_s(pattern, 1) * (pattern.output_tokens - 1)
+
+
+def busy(workload: str) -> float:
+    """Share of prefill in the time of an H800 that decodes as many at once as its memory and seats hold."""
+    pattern = setup.asked(workload).service.pattern
+    speeds = _speeds()
+    batch = speeds.batch(pattern)
+    prefill_s = speeds.prompt_s(pattern)
+    return prefill_s / (prefill_s + speeds.step_s(pattern, batch) / batch * (pattern.output_tokens - 1))
+
+
+def _shares() -> dict[str, Outcome]:
+    prefill_s, decode_s = alone("cnn-dailymail")
+    share = prefill_s / (prefill_s + decode_s)
+    pattern = setup.asked("cnn-dailymail").service.pattern
+    needed_s = 1.5 * decode_s
+    mfu = 2 * 8e9 * pattern.prompt_tokens / needed_s / 989e12
+    why = (
+        f"Alone, {pattern.prompt_tokens:.0f} tokens take {prefill_s * 1e3:.0f} ms and {pattern.output_tokens:.0f} "
+        f"more {decode_s * 1e3:.0f} ms; 60% would be {needed_s * 1e3:.0f} ms of prefill, {mfu:.1%} of the GPU's "
+        f"FLOPs. Of the time of a full GPU, where decode is shared, prefill is {busy('cnn-dailymail'):.0%}."
+    )
+    first_s, rest_s = alone("longwriter")
+    last = f"{first_s * 1e3:.0f} ms of prefill, {rest_s:.1f} s of decode."
+    return {"fig1-prefill": Outcome([share], why), "fig1-decode": Outcome([rest_s / (first_s + rest_s)], last)}
+
+
+def _examples() -> dict[str, Outcome]:
+    def candidate(gpu: str, goodput_rps: float, usd_per_hour: float, tokens_per_usd: float) -> Candidate:
+        combo = GpuCombo(setup.MODEL, usd_per_hour, aggregated=Group(gpu))
+        return Candidate("example", combo, goodput_rps, tokens_per_usd)
+
+    a800, h20 = candidate("a800", 0.82, 1.09, 1.07e6), candidate("h20", 1.23, 1.50, 1.15e6)
+    chosen = deploy(Problem((Demand("example", 0.80),), (a800, h20), {"a800": 8, "h20": 8}), explain=False).combos
+    took = len(chosen) == 1 and chosen[0].combo == a800.combo and chosen[0].count == 1
+    weights = [each.combo.usd_per_hour / (each.tokens_per_usd or 1.0) * 1e6 for each in (a800, h20)]
+    gpus: dict[str, int] = {}
+    usd = 0.0
+    for prefill, decode, count in WORKED:
+        for gpu in (prefill, decode):
+            gpus[gpu] = gpus.get(gpu, 0) + count
+            usd += count * catalog.gpu(setup.GPUS[gpu]).usd_per_hour
+    return {
+        "example-residual": Outcome(
+            [float(took)], f"P/C is {weights[0]:.2f} for the A800 combo, {weights[1]:.2f} for the H20 combo."
+        ),
+        "example-plan": Outcome(
+            [float(max(gpus.values()))],
+            f"{gpus['h800']} H800, {gpus['a800']} A800, {gpus['h20']} H20: ${usd:.2f} an hour for 6.4 requests/s. The "
+            "paper gives no goodputs for its four candidates, so that nothing more can be checked.",
+        ),
+    }
+
+
+def _network() -> dict[str, Outcome]:
+    small, large = network_claims()
+    said = "the formula gives the paper's figure for {:.0f} GPUs that prefill as one; with the real shape {:.1f} GB/s."
+    return {
+        f"eq18-{key}": Outcome(
+            [each.formula_bytes_per_s / 1e9],
+            f"One GPU at its peak: {said.format(each.num_gpus_to_match, each.shape_bytes_per_s / 1e9)}",
+        )
+        for key, each in (("8b", small), ("70b", large))
+    } | {
+        "eq18-ratio": Outcome(
+            [large.formula_bytes_per_s / small.formula_bytes_per_s],
+            "Both models have a KV cache of 8 heads a layer; FLOPs grow faster than layers.",
+        )
+    }
+
+
+def exhibits() -> list[Figure | Table]:
+    """Figure 1, and the formula's rows."""
+    parts = {workload: alone(workload) for workload in WORKLOADS}
+    series: dict[str, list[list[float]]] = {"prefill": [], "decode": [], "prefill, of a full GPU's time": []}
+    for workload, (prefill_s, decode_s) in parts.items():
+        total_s = prefill_s + decode_s
+        series["prefill"].append([100 * prefill_s / total_s])
+        series["decode"].append([100 * decode_s / total_s])
+        series["prefill, of a full GPU's time"].append([100 * busy(workload)])
+    chart = charts.bars(list(WORKLOADS.values()), series, "%", yaxis={"range": [0, 100]})
+    shows = ", ".join(f"{WORKLOADS[w]} {p / (p + d):.1%}" for w, (p, d) in parts.items())
+    return [Figure("Figure 1", "Shares of a request's latency, alone on an H800", f"Prefill: {shows}.", chart)]
+
+
+def network_table() -> Table:
+    """Eq. 18's rows."""
+    rows: list[list[str | float | None]] = [
+        [
+            each.model,
+            each.claimed_bytes_per_s / 1e9,
+            each.formula_bytes_per_s / 1e9,
+            each.shape_bytes_per_s / 1e9,
+            each.num_gpus_to_match,
+        ]
+        for each in network_claims()
+    ]
+    heads = ["model", "the text (GB/s)", "the formula", "with the real shape", "GPUs to match the text"]
+    shows = "2,048 tokens on an A100, at its peak FLOPs, a batch of one."
+    return Table("Equation 18", "The network that hides a transfer behind prefill", shows, heads, rows)
+
+
+def worked_table() -> Table:
+    """3.3.3's first step: coefficients and ranking by Eq. 15, one GPU a phase, for both models and all workloads."""
+    rows: list[list[str | float | None]] = []
+    engine, sizes = catalog.engine(setup.ENGINE), Counts(prefill=(1,), decode=(1,), aggregated=())
+    for model in map(catalog.model, (setup.MODEL, SECOND_MODEL)):
+        found, _ = combos(model, engine, setup.offers(), sizes)
+        for workload, name in WORKLOADS.items():
+            like = setup.asked(workload).service
+            efficiencies = Efficiencies(structs.replace(like, model=model), setup.offers())
+            ranked = sorted(found, key=lambda each: -(efficiencies.closed_form(each) or 0.0))[:4]
+            costs, pattern = stated(model), like.pattern
+            batch = efficiencies.estimate.speeds(model.name, ranked[0].phases[1]).batch(pattern)
+            first = a1(costs, pattern.prompt_tokens)
+            second = a2(costs, batch, pattern.prompt_tokens, pattern.output_tokens)
+            said = ", ".join(each.label for each in ranked)
+            rows.append([model.name, name, 1e12 * first, 1e9 * second, batch, said])
+    heads = ["model", "workload", "A1 (per TFLOP)", "A2 (per GB)", "batch", "highest CE by Eq. 15"]
+    shows = (
+        "The paper's four candidates for Llama-3.1-8B on short prompts and long answers are H800 to A800, A800 to H20, "
+        "two A800, and H800 to H20; it gives no values."
+    )
+    return Table("Figure 4", "Combos by the closed form", shows, heads, rows)

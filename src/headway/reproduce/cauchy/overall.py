@@ -1,0 +1,304 @@
+"""Cauchy, CAUCHY* and Melange under demand that moves: Figures 6, 7, 8 and 10.
+
+Demand follows a curve of our own, an hour long as the Azure traces of 2023, which come in no file here: it swings
+from 0.6 to 1.45 of its mean. All plans are for the mean. Time runs faster than in the paper where answers are
+short: the curve, a start (90 s), the windows (2 and 30 min) and the grace (30 s) shrink by one factor, as section 3.5
+allows for where instances are kept warm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from headway.catalog import gpu
+from headway.planning.combos.candidates import Candidate
+from headway.planning.combos.combos import Counts, GpuCombo
+from headway.planning.combos.problem import Objective, Plan
+from headway.planning.combos.speeds import Estimate, Pattern, Slo
+from headway.reproduce import charts
+from headway.reproduce.cauchy import melange, setup
+from headway.reproduce.cauchy.claims import WORKLOADS
+from headway.reproduce.cauchy.setup import LIMITS, Market, combo, document, measure, offers, profiled
+from headway.reproduce.findings import Figure, Outcome, Table
+from headway.reproduce.tasks import Call, Simulation
+from headway.workload.spec import WorkloadSpec, generate
+
+Key = tuple[Any, ...]
+Found = Mapping[Key, Any]
+CURVE = (0.6, 0.7, 0.85, 1.0, 1.2, 1.35, 1.45, 1.35, 1.15, 1.0, 0.85, 0.75, 0.7, 0.8, 1.0, 1.25)
+"""Of the mean, by the step."""
+STEP_S = 225.0
+PACE = {"cnn-dailymail": 0.04, "sharegpt": 0.05, "longwriter": 0.25}
+"""Seconds of a run for one of the paper's: less where answers are shorter."""
+SYSTEMS = {"melange": "Melange", "star": "CAUCHY*", "static": "Cauchy without autoscaling", "cauchy": "Cauchy"}
+MOST_KINDS = 6
+"""Combos that the autoscaler chooses from: the best candidates, and those of the plan."""
+OBJECTIVES: tuple[Objective, ...] = ("co", "mc", "mce")
+
+
+def profiles(quick: bool) -> dict[Key, Call]:
+    """The first round: candidates by workload."""
+    return {("profiles", workload): Call(profiled, {"workload": workload, "quick": quick}) for workload in WORKLOADS}
+
+
+def markets(found: Found) -> dict[str, Market]:
+    """By workload."""
+    return {workload: Market(workload, found["profiles", workload]) for workload in WORKLOADS}
+
+
+def runs(markets: Mapping[str, Market], seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
+    """The second round."""
+    made: dict[Key, Simulation] = {}
+    for workload, market in markets.items():
+        for system, given in systems(market, quick).items():
+            made |= {("overall", workload, system, seed): Simulation(given, seed, measure) for seed in seeds}
+    return made
+
+
+def systems(market: Market, quick: bool) -> dict[str, dict[str, Any]]:
+    """The four of them on one workload."""
+    pace = PACE[market.workload] / (2 if quick else 1)
+    step_s = STEP_S * pace
+    rates = [round(share * market.demand_rps, 3) for share in CURVE]
+    num = round(market.demand_rps * step_s * len(CURVE))
+    base = document(market.workload, 1.0, num)
+    base["workload"]["arrivals"] = {"kind": "curve", "rates": rates, "step_s": step_s}
+    routing = {"name": "cauchy"}
+    plain, whole = market.plan(aggregated=True), market.plan()
+    # Who routes does not know how long an answer will be, so goodput is of the whole mix, not of the plan's buckets.
+    known = Scaled(market).known
+    mixed = [(each.combo, each.count, known[each.combo.label]) for each in melange_plan(market).combos]
+    start_s = 90 * pace
+    star, kinds = _kinds(plain, market.aggregated), _kinds(whole, market.candidates)
+    return {
+        "melange": base | _fleet(mixed, start_s) | {"policies": {"routing": routing}},
+        "star": base | _fleet(star, start_s) | {"policies": {"routing": routing, "scaling": scaling(star, pace)}},
+        "static": base | _fleet([k for k in kinds if k[1]], start_s) | {"policies": {"routing": routing}},
+        "cauchy": base | _fleet(kinds, start_s) | {"policies": {"routing": routing, "scaling": scaling(kinds, pace)}},
+    }
+
+
+Kinds = list[tuple[GpuCombo, int, float]]
+"""(combo, how many at first, goodput of one)."""
+
+
+def _kinds(plan: Plan, candidates: Sequence[Candidate]) -> Kinds:
+    """Those of the plan, and the best others, of which there are none at first."""
+    chosen: Kinds = [(each.combo, each.count, each.goodput_rps) for each in plan.combos]
+    taken = {each.label for each, _, _ in chosen}
+    others = [(each.combo, 0, each.goodput_rps) for each in candidates if each.combo.label not in taken]
+    return chosen + others[: max(MOST_KINDS - len(chosen), 0)]
+
+
+def _fleet(kinds: Kinds, start_s: float) -> dict[str, Any]:
+    combos = []
+    for i, (what, count, goodput_rps) in enumerate(kinds):
+        made = combo(f"combo-{i}", what, count, goodput_rps, min_replicas=0)
+        for role in ("prefill", "decode", "aggregated"):
+            if role in made:
+                made[role]["start_s"] = start_s
+        combos.append(made)
+    return {"fleet": [], "combos": combos}
+
+
+def scaling(kinds: Kinds, pace: float) -> dict[str, Any]:
+    """Algorithm 1 with the paper's parameters."""
+    tokens = {f"combo-{i}": goodput_rps / what.usd_per_hour for i, (what, _, goodput_rps) in enumerate(kinds)}
+    there = {name for what, _, _ in kinds for name in what.gpus}
+    return {
+        "name": "combos",
+        "local_window_s": 120 * pace,
+        "global_window_s": 1800 * pace,
+        "grace_s": 30 * pace,
+        "interval_s": 5 * pace,
+        "gpu_limits": {name: limit for name, limit in LIMITS.items() if name in there},
+        "cost_efficiency": tokens,
+    }
+
+
+class Scaled:
+    """Melange's profiles: the estimate for a bucket, by what a simulation says of the instance on the whole mix."""
+
+    def __init__(self, market: Market) -> None:
+        self.service = market.service
+        gpus = {name: gpu(name) for name in LIMITS}
+        self.estimate = Estimate({self.service.model.name: self.service.model}, gpus, self.service.engine)
+        self.known = {each.combo.label: each.goodput_rps for each in market.aggregated}
+
+    def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
+        """As `Profiler` says; nothing where nothing is known of the instance."""
+        whole = self.estimate.goodput_rps(combo, self.service.pattern, slo)
+        factor = self.known.get(combo.label, 0.0) / whole if whole else 0.0
+        return factor * self.estimate.goodput_rps(combo, workload, slo)
+
+
+def melange_plan(market: Market) -> Plan:
+    """The cheapest mix of aggregated instances for the mean demand."""
+    spec = msgspec.convert({"builtin": market.workload, "arrivals": 5.0, "num_requests": 4000}, WorkloadSpec)
+    rows = generate(spec, 0, setup.HERE)
+    found = melange.buckets(rows.prompt_tokens, rows.output_tokens, market.demand_rps)
+    sized = melange.sized(market.service, found, offers(), Scaled(market), Counts(aggregated=(1, 2)))
+    return melange.plan(melange.Problem((sized,), LIMITS))
+
+
+class Overall:
+    """What the runs came to."""
+
+    def __init__(self, found: Found, markets: Mapping[str, Market], seeds: Sequence[int]) -> None:
+        self.found, self.markets, self.seeds = found, markets, seeds
+
+    def values(self, workload: str, system: str, name: str) -> list[float]:
+        """A value a seed."""
+        return [self.found["overall", workload, system, seed][name] for seed in self.seeds]
+
+    def gain(self, workload: str, system: str, name: str) -> list[float]:
+        """Over Melange."""
+        pairs = zip(self.values(workload, system, name), self.values(workload, "melange", name), strict=True)
+        return [ours / theirs - 1 for ours, theirs in pairs]
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """By claim."""
+        made: dict[str, Outcome] = {}
+        for workload in WORKLOADS:
+            made |= self._efficiency(workload) | self._latencies(workload)
+        return made
+
+    def _efficiency(self, workload: str) -> dict[str, Outcome]:
+        names = ("melange", "star", "cauchy")
+        tokens = {name: self.values(workload, name, "tokens_per_usd") for name in names}
+        said = ", ".join(f"{SYSTEMS[name]} {fmean(tokens[name]) / 1e6:.1f}" for name in names)
+        in_time = ", ".join(f"{fmean(self.values(workload, name, 'attainment')):.0%}" for name in names)
+        market = self.markets[workload]
+        same = market.plan().combos == market.plan(aggregated=True).combos
+        more = " No split combo is in Cauchy's plan, so it is CAUCHY*." if same else ""
+        why = f"M tokens/USD: {said}; requests in time: {in_time}. {self.plans(workload)} {_best(market)}{more}"
+        rows = zip(*tokens.values(), strict=True)
+        return {
+            f"fig7-{workload}": Outcome(self.gain(workload, "cauchy", "tokens_per_usd"), why),
+            f"fig7-star-{workload}": Outcome(self.gain(workload, "star", "tokens_per_usd"), why),
+            f"fig7-order-{workload}": Outcome([low < middle < high for low, middle, high in rows], why),
+        }
+
+    def _latencies(self, workload: str) -> dict[str, Outcome]:
+        made = {}
+        for key, name in (("e2e", "e2e_s"), ("ttft", "ttft_s"), ("tbt", "tbt_s")):
+            ours, theirs = (fmean(self.values(workload, system, name)) for system in ("cauchy", "melange"))
+            usd = ", ".join(
+                f"{SYSTEMS[system]} ${fmean(self.values(workload, system, 'usd_per_hour')):.2f}"
+                for system in ("melange", "cauchy")
+            )
+            ttft_s, tpot_s = setup.SLOS[workload]
+            why = (
+                f"Melange {theirs * 1e3:.0f} ms, Cauchy {ours * 1e3:.0f} ms, at an hourly {usd}. The SLO allows "
+                f"{ttft_s:g} s to the first token and {tpot_s * 1e3:g} ms between tokens, plans are for the mean "
+                "demand, and Algorithm 1 tolerates 20% more: queues grow as long as they may, or longer."
+            )
+            made[f"fig6-{key}-{workload}"] = Outcome([-g for g in self.gain(workload, "cauchy", name)], why)
+        before, after = (self.values(workload, system, "p90_s") for system in ("static", "cauchy"))
+        usd = " and ".join(
+            f"${fmean(self.values(workload, system, 'usd_per_hour')):.2f}" for system in ("static", "cauchy")
+        )
+        why = f"{fmean(before):.2f} s without, {fmean(after):.2f} s with, at {usd} an hour. {self.plans(workload)}"
+        lower = [1 - b / a for a, b in zip(before, after, strict=True)]
+        return made | {f"fig10-{workload}": Outcome(lower, why)}
+
+    def plans(self, workload: str) -> str:
+        """Who deploys what for the mean demand."""
+        market = self.markets[workload]
+        plans = {"Melange": melange_plan(market), "CAUCHY*": market.plan(aggregated=True), "Cauchy": market.plan()}
+        return (
+            f"For {market.demand_rps:.0f} requests/s, " + "; ".join(f"{n}: {said(p)}" for n, p in plans.items()) + "."
+        )
+
+    def exhibits(self) -> list[Figure | Table]:
+        """Figures 6, 7 and 10."""
+        names = list(WORKLOADS.values())
+        made: list[Figure | Table] = []
+        for name, what in (("e2e_s", "E2E"), ("ttft_s", "TTFT"), ("tbt_s", "time per output token")):
+            series = {SYSTEMS[s]: [self.values(w, s, name) for w in WORKLOADS] for s in ("melange", "star", "cauchy")}
+            chart = charts.bars(names, series, f"mean {what} (s)", yaxis={"type": "log"})
+            made.append(Figure("Figure 6", f"Mean {what}", "Demand that moves; all plans are for its mean.", chart))
+        million = {
+            SYSTEMS[s]: [[v / 1e6 for v in self.values(w, s, "tokens_per_usd")] for w in WORKLOADS]
+            for s in ("melange", "star", "cauchy")
+        }
+        shows = "All tokens processed over all that was paid."
+        made.append(Figure("Figure 7", "Cost-efficiency", shows, charts.bars(names, million, "M tokens/USD")))
+        return made
+
+    def figure_10(self) -> Figure:
+        """P90 with and without autoscaling."""
+        series = {
+            label: [self.values(w, system, "p90_s") for w in WORKLOADS]
+            for system, label in (("static", "without autoscaling"), ("cauchy", "with autoscaling"))
+        }
+        chart = charts.bars(list(WORKLOADS.values()), series, "P90 E2E (s)", yaxis={"type": "log"})
+        return Figure("Figure 10", "Autoscaling", "From the same plan at first.", chart)
+
+
+def said(plan: Plan) -> str:
+    """A plan in short."""
+    return ", ".join(f"{each.count} {each.combo.label}" for each in plan.combos) + f" (${plan.usd_per_hour:.2f}/h)"
+
+
+def _best(market: Market) -> str:
+    first = market.candidates[0]
+    one = market.aggregated[0]
+    return (
+        f"The best candidate, {first.combo.label}, serves {(first.tokens_per_usd or 0) / 1e6:.1f} M tokens/USD, the "
+        f"best aggregated one, {one.combo.label}, {(one.tokens_per_usd or 0) / 1e6:.1f}."
+    )
+
+
+class Programs:
+    """Figure 8: what the objective of Eq. 16 is worth."""
+
+    def __init__(self, markets: Mapping[str, Market]) -> None:
+        self.plans = {w: {o: market.plan(o) for o in OBJECTIVES} for w, market in markets.items()}
+        self.tokens = {w: market.tokens for w, market in markets.items()}
+
+    def served(self, workload: str, objective: Objective) -> float:
+        """Tokens of the demand for a dollar."""
+        return self.plans[workload][objective].tokens_per_usd or 0.0
+
+    def possible(self, workload: str, objective: Objective) -> float:
+        """Tokens for a dollar if there were as many requests as the plan can serve."""
+        plan = self.plans[workload][objective]
+        return 3600 * plan.services[0].goodput_rps * self.tokens[workload] / plan.usd_per_hour
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """By claim."""
+        made: dict[str, Outcome] = {}
+        for workload, plans in self.plans.items():
+            full = ", ".join(f"{o.upper()} {self.possible(workload, o) / 1e6:.1f}" for o in OBJECTIVES)
+            ours = said(plans["co"])
+            for other, what in (
+                ("mce", "MCE adds combos for as long as there are GPUs."),
+                (
+                    "mc",
+                    "The demand is the same, and nothing is cheaper than the cheapest plan, so no more is possible.",
+                ),
+            ):
+                theirs = self.served(workload, "mce" if other == "mce" else "mc")
+                gain = self.served(workload, "co") / theirs - 1
+                why = (
+                    f"CO: {ours}; {other.upper()}: {said(plans['mce' if other == 'mce' else 'mc'])}. {what} If demand "
+                    f"filled the plans: {full} M tokens/USD."
+                )
+                made[f"fig8-{other}-{workload}"] = Outcome([gain], why)
+        return made
+
+    def figure(self) -> Figure:
+        """Figure 8."""
+        series = {
+            f"{o.upper()}-LP{more}": [[value(w, o) / 1e6] for w in self.plans]
+            for more, value in (("", self.served), (", if full", self.possible))
+            for o in OBJECTIVES
+        }
+        chart = charts.bars([WORKLOADS[w] for w in self.plans], series, "M tokens/USD")
+        shows = "Tokens of the demand over the plan's price; and what they would be if demand filled the plans."
+        return Figure("Figure 8", "Objectives", shows, chart)

@@ -1,0 +1,208 @@
+"""Cauchy's cluster and services (section 4.1): what is profiled, what is asked for, and fleets as scenarios.
+
+The paper's rates (54, 50 and 6 requests/s) are of no use here: one combo of H800 and H20 serves ten times its figure
+in our step-time model. And they do not fit its own goodputs: at 2.14 requests/s a combo, 50 requests/s would take 23
+combos of a cluster that has room for 8. So the rate follows from one rule for all workloads: a third of what the
+whole cluster can serve, as the plan of 3.3.3 takes 8 of 24 GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from headway import catalog, scenario
+from headway.config.strict_yaml import Places
+from headway.metrics.latency import Slo as Limits
+from headway.metrics.latency import sample
+from headway.planning.combos import plan
+from headway.planning.combos.candidates import Candidate, Service, select
+from headway.planning.combos.combos import Counts, GpuCombo, Offer
+from headway.planning.combos.deployment import plan as deploy
+from headway.planning.combos.plan import Asked, Profiles, Question
+from headway.planning.combos.problem import Demand, Objective, Plan, Problem
+from headway.planning.highest_rate import Strains, highest
+from headway.report.run import Run
+
+MODEL = "llama-3.1-8b"
+GPUS = {"h800": "h800-80gb-sxm", "a800": "a800-80gb-pcie", "h20": "h20-96gb"}
+NUM_GPUS = 8
+"""Of each type, two in a server. Prices are those of Table 1, which the catalog has from there."""
+LIMITS = dict.fromkeys(GPUS.values(), NUM_GPUS)
+ENGINE = "vllm-v0"
+"""The paper's is vLLM 0.6.5."""
+SLOS = {"cnn-dailymail": (10.0, 0.05), "sharegpt": (5.0, 0.03), "longwriter": (1.0, 0.03)}
+"""Seconds to the first token, and between tokens (3.3.3), in the order of the workloads."""
+STREAM_BYTES_PER_S = 0.4295e9
+"""One stream of a transfer: 2,048 tokens in bulk take the 625 ms of section 4.7."""
+STREAM_OVERHEAD_S = 0.0067
+"""For each stream: eight of them then take the 85 ms of section 4.7."""
+HANDOVER = {
+    "mode": "layerwise",
+    "degree": 8,
+    "stream_bytes_per_s": STREAM_BYTES_PER_S,
+    "stream_overhead_s": STREAM_OVERHEAD_S,
+}
+NETWORK_BYTES_PER_S = 12.5e9
+"""Of each instance: Eq. 18 asks for 7.9e9 where an H800 prefills at its peak."""
+HERE = Path()
+SHARE = 3
+"""The demand is the cluster's capacity over this."""
+
+
+def offers() -> tuple[Offer, ...]:
+    """The cluster."""
+    return tuple(Offer(catalog.gpu(gpu), NUM_GPUS, None, 2) for gpu in GPUS.values())
+
+
+def pool(gpu: str, replicas: int = 1, tp: int = 1) -> dict[str, Any]:
+    """Like instances."""
+    more = {"replicas": replicas, "tp": tp, "network_bytes_per_s": NETWORK_BYTES_PER_S}
+    return {"model": MODEL, "gpu": gpu, "engine": ENGINE, **more}
+
+
+def document(workload: str, rate: float, num_requests: int, **more: Any) -> dict[str, Any]:
+    """A scenario without replicas."""
+    ttft_s, tpot_s = SLOS[workload]
+    return {
+        "name": workload,
+        "workload": {"builtin": workload, "arrivals": rate, "num_requests": num_requests},
+        "slo": {"ttft_s": ttft_s, "tpot_s": tpot_s},
+        **more,
+    }
+
+
+def asked(workload: str) -> Asked:
+    """The service, for profiles; 4,000 of its requests give its mean lengths."""
+    given = document(workload, 5.0, 4000, fleet=[pool(GPUS["h800"])], handover=HANDOVER)
+    return plan.ask(given, Places(), HERE, None)
+
+
+def question(quick: bool) -> Question:
+    """Sizes as in 3.3.2. Quick: fewer sizes, shorter profiles."""
+    sizes = Counts(prefill=(1, 2), decode=(1, 2, 3, 4, 5, 6), aggregated=(1, 2))
+    if quick:
+        sizes = Counts(prefill=(1,), decode=(1, 2), aggregated=(1,))
+    most = 3000 if quick else plan.MOST_REQUESTS
+    return Question(offers=offers(), counts=sizes, num_requests=most, per_pair=1 if quick else 2)
+
+
+def profiled(workload: str, quick: bool) -> dict[str, Any]:
+    """All candidates of a workload, and what the whole cluster can serve of it (3.3.1)."""
+    ours, asking = asked(workload), question(quick)
+    profiles = Profiles({workload: ours}, asking, None)
+    service, counts = ours.service, asking.counts
+    found = select([service], asking.offers, profiles, counts, None, asking.per_pair, asking.directions)
+    most = planned(found.candidates, service, 1e6)
+    return {
+        "candidates": msgspec.to_builtins(found.candidates),
+        "capacity_rps": most.services[0].goodput_rps,
+        "gpus": most.gpus,
+    }
+
+
+class Market:
+    """The candidates for one workload, and the demand."""
+
+    def __init__(self, workload: str, found: Mapping[str, Any]) -> None:
+        self.workload = workload
+        self.candidates = msgspec.convert(found["candidates"], tuple[Candidate, ...])
+        self.capacity_rps = float(found["capacity_rps"])
+        self.demand_rps = self.capacity_rps / SHARE
+        self.service = asked(workload).service
+
+    @property
+    def aggregated(self) -> tuple[Candidate, ...]:
+        """Combos that do not split."""
+        return tuple(each for each in self.candidates if each.combo.aggregated is not None)
+
+    @property
+    def demand(self) -> Demand:
+        """As planners take it."""
+        return Demand(self.workload, self.demand_rps, self.tokens)
+
+    @property
+    def tokens(self) -> float:
+        """Of a request, on average."""
+        return self.service.pattern.prompt_tokens + self.service.pattern.output_tokens
+
+    def plan(self, objective: Objective = "co", aggregated: bool = False) -> Plan:
+        """For the mean demand."""
+        return planned(self.aggregated if aggregated else self.candidates, self.service, self.demand_rps, objective)
+
+
+def planned(candidates: Sequence[Candidate], service: Service, rps: float, objective: Objective = "co") -> Plan:
+    """Eq. 16 for one service, within the cluster."""
+    pattern = service.pattern
+    demand = Demand(service.name, rps, pattern.prompt_tokens + pattern.output_tokens)
+    return deploy(Problem((demand,), tuple(candidates), LIMITS, objective), explain=False)
+
+
+def combo(name: str, what: GpuCombo, count: int, goodput_rps: float | None, **more: Any) -> dict[str, Any]:
+    """An entry of a scenario's `combos`."""
+    roles = ("aggregated",) if what.aggregated is not None else ("prefill", "decode")
+    parts = {role: pool(g.gpu, g.instances, g.tp) for role, g in zip(roles, what.groups, strict=True)}
+    said: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": goodput_rps}
+    said |= {} if what.aggregated is not None else {"handover": HANDOVER}
+    return {"name": name, "replicas": count, **parts, **said, **more}
+
+
+def split(name: str, pair: str, num_decode: int = 1, **more: Any) -> dict[str, Any]:
+    """A combo of one GPU for prefill and some for decode: `pair` as in "h800-h20"."""
+    prefill, decode = pair.split("-")
+    parts = {"prefill": pool(GPUS[prefill]), "decode": pool(GPUS[decode], num_decode)}
+    return {"name": name, **parts, "handover": HANDOVER, **more}
+
+
+Within = Literal["opportunistic", "strict"]
+PRECISION = 1.005
+"""Between a rate that is served and one that is not."""
+ATTAINED = 0.9
+
+
+def goodput(
+    workload: str, combos: list[dict[str, Any]], within: Within, seed: int, start_rps: float, quick: bool
+) -> dict[str, Any]:
+    """The highest rate at which nine of ten requests are in time and waits do not grow; always the same requests."""
+    found = highest(
+        lambda rate: near(workload, combos, within, seed, rate, quick),
+        start_rps,
+        start_rps / 100,
+        start_rps * 20,
+        1.02 if quick else PRECISION,
+    )
+    return {"rps": found}
+
+
+def near(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> Strains:
+    """How near this rate is to what is served."""
+    num = max(round(rate * plan.span_s(asked(workload).service)), 600 if quick else 1500)
+    policies = {"routing": {"name": "cauchy", "within": within}}
+    given = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)
+    records = scenario.run(scenario.assemble(given, Places(), HERE)).records
+    end_s = float(records.workload["arrival_s"][-1])
+    return plan.strains(sample(records, end_s / plan.LIVES, Limits(*SLOS[workload])), end_s, ATTAINED)
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Tokens, dollars and latencies of a run."""
+    summary, chosen = run.summary, sample(run.records, 0.0, None)
+    tokens = int(chosen.prompt_tokens[chosen.finished].sum() + chosen.generated_tokens[chosen.finished].sum())
+    assert summary.ttft_s and summary.e2e_s and summary.tpot_s
+    ups = [(sum(to_s - from_s for from_s, to_s in each.up), each.watts) for each in run.records.replicas]
+    return {
+        "tokens_per_usd": tokens / summary.usd,
+        "joules_per_token": sum(up_s * watts for up_s, watts in ups) / tokens,
+        "usd_per_hour": 3600 * summary.usd / run.records.end_s,
+        "gpu_hours": summary.gpu_hours,
+        "attainment": summary.slo_attainment,
+        "e2e_s": summary.e2e_s.mean,
+        "p90_s": summary.e2e_s.p90,
+        "ttft_s": summary.ttft_s.mean,
+        "tbt_s": summary.tpot_s.mean,
+        "moved": summary.moves / summary.num_requests,
+        "finished": bool(chosen.finished.all()),
+    }

@@ -1,0 +1,152 @@
+"""Deployments for a demand that is not known: what it costs to be sure. And plans over prices and over limits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, prod
+
+import numpy as np
+from msgspec import Struct, structs
+
+from headway.core.errors import HeadwayError
+from headway.planning.combos.candidates import Profiler, Service, select
+from headway.planning.combos.combos import Counts, GpuCombo, Offer
+from headway.planning.combos.deployment import plan
+from headway.planning.combos.problem import Demand, Efficiency, Objective, Plan, Problem
+from headway.planning.combos.speeds import Pattern, Slo
+
+DEFAULT_QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
+
+
+class UncertainDemand(Struct, frozen=True, forbid_unknown_fields=True):
+    """A service's demand as quantiles, as a forecast gives it; straight lines between them."""
+
+    service: str
+    quantiles: tuple[float, ...]
+    """Rising, within 0 to 1."""
+    rps: tuple[float, ...]
+    """Of each quantile; never falling."""
+    tokens_per_request: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.quantiles or len(self.quantiles) != len(self.rps):
+            raise ValueError(f"{self.service}: {len(self.quantiles)} quantiles, {len(self.rps)} rps; expected as many")
+        rising = all(low < high for low, high in zip(self.quantiles, self.quantiles[1:], strict=False))
+        if not rising or not 0 <= self.quantiles[0] <= self.quantiles[-1] <= 1:
+            raise ValueError(f"{self.service}: quantiles: expected them rising, from 0 to 1")
+        if not self.rps[0] >= 0 or list(self.rps) != sorted(self.rps) or self.rps[-1] == inf:
+            raise ValueError(f"{self.service}: rps: expected 0 or more, never falling")
+
+    def at(self, quantile: float) -> float:
+        """The rate that demand exceeds with a chance of 1 - quantile. HeadwayError beyond what is known."""
+        first, last = self.quantiles[0], self.quantiles[-1]
+        if not first <= quantile <= last:
+            raise HeadwayError(f"{self.service}: quantile {quantile:g} is not known; expected {first:g} to {last:g}")
+        return float(np.interp(quantile, self.quantiles, self.rps))
+
+    def chance(self, rps: float) -> float:
+        """That demand is no more than this, at least: 0 below the first quantile, the last one above all."""
+        if rps < self.rps[0]:
+            return 0.0
+        at = max(i for i, each in enumerate(self.rps) if each <= rps)
+        if at == len(self.rps) - 1:
+            return self.quantiles[-1]
+        share = (rps - self.rps[at]) / (self.rps[at + 1] - self.rps[at])
+        return self.quantiles[at] + share * (self.quantiles[at + 1] - self.quantiles[at])
+
+
+class Robust(Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan for one quantile of every service's demand, and how likely it is to be enough.
+
+    Whole combos serve more than what they are bought for, so the chances are those of the plan's goodput.
+    """
+
+    quantile: float
+    plan: Plan
+    usd_per_hour: float
+    chances: dict[str, float]
+    """By service."""
+    least_chance_of_all: float
+    """That every service is served, however their demands hang together."""
+    independent_chance_of_all: float
+    """The same where they do not."""
+    most_chance_of_all: float
+    """The same where they rise and fall as one."""
+
+
+def frontier(
+    problem: Problem,
+    demands: Sequence[UncertainDemand],
+    quantiles: Sequence[float] = DEFAULT_QUANTILES,
+    time_limit_s: float = 10.0,
+) -> tuple[Robust, ...]:
+    """Cost against the chance of being enough. The problem's own demands are not looked at."""
+    return tuple(robust(problem, demands, quantile, time_limit_s) for quantile in quantiles)
+
+
+def robust(problem: Problem, demands: Sequence[UncertainDemand], quantile: float, time_limit_s: float = 10.0) -> Robust:
+    """The plan for this quantile of each service's demand."""
+    asked = tuple(Demand(each.service, each.at(quantile), each.tokens_per_request) for each in demands)
+    found = plan(structs.replace(problem, demands=asked), time_limit_s, explain=False)
+    goodput = {got.service: got.goodput_rps for got in found.services}
+    chances = {each.service: each.chance(goodput[each.service] * (1 + 1e-9)) for each in demands}
+    values = list(chances.values())
+    least = max(0.0, sum(values) - (len(values) - 1))
+    return Robust(quantile, found, found.usd_per_hour, chances, least, prod(values), min(values))
+
+
+class Swept(Struct, frozen=True, forbid_unknown_fields=True):
+    """One point of a sweep."""
+
+    value: float
+    plan: Plan
+
+
+def limit_sweep(problem: Problem, gpu: str, limits: Sequence[int], time_limit_s: float = 10.0) -> tuple[Swept, ...]:
+    """Plans with so many GPUs of one type."""
+    found = []
+    for limit in limits:
+        changed = structs.replace(problem, limits={**problem.limits, gpu: limit})
+        found.append(Swept(limit, plan(changed, time_limit_s, explain=False)))
+    return tuple(found)
+
+
+def price_sweep(
+    services: Sequence[Service],
+    offers: Sequence[Offer],
+    profiler: Profiler,
+    demands: Sequence[Demand],
+    gpu: str,
+    prices: Sequence[float],
+    counts: Counts | None = None,
+    objective: Objective = "co",
+    efficiency: Efficiency = "served",
+    time_limit_s: float = 10.0,
+) -> tuple[Swept, ...]:
+    """Plans with one type at these prices: combos are selected anew for each, and profiled once."""
+    if gpu not in [offer.gpu.name for offer in offers]:
+        raise HeadwayError(f"price_sweep: {gpu} is not on offer")
+    known = Remembered(profiler)
+    limits = {offer.gpu.name: offer.limit for offer in offers if offer.limit is not None}
+    found = []
+    for price in prices:
+        changed = [structs.replace(o, usd_per_hour=price) if o.gpu.name == gpu else o for o in offers]
+        candidates = select(services, changed, known, counts).candidates
+        problem = Problem(tuple(demands), candidates, limits, objective, efficiency)
+        found.append(Swept(price, plan(problem, time_limit_s, explain=False)))
+    return tuple(found)
+
+
+class Remembered:
+    """A profiler that asks another one once for each shape of combo, whatever it costs."""
+
+    def __init__(self, profiler: Profiler) -> None:
+        self.profiler = profiler
+        self._known: dict[tuple[GpuCombo, Pattern, Slo], float] = {}
+
+    def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
+        """As the other one says."""
+        key = (structs.replace(combo, usd_per_hour=0.0), workload, slo)
+        if key not in self._known:
+            self._known[key] = self.profiler.goodput_rps(combo, workload, slo)
+        return self._known[key]

@@ -1,0 +1,64 @@
+"""K-tier Llumnix (Vestrum, Raeesi and Rød, "Beyond Binary Priorities"), its evaluation made anew.
+
+Beyond the paper: tiers under sustained load with a scarce KV cache, the best K and decay for a set of SLOs, and
+tiers of requests that reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Figure, Findings, Outcome, Table
+from headway.reproduce.ktier import burst as ktier_burst
+from headway.reproduce.ktier import parity as ktier_parity
+from headway.reproduce.ktier import phases, sustained
+from headway.reproduce.ktier.claims import CLAIMS, MIXES
+
+TITLE = "K-tier Llumnix: more than two priorities"
+SEEDS, QUICK_SEEDS = 4, 2
+__all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
+
+PARITY = tuple(claim.id for claim in CLAIMS if claim.id.startswith(("parity-", "overhead-")))
+SUSTAINED = ("sustained-tier0", "headroom-tier0")
+BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED))
+
+
+def run(experiment: Experiment) -> Findings:
+    """The parts that are asked for. The best setting and the phases belong to no claim, and come with the whole."""
+    seeds, quick = experiment.seeds, experiment.quick
+    tasks: dict[tuple[Any, ...], Any] = {}
+    if experiment.wants(*PARITY):
+        tasks |= ktier_parity.tasks(seeds, quick)
+    if experiment.wants(*BURST):
+        tasks |= ktier_burst.tasks(seeds, quick)
+    if experiment.wants(*SUSTAINED):
+        tasks |= sustained.load_tasks(seeds, quick)
+    whole = experiment.claims is None
+    if whole:
+        tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
+    found = experiment.run(tasks)
+    outcomes: dict[str, Outcome] = {}
+    exhibits: list[Figure | Table] = []
+    after: list[Figure | Table] = []
+    if experiment.wants(*BURST):
+        burst = ktier_burst.Burst(found, seeds, quick)
+        outcomes |= burst.outcomes()
+        exhibits += burst.figures("uniform")
+        after = [figure for mix in MIXES[1:] for figure in burst.figures(mix)]
+        after += [burst.table(mix) for mix in MIXES[1:]] + [burst.sweep(), burst.parts()]
+    if experiment.wants(*PARITY):
+        parity = ktier_parity.Parity(found, seeds)
+        outcomes |= parity.outcomes()
+        exhibits += parity.figures()
+    if experiment.wants(*BURST):
+        exhibits.append(burst.table("uniform"))
+    exhibits += after
+    if experiment.wants(*SUSTAINED):
+        load = sustained.Load(found, seeds)
+        outcomes |= load.outcomes()
+        exhibits += load.figures()
+    if whole:
+        exhibits += sustained.Settings(found, seeds).exhibits() if len(seeds) > 1 else []
+        exhibits.append(phases.table(found, seeds))
+    return Findings(outcomes, exhibits)

@@ -1,0 +1,161 @@
+"""What K-tier Llumnix leaves to others (section 6.5): tier by tier under sustained load, and the best K and decay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from headway.planning.tiers import rehearsal, search
+from headway.reproduce import charts
+from headway.reproduce.findings import Figure, Outcome, Table
+from headway.reproduce.interval import interval
+from headway.reproduce.ktier import runs
+from headway.reproduce.ktier.runs import INFAAS, LLUMLET, VLLM, ktier_policies
+from headway.reproduce.tasks import Call, Simulation
+
+Key = tuple[Any, ...]
+Found = Mapping[Key, Any]
+KV_TOKENS = 16_384
+"""KV cache of a replica: small, so that headroom is about something scarce."""
+RATES = (240.0, 280.0, 300.0)
+"""Requests/s. The fleet keeps up with about 275."""
+FULL = 280.0
+NUM_REQUESTS = 12_000
+SYSTEMS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "INFaaS + vLLM": (INFAAS, VLLM),
+    "INFaaS, mixed batches": (INFAAS, LLUMLET),
+    "K-tier without headroom": (ktier_policies(4, headroom="none"), LLUMLET),
+    "K-tier": (ktier_policies(4), LLUMLET),
+}
+CLASSES = 10
+"""Of customers, all alike but for the TTFT that they were promised: 0.25 s, 0.5 s, 1 s, ... 128 s."""
+CLASS_RATE = 600.0
+CHOICES = (1, 2, 3, 4, 5, 6, 8, 10)
+DECAYS = (0.5, 2.0)
+TOLERANCE = 0.01
+"""Attainment that does not matter."""
+
+
+def load_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
+    """All runs under sustained load: enterprise, four tiers."""
+    made: dict[Key, Simulation] = {}
+    for name, (policies, engine) in SYSTEMS.items():
+        for rate in RATES:
+            document = runs.scenario(
+                policies,
+                engine,
+                NUM_REQUESTS,
+                mix="enterprise",
+                num_tiers=4,
+                rate=rate,
+                quick=quick,
+                kv_capacity_tokens=KV_TOKENS,
+            )
+            for seed in seeds:
+                made["load", name, rate, seed] = Simulation(document, seed, runs.measure)
+    return made
+
+
+def setting_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Call]:
+    """All runs for the best K and decay."""
+    num = 1000 if quick else 4000
+    return {
+        ("setting", k, decay, seed): Call(attainment, {"k": k, "decay": decay, "seed": seed, "num_requests": num})
+        for k in CHOICES
+        for decay in (DECAYS if k > 1 else DECAYS[:1])
+        for seed in seeds
+    }
+
+
+def attainment(k: int, decay: float, seed: int, num_requests: int) -> dict[str, Any]:
+    """Share of all requests that meet their class's SLO where K tiers serve ten classes, neighbours together."""
+    document = runs.scenario(ktier_policies(k), LLUMLET, num_requests, rate=CLASS_RATE, kv_capacity_tokens=KV_TOKENS)
+    document["workload"]["tiers"] = [{"tier": c, "ttft_s": 0.25 * 2**c} for c in range(CLASSES)]
+    with TemporaryDirectory() as folder:
+        return {"attainment": rehearsal.Evaluator(document, Path(), Path(folder), 1)(k, decay, seed)}
+
+
+class Load:
+    """What the runs under sustained load came to."""
+
+    def __init__(self, found: Found, seeds: Sequence[int]) -> None:
+        self.found, self.seeds = found, seeds
+
+    def tier(self, name: str, rate: float, tier: int, number: str) -> list[float]:
+        """TTFT of a tier, a value a seed."""
+        return [self.found["load", name, rate, seed]["tiers"][str(tier)]["prefill"][number] for seed in self.seeds]
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """By claim."""
+        mixed, without, ktier = (self.tier(name, FULL, 0, "p99") for name in list(SYSTEMS)[1:])
+        said = ", ".join(
+            f"{n} {fmean(v) * 1e3:.0f} ms" for n, v in zip(list(SYSTEMS)[1:], (mixed, without, ktier), strict=True)
+        )
+        presence = (
+            "All tiers are present at all replicas all the time, so headroom makes each look as full as the next."
+        )
+        return {
+            "sustained-tier0": Outcome([a / b for a, b in zip(ktier, mixed, strict=True)], f"{said}."),
+            "headroom-tier0": Outcome([1 - a / b for a, b in zip(ktier, without, strict=True)], f"{said}. {presence}"),
+        }
+
+    def figures(self) -> list[Figure]:
+        """A chart a tier."""
+        made = []
+        for tier in (0, 1, 3):
+            lines = {name: [(rate, self.tier(name, rate, tier, "p99")) for rate in RATES] for name in SYSTEMS}
+            at_full = ", ".join(f"{name} {fmean(self.tier(name, FULL, tier, 'p99')):.2f} s" for name in SYSTEMS)
+            chart = charts.curves(lines, "requests/s", "TTFT P99 (s)", yaxis={"type": "log"})
+            title = f"Sustained load, enterprise, K=4: tier {tier}"
+            made.append(Figure("Headway 3", title, f"At {FULL:g} requests/s: {at_full}.", chart))
+        return made
+
+
+class Settings:
+    """The best K and decay, and how sure that is."""
+
+    def __init__(self, found: Found, seeds: Sequence[int]) -> None:
+        self.plan = search.plan(
+            lambda k, decay, seed: float(found["setting", k, decay, seed]["attainment"]),
+            CHOICES, DECAYS, seeds, interval, TOLERANCE,
+        )  # fmt: skip
+
+    def exhibits(self) -> list[Figure | Table]:
+        """The chart and the table."""
+        plan = self.plan
+        lines = {
+            f"decay {decay:g}": [
+                (float(s.num_tiers), s.values) for s in plan.settings if s.decay == decay or s.num_tiers == 1
+            ]
+            for decay in sorted({s.decay for s in plan.settings})
+        }
+        best, chosen = plan.best, plan.chosen
+        shows = (
+            f"Ten classes of customers at {CLASS_RATE:g} requests/s. Best: K={best.num_tiers}, decay {best.decay:g}, "
+            f"{best.mean:.1%}; {len(plan.tied)} of {len(plan.settings)} settings cannot be told from it. The fewest "
+            f"tiers that lose no more than {TOLERANCE:.0%}: K={chosen.num_tiers}, decay {chosen.decay:g}, "
+            f"{chosen.mean:.1%}."
+        )
+        chart = charts.curves(lines, "tiers K", "share of requests that meet their SLO", yaxis={"tickformat": ".0%"})
+        heads = [
+            "K",
+            "decay",
+            "attainment",
+            "loss, from",
+            "to",
+            "cannot be told from the best",
+            "loses too little to matter",
+        ]
+        rows: list[list[str | float | None]] = [
+            [s.num_tiers, s.decay, s.mean, *s.loss, "yes" if s.is_tied else "no", "yes" if s.is_enough else "no"]
+            for s in plan.settings
+        ]
+        return [
+            Figure("Headway 4", "How many tiers do ten classes of customers need?", shows, chart),
+            Table(
+                "Headway 5", "All settings", "Losses are 95% intervals of paired differences to the best.", heads, rows
+            ),
+        ]

@@ -1,0 +1,39 @@
+"""What a result says beside its numbers: who was turned away and why, who cheated, what was planned on the way."""
+
+from __future__ import annotations
+
+from headway.control.policies import Policies
+from headway.core.fleet import Pool
+from headway.core.policy import Scaler
+from headway.core.record import Outcome, Records
+from headway.policies.resolve import Choice
+from headway.scenario import long_term
+from headway.scenario.replan_search import replanner_of
+
+
+def rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
+    """Why requests were turned away."""
+    rejected = records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]
+    if not len(rejected):
+        return []
+    contexts = {pool.model.name: pool.model.max_context_tokens for pool in pools}
+    limit = max(min(replica.kv_capacity_tokens, contexts[replica.model]) for replica in records.replicas)
+    tokens = records.workload["prompt_tokens"][rejected] + records.workload["output_tokens"][rejected]
+    too_long = int((tokens > limit).sum())
+    notes = [f"rejected: {too_long:,} requests of more than {limit:,} tokens, the most that a replica takes"]
+    if too_long < len(rejected):
+        notes.append(f"rejected: {len(rejected) - too_long:,} requests that no queue had room for")
+    return notes if too_long else notes[1:]
+
+
+def cheating(scaler: Choice[Scaler] | None) -> list[str]:
+    """What a scaler knew that it could not know."""
+    if not long_term.cheats(scaler):
+        return []
+    return ["cheating: the forecaster is fitted on the demand of this very run, its future included"]
+
+
+def replanned(policies: Policies) -> list[str]:
+    """Which plans were made on the way."""
+    planner = replanner_of(policies)
+    return [] if planner is None else planner.news

@@ -1,0 +1,274 @@
+"""Manifests: a workload and a Service for every pool, and the gateway in front of them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from types import ModuleType
+from typing import Any, Literal
+
+import yaml
+from msgspec import Struct
+from msgspec.structs import replace
+
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Gpu, Pool
+from headway.gateway.upstream.dialects import api_of
+from headway.scenario.run import Scenario, policies_of
+from headway.serving.export import fleet_file, sglang, vllm
+
+Manifest = dict[str, Any]
+Kind = Literal["Deployment", "StatefulSet"]
+GATEWAY, GATEWAY_PORT = "headway", 8080
+_CONFIG_AT = "/etc/headway"
+_LONGEST_START_S = 1800
+"""Weights may have to be fetched."""
+_PERIOD_S = 10
+_ENGINES: dict[str, ModuleType] = {"vllm": vllm, "sglang": sglang}
+"""Who knows what an engine is to be told, by its dialect."""
+
+
+class Options(Struct, frozen=True):
+    """What a fleet file does not say."""
+
+    namespace: str = "default"
+    image: str = ""
+    """Of the engines; without one: the version that the engine's profile was measured with."""
+    gateway_image: str = "headway:latest"
+    """In which `headway` is the command."""
+    kind: Kind | None = None
+    """None: pods with names, which the gateway is told, or where it scales, a Deployment."""
+    products: dict[str, str] = {}
+    """GPU -> the node label `nvidia.com/gpu.product`, where that is not NVIDIA's name for it."""
+    token_secret: str = ""
+    """A Secret whose key `token` is Hugging Face's."""
+    connector: str = "NixlConnector"
+    """How KV caches are handed over."""
+    autoscale: bool = False
+    """A HorizontalPodAutoscaler for every pool that has `max_replicas`."""
+    waiting_target: str = "5"
+    """Requests that wait in an engine, on average, that it keeps to."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Files in files as they are, and nothing by reference."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def manifests(scenario: Scenario, options: Options) -> dict[str, str]:
+    """Files by name, as YAML. HeadwayError where a pool cannot be put so."""
+    scales = scenario.spec.policies.scaling is not None
+    if options.autoscale and scales:
+        what = "the gateway scales by this policy already; leave it out, or --autoscale"
+        raise scenario.places.error(("policies", "scaling"), what)
+    kind: Kind = options.kind or ("Deployment" if scales else "StatefulSet")
+    by_priority = _by_priority(scenario)
+    files: dict[str, list[Manifest]] = {}
+    for pool, combo, where in _pools(scenario):
+        with scenario.places.at(*where):
+            _check(pool)
+            files[f"{pool.name}.yaml"] = _of_pool(pool, combo, kind, by_priority, options)
+    files["gateway.yaml"] = _gateway(scenario, kind, options)
+    files["kustomization.yaml"] = [{
+        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
+        "resources": list(files),
+    }]  # fmt: skip
+    return {name: yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=100) for name, made in files.items()}
+
+
+def _pools(scenario: Scenario) -> list[tuple[Pool, str, tuple[str | int, ...]]]:
+    """Every pool with its number of replicas in all, the combo that it is a part of, and where the file says it."""
+    fleet = scenario.fleet
+    pools: list[tuple[Pool, str, tuple[str | int, ...]]] = []
+    for i, pool in enumerate(fleet.pools):
+        pools.append((pool, "", ("fleet", i)))
+    for i, combo in enumerate(fleet.combos):
+        parts = (replace(part, replicas=part.replicas * combo.replicas) for part in combo.parts)
+        pools += ((part, combo.name, ("combos", i)) for part in parts)
+    return pools
+
+
+def _by_priority(scenario: Scenario) -> bool:
+    """The engines' own queues go by tiers."""
+    spec = scenario.spec.policies
+    policies_of(scenario)  # one of each
+    ordering = spec.ordering[0] if isinstance(spec.ordering, list) else spec.ordering
+    name = ordering if isinstance(ordering, str) else ordering.get("name")
+    return spec.ordering_at != "gateway" and name == "priority"
+
+
+def _check(pool: Pool) -> None:
+    """HeadwayError where nothing is known of its engine, it is not of one node, or cannot be called so."""
+    name = pool.name
+    if api_of(pool.engine.name) not in _ENGINES:
+        what = "there are manifests for vLLM and SGLang only; expected engine: vllm-v1, or sglang"
+        raise HeadwayError(f"engine {pool.engine.name}: {what}")
+    if not pool.model.hf_id:
+        raise HeadwayError(f"model {pool.model.name}: expected one that Hugging Face has, by its name in the catalog")
+    if pool.parallel.num_gpus > pool.gpu.gpus_per_node:
+        most = f"at most the {pool.gpu.gpus_per_node} of a node of {pool.gpu.name}, as a pod is there"
+        raise HeadwayError(f"{pool.parallel.num_gpus} GPUs of a replica; expected {most}")
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?", name) or name == GATEWAY:
+        what = f"expected small letters, digits and dashes, 53 at most, and not {GATEWAY}, as a Service is called so"
+        raise HeadwayError(f"name {name!r}: {what}")
+
+
+# A pool.
+
+
+def _of_pool(pool: Pool, combo: str, kind: Kind, by_priority: bool, options: Options) -> list[Manifest]:
+    labels = _labels(pool.name)
+    if combo:
+        labels |= {"headway/combo": combo, "headway/role": pool.role}
+    selector = {"matchLabels": _labels(pool.name)}
+    template = {"metadata": {"labels": labels}, "spec": _pod(pool, by_priority, options)}
+    spec: Manifest = {"replicas": pool.replicas, "selector": selector, "template": template}
+    if kind == "StatefulSet":
+        spec = {"serviceName": pool.name, "podManagementPolicy": "Parallel", **spec}
+    made = [_manifest("apps/v1", kind, pool.name, spec), _service(pool.name, vllm.PORT, kind == "StatefulSet")]
+    if options.autoscale and pool.max_replicas is not None:
+        made.append(_autoscaler(pool, kind, options))
+    return made
+
+
+def _pod(pool: Pool, by_priority: bool, options: Options) -> Manifest:
+    gpus, engine = {"nvidia.com/gpu": str(pool.parallel.num_gpus)}, _ENGINES[api_of(pool.engine.name)]
+    ports = {"http": vllm.PORT, **engine.ports(pool)}
+    environment = _token(options) + engine.environment(pool, options.connector)
+    container = {
+        "name": engine.NAME, "image": options.image or engine.image(pool.engine.version), "command": engine.COMMAND,
+        "args": engine.arguments(pool, by_priority, options.connector),
+        **({"env": environment} if environment else {}),
+        "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
+        "resources": {"limits": gpus, "requests": gpus},
+        "startupProbe": {**_probe(), "failureThreshold": _LONGEST_START_S // _PERIOD_S},
+        "readinessProbe": _probe(), "livenessProbe": {**_probe(), "timeoutSeconds": 5},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }  # fmt: skip
+    return {
+        "automountServiceAccountToken": False,
+        "nodeSelector": {"nvidia.com/gpu.product": _product(pool.gpu, options.products)},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "terminationGracePeriodSeconds": 60,
+        "containers": [container],
+        # Ranks of one replica talk through shared memory, of which a container has 64 MiB by itself.
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+
+
+def _token(options: Options) -> list[Manifest]:
+    if not options.token_secret:
+        return []
+    secret = {"name": options.token_secret, "key": "token"}
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}]
+
+
+def _product(gpu: Gpu, products: dict[str, str]) -> str:
+    """As NVIDIA's GPU feature discovery labels nodes: the product's name with dashes for spaces."""
+    if gpu.name in products:
+        return products[gpu.name]
+    for name in gpu.aliases:
+        if name.startswith("NVIDIA "):
+            return name.replace(" ", "-")
+    raise HeadwayError(f"GPU {gpu.name}: there are manifests for NVIDIA's only")
+
+
+def _autoscaler(pool: Pool, kind: Kind, options: Options) -> Manifest:
+    target = {"type": "AverageValue", "averageValue": options.waiting_target}
+    metric = {"metric": {"name": _ENGINES[api_of(pool.engine.name)].WAITING}, "target": target}
+    return _manifest("autoscaling/v2", "HorizontalPodAutoscaler", pool.name, {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": kind, "name": pool.name},
+        "minReplicas": max(pool.min_replicas, 1), "maxReplicas": pool.max_replicas,
+        "metrics": [{"type": "Pods", "pods": metric}],
+    })  # fmt: skip
+
+
+# The gateway.
+
+
+def _gateway(scenario: Scenario, kind: Kind, options: Options) -> list[Manifest]:
+    asks = kind == "Deployment" or scenario.spec.policies.scaling is not None
+    text = fleet_file.text(scenario, kind, options.namespace, asks)
+    config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text}}
+    account = _manifest("v1", "ServiceAccount", GATEWAY, None)
+    rights = _rights(scenario, kind, options) if asks else []
+    grace_s = round(scenario.spec.gateway.drain_s) + 15
+    pod = {
+        "serviceAccountName": GATEWAY, "automountServiceAccountToken": asks,
+        "terminationGracePeriodSeconds": grace_s,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532},
+        "containers": [{
+            "name": GATEWAY, "image": options.gateway_image, "command": ["headway", "serve"],
+            "args": [f"{_CONFIG_AT}/fleet.yaml", "--host", "0.0.0.0", "--port", str(GATEWAY_PORT)],
+            "ports": [{"name": "http", "containerPort": GATEWAY_PORT}],
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "readinessProbe": _probe(), "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": _PERIOD_S},
+            "volumeMounts": [{"name": "fleet", "mountPath": _CONFIG_AT, "readOnly": True}],
+        }],
+        "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}],
+    }  # fmt: skip
+    # A changed fleet is a changed template, so that the gateway is started anew.
+    annotations = {"headway/fleet-sha256": hashlib.sha256(text.encode()).hexdigest()}
+    template = {"metadata": {"labels": _labels(GATEWAY), "annotations": annotations}, "spec": pod}
+    # One that scales is the only one: two scalers would each count the other's replicas as surprises.
+    spec = {
+        "replicas": 1, **({"strategy": {"type": "Recreate"}} if scenario.spec.policies.scaling is not None else {}),
+        "selector": {"matchLabels": _labels(GATEWAY)}, "template": template,
+    }  # fmt: skip
+    gateway = _manifest("apps/v1", "Deployment", GATEWAY, spec)
+    return [config, account, *rights, gateway, _service(GATEWAY, GATEWAY_PORT, headless=False)]
+
+
+def _rights(scenario: Scenario, kind: Kind, options: Options) -> list[Manifest]:
+    """To see pods, and where there is a scaler, to say how many there are and which go first."""
+    scales = scenario.spec.policies.scaling is not None
+    names = [pool.name for pool in scenario.fleet.all_pools]
+    resource = f"{kind.lower()}s/scale"
+    verbs = ["get", "patch"] if scales else ["get"]
+    rules = [
+        {"apiGroups": ["apps"], "resources": [resource], "resourceNames": names, "verbs": verbs},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"] if scales else ["list"]},
+    ]
+    role = _manifest("rbac.authorization.k8s.io/v1", "Role", GATEWAY, None) | {"rules": rules}
+    binding = _manifest("rbac.authorization.k8s.io/v1", "RoleBinding", GATEWAY, None) | {
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": GATEWAY},
+        "subjects": [{"kind": "ServiceAccount", "name": GATEWAY, "namespace": options.namespace}],
+    }
+    return [role, binding]
+
+
+# Both.
+
+
+def _manifest(version: str, kind: str, name: str, spec: Manifest | None) -> Manifest:
+    made: Manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": _labels(name)}}
+    return made if spec is None else {**made, "spec": spec}
+
+
+def _labels(name: str) -> dict[str, str]:
+    part = "gateway" if name == GATEWAY else "engine"
+    return {
+        "app.kubernetes.io/name": name,
+        "app.kubernetes.io/component": part,
+        "app.kubernetes.io/part-of": "headway-fleet",
+    }
+
+
+def _service(name: str, port: int, headless: bool) -> Manifest:
+    """Headless: every pod has a name of its own there, also before it is ready."""
+    ports = [{"name": "http", "port": port, "targetPort": "http"}]
+    own = {"clusterIP": "None", "publishNotReadyAddresses": True} if headless else {}
+    return _manifest("v1", "Service", name, {**own, "selector": _labels(name), "ports": ports})
+
+
+def _probe() -> Manifest:
+    return {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PERIOD_S}

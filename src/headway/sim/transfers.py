@@ -1,0 +1,303 @@
+"""Requests on their way from one replica to another, in virtual time.
+
+A request without a KV cache changes queues, and that is all. One that stops (`stage_blocks` None) leaves its batch,
+is copied, and goes on at the target. One that is copied live goes on decoding while stage after stage of its blocks
+is copied; what it has grown meanwhile makes further stages, and it stands still only for the last, which commits.
+Blocks at the target are reserved before they are copied. A target without room aborts a live copy, and takes one
+that stops into its host memory, if there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from typing import Protocol
+
+from headway.control.live import DECODING, NEVER, PAUSED, WAITING, Live
+from headway.control.recorder import Table
+from headway.core.fleet import Handover
+from headway.core.record import MoveOutcome
+from headway.sim.fabric import Fabric, Flow
+from headway.sim.replica import Replica
+
+
+class Listener(Protocol):
+    """Who hears how moves end (control)."""
+
+    def moved(self, live: Live, source: int, now: float) -> None: ...
+
+
+class Move:
+    """One request's move; hangs on it (`Live.move`) while it lasts."""
+
+    __slots__ = (
+        "_mover", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "is_sent", "live", "num_bytes",
+        "num_layers", "paused_s", "reserved", "source", "stage_blocks", "start_s", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self, mover: KvTransfers, live: Live, source: Replica, target: Replica, stage_blocks: int | None, now: float
+    ) -> None:
+        self._mover = mover
+        self.live, self.source, self.target = live, source, target
+        self.stage_blocks = stage_blocks
+        self.start_s, self.paused_s = now, NEVER
+        self.reserved = 0
+        """GPU blocks at the target."""
+        self.host_tokens = 0
+        """Room in the target's host memory, in place of blocks."""
+        self.copied_tokens = 0
+        self.num_bytes = 0.0
+        self.handover: Handover | None = None
+        """Of a prefill replica to one that decodes."""
+        self.ahead_bytes = 0.0
+        """What was sent while the prompt was being computed, or by streams that broke since."""
+        self.num_layers = 1
+        self.is_sent = False
+        """The request itself is at the target, which waits for its KV."""
+        self.flow: Flow | None = None
+
+    def paused(self, now: float) -> None:
+        """The request is out of its batch."""
+        self.paused_s = now
+        self._mover.paused(self, now)
+
+    def abandon(self, now: float, outcome: MoveOutcome) -> None:
+        """The move is off. What becomes of the request at its source is not this one's to say."""
+        self._mover.abandon(self, now, outcome)
+
+
+class KvTransfers:
+    """All moves."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        replicas: Sequence[Replica],
+        bytes_per_token: Callable[[int], float],
+        listener: Listener,
+        table: Table,
+    ) -> None:
+        self._fabric = fabric
+        self._replicas = replicas
+        self._bytes_per_token = bytes_per_token
+        self._listener = listener
+        self._pack, self._put = table.pack, table.write
+        self._moves: dict[int, Move] = {}
+
+    def begin(self, live: Live, target_id: int, stage_blocks: int | None, now: float) -> None:
+        """Move a request, if it is where it can be moved from."""
+        source, target = self._replicas[live.replica], self._replicas[target_id]
+        if live.stage is WAITING and not live.swapped_tokens:
+            source.take_out(live, now)
+            source.strike(live)
+            self._write(Move(self, live, source, target, None, now), now, MoveOutcome.DONE)
+            target.enqueue(live, now, tokenized=True)
+            self._listener.moved(live, source.id, now)
+        elif live.stage is WAITING and live.id not in source.resident:
+            self._from_host(Move(self, live, source, target, None, now), now)
+        elif live.stage is DECODING:
+            move = Move(self, live, source, target, stage_blocks, now)
+            if stage_blocks is None:
+                self._stop(move, now)
+            else:
+                self._arrive_later(move)
+                self._next_stage(move, now)
+
+    def hand_over(self, live: Live, target_id: int, handover: Handover, num_layers: int, now: float) -> None:
+        """A prompt is computed: its KV goes to a replica that decodes, if that has room, else it stays."""
+        source, target = self._replicas[live.replica], self._replicas[target_id]
+        move = Move(self, live, source, target, None, now)
+        move.handover, move.num_layers = handover, num_layers
+        if handover.mode == "layerwise":
+            num_bytes = live.computed_tokens * self._bytes_per_token(source.id)
+            rate = self._fabric.share(source.id, target_id, _limit(handover))
+            sent = rate * (now - live.stay_admitted_s)
+            move.ahead_bytes = min(sent, num_bytes * (1 - 1 / num_layers))
+        self._stop(move, now)
+
+    def _arrive_later(self, move: Move) -> None:
+        move.live.move = move
+        self._moves[move.live.id] = move
+        move.target.num_arriving += 1
+
+    def _from_host(self, move: Move, now: float) -> None:
+        """A preempted request's KV goes from host memory to host memory, or stays where it is."""
+        live, source = move.live, move.source
+        tokens = live.swapped_tokens
+        if not move.target.swap.set_aside(tokens):
+            self._write(move, now, MoveOutcome.FULL)
+            return
+        move.host_tokens = tokens
+        self._arrive_later(move)
+        source.send_off(live, now)
+        self._send(move, tokens, now)
+
+    def _stop(self, move: Move, now: float) -> None:
+        live, target = move.live, move.target
+        # The running iteration gives one more token, if there is one.
+        tokens = move.source.tokens_of(live, now) + 1
+        blocks = target.kv.blocks(tokens)
+        in_host = move.handover is not None and move.handover.landing == "host" and target.swap.set_aside(tokens)
+        if in_host:
+            move.host_tokens = tokens
+        elif target.reserve(blocks, now):
+            move.reserved = blocks
+        elif target.swap.set_aside(tokens):
+            move.host_tokens = tokens
+        else:
+            self._write(move, now, MoveOutcome.FULL)
+            return
+        self._arrive_later(move)
+        move.source.pause(live, now)
+
+    def _next_stage(self, move: Move, now: float) -> None:
+        live, block = move.live, move.target.kv.block
+        stage_tokens = (move.stage_blocks or 1) * block
+        left = move.source.tokens_of(live, now) - move.copied_tokens
+        if left <= stage_tokens:
+            move.source.pause(live, now)
+        elif self._reserve(move, move.copied_tokens + stage_tokens, now):
+            self._send(move, stage_tokens, now)
+        else:
+            move.abandon(now, MoveOutcome.FULL)
+
+    @staticmethod
+    def _reserve(move: Move, tokens: int, now: float) -> bool:
+        """Blocks for so many tokens in all."""
+        more = move.target.kv.blocks(tokens) - move.reserved
+        if more > 0 and not move.target.reserve(more, now):
+            return False
+        move.reserved += max(more, 0)
+        return True
+
+    def paused(self, move: Move, now: float) -> None:
+        """The request stands still: copy what is left."""
+        tokens = move.live.computed_tokens
+        if move.stage_blocks is not None and not self._reserve(move, tokens + 1, now):
+            move.abandon(now, MoveOutcome.FULL)
+            move.source.take_back(move.live, now)
+            return
+        if move.handover is not None and move.handover.first_token == "decode":
+            # The request itself goes by way of the gateway, and is read once more.
+            move.source.gone(move.live)
+            move.target.awaits(move.live)
+            move.is_sent = True
+            now += move.source.response_s + move.target.tokenize_s * move.live.prompt_tokens
+        self._send(move, tokens - move.copied_tokens, now)
+
+    def _send(self, move: Move, tokens: int, now: float) -> None:
+        source = move.source
+        num_bytes = tokens * self._bytes_per_token(source.id)
+        move.copied_tokens += tokens
+        move.num_bytes += num_bytes
+        self._stream(move, num_bytes - move.ahead_bytes, now)
+
+    def _stream(self, move: Move, num_bytes: float, now: float) -> None:
+        sent = partial(self._sent, move)
+        limit = inf if move.handover is None else _limit(move.handover)
+        if move.handover is not None:
+            now += move.handover.degree * move.handover.stream_overhead_s
+        move.flow = self._fabric.send(move.live.id, move.source.id, move.target.id, num_bytes, now, sent, limit)
+
+    def _sent(self, move: Move, now: float) -> None:
+        move.flow = None
+        if move.live.stage is PAUSED:
+            self._commit(move, now)
+        else:
+            self._next_stage(move, now)
+
+    def _commit(self, move: Move, now: float) -> None:
+        live, source, target = move.live, move.source, move.target
+        tokens = live.computed_tokens
+        self._forget(move)
+        source.let_go(live, now)
+        if move.handover is not None and move.handover.first_token == "decode":
+            tokens = max(tokens - 1, 1)
+        if move.host_tokens:
+            target.swap.clear_aside(move.host_tokens)
+            target.swap.hold(live, tokens)
+        else:
+            live.swapped_tokens = tokens
+        self._write(move, now, MoveOutcome.DONE)
+        if (
+            move.handover is not None
+            and move.handover.first_token == "sent"
+            and live.first_token_s != live.first_token_s
+        ):
+            live.first_token_s = now + live.response_s
+        target.receive(live, move.reserved, now)
+        self._listener.moved(live, source.id, now)
+
+    def abandon(self, move: Move, now: float, outcome: MoveOutcome) -> None:
+        """Give back what was reserved."""
+        self._forget(move)
+        if move.flow is not None:
+            self._fabric.stop(move.flow, now)
+        if move.target.is_up:
+            if move.reserved:
+                move.target.unreserve(move.reserved, now)
+            move.target.swap.clear_aside(move.host_tokens)
+        self._write(move, now, outcome)
+
+    def _forget(self, move: Move) -> None:
+        if move.is_sent:
+            move.target.awaits_not(move.live)
+            move.source.come(move.live)
+        move.live.move = None
+        del self._moves[move.live.id]
+        move.target.num_arriving -= 1
+
+    def crashed(self, replica: int, now: float) -> None:
+        """A replica is about to lose all it has."""
+        for move in [m for m in self._moves.values() if replica in (m.source.id, m.target.id)]:
+            move.abandon(now, MoveOutcome.CRASHED)
+            if move.target.id == replica and move.live.stage is PAUSED:
+                move.source.take_back(move.live, now)
+
+    def lose_streams(self, replica: int, num: int, again_s: float | None, now: float) -> None:
+        """Of the hand-overs from and to a replica, the oldest so many break; others do not notice.
+
+        They are taken up again `again_s` later; None: the request goes on at its source.
+        """
+        there = [m for m in self._moves.values() if m.handover is not None and replica in (m.source.id, m.target.id)]
+        for move in sorted((m for m in there if m.flow is not None), key=_by_age)[:num]:
+            if again_s is None:
+                move.abandon(now, MoveOutcome.BROKEN)
+                move.source.take_back(move.live, now)
+            else:
+                self._take_up(move, again_s, now)
+
+    def _take_up(self, move: Move, again_s: float, now: float) -> None:
+        """Send anew what has not arrived: all, or the layers that are not whole."""
+        flow, handover = move.flow, move.handover
+        assert flow is not None and handover is not None
+        if handover.mode == "layerwise":
+            layer_bytes = move.num_bytes / move.num_layers
+            arrived = move.num_bytes - self._fabric.left_bytes(flow, now)
+            move.ahead_bytes = arrived // layer_bytes * layer_bytes
+        self._fabric.stop(flow, now)
+        self._write(move, now, MoveOutcome.BROKEN)
+        self._stream(move, move.num_bytes - move.ahead_bytes, now + again_s)
+
+    def halt(self, now: float) -> None:
+        """The run stops."""
+        for move in list(self._moves.values()):
+            self._write(move, now, MoveOutcome.UNFINISHED)
+
+    def _write(self, move: Move, now: float, outcome: MoveOutcome) -> None:
+        row = self._pack(
+            move.live.id, move.source.id, move.target.id, move.start_s, move.paused_s, now, move.copied_tokens,
+            move.num_bytes, outcome,
+        )  # fmt: skip
+        self._put(row)
+
+
+def _by_age(move: Move) -> tuple[float, int]:
+    return move.start_s, move.live.id
+
+
+def _limit(handover: Handover) -> float:
+    """Bytes per second that all its streams carry."""
+    return inf if handover.stream_bytes_per_s is None else handover.degree * handover.stream_bytes_per_s

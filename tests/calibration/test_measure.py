@@ -1,0 +1,239 @@
+"""The sweep over a model's operators: what it plans, how it times, what becomes of its file. With fakes for the GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway import catalog
+from headway.calibration.fit import fit_all
+from headway.calibration.measure import file, plan, sweep
+from headway.calibration.measure.file import Row
+from headway.calibration.measure.plan import Operation
+from headway.calibration.measure.timing import Kernel, time_s
+from headway.calibration.operators import COLUMNS, read
+from headway.cli import main
+from headway.core.errors import HeadwayError
+
+LLAMA = catalog.model("llama-3.1-8b")
+H100 = catalog.gpu("h100")
+ON = plan.device(H100, 2)
+
+
+class Clock:
+    """Time that passes when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.num_runs = 0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def kernel(self, seconds: float, calls: int = 1, cold_s: float = 0.0) -> Kernel:
+        """One whose first run also takes `cold_s`, and that works only when waited for."""
+        queued = [cold_s]
+
+        def run() -> None:
+            self.num_runs += 1
+            queued.append(seconds * calls)
+
+        def wait() -> None:
+            self.now_s += sum(queued)
+            queued.clear()
+
+        return Kernel(run, wait, calls)
+
+    def device(self, wrong: Callable[[Operation], str | None] = lambda _: None) -> Callable[[Operation], Kernel]:
+        """A GPU that takes 5 microseconds and what 70% of the peaks allow, and casts at half its bandwidth."""
+
+        def make(operation: Operation) -> Kernel:
+            if why := wrong(operation):
+                raise sweep.Failure(why)
+            m, _, k = operation.shape if operation.dtype == "fp8" else (0, 0, 0)
+            cast_s = 3 * m * k / (0.5 * ON.bandwidth_bytes_per_s)
+            return self.kernel(5e-6 + plan.least_s(operation, ON) / 0.7 + cast_s)
+
+        return make
+
+
+def test_the_plan_covers_every_kind_of_operator() -> None:
+    operations, notes = plan.sweep(LLAMA, ON)
+    kinds = {(each.kind, each.dtype) for each in operations}
+    assert kinds == {
+        ("gemm", "bf16"), ("gemm", "fp8"), ("prefill_attention", ""), ("decode_attention", ""), ("device_copy", ""),
+        ("host_copy", ""), ("all_reduce", ""),
+    }  # fmt: skip
+    assert len(set(operations)) == len(operations)
+    assert {(4096, 14336), (28672, 4096), (6144, 4096)} <= {
+        each.shape[1:] for each in operations if each.kind == "gemm"
+    }
+    assert {each.shape[0] for each in operations if each.kind == "all_reduce"} == {2}
+    assert max(map(plan.num_bytes, operations)) <= plan.MEMORY_SHARE * H100.memory_bytes
+    assert plan.seconds(operations, ON) < 300
+    assert not notes
+
+
+def test_the_first_eighth_of_a_plan_has_all_kinds() -> None:
+    operations, _ = plan.sweep(LLAMA, ON)
+    assert {each.kind for each in operations[: len(operations) // 8]} == {each.kind for each in operations}
+
+
+def test_plans_say_what_they_leave_out() -> None:
+    _, notes = plan.sweep(catalog.model("deepseek-v3"), plan.device(catalog.gpu("a10"), 1))
+    text = "; ".join(notes)
+    assert "latent attention; not timed" in text and "mixtures of experts are not timed" in text
+    assert "one GPU: no all-reduce" in text
+    assert "fp8" not in {each.dtype for each in plan.sweep(LLAMA, plan.device(catalog.gpu("a100"), 1))[0]}
+
+
+def test_on_the_cpu_large_shapes_are_left_out() -> None:
+    operations, notes = plan.sweep(LLAMA, plan.CPU)
+    assert "shapes are too large for this device" in notes[0]
+    assert max(plan.least_s(each, plan.CPU) for each in operations) <= plan.LONGEST_S / plan.ROUNDS
+
+
+@pytest.mark.parametrize("seconds", [1e-7, 3e-5, 0.004, 0.5])
+@pytest.mark.parametrize("calls", [1, 16])
+def test_timing_leaves_out_the_first_runs(seconds: float, calls: int) -> None:
+    clock = Clock()
+    assert time_s(clock.kernel(seconds, calls, cold_s=9.0), clock) == pytest.approx(seconds)
+    assert clock.num_runs <= 3 + 5 * 2000
+
+
+def test_timing_takes_the_median_round() -> None:
+    clock = Clock()
+    noise = iter([0.0, 0.0, 0.0, 5.0, 0.0, 0.0, 7.0, 0.0])
+
+    def wait() -> None:
+        clock.now_s += 0.02 + next(noise)
+
+    assert time_s(Kernel(lambda: None, wait), clock) == pytest.approx(0.02)
+
+
+def test_a_sweep_writes_what_calibration_reads(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "m.csv"
+    operations, _ = plan.sweep(LLAMA, ON)
+    done = sweep.run(operations, clock.device(), clock, path, H100.name, "fakes")
+    assert (done.num_timed, done.num_known, done.num_left, done.failures) == (len(operations), 0, 0, {})
+    reading = read(path, H100)
+    assert not reading.left_out and reading.num_rows == len(operations)
+    fits, notes = fit_all(reading.samples, H100)
+    found = {fit.key: fit.values for fit in fits}
+    assert found["gemm.bf16"]["memory_efficiency"] == pytest.approx(0.7, rel=0.02)
+    assert found["gemm.fp8"]["compute_efficiency"] == pytest.approx(0.7, rel=0.02)
+    assert found["gemm.fp8"]["cast_efficiency"] == pytest.approx(0.5, rel=0.1)
+    assert found["host_copy"] == {"latency_s": pytest.approx(5e-6, rel=0.1), "efficiency": pytest.approx(0.7, rel=0.01)}
+    assert {"decode_attention", "prefill_attention", "device_copy", "all_reduce.2"} <= set(found)
+    assert not notes
+
+
+def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "m.csv"
+    operations, _ = plan.sweep(LLAMA, ON)
+    first = sweep.run(operations, clock.device(), clock, path, H100.name, "fakes", limit_s=5.0)
+    assert first.num_timed > 0 and first.num_left > 0
+    before = file.read(path, H100.name)
+    second = sweep.run(operations, clock.device(), clock, path, H100.name, "fakes")
+    assert second.num_known == first.num_timed == len(before)
+    assert first.num_timed + second.num_timed == len(operations)
+    rows = file.read(path, H100.name)
+    assert rows[: len(before)] == before
+    assert {row.operation for row in rows} == set(operations)
+    runs = clock.num_runs
+    third = sweep.run(operations, clock.device(), clock, path, H100.name, "fakes")
+    assert (third.num_timed, third.num_known, clock.num_runs) == (0, len(operations), runs)
+
+
+def test_kernels_that_cannot_run_are_counted(tmp_path: Path) -> None:
+    clock = Clock()
+    operations, _ = plan.sweep(LLAMA, ON)
+    device = clock.device(lambda each: "no such instruction" if each.dtype == "fp8" else None)
+    done = sweep.run(operations, device, clock, tmp_path / "m.csv", H100.name, "fakes")
+    num = sum(each.dtype == "fp8" for each in operations)
+    assert done.failures == {"gemm fp8: no such instruction": num}
+    assert done.num_timed == len(operations) - num
+
+
+def test_what_was_measured_is_kept_when_interrupted(tmp_path: Path) -> None:
+    clock, path, made = Clock(), tmp_path / "m.csv", [0]
+    operations, _ = plan.sweep(LLAMA, ON)
+
+    def kernels(operation: Operation) -> Kernel:
+        made[0] += 1
+        if made[0] > 20:
+            raise KeyboardInterrupt
+        return clock.device()(operation)
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(operations, kernels, clock, path, H100.name, "fakes")
+    assert len(file.read(path, H100.name)) == 20
+
+
+def test_progress_ends_at_one(tmp_path: Path) -> None:
+    clock, told = Clock(), list[float]()
+    operations, _ = plan.sweep(LLAMA, ON)
+    sweep.run(operations[:40], clock.device(), clock, tmp_path / "m.csv", "h", "f", progress=told.append)
+    assert told == sorted(told) and told[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "no file of headway measure; give another --out"),
+        (",".join(COLUMNS) + "\nconv" + "," * (len(COLUMNS) - 1) + "\n", "unknown operator 'conv'"),
+        (",".join(COLUMNS) + "\ngemm,bf16,1,x" + "," * (len(COLUMNS) - 4) + "\n", "m.csv:2: not as headway measure"),
+    ],
+)
+def test_files_that_are_something_else_are_left_alone(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text(text)
+    with pytest.raises(HeadwayError, match=message):
+        sweep.run([], Clock().device(), Clock(), path, H100.name, "fakes")
+    assert path.read_text() == text
+
+
+def test_a_file_of_another_gpu_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    file.write(path, [Row(Operation("device_copy", "", (1024.0,)), 1e-5, "l4", "fakes")])
+    with pytest.raises(HeadwayError, match="holds measurements of l4; expected h100-80gb-sxm"):
+        file.read(path, H100.name)
+
+
+def test_a_dry_run_needs_no_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main("measure --model llama-3.1-8b --gpu h100 --dry-run".split()) == 0
+    out = capsys.readouterr().out
+    assert "llama-3.1-8b on h100-80gb-sxm" in out and "minutes" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--model llama-3.1-8b", r"pip install 'headway[measure]'; --dry-run does without"),
+        ("--model llama-3.1-8b --dry-run", "--dry-run asks no GPU what it is: give --gpu, or --device cpu"),
+        ("--gpu h100 --dry-run", "--model, --model-config: expected one of them"),
+        ("--model llama-3.1-8b --gpu h1000 --dry-run", "unknown GPU 'h1000'; did you mean"),
+        ("--model llama-3.1-8b --minutes 0", "--minutes"),
+    ],
+)
+def test_mistakes_are_one_line(
+    args: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["measure", *args.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+
+
+def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    out = tmp_path / "m.csv"
+    args = f"measure --model llama-3.2-3b --device cpu --minutes 0.1 --no-progress --out {out}".split()
+    assert main(args) == 0
+    assert "timed, 0 were there" in capsys.readouterr().out
+    rows = file.read(out, "cpu")
+    assert rows and all(row.latency_s > 0 for row in rows)

@@ -1,0 +1,289 @@
+"""The command line: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway import __version__
+from headway.cli import COMMANDS, main
+from headway.records.parquet import load as load_records
+
+SYNTHETIC = "--rate 5 --num-requests 40 --prompt-tokens 100 --output-tokens 20".split()
+FLEET = "--model llama-3.1-8b --gpu a100-80gb --replicas 2".split()
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    file = tmp_path / "small.yaml"
+    workload = {"builtin": "chat", "num_requests": 40}
+    fleet = [{"model": "llama-3.1-8b", "gpu": "a100-80gb", "replicas": 2}]
+    file.write_text(yaml.safe_dump({"workload": workload, "fleet": fleet}))
+    return file
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    file = tmp_path / "trace.csv"
+    rows = "".join(f"{i / 4},{100 + i},{10 + i % 7}\n" for i in range(40))
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    return file
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    assert main([str(arg) for arg in args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    return err.removeprefix("error: ").strip()
+
+
+def json_of(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
+    assert main([str(arg) for arg in args]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_help_names_every_command_and_is_quick() -> None:
+    began = time.perf_counter()
+    command = [sys.executable, "-c", "import sys; from headway.cli import main; sys.exit(main(['--help']))"]
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        seconds.append(time.perf_counter() - began)
+    assert all(f"  {name} " in text for name in COMMANDS)
+    assert min(seconds) < 0.3
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from headway.cli import main; main(['--help']);"
+        "print({'numpy', 'pyarrow', 'plotly', 'rich', 'yaml'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"headway {__version__}\n"
+
+
+def test_simulate_prints_a_table(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(scenario)]) == 0
+    out, err = capsys.readouterr()
+    assert "least-loaded" in out and "TTFT p99" in out
+    assert err == ""
+
+
+def test_json_has_its_stable_keys(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = json_of(capsys, "simulate", scenario, "--json", "--seed", 3)
+    assert list(printed) == ["version", "name", "seed", "scenario", "results"]
+    assert (printed["version"], printed["name"], printed["seed"]) == (__version__, "small", 3)
+    (result,) = printed["results"]
+    assert list(result) == [
+        "policies", "num_requests", "num_completed", "simulate_s", "total_s", "calibrated", "notes",
+        "metrics",
+    ]  # fmt: skip
+    assert result["num_requests"] == result["num_completed"] == 40
+    for key in ("ttft_s.p50", "ttft_s.p99", "tpot_s.mean", "e2e_s.mean", "usd"):
+        assert result["metrics"][key] > 0
+    assert result["metrics"]["answer_s.p50"] is None
+    assert yaml.safe_load(printed["scenario"])["seed"] == 3
+
+
+def test_compare_without_a_file(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policies = ["--routing", "random,round-robin", "--ordering", "fcfs,edf"]
+    printed = json_of(capsys, "compare", "--trace", trace, *FLEET, "--tp", 1, *policies, "--json")
+    assert [tuple(result["policies"].values()) for result in printed["results"]] == [
+        ("random", "fcfs"), ("random", "edf"), ("round-robin", "fcfs"), ("round-robin", "edf"),
+    ]  # fmt: skip
+    assert {result["num_completed"] for result in printed["results"]} == {40}
+    faster = json_of(capsys, "compare", "--trace", trace, *FLEET, "--rate-scale", 2, "--json")
+    slow, fast = (p["results"][0]["metrics"]["throughput_rps"] for p in (printed, faster))
+    assert fast > 1.5 * slow
+
+
+def test_compare_with_synthetic_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = ["--engine", "vllm-v1", "--max-num-seqs", 3, "--max-num-batched-tokens", 64]
+    printed = json_of(capsys, "compare", *SYNTHETIC, *FLEET, *engine, "--step", "exact", "--json")
+    (pool,) = yaml.safe_load(printed["scenario"])["fleet"]
+    assert pool["engine"] == {"name": "vllm-v1", "max_num_seqs": 3, "max_num_batched_tokens": 64}
+    assert printed["results"][0]["metrics"]["output_tokens"] == 40 * 20
+
+
+def test_compare_with_a_closed_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--num-requests 30 --prompt-tokens azure-conv --output-tokens 20 --concurrency 3".split()
+    printed = json_of(capsys, "compare", *flags, *FLEET, "--json")
+    assert printed["results"][0]["num_completed"] == 30
+
+
+def test_a_model_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 8192, "torch_dtype": "bfloat16", "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--model-config", tmp_path / "config.json", "--gpu", "l4"]
+    assert json_of(capsys, "compare", *SYNTHETIC, *flags, "--json")["results"][0]["num_completed"] == 40
+    assert json_of(capsys, "catalog", "memory", *flags, "--json")["kv_capacity_tokens"] > 0
+
+
+def test_flags_override_the_file(scenario: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--gpu", "l40s", "--max-num-seqs", 5, "--trace", trace, "--limit", 10, "--json"]
+    printed = json_of(capsys, "compare", scenario, *flags)
+    made_by = yaml.safe_load(printed["scenario"])
+    assert made_by["fleet"][0]["gpu"] == "l40s"
+    assert made_by["fleet"][0]["engine"] == {"max_num_seqs": 5}
+    assert printed["results"][0]["num_requests"] == 10
+
+
+def test_out_holds_results_and_records(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "deep" / "out"
+    assert main(["compare", str(scenario), "--routing", "random,round-robin", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        "random--fcfs",
+        "results.json",
+        "round-robin--fcfs",
+    ]
+    records, made_by = load_records(out / "random--fcfs")
+    assert len(records.requests["request"]) == 40
+    again = tmp_path / "again.yaml"
+    again.write_text(made_by["scenario_yaml"])
+    capsys.readouterr()
+    repeated = json_of(capsys, "simulate", again, "--json")["results"][0]["metrics"]
+    assert repeated == json.loads((out / "results.json").read_text())["results"][0]["metrics"]
+
+
+def test_a_report_and_a_trace(scenario: Path, tmp_path: Path) -> None:
+    html, trace = tmp_path / "out" / "report.html", tmp_path / "out" / "trace.json"
+    assert main(["simulate", str(scenario), "--html", str(html), "--trace-out", str(trace)]) == 0
+    assert html.read_text().startswith("<!doctype html>")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_new_scenario_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    assert main(["new", str(file)]) == 0
+    assert f"headway compare {file}" in capsys.readouterr().out
+    assert "is there already" in error_of(capsys, "new", file)
+    assert main(["new", str(file), "--force"]) == 0
+    capsys.readouterr()
+    assert len(json_of(capsys, "compare", file, "--num-requests", 50, "--warmup-s", 0, "--json")["results"]) == 10
+
+
+def test_workload_takes_a_file_as_trace_does(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = ("--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--json")
+    found = [json_of(capsys, "simulate", flag, trace, *fleet) for flag in ("--trace", "--workload")]
+    assert found[0]["results"][0]["metrics"] == found[1]["results"][0]["metrics"]
+    assert main(["simulate", "--workload", "nowhere.parquet", *fleet]) == 2
+    assert "nowhere.parquet" in capsys.readouterr().err
+
+
+def test_workload_commands(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert json_of(capsys, "workload", "describe", trace, "--json")["num_requests"] == 40
+    assert main(["workload", "convert", str(trace), str(tmp_path / "t.parquet"), "--limit", "7"]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["workload", "describe", str(tmp_path / "t.parquet")]) == 0
+    assert "num_requests" in capsys.readouterr().out
+    assert main(["workload", "generate", str(tmp_path / "g.csv.gz"), *SYNTHETIC]) == 0
+    capsys.readouterr()
+    described = json_of(capsys, "workload", "describe", tmp_path / "g.csv.gz", "--json")
+    assert described["num_requests"] == 40 and described["prompt_tokens"]["max"] == 100
+    spec = tmp_path / "w.yaml"
+    spec.write_text("builtin: chat\nnum_requests: 12\n")
+    assert main(["workload", "generate", str(tmp_path / "g.csv"), "--spec", str(spec)]) == 0
+    assert len((tmp_path / "g.csv").read_text().splitlines()) == 13
+
+
+def test_catalog_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json_of(capsys, "catalog", "gpus", "a100", "--json")["name"] == "a100-80gb"
+    names = [engine["name"] for engine in json_of(capsys, "catalog", "engines", "--json")]
+    assert "vllm-v1" in names
+    assert set(json_of(capsys, "catalog", "--json")) == {"gpus", "models", "engines"}
+    assert main(["catalog"]) == 0
+    assert "llama-3.1-8b" in capsys.readouterr().out
+    assert main(["catalog", "models", "llama-3.1-8b"]) == 0
+    assert "num_kv_heads" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("smulate", "unknown command 'smulate'; did you mean 'simulate'?"),
+        ("simulate", "no workload: give a SCENARIO, --trace, --workload"),
+        ("simulate no.yaml", "no.yaml: no such file"),
+        ("simulate x.yaml --builtin chat", "SCENARIO and --builtin: expected one of them"),
+        ("simulate --builtin chat", "policies.routing: several are for headway compare; expected one"),
+        ("compare --gpu a100", "no workload: give a SCENARIO, --trace, --workload"),
+        ("compare --workload chat --gpu a100", "--model or --model-config is missing"),
+        ("compare --workload chat --model llama-3.1-8b", "--gpu is missing"),
+        ("compare --workload chat --model llama-3.1-8b --gpu a10000", "--gpu: unknown GPU 'a10000'"),
+        (
+            "compare --workload chat --model llama-3 --gpu a100",
+            "--model: unknown model 'llama-3'; did you mean",
+        ),
+        (
+            "compare --workload chat --model llama-3.1-8b --gpu a100 --routing rr",
+            "--routing: unknown router 'rr'",
+        ),
+        (
+            "compare --workload chat --model llama-3.1-8b --gpu a100 --rate-scale 2",
+            "--rate-scale: goes with --trace",
+        ),
+        (
+            "compare --model llama-3.1-8b --gpu a100 --workload chat --trace x.csv",
+            "--trace and --workload: expected one of them",
+        ),
+        ("compare --replicas 0", "Invalid value for '--replicas': 0 is not in the range x>=1"),
+        ("compare --nonsense", "No such option"),
+        ("workload describe no.csv", "no.csv: no such file"),
+        ("workload generate x.txt", "x.txt: the name says the format"),
+        ("catalog gpus h10", "unknown GPU 'h10'; did you mean 'a10'?"),
+        ("catalog memory --gpu l4", "--model, --model-config: expected one of them"),
+    ],
+)
+def test_mistakes_are_one_line(
+    args: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of(capsys, *args.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_run_leaves_no_output(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,ten,5\n")
+    flags = ["--trace", tmp_path / "bad.csv", "--out", tmp_path / "out", "--html", tmp_path / "r.html"]
+    assert "bad.csv: line 3" in error_of(capsys, "compare", scenario, *flags)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "r.html").exists()
+
+
+def test_interrupted(scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import headway.cli.simulate as module
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run", interrupt)
+    assert main(["simulate", str(scenario)]) == 130
+    assert capsys.readouterr().err.strip().endswith("interrupted")
+
+
+def test_a_reader_that_goes_away() -> None:
+    code = "import sys; from headway.cli import main; sys.exit(main(['catalog']))"
+    command = f'"{sys.executable}" -c "{code}" | true; echo "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+    assert done.stdout.strip() in ("0", "1")

@@ -1,0 +1,120 @@
+"""The documentation: its commands run, its generated pages are current, its links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import engines
+from headway.metrics.summary import flatten
+from headway.report.table import COLUMNS
+from headway.scenario.presets import builtin
+from headway.scenario.run import load, variants
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```bash\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/*.md"))
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
+    """In order, in one empty folder. Targets of make are only looked up: they set up an environment."""
+    assert len(BLOCKS) >= 5
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    blocks = [block for block in BLOCKS if "tiny_llama" not in block or not engines.NO_LLAMA]
+    script = "\n".join(blocks).replace("make ", f"make -n -C '{ROOT}' ").replace("examples/", f"{ROOT}/examples/")
+    for port in ("8001", "8002", "8080"):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            script = re.sub(rf"(:|--port |llama.py ){port}\b", rf"\g<1>{free.getsockname()[1]}", script)
+    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + script
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    made = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    kept = {"out/requests.csv", "out/plan.yaml", "chat.yaml", "out/chat.html", "out/chat.json"}
+    if len(blocks) == len(BLOCKS):
+        ran = {name for name in made if re.fullmatch(r"ran/\w+\.parquet", name)}
+        kept |= {"fleet.yaml", "ask.py", "ran/decisions.jsonl", *ran}
+        assert "ran/requests.parquet" in ran and re.search("^([A-J][a-j]{2}){1000}$", done.stdout, re.MULTILINE)
+        assert " is down: " in done.stderr, "one was killed, and 1,000 words came all the same"
+    assert made == kept
+
+
+def test_the_readme_shows_what_the_demo_runs() -> None:
+    table = re.search(r"<!-- demo: .*?```text\n(.*?)```", README, re.DOTALL)
+    assert table is not None
+    lines = table[1].splitlines()
+    titles = {column.title for column in COLUMNS}
+    assert {title for title in re.split(r"\s{2,}", lines[0].strip())} <= titles | {"routing", "ordering"}
+    shown = [line.split()[:2] for line in lines[2:] if not line.startswith(("Step times", "*"))]
+    policies = [variant.spec.policies for variant in variants(load(builtin("chat")))]
+    assert shown == [[each.routing, each.ordering] for each in policies]
+
+
+@pytest.mark.parametrize("page", ["scenario.md", "cli.md"])
+def test_generated_pages_are_current(page: str, generate: ModuleType) -> None:
+    written = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert written == generate.PAGES[ROOT / "docs" / page](), "run: make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    block = re.search(r"^```text\nsrc/headway/\n(.*?)^docs/", README, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    shown = set(re.findall(r"(?:^  | {4,})(\w+(?:/|\.py))", block[1], re.MULTILINE))
+    package = ROOT / "src" / "headway"
+    folders = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    files = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
+    assert shown == folders | files
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    names = {re.split(r"[\[<>=]", each)[0].lower() for each in chain(project["dependencies"], *extras.values())}
+    design = (ROOT / "docs" / "design.md").read_text().lower()
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    for name in names - {"headway"}:
+        assert re.search(rf"\b{name}\b", design), name
+        assert name in pinned or name == "torch", name  # the GPU decides which build
+
+
+def test_the_makefile_says_what_contributors_are_told() -> None:
+    told = set(re.findall(r"^(?:`)?make (\w+)", (ROOT / "CONTRIBUTING.md").read_text() + README, re.MULTILINE))
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert told <= targets
+
+
+def test_metrics_named_in_the_cli_page_exist(generate: ModuleType) -> None:
+    from headway.scenario.run import run
+
+    chosen = variants(load(builtin("chat"), {("workload", "num_requests"): ("", 800)}))[0]
+    known = set(flatten(run(chosen).summary))
+    for key in re.findall(r"`((?:tier\.0\.)?\w+_s\.\w+)`", generate.CLI):
+        assert key in known, key

@@ -1,0 +1,174 @@
+"""The examples of docs/serve.md and docs/headway.md run as they stand, on ports that are free."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headway.control.decisions import Decision
+
+pytest.importorskip("httptools")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, OWN = ((DOCS / name).read_text(encoding="utf-8") for name in ("serve.md", "headway.md"))
+
+
+def _free_ports(num: int) -> list[int]:
+    held = [socket.socket() for _ in range(num)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def _block(kind: str, start: str, page: str = PAGE) -> str:
+    """The page's block that begins so."""
+    found = re.findall(rf"^```{kind}\n({re.escape(start)}.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    return str(found[0])
+
+
+def _run(folder: Path, files: dict[str, str], script: str, last: str) -> list[str]:
+    """Lines that a script writes, up to one with `last` in it; on ports that are free."""
+    for port, free in zip(("8001", "8002", "8080"), _free_ports(3), strict=True):
+        files = {name: text.replace(port, str(free)) for name, text in files.items()}
+        script = script.replace(port, str(free))
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    bash = subprocess.Popen(
+        ["bash", "-c", script], cwd=folder, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert bash.stdout is not None
+    written = []
+    try:
+        with bash.stdout:
+            for line in bash.stdout:
+                written.append(line.decode())
+                if last in written[-1]:
+                    break
+    finally:
+        os.killpg(bash.pid, signal.SIGKILL)
+        bash.wait()
+    return written
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    script = _block("bash", "headway emulate")
+    written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "[DONE]")
+    assert "headway serves fleet on http://127.0.0.1:" in "".join(written)
+    assert sum('"delta"' in line for line in written) >= 10
+
+
+def test_several_workers_have_one_page_of_metrics(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("## Several workers") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"fleet.yaml": _block("yaml", "fleet:")}, script, "headway_requests_total")
+    assert "  2 workers, and a scheduler for all of them\n" in written
+    assert written[-1].endswith('outcome="finished"} 8\n')
+
+
+def test_the_batch_runs(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    names = {"batches.yaml": "yaml", "batch.py": "python"}
+    files = {name: _block(kind, f"# {name}") for name, kind in names.items()}
+    script = PAGE[PAGE.index("# batch.py") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, files, script, "question-2")
+    assert any(line.startswith("completed BatchRequestCounts(completed=3") for line in written)
+    assert [line.split()[0] for line in written[-3:]] == ["question-0", "question-1", "question-2"]
+
+
+def test_the_cascade_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# cascade.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"cascade.yaml": _block("yaml", "# cascade.yaml")}, script, "[DONE]")
+    assert all("llama-3.1-8b" in line for line in written if '"delta"' in line), "0.7 is less than 75"
+    assert sum('"delta"' in line for line in written) >= 10
+
+
+def test_the_combo_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# pair.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"pair.yaml": _block("yaml", "# pair.yaml")}, script, "prefills_total{")
+    assert any(line.startswith("x-headway-replica: pair-decode/1") for line in written)
+    assert sum('"delta"' in line for line in written) >= 10
+    assert written[-1] == 'headway_prefills_total{model="qwen3-8b",outcome="handed over"} 1\n'
+
+
+def test_the_halves_run(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# halves.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"halves.yaml": _block("yaml", "# halves.yaml")}, script, "prefills_total{")
+    assert any(line.startswith("x-headway-replica: pair-decode/1") for line in written)
+    assert sum('"delta"' in line for line in written) >= 10
+    assert written[-1] == 'headway_prefills_total{model="qwen3-8b",outcome="handed over"} 1\n'
+
+
+def test_the_combos_of_pods_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes")
+    from headway import serving
+    from headway.gateway.fleet import kubernetes
+
+    monkeypatch.setattr(kubernetes, "check", lambda how: None)  # there is no cluster here
+    path = tmp_path / "pods.yaml"
+    path.write_text(_block("yaml", "# pods.yaml"))
+    _, plan = serving.load(path)
+    assert {served.start.name for served in plan.pools} == {"pair-prefill", "pair-decode"}  # type: ignore[union-attr]
+
+
+def test_the_scaled_fleet_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# scaled.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"scaled.yaml": _block("yaml", "# scaled.yaml")}, script, '"up":1')
+    assert '"up":3' in written[-2]
+
+
+def test_the_planned_fleet_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# planned.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"planned.yaml": _block("yaml", "# planned.yaml")}, script, '"up":3')
+    assert '"up":3' in written[-1]
+
+
+def test_the_keys_are_settings(tmp_path: Path) -> None:
+    from headway import serving as composition
+
+    (tmp_path / "fleet.yaml").write_text(_block("yaml", "fleet:") + _block("yaml", "gateway:"))
+    _, plan = composition.load(tmp_path / "fleet.yaml")
+    assert len(plan.settings.api_keys) == 2 and len(plan.settings.admin_keys) == 1
+
+
+def test_headways_own_policies_serve_and_replay(tmp_path: Path) -> None:
+    said = "".join(_run(tmp_path, {}, _block("bash", "headway serve --builtin headway", OWN), "TTFT p50"))
+    assert said.count("[DONE]") == 3 and '"reasoning' in said
+    models = [name for name in ("qwen-7b", "llama-70b") if f'"model":"deepseek-r1-distill-{name}"' in said]
+    assert len(models) == 2, "one answer would do, another would not"
+    assert "TTFT p50" in said.splitlines()[-1], "what was served is simulated again"
+
+
+def test_what_is_watched_runs(tmp_path: Path) -> None:
+    script = PAGE[PAGE.index("# watched.yaml") :].split("```bash\n")[1].split("```")[0]
+    written = _run(tmp_path, {"watched.yaml": _block("yaml", "# watched.yaml")}, script, '"decisions":[')
+    told = [line.split(":")[0] for line in written if line.startswith("x-headway-")]
+    assert set(told) >= {"x-headway-replica", "x-headway-held-s", "x-headway-attempts"}
+    lines = [line for line in written if line.startswith('{"time_s"')]
+    assert msgspec.json.decode(lines[0], type=Decision).what == "placed"
+
+
+def test_the_decision_that_is_shown_is_one() -> None:
+    shown = msgspec.json.decode(_block("json", '{"time_s"'), type=Decision, strict=True)
+    assert shown.choice in [offered.replica for offered in shown.replicas] and shown.held_s > 0 and shown.why
+
+
+def test_the_metrics_that_are_listed_are_those_that_there_are(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| (`headway_[^|]*) \|", PAGE, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(headway_\w+)`", row)}
+    files = {"cascade.yaml": _block("yaml", "# cascade.yaml")}
+    script = PAGE[PAGE.index("# cascade.yaml") :].split("```bash\n")[1].split("```")[0]
+    script += "curl -s http://127.0.0.1:8080/metrics | grep TYPE; echo over\n"
+    written = _run(tmp_path, files, script, "over\n")
+    of_combos = {"headway_prefills_total"}
+    assert {line.split()[2] for line in written if line.startswith("# TYPE")} == listed - of_combos

@@ -1,0 +1,416 @@
+"""Combos served: prompts computed here and decoded there, by real processes; and what becomes of them if one fails."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from headway import records, scenario, serving
+from headway.core.errors import HeadwayError
+from headway.core.record import Cause, Outcome
+from headway.gateway.fleet.combos import in_order
+from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, read_request
+from headway.gateway.scheduling import vllm_disaggregation
+from headway.gateway.upstream.client import EngineError
+from serving import MODEL, Process, all_up, chat, closing, emulator, gateway, metric, said, until
+from serving import ask as send
+
+STRICT = {"routing": {"name": "cauchy", "within": "strict"}}
+LONG = "a prompt of some length " * 40
+
+
+def combo_file(folder: Path, prefill: list[str], decode: list[str], **changes: Any) -> Path:
+    """A fleet of one combo; `changes` are sections of the file."""
+    side = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1"}
+    combo = {"name": "pair", "prefill": {**side, "endpoints": prefill}, "decode": {**side, "endpoints": decode}}
+    combo |= {"handover": {"first_token": "decode"}, **changes.pop("combo", {})}
+    settings = {"scrape_period_s": 0.1, **changes.pop("gateway", {})}
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"combos": [combo], "policies": STRICT, "gateway": settings, **changes}))
+    return path
+
+
+def streamed(process: Process, content: str = LONG, **options: Any) -> list[Any]:
+    """A chat's events."""
+    return list(chat(process, content, stream=True, **{"max_tokens": 12, **options}).events())
+
+
+def prefills(process: Process, outcome: str) -> int:
+    """How many prompts another replica was to compute, of which that became."""
+    lines = send(process, "/metrics").text().splitlines()
+    return sum(
+        int(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith("headway_prefills_total") and f'outcome="{outcome}"' in line
+    )
+
+
+def idle(*processes: Process) -> None:
+    """Wait until engines keep no KV cache and the gateway has nobody anywhere."""
+    for process in processes:
+        until(lambda process=process: metric(process, "vllm:kv_cache_usage_perc") == 0)
+
+
+class Fleet(NamedTuple):
+    """1P2D."""
+
+    prefill: Process
+    decode: tuple[Process, Process]
+    gateway: Process
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("combos")
+    prefill, decode = emulator(), (emulator(), emulator())
+    front = gateway(combo_file(folder, [prefill.url], [each.url for each in decode]))
+    with closing(prefill, *decode, front):
+        all_up(front, 3)
+        yield Fleet(prefill, decode, front)
+        assert metric(front, "headway_requests_in_flight") == 0
+
+
+def test_one_computes_the_prompt_and_the_others_answer_in_turn(fleet: Fleet) -> None:
+    before = prefills(fleet.gateway, "handed over")
+    replies = [chat(fleet.gateway, LONG, stream=True, max_tokens=12) for _ in range(2)]
+    names = {reply.headers["x-headway-replica"] for reply in replies}
+    texts = {said(list(reply.events())) for reply in replies}
+    assert names == {"pair-decode/1", "pair-decode/2"}
+    assert texts == {said(streamed(fleet.prefill))}
+    assert prefills(fleet.gateway, "handed over") == before + 2
+    idle(fleet.prefill, *fleet.decode)
+
+
+def test_a_whole_answer_and_its_count_of_tokens_are_the_decode_replica_s(fleet: Fleet) -> None:
+    alone = chat(fleet.prefill, LONG, max_tokens=12).json()
+    answer = chat(fleet.gateway, LONG, max_tokens=12).json()
+    assert answer["choices"] == alone["choices"] and answer["usage"] == alone["usage"]
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 1}, {"n": 1, "max_tokens": 1, "stream": True}])
+def test_one_token_is_not_handed_over(fleet: Fleet, options: dict[str, Any]) -> None:
+    before = prefills(fleet.gateway, "handed over")
+    reply = chat(fleet.gateway, LONG, **options)
+    assert reply.status == 200 and reply.headers["x-headway-replica"] == "pair-prefill/0"
+    reply.close()
+    assert prefills(fleet.gateway, "handed over") == before
+
+
+def test_a_client_says_nothing_of_where_a_cache_is(fleet: Fleet) -> None:
+    theirs = {
+        "do_remote_prefill": True, "remote_engine_id": "x", "remote_host": "127.0.0.1", "remote_port": 1,
+        "remote_request_id": "y",
+    }  # fmt: skip
+    for max_tokens in (1, 12):
+        answer = chat(fleet.gateway, LONG, max_tokens=max_tokens, kv_transfer_params=theirs).json()
+        assert answer["usage"]["completion_tokens"] == max_tokens
+
+
+def test_a_prefill_that_fails_is_the_decode_replica_s_to_do(fleet: Fleet) -> None:
+    before, failed = prefills(fleet.gateway, "handed over"), prefills(fleet.gateway, "failed")
+    send(fleet.prefill, "/emulator/failures", [500], method="PUT").close()
+    reply = chat(fleet.gateway, LONG, stream=True, max_tokens=12)
+    assert reply.headers["x-headway-replica"].startswith("pair-decode/")
+    assert said(list(reply.events())) == said(streamed(fleet.prefill))
+    assert (prefills(fleet.gateway, "handed over"), prefills(fleet.gateway, "failed")) == (before, failed + 1)
+
+
+def test_a_decode_replica_that_will_not_have_it_leaves_the_cache_for_the_other(fleet: Fleet) -> None:
+    before = prefills(fleet.gateway, "handed over")
+    for each in fleet.decode:
+        send(each, "/emulator/failures", [503], method="PUT").close()
+    assert said(streamed(fleet.gateway)) == said(streamed(fleet.prefill))
+    assert prefills(fleet.gateway, "handed over") == before + 1
+    idle(fleet.prefill, *fleet.decode)
+
+
+def test_what_the_engine_refuses_the_client_is_told(fleet: Fleet) -> None:
+    reply = chat(fleet.gateway, LONG, max_tokens=12, n=1, messages="no list")
+    assert reply.status == 400
+    reply.close()
+
+
+def test_a_decode_replica_that_dies_in_mid_stream_is_no_reason_to_stop(fleet: Fleet, tmp_path: Path) -> None:
+    dying = emulator()
+    path = combo_file(tmp_path, [fleet.prefill.url], [dying.url, fleet.decode[0].url])
+    front = gateway(path, "--records", str(tmp_path / "ran"))
+    with closing(dying, front):
+        all_up(front, 3)
+        reply = chat(front, LONG, stream=True, max_tokens=100)
+        assert reply.headers["x-headway-replica"] == "pair-decode/1"
+        events = reply.events()
+        first = [next(events) for _ in range(20)]
+        dying.kill()
+        assert said([*first, *events]) == said(streamed(fleet.prefill, max_tokens=100))
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
+        front.stop()
+    _replays(tmp_path, num_tokens=100)
+
+
+def _replays(folder: Path, num_tokens: int) -> None:
+    """What ran has both parts of each request, and can be simulated."""
+    ran = records.load(folder / "ran")[0]
+    rows = ran.segments
+    assert rows["cause"][rows["request"] == 0].tolist() == [Cause.MOVED, Cause.CRASHED, Cause.MOVED, Cause.FINISHED]
+    assert rows["replica"][rows["request"] == 0].tolist()[::2] == [0, 0]
+    assert ran.requests["generated_tokens"][0] == num_tokens and ran.requests["moves"][0] == 2
+    assert [bool(each.for_prefill) for each in ran.replicas] == [True, False, False]
+    changes = {("workload",): ("", {"trace": str(folder / "ran/requests.parquet")})}
+    again = scenario.run(scenario.load(folder / "fleet.yaml", changes)).records
+    assert (again.requests["outcome"] == Outcome.FINISHED).all()
+    assert again.requests["generated_tokens"].tolist() == ran.requests["generated_tokens"].tolist()
+    assert len(again.moves["request"]) == len(again.requests["request"])
+
+
+def test_who_is_left_of_a_combo_does_both(fleet: Fleet, tmp_path: Path) -> None:
+    prefill, decode = emulator(), emulator()
+    front = gateway(combo_file(tmp_path, [prefill.url], [decode.url]))
+    with closing(prefill, decode, front):
+        all_up(front, 2)
+        alone = said(streamed(fleet.prefill, max_tokens=100))
+        events = chat(front, LONG, stream=True, max_tokens=100).events()
+        first = next(events)
+        decode.kill()
+        assert said([first, *events]) == alone  # on the prefill replica
+        prefill.kill()
+        decode = emulator(port=decode.port)
+        with closing(decode):
+            all_up(front, 1)
+            reply = chat(front, LONG, stream=True, max_tokens=100)
+            assert reply.headers["x-headway-replica"] == "pair-decode/1"
+            assert said(list(reply.events())) == alone
+        assert metric(front, "headway_requests_in_flight") == 0
+
+
+def test_a_cache_that_is_gone_is_computed_anew(fleet: Fleet, tmp_path: Path) -> None:
+    """By who decodes, if it does that; else the request fails there, and is placed anew: with who is left."""
+    forgetful, able = emulator("--kv-keep-s", "0"), emulator("--kv-load-failure-policy", "recompute")
+    text = said(streamed(fleet.prefill))
+    with closing(forgetful, able):
+        for decode, by in ((fleet.decode[0], "pair-prefill/0"), (able, "pair-decode/1")):
+            front = gateway(combo_file(tmp_path, [forgetful.url], [decode.url]))
+            with closing(front):
+                all_up(front, 2)
+                reply = chat(front, LONG, stream=True, max_tokens=12)
+                assert reply.headers["x-headway-replica"] == by
+                assert said(list(reply.events())) == text
+                answer = chat(front, LONG, max_tokens=12).json()
+                assert answer["choices"][0]["message"]["content"] == text
+                assert prefills(front, "handed over") == 2
+                assert metric(front, "headway_requests_in_flight") == 0
+            idle(forgetful, decode)
+
+
+def test_several_workers_hand_over_too(fleet: Fleet, tmp_path: Path) -> None:
+    path = combo_file(tmp_path, [fleet.prefill.url], [each.url for each in fleet.decode])
+    front = gateway(path, "--workers", "2")
+    with closing(front):
+        all_up(front, 3)
+        text = said(streamed(fleet.prefill))
+        assert {said(streamed(front)) for _ in range(4)} == {text}
+        assert prefills(front, "handed over") == 4
+        send(fleet.prefill, "/emulator/failures", [500], method="PUT").close()
+        assert said(streamed(front)) == text and prefills(front, "failed") == 1
+        for each in fleet.decode:
+            send(each, "/emulator/failures", [503], method="PUT").close()
+        assert said(streamed(front)) == text and prefills(front, "handed over") == 5
+        reply = chat(front, LONG, max_tokens=1)
+        assert reply.headers["x-headway-replica"] == "pair-prefill/0"
+        reply.close()
+        assert metric(front, "headway_requests_in_flight") == 0
+    idle(fleet.prefill, *fleet.decode)
+
+
+def test_a_router_that_knows_no_pairs_prefills_and_somebody_decodes(fleet: Fleet, tmp_path: Path) -> None:
+    decode = [each.url for each in fleet.decode]
+    front = gateway(combo_file(tmp_path, [fleet.prefill.url], decode, policies={"routing": "least-loaded"}))
+    with closing(front):
+        all_up(front, 3)
+        assert {said(streamed(front)) for _ in range(3)} == {said(streamed(fleet.prefill))}
+        assert prefills(front, "handed over") == 3
+
+
+def test_whoever_is_idle_does_all_of_a_request(fleet: Fleet, tmp_path: Path) -> None:
+    """While the only decode replica writes, a prompt stays where it is computed."""
+    path = combo_file(tmp_path, [fleet.prefill.url], [fleet.decode[0].url], policies={"routing": "cauchy"})
+    front = gateway(path)
+    with closing(front):
+        all_up(front, 2)
+        first = chat(front, LONG, stream=True, max_tokens=5000, ignore_eos=True)
+        events = first.events()
+        next(events)
+        assert first.headers["x-headway-replica"] == "pair-decode/1"
+
+        def stays() -> bool:  # once the gateway has heard that the prefill replica is idle again
+            before = prefills(front, "handed over")
+            reply = chat(front, LONG, stream=True, max_tokens=12)
+            list(reply.events())
+            is_there = reply.headers["x-headway-replica"] == "pair-prefill/0"
+            assert prefills(front, "handed over") == before + (not is_there)
+            return is_there
+
+        until(stays)
+        first.close()
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
+    idle(fleet.prefill, *fleet.decode)
+
+
+def test_a_client_that_leaves_is_nowhere(fleet: Fleet, tmp_path: Path) -> None:
+    """While its prompt is computed, while its cache is copied (which takes 20 s here), and while it is answered."""
+    slow = emulator("--kv-gbps", "0.05")
+    front = gateway(combo_file(tmp_path, [fleet.prefill.url], [slow.url]))
+    with closing(slow, front):
+        all_up(front, 2)
+        for words in (20_000, 1000):
+            body = {"model": MODEL, "prompt": "word " * words, "max_tokens": 50, "stream": True}
+            with socket.create_connection(("127.0.0.1", front.port)) as client:
+                data = json.dumps(body).encode()
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+                client.sendall(head.encode() + data)
+                at = "pair-decode" if words == 1000 else "pair-prefill"
+                until(lambda at=at: flight(front, at) == 1)
+            until(lambda: flight(front, "pair-") == 0)
+        assert prefills(front, "handed over") == 1
+        idle(slow)
+
+
+def flight(process: Process, pool: str) -> int:
+    """Requests at the replicas of pools whose names begin so."""
+    lines = send(process, "/metrics").text().splitlines()
+    start = f'headway_requests_in_flight{{pool="{pool}'
+    return sum(int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+
+
+def test_a_stream_leaves_a_replica_that_drains_by_way_of_a_new_prefill(fleet: Fleet, tmp_path: Path) -> None:
+    decode = [each.url for each in fleet.decode]
+    path = combo_file(tmp_path, [fleet.prefill.url], decode, gateway={"admin_keys": [sha256(b"boss").hexdigest()]})
+    front, boss = gateway(path), {"authorization": "Bearer boss"}
+    with closing(front):
+        all_up(front, 3)
+        reply = chat(front, LONG, stream=True, max_tokens=120)
+        events = reply.events()
+        first = [next(events) for _ in range(5)]
+        id = int(reply.headers["x-headway-replica"][-1])
+        send(front, f"/workers/{id}/drain", b"", boss, "POST").close()
+        until(lambda: flight(front, "pair-") == 1 and send(front, f"/workers/{id}", None, boss).json()["empty"])
+        assert said([*first, *events]) == said(streamed(fleet.prefill, max_tokens=120))
+        assert prefills(front, "handed over") == 2
+
+
+def test_who_runs_the_gateway_changes_roles(fleet: Fleet, tmp_path: Path) -> None:
+    path = combo_file(
+        tmp_path, [fleet.prefill.url], [fleet.decode[0].url], gateway={"admin_keys": [sha256(b"boss").hexdigest()]}
+    )
+    front, boss = gateway(path), {"authorization": "Bearer boss"}
+    with closing(front):
+        all_up(front, 2)
+        for id, role, status in ((1, "prefill", 200), (0, "decode", 200), (0, "neither", 400), (7, "decode", 404)):
+            reply = send(front, f"/workers/{id}/role", {"role": role}, boss)
+            assert reply.status == status
+            reply.close()
+        workers = send(front, "/workers", None, boss).json()["data"]
+        assert [worker["role"] for worker in workers] == ["decode", "prefill"]
+        reply = chat(front, LONG, stream=True, max_tokens=12)
+        assert reply.headers["x-headway-replica"] == "pair-prefill/0"
+        reply.close()
+
+
+def test_roles_change_at_run_time(fleet: Fleet, tmp_path: Path) -> None:
+    changes = [{"at_s": 0.5, "replica": 0, "role": "decode"}, {"at_s": 0.5, "replica": 1, "role": "prefill"}]
+    path = combo_file(tmp_path, [fleet.prefill.url], [fleet.decode[0].url], roles=changes)
+    front = gateway(path, "--records", str(tmp_path / "ran"))
+    with closing(front):
+        all_up(front, 2)
+
+        def answers() -> str:
+            reply = chat(front, LONG, stream=True, max_tokens=12)
+            list(reply.events())
+            return reply.headers["x-headway-replica"]
+
+        until(lambda: answers() == "pair-prefill/0")  # which is what the pool is called, not what it does
+        front.stop()
+    first, second = records.load(tmp_path / "ran")[0].replicas
+    assert first.for_decode[-1][1] == second.for_prefill[-1][1] > first.for_decode[-1][0]
+    assert first.for_prefill and second.for_decode
+
+
+# What is sent.
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "can"),
+    [
+        (CHAT, {}, True),
+        (CHAT, {"n": 1, "max_tokens": 2}, True),
+        (CHAT, {"n": 2}, False),
+        (CHAT, {"max_tokens": 1}, False),
+        (COMPLETIONS, {"prompt": "hi"}, True),
+        (COMPLETIONS, {"prompt": [1, 2]}, True),
+        (COMPLETIONS, {"prompt": ["hi", "there"]}, False),
+        (COMPLETIONS, {"prompt": "hi", "echo": True}, False),
+        (COMPLETIONS, {"prompt": "hi", "best_of": 2}, False),
+        (COMPLETIONS, {"prompt": "hi", "prompt_logprobs": 1}, False),
+        (EMBEDDINGS, {"input": "hi"}, False),
+    ],
+)
+def test_what_can_be_split(path: str, body: dict[str, Any], can: bool) -> None:
+    messages = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {}
+    asked = read_request(path, json.dumps({"model": "m", **messages, **body}).encode(), {})
+    assert vllm_disaggregation.can_be_split(asked) is can
+
+
+def test_the_two_requests_of_one() -> None:
+    body = {
+        "prompt": "hi", "max_completion_tokens": 50, "min_tokens": 5, "stream": True, "temperature": 0.5,
+        "stream_options": {"include_usage": True}, "return_token_ids": True, "kv_transfer_params": {"mine": 1},
+    }  # fmt: skip
+    assert vllm_disaggregation.prefill(body) == {
+        "prompt": "hi", "max_completion_tokens": 1, "min_tokens": 1, "max_tokens": 1, "stream": False,
+        "temperature": 0.5, "kv_transfer_params": {
+            "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+            "remote_host": None, "remote_port": None,
+        },
+    }  # fmt: skip
+    assert vllm_disaggregation.decode(body, {"theirs": 2}) == {**body, "kv_transfer_params": {"theirs": 2}}
+    assert "kv_transfer_params" not in vllm_disaggregation.decode(body, None)
+    said = vllm_disaggregation.read(b'{"kv_transfer_params": {"a": [1]}, "usage": {"prompt_tokens": 7}, "choices": []}')
+    assert (said.kv_transfer_params, said.prompt_tokens) == ({"a": [1]}, 7)
+    with pytest.raises(EngineError, match="no completion"):
+        vllm_disaggregation.read(b"[]")
+
+
+# What cannot be served.
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"engine": "sglang"}, "speaks sglang, and the other side vllm"),
+        ({"engine": "llama.cpp"}, "gives its KV cache to no other"),
+        ({"api": "openai"}, "no words for a KV cache"),
+        ({"kubernetes": {"name": "x"}, "endpoints": []}, "expected the same way for both"),
+        ({"endpoints": []}, "missing"),
+    ],
+)
+def test_what_cannot_hand_over_says_why(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    side = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:1"]}
+    path = combo_file(tmp_path, [], [], combo={"prefill": side, "decode": {**side, **changes}})
+    with pytest.raises(HeadwayError, match=what):
+        serving.load(path)
+
+
+def test_endpoints_of_several_combos_are_dealt_out_in_order(tmp_path: Path) -> None:
+    urls = [f"http://127.0.0.1:{port}" for port in range(1, 7)]
+    path = combo_file(tmp_path, urls[:2], urls[2:], combo={"replicas": 2})
+    _, plan = serving.load(path)
+    assert [url[-1] for _, url in in_order(plan.pools)] == ["1", "3", "4", "2", "5", "6"]
+    path = combo_file(tmp_path, urls[:1], urls[2:], combo={"replicas": 2})
+    with pytest.raises(HeadwayError, match="as many for each of the combo's"):
+        serving.load(path)

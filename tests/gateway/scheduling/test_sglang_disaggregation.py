@@ -1,0 +1,421 @@
+"""Pairs of SGLang's engines: each does one phase, both are sent a request at once; what becomes of it if one fails."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+import processes
+from gateway.fleet.test_combos import flight, prefills
+from headway import records, scenario, serving
+from headway.core.errors import HeadwayError
+from headway.core.record import Cause, Outcome
+from headway.gateway.scheduling import sglang_disaggregation
+from headway.gateway.upstream.client import EngineError
+from serving import MODEL, Process, all_up, chat, closing, emulator, gateway, metric, said, until
+from serving import ask as send
+
+LONG = "a prompt of some length " * 40
+STRICT = {"routing": {"name": "cauchy", "within": "strict"}}
+SLOW = ("--kv-gbps", "0.05")
+"""A cache takes a while to be sent."""
+
+
+def half(mode: str, *options: str) -> Process:
+    """An engine for one phase."""
+    at = ("--disaggregation-mode", mode, "--disaggregation-bootstrap-port", "0")
+    return emulator("--engine", "sglang", *at, *options)
+
+
+def pair_file(folder: Path, prefill: list[str], decode: list[str], num: int = 1, **changes: Any) -> Path:
+    """`num` combos, among which the engines are dealt out."""
+    side = {"model": MODEL, "gpu": "h100", "engine": "sglang"}
+    combo = {
+        "name": "pair", "prefill": {**side, "endpoints": prefill}, "decode": {**side, "endpoints": decode},
+        "replicas": num, **changes.pop("combo", {}),
+    }  # fmt: skip
+    settings = {"scrape_period_s": 0.1, **changes.pop("gateway", {})}
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"combos": [combo], "policies": STRICT, "gateway": settings, **changes}))
+    return path
+
+
+def fails(process: Process, *faults: int | str) -> None:
+    """What its next requests get."""
+    send(process, "/emulator/failures", list(faults), method="PUT").close()
+
+
+def idle(*engines: Process) -> None:
+    """Wait until nobody is there, and no KV cache is kept."""
+    for process in engines:
+        for name in ("num_running_reqs", "num_queue_reqs", "token_usage"):
+            until(lambda process=process, name=name: metric(process, f"sglang:{name}") == 0)
+
+
+class Fleet(NamedTuple):
+    """Two combos of two, and an engine that does both phases."""
+
+    prefill: tuple[Process, Process]
+    decode: tuple[Process, Process]
+    gateway: Process
+    alone: Process
+
+    @property
+    def engines(self) -> tuple[Process, ...]:
+        return (*self.prefill, *self.decode)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("halves")
+    prefill, decode = (half("prefill"), half("prefill")), (half("decode"), half("decode"))
+    front = gateway(pair_file(folder, [each.url for each in prefill], [each.url for each in decode], 2))
+    alone = emulator("--engine", "sglang")
+    with closing(*prefill, *decode, front, alone):
+        all_up(front, 4)
+        yield Fleet(prefill, decode, front, alone)
+        assert metric(front, "headway_requests_in_flight") == 0
+
+
+def streamed(process: Process, **options: Any) -> str:
+    return said(list(chat(process, LONG, stream=True, **{"max_tokens": 12, **options}).events()))
+
+
+# The engines by themselves.
+
+
+def _asked(process: Process, room: int, port: int, stream: bool = False, host: str = "127.0.0.1") -> Any:
+    return chat(
+        process, LONG, max_tokens=5, stream=stream, bootstrap_host=host, bootstrap_port=port, bootstrap_room=room
+    )
+
+
+def _port(process: Process) -> int:
+    return int(send(process, "/get_server_info").json()["disaggregation_bootstrap_port"])
+
+
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_whoever_comes_first_waits_for_the_other(fleet: Fleet, first: str, stream: bool) -> None:
+    prefill, decode = fleet.prefill[0], fleet.decode[0]
+    port, replies = _port(prefill), {}
+    engines = {"prefill": prefill, "decode": decode}
+    order = sorted(engines, key=lambda mode: mode != first)
+
+    def asks(mode: str) -> None:
+        reply = _asked(engines[mode], 7, port, stream)
+        replies[mode] = said(list(reply.events())) if stream else reply.json()["choices"][0]["message"]["content"]
+
+    threads = [threading.Thread(target=asks, args=(mode,)) for mode in order]
+    threads[0].start()
+    waits = {"prefill": 0, "decode": 1}[first]  # one that waits for its cache is said to be in line
+    until(lambda: metric(engines[first], "sglang:num_queue_reqs") == waits)
+    assert not replies
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    whole = said(list(chat(fleet.alone, LONG, stream=True, max_tokens=5).events()))
+    assert replies["decode"] == whole and whole.startswith(replies["prefill"]) and replies["prefill"]
+    idle(prefill, decode)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_an_engine_whose_other_half_never_comes_gives_up(mode: str) -> None:
+    engine = half(mode, "--disaggregation-timeout-s", "0.3")
+    partner = half("prefill", "--disaggregation-timeout-s", "0.3")
+    with closing(engine, partner):
+        reply = _asked(engine, 1, _port(partner))
+        assert reply.status == 500 and "timed out after 0.3s" in reply.json()["message"]
+        events = list(_asked(engine, 2, _port(partner), stream=True).events())
+        assert "timed out after 0.3s" in events[0]["error"]["message"] and events[-1] == "[DONE]"
+        idle(engine)
+
+
+def test_one_half_does_nothing_alone(fleet: Fleet) -> None:
+    for engine in (fleet.prefill[0], fleet.decode[0]):
+        reply = chat(engine, LONG, max_tokens=5)
+        assert reply.status == 400 and "bootstrap room" in reply.json()["message"]
+        trial = send(engine, "/health_generate")
+        assert trial.status == 200
+        trial.close()
+    nowhere = _asked(fleet.decode[0], 3, processes.ports(1)[0])
+    assert nowhere.status == 500 and "could not fetch" in nowhere.json()["message"]
+
+
+# Through the gateway.
+
+
+def test_both_are_asked_and_one_answers(fleet: Fleet) -> None:
+    before = prefills(fleet.gateway, "handed over")
+    replies = [chat(fleet.gateway, LONG, stream=True, max_tokens=12) for _ in range(2)]
+    assert {reply.headers["x-headway-replica"] for reply in replies} == {"pair-decode/1", "pair-decode/3"}
+    assert {said(list(reply.events())) for reply in replies} == {streamed(fleet.alone)}
+    answer, alone = (chat(each, LONG, max_tokens=12).json() for each in (fleet.gateway, fleet.alone))
+    assert answer["choices"] == alone["choices"] and answer["usage"] == alone["usage"]
+    one = chat(fleet.gateway, LONG, max_tokens=1).json()
+    assert one["usage"]["completion_tokens"] == 1
+    assert prefills(fleet.gateway, "handed over") == before + 4
+    idle(*fleet.engines)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("which", "fault"), [("prefill", 500), ("prefill", "transfer"), ("decode", 503), ("decode", "transfer")]
+)
+def test_a_half_that_fails_first_is_another_pair_s_to_do(fleet: Fleet, which: str, fault: Any, stream: bool) -> None:
+    """And the other half is not left waiting."""
+    for engine in getattr(fleet, which):
+        fails(engine, fault)
+    failed = prefills(fleet.gateway, "failed")
+    reply = chat(fleet.gateway, LONG, stream=stream, max_tokens=12)
+    assert reply.status == 200
+    text = said(list(reply.events())) if stream else reply.json()["choices"][0]["message"]["content"]
+    assert text == streamed(fleet.alone)
+    assert prefills(fleet.gateway, "failed") - failed == (2 if which == "prefill" else 0)
+    for engine in fleet.engines:
+        fails(engine)
+    idle(*fleet.engines)
+
+
+def test_what_the_engines_refuse_the_client_is_told(fleet: Fleet) -> None:
+    reply = chat(fleet.gateway, LONG, max_tokens=12, messages="no list")
+    assert reply.status == 400 and reply.json()["error"]["message"]
+    fails(fleet.prefill[0], 404)
+    fails(fleet.prefill[1], 404)
+    reply = chat(fleet.gateway, LONG, max_tokens=12)
+    assert (reply.status, reply.json()["error"]["message"]) == (404, "this failure was asked for")
+    reply = send(fleet.gateway, "/v1/embeddings", {"model": MODEL, "input": "hi"})
+    assert reply.status == 400 and "chats and completions only" in reply.json()["error"]["message"]
+    for engine in fleet.prefill:
+        fails(engine)
+    idle(*fleet.engines)
+
+
+def test_halves_that_die(fleet: Fleet, tmp_path: Path) -> None:
+    """One that computes the prompt, while its cache is sent; one that answers, in mid-stream."""
+    doomed, dying = half("prefill", *SLOW), half("decode")
+    path = pair_file(tmp_path, [doomed.url, fleet.prefill[0].url], [dying.url, fleet.decode[0].url], 2)
+    front = gateway(path, "--records", str(tmp_path / "ran"))
+    with closing(doomed, dying, front):
+        all_up(front, 4)
+        found: list[str] = []
+        reader = threading.Thread(target=lambda: found.append(streamed(front)))
+        reader.start()
+        until(lambda: (flight(front, "pair-prefill"), flight(front, "pair-decode")) == (1, 1))
+        until(lambda: metric(doomed, "sglang:token_usage") > 0)
+        doomed.kill()
+        reader.join()
+        assert found == [streamed(fleet.alone)]
+        idle(dying)
+        assert streamed(front) == found[0]  # by the pair that is left whole
+        assert prefills(front, "failed") == 1
+        doomed = half("prefill")
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
+        front.stop()
+    with closing(doomed):
+        _mid_stream(fleet, tmp_path, doomed)
+
+
+def test_the_other_prefill_replica_of_the_combo_takes_over(fleet: Fleet, tmp_path: Path) -> None:
+    """The decode replica reports a failure, too, and is not the one to be blamed."""
+    doomed = half("prefill", *SLOW)
+    front = gateway(pair_file(tmp_path, [doomed.url, fleet.prefill[0].url], [fleet.decode[0].url]))
+    with closing(doomed, front):
+        all_up(front, 3)
+        found: list[str] = []
+        reader = threading.Thread(target=lambda: found.append(streamed(front)))
+        reader.start()
+        until(lambda: metric(doomed, "sglang:token_usage") > 0)
+        doomed.kill()
+        reader.join()
+        assert found == [streamed(fleet.alone)] and prefills(front, "failed") == 1
+        assert metric(front, "headway_requests_in_flight") == 0
+
+
+def _mid_stream(fleet: Fleet, folder: Path, first: Process) -> None:
+    dying = half("decode")
+    path = pair_file(folder, [first.url, fleet.prefill[0].url], [dying.url, fleet.decode[0].url], 2)
+    front = gateway(path, "--records", str(folder / "ran"))
+    with closing(dying, front):
+        all_up(front, 4)
+        reply = chat(front, LONG, stream=True, max_tokens=100)
+        assert reply.headers["x-headway-replica"] == "pair-decode/1"
+        events = reply.events()
+        begun = [next(events) for _ in range(20)]
+        dying.kill()
+        assert said([*begun, *events]) == streamed(fleet.alone, max_tokens=100)
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
+        front.stop()
+    ran = records.load(folder / "ran")[0]
+    assert ran.segments["cause"].tolist() == [Cause.MOVED, Cause.CRASHED, Cause.MOVED, Cause.FINISHED]
+    assert ran.segments["replica"].tolist() == [0, 1, 2, 3]
+    assert ran.requests["generated_tokens"].tolist() == [100]
+    changes = {("workload",): ("", {"trace": str(folder / "ran/requests.parquet")})}
+    again = scenario.run(scenario.load(folder / "fleet.yaml", changes)).records
+    assert (again.requests["outcome"] == Outcome.FINISHED).all()
+    assert again.requests["generated_tokens"].tolist() == [100]
+
+
+def test_a_lone_half_is_nobody(fleet: Fleet, tmp_path: Path) -> None:
+    """Requests wait for the other one; the halves of two combos are no pair."""
+    path = pair_file(tmp_path, [fleet.prefill[0].url], ["http://127.0.0.1:1"], gateway={"hold_s": 0.3})
+    front = gateway(path)
+    with closing(front):
+        all_up(front, 1)
+        reply = chat(front, LONG, max_tokens=5)
+        assert reply.status == 503
+        reply.close()
+    dead = "http://127.0.0.1:1"
+    path = pair_file(tmp_path, [fleet.prefill[0].url, dead], [dead, fleet.decode[0].url], 2, gateway={"hold_s": 0.3})
+    front = gateway(path)
+    with closing(front):
+        all_up(front, 2)
+        reply = chat(front, LONG, max_tokens=5)
+        assert reply.status == 503
+        reply.close()
+    decode = half("decode")
+    port = decode.port
+    decode.close()
+    front = gateway(pair_file(tmp_path, [fleet.prefill[0].url], [f"http://127.0.0.1:{port}"]))
+    with closing(front):
+        all_up(front, 1)
+        found: list[str] = []
+        reader = threading.Thread(target=lambda: found.append(streamed(front)))
+        reader.start()
+        until(lambda: metric(front, "headway_requests_held") == 1)
+        decode = emulator("--engine", "sglang", "--disaggregation-mode", "decode", port=port)
+        with closing(decode):
+            reader.join()
+            assert found == [streamed(fleet.alone)]
+
+
+def test_a_client_that_leaves_is_at_neither(fleet: Fleet, tmp_path: Path) -> None:
+    """While the other half is waited for, while the cache is copied, while it is answered."""
+    slow = half("prefill", *SLOW)
+    front = gateway(pair_file(tmp_path, [slow.url], [fleet.decode[0].url]))
+    with closing(slow, front):
+        all_up(front, 2)
+        for fault, words in (("hang", 1000), ("", 1000)):
+            fails(slow, *([fault] if fault else []))
+            body = {"model": MODEL, "prompt": "word " * words, "max_tokens": 50, "stream": True}
+            with socket.create_connection(("127.0.0.1", front.port)) as client:
+                data = json.dumps(body).encode()
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+                client.sendall(head.encode() + data)
+                until(lambda: (flight(front, "pair-prefill"), flight(front, "pair-decode")) == (1, 1))
+                if not fault:
+                    until(lambda: metric(slow, "sglang:token_usage") > 0)
+            until(lambda: flight(front, "pair-") == 0)
+            idle(slow, fleet.decode[0])
+    reply = chat(fleet.gateway, LONG, stream=True, max_tokens=5000, ignore_eos=True)
+    next(reply.events())
+    until(lambda: (flight(fleet.gateway, "pair-prefill"), flight(fleet.gateway, "pair-decode")) == (0, 1))
+    reply.close()
+    idle(*fleet.engines)
+    assert flight(fleet.gateway, "pair-") == 0
+
+
+def test_a_stream_leaves_a_replica_that_drains_for_another_pair(fleet: Fleet, tmp_path: Path) -> None:
+    prefill, decode = ([each.url for each in side] for side in (fleet.prefill, fleet.decode))
+    path = pair_file(tmp_path, prefill, decode, 2, gateway={"admin_keys": [sha256(b"boss").hexdigest()]})
+    front, boss = gateway(path), {"authorization": "Bearer boss"}
+    with closing(front):
+        all_up(front, 4)
+        reply = chat(front, LONG, stream=True, max_tokens=120)
+        events = reply.events()
+        first = [next(events) for _ in range(5)]
+        id = int(reply.headers["x-headway-replica"][-1])
+        send(front, f"/workers/{id}/drain", b"", boss, "POST").close()
+        until(lambda: flight(front, "pair-") == 1 and send(front, f"/workers/{id}", None, boss).json()["empty"])
+        assert said([*first, *events]) == streamed(fleet.alone, max_tokens=120)
+        assert prefills(front, "handed over") == 2
+        for _ in range(3):
+            reply = chat(front, LONG, max_tokens=3)
+            assert reply.headers["x-headway-replica"] == f"pair-decode/{4 - id}"
+            reply.close()
+        reply = send(front, f"/workers/{id}/role", {"role": "prefill"}, boss)
+        assert reply.status == 409 and "was started for decode" in reply.json()["error"]["message"]
+
+
+def test_several_workers_ask_both_too(fleet: Fleet, tmp_path: Path) -> None:
+    prefill, decode = ([each.url for each in side] for side in (fleet.prefill, fleet.decode))
+    front = gateway(pair_file(tmp_path, prefill, decode, 2), "--workers", "2")
+    with closing(front):
+        all_up(front, 4)
+        text = streamed(fleet.alone)
+        assert {streamed(front) for _ in range(4)} == {text}
+        until(lambda: prefills(front, "handed over") == 4)
+        for which, fault in (("prefill", 500), ("decode", "transfer")):
+            for engine in getattr(fleet, which):
+                fails(engine, fault)
+            assert streamed(front) == text
+            for engine in fleet.engines:
+                fails(engine)
+        assert prefills(front, "failed") == 2
+        until(lambda: metric(front, "headway_requests_in_flight") == 0)
+    idle(*fleet.engines)
+
+
+def test_an_engine_that_was_started_for_the_other_phase_is_not_used(fleet: Fleet, tmp_path: Path) -> None:
+    front = gateway(pair_file(tmp_path, [fleet.decode[0].url], [fleet.prefill[0].url], gateway={"hold_s": 0.2}))
+    with closing(front):
+        reply = chat(front, LONG, max_tokens=3)
+        assert reply.status == 503
+        reply.close()
+        assert send(front, "/health").json()["up"] == 0
+
+
+# What is sent, and what comes.
+
+
+def test_where_the_halves_find_each_other() -> None:
+    class Engine:
+        url, bootstrap_port = "http://[::1]:8000", 8998
+
+    half = sglang_disaggregation.PrefillLeg(Engine())  # type: ignore[arg-type]
+    made = [sglang_disaggregation.addressed({"prompt": "hi"}, half) for _ in range(100)]
+    assert {(each["bootstrap_host"], each["bootstrap_port"]) for each in made} == {("[::1]", 8998)}
+    rooms = {each["bootstrap_room"] for each in made}
+    assert len(rooms) == 100 and all(0 <= room < 1 << 63 for room in rooms)
+    several = sglang_disaggregation.addressed({"prompt": ["hi", "there"]}, half)
+    assert several["bootstrap_host"] == ["[::1]"] * 2 and len(set(several["bootstrap_room"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "what"),
+    [
+        (b'data: {"error": {"message": "no"}}\n\n', "text/event-stream", "reported an error"),
+        (b'{"choices": [{"finish_reason": "abort"}]}', "application/json", "gave the request up"),
+        (b"[1]", "application/json", "no completion"),
+    ],
+)
+def test_an_answer_that_is_none(answer: bytes, kind: str, what: str) -> None:
+    with pytest.raises(EngineError, match=what):
+        sglang_disaggregation.check(answer, kind)
+
+
+# What cannot be served.
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"policies": {"routing": "cauchy"}}, "cannot do the other, and this router has whoever is idle"),
+        ({"policies": {"routing": "headway"}}, "expected another, or `within: strict`"),
+        ({"policies": {**STRICT, "migration": "headway"}}, "nobody could go on alone"),
+        ({"roles": [{"at_s": 1, "replica": 0, "role": "decode"}]}, "started for one phase and cannot do the other"),
+        ({"combo": {"decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://x:1"]}}},
+         "speaks vllm, and the other side sglang"),
+    ],
+)  # fmt: skip
+def test_what_engines_of_one_phase_cannot_do(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(HeadwayError, match=what):
+        serving.load(pair_file(tmp_path, ["http://127.0.0.1:1"], ["http://127.0.0.1:2"], **changes))

@@ -1,0 +1,196 @@
+"""Answers written straight to their connections: in one piece each, in any of HTTP's ways of asking, as fast as clients
+read, and no longer than they stay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httptools")
+
+import uvicorn
+from uvicorn.server import ServerState
+
+import serving
+from asgi import GOOD_WHOLE, Inside, whole
+from headway.gateway.server.http_protocol import Guarded, TransportWriter
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+PADDING = b"x" * 8000
+
+
+def _framed(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def _chunk(text: str) -> bytes:
+    value = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": text}}]}
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+END = _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+def _request(stream: bool = False, content: str = "hello", version: bytes = b"1.1", more: bytes = b"") -> bytes:
+    messages = [{"role": "user", "content": content}]
+    body = json.dumps({"model": serving.MODEL, "messages": messages, "stream": stream}).encode()
+    head = b"POST /v1/chat/completions HTTP/%b\r\nHost: h\r\nContent-Length: %d\r\n%b\r\n" % (version, len(body), more)
+    return head + body
+
+
+class Front:
+    """Connections to the gateway, and each write to them."""
+
+    def __init__(self, inside: Inside) -> None:
+        self.inside = inside
+        self.written: list[bytes] = []
+
+    @asynccontextmanager
+    async def connected(self) -> Any:
+        """A client's two ends."""
+        config = uvicorn.Config(self.inside.app, log_level="warning", access_log=False, lifespan="off")
+        config.load()
+        front = self
+
+        class Noted(Guarded):
+            def connection_made(self, transport: Any) -> None:
+                super().connection_made(transport)
+                plain = transport.write
+
+                def write(data: bytes) -> None:
+                    front.written.append(data)
+                    plain(data)
+
+                transport.write = write
+
+        def made() -> Noted:
+            return Noted(config=config, server_state=ServerState(), app_state={})
+
+        server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2], limit=1 << 12)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            server.close()
+
+    async def asked(self, data: bytes, until: bytes, num: int = 1) -> bytes:
+        """What comes for this, until so many answers have ended so."""
+        async with self.connected() as (reader, writer):
+            writer.write(data)
+            got = b""
+            while got.count(until) < num and (more := await reader.read(1 << 16)):
+                got += more
+            return got
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    inside = Inside(tmp_path_factory.mktemp("fleet"), pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0})
+    yield Front(inside)
+    inside.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet(front: Front) -> Iterator[None]:
+    front.inside.engines[0].says, front.inside.engines[0].then = [whole()], "keep"
+    front.written.clear()
+    yield
+    front.inside.run(front.inside.until(lambda: not front.inside.num_in_flight))
+    assert not front.inside.gateway.driver.tickets and not front.inside.faults
+
+
+def test_a_whole_answer_is_one_write(front: Front) -> None:
+    got = front.inside.run(front.asked(_request(), GOOD_WHOLE))
+    assert front.written == [got]
+    assert got.startswith(b"HTTP/1.1 200 OK\r\n") and b"\r\ncontent-length: %d\r\n" % len(GOOD_WHOLE) in got
+    assert got.count(b"\r\n\r\n") == 1
+
+
+def test_a_stream_begins_and_ends_in_one_write_with_what_it_says(front: Front) -> None:
+    words = [_chunk(word) for word in ("so", " it", " goes")]
+    front.inside.engines[0].says = [HEAD + _framed(words[0]), _framed(words[1]), _framed(words[2]), END]
+    got = front.inside.run(front.asked(_request(stream=True), b"0\r\n\r\n"))
+    first, *_, last = front.written
+    assert b"".join(front.written) == got
+    assert first.startswith(b"HTTP/1.1 200 OK\r\n") and words[0] in first
+    assert last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert len(front.written) <= 4
+
+
+def test_requests_that_do_not_wait_for_their_answers_get_them_in_order(front: Front) -> None:
+    front.inside.engines[0].says = [HEAD + _framed(_chunk("so")) + END]
+    asked = _request(stream=True) + _request(version=b"1.1", more=b"X-Request-Id: second\r\n", stream=True)
+    got = front.inside.run(front.asked(asked, b"0\r\n\r\n", num=2))
+    assert got.count(b"HTTP/1.1 200 OK") == 2 and got.count(b"[DONE]") == 2
+    assert b"x-request-id: second" in got[got.rindex(b"HTTP/1.1") :]
+
+
+def test_connections_that_are_not_to_be_kept_are_closed(front: Front) -> None:
+    for version, more in ((b"1.0", b""), (b"1.1", b"Connection: close\r\n")):
+        got = front.inside.run(front.asked(_request(version=version, more=more), b"never"))
+        assert got.endswith(GOOD_WHOLE) and b"\r\nconnection: close\r\n" in got
+
+
+def test_a_client_that_asks_whether_to_go_on_is_told_so(front: Front) -> None:
+    got = front.inside.run(front.asked(_request(more=b"Expect: 100-continue\r\n"), GOOD_WHOLE))
+    assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n") and got.endswith(GOOD_WHOLE)
+
+
+def test_who_leaves_after_a_long_request_is_missed(front: Front) -> None:
+    engine = front.inside.engines[0]
+    engine.says, engine.then = [HEAD + _framed(_chunk("so"))], "stall"
+
+    async def leave() -> None:
+        async with front.connected() as (reader, writer):
+            writer.write(_request(stream=True, content="long " * 20_000))
+            await reader.readuntil(b'"so"')
+            assert engine.num_open == front.inside.num_in_flight == 1
+        await front.inside.until(lambda: not engine.num_open)
+
+    front.inside.run(leave())
+
+
+def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
+    said, num = 0, 3000
+
+    def says() -> Iterator[bytes]:
+        nonlocal said
+        yield HEAD
+        for said in range(1, num + 1):  # noqa: B007  # looked at while it goes on
+            yield _framed(_chunk(PADDING.decode()))
+        yield END
+
+    front.inside.engines[0].says = says()  # type: ignore[assignment]
+
+    async def slowly() -> bytes:
+        async with front.connected() as (reader, writer):
+            writer.write(_request(stream=True))
+            before = -1
+            while said != before:  # until it has to wait
+                before = said
+                await asyncio.sleep(0.1)
+            assert 0 < said < num
+            got = bytearray()
+            while not got.endswith(b"0\r\n\r\n"):
+                got += await reader.read(1 << 20)
+            return bytes(got)
+
+    assert front.inside.run(slowly()).count(PADDING) == num
+
+
+@pytest.mark.parametrize("value", [b"a\nb", b"a\r\nSet-Cookie: b", b"a\rb", b"a\x00b", b"a\x7f"])
+def test_a_header_that_is_more_than_one_line_of_text_is_never_sent(value: bytes) -> None:
+    cycle = SimpleNamespace(default_headers=[(b"date", b"today")], keep_alive=True, response_started=False)
+    direct = TransportWriter(None, cycle)  # type: ignore[arg-type]  # nothing is written
+    with pytest.raises(ValueError, match="line of text"):
+        direct.start(200, [(b"content-type", b"text/plain"), (b"x-headway-model", value)])
+    assert not direct.has_begun
+    direct.start(200, [(b"content-type", "text/plain; a=\xe9\tb".encode("latin-1"))])
+    assert direct.has_begun

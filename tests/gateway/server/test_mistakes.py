@@ -1,0 +1,182 @@
+"""Policies with mistakes in them: who is to blame is turned away, and everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import asgi
+from asgi import Inside, Reply
+from headway.control.observe import FleetOfPools
+from serving import MODEL
+
+pytest.importorskip("httptools")
+from headway.gateway.fleet.scaling import _Scaling
+from headway.gateway.relay.request import CHAT, read_request
+from headway.gateway.scheduling.features import features
+from headway.gateway.upstream.client import BrokenOffError
+from headway.gateway.workers.protocol import Arrived
+from headway.gateway.workers.session import WorkerSession
+
+BODY = b'{"model":"%s","messages":[{"role":"user","content":"hello"}]}' % MODEL.encode()
+BRITTLE = """
+from headway.core.decision import Placement
+
+
+class Brittle:
+    def route(self, request, view):
+        if request.tier == 7:
+            raise ValueError("nobody told me of sevens")
+        return Placement(min(view.replicas, key=lambda replica: (replica.num_in_flight, replica.id)).id)
+"""
+
+
+class Engine(asgi.Engine):
+    """Answers when it may, at an address that it comes back to."""
+
+    async def listen(self) -> str:
+        self.may = asyncio.Event()
+        self.may.set()
+        url = await super().listen()
+        self._port = int(url.rpartition(":")[2])
+        return url
+
+    async def again(self) -> None:
+        """It listens there again."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+
+    async def _answer(self, *given: Any) -> bool:
+        await self.may.wait()
+        return await super()._answer(*given)
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    monkeypatch.setattr(asgi, "Engine", Engine)
+    (tmp_path / "brittle.py").write_text(BRITTLE)
+    policies = {"routing": "brittle:Brittle", "ordering_at": "gateway", "window": 1}
+    made = Inside(tmp_path, 2, policies=policies, gateway={"scrape_period_s": 0.05, "hold_s": 5.0})
+    yield made
+    made.close()
+
+
+def _asked(inside: Inside, tier: int) -> asyncio.Task[Reply]:
+    messages = [{"role": "user", "content": "hello there"}]
+    return asyncio.create_task(inside.post({"model": MODEL, "messages": messages, "priority": tier}))
+
+
+def _num_held(inside: Inside) -> int:
+    return len(inside.gateway.driver.waiting())
+
+
+def test_who_makes_room_does_not_pay_for_who_is_placed_in_it(inside: Inside) -> None:
+    async def story() -> None:
+        for engine in inside.engines:
+            engine.may.clear()  # type: ignore[attr-defined]
+        before = [_asked(inside, 1) for _ in range(2)]
+        await inside.until(lambda: inside.num_in_flight == 2)
+        after = [_asked(inside, tier) for tier in (7, 1, 7, 1)]
+        await inside.until(lambda: _num_held(inside) == 4)
+        for engine in inside.engines:
+            engine.may.set()  # type: ignore[attr-defined]
+        assert [(await task).status for task in before] == [200, 200]
+        assert [(await task).status for task in after] == [503, 200, 503, 200]
+        assert inside.num_in_flight == 0 and not inside.gateway.driver.tickets
+
+    inside.run(story())
+    assert sum("nobody told me of sevens" in fault for fault in inside.faults) == 2
+
+
+def test_replicas_are_looked_after_though_nobody_can_be_placed_at_them(inside: Inside) -> None:
+    """Requests wait while all engines are gone; when these are there again, the policy fails over one of them."""
+
+    async def story() -> None:
+        for engine in inside.engines:
+            await engine.close()
+        await inside.until(lambda: inside.gateway.num_up == 0)
+        waiting = [_asked(inside, tier) for tier in (7, 1)]
+        await inside.until(lambda: _num_held(inside) == 2)
+        for engine in inside.engines:
+            await engine.again()  # type: ignore[attr-defined]
+        assert [(await task).status for task in waiting] == [503, 200]
+        await inside.until(lambda: inside.gateway.num_up == 2)
+        await inside.engines[0].close()
+        await inside.until(lambda: inside.gateway.num_up == 1)
+
+    inside.run(story())
+
+
+def test_who_hears_of_a_replica_may_fail_and_it_is_looked_after_all_the_same(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> None:
+        raise ValueError("I do not want to know")
+
+    async def story() -> None:
+        watch = inside.gateway.watch
+        for heard in ("_down", "_up", "_scraped", "_abandon"):
+            with monkeypatch.context() as patch:
+                patch.setattr(watch, heard, fails)
+                await inside.engines[0].close()
+                await inside.until(lambda: not watch.is_up(inside.gateway.replicas[0]))
+                await inside.engines[0].again()  # type: ignore[attr-defined]
+                await inside.until(lambda: heard == "_scraped" or watch.is_up(inside.gateway.replicas[0]))  # noqa: B023
+            await inside.until(lambda: inside.gateway.num_up == 2)
+
+    inside.run(story())
+    assert sum("I do not want to know" in fault for fault in inside.faults) >= 3
+
+
+def test_one_that_breaks_off_is_used_on_once_it_has_been_looked_at(inside: Inside) -> None:
+    """Whether another is there or not, and whether it was there from the start or came while the gateway ran."""
+
+    async def story() -> None:
+        gateway = inside.gateway
+        gateway.fleet.remove(gateway.replicas[0], at_once=True)
+        later = gateway.fleet.add("pool", inside.urls[0])
+        await inside.until(lambda: gateway.watch.is_up(later))
+        for replica, other in ((gateway.replicas[1], later), (later, gateway.replicas[1])):
+            for is_alone in (False, True):
+                gateway.watch.breakers[other.id].is_open = is_alone
+                gateway.watch.failed(replica, BrokenOffError("broke off"))
+                assert not gateway.watch.is_up(replica)
+                await inside.until(lambda: gateway.num_up == 2)
+
+    inside.run(story())
+
+
+def test_a_policy_that_fails_over_one_request_of_a_worker_that_died_keeps_none_of_the_others(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, gone = inside.gateway, []
+    gave_up = gateway.driver.gave_up
+
+    def fails(ticket: Any) -> None:
+        gave_up(ticket)
+        raise ValueError("I do not want to know")
+
+    async def story() -> None:
+        desk = WorkerSession(gateway, lambda: gone.append(True))
+        for number in range(3):
+            asked = features(read_request(CHAT, BODY, {}), gateway.clock.now)
+            desk._hear([Arrived(number, f"{number}", "", False, asked)])
+        assert len(gateway.driver.tickets) == 3
+        monkeypatch.setattr(gateway.driver, "gave_up", fails)
+        desk._lost()
+        assert not gateway.driver.tickets and inside.num_in_flight == 0 and gone
+
+    inside.run(story())
+
+
+def test_a_scaler_that_is_wrong_is_told_of_once_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    said = [{"nowhere": 1}, {"nowhere": 1}, {}, {"nowhere": 1}]
+    scaler = type("Wrong", (), {"interval_s": 1.0, "scale": lambda self, view: said.pop()})()
+    scaling = _Scaling(scaler, FleetOfPools(Random(0)), [], None)
+    for now in range(4):
+        scaling.tick(float(now))
+    assert not said and caplog.text.count("unknown pool 'nowhere'") == 2, "once, and again when it had been right"

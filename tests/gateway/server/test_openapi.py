@@ -1,0 +1,134 @@
+"""What /openapi.json says is what the gateway does: what fits its schemas is taken, what does not is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+
+import serving
+from serving import MODEL, ask
+
+pytest.importorskip("httptools")
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("schemathesis")
+
+import schemathesis
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from headway.gateway.relay.request import MOST_TOKENS
+from headway.gateway.server.app import application
+from headway.gateway.server.openapi import document
+from headway.gateway.settings import Batches, Settings
+
+KEY = {"Authorization": "Bearer key"}
+SUM = hashlib.sha256(b"key").hexdigest()
+
+
+def _front(folder: Path, engines: list[serving.Process]) -> serving.Process:
+    sections = {
+        "api_keys": [SUM], "admin_keys": [SUM], "batches": {"store": "batches.sqlite"}, "hold_s": 0.5, "explain": True,
+    }  # fmt: skip
+    return serving.gateway(serving.fleet_file(folder, [engine.url for engine in engines], gateway=sections))
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[serving.Process, serving.Process]]:
+    """One whose replicas stay, and one whose replicas come and go."""
+    engines = [serving.emulator("--speed", "1000", "--output-tokens", "4") for _ in range(2)]
+    made = [_front(tmp_path_factory.mktemp("fleet"), engines) for _ in range(2)]
+    with serving.closing(*engines, *made):
+        for front in made:
+            serving.all_up(front, 2)
+        yield made[0], made[1]
+
+
+def _described() -> dict[str, Any]:
+    """As the gateway gives it, with a model that there is."""
+    made = document(Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
+    for name, schema in made["components"]["schemas"].items():
+        if name.endswith("Request"):
+            schema["properties"]["model"] = {"const": MODEL}
+            schema["properties"]["n"] = {"enum": [1, None]}
+    return made
+
+
+NO_EXTRAS = {"generation": {"allow-extra-parameters": False}}
+"""Headers and parameters that nobody knows do no harm."""
+config = schemathesis.config.SchemathesisConfig.from_dict(NO_EXTRAS)
+described = schemathesis.openapi.from_dict(_described(), config=config)
+
+
+@described.parametrize()
+@settings(
+    max_examples=8, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@seed(1)
+def test_what_is_described_is_what_is_done(case: Any, fronts: tuple[serving.Process, serving.Process]) -> None:
+    front = fronts["workers" in case.path]
+    _shorten(case)
+    response = case.call(base_url=front.url, headers=KEY)
+    # Which pools there are, and what an engine likes, is more than a schema says.
+    is_free = case.operation.label == "POST /workers" or "x-headway-replica" in response.headers
+    free = [positive_data_acceptance] if is_free else []
+    case.validate_response(response, excluded_checks=free, headers=KEY)
+
+
+def _shorten(case: Any) -> None:
+    """An answer may be longer than its engine's context, which a schema does not know."""
+    if isinstance(case.body, dict):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+            value = case.body.get(name)
+            if isinstance(value, int | float) and 64 < value <= MOST_TOKENS:
+                case.body[name] = 64
+
+
+def test_anybody_may_read_what_there_is(fronts: tuple[serving.Process, serving.Process], tmp_path: Path) -> None:
+    told = ask(fronts[0], "/openapi.json").json()
+    made = document(Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
+    assert told == json.loads(json.dumps(made))
+    assert {"/v1/chat/completions", "/v1/batches/{id}/cancel", "/workers/{id}/drain", "/dashboard/data"} <= set(
+        told["paths"]
+    )
+    assert "max_tokens" in told["components"]["schemas"]["ChatRequest"]["properties"]
+    assert "security" in told["paths"]["/v1/files"]["get"] and "security" not in told["paths"]["/health"]["get"]
+    plain = document(Settings())
+    assert not any(path.startswith(("/workers", "/v1/files", "/dashboard")) for path in plain["paths"])
+    assert "security" not in plain["paths"]["/v1/chat/completions"]["post"]
+
+
+def test_every_endpoint_is_described() -> None:
+    made = document(Settings(admin_keys=(SUM,), batches=Batches()))
+    told = {(method.upper(), path) for path, methods in made["paths"].items() for method in methods}
+    routes = application(_nobody, _nobody).routes
+    assert told == {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
+
+
+def _nobody(*args: Any) -> Any:
+    raise AssertionError("it is not started")
+
+
+def test_a_path_tells_of_all_its_methods(fronts: tuple[serving.Process, serving.Process]) -> None:
+    reply = ask(fronts[0], "/v1/files", method="PATCH")
+    assert reply.status == 405 and reply.headers["allow"] == "GET, HEAD, POST"
+    assert reply.json()["error"]["message"] == "PATCH is not for /v1/files"
+
+
+def test_numbers_of_workers_may_be_as_long_as_they_like(fronts: tuple[serving.Process, serving.Process]) -> None:
+    for id in ("9" * 5000, "-1", "a", "%00", "١"):
+        path = f"/workers/{id}".encode().decode("latin-1") if id.isascii() else "/workers/%D9%A1"
+        reply = ask(fronts[0], path, headers=KEY)
+        assert reply.status == 404 and reply.json()["error"]["code"] == "not_found"
+
+
+def test_nesting_is_no_harm_wherever_it_is(fronts: tuple[serving.Process, serving.Process]) -> None:
+    for deep in (b"[" * 30_000, b"[" * 30_000 + b"]" * 30_000):
+        for path in ("/v1/batches", "/workers", "/v1/chat/completions"):
+            reply = ask(fronts[0], path, b'{"model": "m", "pool": "p", "x": %s}' % deep, headers=KEY)
+            assert reply.status == 400 and reply.json()["error"]["type"] == "invalid_request_error"

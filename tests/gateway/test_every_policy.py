@@ -1,0 +1,96 @@
+"""Every policy of Headway runs in front of engines, or is refused as reading what only a simulation knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import serving
+
+pytest.importorskip("httptools")
+
+from starlette.types import Message
+
+from headway import serving as composition
+from headway.core.errors import HeadwayError
+from headway.gateway.gateway import Gateway
+from headway.gateway.plan import Plan
+from headway.gateway.relay.request import CHAT, read_request
+from headway.gateway.relay.writer import AsgiWriter
+from headway.gateway.telemetry.recording import Recording
+from headway.policies import ADMISSIONS, MIGRATIONS, ORDERINGS, ROUTERS
+
+HELD = {"ordering_at": "gateway", "window": 2}
+POLICIES: list[dict[str, Any]] = [
+    *({"routing": name} for name in ROUTERS),
+    *({"ordering": name, **HELD} for name in ORDERINGS),
+    *({"migration": name} for name in MIGRATIONS),
+    *({"admission": name} for name in ADMISSIONS),
+    {"routing": "pascal", "ordering": "pascal", "migration": "pascal", **HELD},
+]
+ORACLES = {
+    name for kind in (ROUTERS, ORDERINGS, MIGRATIONS, ADMISSIONS) for name, made_by in kind.items()
+    if getattr(made_by, "oracle", False)
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[serving.Process]]:
+    made = [serving.emulator("--reasoning-tokens", "20", "--speed", "10") for _ in range(2)]
+    with serving.closing(*made):
+        yield made
+
+
+async def _nobody() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _one(gateway: Gateway, i: int) -> bytes:
+    """A stream, from the first byte to the last."""
+    body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "word " * 40}], "max_tokens": 60}
+    headers = {"x-headway-tier": str(i % 3), "x-session-id": str(i)}
+    told: list[bytes] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        told.append(message.get("body", b""))
+
+    asked = read_request(CHAT, json.dumps({**body, "stream": True}).encode(), headers)
+    await gateway.exchange(asked, AsgiWriter(_nobody, send), f"id-{i}").run()
+    return b"".join(told)
+
+
+async def _serve(plan: Plan) -> list[bytes]:
+    """Eight streams at once."""
+    gateway = Gateway(plan, Recording(keeps=False))
+    gateway.start()
+    try:
+        async with asyncio.timeout(serving.PATIENCE_S):
+            while gateway.num_up < 2:
+                await asyncio.sleep(0.01)
+            told = await asyncio.gather(*(_one(gateway, i) for i in range(8)))
+        assert not gateway.driver.tickets and not any(replica.num_in_flight for replica in gateway.replicas)
+        return told
+    finally:
+        await gateway.stop()
+
+
+@pytest.mark.parametrize("policies", POLICIES, ids=lambda policies: "-".join(map(str, policies.values())))
+def test_every_policy_is_served_or_refused_as_an_oracle(
+    engines: list[serving.Process], tmp_path: Path, policies: dict[str, Any]
+) -> None:
+    path = serving.fleet_file(tmp_path, [engine.url for engine in engines], policies=policies)
+    if ORACLES & {str(value) for value in policies.values()}:
+        with pytest.raises(HeadwayError, match="only a simulation knows"):
+            composition.load(path)
+        return
+    _, plan = composition.load(path)
+    told = asyncio.run(_serve(plan))
+    assert len(told) == 8
+    for stream in told:
+        assert stream.endswith(b"data: [DONE]\n\n") and b'"error"' not in stream
+        assert stream.count(b'"finish_reason":"length"') == 1

@@ -1,0 +1,170 @@
+"""Processes of a gateway that are there and do nothing: a hung worker is replaced, a hung scheduler not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import serving
+from gateway.workers.test_workers import _all_agree, _begun, _gateway, _in_flight, _is_there, _workers
+from serving import MODEL, ask, chat, metric, until
+
+pytest.importorskip("httptools")
+from headway.gateway.workers.heartbeat import Heartbeat
+from headway.gateway.workers.protocol import Beat, FromScheduler, FromWorker, Leaving, Link
+
+HANG_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[serving.Process]]:
+    made = [serving.emulator()]
+    with serving.closing(*made):
+        yield made
+
+
+@pytest.fixture
+def front(engines: list[serving.Process], tmp_path: Path) -> Iterator[serving.Process]:
+    path = serving.fleet_file(tmp_path, [each.url for each in engines], gateway={"hang_s": HANG_S, "batches": {}})
+    made = _gateway(path, 2)
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        yield made
+
+
+class End:
+    """Of a link: what it has heard, and what became of the other end."""
+
+    def __init__(self, kind: Any, hang_s: float) -> None:
+        self.heard: list[Any] = []
+        self.told: list[str] = []
+        self.link = Link(kind, self.heard.extend, lambda: self.told.append("lost"))
+        self.pulse = Heartbeat(
+            self.link, hang_s, lambda: self.told.append("hangs"), lambda: self.told.append("is back")
+        )
+
+
+async def _linked(hang_s: float = 0.1) -> tuple[End, End]:
+    ends = End(FromWorker, hang_s), End(FromScheduler, hang_s)
+    for end, link in zip(ends, socket.socketpair(), strict=True):
+        link.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda end=end: end.link, sock=link)  # type: ignore[misc]
+    return ends
+
+
+async def _until(true: Any) -> None:
+    async with asyncio.timeout(serving.PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+def test_who_hangs_is_noticed_and_who_slept_itself_blames_nobody() -> None:
+    async def story() -> None:
+        one, other = await _linked()
+        for end in (one, other):
+            end.pulse.start()
+        await _until(lambda: other.heard.count(Beat()) > 9)
+        time.sleep(0.5)  # both of them, five times as long as one that hangs is waited for
+        for _ in range(20):
+            before = len(other.heard)
+            await _until(lambda: len(other.heard) > before)  # noqa: B023
+        assert one.told == other.told == []
+        other.pulse.stop()
+        await _until(lambda: one.told == ["hangs"])
+        other.pulse.start()
+        await _until(lambda: one.told == ["hangs", "is back"])
+        for end in (one, other):
+            end.pulse.stop()
+            end.link.close()
+
+    asyncio.run(story())
+
+
+def test_who_has_been_given_up_is_not_heard_any_more() -> None:
+    async def story() -> None:
+        one, other = await _linked()
+        other.link.say(Beat())
+        await _until(lambda: one.heard == [Beat()])
+        other.link.say(Leaving())
+        other.link.flush()  # it is on its way
+        one.link.lose()
+        await _until(lambda: other.told)
+        assert one.heard == [Beat()] and one.told == other.told == ["lost"]
+        other.link.say(Leaving())
+        other.link.flush()
+
+    asyncio.run(story())
+
+
+def _finish(streams: list[Any]) -> list[bool]:
+    """Read all of them at once; which came to their ends."""
+    whole = [False] * len(streams)
+
+    def finish(i: int) -> None:
+        last = None
+        try:
+            for last in streams[i][1]:  # noqa: B007
+                pass
+        except OSError:
+            return
+        whole[i] = last == "[DONE]"
+
+    threads = [threading.Thread(target=finish, args=(i,)) for i in range(len(streams))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return whole
+
+
+def test_a_worker_that_hangs_is_ended_and_another_takes_its_place(
+    front: serving.Process, engines: list[serving.Process]
+) -> None:
+    """What it had counts no more, and its engines have aborted it; the others' streams go on."""
+    streams = [_begun(front, max_tokens=400) for _ in range(10)]
+    _all_agree(front, engines, 10)
+    hung, other = _workers(front)
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: len(_workers(front)) == 2 and hung not in _workers(front))
+    assert other in _workers(front) and not _is_there(hung)
+    for _ in range(10):  # also those that had come to its socket
+        assert chat(front, max_tokens=2).json()["choices"]
+    assert any(_finish(streams))
+    for reply, _ in streams:
+        reply.close()
+    _all_agree(front, engines, 0)
+    assert f"(process {hung}) has said nothing for 1 s: it is ended" in front.stop()
+
+
+def test_nobody_waits_for_a_scheduler_that_hangs_and_streams_go_on(
+    front: serving.Process, engines: list[serving.Process]
+) -> None:
+    """When it goes on, all is as it was: nobody takes the time that it has slept for anybody else's."""
+    streams = [_begun(front, max_tokens=300) for _ in range(4)]
+    workers = _workers(front)
+    os.kill(front.process.pid, signal.SIGSTOP)
+    try:
+        for path in ("/v1/chat/completions", "/health", "/v1/files"):
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]} if "chat" in path else None
+            reply = ask(front, path, body)
+            assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+            assert reply.json()["error"]["code"] == "unavailable"
+        assert all(_finish(streams))
+    finally:
+        os.kill(front.process.pid, signal.SIGCONT)
+    until(lambda: all(ask(front, "/health").json().get("up") == 1 for _ in range(10)))  # by both workers
+    assert chat(front, max_tokens=2).json()["choices"]
+    _all_agree(front, engines, 0)
+    assert _workers(front) == workers and _in_flight(front) == 0
+    assert metric(front, "headway_requests_total") >= 5
+    written = front.stop()
+    assert "the scheduler answers again" in written and "has said nothing" not in written

@@ -1,0 +1,287 @@
+"""Plans that are made while a gateway serves: beside it, late, failing, and acted out by real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import processes
+import serving
+from headway import serving as composition
+from headway.core.errors import HeadwayError
+from headway.scenario import replan as replanfile
+from processes import running
+from serving import chat, until
+
+pytest.importorskip("httptools")
+from headway.gateway.fleet.local_resources import Gpus
+from headway.gateway.workers.planner_process import PlannerProcess, PlannerProcesses
+
+
+class Tally:
+    """Work that keeps something from one time to the next, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def __call__(self, number: int) -> tuple[int, int]:
+        if number < 0:
+            raise HeadwayError(f"no plan for {number}")
+        if not number:
+            os._exit(1)
+        self._sum += number
+        return self._sum, os.getpid()
+
+
+def _answer(clerk: PlannerProcess, number: int) -> Any:
+    clerk.ask(number)
+    until(lambda: not clerk.is_busy)
+    return clerk.answer()
+
+
+def test_work_is_done_in_another_process_which_keeps_what_it_knows_and_outlives_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clerks = PlannerProcesses()
+    clerk = clerks(Tally())
+    try:
+        total, there = _answer(clerk, 3)
+        assert total == 3 and there != os.getpid()
+        assert _answer(clerk, -1) is None
+        words = "a plan could not be made, and the one before stays: HeadwayError: no plan for -1"
+        assert words in caplog.text
+        assert _answer(clerk, -1) is None and caplog.text.count(words) == 1, "the same is said once"
+        assert _answer(clerk, -2) is None and "no plan for -2" in caplog.text
+        assert _answer(clerk, 4) == (7, there)
+        assert _answer(clerk, 0) is None and "its process has ended" in caplog.text
+        assert _answer(clerk, 5)[0] == 5, "another process, which begins anew"
+    finally:
+        clerks.close()
+
+
+def test_what_cannot_be_sent_is_a_failure_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    clerk = PlannerProcesses()(lambda number: number)
+    assert _answer(clerk, 1) is None and "a plan could not be made" in caplog.text
+
+
+LINES = {"step_s": 1.0, "period_s": 2.0, "startup_s": 0.5, "tps": {"pool": 60.0}}
+
+
+@contextmanager
+def asking(front: serving.Process, num: int, **options: Any) -> Iterator[None]:
+    """So many clients, each of which asks again as soon as it has its answer."""
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            answer = chat(front, "word " * 100, max_tokens=20, **options).json()
+            assert answer["usage"]["completion_tokens"] == 20
+
+    threads = [threading.Thread(target=ask) for _ in range(num)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_lt_i_goes_where_its_plans_say_up_and_down(tmp_path: Path) -> None:
+    """An hour of two seconds: demand that the gateway has seen, forecast and planned for, is served by processes."""
+    pool = processes.pool(3)
+    scaling = {"name": "lt-i", "plan": LINES, "planner": "ilp", "forecaster": "last-value", "interval_s": 0.2}
+    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=pool, policies={"scaling": scaling}))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        with asking(front, 2):
+            serving.all_up(front, 3)
+        serving.all_up(front, 1)
+        until(lambda: len(running(*pool["processes"]["ports"])) == 1)
+        assert "a plan was made in" in front.stop()
+
+
+class Log:
+    """What a gateway writes, as it comes."""
+
+    def __init__(self, front: serving.Process) -> None:
+        self.lines: list[str] = []
+        assert front.process.stderr is not None
+        self._pipe = front.process.stderr
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with suppress(ValueError):  # closed
+            while line := self._pipe.readline():
+                self.lines.append(line.decode())
+
+    def count(self, words: str) -> int:
+        return sum(words in line for line in self.lines)
+
+
+def test_lt_ua_and_lt_u_in_it_only_go_as_far_as_memory_asks(tmp_path: Path) -> None:
+    """The plan wants three; KV caches are next to empty, so none is started."""
+    scaling = {"name": "lt-ua", "plan": LINES, "interval_s": 0.2, "cooldown_s": 0.2, "last_s": 1.0}
+    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(3), policies={"scaling": scaling}))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        log = Log(front)
+        with asking(front, 2):
+            until(lambda: log.count("a plan was made in") >= 3)
+        assert serving.ask(front, "/health").json()["replicas"] == 1
+
+
+def test_streams_go_on_while_a_plan_is_made_and_its_process_ends_with_the_gateway(tmp_path: Path) -> None:
+    """What a replica serves is found by simulation here, which takes seconds of a core; the gateway is killed."""
+    scaling = {"name": "lt-i", "plan": {**LINES, "tps": {}}, "planner": "ilp", "interval_s": 0.1}
+    front = serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling}))
+    with serving.closing(front):
+        serving.all_up(front, 1)
+        log = Log(front)
+        stream = chat(front, ignore_eos=True, max_tokens=20_000, stream=True)
+        events = stream.events()
+        next(events)
+        until(lambda: _clerks_of(front.process.pid))
+        for _ in range(50):
+            next(events)
+        assert not log.count("a plan was made in")
+        while not log.count("a plan was made in"):
+            next(events)
+        stream.close()
+        (clerk,) = _clerks_of(front.process.pid)
+        os.kill(front.process.pid, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{clerk}").exists())
+
+
+def _clerks_of(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == pid and "headway.gateway.workers.planner_process" in (folder / "cmdline").read_text():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ("lt-i", "lt-i knows of no pool what a replica serves, and would leave them all as they are"),
+        ({"name": "lt-ua", "plan": {"step_s": 60.0}}, "lt-ua knows of no pool"),
+        ({"name": "lt-i", "plan": LINES, "forecaster": "ets-leak"}, "is fitted on demand that is still to come"),
+    ],
+)
+def test_plans_that_would_come_to_nothing_are_refused(tmp_path: Path, scaling: Any, words: str) -> None:
+    path = serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling})
+    with pytest.raises(HeadwayError) as told:
+        composition.load(path)
+    assert words in str(told.value) and str(path) in str(told.value)
+
+
+SMALL, LARGE = "qwen3-8b", "llama-3.1-8b"
+
+
+def _cascade(folder: Path, *options: str, **replan: Any) -> Path:
+    """Two models on four GPUs, whose answers score 70 and 90, and of which the small one's will do at first."""
+    pools, first = [], processes.ports(8)[0]
+    for i, (name, model, sure) in enumerate((("small", SMALL, "0.7"), ("large", LARGE, "0.9"))):
+        command = [sys.executable, "-m", "headway", "emulate", "--model", model, "--gpu", "h100", "--port", "{port}"]
+        how = {
+            "command": [*command, "--confidence", sure, *options], "ports": [first + 4 * i, first + 4 * i + 3],
+            "stop_s": 2.0, "keep_env": ["PYTHONPATH"], "env": {"CUDA_VISIBLE_DEVICES": "{gpus}"},
+        }  # fmt: skip
+        pools.append({"name": name, "model": model, "gpu": "h100", "engine": "vllm-v1", "processes": how})
+    said = {"quality": 75, "every_s": 2, "audit_share": 0.5, "least_audited": 5, "num_gpus": 4, "interval_s": 0.2}
+    cascade = {
+        "name": "best", "models": [SMALL, LARGE], "policy": {"name": "thresholds", "thresholds": 60},
+        "judge": {"by": "confidence"}, "replan": {**said, **replan},
+    }  # fmt: skip
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump({"fleet": pools, "cascade": cascade, "gateway": {"scrape_period_s": 0.1}}))
+    return path
+
+
+def _gpus(pid: int) -> list[str]:
+    words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return next(word for word in words if word.startswith("CUDA_VISIBLE_DEVICES=")).partition("=")[2].split(",")
+
+
+def test_a_cascade_is_planned_anew_and_replicas_of_another_shape_take_the_place_of_others(tmp_path: Path) -> None:
+    """First few ask, then more. Audited requests are judged at both models, so it shows that 70 is less than 75."""
+    path = _cascade(tmp_path, "--tp", "{tp}")
+    first = yaml.safe_load(path.read_text())["fleet"][0]["processes"]["ports"][0]
+    front = serving.gateway(path)
+    with serving.closing(front):
+        serving.all_up(front, 2)
+        log, before = Log(front), set(running(first, first + 7).values())
+        with asking(front, 1, model="best"):
+            until(lambda: serving.metric(front, "headway_judgements_total") > 30)
+            with asking(front, 4, model="best"):
+                until(lambda: log.count("planned anew at"))
+                until(lambda: set(running(first, first + 7).values()) - before)
+                until(lambda: chat(front, model="best", max_tokens=5).json()["model"] == LARGE)
+        plan = next(line for line in log.lines if "planned anew at" in line)
+        assert "thresholds 60" not in plan and "+" in plan.partition(";")[2]
+        until(lambda: serving.ask(front, "/health").json()["up"] == len(running(first, first + 7)))
+        used = [gpu for pid in running(first, first + 7).values() for gpu in _gpus(pid)]
+        assert len(used) == len(set(used)) and set(used) <= set("0123"), "no GPU has two"
+        assert log.count("a plan was made in") >= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"endpoints": ["http://127.0.0.1:1"], "processes": None}, "cascade.replan: fleet[1] has `endpoints`, where"),
+        ({"ports": 2}, "fleet[1].processes.ports: 2 of them; expected 4, as many replicas as a plan may have"),
+    ],
+)
+def test_what_plans_cannot_be_rolled_out_on_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = _cascade(tmp_path)
+    made = yaml.safe_load(path.read_text())
+    pool = made["fleet"][1]
+    if "ports" in change:
+        pool["processes"]["ports"][1] = pool["processes"]["ports"][0] + change["ports"] - 1
+    else:
+        pool |= change
+    path.write_text(yaml.safe_dump(made))
+    with pytest.raises(HeadwayError) as told:
+        composition.load(path)
+    assert words in str(told.value)
+
+
+def test_it_is_said_which_shapes_there_are_no_processes_for(tmp_path: Path) -> None:
+    for options, words in (((), "{tp} and {pp} are nowhere"), (("--tp", "{tp}"), "{pp} is nowhere")):
+        chosen, _ = composition.load(_cascade(tmp_path, *options))
+        lines = replanfile.told(chosen.spec, chosen.fleet)
+        assert lines[0] == "planned anew every 2 s if need be, for quality 75 on 4 GPUs"
+        assert len(lines) == 3 and all(words in line for line in lines[1:])
+        assert ("small-tp2" in {pool.name for pool in chosen.fleet.pools}) == bool(options)
+
+
+def test_gpus_next_to_each_other_go_first_and_who_finds_none_waits() -> None:
+    async def story() -> None:
+        gpus = Gpus(4)
+        one = await gpus.take(1)
+        pair = await gpus.take(2)
+        assert (one, pair) == ((0,), (2, 3))
+        waiting = asyncio.create_task(gpus.take(2))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        gpus.give(one)
+        assert await waiting == (0, 1)
+
+    asyncio.run(story())

@@ -1,0 +1,341 @@
+"""Capacity plans with the simulator: brute force, bounds that rule out nothing feasible, the cache, the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway import catalog, scenario
+from headway.cli import main
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Parallel, Pool
+from headway.planning.capacity import plan as capacity
+from headway.planning.capacity.bounds import Demand, lower_bounds
+from headway.planning.capacity.page import page
+from headway.planning.capacity.plan import Question, plan, scenario_yaml
+from headway.planning.capacity.problem import Plan, Situation, Targets, misses
+from headway.planning.capacity.rehearsal import Rehearsal, fleet_of
+from headway.planning.capacity.text import render
+
+MOST = 6
+SMALL = "--rate 40 --num-requests 200 --prompt-tokens 1500 --output-tokens 150 --model llama-3.1-8b".split()
+ASKED = "--gpus a100-80gb,h100 --tp 1,2 --ttft-p99 0.8 --tpot-p99 0.04 --max-replicas 6".split()
+
+
+def document(**more: Any) -> dict[str, Any]:
+    workload = {"arrivals": 12, "num_requests": 150, "prompt_tokens": 1500, "output_tokens": 150}
+    return {"workload": workload, "fleet": [{"model": "llama-3.1-8b"}], **more}
+
+
+def asked(**more: Any) -> Question:
+    given: dict[str, Any] = {"gpus": ("a100-80gb", "h100"), "tps": (1, 2), "situations": (), "max_replicas": MOST}
+    return Question(**{**given, "targets": Targets(ttft_p99_s=0.8, tpot_p99_s=0.04), **more})
+
+
+def planned(
+    question: Question, made: dict[str, Any] | None = None, cache: Path | None = None
+) -> tuple[Plan, Rehearsal]:
+    return plan(made or document(), Places(), Path(), question, cache)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that the tests of this module fill."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("tpot_s", [0.025, 0.04])
+@pytest.mark.parametrize("load", [6, 30])
+def test_the_plan_is_what_brute_force_finds(tpot_s: float, load: float, small: Path) -> None:
+    """Every candidate with every number of replicas, no bound used."""
+    made = document()
+    made["workload"]["arrivals"] = load
+    question = asked(targets=Targets(ttft_p99_s=0.8, tpot_p99_s=tpot_s), routings=("round-robin", "least-loaded"))
+    found, rehearsal = planned(question, made, small)
+    good = [
+        n * option.candidate.usd_per_replica_hour
+        for option in found.options
+        for n in range(1, MOST + 1)
+        if not misses(rehearsal(option.candidate, n, Situation()), question.targets)
+    ]
+    assert found.objective_usd_per_hour == (pytest.approx(min(good)) if good else None)
+    assert found.monotone is not False
+
+
+LENGTHS = st.tuples(st.integers(50, 4000), st.integers(2, 300))
+ENGINES = st.sampled_from([each.name for each in catalog.engines()])
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS, st.floats(1, 40), st.sampled_from(["l40s", "a100-80gb", "h100"]), ENGINES, st.integers(1, 3))
+def test_bounds_hold_in_the_simulation(
+    lengths: tuple[int, int], rate: float, gpu: str, engine: str, replicas: int
+) -> None:
+    """What was simulated is never below the floor, and is never said to take more replicas than it took."""
+    made = document(fleet=[{"model": "llama-3.1-8b", "engine": engine}])
+    made["workload"] = {"arrivals": rate, "num_requests": 60, "prompt_tokens": lengths[0], "output_tokens": lengths[1]}
+    question = asked(gpus=(gpu,), tps=(1,), targets=Targets(ttft_p99_s=1e6), max_replicas=1)
+    rehearsal = planned(question, made)[1]
+    (candidate,) = capacity._candidates(rehearsal.document, _spec(rehearsal), question)
+    pool = rehearsal.scenario(candidate, 1, Situation()).fleet.pools[0]
+    demand = capacity._demand(_spec(rehearsal), Path())[0]
+    found = rehearsal(candidate, replicas, Situation())
+    reached = Targets(ttft_p99_s=found.ttft_p99_s, tpot_p99_s=found.tpot_p99_s, e2e_p99_s=found.e2e_p99_s)
+    for targets in (reached, Targets(ttft_p99_s=found.ttft_p99_s), Targets(e2e_p99_s=found.e2e_p99_s)):
+        floor = lower_bounds(pool, demand, targets)
+        assert floor.reason is None and floor.least_replicas <= replicas
+    for name in ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s"):
+        assert getattr(floor, name) <= getattr(found, name) * (1 + 1e-9), name
+
+
+def test_dearer_with_more_load_and_cheaper_with_looser_targets(small: Path) -> None:
+    """The same of simulated fleets."""
+    costs: dict[tuple[float, float], float] = {}
+    for load in (6.0, 20.0, 60.0):
+        for tpot_s in (0.025, 0.04):
+            made = document()
+            made["workload"]["arrivals"] = load
+            found, _ = planned(asked(targets=Targets(ttft_p99_s=0.8, tpot_p99_s=tpot_s)), made, small)
+            costs[load, tpot_s] = found.objective_usd_per_hour or float("inf")
+    for (load, tpot_s), usd in costs.items():
+        assert all(usd <= dear for (more, tight), dear in costs.items() if more >= load and tight <= tpot_s)
+    assert len(set(costs.values())) > 1
+
+
+def _spec(rehearsal: Rehearsal) -> scenario.Spec:
+    return rehearsal.scenario(
+        capacity.Candidate("h100-80gb-sxm", Parallel(), "least-loaded", 1.0), 1, Situation()
+    ).spec  # fmt: skip
+
+
+def test_more_work_needs_more_replicas_by_the_bound_alone() -> None:
+    shape, gpu = catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb")
+    pool = Pool("main", shape, gpu, catalog.engine("simulated"), Parallel())
+    least = []
+    for num in (100, 10_000):
+        lengths = np.full(num, 1000.0)
+        demand = Demand(lengths, lengths, lengths / 10, span_s=30.0)
+        least.append(lower_bounds(pool, demand, Targets(ttft_p99_s=5.0)).least_replicas)
+    assert least[0] == 1 and 5 < least[1] < 40
+    assert lower_bounds(pool, Demand(lengths, lengths, lengths, None), Targets(ttft_p99_s=5.0)).least_replicas == 1
+
+
+def test_shapes_that_cannot_be_are_ruled_out_in_words() -> None:
+    made = document(fleet=[{"model": "llama-3.1-70b"}])
+    targets = Targets(ttft_p99_s=20.0, tpot_p99_s=0.0005)
+    found, rehearsal = planned(asked(gpus=("h100",), tps=(1, 3, 4, 16), targets=targets), made)
+    why = {option.candidate.parallel.tp: option.reason for option in found.options}
+    assert "GiB" in why[1] and "does not divide" in why[3]
+    assert "TPOT p99 is" in why[4] and "unloaded" in why[4]
+    assert rehearsal.num_simulated == 0 and found.status == "infeasible"
+    assert {each.slo: each.best is not None for each in found.reach} == {"ttft_p99_s": True, "tpot_p99_s": True}
+
+
+def test_a_second_search_simulates_nothing(tmp_path: Path) -> None:
+    first, made = planned(asked(situations=(Situation(load=2.0),)), cache=tmp_path)
+    again, found = planned(asked(situations=(Situation(load=2.0),)), cache=tmp_path)
+    assert again == first and made.num_simulated > 0
+    assert (found.num_simulated, found.num_found) == (0, made.num_simulated)
+    for file in tmp_path.iterdir():
+        file.write_text("{broken")
+    assert planned(asked(situations=(Situation(load=2.0),)), cache=tmp_path)[0] == first
+
+
+def test_another_seed_is_another_rehearsal(tmp_path: Path) -> None:
+    planned(asked(), cache=tmp_path)
+    _, found = planned(asked(), document(seed=1), tmp_path)
+    assert found.num_found == 0
+
+
+def test_a_trace_that_changes_is_simulated_anew(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    for tokens in (100, 900):
+        rows = "".join(f"{i / 10},{tokens},20\n" for i in range(50))
+        trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+        made = document(workload={"trace": {"path": "trace.csv"}})
+        found, rehearsal = plan(made, Places(), tmp_path, asked(), tmp_path / "cache")
+        assert rehearsal.num_found == 0 and found.choice is not None
+    text = scenario_yaml(found, rehearsal)
+    assert yaml.safe_load(text)["workload"]["trace"]["path"] == str(trace)
+
+
+def test_every_kind_of_arrivals_can_be_loaded() -> None:
+    kinds: list[Any] = [
+        5.0, {"kind": "gamma", "rate": 5.0, "cv": 2.0}, {"kind": "curve", "rates": [4.0, 6.0], "step_s": 5.0},
+    ]  # fmt: skip
+    for arrivals in kinds:
+        made = document()
+        made["workload"]["arrivals"] = arrivals
+        (each,) = planned(asked(situations=(Situation(load=3.0),)), made)[0].what_ifs
+        assert each.measured.num_requests == 450
+    looped = document(workload={"concurrency": 4, "num_requests": 60, "prompt_tokens": 500, "output_tokens": 50})
+    found, _ = planned(asked(situations=(Situation(load=2.0),)), looped)
+    assert found.what_ifs[0].measured.num_requests == 120
+
+
+def test_a_region_lost_takes_its_replicas_along() -> None:
+    pools = [{"model": "llama-3.1-8b", "gpu": "h100", "region": at} for at in ("east", "west")]
+    found, rehearsal = planned(asked(gpus=()), document(fleet=pools))
+    assert found.choice is not None and found.choice.replicas is not None and found.choice.replicas >= 2
+    assert [each.situation.label for each in found.what_ifs] == ["1 region lost"]
+    chosen = rehearsal.scenario(found.choice.candidate, 5, Situation(lost_regions=1))
+    assert [(pool.region, pool.replicas) for pool in chosen.fleet.pools] == [("east", 3), ("west", 2)]
+    assert [fault.replica for fault in chosen.spec.faults] == [0, 1, 2]
+    assert [p["region"] for p in yaml.safe_load(scenario_yaml(found, rehearsal))["fleet"]] == ["east", "west"]
+
+
+def test_own_slos_are_the_target_where_none_is_given() -> None:
+    made = document(workload={"builtin": "chat", "num_requests": 200})
+    found, _ = planned(asked(targets=Targets()), made)
+    assert found.targets == Targets(attainment=0.99)
+    assert found.measured is not None and (found.measured.attainment or 0) >= 0.99
+
+
+# The command.
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    code = main(["plan", "capacity", *map(str, args)])
+    return code, *capsys.readouterr()
+
+
+def test_the_command_writes_a_scenario_that_meets_the_targets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], small: Path
+) -> None:
+    out, html = tmp_path / "plan.yaml", tmp_path / "plan.html"
+    code, text, _ = run(capsys, *SMALL, *ASKED, "--cache", small, "--out", out, "--html", html)
+    assert code == 0 and "an hour" in text.splitlines()[0] and "With one replica less" in text
+    code, text, err = run(capsys, *SMALL, *ASKED, "--cache", small, "--json")
+    told = json.loads(text)
+    assert code == 0 and told["status"] == "optimal" and "0 simulated" in err
+    assert main(["simulate", str(out), "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["metrics"]["ttft_s.p99"] == pytest.approx(told["measured"]["ttft_p99_s"])
+    assert result["metrics"]["tpot_s.p99"] == pytest.approx(told["measured"]["tpot_p99_s"])
+    shown = html.read_text()
+    assert "the plan" in shown and "http://" not in shown.split("<script>")[0]
+
+
+def test_a_scenario_file_says_workload_model_and_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "chat.yaml"
+    engine = {"name": "vllm-v1", "max_num_seqs": 64}
+    pool = {"model": "llama-3.1-8b", "gpu": "h100", "engine": engine, "usd_per_gpu_hour": 1.5}
+    policies = {"routing": ["round-robin", "least-loaded"], "ordering": ["fcfs"]}
+    file.write_text(yaml.safe_dump({**document(fleet=[pool], policies=policies), "slo": {"ttft_s": 1.0}}))
+    out = tmp_path / "plan.yaml"
+    code, _, _ = run(capsys, file, "--tp", 1, "--attainment", 0.9, "--what-if", "", "--no-cache", "--out", out)
+    written = yaml.safe_load(out.read_text())
+    assert code == 0
+    assert written["fleet"][0]["engine"] == engine and written["fleet"][0]["usd_per_gpu_hour"] == 1.5
+    assert written["policies"]["routing"] in policies["routing"] and written["slo"] == {"ttft_s": 1.0}
+
+
+def test_what_cannot_be_met_is_told_and_nothing_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.yaml"
+    options = "--gpus l40s --tp 1 --ttft-p99 0.001 --no-cache".split()
+    code, text, _ = run(capsys, *SMALL, *options, "--out", out)
+    assert code == 3 and not out.exists()
+    assert text.startswith("No candidate meets TTFT p99 ≤ 1 ms.") and "the best is" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ("--gpus ,", "--gpus: nothing is listed"),
+        ("--gpus h1000", "--gpus: unknown GPU 'h1000'; did you mean"),
+        ("--ttft-p99 0", "--ttft-p99"),
+        ("--attainment 1.1", "--attainment"),
+        ("--tp 0", "--tp: '0'; expected whole numbers"),
+        ("--tp two", "--tp: 'two'; expected whole numbers"),
+        ("--routing least-loadd", "--routing: unknown router 'least-loadd'; did you mean"),
+        ("--model llama-9", "unknown model 'llama-9'"),
+        ("--what-if load=0", "--what-if load=0: expected a number above 0"),
+        ("--what-if lose=x", "--what-if lose: 'x'"),
+        ("--what-if quake=1", "expected load=N, lose=N or lose-region=N"),
+        ("--what-if lose-region=1", "not in several regions"),
+        ("--max-replicas 0", "--max-replicas"),
+        ("--ordering fcfs,edg", "--ordering: unknown ordering 'edg'; did you mean"),
+        ("--engine vlm-v1", "unknown engine 'vlm-v1'"),
+    ],
+)
+def test_mistakes(options: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *SMALL, *ASKED, "--no-cache", *options.split())
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert what in err
+
+
+def test_without_a_target_or_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no SLO: give --ttft-p99" in run(capsys, *SMALL, "--gpus", "h100", "--no-cache")[2]
+    assert "no workload" in run(capsys, "--model", "llama-3.1-8b", "--ttft-p99", 1)[2]
+    assert "--model or --model-config is missing" in run(capsys, "--workload", "chat", "--ttft-p99", 1)[2]
+    assert "no such file" in run(capsys, "nowhere.yaml", "--ttft-p99", 1)[2]
+    with pytest.raises(HeadwayError, match="no plan meets"):
+        scenario_yaml(*planned(asked(targets=Targets(ttft_p99_s=1e-6))))
+
+
+# The report.
+
+
+def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
+    good, _ = planned(asked(situations=(Situation(load=3.0), Situation(lost_replicas=1))), cache=small)
+    bad, _ = planned(asked(targets=Targets(ttft_p99_s=0.001)), cache=small)
+    for found, num_charts in ((good, 2), (bad, 0)):
+        assert max(map(len, render(found, width=120).splitlines())) <= 120
+        shown = page(found, "a <plan>", "headway plan capacity")
+        assert "a &lt;plan&gt;" in shown and shown.count('class="chart"') == num_charts
+    text = render(good, width=160)
+    assert "load x3" in text and "1 replica lost" in text and "the plan" in text
+
+
+def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    file = tmp_path / "plan.html"
+    file.write_text(page(planned(asked(), cache=small)[0], "small", "headway plan capacity"))
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
+        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1600", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    dom = re.sub(r"<script>.*?</script>", "", dom, flags=re.DOTALL)
+    drawn = re.findall(r'<div class="chart[^"]*js-plotly-plot[^"]*" id="([^"]+)"', dom)
+    assert drawn == ["attainment", "goodput"]
+    assert dom.count('class="point"') >= 4
+
+
+def test_own_coefficients_go_with_their_own_gpu() -> None:
+    made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "coefficients": "own.json"}])
+    own, other = (
+        fleet_of(made, capacity.Candidate(gpu, Parallel(), "least-loaded", 1.0), 2)["fleet"][0]
+        for gpu in ("h100-80gb-sxm", "l40s")
+    )
+    assert own["coefficients"] == "own.json" and "coefficients" not in other
+
+
+def test_own_coefficients_change_bounds_and_rehearsals(tmp_path: Path, small: Path) -> None:
+    """A GPU with an engine that takes a second for every step can serve nobody in time, and no rehearsal is needed."""
+    shipped = Path(str(resources.files("headway.catalog") / "data" / "coefficients" / "h100-80gb-sxm.json"))
+    slow = json.loads(shipped.read_text())
+    for overhead in slow["engines"].values():
+        overhead["step_s"] = 1.0
+    for name, data in (("same", json.loads(shipped.read_text())), ("slow", slow)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    plans = {}
+    for name in ("same", "slow"):
+        made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "coefficients": f"{name}.json"}])
+        plans[name], _ = plan(made, Places(), tmp_path, asked(gpus=("h100",)), small)
+    assert plans["same"].objective_usd_per_hour == planned(asked(gpus=("h100",)), cache=small)[0].objective_usd_per_hour
+    assert plans["slow"].num_rehearsals == 0 and "TTFT p99 is 1." in plans["slow"].options[0].reason

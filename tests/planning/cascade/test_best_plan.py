@@ -1,0 +1,275 @@
+"""`headway plan cascade`: what a plan promises, the scenario that is written of it keeps."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec import structs
+
+from headway import catalog, scenario
+from headway.cli import main
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.planning.cascade import interface as cascade
+from headway.planning.cascade.bilevel import Search, all_sets
+from headway.planning.cascade.bounds import NoBounds
+from headway.planning.cascade.cascadia import made
+from headway.planning.cascade.deployment import Deployment
+from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.problem import Cheapest, LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
+from headway.planning.cascade.rehearsal import Rehearsed, rehearse
+from headway.planning.cascade.tighten import tighten_until_met
+from headway.planning.combos.combos import Offer
+from headway.workload.quality_spec import QualitySpec, table
+from headway.workload.spec import generate
+
+SCENARIO: dict[str, Any] = {
+    "name": "chat",
+    "workload": {
+        "arrivals": 6,
+        "num_requests": 150,
+        "quality": {"trace": 1, "cascade": "llama", "num_requests": 100},
+    },
+    "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4, "replicas": 2}],
+}
+
+
+H100, A100 = (Offer(catalog.gpu(name), 2) for name in ("h100-80gb-sxm", "a100-80gb"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    found = tmp_path / "chat.yaml"
+    found.write_text(yaml.safe_dump(SCENARIO))
+    return found
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, Any, str]:
+    code = main(["plan", "cascade", *map(str, arguments), "--json", "--no-progress"])
+    printed = capsys.readouterr()
+    return code, json.loads(printed.out) if code in (0, 3) else None, printed.err
+
+
+def test_a_plan_keeps_its_promise_as_a_scenario(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache, out = tmp_path / "cache", tmp_path / "plan.yaml"
+    code, answer, err = plan(capsys, file, "--quality", 78, "--cache", cache, "-o", out)
+    assert code == 0, err
+    chosen = answer["chosen"]
+    assert chosen["kept"] and sum(stage["num_gpus"] for stage in chosen["plan"]["stages"]) <= 8
+    assert chosen["plan"]["held_out"]["num_requests"] == 50
+    done = scenario.run(scenario.load(out)).summary
+    assert done.e2e_s is not None
+    assert done.quality == pytest.approx(chosen["rehearsed"]["quality"]) and done.quality >= 78
+    assert done.e2e_s.p95 == pytest.approx(chosen["rehearsed"]["p95_s"])
+    # Each model alone, and each part of the planner left out.
+    names = {each["plan"]["planner"] for each in answer["alternatives"]}
+    assert names == {
+        "stand-alone llama-3-8b",
+        "stand-alone llama-3-70b",
+        "uniform parallelism",
+        "uniform allocation",
+        "cascade-serve",
+    }
+    # The same again simulates no stage anew.
+    again = plan(capsys, file, "--quality", 78, "--cache", cache)
+    assert again[1]["chosen"]["plan"]["stages"] == chosen["plan"]["stages"]
+    assert again[1]["chosen"]["rehearsed"] == chosen["rehearsed"] and again[1]["num_simulated"] == 0
+
+
+def test_a_latency_budget_holds_for_all_stages_together(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [file, "--no-cache", "--no-alternatives", "--latency"]
+    code, answer, _ = plan(capsys, *asked, 12)
+    assert code == 0 and answer["chosen"]["rehearsed"]["p95_s"] <= 12
+    code, answer, _ = plan(capsys, *asked, 0.1)
+    assert code == 3 and not answer["chosen"]["kept"] and "out of reach" in answer["chosen"]["plan"]["why"]
+
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "workload": {
+        "arrivals": 3,
+        "num_requests": 48,
+        "quality": {"trace": 1, "cascade": "llama", "num_requests": 24},
+    },
+    "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4}],
+}
+
+
+@cache
+def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[Rehearsed]:
+    """Every routing of the small scenario on every set of replicas, of all GPUs or fewer, simulated as a whole.
+
+    Of those whose thresholds reach `q_min` on the requests that plans are made on.
+    """
+    asked = cascade.ask(SMALL, Places(), Path(), QualityFloor(0.0))
+    search = Search(asked.problem, Latencies(cascade.evaluator(asked)), NoBounds())
+    sets, looked, found = all_sets(asked.problem), search.look(QualityFloor(0.0)), list[Rehearsed]()
+    for i, ratios in enumerate(search.known.ratios.tolist()):
+        if search.known.quality[i] < q_min:
+            continue
+        used = tuple(ratio > 0 for ratio in ratios)
+        each = [sets(stage, used) if there else None for stage, there in enumerate(used)]
+        for chosen in product(*([None] if of is None else [of[j] for j in range(len(of))] for of in each)):
+            gpus = tuple(0 if replicas is None else replicas.num_gpus for replicas in chosen)
+            if sum(gpus) == 4 or (sum(gpus) < 4 and not use_all):
+                deployment = Deployment(gpus, chosen, (0.0,) * len(gpus), 0.0, None)
+                found.append(rehearse(asked, made(search, i, deployment, looked, "every")))
+    return found
+
+
+@pytest.mark.parametrize("budget_s", [20.0, 21.0, 22.0, 27.0, 34.0])
+def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: float) -> None:
+    """Against every threshold on every set of replicas, each of them simulated as a whole."""
+    asked = cascade.ask(SMALL, Places(), Path(), LatencyBudget(budget_s))
+    best = max((done.quality or 0.0 for done in every_rehearsal() if done.keeps(asked.problem.target)), default=None)
+    assert best is not None
+    found = tighten_until_met(asked, Latencies(cascade.evaluator(asked)))
+    assert found.kept and found.rehearsed.quality is not None
+    assert best - 0.5 <= found.rehearsed.quality <= best + 1e-9
+
+
+@pytest.mark.parametrize(("q_min", "within_s"), [(55.0, 6.0), (70.0, 22.0), (75.0, 28.0)])
+def test_the_cheapest_plan_is_that_of_all_plans_rehearsed(q_min: float, within_s: float) -> None:
+    """Against every threshold on every set of replicas, fewer than all GPUs included."""
+    target = Cheapest(q_min, within_s)
+    asked = cascade.ask(SMALL, Places(), Path(), target)
+    usd = [done.usd_per_request or 0.0 for done in every_rehearsal(False, q_min) if done.keeps(target)]
+    found = tighten_until_met(asked, Latencies(cascade.evaluator(asked)))
+    assert found.kept and found.rehearsed.usd_per_request is not None
+    assert min(usd) - 1e-12 <= found.rehearsed.usd_per_request <= 1.05 * min(usd)
+
+
+UNLIKE = "h100-80gb-sxm:2,a100-80gb:4:1.5,l40s:2"
+
+
+def test_unlike_gpus_are_planned_together(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, html = tmp_path / "plan.yaml", tmp_path / "plan.html"
+    asked = [file, "--quality", 75, "--gpus", UNLIKE, "--no-alternatives", "--cache", tmp_path / "cache"]
+    code, answer, err = plan(capsys, *asked, "-o", out, "--html", html)
+    assert code == 0, err
+    chosen, taken = answer["chosen"], dict[str, int]()
+    for part in (part for stage in chosen["plan"]["stages"] for part in stage["replicas"]):
+        taken[part["gpu"]] = taken.get(part["gpu"], 0) + part["tp"] * part["pp"] * part["count"]
+    assert all(num <= {"h100-80gb-sxm": 2, "a100-80gb": 4, "l40s": 2}[name] for name, num in taken.items())
+    alone = plan(capsys, file, "--quality", 75, "--gpus", "a100-80gb:4:1.5", "--no-cache", "--no-alternatives")[1]
+    assert not alone["chosen"]["kept"] or chosen["rehearsed"]["p95_s"] <= alone["chosen"]["rehearsed"]["p95_s"]
+    names = set(taken)
+    assert len(names) > 1 and all(name in html.read_text() for name in names)
+    written = yaml.safe_load(out.read_text())["fleet"]
+    assert {pool["gpu"] for pool in written} == names
+    assert all(pool["usd_per_gpu_hour"] == 1.5 for pool in written if pool["gpu"] == "a100-80gb")
+    done = scenario.run(scenario.load(out)).summary
+    assert done.e2e_s is not None and done.e2e_s.p95 == pytest.approx(chosen["rehearsed"]["p95_s"])
+    usd = (done.usd + done.judge_usd) / done.num_completed
+    assert (done.quality, usd) == pytest.approx(
+        (chosen["rehearsed"]["quality"], chosen["rehearsed"]["usd_per_request"])
+    )
+    assert main(["plan", "cascade", *map(str, asked), "--no-progress"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+def test_one_model_on_two_types_is_a_pool_of_each() -> None:
+    asked = cascade.ask(SMALL, Places(), Path(), QualityFloor(60.0), gpus=(H100, A100))
+    first = asked.problem.models[0]
+    parts = (Replicas(1, 1, 1, "a100-80gb"), Replicas(1, 1, 1, "h100-80gb-sxm"))
+    search = Search(asked.problem, Latencies(cascade.evaluator(asked)), NoBounds())
+    looked = search.look(QualityFloor(0.0))
+    found = made(
+        search, search.least, Deployment((0, 0), (ReplicaSet(parts), None), (1.0, 0.0), 1.0, None), looked, "x"
+    )
+    pools = cascade.document_of(asked, found)["fleet"]
+    assert [(pool["gpu"], pool["model"], pool["replicas"]) for pool in pools] == [
+        ("a100-80gb", first.name, 1), ("h100-80gb-sxm", first.name, 1),
+    ]  # fmt: skip
+    both, one = rehearse(asked, found), rehearse(asked, structs.replace(found, stages=(
+        structs.replace(found.stages[0], replicas=parts[:1]), found.stages[1])))  # fmt: skip
+    assert both.num_completed == both.num_requests and both.p95_s < one.p95_s  # type: ignore[operator]
+
+
+def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
+    first = SCENARIO["fleet"][0]
+    more = [
+        {"model": "llama-3-8b", "gpu": "l40s", "replicas": 3, "usd_per_gpu_hour": 1.1},
+        {"model": "llama-3-8b", "gpu": "h100-80gb-sxm", "replicas": 1},
+    ]
+    asked = cascade.ask({**SCENARIO, "fleet": [first, *more]}, Places(), Path(), QualityFloor(75.0))
+    told = [(offer.gpu.name, offer.limit, offer.usd_per_hour) for offer in asked.problem.offers]
+    assert told == [("h100-80gb-sxm", 9, None), ("l40s", 3, 1.1)] and not asked.problem.use_all
+    assert asked.problem.hardware == "9 x h100-80gb-sxm + 3 x l40s"
+    assert asked.entries == {
+        "llama-3-8b": 2, "llama-3-70b": 0, "llama-3-8b on l40s": 1, "llama-3-70b on l40s": 1,
+    }  # fmt: skip
+    alone = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0)).problem
+    assert alone.others == () and alone.use_all and alone.num_gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [("h100", "expected how many there are"), ("h100:2,h100:3", "each type once"), ("h99:2", "unknown GPU 'h99'"),
+     ("h100:x", "expected type:count"), ("0", "GPU")],
+)  # fmt: skip
+def test_gpus_that_make_no_sense_are_told(file: Path, capsys: pytest.CaptureFixture[str], gpus: str, said: str) -> None:
+    code, _, err = plan(capsys, file, "--quality", 75, "--gpus", gpus)
+    assert code == 2 and said in err
+
+
+def test_a_quality_that_no_model_has_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer, _ = plan(capsys, file, "--quality", 99, "--no-cache", "--no-alternatives")
+    assert code == 3 and "at most" in answer["chosen"]["plan"]["why"]
+
+
+def test_one_model_left_makes_a_scenario_without_a_cascade() -> None:
+    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(1.0))
+    answer = cascade.plan(asked, compare=False)
+    document = cascade.document_of(asked, answer.chosen.plan)
+    assert "cascade" not in document and list(document["workload"]["quality"]["models"]) == ["llama-3-8b"]
+    assert answer.chosen.kept
+
+
+def test_a_stage_alone_has_the_same_arrivals_whatever_serves_it() -> None:
+    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(80.0))
+    problem = asked.problem
+    found = cascade.Simulated(problem.gpu, problem.engine, asked.policies)
+    scores = problem.scores
+    lengths = Lengths(scores.prompt_tokens.astype("f8"), scores.prompt_tokens.astype("f8"),
+                      scores.output_tokens[:, 1].astype("f8"))  # fmt: skip
+    one, two = (ReplicaSet((Replicas(4, 1, count),)) for count in (1, 2))
+    slow, fast = (found.p95_latency_s(problem.models[1], each, 8.0, lengths) for each in (one, two))
+    assert fast < slow
+    assert slow == found.p95_latency_s(problem.models[1], one, 8.0, lengths)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workload": {"arrivals": 6, "num_requests": 9, "prompt_tokens": 5, "output_tokens": 5}}, "quality"),
+        ({"workload": {**SCENARIO["workload"], "prompt_tokens": 5}}, "prompt_tokens: not with quality"),
+        ({"workload": {**SCENARIO["workload"], "quality": {"trace": 7}}}, "expected 1, 2 or 3"),
+        ({"workload": {**SCENARIO["workload"], "quality": {}}}, "expected trace or path"),
+        ({"fleet": []}, "no replicas"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwayError, match=message):
+        cascade.ask({**SCENARIO, **change}, Places(), Path(), QualityFloor(80.0))
+
+
+def test_a_workload_carries_the_rows_of_its_table(tmp_path: Path) -> None:
+    (tmp_path / "scores.csv").write_text(
+        "request,model,score,output_tokens\n"
+        + "".join(f"{i},{model},{10 * i + more},{50 + i}\n" for i in range(4) for model, more in (("s", 0), ("l", 50)))
+    )
+    spec = QualitySpec(path="scores.csv", models={"s": "llama-3-8b", "l": "llama-3-70b"})
+    assert table(spec, tmp_path).models == ("llama-3-8b", "llama-3-70b")
+    document = {**SCENARIO, "workload": {"arrivals": 5, "num_requests": 8, "quality": {"path": "scores.csv"}}}
+    document["workload"]["quality"] |= {"models": spec.models}
+    rows = generate(scenario.assemble(document, Places(), tmp_path).spec.workload, 0, tmp_path)
+    assert sorted(rows.column("quality:llama-3-70b")) == [50, 50, 60, 60, 70, 70, 80, 80]
+    assert rows.output_tokens.tolist() == (50 + rows.column("quality:llama-3-8b") / 10).tolist()

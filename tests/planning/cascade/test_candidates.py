@@ -1,0 +1,107 @@
+"""Candidates for a rehearsal, sums along the way, and how sure thresholds are."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import inf
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from headway import catalog
+from headway.core.fleet import Model
+from headway.planning.cascade.bilevel import Effort, Search
+from headway.planning.cascade.bounds import NoBounds
+from headway.planning.cascade.candidates import _allocated, along_s, candidates
+from headway.planning.cascade.confidence import confidence
+from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, ReplicaSet, Target
+from headway.workload.quality import Scores
+from headway.workload.quality_traces import generate
+
+
+class Formula:
+    """Work over GPUs: the larger the model, the slower."""
+
+    def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
+        size = {"llama-3-8b": 1.0, "llama-3-70b": 4.0}[model.name]
+        return size * rate_rps * float(lengths.output_tokens.mean()) / 1000 / replicas.num_gpus**0.9
+
+
+def problem(target: Target) -> Problem:
+    models = tuple(catalog.model(name) for name in ("llama-3-8b", "llama-3-70b"))
+    scores = generate(1, 80, cascade="llama")
+    return Problem(models, catalog.gpu("h100-80gb-sxm"), catalog.engine("vllm"), 8, 10.0, scores, target, max_kinds=1)
+
+
+@pytest.mark.parametrize("target", [QualityFloor(75.0), LatencyBudget(6.0)])
+def test_candidates_are_plans_of_their_own_that_begin_with_the_answer(target: Target) -> None:
+    asked = problem(target)
+    search = Search(asked, Latencies(Formula()), NoBounds(), Effort(stable_rounds=4))
+    looked = search.look(target)
+    found = candidates(search, looked, "test", 6)
+    assert len(found) > 1 and len({(each.thresholds, each.stages) for each in found}) == len(found)
+    assert found[0].objective == min(each.objective for each in found)
+    for each in found:
+        assert sum(stage.num_gpus for stage in each.stages) <= 8
+        final = asked.scores.final_stage(each.thresholds)
+        assert each.quality == pytest.approx(asked.scores.quality_of(final))
+        assert each.latency_s == max(stage.p95_latency_s or 0.0 for stage in each.stages)
+    if isinstance(target, QualityFloor):
+        good = search.known.quality >= target.q_min
+        least = search.known.ratios[good, 1].min()
+        # One model's answers are about as long as another's, so the least work is the least share that is sent on.
+        assert min(each.stages[1].processing_ratio for each in found if each.quality >= 75.0) <= least + 0.02
+
+
+@pytest.mark.parametrize("use_all", [True, False])
+def test_the_least_sum_is_that_of_all_allocations(use_all: bool) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(60):
+        costs = [random.uniform(0, 9, 8) for _ in range(3)]
+        for each in costs:
+            each[random.random(8) < 0.4] = inf
+        sums = {
+            gpus: sum(each[f] for each, f in zip(costs, gpus, strict=True))
+            for gpus in product(range(8), repeat=3)
+            if (sum(gpus) == 7 if use_all else sum(gpus) <= 7)
+        }
+        best, found = min(sums.values()), _allocated(costs, 7, use_all)
+        assert (found is None) == (best == inf)
+        if found is not None:
+            assert sums[found] == pytest.approx(best)
+
+
+def test_the_more_requests_the_surer_a_threshold() -> None:
+    few, many = (confidence(generate(1, num), (74.0, 64.0)) for num in (100, 1600))
+    for narrow, wide in zip((many.quality, *many.processing_ratios[1:]), (few.quality, *few.processing_ratios[1:]),
+                            strict=True):  # fmt: skip
+        assert narrow[1] - narrow[0] < 0.5 * (wide[1] - wide[0])
+    scores = generate(1, 1600)
+    assert many.quality[0] < (scores.quality((74.0, 64.0)) or 0.0) < many.quality[1]
+    assert many.processing_ratios[0] == (1.0, 1.0)
+    first = many.thresholds[0]
+    assert first is not None and first[0] <= 74.0 <= first[1]
+
+
+def test_a_threshold_that_does_not_matter_is_as_low_as_can_be() -> None:
+    same = np.full((50, 2), 80.0)
+    tokens = np.ones((50, 2), "i8")
+    found = confidence(Scores(("a", "b"), same, tokens, tokens[:, 0]), (90.0,))
+    assert found.quality == (80.0, 80.0) and found.thresholds == ((0.0, 0.0),)
+
+
+def test_the_sum_along_the_way_counts_rare_stages_less() -> None:
+    """Where 1% of the requests reach a stage, it is a fifth of what it were if the slowest 5% went through it."""
+    asked = problem(QualityFloor(80.0))
+    search = Search(asked, Latencies(Formula()), NoBounds(), Effort(stable_rounds=4))
+    found = candidates(search, search.look(asked.target), "test", 6)[0]
+    first = structs.replace(found.stages[0], processing_ratio=1.0, p95_latency_s=10.0)
+    some, few, none = (
+        structs.replace(found.stages[1], processing_ratio=ratio, p95_latency_s=p95_s)
+        for ratio, p95_s in ((0.2, 40.0), (0.01, 8.0), (0.0, None))
+    )
+    assert along_s(structs.replace(found, stages=(first, some))) == pytest.approx(50.0)
+    assert along_s(structs.replace(found, stages=(first, few))) == pytest.approx(11.6)
+    assert along_s(structs.replace(found, stages=(first, none))) == pytest.approx(10.0)

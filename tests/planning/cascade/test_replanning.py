@@ -1,0 +1,312 @@
+"""Planning anew: what counts as a shift, what changes, and a run in which requests get harder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from headway import catalog
+from headway.control.policies import CascadeOf, Policies
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Fleet, Parallel, Pool
+from headway.core.record import Ended, Outcome
+from headway.core.task import InlineTask
+from headway.metrics.summary import summarize
+from headway.planning.cascade import replanning
+from headway.planning.cascade.periods import Period, shift
+from headway.planning.cascade.plan import CascadePlan, StagePlan
+from headway.planning.cascade.problem import QualityFloor, Replicas
+from headway.planning.cascade.replanning import Replan, Replanner, Standing, changes, standing
+from headway.policies.cascade.replanned import Replanned as Following
+from headway.policies.ordering.fcfs import Fcfs
+from headway.policies.resolve import Choice
+from headway.policies.routing.least_loaded import LeastLoaded
+from headway.policies.scaling.replanned import Replanned as Rollout
+from headway.sim.cluster import simulate
+from headway.testing.conformance_cascade import check_cascade
+from headway.testing.conformance_scaler import check_scaler
+from headway.workload.quality import Scores
+from headway.workload.table import Workload
+from headway.workload.trace import TraceSource
+
+MODELS = ("llama-3-8b", "llama-3-70b")
+
+
+def scores(num: int = 200, harder: float = 0.0, seed: int = 0) -> Scores:
+    random = np.random.default_rng(seed)
+    first = np.clip(random.uniform(40, 100, num) - harder, 0, 100)
+    table = np.stack([first, np.full(num, 95.0)], axis=1)
+    return Scores(MODELS, table, random.integers(50, 150, (num, 2)), random.integers(50, 150, num))
+
+
+def period(of: Scores, rate_rps: float = 5.0) -> Period:
+    return Period(rate_rps, tuple(of.prompt_tokens[:50].astype(float)), of)
+
+
+def plan(threshold: float, small: tuple[Replicas, ...], large: tuple[Replicas, ...]) -> CascadePlan:
+    stages = tuple(
+        StagePlan(name, sum(part.num_gpus for part in parts), parts, level, 1.0, 5.0, 1.0)
+        for name, parts, level in zip(MODELS, (small, large), (threshold, None), strict=True)
+    )
+    return CascadePlan(
+        "converged", "test", QualityFloor(80), stages, 8, 8, 1.0, None, 80.0, 1.0, 95.0, 70.0, (), 0, 0, 0, ""
+    )
+
+
+def pool_of(model: str, tp: int, pp: int = 1) -> str:
+    return f"{model} tp {tp}"
+
+
+POOLS = {(name, tp, 1): pool_of(name, tp) for name in MODELS for tp in (1, 2, 4)}
+CONFIG = Replan(quality=80)
+
+
+def replicas_of(found: CascadePlan) -> Mapping[str, int]:
+    return standing(found, POOLS).replicas
+
+
+def replanner(make: Callable[[Scores, float], CascadePlan], expected: Period | None, **changes: Any) -> Replanner:
+    config = structs.replace(CONFIG, **changes)
+    return Replanner(MODELS, POOLS, standing(LIGHT, POOLS), expected, InlineTask(make), config, planning_s=20.0)
+
+
+LIGHT = plan(60.0, (Replicas(1, 1, 4),), (Replicas(4, 1, 1),))
+HEAVY = plan(75.0, (Replicas(1, 1, 2),), (Replicas(4, 1, 1), Replicas(2, 1, 1)))
+
+
+def feed(planner: Replanner, of: Scores, from_s: float, every_s: float = 0.1) -> None:
+    """Requests that both models answer, whether they are audited or not."""
+    for i in range(len(of)):
+        id, at_s = round(from_s * 1000) + i, from_s + i * every_s
+        planner.arrived(SimpleNamespace(id=id, prompt_tokens=int(of.prompt_tokens[i])), at_s)  # type: ignore[arg-type]
+        for stage, name in enumerate(MODELS):
+            tokens = int(of.output_tokens[i, stage])
+            planner.ended(Ended(id, Outcome.FINISHED, name, 0, 0, at_s, None, at_s + 1, 9, tokens))
+            planner.scored(id, stage, float(of.scores[i, stage]))
+
+
+def test_what_has_shifted_is_named_and_chance_is_not() -> None:
+    before = period(scores())
+    assert [shift(before, period(scores(seed=i))) for i in range(1, 40)] == [None] * 39
+    assert shift(before, period(scores(seed=1), 6.5)) == "rate: +30%"
+    assert shift(before, period(scores(seed=1, harder=15.0))) == "scores of llama-3-8b"
+    longer = structs.replace(period(scores(seed=1)), prompt_tokens=(400.0,) * 50)
+    assert shift(before, longer) == "prompt lengths"
+
+
+def test_replicas_that_both_plans_have_are_no_change() -> None:
+    light, heavy = standing(LIGHT, POOLS), standing(HEAVY, POOLS)
+    assert changes(light, light) == {}
+    assert changes(light, heavy) == {pool_of(MODELS[0], 1): -2, pool_of(MODELS[1], 2): 1}
+
+
+def test_a_plan_is_made_from_the_audited_requests_once_the_planning_time_is_over() -> None:
+    asked: list[tuple[Scores, float]] = []
+
+    def make(found: Scores, rate_rps: float) -> CascadePlan:
+        asked.append((found, rate_rps))
+        return HEAVY
+
+    planner = replanner(make, period(scores()))
+    hard = scores(3000, harder=20.0, seed=3)
+    feed(planner, hard, 0.0)
+    assert planner.replicas(299.0) == replicas_of(LIGHT) and not asked
+    assert planner.replicas(300.0) == replicas_of(LIGHT) and not asked
+    assert planner.replicas(320.0) == replicas_of(HEAVY)
+    (found, rate_rps), (made,) = asked[0], planner.made
+    assert rate_rps == pytest.approx(10.0) and 90 < len(found) < 210  # 5% of 3,000
+    rows = {tuple(row) for row in hard.scores.tolist()}
+    assert all(tuple(row) in rows for row in found.scores.tolist())
+    assert made.changes == changes(standing(LIGHT, POOLS), standing(HEAVY, POOLS)) and made.why.startswith("rate")
+    assert planner.thresholds() == (60.0,)
+    planner.adopt()
+    assert planner.thresholds() == (75.0,)
+
+
+def test_too_few_answers_make_no_plan() -> None:
+    planner = replanner(lambda found, rate_rps: HEAVY, period(scores()))
+    planner.arrived(SimpleNamespace(id=0, prompt_tokens=9), 0.0)  # type: ignore[arg-type]
+    for now in (300.0, 320.0, 600.0, 620.0):
+        assert planner.replicas(now) == replicas_of(LIGHT)
+
+
+def test_what_is_too_little_for_one_period_counts_in_the_next() -> None:
+    planner = replanner(lambda found, rate_rps: HEAVY, None, every_s=60.0, audit_share=1.0, least_audited=40)
+    for minute, harder in enumerate((0.0, 0.0, 30.0, 30.0)):
+        feed(planner, scores(25, harder=harder, seed=minute), 60.0 * minute, every_s=2.0)
+        planner.replicas(60.0 * (minute + 1))
+        known = 0 if planner.expected is None else len(planner.expected.scores)
+        assert known == (0, 50, 50, 50)[minute] and not planner.made
+    planner.replicas(260.0)
+    assert [each.why for each in planner.made] == ["scores of llama-3-8b"]
+
+
+def test_a_period_that_does_not_end_takes_no_more_and_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of it is even over all that came, and its rate is that of all."""
+    monkeypatch.setattr(replanning, "MOST_KEPT", 64)
+    made: list[float] = []
+
+    def make(found: Scores, rate_rps: float) -> CascadePlan:
+        made.append(rate_rps)
+        return LIGHT
+
+    planner = replanner(make, period(scores(), 1.0), audit_share=1.0)
+    for i in range(5000):
+        planner.arrived(SimpleNamespace(id=i, prompt_tokens=i), i * 0.05)  # type: ignore[arg-type]
+        assert len(planner._prompts) <= 64
+    kept = planner._prompts.between(0.0)
+    assert kept == list(range(0, 5000, int(kept[1]))) and len(kept) >= 32
+    feed(planner, scores(), 250.0)
+    planner.replicas(300.0)
+    planner.replicas(330.0)
+    assert made and made[0] == pytest.approx((5000 + 200) / 300.0)
+
+
+def test_who_never_gets_through_is_not_waited_for_for_ever() -> None:
+    """A request that no judge could score, say."""
+    planner = replanner(lambda found, rate_rps: HEAVY, period(scores()), every_s=10.0, audit_share=1.0)
+    planner.arrived(SimpleNamespace(id=7, prompt_tokens=9), 0.0)  # type: ignore[arg-type]
+    planner.replicas(100.0)
+    assert planner.audits(7)
+    planner.replicas(200.0)
+    assert not planner.audits(7)
+
+
+def test_a_plan_that_cannot_be_made_leaves_everything_as_it_is() -> None:
+    def make(found: Scores, rate_rps: float) -> CascadePlan:
+        raise HeadwayError("too much for 8 GPUs")
+
+    planner = replanner(make, period(scores()))
+    feed(planner, scores(3000, harder=20.0, seed=3), 0.0)
+    planner.replicas(300.0)
+    assert planner.replicas(320.0) == replicas_of(LIGHT) and planner.thresholds() == (60.0,)
+    assert planner.news == ["no plan at 320 s (rate: +100%): too much for 8 GPUs"] and not planner.made
+    feed(planner, scores(3000, harder=20.0, seed=4), 300.0)
+    planner.replicas(600.0)
+    planner.replicas(620.0)
+    assert len(planner.news) == 2, "the next period is another chance"
+
+
+class Slow:
+    """A clerk who is done when somebody says so."""
+
+    def __init__(self) -> None:
+        self.is_busy, self.num_asked = False, 0
+
+    def ask(self, *arguments: Any) -> None:
+        assert not self.is_busy
+        self.is_busy, self.num_asked = True, self.num_asked + 1
+
+    def answer(self) -> Any:
+        return HEAVY
+
+
+def test_a_plan_that_comes_late_is_taken_when_it_is_there_and_no_other_is_begun_before() -> None:
+    clerk = Slow()
+    planner = Replanner(MODELS, POOLS, standing(LIGHT, POOLS), period(scores()), clerk, CONFIG)
+    for i in range(3):
+        feed(planner, scores(3000, harder=20.0, seed=i), 300.0 * i)
+        assert planner.replicas(300.0 * (i + 1)) == replicas_of(LIGHT)
+    assert clerk.num_asked == 1 and not planner.made
+    clerk.is_busy = False
+    assert planner.replicas(902.0) == replicas_of(HEAVY) and planner.made[0].at_s == 902.0
+
+
+def test_the_pair_keeps_to_what_every_policy_must() -> None:
+    """Within bounds, the same again, picklable, nothing kept, nothing reached for."""
+    wanted = Standing((50.0, 60.0, 70.0, 80.0), {"a": 2, "b": 1})
+
+    def planner() -> Replanner:
+        config = Replan(quality=80, every_s=5.0, audit_share=0.5)
+        return Replanner(tuple("mnopq"), {}, wanted, None, InlineTask(_no_plan), config)
+
+    check_cascade(lambda: Following(planner()))
+    check_scaler(lambda: Rollout(planner(), num_gpus=1000))
+
+
+def _no_plan(found: Scores, rate_rps: float) -> CascadePlan:
+    raise HeadwayError("none")
+
+
+class Watched(Rollout):
+    """Notes how many GPUs are in use."""
+
+    most = 0
+    last: Mapping[str, int] = {}
+
+    def scale(self, view: Any) -> Mapping[str, int]:
+        used = sum(
+            sum(pool.gpus.values()) * (len(pool.replicas) + pool.num_starting) for pool in view.pools
+        )  # each replica stands alone here
+        Watched.most = max(Watched.most, used)
+        Watched.last = {pool.name: pool.num_serving for pool in view.pools}
+        serving = {pool.model for pool in view.pools if pool.num_serving}
+        assert serving == set(MODELS)
+        return super().scale(view)
+
+
+@pytest.mark.parametrize("after", [HEAVY, plan(50.0, (Replicas(2, 1, 2),), (Replicas(2, 1, 2),))])
+def test_a_run_takes_a_new_plan_up_while_it_serves(after: CascadePlan) -> None:
+    gpu, engine = catalog.gpu("h100-80gb-sxm"), catalog.engine("vllm")
+    there = replicas_of(LIGHT)
+    pools = tuple(
+        Pool(pool, catalog.model(name), gpu, engine, Parallel(tp), there[pool], min_replicas=0, start_s=5.0)
+        for (name, tp, _), pool in POOLS.items()
+        if (name, tp) != ("llama-3-70b", 1)
+    )
+    hard, num = scores(2000, harder=20.0, seed=4), 2000
+    rows = Workload(
+        {
+            "arrival_s": np.arange(num) / 10,
+            "prompt_tokens": hard.prompt_tokens,
+            "output_tokens": hard.output_tokens[:, 0],
+            **{f"quality:{name}": hard.scores[:, i] for i, name in enumerate(MODELS)},
+            **{f"output_tokens:{name}": hard.output_tokens[:, i] for i, name in enumerate(MODELS)},
+        }
+    )
+    planner = replanner(lambda found, rate_rps: after, period(scores(), 10.0), every_s=100.0)
+    cascade = CascadeOf("cascade", MODELS, Choice("following", Following, {"planner": planner}))
+    scaler = Choice("rollout", Watched, {"planner": planner, "num_gpus": 8})
+    Watched.most = 0
+    done = summarize(
+        simulate(Fleet(pools), TraceSource(rows), Policies(LeastLoaded, Fcfs, cascade=cascade, scaler=scaler), seed=0)
+    )
+    assert done.num_completed == num
+    assert [each.why for each in planner.made][:1] == ["scores of llama-3-8b"]
+    assert Watched.most <= 8 and {**replicas_of(after), **Watched.last} == replicas_of(after)
+    assert planner.thresholds() == after.thresholds
+
+
+def test_what_came_since_the_last_change_is_planned_for() -> None:
+    """Requests get harder 200 s into a period of 300 s: the mixture is no plan's business."""
+    asked: list[Scores] = []
+
+    def make(found: Scores, rate_rps: float) -> CascadePlan:
+        asked.append(found)
+        return HEAVY
+
+    planner = replanner(make, period(scores(), 10.0), audit_share=0.2)
+    feed(planner, scores(3000, seed=1), 0.0)
+    planner.replicas(300.0)
+    assert planner.expected is not None and len(planner.expected.firsts) == 3000 and not asked
+    feed(planner, scores(2000, seed=2), 300.0)
+    feed(planner, scores(1000, harder=30.0, seed=3), 500.0)
+    planner.replicas(600.0)
+    assert planner.replicas(620.0) == replicas_of(HEAVY)
+    hard = {tuple(row) for row in scores(1000, harder=30.0, seed=3).scores.tolist()}
+    assert all(tuple(row) in hard for row in asked[0].scores.tolist()) and 100 < len(asked[0]) < 200
+
+
+def test_audited_requests_stand_for_all_first_scores() -> None:
+    """A sample that happens to be easy is planned for as what all requests are."""
+    audited, every = scores(100, seed=5), scores(4000, harder=10.0, seed=6)
+    seen = structs.replace(period(audited), firsts=tuple(every.scores[:, 0].tolist()))
+    before = abs(float(audited.scores[:, 0].mean() - every.scores[:, 0].mean()))
+    after = abs(float(seen.weighted.scores[:, 0].mean() - every.scores[:, 0].mean()))
+    assert len(seen.weighted) == 100 and after < before / 3
+    assert period(audited).weighted is audited

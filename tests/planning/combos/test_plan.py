@@ -1,0 +1,140 @@
+"""`headway plan combos`: profiles by simulation, their cache, the plan as a fleet that keeps what it promises."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headway.catalog import gpu
+from headway.cli import main
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.planning.combos import plan as combo_plan
+from headway.planning.combos.combos import Counts, GpuCombo, Group, Offer
+from headway.scenario.run import assemble, load, run
+
+SCENARIO = {
+    "name": "chat",
+    "workload": {"prompt_tokens": 300, "output_tokens": 60, "arrivals": 20, "num_requests": 200},
+    "slo": {"ttft_s": 2, "tpot_s": 0.05},
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1"}],
+}
+GPUS = "h800:2:2.8,h20:3:1.5"
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    file = tmp_path / "chat.yaml"
+    file.write_text(yaml.safe_dump(SCENARIO))
+    return file
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code and what was printed."""
+    code = main(["plan", "combos", *map(str, arguments), "--no-progress"])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_a_plan_is_a_fleet_that_serves_its_demand(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, out, page = tmp_path / "cache", tmp_path / "plan.yaml", tmp_path / "plan.html"
+    asked = [scenario, "--gpus", GPUS, "--rps", 90, "--sizes", 1, "--cache", cache, "--profile-requests", 150]
+    code, text, err = plan(capsys, *asked, "--json", "-o", out, "--html", page)
+    assert code == 0, err
+    answer = json.loads(text)
+    found = answer["plan"]
+    assert found["status"] == "optimal" and found["gap"] == pytest.approx(0, abs=1e-9)
+    assert found["services"][0]["goodput_rps"] >= 90
+    assert all(found["gpus"].get(name, 0) <= most for name, most in (("h800-80gb-sxm", 2), ("h20-96gb", 3)))
+    assert set(answer["others"]) == {"mc", "mce"}
+    assert answer["others"]["mc"]["usd_per_hour"] <= found["usd_per_hour"] + 1e-9
+    # What is planned does what it was profiled to do, at the rate that was asked for.
+    document = yaml.safe_load(out.read_text())
+    document["workload"] |= {"arrivals": 90, "num_requests": 600}
+    out.write_text(yaml.safe_dump(document))
+    done = run(load(out)).summary
+    assert done.slo_attainment is not None and done.slo_attainment >= 0.85
+    assert "<1 x" in page.read_text() and "goodput" in page.read_text()
+    # The same again costs no simulation.
+    again = plan(capsys, *asked, "--json")
+    assert json.loads(again[1])["plan"] == found
+    assert "0 simulations" in again[2]
+
+
+def test_a_demand_beyond_the_gpus_is_told(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [scenario, "--gpus", "h20:1", "--rps", 5000, "--sizes", 1, "--no-cache", "--profile-requests", 60]
+    code, text, _ = plan(capsys, *asked)
+    assert code == 3
+    assert "at most" in text and "needs 5000" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        ({"slo": {}}, (), "slo: expected ttft_s, tpot_s, or both"),
+        ({"fleet": [], "combos": []}, (), "no replicas"),
+        ({}, ("--gpus", "h900:1"), "--gpus: .*h900"),
+        ({}, ("--gpus", "h20:many"), "expected type:count:price"),
+        ({}, ("--rps", "1,2"), "expected 1 numbers"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    change: dict[str, object], arguments: tuple[str, ...], message: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "asked.yaml"
+    file.write_text(yaml.safe_dump({**SCENARIO, **change}))
+    options = arguments if "--gpus" in arguments else ("--gpus", "h20:1", *arguments)
+    code, _, err = plan(capsys, file, "--no-cache", *options)
+    assert code == 1 or code == 2
+    assert re.search(message, err), err
+
+
+def test_a_profile_lasts_until_as_many_are_in_flight_as_in_the_long_term() -> None:
+    """Answers of 20 s: 300 requests would all be in flight at once, at any rate, and none would wait."""
+    document = {
+        "name": "pages",
+        "workload": {"prompt_tokens": 100, "output_tokens": 600, "arrivals": 5, "num_requests": 100},
+        "slo": {"ttft_s": 1, "tpot_s": 0.03},
+        "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-v1"}],
+    }
+    asked = combo_plan.ask(document, Places(), Path(), None)
+    question = combo_plan.Question(offers=(Offer(gpu("h20-96gb")),), counts=Counts(aggregated=(1,)))
+    combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
+    rate = combo_plan.Profiles({"pages": asked}, question, None).goodput_rps(
+        combo, asked.service.pattern, asked.service.slo
+    )
+    lengths = {"prompt_tokens": 100, "output_tokens": 600}
+    attained = []
+    for share in (0.9, 1.2):
+        workload = {**lengths, "arrivals": share * rate, "num_requests": round(200 * share * rate)}
+        attained.append(run(assemble({**document, "workload": workload}, Places(), Path())).summary.slo_attainment)
+    assert attained[0] >= 0.9, "in the long term, to a tenth"
+    assert attained[1] < 0.5, "and not much less than what can be served"
+
+
+def test_aggregated_combos_beside_split_ones_have_a_goodput() -> None:
+    document = {**SCENARIO, "handover": {"mode": "layerwise", "degree": 8}}
+    asked = combo_plan.ask(document, Places(), Path(), None)
+    one = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb", 2, 2))
+    two = GpuCombo("llama-3.1-8b", 3.0, prefill=Group("h20-96gb"), decode=Group("h20-96gb"))
+    fleet = combo_plan.fleet_of([(one, 2, 12.5, "one"), (two, 1, 20.0, "two")], asked)
+    assert [each.get("goodput_rps") for each in fleet["combos"]] == [12.5, 20.0] and fleet["fleet"] == []
+    chosen = assemble({**asked.document, **fleet}, Places(), Path())
+    both = chosen.fleet.combos[0]
+    assert [part.role for part in both.parts] == ["mixed"] and both.replicas == 2 and both.parts[0].replicas == 2
+    assert run(chosen).summary.num_completed == 200
+    assert combo_plan.fleet_of([(one, 2, 12.5, "one")], asked)["combos"] == [], "alone, it can be served live"
+
+
+def test_a_combo_is_split_or_aggregated() -> None:
+    half = {"model": "llama-3.1-8b", "gpu": "h20-96gb"}
+    for parts in ({"prefill": half}, {"aggregated": half, "decode": half}, {}):
+        with pytest.raises(HeadwayError, match="expected `prefill` and `decode`, or `aggregated`"):
+            assemble({**SCENARIO, "fleet": [], "combos": [{"name": "a", **parts}]}, Places(), Path())

@@ -1,0 +1,227 @@
+"""Tables, pages and traces of made-up runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from headway.core.errors import HeadwayError
+from headway.metrics.latency import Slo
+from headway.metrics.summary import PARTS, flatten, summarize
+from headway.report import describe, html, table, trace
+from headway.report.run import Provenance, Run, told_apart
+from oracle_records import Run as Made
+
+PROVENANCE = Provenance("seed: 7\n# </script><b>&\n", 7, "0.1.0", "headway compare scenario.yaml")
+ROUTERS = ("round-robin", "least-loaded", "jsq-tokens", "power-of-two")
+
+
+def make(index: int, *, calibrated: bool = True, notes: tuple[str, ...] = (), **more: object) -> Run:
+    made = Made(seed=index, num_requests=80, trouble=0.01 * index, **more)  # type: ignore[arg-type]
+    policies = {"routing": ROUTERS[index], "ordering": "fcfs"}
+    summary = summarize(made.records, slo=Slo(ttft_s=0.05))
+    return Run(" + ".join(policies.values()), policies, made.records, summary, 0.1, 0.2, calibrated, notes)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return [make(i) for i in range(3)]
+
+
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium on this machine")
+    return found
+
+
+# The table.
+
+
+def test_table_has_a_row_per_run_and_marks_the_best(runs: list[Run]) -> None:
+    text = table.render(runs, width=220)
+    lines = [line for line in text.splitlines() if " fcfs " in line]
+    assert [line.split()[0] for line in lines] == list(ROUTERS[:3])
+    best = min(range(3), key=lambda i: flatten(runs[i].summary)["ttft_s.p99"])  # type: ignore[arg-type,return-value]
+    compared = table.compare(runs)
+    column = [c.key for c in compared.columns].index("ttft_s.p99")
+    assert [row[column].best for row in compared.cells] == [i == best for i in range(3)]
+    assert compared.cells[best][column].text + table.BEST in lines[best]
+    assert "rejected" in text and "cancelled" in text
+
+
+@pytest.mark.parametrize("width", [66, 80, 100, 140, 250])
+def test_table_fits_its_console(runs: list[Run], width: int) -> None:
+    text = table.render(runs, width=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text and "TTFT p99" in text and "rejected" in text
+
+
+def test_table_of_a_lone_run_marks_nothing_and_says_what_to_doubt() -> None:
+    text = table.render([make(0, calibrated=False, notes=("one odd thing",))], width=200)
+    assert table.BEST not in text
+    assert "not calibrated" in text and "one odd thing" in text
+
+
+def test_table_shows_what_did_not_finish() -> None:
+    whole, cut = make(0), make(1, stop_s=2.0)
+    assert "unfinished" in table.render([whole, cut], width=80)
+    assert "unfinished" not in table.render([whole], width=200)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 s"),
+        (0.01234, "12.3 ms"),
+        (0.5, "500 ms"),
+        (0.9999, "1 s"),
+        (2.345, "2.35 s"),
+        (12345.6, "12,346 s"),
+    ],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert table.seconds(value) == text
+
+
+# The definitions.
+
+
+def test_every_metric_is_defined() -> None:
+    flat = flatten(make(0).summary)
+    keys = {key for key in flat if key.split(".")[0] not in ("tier", "model", "region", "replica")}
+    defined = {f"{name}.{last}" for name, part in PARTS.items() for last in part.__struct_fields__}
+    assert keys == defined | (set(describe.DEFINITIONS) - set(PARTS))
+    assert {key.split(".")[0] for key in flat} - {key.split(".")[0] for key in keys} == {
+        front.split(".")[0] for front in describe.BREAKDOWNS
+    }
+    assert {last for part in PARTS.values() for last in part.__struct_fields__} == set(describe.OVER)
+
+
+def test_the_page_on_metrics_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text() == describe.markdown(), "run: python -m headway.report.describe > docs/metrics.md"
+
+
+# The HTML page.
+
+
+class Fetches(HTMLParser):
+    """Whatever a browser would load, and the ids of the charts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.charts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.found += [value for name, value in attrs if name in ("src", "href", "srcset", "data") and value]
+        if given.get("class") == "chart":
+            self.charts.append(given["id"] or "")
+
+
+def test_page_is_one_file_that_fetches_nothing(runs: list[Run], tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    html.write(runs, PROVENANCE, path)
+    text = path.read_text()
+    assert len(text) < 8e6
+    parser = Fetches()
+    parser.feed(text)
+    assert parser.found == []
+    assert {"ttft", "itl", "e2e", "waiting", "running", "kv", "replicas", "tier-ttft_s"} <= set(parser.charts)
+    own = text.replace(get_plotlyjs(), "")
+    assert not re.search(r"https?://|@import|url\(", own)
+    for word in (
+        "headway compare scenario.yaml",
+        "0.1.0",
+        "seed: 7",
+        "&lt;/script&gt;&lt;b&gt;&amp;",
+        *ROUTERS[:3],
+    ):
+        assert word in own
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_page_draws_its_charts_in_a_browser(runs: list[Run], tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    html.write(runs, PROVENANCE, path)
+    command = [
+        chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
+        f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,2400", "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    dom = re.sub(r"<script>.*?</script>", "", dom, flags=re.DOTALL)
+    parser = Fetches()
+    parser.feed(path.read_text())
+    drawn = re.findall(r'<div class="chart[^"]*js-plotly-plot[^"]*" id="([^"]+)"', dom)
+    assert sorted(drawn) == sorted(parser.charts)
+    assert dom.count('class="trace scatter') >= 3 * 7
+    assert dom.count('class="points"') > 0 and 'class="hm"' in dom
+
+
+def test_page_without_tokens_still_stands() -> None:
+    made = Made(seed=0, num_requests=1)
+    run = Run("nothing", {}, made.records, summarize(made.records), 0.0, 0.0, True)
+    assert "No request got a token" in html.page([run], PROVENANCE)
+    with pytest.raises(HeadwayError, match="at least one run"):
+        html.page([], PROVENANCE)
+
+
+def test_what_cannot_be_written_is_named(runs: list[Run], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadwayError, match="cannot be written"):
+        html.write(runs, PROVENANCE, tmp_path / "file" / "report.html")
+    with pytest.raises(HeadwayError, match="cannot be written"):
+        trace.write(runs[0], PROVENANCE, tmp_path / "file" / "trace.json")
+
+
+def test_runs_are_named_by_what_tells_them_apart(runs: list[Run]) -> None:
+    alike = [replace(run, name="demo") for run in runs]
+    assert [run.name for run in told_apart(alike)] == list(ROUTERS[:3])
+    assert [run.name for run in told_apart(alike[:1])] == ["demo"]
+    twins = [alike[0], alike[0]]
+    assert [run.name for run in told_apart(twins)] == ["demo", "demo"]
+    text = html.page(alike, PROVENANCE)
+    assert "<h1>demo: 3 runs</h1>" in text and "jsq-tokens</button>" in text
+
+
+# The trace.
+
+
+def test_trace_holds_every_stretch_and_request(tmp_path: Path) -> None:
+    run = make(3)
+    assert trace.write(run, PROVENANCE, tmp_path / "trace.json") is None
+    found = json.loads((tmp_path / "trace.json").read_text())
+    events = found["traceEvents"]
+    assert found["otherData"]["scenario"] == PROVENANCE.scenario_yaml
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == len(run.records.stretches["replica"])
+    assert {e["pid"] for e in slices} == {1, 2, 3}
+    opened: dict[int, list[tuple[str, float]]] = {}
+    names: set[str] = set()
+    for event in events:
+        if event["ph"] == "b":
+            opened.setdefault(event["id"], []).append((event["name"], event["ts"]))
+            names.add(event["name"].split()[0])
+        elif event["ph"] == "e":
+            name, since = opened[event["id"]].pop()
+            assert name == event["name"] and event["ts"] >= since
+    assert len(opened) == 80 and not any(opened.values())
+    assert names == {"request", "queue", "prefill", "decode"}
+
+
+def test_a_long_trace_is_cut_and_says_so(tmp_path: Path) -> None:
+    run = make(0)
+    note = trace.write(run, PROVENANCE, tmp_path / "trace.json", max_events=200)
+    found = json.loads((tmp_path / "trace.json").read_text())
+    assert note is not None and found["otherData"]["note"] == note and "200" in note
+    assert 50 < len(found["traceEvents"]) < 400

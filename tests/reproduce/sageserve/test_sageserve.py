@@ -1,0 +1,268 @@
+"""SageServe's evaluation made anew: scenarios hold together, runs are reduced to what records say, signs are right."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway import scenario
+from headway.config.strict_yaml import Places
+from headway.planning import gpu_hours_bound
+from headway.report.run import Run
+from headway.reproduce import sageserve
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.findings import Table
+from headway.reproduce.sageserve import bounds, measures, orderings, runs, scenes
+from headway.reproduce.sageserve.exhibits import exhibits
+from headway.reproduce.sageserve.outcomes import outcomes
+from headway.reproduce.sageserve.scenes import LLAMA_2, LT_I, LT_U, LT_UA, MODELS, REACTIVE, REGIONS, SCOUT, Scene
+from headway.reproduce.sageserve.table import Runs
+from headway.reproduce.tasks import Measurement, Simulation
+
+SEEDS = (0, 1)
+SERVED = {"tps": dict.fromkeys((*MODELS, SCOUT), 500.0), "most": dict.fromkeys((*MODELS, SCOUT), 1000.0)}
+LONE = Scene(theta=SERVED["tps"], models=(LLAMA_2,), hours=1.0)
+
+
+def assembled(document: dict[str, Any]) -> scenario.Scenario:
+    return scenario.assemble(copy.deepcopy(document), Places(), Path())
+
+
+@pytest.mark.parametrize("strategy", scenes.STRATEGIES)
+def test_every_strategy_starts_with_the_papers_twenty_instances_of_each_model_and_region(strategy: str) -> None:
+    chosen = assembled(scenes.document(Scene(theta=SERVED["tps"]), strategy))
+    held: dict[tuple[str, str], int] = {}
+    for pool in chosen.fleet.pools:
+        held[pool.model.name, pool.region] = held.get((pool.model.name, pool.region), 0) + pool.replicas
+        assert pool.min_replicas == 2
+    assert held == {(model, region): 20 for model in MODELS for region in REGIONS}
+    assert scenario.policies_of(chosen).scaler is not None
+
+
+def test_no_region_has_more_gpus_than_its_instances_at_the_start() -> None:
+    chosen = assembled(scenes.document(Scene(theta=SERVED["tps"]), REACTIVE))
+    for region, _, count in chosen.fleet.gpu_limits:
+        assert count == sum(p.replicas * p.parallel.num_gpus for p in chosen.fleet.pools if p.region == region)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_mixes_differ_in_batch_requests_alone(share: float) -> None:
+    whole = Scene(models=(LLAMA_2,), builtin=scenes.NOVEMBER, hours=2.0)
+    counts = [tiers(scenes.document(replace(whole, batch_share=each), REACTIVE)) for each in (0.25, share)]
+    assert counts[1][0] == pytest.approx(counts[0][0], rel=0.05)
+    assert counts[1][1] / sum(counts[1]) == pytest.approx(
+        share, rel=0.6
+    )  # noise of an hour, cv 0.6, and the hour itself
+
+
+def tiers(document: dict[str, Any]) -> tuple[int, int]:
+    """Interactive and batch requests."""
+    chosen = assembled(document)
+    from headway.workload.spec import generate
+
+    tier = generate(chosen.spec.workload, 0, Path()).column("tier")
+    return int((tier < 2).sum()), int((tier >= 2).sum())
+
+
+@pytest.mark.parametrize("ordering", scenes.ORDERINGS)
+def test_orderings_are_compared_on_a_fleet_that_stays(ordering: str) -> None:
+    assert scenario.policies_of(assembled(orderings.document(ordering, 1.5))).scaler is None
+
+
+@pytest.fixture(scope="module")
+def short() -> Run:
+    return scenario.run(assembled(scenes.document(replace(LONE, load=0.3), REACTIVE)))
+
+
+def test_a_run_is_reduced_to_what_its_records_say(short: Run) -> None:
+    found = measures.measure(short)["models"][LLAMA_2]
+    replicas, from_s = short.records.replicas, short.summary.warmup_s
+    paid_s = sum(max(to - max(since, from_s), 0.0) for r in replicas for since, to in r.up)
+    assert found["instance_hours"] == pytest.approx(paid_s / 3600) == pytest.approx(sum(found["regions"].values()))
+    bins = found["instances"]
+    whole_s = sum(max(min(to, len(bins) * measures.BIN_S) - since, 0.0) for r in replicas for since, to in r.up)
+    assert sum(mean for _, mean in bins) * measures.BIN_S == pytest.approx(whole_s)
+    assert found["ttft_p75_s"] <= found["ttft_p90_s"] <= found["ttft_p95_s"] <= found["ttft_p99_s"]
+
+
+def test_of_one_model_waste_and_spot_hours_are_the_summarys(short: Run) -> None:
+    found, summary = measures.measure(short)["models"][LLAMA_2], short.summary
+    assert summary.starting_gpu_hours is not None and summary.spot_gpu_hours
+    for cause in measures.CAUSES:
+        assert found["wasted"][cause] * 4 == pytest.approx(getattr(summary.starting_gpu_hours, cause))
+    assert found["spot_hours"] * 4 == pytest.approx(summary.spot_gpu_hours)
+    assert found["starts"] == summary.starts
+    assert summary.kv_use is not None and found["kv_use"] == summary.kv_use.mean
+
+
+def test_who_still_waits_has_waited_so_far(short: Run) -> None:
+    records = short.records
+    wait_s, limit_s = measures.waits(records, LLAMA_2, 0.0, records.end_s)
+    interactive = records.workload["tier"][records.requests["request"]] < measures.BATCH
+    assert len(wait_s) == len(limit_s) == interactive.sum()
+    assert (wait_s >= 0).all() and set(np.unique(limit_s)) == {1.0, 60.0}
+
+
+def test_no_run_goes_below_the_bound(short: Run) -> None:
+    hours = measures.measure(short)["models"][LLAMA_2]["instance_hours"]
+    least = bounds.bound(scenes.document(replace(LONE, load=0.3), REACTIVE), 0)["instance_hours"]
+    assert least * (1 + 1e-5) >= 3 * scenes.LEAST * 0.5 and least <= hours  # half an hour after the warm-up
+
+
+def test_an_instance_serves_more_flat_out_than_in_time() -> None:
+    served = measures.theta(scenes.document(LONE, REACTIVE))
+    assert 0 < served["tps"][LLAMA_2] < served["most"][LLAMA_2]
+    assert runs.theta(served, 0.5)[LLAMA_2] == pytest.approx(0.5 * served["most"][LLAMA_2])
+
+
+def model(hours: float, **more: Any) -> dict[str, Any]:
+    base = {"instance_hours": hours, "spot_hours": 10.0, "wasted_hours": 1.0, "starts": 5, "kv_use": 0.4, "late": 0.1}
+    tails = {f"ttft_p{q}_s": 1.0 for q in (75, 90, 95, 99)} | {"e2e_p95_s": 20.0}
+    rest = {"regions": dict.fromkeys(REGIONS, hours / 3), "num_requests": 1000, "instances": [[0.0, 3.0]]}
+    return {**base, **tails, **rest, "wasted": dict.fromkeys(measures.CAUSES, 0.3), **more}
+
+
+def day(**more: Any) -> Measurement:
+    whole = {"instance_hours": 400.0, "spot_hours": 40.0, "kv_use": 0.4}
+    of_models = {key: value for key, value in more.items() if not key.startswith("all_")}
+    return {
+        "models": {name: model(100.0, **of_models) for name in (*MODELS, SCOUT)},
+        **whole, **{key.removeprefix("all_"): value for key, value in more.items() if key.startswith("all_")},
+    }  # fmt: skip
+
+
+def made(kind: str = "", name: str = "", **more: Any) -> dict[tuple[Any, ...], Measurement]:
+    """Runs in which all is alike, but for one strategy in one scene."""
+    found: dict[tuple[Any, ...], Measurement] = {}
+    for seed in SEEDS:
+        for part in runs.parts(quick=False):
+            for each in part.strategies:
+                found[part.kind, each, seed] = day(**(more if (part.kind, each) == (kind, name) else {}))
+        for scaled in runs.BOUNDED:
+            found[runs.BOUND, scaled, seed] = {"instance_hours": 50.0}
+            found[runs.KNOWS, scaled, seed] = day()
+        for each in runs.LONG_TERM:
+            found[runs.BURST, each, seed] = {"ttft_p95_s": 8.0, "recovered_s": 60.0, "instances": [], "minutes": []}
+        for each in (REACTIVE, LT_U, LT_UA):
+            found[runs.WEEK, each, seed] = {"ttft_p95_s": 2.0, "bins": []}
+        for i, each in enumerate(("fcfs", "edf", "dpa", "pf")):
+            violations = {"0": 0.4 - 0.05 * i, "1": 0.2 + 0.1 * i}
+            found[runs.ORDER, each, seed] = {"violations": violations, "q3_s": {"0": 4.0 - i, "1": 4.0 + i}}
+    return found
+
+
+def judged(found: dict[tuple[Any, ...], Measurement]) -> dict[str, Any]:
+    return {name: outcome.values for name, outcome in outcomes(Runs(found, SEEDS)).items()}
+
+
+def test_a_value_for_every_claim_and_seed() -> None:
+    values = judged(made())
+    assert set(values) == {claim.id for claim in sageserve.CLAIMS}
+    assert all(len(each) == len(SEEDS) for each in values.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "more", "claim", "value"),
+    [
+        (runs.PEAK, scenes.SILOED, {"all_instance_hours": 800.0}, "unified-hours", 0.5),
+        (runs.PEAK, scenes.SILOED, {"instance_hours": 200.0}, "unified-small", 0.5),
+        (runs.PEAK, scenes.SILOED, {"all_kv_use": 0.2}, "unified-kv", 1.0),
+        (runs.PEAK, scenes.SILOED, {"ttft_p95_s": 0.5}, "unified-tail", 1.0),
+        (runs.PEAK, scenes.SILOED, {"e2e_p95_s": 10.0}, "unified-e2e", 1.0),
+        (runs.PEAK, scenes.SILOED, {"all_spot_hours": 20.0}, "unified-spot", 1.0),
+        (runs.ALONE, scenes.CHIRON, {"instance_hours": 300.0}, "chiron-hours", 3.0),
+        (runs.ALONE, scenes.CHIRON, {"kv_use": 0.1}, "chiron-kv", 0.75),
+        (runs.ALONE, scenes.GUARDED, {"instance_hours": 125.0}, "guarded-hours", 0.2),
+        (runs.ALONE, scenes.LT_Q, {"late": 0.05}, "quantile-late", 0.5),
+        (runs.ALONE, scenes.LEAK, {"instance_hours": 90.0}, "leak-hours", -0.1),
+        (runs.DAY, LT_U, {"instance_hours": 75.0}, "lt-u-hours", 0.25),
+        (runs.DAY, LT_UA, {"instance_hours": 75.0}, "usd-saved", 24.58),
+        (runs.DAY, LT_UA, {"wasted_hours": 0.2}, "lt-ua-waste", 0.8),
+        (runs.DAY, LT_UA, {"starts": 1}, "cold-starts", 0.8),
+        (runs.DAY, LT_I, {"ttft_p90_s": 6.0}, "lt-i-tail", 5.0),
+        (runs.NOVEMBER, LT_I, {"instance_hours": 75.0}, "nov-lt-i-hours", 0.25),
+        (runs.H100, LT_UA, {"instance_hours": 75.0}, "h100-hours", 0.25),
+        (runs.MIX_9, LT_UA, {"instance_hours": 75.0}, "mix-order", 0.25),
+        (runs.SCOUT, LT_UA, {"all_instance_hours": 300.0}, "scout-saved", 0.25),
+    ],
+)
+def test_signs(kind: str, name: str, more: dict[str, float], claim: str, value: float) -> None:
+    assert judged(made(kind, name, **more))[claim] == pytest.approx([value, value])
+
+
+def test_orderings_trade_the_tiers_as_the_paper_has_it() -> None:
+    values = judged(made())
+    assert values["pf-fast"] == pytest.approx([0.15, 0.15])
+    assert values["pf-normal"] == pytest.approx([0.3, 0.3])
+    assert values["pf-fast-q3"] == pytest.approx([0.75, 0.75]) == values["pf-normal-q3"]
+    assert values["order-fast"] == values["order-normal"] == [True, True]
+
+
+def test_fewer_in_every_region_means_every_region() -> None:
+    less = {region: 20.0 for region in REGIONS}
+    found = made()
+    for seed in SEEDS:
+        for name in runs.LONG_TERM:
+            found[runs.DAY, name, seed] = day(regions=less)
+    assert judged(found)["lt-regions"] == [True, True]
+    found[runs.DAY, LT_I, 1] = day(regions=less | {"us-west": 40.0})
+    assert judged(found)["lt-regions"] == [True, False]
+
+
+class Dry(Experiment):
+    """Runs nothing."""
+
+    asked: list[Any]
+
+    def run(self, tasks: Any) -> Any:
+        self.asked = [*getattr(self, "asked", []), *tasks.items()]
+        known: dict[Any, Measurement] = made() | {
+            (runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)
+        }
+        known |= {(runs.WHOLE, name, SEEDS[0]): day() for name, *_ in runs.whole_day(LONE, SERVED)}
+        known |= {gpu: SERVED for gpu in (scenes.A100, scenes.H100)} | {seed: {"factor": 1.5} for seed in SEEDS}
+        return {key: known[key] for key in tasks}
+
+
+def test_only_what_is_asked_for_is_run() -> None:
+    dry = Dry(SEEDS, claims=frozenset({"pf-fast"}))
+    assert "pf-fast" in sageserve.run(dry).outcomes
+    assert [key[0] for key, task in dry.asked if isinstance(task, Simulation)] == [runs.ORDER] * 2 * len(SEEDS) * 2
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_all_that_is_run_is_a_scenario(quick: bool) -> None:
+    dry = Dry(SEEDS, quick)
+    findings = sageserve.run(dry)
+    assert set(findings.outcomes) == {claim.id for claim in sageserve.CLAIMS}
+    assert len(findings.exhibits) > 15
+    for (_, _, seed), task in ((key, task) for key, task in dry.asked if isinstance(task, Simulation)):
+        if seed == SEEDS[0]:
+            assembled(dict(task.document))
+
+
+def test_the_best_plan_of_one_who_knows_the_trace_stands_above_the_bound() -> None:
+    """Over a demand that a single headroom has to meet; where nothing serves in time, no row says that it does."""
+    scene = scenes.Scene(models=(scenes.LLAMA_2,), from_hour=scenes.THURSDAY + 11, hours=1.25, load=0.15)
+    document = scenes.document(scene, REACTIVE)
+    tps = {scenes.LLAMA_2: 550.0}
+    least = bounds.bound(document, 1)["instance_hours"]
+    llama = bounds.best(document, 1, tps)["models"][scenes.LLAMA_2]
+    assert least <= llama["instance_hours"] and llama["late"] <= gpu_hours_bound.ALLOWED
+    found = made()
+    shown = [row[0] for table in tables(found) for row in table.rows]
+    assert shown.count("who knows the trace") == len(runs.BOUNDED)
+    found[runs.KNOWS, runs.DAY, SEEDS[0]] = {}
+    shown = [row[0] for table in tables(found) for row in table.rows]
+    assert shown.count("who knows the trace") == len(runs.BOUNDED) - 1
+
+
+def tables(found: dict[tuple[Any, ...], Measurement]) -> list[Table]:
+    known = found | {(runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)}
+    known |= {(runs.WHOLE, name, SEEDS[0]): day() for name, *_ in runs.whole_day(LONE, SERVED)}
+    return [each for each in exhibits(Runs(known, SEEDS), {scenes.A100: SERVED}) if isinstance(each, Table)]

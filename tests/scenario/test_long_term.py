@@ -1,0 +1,222 @@
+"""What long-term scalers are handed: demand series, forecasters that know a past, theta, planners, refusals."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes import FakePool, FakeReplica
+from headway import scenario
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+from headway.core.forecast import Floats
+from headway.forecast.naive import LastValue
+from headway.policies.hourly import Planning
+from headway.scenario import long_term as long_term_module
+from headway.workload.spec import generate
+
+REGIONS = ("us-east", "us-central", "us-west")
+STEP_S = 1800.0
+
+
+def document(scaling: Any, **workload: Any) -> dict[str, Any]:
+    pool = {"model": "llama-2-70b", "gpu": "a100-80gb", "tp": 4, "kv_capacity_tokens": 14_000, "replicas": 3}
+    pools = [{**pool, "name": region, "region": region, "min_replicas": 2, "max_replicas": 6} for region in REGIONS]
+    base = {"builtin": "sageserve-july-2025", "models": {"llama-2-70b": 1}, "start_hour": 58, "duration_s": 4500}
+    return {
+        "workload": {**base, "scale": 0.1, **workload},
+        "fleet": pools,
+        "policies": {"routing": "sageserve", "admission": "queue-manager", "scaling": scaling},
+        "simulation": {"until_s": 4500.0},
+    }
+
+
+def assembled(made: dict[str, Any]) -> scenario.Scenario:
+    return scenario.assemble(copy.deepcopy(made), Places(), Path())
+
+
+def setting(chosen: scenario.Scenario) -> long_term_module.Setting:
+    return long_term_module.Setting(
+        chosen.spec.workload, chosen.spec.seed, Path(), chosen.fleet, scenario.Lines(chosen)
+    )
+
+
+def long_term(name: str = "lt-i", method: str = "seasonal-naive", **more: Any) -> dict[str, Any]:
+    plan = {"step_s": STEP_S, "tps": {"llama-2-70b": 500.0}}
+    return {"name": name, "plan": plan, "forecaster": {"name": method, "past_hours": 48}, "planner": "ilp", **more}
+
+
+def refused(made: dict[str, Any]) -> str:
+    with pytest.raises(HeadwayError) as told:
+        assembled(made)
+    return str(told.value)
+
+
+def test_demand_is_what_the_workload_holds() -> None:
+    """Summed over cells and steps, the series are the interactive prompts, no more and no less."""
+    chosen = assembled(document("reactive"))
+    found = long_term_module.Demanded(setting(chosen)).own(Planning(step_s=STEP_S))
+    table = generate(chosen.spec.workload, 0)
+    tokens = table.prompt_tokens[table.column("tier") < 2].sum()
+    assert sum(float(series.sum()) for series in found.values()) * STEP_S == pytest.approx(float(tokens))
+    assert set(found) == {("llama-2-70b", region) for region in REGIONS}
+
+
+def test_the_past_is_of_the_hours_before() -> None:
+    """As busy as the week's shape has it, and another draw than the run's own."""
+    early, late = (
+        long_term_module.Demanded(setting(assembled(document("reactive", start_hour=hour)))) for hour in (48, 62)
+    )
+    night, noon = (each.past(2.0, Planning(step_s=STEP_S)) for each in (early, late))
+    assert sum(map(np.sum, noon.values())) > 3 * sum(map(np.sum, night.values()))
+    own = long_term_module.Demanded(setting(assembled(document("reactive", start_hour=60, duration_s=7200)))).own(
+        Planning(step_s=STEP_S)
+    )
+    cell = ("llama-2-70b", "us-east")
+    assert noon[cell] == pytest.approx(own[cell], rel=0.5)
+    assert not np.allclose(noon[cell], own[cell])
+
+
+class Last:
+    """Says how much it was told."""
+
+    cheats = False
+
+    def forecast(self, history: Floats, steps: int, quantiles: Any) -> Floats:
+        return np.full((len(quantiles), steps), float(len(history)))
+
+
+def test_a_forecaster_knows_past_and_history() -> None:
+    after = long_term_module.After(np.ones(5), Last())
+    assert after.forecast(np.ones(3), 2, (0.5,)).tolist() == [[8.0, 8.0]]
+
+
+def test_a_leak_ends_with_its_series() -> None:
+    until = long_term_module.Until(6, Last())
+    assert until.forecast(np.ones(4), 2, (0.5,))[0, 0] == 4.0
+    history = np.arange(5.0)
+    assert until.forecast(history, 2, (0.5,)).tolist() == LastValue().forecast(history, 2, (0.5,)).tolist()
+
+
+def test_honest_forecasters_never_look_at_the_runs_own_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to come is poisoned; all that they hear of the run is what the scaler has seen."""
+
+    def poisoned(*_: object) -> None:
+        raise AssertionError("the future was looked at")
+
+    monkeypatch.setattr(long_term_module.Demanded, "own", poisoned)
+    monkeypatch.setattr(long_term_module.Demanded, "table", property(poisoned))
+    run = scenario.run(assembled(document(long_term())))
+    assert run.summary.starts is not None
+    with pytest.raises(AssertionError, match="future"):
+        scenario.run(assembled(document(long_term(method="arima:1-0-0-leak"))))
+
+
+def test_a_leak_is_noted_as_cheating() -> None:
+    honest = scenario.run(assembled(document(long_term())))
+    leaked = scenario.run(assembled(document(long_term(method="arima:1-0-0-leak"))))
+    assert not any("cheating" in note for note in honest.notes)
+    assert any("cheating" in note for note in leaked.notes)
+
+
+def test_ilp_and_greedy_agree() -> None:
+    """One pool to a region, no limits: the greedy cover is an optimum, and both plans come to as many instances."""
+    hours = []
+    for planner in ("ilp", "greedy"):
+        run = scenario.run(assembled(document(long_term(planner=planner))))
+        hours.append(run.summary.gpu_hours)
+    assert hours[0] == pytest.approx(hours[1], rel=0.02)
+
+
+def test_theta_is_what_an_instance_serves() -> None:
+    """At theta it is in time; with half again as much, it is not."""
+    chosen = assembled(document("reactive"))
+    demand = long_term_module.Demanded(setting(chosen))
+    pool = chosen.fleet.pools[0]
+    tps = demand.tps(pool)
+    assert demand.tps(chosen.fleet.pools[1]) == tps  # regions do not matter
+    late = []
+    for factor in (0.8, 2.0):
+        rows = demand._rows(pool)
+        rate = factor * tps / float(rows.prompt_tokens.mean())
+        made = {
+            "workload": {
+                "prompt_tokens": {"kind": "lognormal", "p50": 1500, "p99": 6000, "max": 3072},
+                "output_tokens": {"kind": "lognormal", "p50": 180, "p99": 1400, "max": 1000},
+                "arrivals": rate,
+                "num_requests": 800,
+            },
+            "fleet": [document("reactive")["fleet"][0]],
+            "slo": {"ttft_s": 1.0},
+        }
+        made["fleet"][0] |= {"replicas": 1, "min_replicas": 1}
+        late.append(1 - (scenario.run(assembled(made)).summary.slo_attainment or 0.0))
+    assert late[0] <= 0.1 < late[1]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"name": "reactive", "forecaster": "arima"}, ("reactive", "takes no forecaster", "lt-u")),
+        (long_term(method="arma"), ("arma", "arima")),
+        (long_term(planner="lp"), ("planner", "lp")),
+        ({**long_term(), "forecaster": {"name": "arima", "past": 3}}, ("forecaster", "past")),
+        ({**long_term(), "forecaster": {"name": "arima", "past_hours": 100}}, ("past_hours", "58")),
+    ],
+)
+def test_what_cannot_be_is_refused(scaling: Any, words: tuple[str, ...]) -> None:
+    told = refused(document(scaling))
+    assert all(word in told for word in words), told
+
+
+def test_silos_are_for_the_greedy_planner() -> None:
+    made = document(long_term())
+    made["fleet"].append({**made["fleet"][0], "name": "us-east-batch"})
+    assert "greedy" in refused(made)
+    made["policies"]["scaling"]["planner"] = "greedy"
+    assembled(made)
+
+
+def views(chosen: scenario.Scenario) -> list[FakePool]:
+    """Pools as the planner sees them at the start."""
+    return [
+        FakePool(
+            pool.name, [FakeReplica(i, combo=i) for i in range(pool.replicas)], model=pool.model.name,
+            region=pool.region, gpu=pool.gpu.name, gpus={pool.gpu.name: 4}, min_replicas=pool.min_replicas,
+            max_replicas=20,
+        )
+        for pool in chosen.fleet.pools
+    ]  # fmt: skip
+
+
+def test_each_pool_has_its_own_least() -> None:
+    """Two here, one there: nobody has to keep as many as the one that keeps most."""
+    made = document(long_term())
+    made["fleet"][1]["min_replicas"] = 1
+    made["fleet"][2]["min_replicas"] = 3
+    chosen = assembled(made)
+    planner = long_term_module.Instances(
+        "ilp", Planning(tps={"llama-2-70b": 500.0}), long_term_module.Demanded(setting(chosen))
+    )
+    found = planner.instances({("llama-2-70b", region): (1.0,) for region in REGIONS}, views(chosen))
+    assert found == dict(zip(REGIONS, (2, 1, 3), strict=True))
+
+
+def test_what_is_not_planned_for_keeps_its_gpus() -> None:
+    """Of 24 GPUs in the east, a pool of another model has 12; what is planned gets the others, and no more."""
+    made = document(long_term())
+    made["fleet"] += [{**pool, "name": f"{pool['name']}-8b", "model": "llama-3.1-8b"} for pool in made["fleet"]]
+    made["gpu_limits"] = [
+        {"region": "us-east", "gpu": "a100-80gb", "count": 24}, {"region": "us-west", "gpu": "a100-80gb", "count": 80},
+    ]  # fmt: skip
+    chosen = assembled(made)
+    planner = long_term_module.Instances(
+        "ilp", Planning(tps={"llama-2-70b": 500.0}), long_term_module.Demanded(setting(chosen))
+    )
+    asked = {("llama-2-70b", region): (500.0 * (9 if region == "us-east" else 1),) for region in REGIONS}
+    found = planner.instances(asked, views(chosen))
+    assert set(found) == set(REGIONS) and found["us-east"] == 3

@@ -1,0 +1,64 @@
+"""Runs over a Ray cluster: the same results as one after the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+
+import pytest
+
+from headway import catalog
+from headway.config.strict_yaml import parse
+from headway.core.errors import HeadwayError
+from headway.metrics.summary import flatten
+from headway.reproduce.experiment import Experiment
+from headway.reproduce.tasks import Call
+from headway.scenario.ray_cluster import cluster
+from headway.scenario.run import assemble, compare
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headway[ray]'")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+SCENARIO = """
+workload: {num_requests: 60, arrivals: 5, prompt_tokens: 500, output_tokens: 50}
+fleet: [{model: llama-3.1-8b, gpu: a100-80gb, replicas: 2}]
+policies: {routing: [round-robin, least-kv]}
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Executor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        with cluster() as made:
+            yield made
+        ray.shutdown()
+
+
+def test_variants_are_those_of_one_process(pool: Executor) -> None:
+    chosen = assemble(*parse(SCENARIO, "two.yaml"), Path())
+    alone, spread = compare(chosen), compare(chosen, pool=pool)
+    assert [run.policies for run in spread] == [run.policies for run in alone]
+    for one, other in zip(alone, spread, strict=True):
+        assert flatten(one.summary) == flatten(other.summary)
+        assert all(
+            (one.records.requests[n] == other.records.requests[n]).all() for n in ("request", "end_s", "replica")
+        )
+
+
+def test_tasks_are_measured_alike(pool: Executor) -> None:
+    tasks = {exponent: Call(pow, {"base": 3, "exp": exponent}) for exponent in range(6)}
+    assert Experiment((0,), pool=pool).run(tasks) == Experiment((0,)).run(tasks)
+
+
+def test_errors_say_what_they_say(pool: Executor) -> None:
+    with pytest.raises(HeadwayError) as here:
+        catalog.model("llama-3.1-8c")
+    with pytest.raises(HeadwayError) as there:
+        pool.submit(catalog.model, "llama-3.1-8c").result()
+    assert str(here.value) == str(there.value)
+    with pytest.raises(HeadwayError, match="ZeroDivisionError"):
+        pool.submit(divmod, 1, 0).result()

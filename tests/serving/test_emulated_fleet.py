@@ -1,0 +1,99 @@
+"""Any scenario, served by emulated engines: who is started, as what, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway import serving
+from headway.core.errors import HeadwayError
+from headway.emulator import tokens
+from headway.emulator.api import Config
+from headway.gateway.fleet.starting import Processes
+from headway.scenario.presets import builtin
+from headway.scenario.run import Scenario, variant, variants
+from headway.serving.emulated_fleet import emulated, pool_of
+
+POOL = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "vllm-v1"}
+
+
+def _read(folder: Path, **said: Any) -> tuple[Scenario, Path]:
+    path = folder / "scenario.yaml"
+    path.write_text(yaml.safe_dump({"workload": {"builtin": "chat"}, **said}))
+    return serving.read(path), path
+
+
+def _ports(chosen: Scenario, path: Path) -> list[int]:
+    """How many ports each pool of the plan has; no two pools have one in common."""
+    plan = serving.plan(emulated(chosen, path))
+    starts = [served.start for served in plan.pools]
+    assert all(isinstance(start, Processes) for start in starts)
+    ranges = [range(start.ports[0], start.ports[1] + 1) for start in starts if isinstance(start, Processes)]
+    assert len({port for each in ranges for port in each}) == sum(map(len, ranges))
+    return [len(each) for each in ranges]
+
+
+@pytest.mark.parametrize("name", ["headway", "ktier", "chat"])
+def test_presets_are_served_as_they_stand(name: str) -> None:
+    path = builtin(name)
+    chosen = variants(serving.read(path))[0]
+    plan = serving.plan(emulated(chosen, path))
+    assert [each.pool.name for each in plan.pools] == [pool.name for pool in chosen.fleet.all_pools]
+    assert plan.policies.router.name == chosen.spec.policies.routing
+
+
+def test_there_are_ports_for_as_many_as_there_may_be(tmp_path: Path) -> None:
+    scaled = {"policies": {"scaling": "target-utilization"}}
+    assert _ports(*_read(tmp_path, fleet=[{**POOL, "replicas": 3}])) == [3]
+    assert _ports(*_read(tmp_path, fleet=[{**POOL, "replicas": 2, "max_replicas": 5}], **scaled)) == [5]
+    limits = {"gpu_limits": [{"region": "us", "gpu": "a100-80gb", "count": 7}]}
+    assert _ports(*_read(tmp_path, fleet=[{**POOL, "tp": 2, "region": "us"}], **limits, **scaled)) == [3]
+    assert _ports(*_read(tmp_path, fleet=[POOL], **scaled)) == [9]
+
+
+def test_combos_have_ports_for_all_of_their_parts(tmp_path: Path) -> None:
+    combo = {"name": "pair", "prefill": POOL, "decode": {**POOL, "replicas": 2}, "replicas": 2, "max_replicas": 3}
+    assert _ports(*_read(tmp_path, combos=[combo], policies={"scaling": "combos"})) == [3, 6]
+
+
+def test_what_the_file_says_of_its_engines_is_left_out(tmp_path: Path) -> None:
+    fleet = [{**POOL, "endpoints": ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]}]
+    assert _ports(*_read(tmp_path, fleet=fleet)) == [2]
+
+
+def test_an_engine_is_told_what_it_is_like(tmp_path: Path) -> None:
+    chosen, path = _read(tmp_path, fleet=[{**POOL, "name": "one"}], policies={"ordering": "priority"})
+    start = serving.plan(emulated(chosen, path, ("--speed", "2"))).pools[0].start
+    assert isinstance(start, Processes)
+    told = " ".join(start.command[3:])
+    assert told == f"emulate --scenario {path} --pool one --scheduling-policy priority --speed 2 --port {{port}}"
+
+
+def test_a_pool_is_found_by_its_name(tmp_path: Path) -> None:
+    chosen, _ = _read(tmp_path, fleet=[{**POOL, "name": "one", "tp": 2}])
+    assert pool_of(chosen, None).parallel.tp == 2
+    with pytest.raises(HeadwayError, match=r"'ones'.*one"):
+        pool_of(chosen, "ones")
+    chosen, _ = _read(tmp_path, fleet=[{**POOL, "name": "one"}, {**POOL, "name": "two"}])
+    with pytest.raises(HeadwayError, match="--pool is missing; expected one of one, two"):
+        pool_of(chosen, None)
+
+
+def test_variants_are_known_by_name() -> None:
+    chosen = serving.read(builtin("headway"))
+    assert variant(chosen, "least loaded").spec.policies.routing == "least-loaded"
+    with pytest.raises(HeadwayError, match=r"least laden.*least loaded"):
+        variant(chosen, "least laden")
+
+
+def test_a_prompt_has_one_confidence_however_far_its_answer_is() -> None:
+    config = Config("m", confidence=(0.2, 0.6))
+    seen = set()
+    for i in range(200):
+        prompt = tokens.chat([{"role": "user", "content": f"Question {i}"}], False, False)
+        seen.add(config.confidence_in(prompt))
+        assert config.confidence_in([*prompt, 77, 78]) == config.confidence_in(prompt)
+    assert 0.2 < min(seen) < 0.25 and 0.55 < max(seen) <= 0.6 and len(seen) == 200

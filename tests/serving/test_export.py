@@ -1,0 +1,239 @@
+"""Manifests: Kubernetes' own models know every key, vLLM is told what the fleet says, and the gateway finds it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headway.cli import main
+
+POOL = {"name": "chat", "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm-v1", "replicas": 3, "tp": 2}
+SCALING = {"scaling": {"name": "target-utilization", "in_flight": 8}}
+HANDOVER = {
+    "combos": [{
+        "name": "pair", "replicas": 2, "prefill": {**POOL, "replicas": 2, "name": ""},
+        "decode": {**POOL, "replicas": 1, "tp": 4, "gpu": "h200", "name": ""},
+    }],
+}  # fmt: skip
+SGLANG = {"combos": [{**HANDOVER["combos"][0], **{
+    part: {**HANDOVER["combos"][0][part], "engine": "sglang"} for part in ("prefill", "decode")
+}}]}  # fmt: skip
+
+
+def _export(folder: Path, document: dict[str, Any], *options: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """All manifests, by kind and name."""
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert main(["export", "kubernetes", str(path), "-o", str(folder / "out"), *options]) == 0
+    names = yaml.safe_load((folder / "out" / "kustomization.yaml").read_text())["resources"]
+    made = [each for name in names for each in yaml.safe_load_all((folder / "out" / name).read_text())]
+    assert {path.name for path in (folder / "out").iterdir()} == {*names, "kustomization.yaml"}
+    return {(each["kind"], each["metadata"]["name"]): each for each in made}
+
+
+def _args(workload: dict[str, Any]) -> list[str]:
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    return list(container["args"])
+
+
+def _told(args: list[str], name: str) -> str:
+    return args[args.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("document", "options"),
+    [
+        ({"fleet": [POOL]}, ()),
+        ({"fleet": [POOL], "policies": SCALING}, ("--token-secret", "hf")),
+        ({"fleet": [{**POOL, "max_replicas": 5}]}, ("--autoscale", "--kind", "Deployment")),
+        (HANDOVER, ()),
+        (HANDOVER, ("--kind", "Deployment")),
+        ({"fleet": [{**POOL, "engine": "sglang", "max_replicas": 5}]}, ("--autoscale", "--token-secret", "hf")),
+        (SGLANG, ()),
+    ],
+)
+def test_kubernetes_own_models_know_every_key(
+    tmp_path: Path, document: dict[str, Any], options: tuple[str, ...]
+) -> None:
+    """They check what is required, and what they do not know would be missing in what they write again."""
+    client = pytest.importorskip("kubernetes.client")
+    api = client.ApiClient()
+    groups = {"v1": "V1", "apps/v1": "V1", "rbac.authorization.k8s.io/v1": "V1", "autoscaling/v2": "V2"}
+    for (kind, name), manifest in _export(tmp_path, document, *options).items():
+        read = api.deserialize(json.dumps(manifest), groups[manifest["apiVersion"]] + kind, "application/json")
+        assert api.sanitize_for_serialization(read) == manifest, (kind, name)
+
+
+def test_vllm_is_told_what_the_fleet_says(tmp_path: Path) -> None:
+    engine = {"name": "vllm-v1", "max_num_seqs": 64, "kv_dtype_bytes": 1, "prefix_caching": False}
+    pool = {**POOL, "pp": 2, "engine": engine}
+    made = _export(tmp_path, {"fleet": [pool], "policies": {"ordering": "priority"}}, "--image", "mine:1")
+    workload = made["StatefulSet", "chat"]
+    args = _args(workload)
+    expected = {
+        "--model": "meta-llama/Llama-3.1-8B", "--tensor-parallel-size": "2", "--pipeline-parallel-size": "2",
+        "--max-num-seqs": "64", "--max-num-batched-tokens": "8192", "--kv-cache-dtype": "fp8",
+        "--scheduling-policy": "priority",
+    }  # fmt: skip
+    assert {name: _told(args, name) for name in expected} == expected
+    assert "--no-enable-prefix-caching" in args and "--kv-transfer-config" not in args
+    pod = workload["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "mine:1" and workload["spec"]["replicas"] == 3
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+
+
+def test_an_order_that_the_gateway_keeps_is_not_the_engines(tmp_path: Path) -> None:
+    policies = {"ordering": "priority", "ordering_at": "gateway"}
+    args = _args(_export(tmp_path, {"fleet": [POOL], "policies": policies})["StatefulSet", "chat"])
+    assert "--scheduling-policy" not in args
+
+
+def test_a_request_may_be_as_long_as_there_is_memory_for(tmp_path: Path) -> None:
+    """An engine whose KV cache holds less than its longest request does not start."""
+    small = _export(tmp_path, {"fleet": [{**POOL, "gpu": "l4", "tp": 1}]})["StatefulSet", "chat"]
+    longest = int(_told(_args(small), "--max-model-len"))
+    assert 4096 < longest < 131_072 and longest % 1024 == 0
+
+
+def test_the_gateway_finds_every_replica_by_name(tmp_path: Path) -> None:
+    from headway import serving
+
+    policies = {"routing": "least-kv", "ordering": "edf", "ordering_at": "gateway"}
+    made = _export(tmp_path, {"fleet": [POOL], "policies": policies}, "--namespace", "llm")
+    file = tmp_path / "served.yaml"
+    file.write_text(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
+    _, plan = serving.load(file)
+    assert plan.pools[0].endpoints == tuple(f"http://chat-{i}.chat.llm.svc:8000" for i in range(3))
+    assert made["Service", "chat"]["spec"]["clusterIP"] == "None"
+    assert ("Role", "headway") not in made, "it asks nothing of the cluster"
+    args = _args(made["Deployment", "headway"])
+    mount = made["Deployment", "headway"]["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["mountPath"]
+    assert args[0] == f"{mount}/fleet.yaml"
+
+
+def test_a_gateway_that_scales_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes")
+    from headway import serving
+    from headway.gateway.fleet import kubernetes
+
+    monkeypatch.setattr(kubernetes, "check", lambda how: None)  # there is no cluster here
+    made = _export(tmp_path, {"fleet": [POOL], "policies": SCALING}, "--namespace", "llm")
+    file = tmp_path / "served.yaml"
+    file.write_text(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
+    _, plan = serving.load(file)
+    assert plan.policies.scaler is not None
+    start = plan.pools[0].start
+    assert (start.name, start.kind, start.namespace, start.port) == ("chat", "Deployment", "llm", 8000)  # type: ignore[union-attr]
+    scale, pod = made["Role", "headway"]["rules"]
+    assert scale["resources"] == ["deployments/scale"] and scale["verbs"] == ["get", "patch"]
+    assert pod["verbs"] == ["list", "patch"]
+
+
+def test_combos_hand_caches_over_and_are_served(tmp_path: Path) -> None:
+    from headway import serving
+    from headway.gateway.fleet.combos import in_order
+
+    made = _export(tmp_path, HANDOVER)
+    replicas = {}
+    for name in ("pair-prefill", "pair-decode"):
+        workload = made["StatefulSet", name]
+        config = json.loads(_told(_args(workload), "--kv-transfer-config"))
+        assert config == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        replicas[name] = workload["spec"]["replicas"]
+        role = name.removeprefix("pair-")
+        assert workload["spec"]["template"]["metadata"]["labels"]["headway/role"] == role
+    assert replicas == {"pair-prefill": 4, "pair-decode": 2}
+    file = tmp_path / "served.yaml"
+    file.write_text(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
+    _, plan = serving.load(file)
+    assert [url.split(".")[0] for _, url in in_order(plan.pools)] == [
+        "http://pair-prefill-0", "http://pair-prefill-1", "http://pair-decode-0",
+        "http://pair-prefill-2", "http://pair-prefill-3", "http://pair-decode-1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["vllm-v1", "sglang"])
+def test_combos_that_scale_are_workloads_that_the_gateway_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    pytest.importorskip("kubernetes")
+    from headway import serving
+    from headway.gateway.fleet import kubernetes
+
+    monkeypatch.setattr(kubernetes, "check", lambda how: None)  # there is no cluster here
+    combo = HANDOVER["combos"][0]
+    sides = {part: {**combo[part], "engine": engine} for part in ("prefill", "decode")}
+    scaling = {"name": "combos", "local_window_s": 1, "global_window_s": 600}
+    policies = {"routing": {"name": "cauchy", "within": "strict"}, "scaling": scaling}
+    made = _export(tmp_path, {"combos": [{**combo, **sides, "goodput_rps": 2.0}], "policies": policies})
+    assert {made["Deployment", f"pair-{part}"]["spec"]["replicas"] for part in ("prefill", "decode")} == {4, 2}
+    file = tmp_path / "served.yaml"
+    file.write_text(made["ConfigMap", "headway"]["data"]["fleet.yaml"])
+    _, plan = serving.load(file)
+    assert [served.start.name for served in plan.pools] == ["pair-prefill", "pair-decode"]  # type: ignore[union-attr]
+    assert {served.combo.replicas for served in plan.pools if served.combo is not None} == {2}
+    scale, _ = made["Role", "headway"]["rules"]
+    assert scale["resourceNames"] == ["pair-prefill", "pair-decode"] and "patch" in scale["verbs"]
+
+
+def test_sglang_is_told_which_phase_it_is_for(tmp_path: Path) -> None:
+    made = _export(tmp_path, SGLANG)
+    for part in ("prefill", "decode"):
+        workload = made["StatefulSet", f"pair-{part}"]
+        args, pod = _args(workload), workload["spec"]["template"]
+        told = {name: _told(args, f"--disaggregation-{name}") for name in ("mode", "transfer-backend")}
+        assert told == {"mode": part, "transfer-backend": "nixl"}
+        assert pod["metadata"]["labels"]["headway/combo"] == "pair"
+        (container,) = pod["spec"]["containers"]
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        assert ports == {"http": 8000, **({"bootstrap": 8998} if part == "prefill" else {})}
+        assert ("--disaggregation-bootstrap-port" in args) == (part == "prefill")
+        assert container["command"][-1] == "sglang.launch_server" and _told(args, "--port") == "8000"
+
+
+def test_the_same_fleet_is_the_same_files_and_another_one_restarts_the_gateway(tmp_path: Path) -> None:
+    def made(**changes: Any) -> dict[str, str]:
+        _export(tmp_path, {"fleet": [{**POOL, **changes}]})
+        return {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+
+    first, again, other = made(), made(), made(replicas=2)
+    assert first == again
+    assert "&id" not in "".join(first.values())
+    sums = [text["gateway.yaml"].split("fleet-sha256: ")[1].split("\n")[0] for text in (first, other)]
+    assert sums[0] != sums[1]
+
+
+def test_a_scaler_of_kubernetes_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    document = {"fleet": [{**POOL, "max_replicas": 5, "min_replicas": 2}]}
+    assert not any(kind == "HorizontalPodAutoscaler" for kind, _ in _export(tmp_path, document))
+    spec = _export(tmp_path, document, "--autoscale", "--kind", "Deployment")["HorizontalPodAutoscaler", "chat"]["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 5)
+    assert spec["scaleTargetRef"]["kind"] == "Deployment"
+
+
+@pytest.mark.parametrize(
+    ("document", "options", "words"),
+    [
+        ({"fleet": [{**POOL, "engine": "llama.cpp"}]}, (), "engine llama.cpp: there are manifests for vLLM and SGLang"),
+        ({"fleet": [{**POOL, "gpu": "mi300x"}]}, (), "GPU mi300x: there are manifests for NVIDIA's only"),
+        ({"fleet": [{**POOL, "pp": 8}]}, (), "16 GPUs of a replica; expected at most the 8 of a node"),
+        ({"fleet": [{**POOL, "name": "Chat_1"}]}, (), "name 'Chat_1': expected small letters"),
+        ({"fleet": [POOL], "policies": SCALING}, ("--autoscale",), "the gateway scales by this policy already"),
+        ({"fleet": [POOL], "gateway": {"batches": {}}}, (), "the gateway's pod has no disk"),
+        ({"fleet": [POOL]}, ("--gpu-product", "h100"), "expected GPU=LABEL"),
+        ({"fleet": [POOL]}, ("--gpu-product", "h1=X"), "GPU 'h1'"),
+    ],
+)
+def test_what_cannot_be_put_so_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: dict[str, Any], options: tuple[str, ...], words: str
+) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert main(["export", "kubernetes", str(path), "-o", str(tmp_path / "out"), *options]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,213 @@
+"""A gateway inside the test's own process, and an engine that says whatever it is told to, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import serving
+from headway import serving as composition
+from headway.gateway.gateway import Gateway
+from headway.gateway.server.app import application
+from headway.gateway.telemetry.recording import Recording
+
+WELL = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+GOOD_WHOLE = (
+    b'{"id":"c","created":1,"model":"m","choices":[{"index":0,"message":{"content":"fine"},"finish_reason":"stop"}]}'
+)
+HANG_S = 10.0
+
+
+def whole(body: bytes = GOOD_WHOLE) -> bytes:
+    """An answer as it should be."""
+    return WELL % (len(body), body)
+
+
+class Engine:
+    """Well by its health checks; each completion is answered with `says`, in pieces, and then it does `then`."""
+
+    def __init__(self) -> None:
+        self.says: Sequence[bytes] = [whole()]
+        self.then = "keep"
+        """The connection; or "close" it, or "reset" it."""
+        self.num_open = 0
+        """Completions that it has been asked for and whose connections have not been closed, or their answers ended."""
+        self.bodies: list[dict[str, Any]] = []
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def listen(self) -> str:
+        """Its address."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next((line.split(b":")[1] for line in head.lower().split(b"\r\n")
+                               if line.startswith(b"content-length")), b"0")  # fmt: skip
+                body = await reader.readexactly(int(length))
+                if head.startswith(b"GET"):
+                    writer.write(whole(b'{"data":[]}'))
+                elif await self._answer(body, reader, writer):
+                    return
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """True: that was the end of the connection."""
+        self.bodies.append(json.loads(body))
+        self.num_open += 1
+        try:
+            for piece in self.says:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            if self.then == "reset":
+                writer.transport.abort()
+            elif self.then == "stall":
+                await reader.read()
+            return self.then != "keep"
+        finally:
+            self.num_open -= 1
+
+    async def close(self) -> None:
+        """Nothing more is said."""
+        self._server.close()
+        for writer in list(self._writers):
+            writer.close()
+
+
+class Reply:
+    """What a client was sent."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.is_whole = False
+
+    async def send(self, message: Any) -> None:
+        """As ASGI has it."""
+        assert not self.is_whole, "more was said after the end"
+        if message["type"] == "http.response.start":
+            assert not self.status, "there is one status"
+            self.status = message["status"]
+            self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
+        else:
+            assert self.status, "the status comes first"
+            self.body += message.get("body", b"")
+            self.is_whole = not message.get("more_body", False)
+
+    def events(self) -> list[Any]:
+        """Each event's value; "[DONE]" as such."""
+        payloads = [part[6:] for part in self.body.split(b"\n\n") if part.startswith(b"data: ")]
+        return ["[DONE]" if payload == b"[DONE]" else json.loads(payload) for payload in payloads]
+
+    def error(self) -> dict[str, Any]:
+        """OpenAI's error object, which is all that there is."""
+        told = json.loads(self.body)
+        assert set(told) == {"error"} and {"message", "type", "param", "code"} <= set(told["error"])
+        return told["error"]  # type: ignore[no-any-return]
+
+
+class Inside:
+    """One gateway before engines that do as they are told, in an event loop that runs while it is asked."""
+
+    def __init__(
+        self, folder: Path, num_engines: int = 1, write: Callable[..., Path] = serving.fleet_file, **sections: Any
+    ) -> None:
+        self.runner = asyncio.Runner()
+        self.faults: list[str] = []
+        """What went wrong where nobody was told."""
+        self.runner.get_loop().set_exception_handler(lambda loop, told: self.faults.append(str(told)))
+        self._log = _Errors(self.faults)
+        logging.getLogger().addHandler(self._log)
+        self.engines = [Engine() for _ in range(num_engines)]
+        self.urls = [self.runner.run(engine.listen()) for engine in self.engines]
+        path = write(folder, self.urls, **sections)
+        self.app = application(self._make(path), lambda gateway: None)
+        self._life = self.app.router.lifespan_context(self.app)
+        self.run(self._life.__aenter__())
+        self.run(self.until(lambda: self.gateway.num_up == num_engines))
+
+    def _make(self, path: Path) -> Any:
+        def make() -> Gateway:
+            self.gateway = Gateway(composition.load(path)[1], Recording(keeps=False))
+            return self.gateway
+
+        return make
+
+    def run(self, what: Coroutine[Any, Any, Any]) -> Any:
+        """To its end; nothing hangs."""
+
+        async def soon() -> Any:
+            async with asyncio.timeout(HANG_S):
+                return await what
+
+        return self.runner.run(soon())
+
+    async def until(self, true: Any) -> None:
+        """Wait for something to hold."""
+        while not true():
+            await asyncio.sleep(0.001)
+
+    async def post(
+        self, body: Any, path: str = "/v1/chat/completions", headers: Any = (), gone: asyncio.Event | None = None
+    ) -> Reply:
+        """Send a request; the client leaves when it is `gone`."""
+        reply, raw = Reply(), body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = False
+
+        async def receive() -> Any:
+            nonlocal sent
+            if sent:
+                await (gone or asyncio.Event()).wait()
+                return {"type": "http.disconnect"}
+            sent = True
+            return {"type": "http.request", "body": raw, "more_body": False}
+
+        pairs = [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in headers]
+        scope = {
+            "type": "http", "method": "POST", "path": path, "headers": pairs, "query_string": b"", "root_path": "",
+            "app": self.app, "http_version": "1.1", "scheme": "http", "server": ("h", 1), "client": ("c", 1),
+        }  # fmt: skip
+        await self.app(scope, receive, reply.send)
+        return reply
+
+    def chat(self, stream: bool = False, headers: Any = (), **options: Any) -> Reply:
+        """One message."""
+        messages = [{"role": "user", "content": "hello there"}]
+        body = {"model": serving.MODEL, "messages": messages, "stream": stream, **options}
+        return self.run(self.post(body, headers=headers))  # type: ignore[no-any-return]
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests at replicas, by the gateway's count."""
+        return sum(replica.num_in_flight for replica in self.gateway.replicas)
+
+    def close(self) -> None:
+        """End it all."""
+        self.run(self._life.__aexit__(None, None, None))
+        for engine in self.engines:
+            self.run(engine.close())
+        logging.getLogger().removeHandler(self._log)
+        self.runner.close()
+
+
+class _Errors(logging.Handler):
+    """Keeps what is logged as an error."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._faults = faults
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._faults.append(self.format(record))

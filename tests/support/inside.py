@@ -1,0 +1,105 @@
+"""Inside a simulated fleet: the only place in the tests that knows how a replica keeps its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headway.control.live import Live, Stage
+from headway.sim.cluster import Cluster
+from headway.sim.replica import Replica
+from headway.sim.timeline import Line
+
+
+def replicas_of(cluster: Cluster) -> list[Replica]:
+    """A cluster's replicas."""
+    return cluster._replicas
+
+
+def watched(cluster: Cluster, look: Callable[[Replica], None]) -> Cluster:
+    """The cluster; `look` is called whenever a replica has decided on an iteration (with `exact`, on each)."""
+
+    def wrapped(replica: Replica, line: Line) -> Line:
+        def looked_at(*batch: Any) -> tuple[float, float, int | None]:
+            look(replica)
+            return line(*batch)
+
+        return looked_at
+
+    add = cluster._add
+
+    def add_watched(*given: Any) -> Replica:
+        replica = add(*given)
+        replica._line = wrapped(replica, replica._line)
+        return replica
+
+    cluster._add = add_watched  # type: ignore[method-assign]
+    for replica in cluster._replicas:
+        replica._line = wrapped(replica, replica._line)
+    return cluster
+
+
+def own_tokens(replica: Replica, live: Live) -> int:
+    """KV tokens of a decoding request that no other shares."""
+    return live.computed_tokens + replica.tick - live.joined_tick - live.shared_blocks * replica.kv.block
+
+
+def shared_blocks(replica: Replica) -> int:
+    """Blocks of the prefix cache that somebody uses."""
+    if replica.prefixes is None:
+        return 0
+    return sum(node.cached for node in replica.prefixes.nodes.values() if node.users)
+
+
+def assert_sound(replica: Replica) -> None:
+    """The replica's sums are those of its requests, counted one at a time, and no limit is exceeded."""
+    kv, tick, engine = replica.kv, replica.tick, replica.engine
+    decoding, prefilling = list(replica.decoding.values()), list(replica.prefilling.values())
+    own = [own_tokens(replica, live) for live in decoding]
+    pinned = sum(-(-live.computed_tokens // kv.block) - live.shared_blocks for live in prefilling)
+    leaving = [live for live in replica.leaving.values() if not live.swapped_tokens]
+    pinned += sum(-(-live.computed_tokens // kv.block) - live.shared_blocks for live in leaving)
+    pinned += sum(live.resident_blocks for live in replica.resident.values()) + replica.reserved_blocks
+    assert kv.pinned == pinned + shared_blocks(replica)
+    assert kv.count == len(decoding)
+    assert kv.used(tick) == kv.pinned + sum(-(-tokens // kv.block) for tokens in own)
+    growing = sum(tokens % kv.block == 0 for tokens in own)
+    assert kv.needed_next(tick) == growing
+    assert kv.used(tick) + (growing if replica.advances else 0) <= kv.total
+    assert len(decoding) + len(prefilling) == replica.num_running <= engine.max_num_seqs
+    assert replica.given == sum(tokens for _, tokens in replica.chunks)
+    in_batch = replica.given + (len(decoding) if replica.advances else 0)
+    whole_and_alone = len(replica.chunks) == 1 and engine.batching != "chunked"
+    assert in_batch <= max(engine.max_num_batched_tokens, len(decoding)) or whole_and_alone
+    waiting = [*replica.in_line(), *replica.inbox]
+    coming = list(replica.coming.values())
+    staying = [live for live in replica.leaving.values() if live.move is None or not live.move.is_sent]
+    assert replica.num_waiting - len(coming) == len({live.id for live in waiting}) == len(waiting)
+    assert all(live.stage is Stage.WAITING for live in waiting)
+    assert replica.num_in_flight == replica.num_running + len(waiting) + len(coming) + len(staying)
+    left = replica.given + sum(live.target_tokens - live.computed_tokens for live in prefilling)
+    queued = sum(live.target_tokens for live in waiting if not live.swapped_tokens)
+    assert replica.prefill_tokens_left == left + queued
+    swapped = [live for live in (*waiting, *replica.leaving.values()) if live.id not in replica.resident]
+    assert sum(live.swapped_tokens for live in swapped) <= replica.swap.used_tokens <= replica.swap.room_tokens
+    grown = sum(live.joined_generated + tick - live.joined_tick for live in decoding)
+    standing = (*waiting, *prefilling, *coming, *staying)
+    generated = grown + sum(live.generated_tokens for live in standing)
+    assert replica.tokens_generated == generated
+    everybody = (*standing, *decoding)
+    assert sum(replica.num_by_tier.values()) == sum(replica.queue_lengths) == len(everybody)
+    assert replica.output_tokens_left == sum(live.output_tokens for live in everybody) - generated
+
+
+def assert_empty(replica: Replica) -> None:
+    """Nobody is here, and nothing is held for anybody."""
+    kv = replica.kv
+    assert (replica.num_in_flight, replica.num_waiting, replica.num_running) == (0, 0, 0)
+    assert (replica.prefill_tokens_left, replica.tokens_generated, replica.output_tokens_left) == (0, 0, 0)
+    assert (kv.used(replica.tick), kv.pinned, kv.count, kv.free(replica.tick)) == (0, 0, 0, kv.total)
+    assert shared_blocks(replica) == 0
+    assert (replica.window_tokens, replica.num_growing) == (0, 0)
+    assert (replica.resident, replica.leaving, replica.coming) == ({}, {}, {})
+    assert (replica.reserved_blocks, replica.num_arriving) == (0, 0)
+    assert not any(replica.num_by_tier.values()) and not any(replica.queue_lengths)
+    assert (replica.swap.used_tokens, replica.inbox, replica.cancelling, replica.chunks) == (0, [], [], [])

@@ -1,0 +1,163 @@
+"""A day lived through without waiting: a gateway, emulated engines and their sockets in one event loop, in which time
+passes only when nobody has anything to do. So what differs from a simulation is not how busy the machine was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+import socket
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import yaml
+from msgspec.structs import replace
+from uvicorn.server import ServerState
+
+from asgi import Reply
+from headway import scenario, serving
+from headway.control.decisions import Decision, Decisions
+from headway.core.fleet import Pool
+from headway.core.policy import Ordering
+from headway.core.record import Records
+from headway.emulator import engine as emulated
+from headway.emulator.api import Config, Surface
+from headway.emulator.api import application as emulator
+from headway.emulator.caches import Link
+from headway.emulator.sglang import Half, Sglang
+from headway.gateway import clock
+from headway.gateway.gateway import Gateway
+from headway.gateway.relay import metering
+from headway.gateway.server import http_protocol
+from headway.gateway.server.app import application
+from headway.gateway.telemetry.recording import Recording
+from headway.policies.ordering.fcfs import Fcfs
+
+
+class _Selector(selectors.DefaultSelector):
+    """Where nothing can be read, what was to be waited for is over at once."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0 if timeout is not None else None)
+        if not ready and timeout is not None:
+            self.now += timeout
+        return ready
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Ports are files in a folder: what is written there can be read at once, which nobody promises of TCP."""
+
+    def __init__(self, folder: Path) -> None:
+        self._clock, self._folder = _Selector(), folder
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        return await self.create_unix_connection(protocol_factory, str(self._folder / str(port)))
+
+    async def create_server(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, sock: Any = None, **_: Any
+    ) -> Any:
+        if sock is not None:
+            port = sock.getsockname()[1]
+            sock.close()
+        return await self.create_unix_server(protocol_factory, str(self._folder / str(port)))
+
+
+@contextmanager
+def _runner(folder: Path) -> Iterator[asyncio.Runner]:
+    """All that looks at the clock looks at the loop's."""
+    with asyncio.Runner(loop_factory=lambda: _Loop(folder)) as runner, pytest.MonkeyPatch.context() as patch:
+        for module in (clock, metering, emulated):
+            patch.setattr(module, "monotonic", runner.get_loop().time)
+        yield runner
+
+
+async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str) -> None:
+    """An engine, as `headway emulate` has it."""
+    host, port = url.removeprefix("http://").split(":")
+    link, config = Link(pool.network_bytes_per_s), Config(pool.model.name, address=(host, int(port)))
+    surface = Surface()
+    if pool.engine.name == "sglang" and pool.role != "mixed":
+        config = replace(config, tells_ids=False, has_chunks_of_one=True)
+        bootstrap = socket.create_server((host, 0)) if pool.role == "prefill" else None
+        surface = Sglang(Half(pool.role, bootstrap, 300.0))
+    app = emulator(lambda: emulated.Engine(pool, ordering, link=link), config, surface)
+    await stack.enter_async_context(app.router.lifespan_context(app))
+    served = uvicorn.Config(app, http=http_protocol.Guarded, lifespan="off", log_level="warning")
+    served.load()
+    state, loop = ServerState(), asyncio.get_running_loop()
+
+    def protocol() -> asyncio.Protocol:
+        return served.http_protocol_class(config=served, server_state=state, app_state={}, _loop=loop)  # type: ignore[call-arg]
+
+    server = await loop.create_server(protocol, host, int(port))
+    stack.callback(lambda: [each.shutdown() for each in list(state.connections)])
+    stack.callback(server.close)
+
+
+async def _ask(
+    app: Any, model: str, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, tier: int
+) -> None:  # fmt: skip
+    """One request, in time."""
+    await asyncio.sleep(arrival_s - asyncio.get_running_loop().time())
+    prompt = [3 + (id * 7 + i) % 30_000 for i in range(prompt_tokens)]
+    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "stream": True, "priority": tier}
+    reply, messages = Reply(), [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> Any:
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "headers": [(b"x-request-id", b"%d" % id)],
+        "query_string": b"", "root_path": "", "app": app,
+    }  # fmt: skip
+    await app(scope, receive, reply.send)
+    assert reply.status == 200 and reply.is_whole, reply.body
+
+
+async def _day(path: Path) -> tuple[Records, list[Decision]]:
+    told: list[Decision] = []
+    gateways: list[Gateway] = []
+    chosen, plan = serving.load(path)
+
+    def made() -> Gateway:
+        gateways.append(Gateway(plan, Recording(keeps=True), told.append))
+        return gateways[0]
+
+    async with AsyncExitStack() as stack:
+        for served in plan.pools:
+            for url in served.endpoints:
+                ordering = Fcfs() if chosen.spec.policies.ordering_at == "gateway" else plan.policies.ordering()
+                await _emulate(stack, served.pool, ordering, url)
+        app = application(made, lambda gateway: None)
+        async with app.router.lifespan_context(app):
+            rows, (model,) = _rows(scenario.records_of(chosen)), plan.names
+            await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
+    return gateways[0].records(), told
+
+
+def _rows(ran: Records) -> Iterator[tuple[float, int, int, int]]:
+    columns = [ran.workload[name].tolist() for name in ("arrival_s", "prompt_tokens", "output_tokens")]
+    tiers = ran.workload["tier"].tolist() if "tier" in ran.workload else [0] * len(columns[0])
+    return zip(*columns, tiers, strict=True)
+
+
+def both(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision], Records, list[Decision]]:
+    """A scenario lived through, and simulated: records and decisions of each."""
+    path = folder / "day.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with _runner(folder) as runner:
+        lived, chosen = runner.run(_day(path))
+    foreseen: list[Decision] = []
+    decisions = Decisions()
+    decisions.listeners.append(foreseen.append)
+    return lived, chosen, scenario.run(scenario.load(path), decisions=decisions).records, foreseen
