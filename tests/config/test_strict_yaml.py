@@ -87,14 +87,15 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_changes_name_their_flag() -> None:
-    data, places = parse("fleet:\n  - {gpu: a, engine: vllm}\n", "f.yaml")
-    change(data, places, {("fleet", 0, "engine", "max_num_seqs"): ("--max-num-seqs", 3)})
+    original, file_places = parse("fleet:\n  - {gpu: a, engine: vllm}\n", "f.yaml")
+    data, places = change(original, file_places, {("fleet", 0, "engine", "max_num_seqs"): ("--max-num-seqs", 3)})
     assert data["fleet"][0]["engine"] == {"name": "vllm", "max_num_seqs": 3}
-    change(data, places, {("fleet", 0, "tp"): ("--tp", 0)})
+    data, places = change(data, places, {("fleet", 0, "tp"): ("--tp", 0)})
     with pytest.raises(HeadwayError, match=r"^--tp: expected int >= 1$"):
         convert(data, Doc, places)
     with pytest.raises(HeadwayError, match=r"^--x: f\.yaml:2: fleet\[0\]\.gpu: expected keys and values there$"):
         change(data, places, {("fleet", 0, "gpu", "x"): ("--x", 0)})
+    assert original == {"fleet": [{"gpu": "a", "engine": "vllm"}]} and not file_places.flags
 
 
 def test_places_of_keys() -> None:

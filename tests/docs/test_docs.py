@@ -16,10 +16,11 @@ from types import ModuleType
 import pytest
 
 import engines
+from headway.config.scenario import variants
 from headway.metrics.summary import flatten
 from headway.report.table import COLUMNS
 from headway.scenario.presets import builtin
-from headway.scenario.run import load, variants
+from headway.scenario.run import load
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

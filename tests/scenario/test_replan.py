@@ -18,6 +18,7 @@ from headway.core.record import Records
 from headway.planning.cascade import interface as cascade
 from headway.planning.cascade.problem import QualityFloor
 from headway.report.run import Run
+from headway.scenario import Simulator
 from headway.scenario.replan_search import replanner_of
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b"
@@ -139,7 +140,7 @@ def test_every_run_has_a_planner_of_its_own() -> None:
 def test_a_scenario_can_be_planned_and_rehearsed_as_it_stands_and_keeps_the_key() -> None:
     made = document([6.0])
     made["workload"] |= {"arrivals": 6, "num_requests": 200}
-    asked = cascade.ask(made, Places(), Path(), QualityFloor(75.0), num_gpus=8)
+    asked = cascade.ask(made, Places(), Path(), QualityFloor(75.0), Simulator(), num_gpus=8)
     assert asked.policies.scaler is None and asked.problem.num_gpus == 8
     assert asked.replan == made["cascade"]["replan"] and "replan" not in asked.document["cascade"]
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import yaml
 
+from headway.config.scenario import Scenario, variants
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
 from headway.scenario.presets import builtin
-from headway.scenario.run import Scenario, assemble, compare, load, policies_of, provenance, run, variants
+from headway.scenario.run import assemble, compare, load, policies_of, provenance, run
 
 SMALL: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 60},

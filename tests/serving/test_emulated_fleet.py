@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from headway import serving
+from headway.config.scenario import Scenario, variant, variants
 from headway.core.errors import HeadwayError
 from headway.emulator import tokens
 from headway.emulator.api import Config
 from headway.gateway.fleet.starting import Processes
 from headway.scenario.presets import builtin
-from headway.scenario.run import Scenario, variant, variants
 from headway.serving.emulated_fleet import emulated, pool_of
 
 POOL = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "engine": "vllm-v1"}

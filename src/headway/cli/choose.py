@@ -7,16 +7,16 @@ from typing import Any
 
 from headway.cli.flags import changes, flag, given, scenario_file
 from headway.config import strict_yaml
+from headway.config.scenario import Scenario, read
 from headway.core.errors import HeadwayError
-from headway.scenario.run import Scenario, assemble
+from headway.scenario.run import assemble
 
 
 def choose(name: str, scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> Scenario:
     """What file and options say; options go before the file. `name` is what it is called without a file."""
     file = scenario_file(scenario, preset)
     if file is not None:
-        data, places = strict_yaml.read(file)
-        data.setdefault("name", file.stem)
+        data, places = read(file)
         pools = data.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
         return assemble(data, places, file.parent, changes(flags, num_pools))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headway import catalog, scenario
-from headway.config import strict_yaml
+from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.serving.export.kubernetes import Options, manifests
 from headway.workload.whole_file import write_text
@@ -40,8 +40,7 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     ConfigMap: pods of a StatefulSet are its endpoints; those of a Deployment it asks the cluster for, and where
     `policies` has `scaling`, it says how many there are. Apply them with `kubectl apply -k DIR`.
     """
-    data, places = strict_yaml.read(fleet)
-    data.setdefault("name", fleet.stem)
+    data, places = read(fleet)
     data.setdefault("workload", NO_WORKLOAD)
     chosen = scenario.assemble(data, places, fleet.parent)
     options = Options(**given, products=dict(map(_product, gpu_product)), connector=kv_connector)

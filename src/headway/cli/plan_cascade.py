@@ -11,14 +11,16 @@ import click
 from headway.cli.flags import scenario_file
 from headway.cli.offers import offer
 from headway.cli.output import counting, print_json, print_table, user_cache
+from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.best_plan import Answer, plan, scenario_yaml
 from headway.planning.cascade.page import LOST, Point, page
-from headway.planning.cascade.planning_request import ask, read
+from headway.planning.cascade.planning_request import ask
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.regret import Off
 from headway.planning.cascade.tighten import Option
 from headway.planning.combos.combos import Offer
+from headway.scenario import Simulator
 from headway.workload.whole_file import write_text
 
 INFEASIBLE = 3
@@ -63,7 +65,7 @@ def cascade(
     if file is None:
         raise HeadwayError("expected a scenario file, or --builtin NAME")
     num_gpus, offers = _gpus(gpus, gpus_per_server)
-    asked = ask(*read(file), file.parent, _target(quality, latency), num_gpus=num_gpus, gpus=offers,
+    asked = ask(*read(file), file.parent, _target(quality, latency), Simulator(), num_gpus=num_gpus, gpus=offers,
                 gpus_per_server=gpus_per_server, rps=rps, combos=combos)  # fmt: skip
     errors = [_off(each) for each in regret.split(",")] if regret else []
     folder = None if no_cache else cache or user_cache("cascades")

@@ -15,13 +15,14 @@ from msgspec import Struct, json, structs
 from headway import records
 from headway.cli.flags import together
 from headway.cli.output import console, print_json
+from headway.config.scenario import Scenario, variants
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
 from headway.planning.oracle_plan import find
 from headway.report import html, trace
 from headway.report.run import Run
 from headway.report.table import render
-from headway.scenario.run import Scenario, provenance, variants
+from headway.scenario.run import provenance
 from headway.workload.whole_file import write_text
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -12,13 +12,13 @@ import click
 
 from headway import scenario
 from headway.cli.flags import scenario_file
+from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.starting import Kubernetes, Processes
 from headway.gateway.server import web_server
 from headway.records.decision_log import Behind, DecisionFile
 from headway.records.parquet import save
 from headway.scenario import replan
-from headway.scenario.run import Scenario
 
 if TYPE_CHECKING:
     from headway.gateway.plan import Plan, Served

@@ -11,11 +11,12 @@ from headway.cli.choose import choose
 from headway.cli.flags import scenario_options
 from headway.cli.output import progress
 from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, trace_option, with_clairvoyant
+from headway.config.scenario import Scenario
+from headway.config.scenario import variant as variant_of
 from headway.control.decisions import Decisions
 from headway.records.decision_log import DecisionFile
 from headway.report.run import Run
-from headway.scenario.run import Progress, Scenario, run
-from headway.scenario.run import variant as variant_of
+from headway.scenario.run import Progress, run
 
 
 @click.command()

@@ -13,10 +13,10 @@ from headway.core.pacer import Pacer
 from headway.gateway.fleet.starting import Kubernetes, Processes
 from headway.gateway.settings import Api, Judge, Settings
 from headway.metrics.latency import Slo
-from headway.planning.cascade.replanning import Replan
 from headway.workload.spec import WorkloadSpec
 
 Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
 PolicySpec = str | dict[str, Any]
 DEFAULT_ENGINE = "simulated"
 
@@ -133,6 +133,40 @@ class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     window: Count | None = None
     """The gateway gives a replica at most this many requests at a time and holds the others. Without one, it
     holds none back, unless the ordering acts at the gateway; then a replica gets as many as it can run."""
+
+
+class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When the cascade is planned anew while it serves, and for what (Cascadia, section 4.4 and appendix G): `quality`
+    or `latency_s`."""
+
+    quality: Annotated[float, Meta(ge=0, le=100)] | None = None
+    """The mean score that plans are to keep; they have the least p95 latency with it."""
+    latency_s: Positive | None = None
+    """In place of it: the p95 latency that plans are to keep; they have the best quality with it."""
+    every_s: Positive = 300.0
+    """How often it is looked at what has come."""
+    sample: Count = 50
+    """So many requests of that time, whose prompt lengths are compared with those planned for."""
+    audit_share: Annotated[float, Meta(gt=0, le=1)] = 0.05
+    """The share of the requests that all models answer, so that it is known what each would have scored."""
+    least_audited: Annotated[int, Meta(ge=2)] = 40
+    """With fewer of them, nothing is compared."""
+    rate_change: Positive = 0.2
+    """By this share the rate has to differ from the one planned for, to count as a shift."""
+    margin: Annotated[float, Meta(ge=0)] = 1.0
+    """Points of quality that a plan aims at beyond `quality`: while serving there is no time for rehearsals."""
+    planning_s: Annotated[float, Meta(ge=0)] = 20.0
+    """From a shift to the new plan, in a simulation; the paper's 10 to 20 s. `headway serve` takes what it takes."""
+    interval_s: Positive = 2.0
+    """How often replicas are seen to, which change one after the other."""
+    num_gpus: Count | None = None
+    """That plans may use. Without it: as many as the cascade's models have in `fleet`."""
+    gpus_per_server: Count | None = None
+    """Tensor parallelism stays within a server. Without it: as many as the catalog's node has."""
+
+    def __post_init__(self) -> None:
+        if (self.quality is None) == (self.latency_s is None):
+            raise ValueError("expected `quality` or `latency_s`, and not both")
 
 
 class CascadeSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

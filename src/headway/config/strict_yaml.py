@@ -91,19 +91,24 @@ SHORT = {"engine": "name", "trace": "path"}
 """Keys whose value may be a mere word, and what the word is short for."""
 
 
-def change(data: dict[str, Any], places: Places, changes: Mapping[Key, tuple[str, Any]]) -> None:
-    """Set values of a document, in order: key -> (the flag that says so, the value)."""
+def change(
+    data: Mapping[str, Any], places: Places, changes: Mapping[Key, tuple[str, Any]]
+) -> tuple[dict[str, Any], Places]:
+    """A document with values set, in order: key -> (the flag that sets it, the value). Its input stays as it is."""
+    changed, places = dict(data), Places(places.file, places.lines, places.flags)
     for key, (flag, value) in changes.items():
-        parent: Any = data
+        parent: Any = changed
         for step in key[:-1]:
-            child = parent.setdefault(step, {}) if isinstance(parent, dict) else parent[step]
+            child = parent.get(step, {}) if isinstance(parent, dict) else parent[step]
             if isinstance(child, str) and step in SHORT:
-                child = parent[step] = {SHORT[step]: child}
+                child = {SHORT[step]: child}
             if not isinstance(child, dict | list):
                 raise HeadwayError(f"{flag}: {places.where(key[:-1])}: expected keys and values there")
+            parent[step] = child = child.copy()
             parent = child
         parent[key[-1]] = value
         places.flags[key] = flag
+    return changed, places
 
 
 class _Loader(yaml.SafeLoader):

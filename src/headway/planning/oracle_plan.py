@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from headway.config.scenario import Scenario, variants
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.core.forecast import Floats
@@ -26,7 +27,7 @@ from headway.planning.gpu_hours_bound import serves
 from headway.policies.hourly import Planning
 from headway.policies.reaction import bounded
 from headway.scenario.long_term import Cell, Demanded, Instances, Setting
-from headway.scenario.run import Lines, Scenario, run, variants
+from headway.scenario.run import Lines, run
 from headway.sim.replica_resources import start_up_s
 
 STEP_S = 900.0

@@ -1,9 +1,10 @@
 """A scenario file, its parts, and a run: the only place where the parts meet."""
 
+from headway.config.scenario import Scenario, variant, variants
 from headway.scenario.run import (
     Lines,
     Progress,
-    Scenario,
+    Simulator,
     assemble,
     compare,
     load,
@@ -11,11 +12,9 @@ from headway.scenario.run import (
     provenance,
     records_of,
     run,
-    variant,
-    variants,
 )
 
 __all__ = [
-    "Lines", "Progress", "Scenario", "assemble", "compare", "load", "policies_of", "provenance", "records_of", "run",
-    "variant", "variants",
+    "Lines", "Progress", "Scenario", "Simulator", "assemble", "compare", "load", "policies_of", "provenance",
+    "records_of", "run", "variant", "variants",
 ]  # fmt: skip

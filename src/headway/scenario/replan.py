@@ -9,14 +9,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from headway.catalog.coefficients import Coefficients
-from headway.config.spec import CascadeSpec, PoolSpec, Spec
+from headway.config.spec import CascadeSpec, PoolSpec, Replan, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import CascadeOf, Policies
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.task import InlineTask, TaskFactory
 from headway.planning.cascade.periods import Period
 from headway.planning.cascade.problem import Problem
-from headway.planning.cascade.replanning import Replan, Replanner, Shape, Standing
+from headway.planning.cascade.replanning import Replanner, Shape, Standing, target_of
 from headway.planning.cascade.shapes import shapes as shapes_of
 from headway.policies import resolve
 from headway.scenario.replan_search import Work, following
@@ -59,7 +59,7 @@ def follow(
     models = {pool.model.name: pool.model for pool in own}
     ask = partial(
         Problem, models=tuple(models[name] for name in cascade.models), gpu=first.gpu, engine=first.engine,
-        num_gpus=_num_gpus(config, own), target=config.target, gpus_per_server=config.gpus_per_server,
+        num_gpus=_num_gpus(config, own), target=target_of(config), gpus_per_server=config.gpus_per_server,
         judge_s=cascade.judge_s, max_kinds=1, span_s=config.every_s,
     )  # fmt: skip
     by_model = {pool.model.name: known[pool.name] for pool in reversed(own)}

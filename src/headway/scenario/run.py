@@ -10,7 +10,6 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,15 @@ from msgspec.structs import replace
 
 from headway import __version__
 from headway.catalog.coefficients import Coefficients
-from headway.config import strict_yaml
+from headway.config import scenario as config
 from headway.config.fleet import coefficients_of, fleet_of
-from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
-from headway.config.strict_yaml import Key, Places
+from headway.config.scenario import Changes, Scenario, listed, only_variant, read, variants
+from headway.config.spec import PolicySpec, Spec
+from headway.config.strict_yaml import Places
 from headway.control.decisions import Decisions
 from headway.control.policies import CascadeOf, Policies
 from headway.core.errors import HeadwayError, unknown
-from headway.core.fleet import Combo, Fleet, Model, Pool, unit_of
+from headway.core.fleet import Fleet, Model, Pool
 from headway.core.policy import Scaler
 from headway.core.record import Records
 from headway.core.task import TaskFactory
@@ -46,56 +46,40 @@ from headway.workload.spec import build as workload
 
 Progress = Callable[[float], None]
 """Told now and then the share that is done, 0 to 1."""
-Changes = Mapping[Key, tuple[str, Any]]
-"""Key -> (the flag that says so, the value)."""
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A scenario that holds together: its names are known, its fleet stands."""
+class Simulator:
+    """Simulates scenarios for planners. Satisfies `planning.simulator.Simulator`."""
 
-    spec: Spec
-    fleet: Fleet
-    document: dict[str, Any]
-    """What the file held."""
-    base_dir: Path
-    """Relative paths start here."""
-    places: Places
+    def run(self, scenario: Scenario) -> Run:
+        return run(_expanded(scenario))
+
+    def records(self, scenario: Scenario) -> Records:
+        return records_of(_expanded(scenario))
+
+    def policies(self, scenario: Scenario) -> Policies:
+        return policies_of(_expanded(scenario))
 
 
 def load(path: str | Path, changes: Changes | None = None) -> Scenario:
     """The scenario in a file, with some values set otherwise. HeadwayError where it cannot be run."""
-    data, places = strict_yaml.read(Path(path))
-    data.setdefault("name", Path(path).stem)
-    return assemble(data, places, Path(path).parent, changes)
+    return assemble(*read(Path(path)), Path(path).parent, changes)
 
 
-def assemble(data: dict[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
-    """A scenario from what a file would hold. `data` and `places` are changed."""
-    _importable(base_dir)
-    strict_yaml.change(data, places, changes or {})
-    spec = strict_yaml.convert(data, Spec, places)
-    spec = replan.expanded(spec, fleet_of(spec, base_dir, places), places)
-    scenario = Scenario(spec, fleet_of(spec, base_dir, places), data, base_dir, places)
-    _check(scenario)
+def assemble(data: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
+    """The scenario of a document, with pools for replanning added. HeadwayError where it cannot be run."""
+    scenario = _expanded(config.assemble(data, places, base_dir, changes))
+    for variant in variants(scenario):
+        _policies(variant)
     return scenario
 
 
-def variants(scenario: Scenario) -> tuple[Scenario, ...]:
-    """One scenario for each variant, or each routing with each ordering, in the order in which they are listed."""
-    spec = scenario.spec
-    if spec.variants:
-        return tuple(_of_variant(scenario, variant) for variant in spec.variants)
-    pairs = product(_listed(spec.policies.routing), _listed(spec.policies.ordering))
-    return tuple(_with(scenario, replace(spec.policies, routing=r, ordering=o)) for r, o in pairs)
-
-
-def variant(scenario: Scenario, name: str) -> Scenario:
-    """The variant of that name. HeadwayError where there is none."""
-    for each, chosen in zip(scenario.spec.variants, variants(scenario), strict=False):
-        if each.name == name:
-            return chosen
-    raise unknown("variant", name, [each.name for each in scenario.spec.variants])
+def _expanded(scenario: Scenario) -> Scenario:
+    """With the empty pools that replanning may fill."""
+    spec = replan.expanded(scenario.spec, scenario.fleet, scenario.places)
+    if spec is scenario.spec:
+        return scenario
+    return dataclasses.replace(scenario, spec=spec, fleet=fleet_of(spec, scenario.base_dir, scenario.places))
 
 
 def policies_of(scenario: Scenario, desk: TaskFactory | None = None) -> Policies:
@@ -105,15 +89,9 @@ def policies_of(scenario: Scenario, desk: TaskFactory | None = None) -> Policies
     return _policies(variants(scenario)[0], desk)
 
 
-def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
-    said = {key: value for key in variant.__struct_fields__[1:] if (value := getattr(variant, key)) is not None}
-    chosen = _with(scenario, replace(scenario.spec.policies, **said))
-    return dataclasses.replace(chosen, spec=replace(chosen.spec, variants=(variant,)))
-
-
 def run(scenario: Scenario, progress: Progress | None = None, decisions: Decisions | None = None) -> Run:
     """Simulate a scenario that has one routing and one ordering. `decisions` hears what policies chose."""
-    chosen = _only(scenario)
+    chosen = only_variant(scenario)
     spec, policies, pools = chosen.spec, _policies(chosen), chosen.fleet.all_pools
     began = time.perf_counter()
     known, source = _known(chosen), _source(chosen)
@@ -142,19 +120,8 @@ def run(scenario: Scenario, progress: Progress | None = None, decisions: Decisio
 
 def records_of(scenario: Scenario) -> Records:
     """Of such a run, for who asks less of them than a summary has."""
-    chosen = _only(scenario)
+    chosen = only_variant(scenario)
     return _simulated(chosen, _policies(chosen), _known(chosen), _source(chosen))
-
-
-def _only(scenario: Scenario) -> Scenario:
-    """The one variant. HeadwayError where there are several."""
-    if len(variants(scenario)) > 1:
-        key = "routing" if len(_listed(scenario.spec.policies.routing)) > 1 else "ordering"
-        at = ("variants",) if scenario.spec.variants else ("policies", key)
-        how = ", or --variant" if scenario.spec.variants else ""
-        raise scenario.places.error(at, f"several are for headway compare; expected one{how}")
-    _importable(scenario.base_dir)  # once more, for a process of its own
-    return variants(scenario)[0]
 
 
 def _source(scenario: Scenario) -> Source:
@@ -245,27 +212,19 @@ def _importable(folder: Path) -> None:
         sys.path.append(path)
 
 
-def _with(scenario: Scenario, policies: PolicySpecs) -> Scenario:
-    return dataclasses.replace(scenario, spec=replace(scenario.spec, policies=policies))
-
-
 def _names(scenario: Scenario) -> dict[str, str]:
     """As reports call them."""
     spec = scenario.spec
     if spec.variants:
         return {"policies": spec.variants[0].name}
     policies = spec.policies
-    (routing,), (ordering,) = _listed(policies.routing), _listed(policies.ordering)
+    (routing,), (ordering,) = listed(policies.routing), listed(policies.ordering)
     names = {"routing": str(resolve.router(routing)), "ordering": str(resolve.ordering(ordering))}
     if policies.migration is not None:
         names["migration"] = str(resolve.migration(policies.migration))
     if policies.scaling is not None:
         names["scaling"] = str(_scaler(scenario))
     return names if policies.ordering_at == "replica" else {**names, "ordering_at": policies.ordering_at}
-
-
-def _listed(spec: PolicySpec | list[PolicySpec]) -> list[PolicySpec]:
-    return spec if isinstance(spec, list) else [spec]
 
 
 def _share(progress: Progress | None, source: Source, spec: Spec) -> Callable[[float, int], None] | None:
@@ -285,50 +244,11 @@ def _part(progress: Progress | None, i: int, num: int) -> Progress | None:
     return progress and (lambda share: progress((i + share) / num))
 
 
-def _check(scenario: Scenario) -> None:
-    """What the parts of a scenario must have to do with each other."""
-    spec, places = scenario.spec, scenario.places
-    _check_incidents(scenario)
-    for key in ("ttft_s", "tpot_s", "e2e_s"):
-        slo = getattr(spec.slo, key)
-        if slo is not None and slo <= 0:
-            raise places.error(("slo", key), f"{slo}; expected more than 0")
-    if not (_listed(spec.policies.routing) and _listed(spec.policies.ordering)):
-        raise places.error(("policies",), "expected at least one routing and one ordering")
-    if spec.variants and max(len(_listed(spec.policies.routing)), len(_listed(spec.policies.ordering))) > 1:
-        raise places.error(("policies",), "several routings or orderings, and variants; expected one or the other")
-    for variant in variants(scenario):
-        _policies(variant)
-
-
-def _check_incidents(scenario: Scenario) -> None:
-    """Faults and changes of role, of replicas that there are."""
-    spec, places, fleet = scenario.spec, scenario.places, scenario.fleet
-    deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
-    units = [unit_of(each) for each in deployments for _ in range(each.replicas)]
-    mates = [len(unit) - 1 for unit in units for _ in unit]
-    for i, fault in enumerate(spec.faults):
-        if not 0 <= fault.replica < len(mates):
-            raise places.error(("faults", i, "replica"), f"{fault.replica}; expected 0 to {len(mates) - 1}")
-        if fault.streams is not None and fault.streams < 1:
-            raise places.error(("faults", i, "streams"), f"{fault.streams}; expected 1 or more")
-        if fault.at_s < 0 or (fault.down_s is not None and fault.down_s <= 0):
-            raise places.error(("faults", i), "expected at_s of 0 or more, and down_s above 0")
-    for i, change in enumerate(spec.roles):
-        if not 0 <= change.replica < len(mates):
-            raise places.error(("roles", i, "replica"), f"{change.replica}; expected 0 to {len(mates) - 1}")
-        if not mates[change.replica]:
-            others = ", ".join(str(replica) for replica, others in enumerate(mates) if others) or "none here"
-            what = f"{change.replica} is alone and does both phases; expected one of a combo of several ({others})"
-            raise places.error(("roles", i, "replica"), what)
-        if change.at_s < 0 or change.switch_s < 0:
-            raise places.error(("roles", i), "expected at_s and switch_s of 0 or more")
-
-
 def _policies(scenario: Scenario, desk: TaskFactory | None = None) -> Policies:
     """The policies of a scenario that has one of each."""
+    _importable(scenario.base_dir)  # again, for a worker process
     spec, places = scenario.spec.policies, scenario.places
-    (routing,), (ordering,) = _listed(spec.routing), _listed(spec.ordering)
+    (routing,), (ordering,) = listed(spec.routing), listed(spec.ordering)
     with places.at("policies", "routing"):
         router = resolve.router(routing)
     with places.at("policies", "ordering"):

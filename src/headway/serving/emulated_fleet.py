@@ -10,12 +10,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from headway.config.scenario import Scenario
 from headway.config.spec import PoolSpec
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Pool, unit_of
 from headway.gateway.fleet.starting import Processes
 from headway.gateway.settings import Judge
-from headway.scenario.run import Scenario
 
 _PORTS = range(18_000, 32_000)
 """Above, systems give ports to whoever asks for any."""

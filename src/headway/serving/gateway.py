@@ -13,7 +13,8 @@ from shutil import which
 from msgspec.structs import replace
 
 from headway import scenario
-from headway.config import strict_yaml
+from headway.config.scenario import Scenario
+from headway.config.scenario import read as read_document
 from headway.config.spec import PolicySpec, Spec
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
@@ -31,7 +32,7 @@ from headway.policies.hourly import Planning
 from headway.policies.resolve import Choice
 from headway.scenario.long_term import cheats
 from headway.scenario.replan_search import replanner_of
-from headway.scenario.run import Scenario, policies_of
+from headway.scenario.run import policies_of
 from headway.serving.pools import DeclaredPool, check_halves, check_together, parts_of
 from headway.sim.replica_resources import kv_blocks
 
@@ -49,8 +50,7 @@ QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 
 def read(path: Path) -> Scenario:
     """What a fleet file says."""
-    data, places = strict_yaml.read(path)
-    data.setdefault("name", path.stem)
+    data, places = read_document(path)
     data.setdefault("workload", NO_WORKLOAD)
     return scenario.assemble(data, places, path.parent)
 

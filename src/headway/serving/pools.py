@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from headway.config.scenario import Scenario
 from headway.config.spec import PoolSpec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool
 from headway.gateway.upstream.dialects import Adapter
-from headway.scenario.run import Scenario
 
 _WAYS = ("endpoints", "processes", "kubernetes")
 

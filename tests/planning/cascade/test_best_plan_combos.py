@@ -17,6 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.planning.cascade import interface as cascadeplan
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.combos.combos import Offer
+from headway.scenario import Simulator
 from headway.workload.quality_traces import generate
 
 H800, H20 = "h800-80gb-sxm", "h20-96gb"
@@ -103,18 +104,18 @@ def test_a_plan_with_combos_is_planned_again_with_all_of_its_gpus(
              "decode": {**side, "gpu": "h20", "tp": 2}, "replicas": 2,
              "handover": {"first_token": "decode"}}  # fmt: skip
     document = {**SCENARIO, "fleet": [], "combos": [combo]}
-    asked = cascadeplan.ask(document, Places(), folder, QualityFloor(60.0))
+    asked = cascadeplan.ask(document, Places(), folder, QualityFloor(60.0), Simulator())
     assert [(offer.gpu.name, offer.limit) for offer in asked.problem.offers] == [(H800, 4), (H20, 4)]
     assert not asked.problem.splits and asked.handing.network_bytes_per_s == 5e9
     found = cascadeplan.document_of(asked, cascadeplan.plan(asked, compare=False).chosen.plan)
     assert "combos" not in found and found["fleet"]
-    again = cascadeplan.ask(document, Places(), folder, QualityFloor(60.0), combos=True)
+    again = cascadeplan.ask(document, Places(), folder, QualityFloor(60.0), Simulator(), combos=True)
     splits = again.problem.splits["llama-3.1-8b"]
     assert {each.prefill_gpu for each in splits} == {H800, H20} and again.handing.handover.first_token == "decode"
 
 
 def test_mixed_replicas_and_a_combo_of_one_model_are_written_side_by_side(folder: Path) -> None:
-    asked = cascadeplan.ask(SCENARIO, Places(), folder, QualityFloor(10.0), combos=True)
+    asked = cascadeplan.ask(SCENARIO, Places(), folder, QualityFloor(10.0), Simulator(), combos=True)
     chosen = cascadeplan.plan(asked, compare=False).chosen.plan
     part = chosen.stages[0].replicas[0]
     three = tuple(
@@ -142,7 +143,7 @@ def test_what_combos_cannot_be_planned_for_is_told(folder: Path, capsys: pytest.
     cascade = {"models": models, "replan": {"quality": 70}}
     with pytest.raises(HeadwayError, match=r"replan.*plans anew with pools alone; leave it out, or plan without"):
         cascadeplan.ask({**SCENARIO, "fleet": pools, "cascade": cascade}, Places(), folder, QualityFloor(70.0),
-                        combos=True)  # fmt: skip
+                        Simulator(), combos=True)  # fmt: skip
 
 
 # Serving.
@@ -152,7 +153,7 @@ def test_what_combos_cannot_be_planned_for_is_told(folder: Path, capsys: pytest.
 def served(folder: Path) -> dict[str, Any]:
     """The plan's file, as somebody writes endpoints and a judge into it."""
     offers = tuple(Offer(catalog.gpu(name), num) for name, num in GPUS.items())
-    asked = cascadeplan.ask(SCENARIO, Places(), folder, QualityFloor(75.0), gpus=offers, combos=True)
+    asked = cascadeplan.ask(SCENARIO, Places(), folder, QualityFloor(75.0), Simulator(), gpus=offers, combos=True)
     written: dict[str, Any] = yaml.safe_load(cascadeplan.scenario_yaml(cascadeplan.plan(asked, compare=False), asked))
     ports = iter(range(9001, 9100))
     for part in [*written["fleet"], *(combo[role] for combo in written["combos"] for role in ("prefill", "decode"))]:

@@ -19,6 +19,7 @@ from headway.planning.cascade.latencies import Latencies
 from headway.planning.cascade.problem import LatencyBudget, QualityFloor
 from headway.planning.cascade.regret import Off, erring
 from headway.planning.cascade.rehearsal import believed
+from headway.scenario import Simulator
 from headway.workload.quality_judges import noisy_score
 
 SCENARIO: dict[str, Any] = {
@@ -35,7 +36,7 @@ ERRORS = (Off(0.0, 0.0), Off(-12.0, 5.0), Off(12.0, 5.0), Off(0.0, 15.0))
 
 @pytest.fixture(scope="module")
 def lost() -> tuple[cascade.Regret, ...]:
-    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0))
+    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
     return cascade.regrets(asked, Latencies(cascade.evaluator(asked)), ERRORS)
 
 
@@ -66,7 +67,7 @@ def test_a_kind_judge_costs_quality_and_a_strict_one_time(lost: tuple[cascade.Re
 
 
 def test_what_a_judge_believes_is_the_truth_without_error_and_off_by_its_bias() -> None:
-    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0))
+    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
     found = cascade.plan(asked, compare=False).chosen.plan
     told = believed(asked, found)
     assert told.quality == pytest.approx(cascade.rehearse(asked, found).quality)
@@ -77,7 +78,7 @@ def test_what_a_judge_believes_is_the_truth_without_error_and_off_by_its_bias() 
 
 
 def test_the_same_draw_for_every_judge() -> None:
-    scores = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0)).problem.scores
+    scores = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem.scores
     one, two = (erring(scores, Off(0.0, noise), 1).scores - scores.scores for noise in (2.0, 4.0))
     inside = (erring(scores, Off(0.0, 4.0), 1).scores > 0) & (erring(scores, Off(0.0, 4.0), 1).scores < 100)
     assert inside.mean() > 0.5 and two[inside] == pytest.approx(2 * one[inside])
@@ -101,6 +102,6 @@ def test_the_command_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert told["off"] == {"bias": 12.0, "noise": 5.0} and told["by_judge"]["short_points"] > 0
     assert main([*asked, "--regret=much"]) == 2 and "expected points as in -9:8" in capsys.readouterr().err
     assert main([*asked, "--regret=0:-1"]) == 2
-    late = cascade.ask(SCENARIO, Places(), Path(), LatencyBudget(9.0))
+    late = cascade.ask(SCENARIO, Places(), Path(), LatencyBudget(9.0), Simulator())
     with pytest.raises(HeadwayError, match="expected a quality"):
         cascade.regrets(late, Latencies(cascade.evaluator(late)), ERRORS)

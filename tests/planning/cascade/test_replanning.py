@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from headway import catalog
+from headway.config.spec import Replan
 from headway.control.policies import CascadeOf, Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Parallel, Pool
@@ -21,7 +22,7 @@ from headway.planning.cascade import replanning
 from headway.planning.cascade.periods import Period, shift
 from headway.planning.cascade.plan import CascadePlan, StagePlan
 from headway.planning.cascade.problem import QualityFloor, Replicas
-from headway.planning.cascade.replanning import Replan, Replanner, Standing, changes, standing
+from headway.planning.cascade.replanning import Replanner, Standing, changes, standing
 from headway.policies.cascade.replanned import Replanned as Following
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.resolve import Choice

@@ -2,7 +2,7 @@
 
 from headway.planning.cascade.best_plan import Answer, plan, scenario_yaml
 from headway.planning.cascade.planners import EFFORT, cascadia
-from headway.planning.cascade.planning_request import PlanningRequest, ask, at_rate, read
+from headway.planning.cascade.planning_request import PlanningRequest, ask, at_rate
 from headway.planning.cascade.regret import Off, Regret, regrets
 from headway.planning.cascade.rehearsal import Rehearsed, document_of, rehearse
 from headway.planning.cascade.stage_latencies import Known, bounds, evaluator
@@ -26,7 +26,6 @@ __all__ = [
     "document_of",
     "evaluator",
     "plan",
-    "read",
     "regrets",
     "rehearse",
     "scenario_yaml",

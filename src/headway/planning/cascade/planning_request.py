@@ -10,10 +10,11 @@ from typing import Any
 
 from msgspec import structs
 
-from headway import catalog, scenario
+from headway import catalog
 from headway.catalog.coefficients import Coefficients
-from headway.config import strict_yaml
+from headway.config import scenario
 from headway.config.fleet import coefficients_of
+from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError, unknown
@@ -23,6 +24,7 @@ from headway.planning.cascade.problem import Problem, Target
 from headway.planning.cascade.splits import offered
 from headway.planning.cascade.stage_simulator import Handing
 from headway.planning.combos.combos import Offer
+from headway.planning.simulator import Simulator
 from headway.workload.quality import Scores
 from headway.workload.quality_spec import table
 from headway.workload.spec import generate
@@ -37,6 +39,7 @@ class PlanningRequest:
 
     problem: Problem
     """With the part of the table that plans are made on."""
+    simulator: Simulator
     held_out: Scores
     document: dict[str, Any]
     base_dir: Path
@@ -58,6 +61,7 @@ def ask(
     places: Places,
     base_dir: Path,
     target: Target,
+    simulator: Simulator,
     *,
     num_gpus: int | None = None,
     gpus: Sequence[Offer] = (),
@@ -75,7 +79,7 @@ def ask(
         raise places.error(("cascade", "replan"), "plans anew with pools alone; leave it out, or plan without --combos")
     if rps is not None:
         document.setdefault("workload", {})["arrivals"] = rps
-    chosen = scenario.assemble(copy.deepcopy(document), places, base_dir)
+    chosen = scenario.assemble(document, places, base_dir)
     spec, pools = chosen.spec, _flat(document, chosen.fleet)
     if spec.workload.quality is None or spec.workload.arrivals is None:
         raise places.error(("workload",), "expected arrivals, and quality: what each model's answers score")
@@ -104,7 +108,7 @@ def ask(
         others=offers[1:],
         usd_per_gpu_hour=offers[0].usd_per_hour,
     )
-    policies = structs.replace(scenario.policies_of(chosen), cascade=None)
+    policies = structs.replace(simulator.policies(chosen), cascade=None)
     entries = _entries(problem, pools)
     known = coefficients_of(spec, chosen.fleet, base_dir, places)
     coefficients = {name: known[pools[i].name] for name, i in entries.items()}
@@ -112,7 +116,7 @@ def ask(
         problem = _with_combos(problem, coefficients, first.network_bytes_per_s)
     handing = _handing(chosen.fleet, first)
     return PlanningRequest(
-        problem, held_out, document, base_dir, policies, spec.seed, entries, coefficients, handing, replan
+        problem, simulator, held_out, document, base_dir, policies, spec.seed, entries, coefficients, handing, replan
     )
 
 
@@ -149,7 +153,7 @@ def _stages(said: Any, scores: Scores, places: Places) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _arrivals(chosen: scenario.Scenario, places: Places) -> tuple[int, float]:
+def _arrivals(chosen: Scenario, places: Places) -> tuple[int, float]:
     """How many gaps between requests, and how long they take together."""
     rows = generate(chosen.spec.workload, chosen.spec.seed, chosen.base_dir)
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
@@ -194,13 +198,6 @@ def _entries(problem: Problem, pools: tuple[Pool, ...]) -> dict[str, int]:
             key = of_type(model, offer.gpu.name if t else "")
             found[key] = next((i for i in own if pools[i].model.name == model.name), own[0])
     return found
-
-
-def read(path: Path) -> tuple[dict[str, Any], Places]:
-    """A scenario file, with a name."""
-    data, places = strict_yaml.read(path)
-    data.setdefault("name", path.stem)
-    return data, places
 
 
 def at_rate(asked: PlanningRequest, rate_rps: float) -> PlanningRequest:

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct, structs
 
-from headway import scenario
+from headway.config import scenario
+from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
 from headway.core.fleet import Handover
 from headway.core.record import Outcome, Records
@@ -74,13 +75,13 @@ def believed(asked: PlanningRequest, found: CascadePlan) -> Rehearsed:
     return structs.replace(done, quality=float(np.nanmean(scores)) if scores else None)
 
 
-def _simulated(asked: PlanningRequest, found: CascadePlan, seed: int | None) -> tuple[scenario.Scenario, Records]:
+def _simulated(asked: PlanningRequest, found: CascadePlan, seed: int | None) -> tuple[Scenario, Records]:
     document = document_of(asked, found) | ({} if seed is None else {"seed": seed})
     chosen = scenario.assemble(document, Places(), asked.base_dir)
-    return chosen, scenario.records_of(chosen)
+    return chosen, asked.simulator.records(chosen)
 
 
-def measured(chosen: scenario.Scenario, records: Records) -> Rehearsed:
+def measured(chosen: Scenario, records: Records) -> Rehearsed:
     """What a run came to; a summary has token times, too, which take longer than the run."""
     warmup_s = chosen.spec.simulation.warmup_s
     counted = sample(records, warmup_s, None)

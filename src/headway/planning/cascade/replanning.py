@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import ceil
 from random import Random
-from typing import Annotated
 
-from msgspec import Meta, Struct, structs
+from msgspec import Struct, structs
 
+from headway.config.spec import Replan
 from headway.core.errors import HeadwayError
 from headway.core.record import Ended
 from headway.core.task import BackgroundTask
@@ -31,50 +31,14 @@ MOST_KEPT = 1 << 18
 """Requests whose lengths and first scores are kept of a period, which goes on while too little is known."""
 Shape = tuple[str, int, int]
 """A model, and the tensor and pipeline parallelism of a replica."""
-_Positive = Annotated[float, Meta(gt=0)]
-_Count = Annotated[int, Meta(ge=1)]
 
 
-class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When the cascade is planned anew while it serves, and for what (Cascadia, section 4.4 and appendix G): `quality`
-    or `latency_s`."""
-
-    quality: Annotated[float, Meta(ge=0, le=100)] | None = None
-    """The mean score that plans are to keep; they have the least p95 latency with it."""
-    latency_s: _Positive | None = None
-    """In place of it: the p95 latency that plans are to keep; they have the best quality with it."""
-    every_s: _Positive = 300.0
-    """How often it is looked at what has come."""
-    sample: _Count = 50
-    """So many requests of that time, whose prompt lengths are compared with those planned for."""
-    audit_share: Annotated[float, Meta(gt=0, le=1)] = 0.05
-    """The share of the requests that all models answer, so that it is known what each would have scored."""
-    least_audited: Annotated[int, Meta(ge=2)] = 40
-    """With fewer of them, nothing is compared."""
-    rate_change: _Positive = 0.2
-    """By this share the rate has to differ from the one planned for, to count as a shift."""
-    margin: Annotated[float, Meta(ge=0)] = 1.0
-    """Points of quality that a plan aims at beyond `quality`: while serving there is no time for rehearsals."""
-    planning_s: Annotated[float, Meta(ge=0)] = 20.0
-    """From a shift to the new plan, in a simulation; the paper's 10 to 20 s. `headway serve` takes what it takes."""
-    interval_s: _Positive = 2.0
-    """How often replicas are seen to, which change one after the other."""
-    num_gpus: _Count | None = None
-    """That plans may use. Without it: as many as the cascade's models have in `fleet`."""
-    gpus_per_server: _Count | None = None
-    """Tensor parallelism stays within a server. Without it: as many as the catalog's node has."""
-
-    def __post_init__(self) -> None:
-        if (self.quality is None) == (self.latency_s is None):
-            raise ValueError("expected `quality` or `latency_s`, and not both")
-
-    @property
-    def target(self) -> Target:
-        """What plans are asked for."""
-        if self.latency_s is not None:
-            return LatencyBudget(self.latency_s)
-        assert self.quality is not None
-        return QualityFloor(min(self.quality + self.margin, 100.0))
+def target_of(config: Replan) -> Target:
+    """What plans have to keep."""
+    if config.latency_s is not None:
+        return LatencyBudget(config.latency_s)
+    assert config.quality is not None
+    return QualityFloor(min(config.quality + config.margin, 100.0))
 
 
 class Standing(Struct, frozen=True):

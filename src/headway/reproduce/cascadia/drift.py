@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from msgspec import structs
 
+from headway.config.spec import Replan
 from headway.control.policies import CascadeOf, Policies
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import Outcome, Records
@@ -23,7 +24,7 @@ from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import QualityFloor
-from headway.planning.cascade.replanning import Replan, Replanner, Shape, standing
+from headway.planning.cascade.replanning import Replanner, Shape, standing, target_of
 from headway.planning.cascade.shapes import shapes
 from headway.planning.cascade.stage_latencies import bounds, evaluator
 from headway.planning.cascade.tighten import tighten_until_met
@@ -111,7 +112,7 @@ def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed:
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
     config = Replan(quality=problem.target.q_min, every_s=PERIOD_S / 4 if quick else PERIOD_S)
-    asking = partial(replace, problem, target=config.target, use_all=False, span_s=config.every_s)
+    asking = partial(replace, problem, target=target_of(config), use_all=False, span_s=config.every_s)
     work = Work(asking, case.policies, case.coefficients, case.seed)
     expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
     pools = {shape: pool.name for shape, pool in _pools(case, {}).items()}

@@ -18,6 +18,7 @@ from headway.config import strict_yaml
 from headway.config.strict_yaml import Places
 from headway.planning.cascade.planning_request import PlanningRequest, ask, at_rate
 from headway.planning.cascade.problem import QualityFloor
+from headway.scenario import Simulator
 from headway.scenario.presets import builtin
 from headway.workload.quality_traces import CASCADES
 
@@ -52,7 +53,7 @@ def asked(
     elif slower != 1:
         large = document["fleet"][-1]
         large["coefficients"] = str(_file(large["gpu"], large["engine"], slower))
-    return ask(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), num_gpus=32)
+    return ask(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), Simulator(), num_gpus=32)
 
 
 def at_once(case: PlanningRequest) -> PlanningRequest:

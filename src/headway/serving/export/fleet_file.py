@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from headway.config.scenario import Scenario
 from headway.core.fleet import Pool
 from headway.gateway.upstream.dialects import api_of
-from headway.scenario.run import Scenario
 from headway.serving.export import vllm
 
 _KEPT = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")

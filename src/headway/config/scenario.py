@@ -1,0 +1,139 @@
+"""A scenario: a document that a user wrote, with the specification and the fleet that it describes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from headway.config import strict_yaml
+from headway.config.fleet import fleet_of
+from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
+from headway.config.strict_yaml import Key, Places
+from headway.core.errors import unknown
+from headway.core.fleet import Combo, Fleet, Pool, unit_of
+
+Changes = Mapping[Key, tuple[str, Any]]
+"""Key -> (the command line flag that sets it, the value)."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Pure data. The names of its fleet are known and its models fit; its policies are not resolved."""
+
+    spec: Spec
+    fleet: Fleet
+    document: dict[str, Any]
+    """The file's content."""
+    base_dir: Path
+    """Relative paths start here."""
+    places: Places
+
+
+def read(path: Path) -> tuple[dict[str, Any], Places]:
+    """The document of a scenario file, named after the file unless it has a name."""
+    document, places = strict_yaml.read(path)
+    return {**document, "name": document.get("name", path.stem)}, places
+
+
+def assemble(document: Mapping[str, Any], places: Places, base_dir: Path, changes: Changes | None = None) -> Scenario:
+    """The scenario of a document, some values changed. HeadwayError where keys, values or the fleet are invalid."""
+    changed, places = strict_yaml.change(document, places, changes or {})
+    spec = strict_yaml.convert(changed, Spec, places)
+    scenario = Scenario(spec, fleet_of(spec, base_dir, places), changed, base_dir, places)
+    _check_values(scenario)
+    _check_faults(scenario)
+    _check_role_changes(scenario)
+    return scenario
+
+
+def variants(scenario: Scenario) -> tuple[Scenario, ...]:
+    """One scenario for each variant, else for each pair of routing and ordering, in listed order."""
+    spec = scenario.spec
+    if spec.variants:
+        return tuple(_of_variant(scenario, variant) for variant in spec.variants)
+    pairs = product(listed(spec.policies.routing), listed(spec.policies.ordering))
+    return tuple(with_policies(scenario, replace(spec.policies, routing=r, ordering=o)) for r, o in pairs)
+
+
+def variant(scenario: Scenario, name: str) -> Scenario:
+    """The variant of that name. HeadwayError where there is none."""
+    for each, chosen in zip(scenario.spec.variants, variants(scenario), strict=False):
+        if each.name == name:
+            return chosen
+    raise unknown("variant", name, [each.name for each in scenario.spec.variants])
+
+
+def only_variant(scenario: Scenario) -> Scenario:
+    """The single variant. HeadwayError where there are several."""
+    if len(variants(scenario)) > 1:
+        key = "routing" if len(listed(scenario.spec.policies.routing)) > 1 else "ordering"
+        at = ("variants",) if scenario.spec.variants else ("policies", key)
+        how = ", or --variant" if scenario.spec.variants else ""
+        raise scenario.places.error(at, f"several are for headway compare; expected one{how}")
+    return variants(scenario)[0]
+
+
+def with_policies(scenario: Scenario, policies: PolicySpecs) -> Scenario:
+    """The same scenario under other policies."""
+    return dataclasses.replace(scenario, spec=replace(scenario.spec, policies=policies))
+
+
+def listed(spec: PolicySpec | list[PolicySpec]) -> list[PolicySpec]:
+    """One policy or several, as a list."""
+    return spec if isinstance(spec, list) else [spec]
+
+
+def _of_variant(scenario: Scenario, variant: Variant) -> Scenario:
+    changes = {key: value for key in variant.__struct_fields__[1:] if (value := getattr(variant, key)) is not None}
+    chosen = with_policies(scenario, replace(scenario.spec.policies, **changes))
+    return dataclasses.replace(chosen, spec=replace(chosen.spec, variants=(variant,)))
+
+
+def _check_values(scenario: Scenario) -> None:
+    spec, places = scenario.spec, scenario.places
+    for key in ("ttft_s", "tpot_s", "e2e_s"):
+        slo = getattr(spec.slo, key)
+        if slo is not None and slo <= 0:
+            raise places.error(("slo", key), f"{slo}; expected more than 0")
+    routings, orderings = listed(spec.policies.routing), listed(spec.policies.ordering)
+    if not (routings and orderings):
+        raise places.error(("policies",), "expected at least one routing and one ordering")
+    if spec.variants and max(len(routings), len(orderings)) > 1:
+        raise places.error(("policies",), "several routings or orderings, and variants; expected one or the other")
+
+
+def _check_faults(scenario: Scenario) -> None:
+    places, num_replicas = scenario.places, len(_num_partners(scenario.fleet))
+    for i, fault in enumerate(scenario.spec.faults):
+        if not 0 <= fault.replica < num_replicas:
+            raise places.error(("faults", i, "replica"), f"{fault.replica}; expected 0 to {num_replicas - 1}")
+        if fault.streams is not None and fault.streams < 1:
+            raise places.error(("faults", i, "streams"), f"{fault.streams}; expected 1 or more")
+        if fault.at_s < 0 or (fault.down_s is not None and fault.down_s <= 0):
+            raise places.error(("faults", i), "expected at_s of 0 or more, and down_s above 0")
+
+
+def _check_role_changes(scenario: Scenario) -> None:
+    places, num_partners = scenario.places, _num_partners(scenario.fleet)
+    for i, change in enumerate(scenario.spec.roles):
+        if not 0 <= change.replica < len(num_partners):
+            raise places.error(("roles", i, "replica"), f"{change.replica}; expected 0 to {len(num_partners) - 1}")
+        if not num_partners[change.replica]:
+            partnered = ", ".join(str(replica) for replica, num in enumerate(num_partners) if num) or "none here"
+            what = f"{change.replica} is alone and does both phases; expected one of a combo of several ({partnered})"
+            raise places.error(("roles", i, "replica"), what)
+        if change.at_s < 0 or change.switch_s < 0:
+            raise places.error(("roles", i), "expected at_s and switch_s of 0 or more")
+
+
+def _num_partners(fleet: Fleet) -> list[int]:
+    """Of each replica, in fleet order: the other replicas of its combo."""
+    deployments: list[Pool | Combo] = [*fleet.pools, *fleet.combos]
+    units = [unit_of(each) for each in deployments for _ in range(each.replicas)]
+    return [len(unit) - 1 for unit in units for _ in unit]
