@@ -22,7 +22,7 @@ import pytest
 
 import serving
 from headway.gateway.relay.request import CHAT
-from headway.gateway.relay.request import ask as read
+from headway.gateway.relay.request import read_request as read
 from headway.records.parquet import load
 from serving import Reply, ask, chat, metric, said, until
 
