@@ -149,7 +149,7 @@ def test_the_preset_has_something_of_all_five_systems() -> None:
 def test_demand_for_a_later_model_of_a_cascade_is_seen_by_scaling() -> None:
     document = runs.documents("all", quick=True)["headway"]
     document["workload"] = {**document["workload"], "duration_s": 300}
-    document["policies"] = {**document["policies"], "scaling": "test_policies_headway:Watching"}
+    document["policies"] = {**document["policies"], "scaling": f"{__name__}:Watching"}
     Watching.seen = {}
     summary = scenario.run(assembled(document)).summary
     asked = {

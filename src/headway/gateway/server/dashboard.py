@@ -103,7 +103,7 @@ def _missing() -> ApiError:
 @cache
 def _page() -> tuple[str, str]:
     """The page, and what it may do: run its own script, and ask this gateway."""
-    text = files("headway.gateway").joinpath("dashboard.html").read_text(encoding="utf-8")
+    text = files("headway.gateway.server").joinpath("dashboard.html").read_text(encoding="utf-8")
     found = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
     assert found is not None
     digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
