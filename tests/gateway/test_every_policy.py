@@ -66,7 +66,7 @@ async def _one(gateway: Gateway, i: int) -> bytes:
 
 async def _serve(plan: Plan) -> list[bytes]:
     """Eight streams at once."""
-    gateway = Gateway(plan, Recording(keeps=False))
+    gateway = Gateway(plan, Recording(enabled=False))
     gateway.start()
     try:
         async with asyncio.timeout(serving.PATIENCE_S):

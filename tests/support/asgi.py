@@ -140,7 +140,7 @@ class Inside:
 
     def _make(self, path: Path) -> Any:
         def make() -> Gateway:
-            self.gateway = Gateway(composition.load(path)[1], Recording(keeps=False))
+            self.gateway = Gateway(composition.load(path)[1], Recording(enabled=False))
             return self.gateway
 
         return make

@@ -130,7 +130,7 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
     chosen, plan = serving.load(path)
 
     def made() -> Gateway:
-        gateways.append(Gateway(plan, Recording(keeps=True), told.append))
+        gateways.append(Gateway(plan, Recording(enabled=True), told.append))
         return gateways[0]
 
     async with AsyncExitStack() as stack:

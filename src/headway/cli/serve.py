@@ -88,7 +88,7 @@ def command(
     told = None if decisions is None else Behind(DecisionFile(decisions, plan.settings.max_decisions_bytes))
 
     def make() -> Gateway:
-        made = Gateway(plan, Recording(keeps=records is not None), None if told is None else told.write)
+        made = Gateway(plan, Recording(enabled=records is not None), None if told is None else told.write)
         if crew is not None:
             crew.start(made)
         return made

@@ -34,7 +34,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import dashboard
 from headway.gateway.server.auth import Caller, Keys
-from headway.gateway.telemetry.metrics import Sample, Telemetry
+from headway.gateway.telemetry.metrics import RequestMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.upstream.dialects import ADAPTERS
@@ -88,9 +88,9 @@ class Gateway:
         self.watch = HealthMonitor(
             self.replicas, self.settings, self.scaling.up, self.driver.down, self.driver.abandon, self._observed
         )
-        self.telemetry = Telemetry()
-        self.driver.on_judged, self.driver.on_prefilled = self.telemetry.judged, self.telemetry.prefilled
-        self.driver.on_sending, self.driver.gaps = self.telemetry.sending, self.telemetry.gaps
+        self.telemetry = RequestMetrics()
+        self.driver.on_judged, self.driver.on_prefilled = self.telemetry.count_judgement, self.telemetry.count_prefill
+        self.driver.on_sending, self.driver.gaps = self.telemetry.count_send, self.telemetry.inter_token
         self.tracing: Tracing | None = None
         self._new_exchange: Callable[..., Relay] = Relay
         if self.settings.tracing:
@@ -305,7 +305,7 @@ class Gateway:
         live = ticket.live
         if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
             self._reasons[live.model] = live.reasoning_tokens > 0
-        self.telemetry.ended(ticket, outcome, now)
+        self.telemetry.count_end(ticket, outcome, now)
         if outcome is Outcome.REJECTED:
             ticket.retry_after_s = self.scaling.expected_s(live.model)
             if self.decisions is not None:
@@ -313,8 +313,8 @@ class Gateway:
         if self.decisions is not None:
             self.decisions.forget(live)
         if self.board is not None:
-            self.board.ended(live, outcome, now, ticket.is_whole)
-        self.recording.ended(live, "" if live.stage_index < 0 else self.names()[-1])
+            self.board.count_end(live, outcome, now, ticket.is_whole)
+        self.recording.add(live, "" if live.stage_index < 0 else self.names()[-1])
         self.fleet.ended()
 
     def _observed(self) -> None:
@@ -329,7 +329,7 @@ class Gateway:
             flight.append((labels, replica.num_in_flight))
             ups.append((labels, float(self.watch.is_up(replica))))
         held: list[Sample] = [({"model": s.model}, len(s.held())) for s in self.driver.control.services]
-        return self.telemetry.text([
+        return self.telemetry.page([
             ("requests_in_flight", "Requests at a replica", flight),
             ("replica_up", "Whether requests are sent to a replica", ups),
             ("replicas_failed", "Replicas that are wanted and do not start",

@@ -92,9 +92,9 @@ def test_what_cannot_be_said_again_is_not_passed_on(inside: Inside) -> None:
 
 
 def test_more_regions_than_can_be_told_apart_do_not_spoil_the_records() -> None:
-    recording = Recording(keeps=True)
+    recording = Recording(enabled=True)
     for i in range(40_000):
-        recording.ended(Live(i, float(i), 10, 1, model="m", region=f"r{i}"))
+        recording.add(Live(i, float(i), 10, 1, model="m", region=f"r{i}"))
     records = recording.records([], 1e5)
     assert len(records.workload["region"]) == 40_000 and len(records.regions) <= 1 << 15
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,73 +16,8 @@ from serving import ask, chat, metric, until
 
 pytest.importorskip("httptools")
 
-from headway.control.decisions import Decision, Decisions
-from headway.core.record import Outcome
-from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S, RollingStats, quantile
-
 KEY = {"authorization": "Bearer boss"}
 ADMIN = sha256(b"boss").hexdigest()
-
-
-# What is counted.
-
-
-def live(arrival_s: float, first_s: float, tokens: int, tier: int = 0) -> Any:
-    return SimpleNamespace(tier=tier, arrival_s=arrival_s, first_token_s=first_s, generated_tokens=tokens)
-
-
-def test_quantiles_are_right_to_two_percent() -> None:
-    rng, board = Random(1), RollingStats(Decisions())
-    times = [rng.lognormvariate(-1.0, 1.5) for _ in range(2_000)]
-    for i, ttft_s in enumerate(times):
-        end_s = 100 + 100 * i / len(times)
-        board.ended(live(end_s - 0.5 - ttft_s, end_s - 0.5, 11), Outcome.FINISHED, end_s, False)
-    (row,) = board.shown(200.0)["tiers"]
-    times.sort()
-    for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-        true = times[math.ceil(share * len(times)) - 1]
-        assert abs(math.log(row["ttft_s"][name] / true)) < 0.0201
-    assert abs(row["tpot_s"]["p50"] / 0.05 - 1) < 0.0201 and row["num"] == 2_000
-    assert quantile({}, 0.5) is None
-
-
-def test_what_is_old_is_forgotten_and_memory_is_bounded() -> None:
-    board = RollingStats(Decisions())
-    for slot in range(10 * NUM_SLOTS):
-        now = slot * SLOT_S
-        board.ended(live(now - 1, now - 0.5, 2, tier=slot % 3), Outcome.FINISHED, now, False)
-    shown = board.shown(now)
-    assert sum(row["num"] for row in shown["tiers"]) == NUM_SLOTS == sum(shown["series"]["requests"])
-    assert len(board._slots) <= NUM_SLOTS + 1
-    assert board.shown(now + NUM_SLOTS * SLOT_S)["tiers"] == []
-
-
-def test_outcomes_and_rates() -> None:
-    board = RollingStats(Decisions())
-    for i in range(60):
-        outcome = (Outcome.FINISHED, Outcome.REJECTED, Outcome.CANCELLED)[i % 3]
-        board.ended(live(i - 0.2, i - 0.1, 5), outcome, float(i), True)
-    shown = board.shown(60.0)
-    (row,) = shown["tiers"]
-    assert (row["num"], row["failed"]) == (60, 20), "who leaves has not been failed"
-    assert row["tpot_s"]["p50"] is None, "whole answers have no pace"
-    assert shown["rates"]["requests_per_s"] == pytest.approx(1.0, rel=0.05)
-    assert shown["rates"]["tokens_per_s"] == pytest.approx(5.0, rel=0.05)
-
-
-def test_decisions_are_collected_while_somebody_looks() -> None:
-    decisions = Decisions()
-    board = RollingStats(decisions)
-    assert not decisions.listeners
-    board.looked_at(0.0)
-    board.looked_at(1.0)
-    assert len(decisions.listeners) == 1
-    for i in range(200):
-        decisions.listeners[0](Decision(float(i), "placed", str(i), "m", 0, "answering"))
-    assert [one["request"] for one in board.shown(2.0)["decisions"]][:2] == ["199", "198"]
-    assert len(board.shown(2.0)["decisions"]) < 100
-    board.ended(live(0, 0, 1), Outcome.FINISHED, 100.0, False)
-    assert not decisions.listeners
 
 
 # Who may see it.

@@ -27,7 +27,7 @@ from headway.gateway.scheduling.hand_over import move_out, pass_on
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer, Confidence
 from headway.gateway.scheduling.scoring import scored
-from headway.gateway.telemetry.metrics import Histogram
+from headway.gateway.telemetry.histogram import Histogram
 from headway.policies.ordering.fcfs import Fcfs
 
 log = logging.getLogger("headway.gateway")
@@ -62,7 +62,7 @@ class Driver:
         """Requests that have not ended."""
         self.on_ended: Callable[[InFlightRequest, Outcome, float], None] = lambda ticket, outcome, now: None
         self.on_sending: Callable[[InFlightRequest, float, float], None] = lambda ticket, read_s, now: None
-        self.gaps: Callable[[InFlightRequest], Histogram] = lambda ticket: Histogram()
+        self.gaps: Callable[[InFlightRequest], Histogram] = lambda ticket: Histogram(())
         """Where a request's times between tokens are counted."""
         self.on_judged: Callable[[str, str], None] = lambda model, outcome: None
         self.on_prefilled: Callable[[str, str], None] = lambda model, outcome: None

@@ -7,7 +7,7 @@ from typing import Protocol
 from headway.control.live import Live
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import Confidence
-from headway.gateway.telemetry.metrics import Histogram
+from headway.gateway.telemetry.histogram import Histogram
 
 
 class Scheduler(Protocol):

@@ -21,6 +21,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.relay.writer import error_response
 from headway.gateway.server.auth import check_admin
 from headway.gateway.settings import Settings
+from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S
 
 if TYPE_CHECKING:
     from headway.gateway.gateway import Gateway
@@ -60,7 +61,7 @@ def shown(gateway: Gateway) -> dict[str, Any]:
     """All that the page shows."""
     board, now = gateway.board, gateway.clock.now
     assert board is not None
-    board.looked_at(now)
+    board.collect_decisions(now)
     replicas = [_replica(gateway, replica, now) for replica in gateway.fleet.present()]
     queues = _queues(gateway, now)
     return {
@@ -70,7 +71,8 @@ def shown(gateway: Gateway) -> dict[str, Any]:
         "held": sum(queue["held"] for queue in queues),
         "up": gateway.num_up,
         "batch_requests_open": 0 if gateway.office is None else gateway.office.num_open,
-        **board.shown(now),
+        "window_s": SLOT_S * NUM_SLOTS, "rates": board.rates(now), "tiers": board.tiers(now),
+        "series": board.series(now), "decisions": board.decisions,
     }  # fmt: skip
 
 

@@ -1,155 +1,191 @@
-"""What the dashboard shows of the last minutes: rates and latencies by tier in slots of a few seconds, decisions."""
+"""The last minutes for the dashboard: rates and latencies by tier in slots of a few seconds, and decisions."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from headway.control.decisions import Decision, Decisions
 from headway.control.live import Live
 from headway.core.record import Outcome
+from headway.gateway.telemetry.histogram import Histogram
 
 SLOT_S = 5.0
 NUM_SLOTS = 60
 """Five minutes."""
-_RECENT_S = 30.0
-"""Rates are over so long."""
+_RATE_WINDOW_S = 30.0
 _NUM_DECISIONS = 60
-_LISTENS_S = 15.0
-"""After the last look, decisions are still collected for so long."""
-_BIN = math.log(1.04)
-"""Latencies are kept to 2%: in bins that are 4% wide."""
-_LEAST_S = 1e-6
-METRICS = ("ttft_s", "tpot_s", "e2e_s")
-Bins = dict[int, int]
+_COLLECT_S = 15.0
+"""Decisions are collected for so long after the last reader asked."""
+_BIN_WIDTH = math.log(1.04)
+"""Bins are 4% wide, so that latencies are right to 2%."""
+_BOUNDS_S = tuple(math.exp((index + 0.5) * _BIN_WIDTH) for index in range(-352, 353))
+"""From a microsecond to eleven days."""
+
+Num = Annotated[int, Meta(ge=0)]
+_Rate = Annotated[float, Meta(ge=0)]
 
 
-class _Tier(Struct):
+class LatencyQuantiles(Struct, forbid_unknown_fields=True):
+    """In seconds; null without observations."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class TierStats(Struct, forbid_unknown_fields=True):
+    """One tier over the last minutes."""
+
+    tier: Num
+    num: Num
+    failed: Num
+    ttft_s: LatencyQuantiles
+    tpot_s: LatencyQuantiles
+    e2e_s: LatencyQuantiles
+
+
+class RecentRates(Struct, forbid_unknown_fields=True):
+    """Rates over the last half minute."""
+
+    requests_per_s: _Rate
+    failed_per_s: _Rate
+    tokens_per_s: _Rate
+
+
+class SlotSeries(Struct, forbid_unknown_fields=True):
+    """The last minutes, slot by slot; latencies are medians by tier and metric."""
+
+    slot_s: float
+    requests: list[Num]
+    tokens: list[Num]
+    failed: list[Num]
+    tiers: dict[str, dict[str, list[float | None]]]
+
+
+class _TierSlot(Struct):
     """One tier in one slot."""
 
     num: int = 0
     failed: int = 0
     tokens: int = 0
-    latencies: tuple[Bins, Bins, Bins] = field(default_factory=lambda: ({}, {}, {}))
+    latencies: dict[str, Histogram] = field(
+        default_factory=lambda: {metric: Histogram(_BOUNDS_S) for metric in ("ttft_s", "tpot_s", "e2e_s")}
+    )
+
+
+_Slots = list[dict[int, _TierSlot]]
+"""Each slot's tiers; the last slot is the present one."""
 
 
 class RollingStats:
-    """One gateway's."""
+    """Counts and latencies of requests that ended in the last minutes."""
 
     def __init__(self, decisions: Decisions) -> None:
-        self._slots: deque[tuple[int, dict[int, _Tier]]] = deque(maxlen=NUM_SLOTS + 1)
+        self._slots: deque[tuple[int, dict[int, _TierSlot]]] = deque(maxlen=NUM_SLOTS + 1)
         self._decisions: deque[Decision] = deque(maxlen=_NUM_DECISIONS)
         self._source = decisions
-        self._listens_until_s = float("-inf")
+        self._collects_until_s = float("-inf")
 
-    def ended(self, live: Live, outcome: Outcome, now: float, is_whole: bool) -> None:
-        """A request has. `is_whole`: its tokens all came at once."""
-        tier = self._slot(now).setdefault(live.tier, _Tier())
+    def count_end(self, live: Live, outcome: Outcome, now: float, is_whole: bool) -> None:
+        """Count a request that has ended. `is_whole`: all its tokens came at once."""
+        tier = self._slot(now).setdefault(live.tier, _TierSlot())
         tier.num += 1
         tier.tokens += live.generated_tokens
         if outcome is not Outcome.FINISHED:
             tier.failed += outcome is not Outcome.CANCELLED
             return
         first_s = live.first_token_s
-        ttft, tpot, e2e = tier.latencies
-        _count(e2e, now - live.arrival_s)
+        tier.latencies["e2e_s"].observe(now - live.arrival_s)
         if first_s == first_s:
-            _count(ttft, first_s - live.arrival_s)
+            tier.latencies["ttft_s"].observe(first_s - live.arrival_s)
             if live.generated_tokens > 1 and now > first_s and not is_whole:
-                _count(tpot, (now - first_s) / (live.generated_tokens - 1))
+                tier.latencies["tpot_s"].observe((now - first_s) / (live.generated_tokens - 1))
 
-    def _slot(self, now: float) -> dict[int, _Tier]:
+    def _slot(self, now: float) -> dict[int, _TierSlot]:
         number = int(now // SLOT_S)
         if not self._slots or self._slots[-1][0] != number:
             self._slots.append((number, {}))
-            self._rest(now)
+            self._stop_unread_decisions(now)
         return self._slots[-1][1]
 
-    def looked_at(self, now: float) -> None:
-        """Somebody looks: decisions are collected from now on, and for a while."""
+    def collect_decisions(self, now: float) -> None:
+        """Collect decisions from now on; without a further call, for 15 seconds."""
         if self._decisions.append not in self._source.listeners:
             self._source.listeners.append(self._decisions.append)
-        self._listens_until_s = now + _LISTENS_S
+        self._collects_until_s = now + _COLLECT_S
 
-    def _rest(self, now: float) -> None:
-        """Collect decisions no longer, if nobody looks."""
-        if now > self._listens_until_s and self._decisions.append in self._source.listeners:
+    def _stop_unread_decisions(self, now: float) -> None:
+        if now > self._collects_until_s and self._decisions.append in self._source.listeners:
             self._source.listeners.remove(self._decisions.append)
 
-    def shown(self, now: float) -> dict[str, Any]:
-        """All of it, as JSON will have it."""
+    @property
+    def decisions(self) -> list[Decision]:
+        """The newest decisions first."""
+        return list(reversed(self._decisions))
+
+    def rates(self, now: float) -> RecentRates:
+        """Over the present slot and the whole ones before it."""
+        recent = self._window(now)[-int(_RATE_WINDOW_S / SLOT_S) :]
+        length_s = min((len(recent) - 1) * SLOT_S + now % SLOT_S, now) or SLOT_S
+        slots = [tier for slot in recent for tier in slot.values()]
+        return RecentRates(
+            requests_per_s=sum(slot.num for slot in slots) / length_s,
+            failed_per_s=sum(slot.failed for slot in slots) / length_s,
+            tokens_per_s=sum(slot.tokens for slot in slots) / length_s,
+        )
+
+    def tiers(self, now: float) -> list[TierStats]:
+        """Each tier over the whole window."""
+        window = self._window(now)
+        return [_tier_stats(tier, [slot[tier] for slot in window if tier in slot]) for tier in _tiers(window)]
+
+    def series(self, now: float) -> SlotSeries:
+        """The whole window, slot by slot."""
+        window = self._window(now)
+        return SlotSeries(
+            slot_s=SLOT_S,
+            requests=[sum(tier.num for tier in slot.values()) for slot in window],
+            tokens=[sum(tier.tokens for tier in slot.values()) for slot in window],
+            failed=[sum(tier.failed for tier in slot.values()) for slot in window],
+            tiers={str(tier): _medians(tier, window) for tier in _tiers(window)},
+        )
+
+    def _window(self, now: float) -> _Slots:
         last = int(now // SLOT_S)
-        known = {number: tiers for number, tiers in self._slots if number > last - NUM_SLOTS}
-        slots = [known.get(number, {}) for number in range(last - NUM_SLOTS + 1, last + 1)]
-        tiers = sorted({tier for slot in slots for tier in slot})
-        return {
-            "window_s": SLOT_S * NUM_SLOTS,
-            "rates": _rates(slots, now),
-            "tiers": [_row(tier, [slot[tier] for slot in slots if tier in slot]) for tier in tiers],
-            "series": {
-                "slot_s": SLOT_S,
-                "requests": [sum(tier.num for tier in slot.values()) for slot in slots],
-                "tokens": [sum(tier.tokens for tier in slot.values()) for slot in slots],
-                "failed": [sum(tier.failed for tier in slot.values()) for slot in slots],
-                "tiers": {str(tier): _lines(tier, slots) for tier in tiers},
-            },
-            "decisions": [msgspec.to_builtins(decision) for decision in reversed(self._decisions)],
-        }
+        slots = dict(self._slots)
+        return [slots.get(number, {}) for number in range(last - NUM_SLOTS + 1, last + 1)]
 
 
-def _rates(slots: list[dict[int, _Tier]], now: float) -> dict[str, float]:
-    """Over the last seconds: the present slot, and whole ones before it."""
-    recent = slots[-int(_RECENT_S / SLOT_S) :]
-    length_s = min((len(recent) - 1) * SLOT_S + now % SLOT_S, now) or SLOT_S
-    parts = [tier for slot in recent for tier in slot.values()]
-    return {
-        "requests_per_s": sum(part.num for part in parts) / length_s,
-        "failed_per_s": sum(part.failed for part in parts) / length_s,
-        "tokens_per_s": sum(part.tokens for part in parts) / length_s,
-    }
+def _tiers(window: _Slots) -> list[int]:
+    return sorted({tier for slot in window for tier in slot})
 
 
-def _row(tier: int, parts: list[_Tier]) -> dict[str, Any]:
-    """One tier over the whole window."""
-    row: dict[str, Any] = {"tier": tier, "num": sum(part.num for part in parts)}
-    row["failed"] = sum(part.failed for part in parts)
-    for i, metric in enumerate(METRICS):
-        bins = _sum(part.latencies[i] for part in parts)
-        row[metric] = {"p50": quantile(bins, 0.5), "p95": quantile(bins, 0.95), "p99": quantile(bins, 0.99)}
-    return row
+def _tier_stats(tier: int, slots: list[_TierSlot]) -> TierStats:
+    return TierStats(
+        tier=tier,
+        num=sum(slot.num for slot in slots),
+        failed=sum(slot.failed for slot in slots),
+        ttft_s=_quantiles(slot.latencies["ttft_s"] for slot in slots),
+        tpot_s=_quantiles(slot.latencies["tpot_s"] for slot in slots),
+        e2e_s=_quantiles(slot.latencies["e2e_s"] for slot in slots),
+    )
 
 
-def _lines(tier: int, slots: list[dict[int, _Tier]]) -> dict[str, list[float | None]]:
+def _quantiles(histograms: Iterable[Histogram]) -> LatencyQuantiles:
+    merged = Histogram(_BOUNDS_S)
+    for histogram in histograms:
+        merged.merge(histogram.counts, histogram.total)
+    return LatencyQuantiles(merged.quantile(0.5), merged.quantile(0.95), merged.quantile(0.99))
+
+
+def _medians(tier: int, window: _Slots) -> dict[str, list[float | None]]:
     """Each metric's median, slot by slot."""
     return {
-        metric: [quantile(slot[tier].latencies[i], 0.5) if tier in slot else None for slot in slots]
-        for i, metric in enumerate(METRICS)
+        metric: [slot[tier].latencies[metric].quantile(0.5) if tier in slot else None for slot in window]
+        for metric in ("ttft_s", "tpot_s", "e2e_s")
     }
-
-
-def _count(bins: Bins, value_s: float) -> None:
-    number = round(math.log(max(value_s, _LEAST_S)) / _BIN)
-    bins[number] = bins.get(number, 0) + 1
-
-
-def _sum(parts: Iterable[Bins]) -> Bins:
-    total: Bins = {}
-    for part in parts:
-        for number, count in part.items():
-            total[number] = total.get(number, 0) + count
-    return total
-
-
-def quantile(bins: Bins, share: float) -> float | None:
-    """The value that this share of the observations does not exceed, to 2%; None: there are none."""
-    rank, so_far = math.ceil(share * sum(bins.values())), 0
-    for number in sorted(bins):
-        so_far += bins[number]
-        if so_far >= rank:
-            return math.exp(number * _BIN)
-    return None

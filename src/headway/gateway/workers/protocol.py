@@ -18,7 +18,7 @@ from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.scheduling.features import Features
 from headway.gateway.settings import Api, Judge, Settings
-from headway.gateway.telemetry.metrics import Counts
+from headway.gateway.telemetry.metrics import HistogramCounts
 
 _LENGTH = 4
 
@@ -116,7 +116,7 @@ class RequestSucceeded(Struct, array_like=True, tag=5, gc=False):
 class Counted(Struct, array_like=True, tag=6, gc=False):
     """Times between tokens, and what the gateway itself took, since this was last said."""
 
-    counts: list[Counts]
+    counts: list[HistogramCounts]
 
 
 class Leaving(Struct, array_like=True, tag=7, gc=False):

@@ -23,7 +23,8 @@ from headway.gateway.scheduling.features import features
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer, Confidence
 from headway.gateway.scheduling.sglang_disaggregation import PrefillLeg
-from headway.gateway.telemetry.metrics import Histogram, Telemetry
+from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.telemetry.metrics import RequestMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Heard, Link, Released, RequestState
@@ -124,7 +125,7 @@ class RemoteScheduler:
         """Requests that the scheduler knows, or is about to."""
         self._replicas: dict[int, Engine] = {}
         self._numbers = count()
-        self._telemetry = Telemetry()
+        self._telemetry = RequestMetrics()
         self._news: list[PendingRequest] = []
         """Those of which something has come since that was last told."""
         self._is_telling = False
@@ -189,12 +190,12 @@ class RemoteScheduler:
 
     def sending(self, ticket: InFlightRequest, read_s: float) -> None:
         """It goes to a replica for the first time; its last byte had come by `read_s`."""
-        self._telemetry.sending(ticket, read_s, self.now)
+        self._telemetry.count_send(ticket, read_s, self.now)
         self._tell_soon()
 
     def gaps(self, ticket: InFlightRequest) -> Histogram:
         """Where its times between tokens are counted."""
-        return self._telemetry.gaps(ticket)
+        return self._telemetry.inter_token(ticket)
 
     def phase_changed(self, live: Live) -> None:
         """Its reasoning is over; that is told with the tokens."""
@@ -300,7 +301,7 @@ class RemoteScheduler:
             errand.has_news = False
             if errand.seat is not None:
                 self.link.say(protocol.Progress(errand.live.id, errand.heard()))
-        counts = self._telemetry.take()
+        counts = self._telemetry.drain()
         if counts:
             self.link.say(protocol.Counted(counts))
 

@@ -262,7 +262,7 @@ class WorkerSession:
         self._gateway.watch.succeeded(self._gateway.replicas[well.replica])
 
     def _counted(self, counted: protocol.Counted) -> None:
-        self._gateway.telemetry.add(counted.counts)
+        self._gateway.telemetry.merge(counted.counts)
 
     def _leaving(self, leaving: protocol.Leaving) -> None:
         self._gone()

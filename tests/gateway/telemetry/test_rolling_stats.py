@@ -1,0 +1,73 @@
+"""Rolling statistics: latency quantiles, the window, outcomes, rates, and decisions for a reader."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.control.decisions import Decision, Decisions
+from headway.core.record import Outcome
+from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S, RollingStats
+
+
+def live(arrival_s: float, first_s: float, tokens: int, tier: int = 0) -> Any:
+    return SimpleNamespace(tier=tier, arrival_s=arrival_s, first_token_s=first_s, generated_tokens=tokens)
+
+
+def test_quantiles_are_right_to_two_percent() -> None:
+    rng, stats = Random(1), RollingStats(Decisions())
+    times = [rng.lognormvariate(-1.0, 1.5) for _ in range(2_000)]
+    for i, ttft_s in enumerate(times):
+        end_s = 100 + 100 * i / len(times)
+        stats.count_end(live(end_s - 0.5 - ttft_s, end_s - 0.5, 11), Outcome.FINISHED, end_s, False)
+    (row,) = stats.tiers(200.0)
+    times.sort()
+    for found, share in ((row.ttft_s.p50, 0.5), (row.ttft_s.p95, 0.95), (row.ttft_s.p99, 0.99)):
+        true = times[math.ceil(share * len(times)) - 1]
+        assert found is not None and abs(math.log(found / true)) < 0.0201
+    assert row.tpot_s.p50 is not None and abs(row.tpot_s.p50 / 0.05 - 1) < 0.0201 and row.num == 2_000
+
+
+def test_the_window_moves_and_memory_is_bounded() -> None:
+    stats = RollingStats(Decisions())
+    for slot in range(10 * NUM_SLOTS):
+        now = slot * SLOT_S
+        stats.count_end(live(now - 1, now - 0.5, 2, tier=slot % 3), Outcome.FINISHED, now, False)
+    series = stats.series(now)
+    assert sum(row.num for row in stats.tiers(now)) == NUM_SLOTS == sum(series.requests)
+    assert sum(series.tokens) == 2 * NUM_SLOTS and sum(series.failed) == 0 and set(series.tiers) == {"0", "1", "2"}
+    assert all(len(line) == NUM_SLOTS for lines in series.tiers.values() for line in lines.values())
+    assert len(stats._slots) <= NUM_SLOTS + 1
+    assert stats.tiers(now + NUM_SLOTS * SLOT_S) == []
+
+
+def test_outcomes_and_rates() -> None:
+    stats = RollingStats(Decisions())
+    for i in range(60):
+        outcome = (Outcome.FINISHED, Outcome.REJECTED, Outcome.CANCELLED)[i % 3]
+        stats.count_end(live(i - 0.2, i - 0.1, 5), outcome, float(i), True)
+    (row,) = stats.tiers(60.0)
+    assert (row.num, row.failed) == (60, 20), "a cancelled request has not failed"
+    assert row.tpot_s.p50 is None, "an answer that came at once has no time per token"
+    rates = stats.rates(60.0)
+    assert rates.requests_per_s == pytest.approx(1.0, rel=0.05)
+    assert rates.tokens_per_s == pytest.approx(5.0, rel=0.05)
+
+
+def test_decisions_are_collected_only_for_a_reader() -> None:
+    decisions = Decisions()
+    stats = RollingStats(decisions)
+    assert not decisions.listeners
+    stats.collect_decisions(0.0)
+    stats.collect_decisions(1.0)
+    assert len(decisions.listeners) == 1
+    for i in range(200):
+        decisions.listeners[0](Decision(float(i), "placed", str(i), "m", 0, "answering"))
+    assert [one.request for one in stats.decisions][:2] == ["199", "198"]
+    assert len(stats.decisions) < 100
+    stats.count_end(live(0, 0, 1), Outcome.FINISHED, 100.0, False)
+    assert not decisions.listeners
