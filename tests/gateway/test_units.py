@@ -21,11 +21,11 @@ from headway.emulator import tokens
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.replica import LiveReplica
-from headway.gateway.relay import sse
 from headway.gateway.relay.continuation import CannotGoOnError, PartialResponse, ResumedStream
 from headway.gateway.relay.request import CHAT, COMPLETIONS, PATHS, ClientRequest, read_request
-from headway.gateway.upstream.client import EngineError
-from headway.gateway.upstream.dialects import ADAPTERS, Load, api_of, load
+from headway.gateway.upstream import sse
+from headway.gateway.upstream.dialects import ADAPTERS, Load, api_of, parse_load
+from headway.gateway.upstream.errors import EngineError
 from headway.policies.ordering.pascal import Pascal
 
 
@@ -34,17 +34,17 @@ def test_events_do_not_hang_on_how_they_are_cut(payloads: list[str], cuts: list[
     lines = [payload.replace("\r", "").strip() for payload in payloads]
     stream = "".join(f"data: {line}\r\n\r\n" for line in lines).encode()
     bounds = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    events = sse.Events()
+    events = sse.EventSplitter()
     pieces = [stream[a:b] for a, b in pairwise(bounds)]
-    found = [sse.payload(event) for piece in pieces for event in events.feed(piece)]
+    found = [sse.payload(event) for piece in pieces for event in events.split(piece)]
     assert found == [line.encode() for line in lines]
 
 
 def test_an_event_without_end_is_an_error_not_memory() -> None:
-    events = sse.Events()
+    events = sse.EventSplitter()
     with pytest.raises(EngineError, match="without end"):
         for _ in range(100):
-            events.feed(b"x" * 100_000)
+            events.split(b"x" * 100_000)
 
 
 @given(st.binary(max_size=200))
@@ -80,7 +80,7 @@ def _chat(**options: object) -> ClientRequest:
 
 def _hear(said: PartialResponse, delta: dict[str, str], ids: list[int] | None) -> None:
     choice = {"index": 0, "delta": delta} | ({} if ids is None else {"token_ids": ids})
-    chunk = sse.read(json.dumps({"id": "c", "created": 1, "model": "m", "choices": [choice]}).encode())
+    chunk = sse.decode_chunk(json.dumps({"id": "c", "created": 1, "model": "m", "choices": [choice]}).encode())
     said.heard(chunk, 1 if ids is None else len(ids))
 
 
@@ -112,7 +112,7 @@ def test_the_end_of_reasoning_is_found_in_whatever_pieces_it_comes(pieces: list[
     for i, piece in enumerate(pieces):
         finish = "stop" if i == len(pieces) - 1 else None
         payload = json.dumps({"choices": [{"text": piece, "finish_reason": finish}]}).encode()
-        continued.read(sse.read(payload))
+        continued.read(sse.decode_chunk(payload))
         made = continued.event(payload)
         deltas += [choice["delta"] for choice in json.loads(made)["choices"]] if made else []
     before, _, after = "".join(pieces).partition("</think>")
@@ -147,8 +147,8 @@ vllm:num_requests_running{engine="1"} 4.0
 vllm:num_requests_running_total 99
 vllm:gpu_cache_usage_perc{engine="0"} 0.25
 """
-    assert load(ADAPTERS["vllm"], page) == Load(running=7, waiting=None, kv_share=0.25)
-    assert load(ADAPTERS["sglang"], page) == Load()
+    assert parse_load(ADAPTERS["vllm"], page) == Load(running=7, waiting=None, kv_share=0.25)
+    assert parse_load(ADAPTERS["sglang"], page) == Load()
     assert [api_of(name) for name in ("vllm-v1", "sglang", "llama.cpp", "orca")] == [
         "vllm", "sglang", "llama.cpp", "openai",
     ]  # fmt: skip

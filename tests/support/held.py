@@ -82,7 +82,7 @@ def gateway_before_held(
     """Whose completions under way are in `OPEN`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asgi, "Engine", Held)
-        patch.setattr(health, "MOST_FAILURES", 1 << 30)
+        patch.setattr(health, "MAX_FAILURES", 1 << 30)
         sent = client.Connection.send
 
         def send(self: client.Connection, head: bytes, body: bytes) -> None:
@@ -115,7 +115,9 @@ class _Looks:
         self.num += 1
         OPEN.difference_update([each for each in OPEN if not _is_open(each)])
         for replica in self._inside.gateway.replicas:
-            here = [each for each in OPEN if each._transport.get_extra_info("peername")[1] == replica.client._port]
+            here = [
+                each for each in OPEN if each._transport.get_extra_info("peername")[1] == replica.client._transport.port
+            ]
             if wrong := self._check(replica, here):
                 self.wrong.append(f"{replica.name}: {len(here)} open, {replica.num_in_flight} counted: {wrong}")
         if not self.is_over:

@@ -11,10 +11,12 @@ import msgspec
 from headway.core.errors import HeadwayError
 
 log = logging.getLogger("headway.gateway")
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Raised while decoding invalid JSON, or JSON of another shape."""
 
 
 class ApiError(Exception):
-    """What a client is told in place of an answer."""
+    """The error that a client gets in place of an answer."""
 
     def __init__(
         self, status: int, message: str, code: str, param: str | None = None, retry_after_s: int | None = None
@@ -25,26 +27,26 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """The error's kind, by its status."""
+        """OpenAI's error type for the status."""
         if self.status == 429:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The error object."""
+        """OpenAI's error object."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def json(self) -> bytes:
-        """The same, encoded."""
+        """`body` as JSON."""
         return msgspec.json.encode(self.body())
 
 
 @contextmanager
-def reported(what: str) -> Iterator[None]:
-    """A policy's mistake, or one of ours, goes to the log; whoever was to be told, and is not to blame, goes on."""
+def logged(message: str) -> Iterator[None]:
+    """Log an exception in place of raising it: a HeadwayError as its text, any other with `message` and a traceback."""
     try:
         yield
     except HeadwayError as error:
         log.error("%s", error)
     except Exception:
-        log.exception("%s", what)
+        log.exception("%s", message)

@@ -22,14 +22,13 @@ from headway.gateway.errors import ApiError
 from headway.gateway.fleet.combos import ComboInstances, in_order
 from headway.gateway.fleet.lifetime import ReplicaLifetime
 from headway.gateway.fleet.membership import LiveFleet
-from headway.gateway.fleet.replica import LiveReplica
+from headway.gateway.fleet.replica import LiveReplica, Slots
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.plan import Plan, Served
 from headway.gateway.relay.relay import Relay
-from headway.gateway.relay.request import ClientRequest
+from headway.gateway.relay.request import ClientRequest, Features
 from headway.gateway.relay.writer import ResponseWriter
 from headway.gateway.scheduling.driver import Driver
-from headway.gateway.scheduling.features import Features, features
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import dashboard
@@ -37,9 +36,9 @@ from headway.gateway.server.auth import Caller, Keys
 from headway.gateway.telemetry.metrics import RequestMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
-from headway.gateway.upstream.dialects import ADAPTERS
+from headway.gateway.upstream.dialects import ADAPTERS, Load
 from headway.gateway.upstream.health import HealthMonitor
-from headway.gateway.upstream.kv_snapshot import Slots, tidy
+from headway.gateway.upstream.kv_snapshot import delete_stale
 
 if TYPE_CHECKING:
     from headway.gateway.batch.service import BatchService
@@ -108,7 +107,7 @@ class Gateway:
         self.is_closing = False
         self.on_gone: list[Callable[[LiveReplica], None]] = []
         """Told of replicas that do not come back."""
-        pairs = [each for each in plan.pools if ADAPTERS[each.api].together and each.pool.role != "mixed"]
+        pairs = [each for each in plan.pools if ADAPTERS[each.api].dual_dispatch and each.pool.role != "mixed"]
         self._halved = {each.pool.model.name for each in pairs}
         """Models of which a request is done by two replicas at the same time."""
         self._ids = count()
@@ -147,7 +146,7 @@ class Gateway:
     def start(self) -> None:
         """Look for the replicas, and let policies tick."""
         self.watch.start()
-        tidy({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
+        delete_stale({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
         self.driver.start_ticking()
         self.scaling.start()
         self.fleet.expect(self.plan.roles)
@@ -180,14 +179,14 @@ class Gateway:
     async def begin(self, ask: ClientRequest, caller: Caller, reply: ResponseWriter, request_id: str) -> Relay:
         """A client's request comes in. ApiError where it cannot be taken, or is more than its caller may ask for."""
         ask.explains &= self.settings.explain
-        ticket = self.admit(features(ask, self.clock.now), lambda live: InFlightRequest(live, request_id), caller)
+        ticket = self.admit(ask.features(self.clock.now), lambda live: InFlightRequest(live, request_id), caller)
         return self._exchange(ask, ticket, reply)
 
     def exchange(
         self, ask: ClientRequest, reply: ResponseWriter, request_id: str, deadline_s: float | None = None
     ) -> Relay:
         """A request of a batch. `deadline_s`: seconds from now."""
-        ticket = self._admit(features(ask, self.clock.now), lambda live: InFlightRequest(live, request_id), deadline_s)
+        ticket = self._admit(ask.features(self.clock.now), lambda live: InFlightRequest(live, request_id), deadline_s)
         return self._exchange(ask, ticket, reply)
 
     def _exchange(self, ask: ClientRequest, ticket: InFlightRequest, reply: ResponseWriter) -> Relay:
@@ -257,8 +256,8 @@ class Gateway:
     def _learn_names(self) -> None:
         """Engines' own names for their models are names, too."""
         for replica in self.replicas:
-            if replica.served is not None:
-                self.driver.services.setdefault(replica.served, self.driver.services[replica.model])
+            if replica.reported_model is not None:
+                self.driver.services.setdefault(replica.reported_model, self.driver.services[replica.model])
 
     def _is_full(self, service: Service) -> bool:
         """Forget those in line that have ended; is it still too long?"""
@@ -317,7 +316,8 @@ class Gateway:
         self.recording.add(live, "" if live.stage_index < 0 else self.names()[-1])
         self.fleet.ended()
 
-    def _observed(self) -> None:
+    def _observed(self, replica: LiveReplica, load: Load) -> None:
+        replica.scraped(load)
         self.driver.control.observed(self.clock.now)
 
     def metrics(self) -> str:

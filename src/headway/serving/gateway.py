@@ -181,7 +181,7 @@ def _adapter(said: DeclaredPool, places: Places) -> Adapter:
             raise places.error((*at, "endpoints", i), f"{url!r}; expected http://host:port")
     engine = pool.engine if isinstance(pool.engine, str) else str(pool.engine.get("name", ""))
     adapter = ADAPTERS[pool.api or api_of(engine)]
-    if said.pool.role != "mixed" and not adapter.hands_over and not adapter.together:
+    if said.pool.role != "mixed" and not adapter.transfers_kv and not adapter.dual_dispatch:
         raise places.error(at, _NO_HANDOVER.get(adapter.api, _NO_HANDOVER["openai"]))
     return adapter
 
@@ -235,7 +235,7 @@ def _planned_gpus(spec: Spec, said: list[DeclaredPool], policies: Policies, plac
 def _check_roles(said: list[DeclaredPool], adapters: list[Adapter], places: Places) -> None:
     """Replicas of combos are numbered as the fleet file has them, which processes are not."""
     for each, adapter in zip(said, adapters, strict=True):
-        if each.combo is not None and not adapter.hands_over:
+        if each.combo is not None and not adapter.transfers_kv:
             raise places.error(("roles",), f"{each.where}: {_NO_HANDOVER.get(adapter.api, _NO_HANDOVER['openai'])}")
         if each.combo is not None and not each.spec.endpoints:
             what = f"{each.where} has no `endpoints`, so its replicas have no numbers beforehand; roles of"
@@ -345,8 +345,8 @@ def _check_ordering(
     """What an engine's own queue can be told: nothing, or a request's tier."""
     name = _name(ordering)
     for each, adapter in zip(said, adapters, strict=True):
-        if name != "fcfs" and not (name == "priority" and adapter.urgent_sign is not None):
-            orders = "fcfs" if adapter.urgent_sign is None else "fcfs or priority"
+        if name != "fcfs" and not (name == "priority" and adapter.priority_sign is not None):
+            orders = "fcfs" if adapter.priority_sign is None else "fcfs or priority"
             what = (
                 f"the engine of {each.where} ({adapter.api}) can be told no order but {orders}, not {name};"
                 " with ordering_at gateway, requests wait in order before they are sent"
@@ -357,7 +357,7 @@ def _check_ordering(
 def _check_migration(said: list[DeclaredPool], adapters: list[Adapter], places: Places) -> None:
     """A request moves by being continued from its tokens."""
     for each, adapter in zip(said, adapters, strict=True):
-        if not adapter.gives_token_ids and adapter.template is None and adapter.continues_chats is None:
+        if not adapter.gives_token_ids and adapter.template is None and adapter.continue_options is None:
             what = f"the engine of {each.where} ({adapter.api}) cannot go on with another's answer, so nothing can move"
             raise places.error(("policies", "migration"), what)
 

@@ -70,7 +70,7 @@ def check_halves(said: Sequence[DeclaredPool], adapters: Sequence[Adapter], poli
         if (api := apis.setdefault(each.combo.name, adapter.api)) != adapter.api:
             what = f"speaks {adapter.api}, and the other side {api}; expected the same, as KV caches are handed over"
             raise places.error(each.at, what)
-        if not adapter.together:
+        if not adapter.dual_dispatch:
             continue
         what = f"the engines of {each.where} ({adapter.api}) are started for one phase and cannot do the other"
         if getattr(policies.router(), "answers_in_place", False):

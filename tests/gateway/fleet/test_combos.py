@@ -18,7 +18,7 @@ from headway.core.record import Cause, Outcome
 from headway.gateway.fleet.combos import in_order
 from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, read_request
 from headway.gateway.scheduling import vllm_disaggregation
-from headway.gateway.upstream.client import EngineError
+from headway.gateway.upstream.errors import EngineError
 from serving import MODEL, Process, all_up, chat, closing, emulator, gateway, metric, said, until
 from serving import ask as send
 

@@ -19,7 +19,7 @@ from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
 from headway.gateway.scheduling import sglang_disaggregation
-from headway.gateway.upstream.client import EngineError
+from headway.gateway.upstream.errors import EngineError
 from serving import MODEL, Process, all_up, chat, closing, emulator, gateway, metric, said, until
 from serving import ask as send
 

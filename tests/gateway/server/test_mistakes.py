@@ -18,8 +18,7 @@ from serving import MODEL
 pytest.importorskip("httptools")
 from headway.gateway.fleet.scaling import _Scaling
 from headway.gateway.relay.request import CHAT, read_request
-from headway.gateway.scheduling.features import features
-from headway.gateway.upstream.client import BrokenOffError
+from headway.gateway.upstream.errors import BrokenOffError
 from headway.gateway.workers.protocol import Arrived
 from headway.gateway.workers.session import WorkerSession
 
@@ -119,13 +118,13 @@ def test_who_hears_of_a_replica_may_fail_and_it_is_looked_after_all_the_same(
 
     async def story() -> None:
         watch = inside.gateway.watch
-        for heard in ("_down", "_up", "_scraped", "_abandon"):
+        for heard in ("_on_down", "_on_up", "_on_load", "_on_unresponsive"):
             with monkeypatch.context() as patch:
                 patch.setattr(watch, heard, fails)
                 await inside.engines[0].close()
                 await inside.until(lambda: not watch.is_up(inside.gateway.replicas[0]))
                 await inside.engines[0].again()  # type: ignore[attr-defined]
-                await inside.until(lambda: heard == "_scraped" or watch.is_up(inside.gateway.replicas[0]))  # noqa: B023
+                await inside.until(lambda: heard == "_on_load" or watch.is_up(inside.gateway.replicas[0]))  # noqa: B023
             await inside.until(lambda: inside.gateway.num_up == 2)
 
     inside.run(story())
@@ -163,7 +162,7 @@ def test_a_policy_that_fails_over_one_request_of_a_worker_that_died_keeps_none_o
     async def story() -> None:
         desk = WorkerSession(gateway, lambda: gone.append(True))
         for number in range(3):
-            asked = features(read_request(CHAT, BODY, {}), gateway.clock.now)
+            asked = read_request(CHAT, BODY, {}).features(gateway.clock.now)
             desk._hear([Arrived(number, f"{number}", "", False, asked)])
         assert len(gateway.driver.tickets) == 3
         monkeypatch.setattr(gateway.driver, "gave_up", fails)

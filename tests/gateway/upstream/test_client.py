@@ -34,7 +34,7 @@ STREAM = OK + b"".join(framed(_chunk(word)) for word in WORDS) + framed(b"data: 
 def _before_one(folder: Path, **settings: Any) -> Iterator[Inside]:
     """Before one engine, which is never left alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(health, "MOST_FAILURES", 1 << 30)
+        patch.setattr(health, "MAX_FAILURES", 1 << 30)
         quiet = {"scrape_period_s": 3600.0, "max_attempts": 1, **settings}
         made = Inside(folder, pool={"api": "openai"}, gateway=quiet)
         yield made
@@ -220,9 +220,9 @@ def test_any_bytes_where_answers_are_passed_on(inside: Inside, pieces: list[byte
 
 
 def test_what_an_engine_says_of_itself_may_be_nonsense() -> None:
-    from headway.gateway.upstream.dialects import ADAPTERS, Load, load
+    from headway.gateway.upstream.dialects import ADAPTERS, Load, parse_load
 
     said = "vllm:num_requests_running {}\nvllm:num_requests_waiting {}\nvllm:kv_cache_usage_perc {}\n"
-    assert load(ADAPTERS["vllm"], said.format("e", "--", "1e")) == Load()
-    assert load(ADAPTERS["vllm"], said.format("1e999", "-3", "NaN")) == Load()
-    assert load(ADAPTERS["vllm"], said.format("3.0", "+4", "17")) == Load(3, 4, 1.0)
+    assert parse_load(ADAPTERS["vllm"], said.format("e", "--", "1e")) == Load()
+    assert parse_load(ADAPTERS["vllm"], said.format("1e999", "-3", "NaN")) == Load()
+    assert parse_load(ADAPTERS["vllm"], said.format("3.0", "+4", "17")) == Load(3, 4, 1.0)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("httptools")
 
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.settings import Settings
-from headway.gateway.upstream.client import BrokenOffError, EngineError, UnreachableError
+from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.dialects import ADAPTERS
+from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import BrokenOffError, EngineError, UnreachableError
 from headway.gateway.upstream.health import HealthMonitor
 
 PERIOD_S = 1000.0
@@ -28,8 +28,10 @@ class Engine:
         self._answers = list(answers)
         self.num_asked = 0
 
-    async def fetch(self, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """An answer to a probe."""
+    async def fetch(self, path: str, timeout_s: float, body: bytes | None = None) -> tuple[int, bytes]:
+        """The answer to a probe. The canary fails."""
+        if body is not None:
+            raise EngineError("no tokens")
         self.num_asked += 1
         if self._answers:
             answer = self._answers.pop(0)
@@ -38,26 +40,14 @@ class Engine:
             answer()
         return 200, b""
 
-    async def request(self, *args: object) -> None:
-        """Nothing else is answered."""
-        raise EngineError("no tokens")
+
+def _replica(id: int, engine: Engine) -> EngineEndpoint:
+    made = EngineEndpoint(id, "pool", "m", "http://engine", ADAPTERS["openai"], 9, cast(Client, engine))
+    made.reported_model = "m"
+    return made
 
 
-def _replica(id: int, engine: Engine) -> LiveReplica:
-    about = {
-        "id": id,
-        "name": f"pool/{id}",
-        "url": "http://engine",
-        "model": "m",
-        "served": "m",
-        "slots": None,
-        "is_half": False,
-    }
-    made = SimpleNamespace(**about, adapter=ADAPTERS["openai"], client=engine, max_context_tokens=9)
-    return cast(LiveReplica, made)
-
-
-def _watched(engine: Engine, is_over: Callable[[HealthMonitor, list[str]], bool]) -> list[str]:
+def _watched(engine: Engine, is_over: Callable[[HealthMonitor[EngineEndpoint], list[str]], bool]) -> list[str]:
     """What is told of one replica of two that had been up, until it is enough."""
 
     async def run() -> list[str]:
@@ -84,7 +74,7 @@ def _watched(engine: Engine, is_over: Callable[[HealthMonitor, list[str]], bool]
 
 def test_a_failure_during_a_probe_has_it_looked_at_again() -> None:
     """The probe may have been answered before the engine died. Nothing is sent there meanwhile."""
-    watches: list[HealthMonitor] = []
+    watches: list[HealthMonitor[EngineEndpoint]] = []
     died = BrokenOffError("killed")
     answers = (
         lambda: watches[0].failed(watches[0].replicas[0], died),
@@ -93,7 +83,7 @@ def test_a_failure_during_a_probe_has_it_looked_at_again() -> None:
     )
     engine = Engine(*answers)
 
-    def is_over(watch: HealthMonitor, told: list[str]) -> bool:
+    def is_over(watch: HealthMonitor[EngineEndpoint], told: list[str]) -> bool:
         watches[:] = [watch]
         return engine.num_asked > 2
 
@@ -114,9 +104,9 @@ def test_one_probe_that_fails_is_no_reason_to_give_a_replica_up() -> None:
 def test_a_replica_that_breaks_off_is_used_again_when_it_has_been_looked_at() -> None:
     """Not so where it breaks off again and again, though its health is fine: then it has to say a token first."""
 
-    def is_over(watch: HealthMonitor, told: list[str]) -> bool:
+    def is_over(watch: HealthMonitor[EngineEndpoint], told: list[str]) -> bool:
         if watch.is_up(watch.replicas[0]):
             watch.failed(watch.replicas[0], BrokenOffError("closed"))
-        return watch.breakers[0].distrusts
+        return watch.breakers[0].needs_canary
 
     assert _watched(Engine(), is_over) == ["down", "up", "down", "up", "down"]

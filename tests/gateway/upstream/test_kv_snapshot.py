@@ -19,8 +19,8 @@ from headway.core.request import Segment
 from serving import Process, ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
-from headway.gateway.fleet.replica import Reservation
-from headway.gateway.upstream.kv_snapshot import Slots, tokens_of
+from headway.gateway.fleet.replica import Reservation, Slots
+from headway.gateway.upstream.kv_snapshot import tokens_of
 
 llama = pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf")
 
@@ -171,7 +171,7 @@ def test_slots_are_given_in_turn_and_to_who_was_there_before() -> None:
 
     first, second = seat(0, 10, 11), seat(1, 20)
     assert first.waits and second.waits
-    slots.there_are(2)
+    slots.resize(2)
     assert [first.slot, second.slot] == [0, 1] and heard == [0, 1]
     impatient, third, fourth = seat(2), seat(3), seat(4, 10)
     slots.leave(impatient)
@@ -181,21 +181,21 @@ def test_slots_are_given_in_turn_and_to_who_was_there_before() -> None:
     slots.leave(third)
     slots.leave(fourth)
     assert seat(5, 10, 12).slot == 0, "it began so, though the other has been empty for longer"
-    slots.there_are(1)
+    slots.resize(1)
     assert seat(6).waits, "the server is back, with fewer"
 
 
 @pytest.mark.parametrize(
     ("values", "tokens"),
-    [([5, 6, 7], [5, 6, 7]), ([-1, 1, 2, 8, 9, 0], [8, 9]), ([-1, 1], None), ([], None), ([5, -3], None)],
+    [([5, 6, 7], [5, 6, 7]), ([-1, 1, 2, 8, 9, 0], [8, 9]), ([-1, 1], []), ([], []), ([5, -3], [])],
 )
-def test_tokens_of_saved_slots(values: list[int], tokens: list[int] | None, tmp_path: Path) -> None:
+def test_tokens_of_saved_slots(values: list[int], tokens: list[int], tmp_path: Path) -> None:
     """As older servers write them, as newer ones do, and otherwise."""
     file = tmp_path / "slot"
     file.write_bytes(b"qsgg" + struct.pack("<II", 2, len(values)) + struct.pack(f"<{len(values)}i", *values) + b"kv")
     assert tokens_of(file) == tokens
     file.write_bytes(b"more" + file.read_bytes())
-    assert tokens_of(file) is None
+    assert tokens_of(file) == []
 
 
 RESTLESS = """

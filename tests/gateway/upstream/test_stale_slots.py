@@ -14,15 +14,12 @@ from uuid import uuid4
 import pytest
 
 import serving
-from headway.control.live import Live
 from serving import until
 
 pytest.importorskip("httptools")
 from headway.gateway.clock import Clock
-from headway.gateway.fleet.replica import Reservation
-from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.upstream import kv_snapshot
-from headway.gateway.upstream.kv_snapshot import STALE_S, KvSnapshot, tidy
+from headway.gateway.upstream.kv_snapshot import STALE_S, KvSnapshot, delete_stale
 
 
 def _left(folder: Path, age_s: float, name: str = "") -> Path:
@@ -55,7 +52,7 @@ def test_what_was_fresh_at_the_start_is_looked_at_again(tmp_path: Path, monkeypa
     file = _left(tmp_path, 0)
 
     async def story() -> None:
-        tidy({tmp_path, tmp_path / "nowhere"}, Clock(asyncio.get_running_loop()))
+        delete_stale({tmp_path, tmp_path / "nowhere"}, Clock(asyncio.get_running_loop()))
         assert file.exists()
         async with asyncio.timeout(serving.PATIENCE_S):
             while file.exists():
@@ -80,30 +77,17 @@ class Server:
         return 200, b'{"content": "so"}'
 
 
-class Said:
-    """One token."""
-
-    seen_tokens, last = 1, "so"
-
-    def learn(self, tokens: list[int]) -> None:
-        assert tokens == [7]
-
-
 def test_what_a_gateway_is_moving_is_no_other_s_to_remove_however_long_it_takes(tmp_path: Path) -> None:
     async def story() -> None:
         server, clock = Server(tmp_path), Clock(asyncio.get_running_loop())
-        live = Live(id=0, arrival_s=0.0, prompt_tokens=1, output_tokens=1, model="m")
-        ticket = InFlightRequest(live, seat=Reservation(None, live))  # type: ignore[arg-type]
-        assert isinstance(ticket.seat, Reservation)
-        ticket.seat.slot = 0
         engine: Any = type("Here", (), {"name": "here", "kv_folder": tmp_path, "client": server})()
-        luggage, said = KvSnapshot(ticket), Said()
-        await luggage.pack(engine, said)  # type: ignore[arg-type]
+        snapshot = KvSnapshot()
+        assert await snapshot.save(engine, 0, 1, "so") == [7]
         (file,) = tmp_path.iterdir()
         os.utime(file, (0, 0))
-        tidy({tmp_path}, clock)
+        delete_stale({tmp_path}, clock)
         assert file.exists()
-        await luggage.unpack(engine)
+        await snapshot.restore(engine, 0)
         assert server.restored == [file.name] and not list(tmp_path.iterdir())
 
     asyncio.run(story())

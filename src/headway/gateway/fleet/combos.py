@@ -55,7 +55,7 @@ class ComboInstances:
         replica.combo, replica.deployment, replica.role = unit.number, name, served.pool.role
         if served.combo is not None:
             replica.is_of_combo, replica.goodput_rps = True, served.combo.goodput_rps
-            replica.is_half = replica.adapter.together and replica.role != "mixed"
+            replica.is_single_phase = replica.adapter.dual_dispatch and replica.role != "mixed"
 
     def of(self, replica: LiveReplica) -> ComboInstance:
         """Who a replica is with, also when it has left."""

@@ -76,9 +76,9 @@ class LiveFleet:
 
     def switch(self, replica: LiveReplica, role: Role) -> None:
         """It is for something else from now on, or for both phases again; what it has begun, it ends."""
-        if replica.is_half:
+        if replica.is_single_phase:
             raise ApiError(409, f"{replica.name} was started for {replica.role}, and cannot do the other", "conflict")
-        if not replica.is_of_combo or not replica.adapter.hands_over:
+        if not replica.is_of_combo or not replica.adapter.transfers_kv:
             raise ApiError(409, f"{replica.name} is of no combo whose engines hand KV caches over", "conflict")
         self._gateway.driver.control.switch(replica.id, role, self._gateway.driver.now, ready=True)
 
@@ -98,7 +98,7 @@ class LiveFleet:
         driver = self._gateway.driver
         if replica.id not in self._leaving:
             self._leaving.add(replica.id)
-            self._gateway.watch.leave(replica)
+            self._gateway.watch.remove(replica)
             driver.drain(replica, True)
         if at_once:
             driver.abandon(replica)

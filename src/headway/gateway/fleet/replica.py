@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.control.live import Live
 from headway.core.fleet import Pool, Role
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, QueuedOrdering
 from headway.gateway.clock import Clock
-from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.dialects import Adapter, Load
-
-if TYPE_CHECKING:
-    from headway.gateway.upstream.kv_snapshot import Slots
+from headway.gateway.upstream.engine import EngineEndpoint
 
 
 class Reservation:
@@ -53,29 +49,50 @@ class Reservation:
             replica.leaves(self)
 
 
-class Engine:
-    """Where a replica is, and how it is spoken to."""
+class Slots:
+    """The slots of one llama.cpp server: one request runs in each, and others wait in order of arrival."""
 
-    def __init__(self, id: int, pool: str, model: str, url: str, adapter: Adapter, max_context_tokens: int) -> None:
-        self.id, self.pool, self.model = id, pool, model
-        self.url, self.adapter = url, adapter
-        self.client = Client(url)
-        self.max_context_tokens = max_context_tokens
-        self.num_arriving = 0
-        self.served: str | None = None
-        """What the engine itself calls the model."""
-        self.kv_folder: Path | None = None
-        """Through which it hands over KV caches."""
-        self.bootstrap_port = 0
-        """Where it is asked for KV caches, of one that computes prompts at the same time as another waits for them."""
+    def __init__(self) -> None:
+        self._num = 0
+        self._free: list[int] = []
+        """The slot that has been free for longest comes first."""
+        self._last_prefixes: dict[int, frozenset[int]] = {}
+        """Segments of each slot's last prompt, whose KV cache the server still has."""
+        self._waiting: deque[Reservation] = deque()
 
-    @property
-    def name(self) -> str:
-        """As logs and headers call it."""
-        return f"{self.pool}/{self.id}"
+    def resize(self, num: int) -> None:
+        """Set the number of slots."""
+        self._free = [free for free in self._free if free < num] + list(range(self._num, num))
+        self._num = num
+        self._assign()
+
+    def enter(self, seat: Reservation) -> None:
+        """Assign a slot now, or as soon as one is free."""
+        seat.waits = True
+        self._waiting.append(seat)
+        self._assign()
+
+    def leave(self, seat: Reservation) -> None:
+        """Free the request's slot, or remove it from those that wait."""
+        if seat.waits:
+            self._waiting.remove(seat)
+        elif seat.slot is not None and seat.slot < self._num:
+            self._free.append(seat.slot)
+        self._assign()
+
+    def _assign(self) -> None:
+        """Assign free slots in order of arrival: to each request the slot that caches most of its prompt."""
+        while self._free and self._waiting:
+            seat = self._waiting.popleft()
+            prefix = frozenset(segment.id for segment in seat.live.prefix)
+            slot = max(self._free, key=lambda free: len(prefix & self._last_prefixes.get(free, frozenset())))
+            self._free.remove(slot)
+            self._last_prefixes[slot] = prefix
+            seat.slot, seat.waits = slot, False
+            seat.called()
 
 
-class LiveReplica(Engine):
+class LiveReplica(EngineEndpoint):
     """One engine, and what is known of its load. Satisfies `core.view.ReplicaView`."""
 
     def __init__(
@@ -99,8 +116,6 @@ class LiveReplica(Engine):
         self.combo, self.deployment = id, pool.name
         """What it comes and goes with, and the name of that."""
         self.is_of_combo = False
-        self.is_half = False
-        """Its engine was started for one phase, and is sent a request at the same time as one for the other."""
         self.goodput_rps: float | None = None
         self.kv_blocks_host = self.head_demand_blocks = 0
         self.is_draining = False
@@ -115,6 +130,14 @@ class LiveReplica(Engine):
         self._load = Load()
         self.seen_s = float("-inf")
         """When its metrics were read."""
+
+    async def read_details(self, timeout_s: float) -> None:
+        """Read the model's name and, if the replica has them, its bootstrap port and its number of slots."""
+        await super().read_details(timeout_s)
+        if self.is_single_phase:
+            await self.read_bootstrap_port(self.role, timeout_s)
+        if self.slots is not None:
+            self.slots.resize(await self.read_num_slots(timeout_s))
 
     # The gateway's own counts.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from headway.gateway.relay import sse
 from headway.gateway.relay.request import CHAT, COMPLETIONS, ClientRequest
+from headway.gateway.upstream import sse
 from headway.gateway.upstream.dialects import Adapter
 
 _SAMPLING = (
@@ -113,9 +113,9 @@ class PartialResponse:
             prompt: Any = [*self.prompt_ids, *self.ids]
         elif self.prompt is not None:
             prompt = self.prompt + self._raw(self.prompt)
-        elif ask.is_chat and adapter.continues_chats is not None and not self.reasoning:
+        elif ask.is_chat and adapter.continue_options is not None and not self.reasoning:
             answer = {"role": "assistant", "content": "".join(self.text)}
-            body = {**ask.body, **adapter.continues_chats, "messages": [*ask.body["messages"], answer]}
+            body = {**ask.body, **adapter.continue_options, "messages": [*ask.body["messages"], answer]}
             body.pop("max_completion_tokens", None)
             if ask.max_tokens is not None:
                 body["max_tokens"] = ask.max_tokens - self.tokens
@@ -158,7 +158,7 @@ class ResumedStream:
 
     def event(self, payload: bytes) -> bytes | None:
         """The chunk that the client gets in place of this one; None: nothing."""
-        chunk = sse.value(payload)
+        chunk = sse.decode_object(payload)
         chunk |= self._said.head
         usage = chunk.get("usage")
         if isinstance(usage, dict):
@@ -205,8 +205,6 @@ class ResumedStream:
 
 def without(names: Iterable[str], payload: bytes) -> bytes:
     """A chunk, or a whole answer, without what its client did not ask for."""
-    chunk = sse.value(payload)
-    for each in (chunk, *chunk.get("choices", ())):
-        for name in names:
-            each.pop(name, None)
+    chunk = sse.decode_object(payload)
+    sse.remove_fields(names, chunk)
     return msgspec.json.encode(chunk)

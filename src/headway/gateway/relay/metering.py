@@ -6,14 +6,14 @@ from time import monotonic
 
 from headway.control.live import DECODING, Live
 from headway.core.request import Phase
-from headway.gateway.relay import sse
 from headway.gateway.relay.continuation import PartialResponse
 from headway.gateway.relay.passthrough import Passthrough
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.scorer import Confidence
-from headway.gateway.upstream.client import EngineError
+from headway.gateway.upstream import sse
+from headway.gateway.upstream.errors import EngineError
 
 
 class ResponseMeter:
@@ -49,10 +49,10 @@ class ResponseMeter:
     def _understand(self, data: bytes) -> tuple[int, int] | None:
         """Tokens read and written, by a whole answer of which Headway may want more."""
         try:
-            chunk = sse.read(data)
+            chunk = sse.decode_chunk(data)
         except EngineError:
             return None
-        sse.check_ends(chunk)
+        chunk.check_finish()
         self.said.heard(chunk, 0)
         if self.confidence is not None:
             for choice in chunk.choices:
@@ -81,8 +81,6 @@ class ResponseMeter:
             called = delta is not None and delta.tool_calls is not None
             if self.confidence is not None:
                 self.confidence.hear(choice)
-            if choice.finish_reason == sse.ABORTED:
-                sse.check_ends(chunk)
             if choice.token_ids is not None:
                 tokens += len(choice.token_ids)
             elif text or thought or called:

@@ -7,11 +7,29 @@ from __future__ import annotations
 
 import msgspec
 
-from headway.gateway.errors import ApiError
-from headway.gateway.relay import sse
+from headway.gateway.errors import DECODE_ERRORS, ApiError
+from headway.gateway.upstream import sse
 
 _ENDS = frozenset(("response.completed", "response.incomplete", "response.failed", "message_stop"))
-_decode = msgspec.json.Decoder(sse.Part).decode
+
+
+class _Counts(msgspec.Struct):
+    input_tokens: sse.Count = 0
+    output_tokens: sse.Count = 0
+
+
+class _State(msgspec.Struct):
+    usage: _Counts | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    usage: _Counts | None = None
+    response: _State | None = None
+    message: _State | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
 
 
 class _Usage(msgspec.Struct):
@@ -38,7 +56,7 @@ class Passthrough:
         """An event: how many tokens it brings, about, and whether they are thoughts."""
         try:
             part = _decode(payload)
-        except sse.NONSENSE:
+        except DECODE_ERRORS:
             return 0, False
         self.is_over |= part.type in _ENDS
         for whole in (part, part.response, part.message):
@@ -54,7 +72,7 @@ class Passthrough:
         """Tokens read and written, by a whole answer."""
         try:
             usage = msgspec.json.decode(data, type=_Answer).usage
-        except sse.NONSENSE:
+        except DECODE_ERRORS:
             return None
         if usage is None:
             return None

@@ -11,8 +11,6 @@ import msgspec
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.errors import ApiError
-from headway.gateway.fleet.replica import Engine
-from headway.gateway.relay import sse
 from headway.gateway.relay.buffer import Buffer
 from headway.gateway.relay.continuation import CannotGoOnError, ResumedStream, without
 from headway.gateway.relay.headers import headers
@@ -24,10 +22,18 @@ from headway.gateway.scheduling import vllm_disaggregation
 from headway.gateway.scheduling.in_flight import InFlightRequest, OverError
 from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.sglang_disaggregation import HalfError, Prefilling, TurnedAwayError, ended
-from headway.gateway.upstream.client import Connection, EngineError, UnreachableError, read
-from headway.gateway.upstream.errors import RefusedError, for_client, is_no_answer, refusal, reported
+from headway.gateway.upstream import sse
+from headway.gateway.upstream.client import Connection
+from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import (
+    EngineError,
+    RefusedError,
+    UnreachableError,
+    client_error,
+    is_retryable,
+    openai_error,
+)
 from headway.gateway.upstream.kv_snapshot import KvSnapshot
-from headway.gateway.upstream.llamacpp import template
 
 log = logging.getLogger("headway.gateway")
 _LONGEST_ANSWER_BYTES = 256 << 20
@@ -41,8 +47,8 @@ _TAIL_S = 1.0
 class Health(Protocol):
     """Who keeps count of what replicas do."""
 
-    def failed(self, replica: Engine, error: EngineError) -> None: ...
-    def succeeded(self, replica: Engine) -> None: ...
+    def failed(self, replica: EngineEndpoint, error: EngineError) -> None: ...
+    def succeeded(self, replica: EngineEndpoint) -> None: ...
 
 
 class Relay:
@@ -67,7 +73,7 @@ class Relay:
         self._headers = f"Content-Type: application/json\r\nX-Request-Id: {request_id}\r\n{ask.passed_on}"
         self._trouble: EngineError | None = None
         self._used_tokens = 0
-        self._luggage = KvSnapshot(ticket)
+        self._snapshot = KvSnapshot()
         self._num_failed = self._tokens_before = 0
         self._begin_anew()
 
@@ -122,7 +128,7 @@ class Relay:
             log.error("%s", error)
             await self._tell(ApiError(500, "a policy failed", "policy_error"))
         finally:
-            self._luggage.drop()
+            self._snapshot.delete()
             self._driver.forget(ticket)
 
     async def _answer(self) -> None:
@@ -130,12 +136,18 @@ class Relay:
         while not self._is_done:
             replica = await self._ticket.turn()
             try:
-                await self._luggage.unpack(replica)
+                await self._snapshot.restore(replica, self._slot)
                 await self._attempt(replica)
             except EngineError as error:
                 if self._ticket.moving_to is not None and self._ticket.outcome is None:
-                    await self._luggage.pack(replica, self._said)
+                    said = self._said
+                    if tokens := await self._snapshot.save(replica, self._slot, said.seen_tokens, said.last):
+                        said.learn(tokens)
                 self._after(replica, error)
+
+    @property
+    def _slot(self) -> int | None:
+        return None if self._ticket.seat is None else self._ticket.seat.slot
 
     async def _judge(self) -> None:
         """Will the answer do? If not, the next model gives another."""
@@ -154,7 +166,7 @@ class Relay:
         """The client is."""
         self._driver.gave_up(self._ticket)
 
-    def _after(self, replica: Engine, error: EngineError) -> None:
+    def _after(self, replica: EngineEndpoint, error: EngineError) -> None:
         """An attempt has failed: what now? ApiError where nothing is left to try."""
         ticket = self._ticket
         if ticket.outcome is not None:
@@ -191,7 +203,7 @@ class Relay:
     def _failure(self) -> ApiError:
         """What the client is told of an engine's trouble."""
         replica = self._ticket.replica
-        return for_client("the replica" if replica is None else replica.name, self._trouble)
+        return client_error("the replica" if replica is None else replica.name, self._trouble)
 
     def _why(self, outcome: Outcome) -> ApiError | None:
         """What to tell a client whose request has ended so."""
@@ -206,11 +218,11 @@ class Relay:
 
     # To an engine.
 
-    async def _attempt(self, replica: Engine) -> None:
+    async def _attempt(self, replica: EngineEndpoint) -> None:
         """Send the request, and pass the answer back. EngineError where it fails."""
         said = self._said
         if said.tokens and said.ids is None and said.prompt is None and replica.adapter.template is not None:
-            said.prompt = await template(replica, self._ask)
+            said.prompt = await replica.render_chat(self._ask.body)
         path, body = self._request(replica)
         if not body:
             self._end_stream(sse.DONE)
@@ -231,16 +243,16 @@ class Relay:
             await both.send(self._send, replica, path, self._headers, body)
         except TurnedAwayError as error:
             self._driver.refused(self._ticket)
-            self._answer_whole(error.status, refusal(error.status, error.body), "application/json")
+            self._answer_whole(error.status, openai_error(error.status, error.body), "application/json")
         finally:
             self._both = None
 
-    async def _send(self, replica: Engine, path: str, data: bytes) -> None:
+    async def _send(self, replica: EngineEndpoint, path: str, data: bytes) -> None:
         """Ask the replica that is to answer, and pass its answer back."""
         ask = self._ask
         connection = await replica.client.request("POST", path, self._headers, data, self._opened)
-        if is_no_answer(connection.status) or (self._has_begun and connection.status != 200):
-            raise RefusedError(connection.status, await read(connection, 1 << 16))
+        if is_retryable(connection.status) or (self._has_begun and connection.status != 200):
+            raise RefusedError(connection.status, await connection.read(1 << 16))
         if connection.headers.get("content-encoding", "identity") != "identity":
             raise EngineError("encoded its answer as nobody had asked for")
         if self._prefills and connection.status == 200:
@@ -259,7 +271,7 @@ class Relay:
 
     async def _prefilled(self, connection: Connection) -> None:
         """Who decodes is sent the request next, and what the prefill replica says of where its KV cache is."""
-        said = vllm_disaggregation.read(await read(connection, _LONGEST_ANSWER_BYTES))
+        said = vllm_disaggregation.read(await connection.read(_LONGEST_ANSWER_BYTES))
         self._listener.counted(said.prompt_tokens - self._said.tokens)
         self._kv = said.kv_transfer_params
         self._driver.prefilled(self._ticket, self._kv is not None)
@@ -274,7 +286,7 @@ class Relay:
             else vllm_disaggregation.decode(body, self._kv if ticket.is_kept else None)
         )
 
-    def _request(self, replica: Engine) -> tuple[str, dict[str, Any]]:
+    def _request(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any]]:
         """Path and body for this replica; no body: there is nothing more to ask for."""
         ask, said, adapter = self._ask, self._said, replica.adapter
         path, body = ask.path, dict(ask.body)
@@ -289,27 +301,27 @@ class Relay:
                 raise self._failure() from None
         if said.head:
             self._continued = ResumedStream(ask, said, path)
-        body["model"] = replica.served or ask.model
+        body["model"] = replica.reported_model or ask.model
         if self._ticket.seat is not None and self._ticket.seat.slot is not None:
             body["id_slot"] = self._ticket.seat.slot
         body.pop("priority", None)
-        if self._tell_priority and adapter.urgent_sign is not None:
-            body["priority"] = adapter.urgent_sign * self._live.tier
+        if self._tell_priority and adapter.priority_sign is not None:
+            body["priority"] = adapter.priority_sign * self._live.tier
         if self._listener.confidence is not None and path == ask.path:
             body["logprobs"] = body.get("logprobs") or (True if ask.is_chat else 1)
         if ask.stream and not ask.is_opaque:
             body["stream"] = True
             body["stream_options"] = {**(ask.body.get("stream_options") or {}), "include_usage": True}
             if ask.can_go_on:
-                body |= adapter.counts
-                if not any(ask.body.get(name) for name in adapter.counts):
-                    self._hides = adapter.hides
-        return path, self._split(body) if adapter.hands_over else body
+                body |= adapter.token_options
+                if not any(ask.body.get(name) for name in adapter.token_options):
+                    self._hides = adapter.token_fields
+        return path, self._split(body) if adapter.transfers_kv else body
 
     # Back to the client.
 
     async def _whole(self, connection: Connection) -> None:
-        data = await read(connection, _LONGEST_ANSWER_BYTES)
+        data = await connection.read(_LONGEST_ANSWER_BYTES)
         kind = connection.headers.get("content-type", "application/json")
         if connection.status < 300:
             self._check_whole(data)
@@ -318,7 +330,7 @@ class Relay:
             self._driver.finished(self._ticket)
         else:
             self._driver.refused(self._ticket)
-            data, kind = refusal(connection.status, data), "application/json"
+            data, kind = openai_error(connection.status, data), "application/json"
         if self._listener.hides_logprobs and self._said.head:
             data = without(("logprobs",), data)
         self._answer_whole(connection.status, data, kind)
@@ -330,8 +342,8 @@ class Relay:
 
     def _check_whole(self, data: bytes) -> None:
         """EngineError where a status of 200 comes with what is no answer."""
-        if self._listener.opaque is None and (error := sse.value(data).get("error")):
-            raise EngineError(reported(error))
+        if self._listener.opaque is None and (error := sse.decode_object(data).get("error")):
+            raise sse.reported(error)
 
     async def _stream(self, connection: Connection) -> None:
         pace = ItlMeter(self._ticket, self._driver)
@@ -346,7 +358,7 @@ class Relay:
                     self._forward(stream.take())
             return not (stream.is_done or self._out.is_full)
 
-        while await connection.pour(pass_on) and not stream.is_done:
+        while await connection.stream_to(pass_on) and not stream.is_done:
             await self._out.drain()
         if not stream.is_over:
             raise EngineError("ended its stream without [DONE]")
@@ -366,7 +378,7 @@ class Relay:
         """Let the answer end, so that its connection can be kept."""
         try:
             async with asyncio.timeout(_TAIL_S):
-                while await connection.chunk():
+                while await connection.read_part():
                     pass
         except (TimeoutError, EngineError):
             return
@@ -390,7 +402,7 @@ class Relay:
             self._has_begun = False
         if self._has_begun:
             last = (
-                sse.event(error.body()) + sse.DONE
+                sse.encode_event(error.body()) + sse.DONE
                 if self._listener.opaque is None
                 else self._listener.opaque.error(error)
             )

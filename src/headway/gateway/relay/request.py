@@ -89,11 +89,39 @@ class ClientRequest(Struct, kw_only=True):
             segments.append(Segment(_number(chained.digest()), BLOCK_BYTES // 4))
         return tuple(segments)
 
+    def features(self, arrival_s: float) -> Features:
+        """What control reads of the request, which arrived at `arrival_s`."""
+        num_ids = None if self.prompt_ids is None else len(self.prompt_ids)
+        return Features(
+            arrival_s, self.model, self.is_opaque, len(self.text), num_ids, self.max_tokens, self.tier, self.region,
+            self.session_id(), self.prefix(), self.slo_ttft_s, self.slo_tpot_s,
+        )  # fmt: skip
+
     def session_id(self) -> int | None:
         """The session's name as a number."""
         if self.session is None:
             return None
         return _number(hashlib.sha1(_bytes(self.session), usedforsecurity=False).digest())
+
+
+class Features(Struct, array_like=True, gc=False):
+    """What control reads of a request: everything but its text."""
+
+    arrival_s: float
+    """On the clock of the process that received it."""
+    model: str
+    is_opaque: bool
+    num_chars: int
+    """Characters of the prompt's text."""
+    prompt_tokens: int | None
+    """None unless the prompt was given as token ids."""
+    max_tokens: int | None
+    tier: int
+    region: str
+    session_id: int | None
+    prefix: tuple[Segment, ...]
+    slo_ttft_s: float | None
+    slo_tpot_s: float | None
 
 
 def _bytes(text: str) -> bytes:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from headway.gateway.relay import sse
 from headway.gateway.relay.continuation import ResumedStream, without
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
-from headway.gateway.upstream.client import EngineError
-from headway.gateway.upstream.errors import reported
+from headway.gateway.upstream import sse
 
 
 class Stream:
@@ -23,7 +21,7 @@ class Stream:
         self._listener, self._pace, self._continued = listener, pace, continued
         self._hides = tuple(name.encode() for name in hides)
         self._names, self._wants_usage = hides, wants_usage
-        self._events = sse.Events()
+        self._events = sse.EventSplitter()
         self.told: list[bytes] = []
         self.is_done = False
         """The last event has come."""
@@ -37,7 +35,7 @@ class Stream:
     def feed(self, data: bytes) -> None:
         """Some more of it. EngineError where it is no stream of completions, or tells of a mistake."""
         try:
-            for event in self._events.feed(data):
+            for event in self._events.split(data):
                 if told := self._hear(event):
                     self.told.append(told)
         finally:
@@ -59,9 +57,8 @@ class Stream:
         if listener.opaque is not None:
             listener.passed(listener.opaque, payload)
             return event
-        chunk = sse.read(payload)
-        if chunk.error is not None:
-            raise EngineError(reported(chunk.error))
+        chunk = sse.decode_chunk(payload)
+        chunk.check()
         if self._continued is not None:
             self._continued.read(chunk)
         listener.chunk(chunk)

@@ -20,7 +20,7 @@ from headway.control.service import Member, Service
 from headway.core.fleet import Role
 from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock
-from headway.gateway.fleet.replica import Engine, LiveReplica
+from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.scheduling import sglang_disaggregation
 from headway.gateway.scheduling.control import LiveCascading, LiveControl
 from headway.gateway.scheduling.hand_over import move_out, pass_on
@@ -28,6 +28,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer, Confidence
 from headway.gateway.scheduling.scoring import scored
 from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.upstream.engine import EngineEndpoint
 from headway.policies.ordering.fcfs import Fcfs
 
 log = logging.getLogger("headway.gateway")
@@ -254,7 +255,7 @@ class Driver:
         member = self.services[live.model].member(target.id)
         if ticket.outcome is not None:
             return
-        if self.replicas[source.id].is_half:  # with whom it goes on was for then
+        if self.replicas[source.id].is_single_phase:  # with whom it goes on was for then
             self.control.place(live, self.now)
             self.control.moved(live, source.id, self.now)
             return
@@ -272,11 +273,11 @@ class Driver:
 
     # What replicas do.
 
-    def up(self, replica: Engine) -> None:
+    def up(self, replica: EngineEndpoint) -> None:
         """A replica is there, or there again."""
         self.control.recovered(replica.id, self.now)
 
-    def down(self, replica: Engine) -> None:
+    def down(self, replica: EngineEndpoint) -> None:
         """A replica is to be given nothing. Its streams go on, as long as they do."""
         self.control.crashed(replica.id, [], self.now)
 
@@ -300,7 +301,7 @@ class Driver:
     def _member(self, replica: LiveReplica) -> Member:
         """As control knows one that has not been seen to be up."""
         member = Member(replica, self._max_tokens(replica), None, replica.deployment)
-        member.is_up, member.is_half = False, replica.is_half
+        member.is_up, member.is_half = False, replica.is_single_phase
         return member
 
     def gone(self, replica: LiveReplica) -> None:
@@ -328,7 +329,7 @@ class Driver:
         self._start(live, replica, now, is_kept=False)
 
     def _start(self, live: Live, replica: int, now: float, is_kept: bool) -> None:
-        if self.replicas[replica].is_half:
+        if self.replicas[replica].is_single_phase:
             sglang_disaggregation.begin(self, live, replica, now)
             return
         ticket = self.tickets[live.id]

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from headway.control.live import Live
 from headway.core.record import Outcome
-from headway.gateway.fleet.replica import Engine
 from headway.gateway.scheduling.sglang_disaggregation import PrefillLeg
 from headway.gateway.upstream.client import Connection
+from headway.gateway.upstream.engine import EngineEndpoint
 
 
 class Reservation(Protocol):
@@ -50,18 +50,18 @@ class InFlightRequest:
     live: Live
     request_id: str = ""
     """As its client knows it."""
-    replica: Engine | None = None
+    replica: EngineEndpoint | None = None
     seat: Reservation | None = None
     connection: Connection | None = None
     outcome: Outcome | None = None
-    moving_to: Engine | None = None
+    moving_to: EngineEndpoint | None = None
     can_move: bool = False
     """Its answer can be continued elsewhere."""
     is_split: bool = False
     """It is where its prompt is computed, and another replica is to decode."""
     is_kept: bool = False
     """Its KV cache is, for the replica that decodes, where its prompt was computed."""
-    prefilled_by: Engine | None = None
+    prefilled_by: EngineEndpoint | None = None
     """Who computed its prompt for another replica."""
     half: PrefillLeg | None = None
     """Who computes its prompt at the same time as `replica` waits to answer."""
@@ -96,7 +96,7 @@ class InFlightRequest:
         if self.half is not None:
             self.half.abort(why)
 
-    async def turn(self) -> Engine:
+    async def turn(self) -> EngineEndpoint:
         """Until it is placed. OverError if it ends instead."""
         while (self.seat is None or self.seat.waits) and self.outcome is None:
             self._turn = asyncio.get_running_loop().create_future()
@@ -115,7 +115,7 @@ class InFlightRequest:
         """Its replica's answer is not needed any more, or is over."""
         connection, self.connection = self.connection, None
         if connection is not None and self.replica is not None:
-            self.replica.client.give_back(connection)
+            self.replica.client.release(connection)
 
     def leave(self) -> None:
         """It is at no replica any more: its connection is closed first, then its seat given up."""

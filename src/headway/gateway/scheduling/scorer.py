@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
-from headway.gateway.relay import sse
+from headway.gateway.errors import DECODE_ERRORS
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.settings import Judge
-from headway.gateway.upstream.client import Client, EngineError, read
+from headway.gateway.upstream import sse
+from headway.gateway.upstream.client import Client
+from headway.gateway.upstream.errors import EngineError
 
 log = logging.getLogger("headway.gateway")
 _THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
@@ -50,7 +52,7 @@ class Confidence:
 
     def hear(self, choice: sse.Choice) -> None:
         """Some more tokens."""
-        with suppress(*sse.NONSENSE):  # some other form, or none, says nothing here
+        with suppress(*DECODE_ERRORS):  # some other form, or none, says nothing here
             for value in msgspec.convert(choice.logprobs, _Logprobs).values():
                 self._sum += min(value, 0.0)
                 self._num += 1
@@ -106,12 +108,12 @@ class ModelJudge:
             try:
                 connection = await self._client.request("POST", "/v1/chat/completions", self._headers, body)
                 try:
-                    data = await read(connection, 1 << 20)
+                    data = await connection.read(1 << 20)
                 finally:
-                    self._client.give_back(connection)
+                    self._client.release(connection)
                 if connection.status != 200:
                     raise EngineError(f"answered {connection.status}")
-                choices = sse.read(data).choices
+                choices = sse.decode_chunk(data).choices
             except EngineError as error:
                 if not tries_left:
                     raise JudgeError(f"the judge {error}") from None

@@ -20,19 +20,17 @@ import msgspec
 
 from headway.control.live import WAITING, Live
 from headway.core.record import Cause
-from headway.gateway.fleet.replica import Engine, LiveReplica
-from headway.gateway.relay import sse
-from headway.gateway.upstream.client import Connection, EngineError, read
-from headway.gateway.upstream.errors import RefusedError, is_no_answer, reported
+from headway.gateway.fleet.replica import LiveReplica
+from headway.gateway.upstream import sse
+from headway.gateway.upstream.client import Connection
+from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import EngineError, RefusedError, is_retryable
 
 if TYPE_CHECKING:
     from headway.gateway.fleet.replica import Reservation
     from headway.gateway.scheduling.driver import Driver
     from headway.gateway.scheduling.in_flight import InFlightRequest
 
-PORT = 8998
-"""Where a prefill replica is asked for KV caches, unless it says otherwise."""
-_INFO = "/get_server_info"
 _LONGEST_ANSWER_BYTES = 64 << 20
 _GRACE_S = 0.1
 """What happens to one of two engines is heard of from both, in any order; after that one knows from whom it came."""
@@ -42,7 +40,7 @@ _ROOMS = SystemRandom()
 class HalfError(EngineError):
     """The replica that was to compute the prompt failed."""
 
-    def __init__(self, replica: Engine, cause: EngineError) -> None:
+    def __init__(self, replica: EngineEndpoint, cause: EngineError) -> None:
         super().__init__(*cause.args)
         self.replica, self.cause = replica, cause
 
@@ -59,7 +57,7 @@ class TurnedAwayError(Exception):
 class PrefillLeg:
     """The replica that computes a request's prompt, while another one waits to answer."""
 
-    replica: Engine
+    replica: EngineEndpoint
     seat: Reservation | None = None
     """None: the scheduler's process has it."""
     generated_tokens: int = 0
@@ -83,7 +81,7 @@ class PrefillLeg:
         self.is_stopped = True
         connection, self.connection = self.connection, None
         if connection is not None:
-            self.replica.client.give_back(connection)
+            self.replica.client.release(connection)
         seat, self.seat = self.seat, None
         if seat is not None:
             seat.produced(live.generated_tokens - self.generated_tokens)
@@ -131,9 +129,9 @@ def failed(driver: Driver, ticket: InFlightRequest) -> None:
 
 def able(replicas: Sequence[LiveReplica]) -> bool:
     """Some of these can do requests: not halves alone."""
-    phases = {(replica.combo, replica.role) for replica in replicas if replica.is_half}
+    phases = {(replica.combo, replica.role) for replica in replicas if replica.is_single_phase}
     whole = any(role == "prefill" and (combo, "decode") in phases for combo, role in phases)
-    return whole or any(not replica.is_half for replica in replicas)
+    return whole or any(not replica.is_single_phase for replica in replicas)
 
 
 # What is sent, and what comes.
@@ -170,8 +168,8 @@ class Prefilling:
         self._task: asyncio.Task[None] | None = None
 
     async def send(
-        self, answer: Callable[[Engine, str, bytes], Awaitable[None]], replica: Engine, path: str, headers: str,
-        body: dict[str, Any],
+        self, answer: Callable[[EngineEndpoint, str, bytes], Awaitable[None]], replica: EngineEndpoint, path: str,
+        headers: str, body: dict[str, Any],
     ) -> None:  # fmt: skip
         """Ask both, the other one by `answer`, which is followed to its end. EngineError where one of the two fails,
         TurnedAwayError where this one would not have the request."""
@@ -193,8 +191,8 @@ class Prefilling:
         half = self.half
         try:
             connection = await half.replica.client.request("POST", path, headers, data, self._opened)
-            answer = await read(connection, _LONGEST_ANSWER_BYTES)
-            if is_no_answer(connection.status):
+            answer = await connection.read(_LONGEST_ANSWER_BYTES)
+            if is_retryable(connection.status):
                 raise RefusedError(connection.status, answer)
             if connection.status != 200:
                 self.refusal = connection.status, answer
@@ -256,41 +254,8 @@ async def ended(both: Prefilling | None, timeout_s: float) -> None:
 
 def check(answer: bytes, kind: str) -> None:
     """EngineError where an answer with a status of 200 says that it is none."""
-    payloads = map(sse.payload, sse.Events().feed(answer)) if "event-stream" in kind else [answer]
+    payloads = map(sse.payload, sse.EventSplitter().split(answer)) if "event-stream" in kind else [answer]
     for payload in payloads:
         if payload is None or payload == b"[DONE]":
             continue
-        chunk = sse.read(payload)
-        if chunk.error is not None:
-            raise EngineError(reported(chunk.error))
-        sse.check_ends(chunk)
-
-
-# What replicas say of themselves.
-
-
-class _Info(msgspec.Struct):
-    disaggregation_mode: str = ""
-    disaggregation_bootstrap_port: int | None = None
-
-
-async def learn(replica: LiveReplica, timeout_s: float) -> None:
-    """Where it is asked for KV caches. EngineError where it was started for the other phase, or for both."""
-    status, data = await replica.client.fetch(_INFO, timeout_s)
-    if status != 200:
-        return
-    try:
-        info = msgspec.json.decode(data, type=_Info)
-    except sse.NONSENSE:
-        return
-    if info.disaggregation_mode and info.disaggregation_mode != replica.role:
-        mode = {"null": "both phases"}.get(info.disaggregation_mode, info.disaggregation_mode)
-        raise EngineError(f"was started for {mode} (--disaggregation-mode), and is to {replica.role}")
-    replica.bootstrap_port = info.disaggregation_bootstrap_port or PORT
-
-
-async def try_out(replica: LiveReplica, timeout_s: float) -> None:
-    """One token, for nobody, and without the other half. EngineError if it does not come."""
-    status, data = await replica.client.fetch("/health_generate", timeout_s)
-    if status != 200:
-        raise RefusedError(status, data)
+        sse.decode_chunk(payload).check()

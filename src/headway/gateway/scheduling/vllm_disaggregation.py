@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from headway.gateway.relay.request import ClientRequest
-from headway.gateway.upstream.client import EngineError
+from headway.gateway.upstream.errors import EngineError
 
 PARAMS = "kv_transfer_params"
 Params = dict[str, Any]

@@ -8,8 +8,8 @@ from msgspec import Meta, Struct, field
 
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
-from headway.gateway.relay import sse
 from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, MOST_TIER, MOST_TOKENS
+from headway.gateway.upstream import sse
 
 BATCHED = (CHAT, COMPLETIONS, EMBEDDINGS)
 """What batches may ask for."""

@@ -21,10 +21,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from headway import __version__
 from headway.core.record import Outcome
-from headway.gateway.fleet.replica import Engine
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, ClientRequest
-from headway.gateway.upstream.client import EngineError
+from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import EngineError
 
 _OPERATIONS = {CHAT: "chat", COMPLETIONS: "text_completion", EMBEDDINGS: "embeddings"}
 _SAMPLING = (
@@ -131,7 +131,7 @@ class _Traced(Relay):
             span.end(self._ns(until_s))
         self._since_s = until_s
 
-    async def _attempt(self, replica: Engine) -> None:
+    async def _attempt(self, replica: EngineEndpoint) -> None:
         live = self._live
         self._held(live.enqueued_s)
         place = urlsplit(replica.url)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 to one engine: kept connections, bodies as they come, and a close that the engine notices at once."""
+"""HTTP/1.1 client of one server: kept connections, bodies as they come, and a close that the server notices at once."""
 
 from __future__ import annotations
 
@@ -6,53 +6,38 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
 from headway.core.errors import HeadwayError
+from headway.gateway.upstream.errors import BrokenOffError, EngineError, UnreachableError
 
-_HIGH_BYTES = 1 << 18
-"""Read and not yet passed on: beyond this the engine has to wait, so that a slow client costs no memory."""
-_MOST_AROUND_BYTES = 1 << 18
-"""Of an answer's headers, and of what else may come between pieces of its body."""
+_MAX_BUFFERED_BYTES = 1 << 18
+"""Body bytes read and not consumed; beyond this, reading pauses, so that a slow client costs no memory."""
+_MAX_OVERHEAD_BYTES = 1 << 18
+"""Bytes of headers, or of framing between two pieces of a body."""
+JSON = "Content-Type: application/json\r\n"
 
-
-class EngineError(Exception):
-    """The engine broke off, or spoke nonsense."""
-
-    is_untouched = False
-    """It has done nothing with the request."""
-
-
-class UnreachableError(EngineError):
-    """No connection to it can be had."""
-
-    is_untouched = True
-
-
-class BrokenOffError(EngineError):
-    """Its side of the connection is closed, in the middle of an answer or before one."""
-
-
-Sink = Callable[[bytes], bool]
-"""Is given what comes of a body; False: that is enough for now."""
+OnData = Callable[[bytes], bool]
+"""Takes a piece of a body; False stops the stream for now."""
 
 
 class Connection(asyncio.Protocol):
     """One connection, with one response at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._sink: Sink | None = None
+        self._on_data: OnData | None = None
+        self._can_write: asyncio.Event | None = None
         self.is_lost = False
         self.is_fresh = True
-        self._begin()
+        """No request was sent on it before the present one."""
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._parts: deque[bytes] = deque()
         self._buffered = 0
@@ -60,42 +45,49 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_complete = False
-        self._until_close = self._is_kept = self._is_interim = self._is_excess = False
-        self._around = 0
-        self._error: str | None = None
-        self._is_broken_off = False
-        self._fault: Exception | None = None
-        """What a sink has raised."""
+        self._until_close = self._keeps_alive = self._is_interim = self._is_excess = False
+        self._overhead = 0
+        self._error: EngineError | None = None
+        self._callback_error: Exception | None = None
 
-    # Protocol.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._around += len(data)
+        self._overhead += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail("changed to another protocol")
+            self.abort("changed to another protocol")
         except httptools.HttpParserError as error:
-            self._fail(f"spoke no HTTP ({error})")
+            self.abort(f"spoke no HTTP ({error})")
         if self._is_excess:
-            self._fail("said more than its answer")
-        elif self._around > _MOST_AROUND_BYTES:
-            self._fail("sent headers without end")
-        if self._sink is not None and self._parts:
-            self._give(self._sink)
+            self.abort("said more than its answer")
+        elif self._overhead > _MAX_OVERHEAD_BYTES:
+            self.abort("sent headers without end")
+        if self._on_data is not None and self._parts:
+            self._deliver(self._on_data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         if self._until_close and exc is None:
             self.is_complete = True
         elif not self.is_complete and self._error is None:
-            self._error, self._is_broken_off = "broke off the connection", True
+            self._error = BrokenOffError("broke off the connection")
+        self.resume_writing()
         self._wake()
 
-    # Parser.
+    def pause_writing(self) -> None:
+        self._can_write = asyncio.Event()
+
+    def resume_writing(self) -> None:
+        if self._can_write is not None:
+            self._can_write.set()
+            self._can_write = None
+
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._is_excess = self.is_complete
@@ -111,22 +103,22 @@ class Connection(asyncio.Protocol):
             if not self.status:
                 self.headers = {}
             return
-        self.status, self._around = status, 0
-        framed = "content-length" in self.headers or "transfer-encoding" in self.headers
-        self._until_close = not framed and self.status not in (204, 304)
-        self._is_kept = self._parser.should_keep_alive()
+        self.status, self._overhead = status, 0
+        is_framed = "content-length" in self.headers or "transfer-encoding" in self.headers
+        self._until_close = not is_framed and self.status not in (204, 304)
+        self._keeps_alive = self._parser.should_keep_alive()
         self._wake()
 
     def on_body(self, body: bytes) -> None:
         if self._is_excess:
             return
-        self._around = 0
+        self._overhead = 0
         self._parts.append(body)
         self._buffered += len(body)
-        if self._buffered > _HIGH_BYTES and self._transport is not None and not self._is_paused:
+        if self._buffered > _MAX_BUFFERED_BYTES and self._transport is not None and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        if self._sink is None:
+        if self._on_data is None:
             self._wake()
 
     def on_message_complete(self) -> None:
@@ -135,61 +127,76 @@ class Connection(asyncio.Protocol):
         self.is_complete = True
         self._wake()
 
-    # For who asks.
+    # Called by users.
 
     def send(self, head: bytes, body: bytes) -> None:
-        """A request; what came before must be complete."""
+        """Send a request. The response to the previous one must be complete."""
         if self.status:
-            self._begin()
+            self._reset()
             self.is_fresh = False
         assert self._transport is not None
         self._transport.write(head + body)
 
-    async def answered(self) -> None:
-        """Until status and headers are there. EngineError where none will come."""
+    async def write(self, data: bytes) -> None:
+        """Send more of a request's body, once the transport has room for it."""
+        if self._can_write is not None:
+            await self._can_write.wait()
+        if self._transport is not None and not self.is_lost:
+            self._transport.write(data)
+
+    async def wait_for_headers(self) -> None:
+        """Wait until `status` and `headers` are set. EngineError if the connection fails before."""
         while not self.status:
-            self._check()
             await self._wait()
 
-    async def chunk(self) -> bytes:
-        """What has come of the body, or what comes next; empty at its end. EngineError where it was cut off."""
+    async def read_part(self) -> bytes:
+        """The body's next bytes, empty at its end. EngineError if the body is cut off."""
         while not self._parts:
             if self.is_complete:
                 return b""
-            self._check()
             await self._wait()
-        return self._take()
+        return self._take_parts()
 
-    async def pour(self, sink: Sink) -> bool:
-        """Have `sink` given what has come of the body, and the rest as it comes: no task is woken for each piece.
+    async def read(self, limit_bytes: int) -> bytes:
+        """The whole body. EngineError if it is cut off or longer than the limit."""
+        parts, size = [], 0
+        while part := await self.read_part():
+            parts.append(part)
+            size += len(part)
+            if size > limit_bytes:
+                raise EngineError(f"sent more than {limit_bytes:,} bytes")
+        return b"".join(parts)
 
-        True: it has enough. False: the body is over. EngineError where that was cut off, and whatever `sink` raises.
+    async def stream_to(self, on_data: OnData) -> bool:
+        """Call `on_data` with the body so far, then with each piece as it comes, without waking a task for it.
+
+        Returns True if `on_data` stopped the stream, False at the end of the body. Raises EngineError if the body is
+        cut off, and what `on_data` raises.
         """
-        self._sink = sink
+        self._on_data = on_data
         try:
             if self._parts:
-                self._give(sink)
-            while self._sink is not None and not self.is_complete:
-                self._check()
+                self._deliver(on_data)
+            while self._on_data is not None and not self.is_complete:
                 await self._wait()
-            has_enough = self._sink is None
+            is_stopped = self._on_data is None
         finally:
-            self._sink = None
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
-        return has_enough
+            self._on_data = None
+        error, self._callback_error = self._callback_error, None
+        if error is not None:
+            raise error
+        return is_stopped
 
-    def _give(self, sink: Sink) -> None:
+    def _deliver(self, on_data: OnData) -> None:
         try:
-            if sink(self._take()):
+            if on_data(self._take_parts()):
                 return
-        except Exception as fault:
-            self._fault = fault
-        self._sink = None
+        except Exception as error:
+            self._callback_error = error
+        self._on_data = None
         self._wake()
 
-    def _take(self) -> bytes:
+    def _take_parts(self) -> bytes:
         data = self._parts.popleft() if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._buffered = 0
@@ -200,26 +207,22 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Another request can be sent on it: nobody is about to look at the last one's answer."""
-        return self.is_complete and not self.is_lost and not self._parts and self._is_kept and self._waiter is None
+        """Another request can be sent: the last response is complete and consumed, and nothing waits on it."""
+        return self.is_complete and not self.is_lost and not self._parts and self._keeps_alive and self._waiter is None
 
-    def abort(self, why: str) -> None:
-        """Close at once; whoever waits hears why."""
-        self._fail(why)
-
-    def _fail(self, why: str) -> None:
-        if not self.is_complete:
-            self._error = self._error or why
+    def abort(self, reason: str) -> None:
+        """Close at once. Tasks that wait on the response get an EngineError with the reason."""
+        if not self.is_complete and self._error is None:
+            self._error = EngineError(reason)
         if self._transport is not None:
             self._transport.abort()
         self._wake()
 
-    def _check(self) -> None:
-        if self._error is not None:
-            raise BrokenOffError(self._error) if self._is_broken_off else EngineError(self._error)
-
     async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
+        """Wait for any change. EngineError if the connection has failed."""
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
@@ -230,16 +233,43 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
-class Client:
-    """All connections to one engine."""
+class Transport(Protocol):
+    """Opens connections to one server."""
 
-    def __init__(self, url: str, connect_s: float = 5.0) -> None:
+    async def connect(self) -> Connection:
+        """A new connection. OSError if the server does not accept one."""
+
+
+class TcpTransport:
+    """Connects to a host's port, with TLS if `tls` is given."""
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._host, self.port, self._tls = host, port, tls
+
+    async def connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(Connection, self._host, self.port, ssl=self._tls))[1]
+
+
+class UnixTransport:
+    """Connects to a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def connect(self) -> Connection:
+        return (await asyncio.get_running_loop().create_unix_connection(Connection, self.path))[1]
+
+
+class Client:
+    """All connections to one server. `transport` replaces the TCP connection that the URL names."""
+
+    def __init__(self, url: str, connect_s: float = 5.0, transport: Transport | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise HeadwayError(f"{url!r} is no address of an engine; expected http://host:port")
-        self._host = parts.hostname
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._ssl else 80)
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._transport = transport or TcpTransport(parts.hostname, parts.port or (443 if tls else 80), tls)
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._authority = parts.netloc
         self._connect_s = connect_s
@@ -251,80 +281,67 @@ class Client:
         path: str,
         headers: str = "",
         body: bytes = b"",
-        opened: Callable[[Connection], None] | None = None,
+        on_connection: Callable[[Connection], None] | None = None,
     ) -> Connection:
         """Send a request and wait for its status. `headers` are lines that end in CRLF. EngineError if none comes.
 
-        `opened` is told of the connection before anything is sent, so that it can be closed while nothing comes.
+        `on_connection` is called before anything is sent, so that the caller can abort the connection while it waits.
         """
         length = f"Content-Length: {len(body)}\r\n" if body or method == "POST" else ""
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._authority}\r\n{length}{headers}\r\n"
         while True:
-            connection = await self._connection()
+            connection = await self.connect()
             try:
-                if opened is not None:
-                    opened(connection)
+                if on_connection is not None:
+                    on_connection(connection)
                 connection.send(head.encode("latin-1"), body)
-                await connection.answered()
+                await connection.wait_for_headers()
             except EngineError:
                 if connection.is_fresh or not connection.is_lost:
                     raise
-                continue  # the engine had closed an idle connection, and never saw the request
+                continue  # the server had closed an idle connection, and never saw the request
             except BaseException:
                 connection.abort("given up")
                 raise
             return connection
 
-    async def _connection(self) -> Connection:
+    async def connect(self) -> Connection:
+        """An idle connection, else a new one. UnreachableError if the server accepts none in time."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_lost:
                 return connection
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
-                return await self._open(loop)
+                return await self._transport.connect()
         except TimeoutError:
             raise UnreachableError(f"did not accept a connection within {self._connect_s:g} s") from None
         except OSError as error:
             raise UnreachableError(f"cannot be reached: {error.strerror or error}") from None
 
-    async def _open(self, loop: asyncio.AbstractEventLoop) -> Connection:
-        _, made = await loop.create_connection(lambda: Connection(loop), self._host, self._port, ssl=self._ssl)
-        return made
-
-    def give_back(self, connection: Connection) -> None:
-        """The request is over: keep the connection if it is whole, else close it."""
+    def release(self, connection: Connection) -> None:
+        """Keep a connection whose response is complete for the next request; close any other."""
         if connection.is_reusable:
             self._idle.append(connection)
         else:
             connection.abort("given up")
 
-    async def fetch(self, path: str, timeout_s: float, body: bytes | None = None) -> tuple[int, bytes]:
-        """Status and body of a GET, or of a POST of some JSON. EngineError if there is none in time."""
-        sent = ("GET", path) if body is None else ("POST", path, "Content-Type: application/json\r\n", body)
+    async def fetch(
+        self, path: str, timeout_s: float, body: bytes | None = None, headers: str = JSON
+    ) -> tuple[int, bytes]:
+        """Status and body of a GET, or of a POST if there is a body. EngineError if there is no answer in time."""
+        sent = ("GET", path) if body is None else ("POST", path, headers, body)
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self.request(*sent)
                 try:
-                    return connection.status, await read(connection, 1 << 22)
+                    return connection.status, await connection.read(1 << 22)
                 finally:
-                    self.give_back(connection)
+                    self.release(connection)
         except TimeoutError:
             raise EngineError(f"no answer to {path} within {timeout_s:g} s") from None
 
     def close(self) -> None:
-        """Close what is kept."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().abort("closed")
-
-
-async def read(connection: Connection, limit_bytes: int) -> bytes:
-    """The whole body. EngineError where it is cut off, or larger."""
-    parts, size = [], 0
-    while part := await connection.chunk():
-        parts.append(part)
-        size += len(part)
-        if size > limit_bytes:
-            raise EngineError(f"sent more than {limit_bytes:,} bytes")
-    return b"".join(parts)

@@ -1,4 +1,4 @@
-"""The engines' dialects, as a table: where they say how they are, and what they can be told.
+"""Differences between engines' APIs, as a table: paths, metric names, request options and response fields.
 
 Sources: the engines' documentation of their servers (vLLM's and SGLang's production metrics, llama.cpp's
 server README). A metric that an engine does not have is unknown, never zero.
@@ -14,32 +14,31 @@ from headway.gateway.settings import Api
 
 
 class Adapter(Struct, frozen=True):
-    """One dialect."""
+    """One engine's API."""
 
     api: Api
     health: str = "/health"
     metrics: str | None = "/metrics"
     running: tuple[str, ...] = ()
-    """Names of the metric for requests that run, the newest first."""
+    """Names of the metric for running requests, the newest first."""
     waiting: tuple[str, ...] = ()
     kv_share: tuple[str, ...] = ()
-    """Share of the KV cache that is in use."""
-    urgent_sign: int | None = None
-    """What a tier (0 = most urgent) is multiplied with to be the body's `priority`; None: it takes none."""
-    counts: dict[str, bool] = {}
-    """What makes it say with each chunk which tokens it read and wrote, or how many."""
-    hides: tuple[str, ...] = ()
-    """What chunks then have that clients have not asked for."""
+    """Share of the KV cache in use."""
+    priority_sign: int | None = None
+    """A tier (0 = most urgent) times this is the body's `priority`; None: the engine has no such field."""
+    token_options: dict[str, bool] = {}
+    """Options that add token ids, or token counts, to each chunk."""
+    token_fields: tuple[str, ...] = ()
+    """The fields that `token_options` add, which clients did not ask for."""
     gives_token_ids: bool = False
-    """It says which."""
     template: str | None = None
-    """Where it says what text it makes of a chat; it takes any of its options for a prompt that is given as such."""
-    continues_chats: dict[str, bool] | None = None
-    """What makes it go on with the last message of a chat in place of answering it; None: nothing does."""
-    hands_over: bool = False
-    """One engine can decode what another has prefilled, by what the first says of where the KV cache is."""
-    together: bool = False
-    """It can, too, but each is started for one phase, and a request is sent to both at the same time."""
+    """The path that renders a chat as a prompt. Such an engine accepts all options of a chat with a prompt, too."""
+    continue_options: dict[str, bool] | None = None
+    """Options that continue the last message of a chat instead of answering it; None: the engine cannot."""
+    transfers_kv: bool = False
+    """One engine prefills, then another decodes, with the `kv_transfer_params` that the first one returned."""
+    dual_dispatch: bool = False
+    """Each engine runs one phase, and a request is sent to a prefill and a decode engine at the same time."""
 
 
 ADAPTERS: dict[Api, Adapter] = {
@@ -48,57 +47,57 @@ ADAPTERS: dict[Api, Adapter] = {
         running=("vllm:num_requests_running",),
         waiting=("vllm:num_requests_waiting",),
         kv_share=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-        urgent_sign=1,
-        counts={"return_token_ids": True},
-        hides=("token_ids", "prompt_token_ids", "prompt_text"),
+        priority_sign=1,
+        token_options={"return_token_ids": True},
+        token_fields=("token_ids", "prompt_token_ids", "prompt_text"),
         gives_token_ids=True,
-        continues_chats={"continue_final_message": True, "add_generation_prompt": False},
-        hands_over=True,
+        continue_options={"continue_final_message": True, "add_generation_prompt": False},
+        transfers_kv=True,
     ),
     "sglang": Adapter(
         "sglang",
         running=("sglang:num_running_reqs",),
         waiting=("sglang:num_queue_reqs",),
         kv_share=("sglang:token_usage",),
-        urgent_sign=-1,
-        continues_chats={"continue_final_message": True},
-        together=True,
+        priority_sign=-1,
+        continue_options={"continue_final_message": True},
+        dual_dispatch=True,
     ),
     "llama.cpp": Adapter(
         "llama.cpp",
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
         kv_share=("llamacpp:kv_cache_usage_ratio",),
-        counts={"timings_per_token": True},
-        hides=("timings",),
+        token_options={"timings_per_token": True},
+        token_fields=("timings",),
         template="/apply-template",
     ),
     "openai": Adapter("openai", health="/v1/models", metrics=None),
 }
 
-_OF_ENGINE: tuple[tuple[str, Api], ...] = (("vllm", "vllm"), ("sglang", "sglang"), ("llama", "llama.cpp"))
+_API_BY_PREFIX: tuple[tuple[str, Api], ...] = (("vllm", "vllm"), ("sglang", "sglang"), ("llama", "llama.cpp"))
 
 
 def api_of(engine: str) -> Api:
-    """The dialect of a catalog's engine."""
-    return next((api for start, api in _OF_ENGINE if engine.startswith(start)), "openai")
+    """The API of a catalog's engine."""
+    return next((api for prefix, api in _API_BY_PREFIX if engine.startswith(prefix)), "openai")
 
 
-_MOST = 1e9
-"""No engine has so many requests."""
+_MAX_VALUE = 1e9
+"""Larger samples are invalid."""
 
 
 class Load(Struct, frozen=True):
-    """What an engine says about itself; None: unknown."""
+    """An engine's load by its own metrics; None: unknown."""
 
     running: int | None = None
     waiting: int | None = None
     kv_share: float | None = None
 
 
-def load(adapter: Adapter, text: str) -> Load:
-    """What an engine's metrics page says. Samples of one name (one per rank) add up; shares are averaged."""
-    running, waiting, share = (_values(names, text) for names in (adapter.running, adapter.waiting, adapter.kv_share))
+def parse_load(adapter: Adapter, page: str) -> Load:
+    """The load on an engine's metrics page. Samples of one name (one per rank) are added, shares averaged."""
+    running, waiting, share = (_samples(names, page) for names in (adapter.running, adapter.waiting, adapter.kv_share))
     return Load(
         round(sum(running)) if running else None,
         round(sum(waiting)) if waiting else None,
@@ -106,18 +105,18 @@ def load(adapter: Adapter, text: str) -> Load:
     )
 
 
-def _values(names: tuple[str, ...], text: str) -> list[float]:
+def _samples(names: tuple[str, ...], page: str) -> list[float]:
     for name in names:
-        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})?\s+(\S+)", text, re.MULTILINE)
-        if found:
-            return [value for value in map(_number, found) if value is not None]
+        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})?\s+(\S+)", page, re.MULTILINE)
+        if values:
+            return [value for value in map(_sample, values) if value is not None]
     return []
 
 
-def _number(text: str) -> float | None:
-    """A sample's value. None where an engine says what cannot be."""
+def _sample(text: str) -> float | None:
+    """A sample's value; None if it is invalid."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if 0 <= value < _MOST else None
+    return value if 0 <= value < _MAX_VALUE else None

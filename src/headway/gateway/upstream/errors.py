@@ -1,4 +1,4 @@
-"""What engines say in place of an answer: whether another one might do better, and what clients are told of it."""
+"""Failures of engines, and the errors that clients get because of them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,32 @@ from typing import Any
 
 import msgspec
 
-from headway.gateway.errors import ApiError
-from headway.gateway.relay import sse
-from headway.gateway.upstream.client import EngineError
+from headway.gateway.errors import DECODE_ERRORS, ApiError
 
-AGAIN = frozenset((408, 429))
-"""What an engine answers when another one might do better, beside what begins with 5."""
-_LONGEST = 1000
-"""Characters of what is not understood that a client is told."""
+_RETRYABLE = frozenset((408, 429))
+_MAX_QUOTED_CHARS = 1000
+"""Of an error body in an unknown format."""
 
 
-def is_no_answer(status: int) -> bool:
-    """Another engine might do better; or it sends clients elsewhere, which engines do not."""
-    return status in AGAIN or status >= 500 or 300 <= status < 400
+class EngineError(Exception):
+    """The engine ended its answer early or sent an invalid one."""
+
+    is_untouched = False
+    """The engine did not start to process the request."""
+
+
+class UnreachableError(EngineError):
+    """No connection to the engine can be opened."""
+
+    is_untouched = True
+
+
+class BrokenOffError(EngineError):
+    """The engine closed the connection before the end of its answer."""
 
 
 class RefusedError(EngineError):
-    """The engine answered with an error."""
+    """The engine answered with an error status."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"answered {status}: {body[:300].decode(errors='replace')}")
@@ -30,45 +39,47 @@ class RefusedError(EngineError):
         self.is_untouched = status in (429, 503)
 
 
-class _Error(msgspec.Struct):
+def is_retryable(status: int) -> bool:
+    """Whether another engine may answer better. Redirects count: an engine has no reason to send one."""
+    return status in _RETRYABLE or status >= 500 or 300 <= status < 400
+
+
+class _Message(msgspec.Struct):
     message: str
 
 
-class _Told(msgspec.Struct):
-    error: _Error
+class _OpenAiError(msgspec.Struct):
+    error: _Message
 
 
-class _Otherwise(msgspec.Struct):
+class _OtherError(msgspec.Struct):
     """vLLM before 0.10 has `message`, and FastAPI's own errors have `detail`."""
 
     message: Any = None
     detail: Any = None
 
 
-def refusal(status: int, data: bytes) -> bytes:
-    """OpenAI's error object as it came; anything else becomes one."""
+def openai_error(status: int, data: bytes) -> bytes:
+    """An engine's error body: unchanged if it is OpenAI's error object, else converted to one."""
     try:
-        msgspec.json.decode(data, type=_Told)
-    except sse.NONSENSE:
-        return ApiError(status, _message(data)[:_LONGEST] or f"the engine answered {status}", "engine_refused").json()
+        msgspec.json.decode(data, type=_OpenAiError)
+    except DECODE_ERRORS:
+        message = _message(data)[:_MAX_QUOTED_CHARS] or f"the engine answered {status}"
+        return ApiError(status, message, "engine_refused").json()
     return data
 
 
 def _message(data: bytes) -> str:
+    text = data.decode(errors="replace")
     try:
-        told = msgspec.json.decode(data, type=_Otherwise)
-    except sse.NONSENSE:
-        return data.decode(errors="replace")
-    return next((word for word in (told.message, told.detail) if isinstance(word, str)), data.decode(errors="replace"))
+        error = msgspec.json.decode(data, type=_OtherError)
+    except DECODE_ERRORS:
+        return text
+    return next((value for value in (error.message, error.detail) if isinstance(value, str)), text)
 
 
-def for_client(name: str, trouble: EngineError | None) -> ApiError:
-    """What a client is told of the trouble that a replica of this name had."""
-    if isinstance(trouble, RefusedError) and trouble.status in (429, 503):
-        return ApiError(trouble.status, f"{name} {trouble}", "engine_overloaded", retry_after_s=1)
-    return ApiError(502, f"{name} {trouble}", "engine_error")
-
-
-def reported(error: object) -> str:
-    """An error that came as an answer."""
-    return f"reported an error: {msgspec.json.encode(error)[:300].decode(errors='replace')}"
+def client_error(name: str, error: EngineError | None) -> ApiError:
+    """The error for a client whose request failed at the replica `name`."""
+    if isinstance(error, RefusedError) and error.status in (429, 503):
+        return ApiError(error.status, f"{name} {error}", "engine_overloaded", retry_after_s=1)
+    return ApiError(502, f"{name} {error}", "engine_error")

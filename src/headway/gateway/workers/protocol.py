@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from headway.core.record import Outcome
 from headway.core.request import Phase
-from headway.gateway.scheduling.features import Features
+from headway.gateway.relay.request import Features
 from headway.gateway.settings import Api, Judge, Settings
 from headway.gateway.telemetry.metrics import HistogramCounts
 
@@ -197,7 +197,7 @@ class Stop(Struct, array_like=True, tag=3, gc=False):
     why: str
     target: int
     """Where it moves to; -1: nowhere yet."""
-    is_half: bool = False
+    is_single_phase: bool = False
     """Only who computes its prompt at the same time does not answer any more."""
 
 

@@ -17,15 +17,14 @@ from headway.control.live import NEVER, WAITING, Live
 from headway.core.record import Outcome
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
-from headway.gateway.fleet.replica import Engine
 from headway.gateway.relay.request import ClientRequest
-from headway.gateway.scheduling.features import features
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer, Confidence
 from headway.gateway.scheduling.sglang_disaggregation import PrefillLeg
 from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.metrics import RequestMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
+from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Heard, Link, Released, RequestState
 
@@ -75,7 +74,7 @@ class PendingRequest(InFlightRequest):
             live.answer_s, live.reasoning_end_s,
         )  # fmt: skip
 
-    def stands(self, standing: RequestState, replica: Engine | None) -> None:
+    def stands(self, standing: RequestState, replica: EngineEndpoint | None) -> None:
         """It is so, as control has it; None: it waits."""
         live = self.live
         if standing.stage_index != live.stage_index:
@@ -123,7 +122,7 @@ class RemoteScheduler:
         """The scheduler is gone; or it hangs."""
         self.errands: dict[int, PendingRequest] = {}
         """Requests that the scheduler knows, or is about to."""
-        self._replicas: dict[int, Engine] = {}
+        self._replicas: dict[int, EngineEndpoint] = {}
         self._numbers = count()
         self._telemetry = RequestMetrics()
         self._news: list[PendingRequest] = []
@@ -144,7 +143,7 @@ class RemoteScheduler:
         live = Live(number, now, 0, ask.max_tokens or 1, ask.model, ask.tier, stage_index=_NOWHERE)
         errand = self.errands[number] = PendingRequest(live, request_id, self)
         can_move = ask.stream and ask.can_go_on
-        self.link.say(protocol.Arrived(number, request_id, owner, can_move, features(ask, now)))
+        self.link.say(protocol.Arrived(number, request_id, owner, can_move, ask.features(now)))
         try:
             await self._verdict(errand)
         except ApiError:
@@ -333,7 +332,7 @@ class RemoteScheduler:
 
     def _stop(self, stop: protocol.Stop) -> None:
         errand = self.errands.get(stop.number)
-        if errand is not None and stop.is_half:
+        if errand is not None and stop.is_single_phase:
             errand.stop_half(stop.why)
         elif errand is not None and errand.is_streaming:
             errand.moving_to = self._replicas[stop.target] if stop.target >= 0 else None
@@ -343,10 +342,10 @@ class RemoteScheduler:
         replica = self._replicas.get(known.id)
         if replica is None:
             adapter = ADAPTERS[known.api]
-            replica = Engine(known.id, known.pool, known.model, known.url, adapter, known.max_context_tokens)
+            replica = EngineEndpoint(known.id, known.pool, known.model, known.url, adapter, known.max_context_tokens)
             replica.kv_folder = None if known.kv_folder is None else Path(known.kv_folder)
             self._replicas[known.id] = replica
-        replica.served, replica.max_context_tokens = known.served, known.max_context_tokens
+        replica.reported_model, replica.max_context_tokens = known.served, known.max_context_tokens
         replica.bootstrap_port = known.bootstrap_port
 
     def _gone(self, gone: protocol.Gone) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from headway.gateway.fleet.replica import Engine
-from headway.gateway.upstream.client import BrokenOffError, EngineError, UnreachableError
-from headway.gateway.upstream.errors import RefusedError
+from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Link
 
@@ -21,14 +20,14 @@ class RemoteHealth:
         self._well: dict[int, float] = {}
         """When a replica was last said to be well."""
 
-    def failed(self, replica: Engine, error: EngineError) -> None:
+    def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
         """A request failed there."""
         self._well.pop(replica.id, None)
         status = error.status if isinstance(error, RefusedError) else 0
         unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
         self._link.say(protocol.Trouble(replica.id, str(error), status, unreachable, broken_off))
 
-    def succeeded(self, replica: Engine) -> None:
+    def succeeded(self, replica: EngineEndpoint) -> None:
         """A request was answered. Told once for many, unless one fails in between."""
         now = monotonic()
         if now - self._well.get(replica.id, 0.0) < _PERIOD_S:

@@ -13,13 +13,13 @@ from typing import Any
 from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
-from headway.gateway.errors import ApiError, reported
-from headway.gateway.fleet.replica import Engine, LiveReplica
+from headway.gateway.errors import ApiError, logged
+from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest
-from headway.gateway.upstream.client import BrokenOffError, EngineError, UnreachableError
-from headway.gateway.upstream.errors import RefusedError
+from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Assigned, Heard, Link, Over, Refused, Released, RequestState, Stop
 
@@ -57,7 +57,7 @@ class RemoteRequest(InFlightRequest):
     def stop_half(self, why: str) -> None:
         """Have the worker do so."""
         if self.is_open:
-            self._desk.link.say(Stop(self.number, why, -1, is_half=True))
+            self._desk.link.say(Stop(self.number, why, -1, is_single_phase=True))
 
     def wake(self) -> None:
         """Control has placed it, or has ended it."""
@@ -104,9 +104,9 @@ class WorkerSession:
         retry_after_s = self._gateway.scaling.expected_s(ticket.live.model) if is_rejected else 1
         self.link.say(Over(ticket.number, ticket.outcome, retry_after_s))
 
-    def know(self, replica: Engine) -> None:
+    def know(self, replica: EngineEndpoint) -> None:
         """The worker is told what is new of a replica."""
-        state = replica.served, replica.max_context_tokens, replica.bootstrap_port
+        state = replica.reported_model, replica.max_context_tokens, replica.bootstrap_port
         if self._known.get(replica.id) != state:
             self._known[replica.id] = state
             self.link.say(protocol.ReplicaInfo(
@@ -135,7 +135,7 @@ class WorkerSession:
 
     def _hear(self, messages: list[protocol.FromWorker]) -> None:
         for message in messages:
-            with reported(f"a worker's {type(message).__name__} could not be dealt with"):
+            with logged(f"a worker's {type(message).__name__} could not be dealt with"):
                 _HEARD[type(message)](self, message)
 
     def _arrived(self, arrived: protocol.Arrived) -> None:
@@ -276,7 +276,7 @@ class WorkerSession:
         for ticket in tickets:
             ticket.is_open = ticket.is_known = False
             has_ended = ticket.outcome is not None
-            with reported("a request whose worker is gone could not be given up"):
+            with logged("a request whose worker is gone could not be given up"):
                 self._end(ticket)
                 if has_ended:
                     self._let_go(ticket, protocol.CLOSED)

@@ -27,9 +27,9 @@ from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import web_server
 from headway.gateway.server.app import Completions
 from headway.gateway.server.auth import Caller, Keys
-from headway.gateway.upstream.proxy import Proxy
 from headway.gateway.workers.heartbeat import Heartbeat
 from headway.gateway.workers.protocol import Leaving, Welcome, read_welcome
+from headway.gateway.workers.proxy import Proxy
 from headway.gateway.workers.remote import RemoteScheduler
 from headway.gateway.workers.remote_health import RemoteHealth
 

@@ -1,0 +1,147 @@
+"""One engine: its address, the API that it speaks, and what it reports about itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from headway.gateway.errors import DECODE_ERRORS
+from headway.gateway.upstream.client import Client
+from headway.gateway.upstream.dialects import Adapter, Load, parse_load
+from headway.gateway.upstream.errors import EngineError, RefusedError
+
+_DEFAULT_BOOTSTRAP_PORT = 8998
+_TEMPLATE_TIMEOUT_S = 5.0
+
+
+class _Models(msgspec.Struct):
+    data: list[_ListedModel]
+
+
+class _ListedModel(msgspec.Struct):
+    id: str
+    max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class _LlamaProps(msgspec.Struct):
+    total_slots: int
+
+
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+
+class _SglangInfo(msgspec.Struct):
+    disaggregation_mode: str = ""
+    disaggregation_bootstrap_port: int | None = None
+
+
+class EngineEndpoint:
+    """One engine's address and client."""
+
+    is_single_phase = False
+    """The engine was started for prefill or for decode only (SGLang)."""
+
+    def __init__(
+        self, id: int, pool: str, model: str, url: str, adapter: Adapter, max_context_tokens: int,
+        client: Client | None = None,
+    ) -> None:  # fmt: skip
+        self.id, self.pool, self.model = id, pool, model
+        self.url, self.adapter = url, adapter
+        self.client = client or Client(url)
+        self.max_context_tokens = max_context_tokens
+        self.num_arriving = 0
+        self.reported_model: str | None = None
+        """The engine's own name for the model."""
+        self.kv_folder: Path | None = None
+        """The shared folder for saved KV caches (llama.cpp)."""
+        self.bootstrap_port = 0
+        """The port for KV transfers of a prefill engine (SGLang)."""
+
+    @property
+    def name(self) -> str:
+        """The name in logs and headers."""
+        return f"{self.pool}/{self.id}"
+
+    async def check_health(self, timeout_s: float) -> None:
+        """EngineError if the health check fails."""
+        status, data = await self.client.fetch(self.adapter.health, timeout_s)
+        if status != 200:
+            raise RefusedError(status, data)
+
+    async def read_details(self, timeout_s: float) -> None:
+        """Read the model's name and the longest request. EngineError if there is no answer in time."""
+        status, data = await self.client.fetch("/v1/models", timeout_s)
+        if status != 200:
+            return
+        try:
+            models = msgspec.json.decode(data, type=_Models).data
+        except DECODE_ERRORS:
+            return
+        if not models:
+            return
+        listed = next((model for model in models if model.id == self.model), models[0])
+        self.reported_model = listed.id
+        if listed.max_model_len is not None:
+            self.max_context_tokens = min(listed.max_model_len, self.max_context_tokens)
+
+    async def read_load(self, timeout_s: float) -> Load | None:
+        """The load by the engine's metrics; None if it has none. EngineError if there is no answer in time."""
+        if self.adapter.metrics is None:
+            return None
+        status, data = await self.client.fetch(self.adapter.metrics, timeout_s)
+        return parse_load(self.adapter, data.decode(errors="replace")) if status == 200 else None
+
+    async def run_canary(self, timeout_s: float) -> None:
+        """Complete one token. EngineError if the engine does not.
+
+        A single-phase engine completes it without an engine for the other phase.
+        """
+        if self.is_single_phase:
+            status, data = await self.client.fetch("/health_generate", timeout_s)
+            is_refused = status != 200
+        else:
+            body = {"model": self.reported_model or self.model, "prompt": "a", "max_tokens": 1}
+            status, data = await self.client.fetch("/v1/completions", timeout_s, msgspec.json.encode(body))
+            is_refused = status >= 500
+        if is_refused:
+            raise RefusedError(status, data)
+
+    async def render_chat(self, body: dict[str, Any]) -> str | None:
+        """The prompt for a chat; None: the engine does not render chats. EngineError if there is no answer in time."""
+        if self.adapter.template is None:
+            return None
+        status, data = await self.client.fetch(self.adapter.template, _TEMPLATE_TIMEOUT_S, msgspec.json.encode(body))
+        if status != 200:
+            return None
+        try:
+            return msgspec.json.decode(data, type=_Prompt).prompt
+        except msgspec.MsgspecError:
+            raise EngineError("rendered no prompt of a chat") from None
+
+    async def read_num_slots(self, timeout_s: float) -> int:
+        """The number of llama.cpp's slots. EngineError if the server does not report it."""
+        status, data = await self.client.fetch("/props", timeout_s)
+        try:
+            num_slots = msgspec.json.decode(data, type=_LlamaProps).total_slots if status == 200 else 0
+        except msgspec.MsgspecError:
+            num_slots = 0
+        if num_slots < 1:
+            raise EngineError("reports no slots: is it a llama.cpp server?")
+        return num_slots
+
+    async def read_bootstrap_port(self, role: str, timeout_s: float) -> None:
+        """Read an SGLang engine's port for KV transfers. EngineError if it was not started for `role`."""
+        status, data = await self.client.fetch("/get_server_info", timeout_s)
+        if status != 200:
+            return
+        try:
+            info = msgspec.json.decode(data, type=_SglangInfo)
+        except DECODE_ERRORS:
+            return
+        if info.disaggregation_mode and info.disaggregation_mode != role:
+            mode = {"null": "both phases"}.get(info.disaggregation_mode, info.disaggregation_mode)
+            raise EngineError(f"was started for {mode} (--disaggregation-mode), expected {role}")
+        self.bootstrap_port = info.disaggregation_bootstrap_port or _DEFAULT_BOOTSTRAP_PORT

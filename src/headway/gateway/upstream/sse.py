@@ -1,0 +1,151 @@
+"""The format of engines' answers: server-sent events, and the fields of a completion that Headway reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from headway.gateway.errors import DECODE_ERRORS
+from headway.gateway.upstream.errors import EngineError
+
+DONE = b"data: [DONE]\n\n"
+ABORTED = "abort"
+"""The finish reason of an answer that the engine gave up."""
+_MAX_EVENT_BYTES = 4 << 20
+
+
+class EventSplitter:
+    """Splits a byte stream into events, in amortised O(1) per byte however the stream is cut."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def split(self, data: bytes) -> list[bytes]:
+        """The events that `data` completes, each with its blank line. EngineError for one that does not end."""
+        if not self._rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:  # one, as most are
+            return [data]
+        if self._rest:
+            data = self._rest + data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        *events, self._rest = data.split(b"\n\n")
+        if len(self._rest) > _MAX_EVENT_BYTES:
+            raise EngineError("streamed an event without end")
+        return [event + b"\n\n" for event in events if event]
+
+
+class Delta(Struct):
+    """New text of a chat's message, or a whole message."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Any = None
+
+
+class Choice(Struct):
+    """One of the answers to a request."""
+
+    index: int = 0
+    delta: Delta | None = None
+    message: Delta | None = None
+    """Set in answers that are not streamed."""
+    text: str | None = None
+    logprobs: Any = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+Count = Annotated[int, Meta(ge=0, le=1 << 30)]
+
+
+class Usage(Struct):
+    """Token counts by the engine."""
+
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+
+
+class Timings(Struct):
+    """llama.cpp's token counts so far: prompt tokens computed, prompt tokens found in its cache, tokens generated."""
+
+    prompt_n: int = 0
+    cache_n: int = 0
+    predicted_n: int = 0
+
+
+class Chunk(Struct):
+    """One event of a completion stream, or an answer that is not streamed."""
+
+    id: str | None = None
+    created: int | None = None
+    model: str | None = None
+    choices: list[Choice] = field(default_factory=list)
+    usage: Usage | None = None
+    timings: Timings | None = None
+    prompt_token_ids: list[int] | None = None
+    error: Any = None
+
+    def check(self) -> None:
+        """Raise EngineError if the engine reported an error or gave the answer up."""
+        if self.error is not None:
+            raise reported(self.error)
+        self.check_finish()
+
+    def check_finish(self) -> None:
+        """Raise EngineError if the engine gave the answer up."""
+        if any(choice.finish_reason == ABORTED for choice in self.choices):
+            raise EngineError("gave the request up")
+
+
+def reported(error: object) -> EngineError:
+    """The exception for an error object in an answer with status 200."""
+    return EngineError(f"reported an error: {msgspec.json.encode(error)[:300].decode(errors='replace')}")
+
+
+_decode = msgspec.json.Decoder(Chunk).decode
+
+
+def payload(event: bytes) -> bytes | None:
+    """The data of an event; None for comments and events without data."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
+        return event[6:-2]
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+def decode_chunk(data: bytes) -> Chunk:
+    """EngineError if `data` is not a completion chunk."""
+    try:
+        if not data.isascii():  # fields that are not read are not decoded, and clients would fail on them
+            data.decode()
+        return _decode(data)
+    except DECODE_ERRORS as error:
+        raise EngineError(f"streamed what is no completion chunk ({error})") from None
+
+
+def decode_object(data: bytes) -> dict[str, Any]:
+    """A JSON object with all its fields. EngineError if `data` is not one."""
+    try:
+        value = msgspec.json.decode(data)
+    except DECODE_ERRORS as error:
+        raise EngineError(f"answered with what is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise EngineError("answered with JSON that is no object")
+    return value
+
+
+def encode_event(value: object) -> bytes:
+    """An event with a value as its data."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def remove_fields(names: Iterable[str], chunk: dict[str, Any]) -> None:
+    """Remove fields that the client did not ask for, from the chunk and from its choices."""
+    for each in (chunk, *chunk.get("choices", ())):
+        for name in names:
+            each.pop(name, None)
