@@ -1,0 +1,555 @@
+"""The fixed cases: input files, and the commands that are run on them.
+
+Cases are small, so that all of them take less than a minute. Each covers several features; its comment-free name says
+which. Planner cases are small enough that the solver proves the optimum: a time limit would make them vary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+JSON = "--json --no-progress"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case."""
+
+    name: str
+    commands: tuple[str, ...]
+    """Arguments of `headway`, separated by spaces. They run in the folder with the files."""
+    files: dict[str, Any] = field(default_factory=dict)
+    """Input files: a text, or a document that is written as YAML."""
+    codes: dict[int, int] = field(default_factory=dict)
+    """Exit codes other than 0: index of the command -> code."""
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(name: str, *commands: str, files: dict[str, Any] | None = None, codes: dict[int, int] | None = None) -> None:
+    """Adds a case."""
+    assert name not in CASES
+    CASES[name] = Case(name, commands, files or {}, codes or {})
+
+
+def simulated(name: str, document: dict[str, Any], *options: str) -> None:
+    """Adds a case of one scenario: simulated with records and decisions, once for each of the options."""
+    commands = [
+        f"simulate scenario.yaml --out out{i} --decisions decisions{i}.jsonl {JSON} {option}".strip()
+        for i, option in enumerate(options or [""])
+    ]
+    case(name, *commands, files={"scenario.yaml": {"name": name, **document}})
+
+
+def compared(name: str, document: dict[str, Any], option: str = "") -> None:
+    """Adds a case of one scenario whose variants are compared."""
+    command = f"compare scenario.yaml --out out {JSON} {option}".strip()
+    case(name, command, files={"scenario.yaml": {"name": name, **document}})
+
+
+def lognormal(mean: float, cv: float = 1.0, most: int = 4000) -> dict[str, Any]:
+    """A distribution of lengths."""
+    return {"kind": "lognormal", "mean": mean, "cv": cv, "min": 2, "max": most}
+
+
+def pool(**changes: Any) -> dict[str, Any]:
+    """A pool of replicas of a small model."""
+    return {"model": "llama-3.1-8b", "gpu": "l40s", "engine": "vllm-v1", **changes}
+
+
+TIERS = [
+    {"tier": 0, "share": 0.3, "ttft_s": 1.0, "tpot_s": 0.05, "deadline_after_s": 8},
+    {"tier": 1, "share": 0.4, "ttft_s": 5.0, "tpot_s": 0.1, "e2e_s": 60},
+    {"tier": 2, "share": 0.3, "deadline_after_s": 200},
+]
+REASONING = {
+    "num_requests": 90,
+    "arrivals": {"kind": "gamma", "rate": 6, "cv": 1.5},
+    "prompt_tokens": lognormal(200),
+    "reasoning_tokens": lognormal(500, most=2000),
+    "output_tokens": lognormal(200),
+    "correlation": 0.4,
+    "tiers": TIERS,
+}
+CHAT = {
+    "num_requests": 150,
+    "arrivals": 12,
+    "prompt_tokens": lognormal(600),
+    "output_tokens": lognormal(150),
+    "tiers": TIERS,
+}
+SIMULATED = {"name": "simulated", "max_num_seqs": 32}
+TIGHT = {"kv_capacity_tokens": 9000, "engine": SIMULATED}
+SWAP = {**SIMULATED, "preemption": "swap", "host_memory_bytes": 2e9}
+
+# The scenarios that come with Headway.
+
+case(
+    "preset-chat",
+    "compare --builtin chat --num-requests 200 --warmup-s 1 --routing round-robin,jsq-tokens,least-kv "
+    f"--ordering fcfs,priority --out out {JSON}",
+    "simulate --builtin chat --num-requests 200 --warmup-s 1 --routing power-of-two --ordering fcfs --no-progress "
+    "--trace-out trace.json",
+    "compare --builtin chat --num-requests 100 --warmup-s 0 --no-progress",
+)
+case("preset-pascal", f"compare --builtin pascal --num-requests 120 --out out {JSON}")
+case("preset-ktier", f"compare --builtin ktier --num-requests 500 --out out {JSON}")
+case("preset-cauchy", f"compare --builtin cauchy --num-requests 150 --out out {JSON}")
+case(
+    "preset-cascadia",
+    f"simulate --builtin cascadia --num-requests 150 --out out --decisions decisions.jsonl {JSON}",
+)
+for variant in ("headway", "least loaded", "without a forecast", "by load and queue"):
+    case(
+        f"preset-headway-{variant.replace(' ', '-')}",
+        f"simulate --builtin headway --num-requests 600 --variant '{variant}' --out out --decisions decisions.jsonl {JSON}",
+    )
+for variant in ("reactive", "LT-UA"):
+    case(
+        f"preset-sageserve-{variant.lower()}",
+        f"simulate --builtin sageserve --num-requests 3000 --until-s 4000 --warmup-s 100 --variant {variant} --out out {JSON}",
+    )
+
+# Policies.
+
+simulated(
+    "engine-batching",
+    {
+        "workload": CHAT,
+        "fleet": [
+            pool(name="chunked", engine={"name": "vllm-v1", "max_num_batched_tokens": 512, "schedule_lag": 1}),
+            pool(name="whole", engine={"name": "simulated", "batching": "whole-prompt", "max_num_seqs": 8}),
+            pool(name="first", engine={"name": "vllm-v0", "max_num_seqs": 16}, gpu="a100-80gb"),
+            pool(name="request", engine={"name": "fastertransformer", "max_num_seqs": 8}, gpu="h100-80gb-sxm"),
+            pool(name="sglang", engine="sglang", gpu="h20-96gb"),
+        ],
+        "policies": {"routing": "round-robin"},
+    },
+    "--step stretch",
+    "--step exact",
+)
+ROUTERS = [
+    "headway", "round-robin", "random", "least-loaded", "jsq-tokens", "jsq-tokens-oracle", "power-of-two", "least-kv",
+    "least-footprint", "freest", "infaas", "prefix-affinity", "session-affinity", "pascal", "cauchy", "sageserve",
+]  # fmt: skip
+ORDERINGS = [
+    "fcfs", {"name": "round-robin", "quantum_tokens": 100}, {"name": "fewest-quanta", "quantum_tokens": 100},
+    "priority", {"name": "edf", "preemptive": True}, "priority-first", "deadline-priority", "shortest-remaining",
+    "shortest-to-answer", {"name": "pascal", "quantum_tokens": 100, "demotion_tokens": 900},
+    {"name": "tier-promotion", "quota_s": [5, 3, 2]},
+    {"name": "tiers-and-phases", "num_tiers": 3, "quantum_tokens": 100, "by_quanta": True},
+]  # fmt: skip
+
+
+def variants(kind: str, choices: list[Any], **other: Any) -> list[dict[str, Any]]:
+    """A variant for each choice of a kind of policy."""
+    return [{"name": f"{kind}-{i}", kind: each, **other} for i, each in enumerate(choices)]
+
+
+compared(
+    "routing-every",
+    {
+        "workload": {
+            "builtin": "chat-sessions",
+            "num_requests": 120,
+            "arrivals": 6,
+            "sessions": {"turns": {"kind": "geometric", "mean": 3}, "think_s": 2},
+            "tiers": TIERS,
+        },
+        "fleet": [pool(name="slow", replicas=3, kv_capacity_tokens=30_000), pool(name="fast", gpu="h100-80gb-sxm")],
+        "policies": {"routing": ROUTERS},
+    },
+)
+simulated(
+    "routing-stale-metrics",
+    {
+        "workload": CHAT,
+        "fleet": [pool(replicas=4, engine={"name": "vllm-v1", "max_num_waiting": 8}, kv_capacity_tokens=12_000)],
+        "observe": {"period_s": 1.0, "delay_s": 0.3, "loss": 0.2},
+        "policies": {"routing": {"name": "infaas", "overload_share": 0.02}},
+    },
+    "",
+    "--routing least-kv",
+    "--routing power-of-two --seed 3",
+)
+compared(
+    "ordering-every-recompute",
+    {
+        "workload": REASONING,
+        "fleet": [pool(replicas=2, **TIGHT)],
+        "policies": {"ordering": ORDERINGS},
+        "pacer": {"ttfat_s": 0.5, "tpot_s": 0.05},
+    },
+)
+compared(
+    "ordering-every-gateway",
+    {
+        "workload": REASONING,
+        "fleet": [pool(replicas=2, **TIGHT)],
+        "policies": {"ordering": ORDERINGS, "ordering_at": "both", "window": 10},
+    },
+)
+simulated(
+    "ordering-gateway-only",
+    {
+        "workload": {**REASONING, "timeout_s": 25},
+        "fleet": [pool(replicas=2, **TIGHT)],
+        "policies": {"ordering": "edf", "ordering_at": "gateway", "routing": "least-kv"},
+    },
+)
+compared(
+    "preemption-swap",
+    {
+        "workload": {**REASONING, "num_requests": 60},
+        "fleet": [pool(replicas=2, kv_capacity_tokens=7000, engine=SWAP)],
+        "policies": {"ordering": ORDERINGS},
+    },
+)
+simulated(
+    "preemption-exact",
+    {
+        "workload": {**REASONING, "num_requests": 40},
+        "fleet": [
+            pool(kv_capacity_tokens=6000, engine={**SWAP, "host_memory_bytes": 3e8}),
+            pool(kv_capacity_tokens=6000, engine=SIMULATED),
+        ],
+        "policies": {"ordering": {"name": "priority", "preemptive": True}},
+    },
+    "--step stretch",
+    "--step exact",
+)
+simulated(
+    "parallel-shapes-and-models",
+    {
+        "workload": {**CHAT, "arrivals": 6, "models": {"deepseek-v3": 1, "llama-3.1-70b": 2, "qwen3-30b-a3b": 1}},
+        "fleet": [
+            {"model": "deepseek-v3", "gpu": "h200-141gb-sxm", "tp": 1, "ep": True, "dp": 8, "engine": "sglang"},
+            {"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 2, "pp": 2, "engine": "vllm-v0", "replicas": 2},
+            {"model": "qwen3-30b-a3b", "gpu": "h100-80gb-sxm", "tp": 2, "usd_per_gpu_hour": 1.5, "engine": "orca"},
+        ],
+        "slo": {"ttft_s": 2, "tpot_s": 0.05, "e2e_s": 30},
+    },
+)
+simulated(
+    "prefix-cache-and-offload",
+    {
+        "workload": {
+            "num_requests": 150,
+            "arrivals": 2,
+            "prompt_tokens": lognormal(300),
+            "output_tokens": lognormal(100),
+            "prefixes": {"num_groups": 6, "prefix_tokens": {"kind": "uniform", "min": 200, "max": 3000}, "share": 0.8,
+                         "skew": 1.0},
+            "sessions": {"turns": {"kind": "geometric", "mean": 4}, "think_s": 5, "think_cv": 0.5},
+        },
+        "fleet": [
+            pool(replicas=2, kv_capacity_tokens=15_000,
+                 engine={"name": "vllm-v1", "prefix_caching": True, "kv_offload_bytes": 4e9}),
+            pool(gpu="a100-80gb", kv_capacity_tokens=12_000, engine={"name": "sglang", "prefix_caching": True}),
+        ],
+        "policies": {"routing": {"name": "prefix-affinity", "num_segments": 1}},
+    },
+    "",
+    "--routing session-affinity --step exact",
+)  # fmt: skip
+simulated(
+    "closed-loop",
+    {
+        "workload": {**CHAT, "concurrency": 24, "think_s": 0.7, "timeout_s": 20},
+        "fleet": [pool(replicas=2, **TIGHT)],
+        "policies": {"routing": "jsq-tokens"},
+        "simulation": {"warmup_s": 5, "until_s": 60},
+    },
+    "",
+    "--concurrency 8 --step exact",
+)
+simulated(
+    "timeouts-and-rejections",
+    {
+        "workload": {
+            **CHAT,
+            "arrivals": {
+                "kind": "bursts",
+                "rate": 5,
+                "bursts": [{"from_s": 3, "to_s": 5, "factor": 12}],
+                "repeat_s": 8,
+            },
+            "timeout_s": 12,
+            "tiers": [{"tier": 0, "timeout_s": 1.5}, {"tier": 1, "share": 2, "ttft_s": 3}],
+        },
+        "fleet": [pool(replicas=2, kv_capacity_tokens=6000, engine={**SIMULATED, "max_num_waiting": 6})],
+        "policies": {"ordering": "priority", "routing": "round-robin"},
+    },
+    "",
+    "--ordering-at gateway --window 6",
+)
+simulated(
+    "faults-crash",
+    {
+        "workload": CHAT,
+        "fleet": [pool(replicas=3)],
+        "faults": [
+            {"at_s": 3, "replica": 0, "down_s": 4},
+            {"at_s": 5, "replica": 1},
+            {"at_s": 5.5, "replica": 2, "down_s": 1},
+        ],
+        "policies": {"routing": "random"},
+    },
+    "",
+    "--step exact",
+)
+
+# Migration and scaling.
+
+simulated(
+    "migration-llumnix-drains",
+    {
+        "workload": {**CHAT, "num_requests": 250, "output_tokens": lognormal(300)},
+        "fleet": [pool(name="main", replicas=3, max_replicas=6, start_s=4, kv_capacity_tokens=25_000)],
+        "policies": {
+            "routing": {"name": "freest", "num_tiers": 3, "decay": "auto", "adaptive": True},
+            "ordering": {"name": "priority", "preemptive": False},
+            "migration": {"name": "llumnix", "num_tiers": 3},
+            "scaling": {"name": "timetable", "counts": {"main": [3, 5, 2, 4, 1]}, "step_s": 6, "ahead_s": 2,
+                        "interval_s": 1},
+        },
+    },
+    "",
+    "--step exact",
+)  # fmt: skip
+simulated(
+    "migration-pascal-phases",
+    {
+        "workload": REASONING,
+        "fleet": [pool(replicas=3, kv_capacity_tokens=6000, engine=SWAP)],
+        "policies": {
+            "routing": "pascal",
+            "ordering": {"name": "pascal", "quantum_tokens": 100, "by_quanta": True},
+            "migration": {"name": "pascal", "host_counts": True, "quantum_tokens": 100},
+        },
+    },
+    "",
+    "--step exact",
+)
+simulated(
+    "migration-headway-scaling-freeness",
+    {
+        "workload": {**REASONING, "num_requests": 140},
+        "fleet": [pool(replicas=2, max_replicas=5, start_s=3, **TIGHT)],
+        "faults": [{"at_s": 12, "replica": 0, "down_s": 3}],
+        "policies": {
+            "routing": "headway",
+            "ordering": "tiers-and-phases",
+            "migration": "headway",
+            "scaling": {"name": "freeness", "normalised": True, "cooldown_s": 3},
+        },
+    },
+)
+SCALED = {
+    "workload": {
+        **CHAT,
+        "num_requests": 500,
+        "arrivals": {"kind": "curve", "step_s": 10, "rates": [4, 20, 30, 3, 3]},
+        "slo": {"ttft_s": 2},
+        "tiers": None,
+    },
+    "fleet": [
+        pool(name="cheap", replicas=1, max_replicas=4, start_s=5, kv_capacity_tokens=10_000),
+        pool(name="fast", gpu="a100-80gb", replicas=1, max_replicas=3, start_s=5, kv_capacity_tokens=10_000),
+    ],
+    "gpu_limits": [{"gpu": "l40s", "count": 3}, {"gpu": "a100-80gb", "count": 3}],
+}
+simulated(
+    "scaling-reactive-clairvoyant",
+    {**SCALED, "policies": {"scaling": {"name": "reactive", "cooldown_s": 4, "interval_s": 1}}},
+    "--clairvoyant",
+)
+compared(
+    "scaling-short-term",
+    {
+        **SCALED,
+        "variants": variants(
+            "scaling",
+            [
+                {"name": "target-utilization", "in_flight": 12, "stabilization_s": 10, "interval_s": 2},
+                {"name": "freeness", "out_below": 5, "in_above": 200, "cooldown_s": 3},
+                {"name": "reactive", "pending_guard": False, "cooldown_s": 3},
+                {"name": "timetable", "counts": {"cheap": [1, 3, 1]}, "step_s": 15},
+            ],
+        ),
+    },
+    "--clairvoyant",
+)
+REGIONS = ("us-east", "us-central", "us-west")
+DAY = {
+    "workload": {
+        "builtin": "sageserve-july-2025",
+        "models": {"llama-2-70b": 1},
+        "start_hour": 58,
+        "duration_s": 3000,
+        "scale": 0.06,
+        "surges": [{"from_s": 1200, "to_s": 1500, "factor": 3}],
+    },
+    "fleet": [
+        {"name": region, "model": "llama-2-70b", "gpu": "a100-80gb", "tp": 4, "kv_capacity_tokens": 14_000,
+         "replicas": 3, "min_replicas": 2, "max_replicas": 6, "region": region}
+        for region in REGIONS
+    ],
+    "network": {"inter_region_s": 0.05, "pairs": [["us-east", "us-west", 0.08]], "p90_to_median": 4},
+    "provisioning": {"reclaim_s": 60, "reclaim_max_s": 200, "redeploy_s": 300, "acquire_s": 400, "remote_s": 900},
+    "gpu_limits": [{"region": region, "gpu": "a100-80gb", "count": 20} for region in REGIONS],
+    "simulation": {"until_s": 3000},
+}  # fmt: skip
+REGIONAL = {"routing": "sageserve", "admission": "queue-manager", "ordering": {"name": "priority-first"}}
+
+
+def long_term(name: str, method: str, planner: str, **more: Any) -> dict[str, Any]:
+    """A long-term scaler."""
+    return {
+        "name": name,
+        "plan": {"step_s": 900, "period_s": 900, "tps": {"llama-2-70b": 250.0}},
+        "forecaster": {"name": method, "past_hours": 48},
+        "planner": planner,
+        **more,
+    }
+
+
+compared(
+    "scaling-long-term",
+    {
+        **DAY,
+        "policies": REGIONAL,
+        "variants": variants(
+            "scaling",
+            [
+                long_term("lt-i", "seasonal-naive", "ilp"),
+                long_term("lt-u", "last-value", "greedy"),
+                long_term("lt-ua", "arima:1-0-1-leak", "ilp", last_s=400, burst=1.5),
+                long_term("lt-i", "ets", "greedy"),
+            ],
+        ),
+    },
+)
+simulated(
+    "scaling-profiled-replicas",
+    {
+        **DAY,
+        "workload": {**DAY["workload"], "duration_s": 1200, "scale": 0.03},
+        "policies": {**REGIONAL, "scaling": {"name": "lt-i", "plan": {"step_s": 300, "period_s": 600}}},
+        "simulation": {"until_s": 1200},
+    },
+)
+TWO_MODELS = [
+    {"name": f"{model}-{region}-{kind}", "model": model, "gpu": "a100-80gb", "region": region, "replicas": 2,
+     "max_replicas": 4, "min_replicas": 1, "kv_capacity_tokens": 16_000, "start_s": 30}
+    for model in ("llama-3.1-8b", "llama-3.2-3b")
+    for region in ("us-east", "us-west")
+    for kind in ("interactive", "mixed", "batch")
+]  # fmt: skip
+simulated(
+    "scaling-chiron-spot",
+    {
+        "workload": {
+            "builtin": "sageserve-nov-2024",
+            "models": {"llama-3.1-8b": 1, "llama-3.2-3b": 1},
+            "regions": {"us-east": 1, "us-west": 1},
+            "start_hour": 37,
+            "duration_s": 900,
+            "scale": 0.8,
+        },
+        "fleet": TWO_MODELS,
+        "provisioning": {"reclaim_s": 10, "redeploy_s": 40, "acquire_s": 90},
+        "gpu_limits": [{"region": region, "gpu": "a100-80gb", "count": 18} for region in ("us-east", "us-west")],
+        "network": {"inter_region_s": 0.1},
+        "policies": {
+            "routing": {"name": "sageserve", "interactive_suffix": "-interactive", "batch_suffix": "-batch"},
+            "ordering": {"name": "deadline-priority", "batch_tier": 2},
+            "admission": {"name": "queue-manager", "urgent_after_s": 200, "interactive_suffix": "-interactive"},
+            "scaling": {"name": "chiron", "theta": 0.3, "batch_deadline_s": 300},
+        },
+        "simulation": {"until_s": 1500},
+    },
+)
+
+# Combos of prefill and decode replicas.
+
+HANDOVER = {"mode": "layerwise", "degree": 4, "stream_bytes_per_s": 0.43e9, "stream_overhead_s": 0.0067}
+
+
+def combo(name: str = "pair", num: tuple[int, int] = (1, 1), handover: Any = None, **more: Any) -> dict[str, Any]:
+    """A combo with so many prefill and decode replicas."""
+    side = {"model": "llama-3.1-8b", "engine": "vllm-v1"}
+    return {
+        "name": name,
+        "prefill": {**side, "gpu": "h800-80gb-sxm", "replicas": num[0]},
+        "decode": {**side, "gpu": "h20-96gb", "replicas": num[1]},
+        "handover": handover or HANDOVER,
+        **more,
+    }
+
+
+MIXED = {"name": "mixed", "aggregated": pool(), "goodput_rps": 5}
+simulated(
+    "combos-handover-faults-roles",
+    {
+        "workload": {**CHAT, "num_requests": 250, "arrivals": 25},
+        "combos": [combo(num=(2, 2), goodput_rps=20), MIXED],
+        "faults": [
+            {"at_s": 2, "replica": 0, "streams": 2, "down_s": 0.5},
+            {"at_s": 4, "replica": 1, "streams": 3},
+            {"at_s": 6, "replica": 2, "down_s": 2},
+        ],
+        "roles": [
+            {"at_s": 5, "replica": 1, "role": "decode", "switch_s": 0.5},
+            {"at_s": 8, "replica": 1, "role": "mixed"},
+        ],
+        "policies": {"routing": {"name": "cauchy", "within": "strict"}},
+    },
+    "",
+    "--step exact",
+    "--routing headway",
+)
+HANDOVERS = [
+    {"mode": "bulk"},
+    {"mode": "bulk", "degree": 2, "stream_bytes_per_s": 1e9, "first_token": "decode", "landing": "host"},
+    {"mode": "layerwise", "degree": 8, "stream_bytes_per_s": 0.4e9, "first_token": "sent"},
+]
+simulated(
+    "combos-handover-modes",
+    {
+        "workload": {**CHAT, "arrivals": 20},
+        "combos": [
+            combo(f"pair-{i}", handover=each, replicas=1 + i % 2, goodput_rps=8) for i, each in enumerate(HANDOVERS)
+        ],
+        "policies": {
+            "routing": {
+                "name": "cauchy",
+                "between": "round-robin",
+                "within": "strict",
+                "classes": [{"combos": ["pair-0"], "max_prompt_tokens": 200}],
+            }
+        },
+    },
+    "",
+    "--routing cauchy --seed 2",
+)
+simulated(
+    "combos-scaling",
+    {
+        "workload": {**CHAT, "num_requests": 900, "arrivals": {"kind": "curve", "step_s": 20, "rates": [5, 40, 8]},
+                     "tiers": None},
+        "combos": [
+            combo("pair", goodput_rps=12, max_replicas=3),
+            {**MIXED, "replicas": 1, "min_replicas": 0, "max_replicas": 4},
+        ],
+        "gpu_limits": [{"gpu": "h800-80gb-sxm", "count": 3}, {"gpu": "h20-96gb", "count": 2}],
+        "policies": {
+            "routing": "cauchy",
+            "scaling": {"name": "combos", "local_window_s": 6, "global_window_s": 25, "grace_s": 3, "interval_s": 1},
+        },
+    },
+    "",
+    "--scaling target-utilization",
+)  # fmt: skip
