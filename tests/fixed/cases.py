@@ -1,7 +1,7 @@
 """The fixed cases: input files, and the commands that are run on them.
 
-Cases are small, so that all of them take less than a minute. Each covers several features; its comment-free name says
-which. Planner cases are small enough that the solver proves the optimum: a time limit would make them vary.
+Cases are small, so that all of them take less than a minute. Planner cases are small enough that the solver proves the
+optimum within its time limit: a search that the limit ends may find another answer next time.
 """
 
 from __future__ import annotations
@@ -104,12 +104,14 @@ case(
 for variant in ("headway", "least loaded", "without a forecast", "by load and queue"):
     case(
         f"preset-headway-{variant.replace(' ', '-')}",
-        f"simulate --builtin headway --num-requests 600 --variant '{variant}' --out out --decisions decisions.jsonl {JSON}",
+        f"simulate --builtin headway --num-requests 600 --variant '{variant}' --out out --decisions decisions.jsonl "
+        f"{JSON}",
     )
-for variant in ("reactive", "LT-UA"):
+for variant in ("LT-UA",):
     case(
         f"preset-sageserve-{variant.lower()}",
-        f"simulate --builtin sageserve --num-requests 3000 --until-s 4000 --warmup-s 100 --variant {variant} --out out {JSON}",
+        f"simulate --builtin sageserve --num-requests 3000 --until-s 4000 --warmup-s 100 --variant {variant} "
+        f"--out out {JSON}",
     )
 
 # Policies.
@@ -409,7 +411,7 @@ def long_term(name: str, method: str, planner: str, **more: Any) -> dict[str, An
     """A long-term scaler."""
     return {
         "name": name,
-        "plan": {"step_s": 900, "period_s": 900, "tps": {"llama-2-70b": 250.0}},
+        "plan": {"step_s": 300, "period_s": 900, "tps": {"llama-2-70b": 120.0}},
         "forecaster": {"name": method, "past_hours": 48},
         "planner": planner,
         **more,
@@ -553,3 +555,460 @@ simulated(
     "",
     "--scaling target-utilization",
 )  # fmt: skip
+
+# Cascades.
+
+SMALL, LARGE = "deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b"
+H100 = {"gpu": "h100-80gb-sxm", "engine": "sglang"}
+CASCADE = {
+    "workload": {
+        "quality": {"trace": 1, "models": [SMALL, LARGE], "num_requests": 200, "reasoning_share": 0.5},
+        "arrivals": 6,
+        "num_requests": 200,
+        "tiers": [{"tier": 0, "e2e_s": 12}, {"tier": 1, "deadline_after_s": 60}],
+    },
+    "fleet": [
+        {"name": "small", "model": SMALL, **H100},
+        {"name": "large", "model": LARGE, "tp": 2, "replicas": 2, **H100},
+    ],
+    "cascade": {"models": [SMALL, LARGE], "judge_s": 0.3, "judge_usd": 0.001, "judge_bias": -2, "judge_noise": 5},
+}
+CASCADES = [
+    {"name": "thresholds", "thresholds": [70]},
+    {"name": "load-based", "threshold": 80, "lowest": 30, "calm": 0.02, "full": 0.1},
+    {"name": "pre-routed", "threshold": 75, "noise": 10},
+    {"name": "deadline-aware", "thresholds": 85},
+]
+case(
+    "cascade-every-policy",
+    *(
+        f"simulate {each['name']}.yaml --out {each['name']} --decisions {each['name']}.jsonl {JSON}"
+        for each in CASCADES
+    ),
+    files={f"{each['name']}.yaml": {**CASCADE, "cascade": {**CASCADE["cascade"], "policy": each}} for each in CASCADES},
+)
+simulated(
+    "cascade-replan",
+    {
+        "workload": {
+            "quality": {"trace": 3, "models": [SMALL, LARGE], "num_requests": 150},
+            "arrivals": {"kind": "curve", "step_s": 90, "rates": [2, 6]},
+            "duration_s": 180,
+        },
+        "fleet": [
+            {"name": "small", "model": SMALL, "replicas": 2, **H100},
+            {"name": "large", "model": LARGE, "tp": 2, "replicas": 2, **H100},
+        ],
+        "cascade": {
+            "models": [SMALL, LARGE],
+            "policy": {"name": "thresholds", "thresholds": 60},
+            "replan": {"quality": 75, "every_s": 30, "audit_share": 0.3, "least_audited": 15, "sample": 20,
+                       "num_gpus": 6, "planning_s": 5},
+        },
+    },
+)  # fmt: skip
+SMALL_SIDE = {"model": SMALL, "engine": "vllm-v1"}
+simulated(
+    "cascade-on-combos",
+    {
+        **CASCADE,
+        "combos": [
+            {
+                "name": "small",
+                "prefill": {**SMALL_SIDE, "gpu": "l40s"},
+                "decode": {**SMALL_SIDE, "gpu": "a100-80gb"},
+                "handover": HANDOVER,
+                "replicas": 2,
+            }
+        ],
+        "fleet": CASCADE["fleet"][1:],
+        "policies": {"routing": "headway"},
+    },
+)
+EVERYTHING = {
+    "workload": {
+        "quality": {"trace": 1, "models": [SMALL, LARGE], "reasoning_share": 0.6, "num_requests": 200},
+        "arrivals": {"kind": "curve", "step_s": 25, "rates": [2, 6, 14, 6, 2, 1]},
+        "duration_s": 150,
+        "regions": {"us-east": 2, "eu-west": 1},
+        "tiers": [{"tier": 0, "share": 2, "e2e_s": 45}, {"tier": 1, "share": 5, "e2e_s": 90}, {"tier": 2, "share": 3}],
+    },
+    "combos": [
+        {
+            "name": "us-small",
+            "prefill": {**SMALL_SIDE, "gpu": "l40s", "region": "us-east", "kv_capacity_tokens": 20_000},
+            "decode": {**SMALL_SIDE, "gpu": "a100-80gb", "region": "us-east", "kv_capacity_tokens": 20_000},
+            "max_replicas": 4,
+            "handover": HANDOVER,
+        },
+        {
+            "name": "eu-small",
+            "aggregated": {**SMALL_SIDE, "gpu": "l40s", "region": "eu-west", "kv_capacity_tokens": 20_000},
+            "max_replicas": 4,
+        },
+    ],
+    "fleet": [
+        {"name": f"{region}-large", "model": LARGE, "gpu": "a100-80gb", "tp": 4, "region": region,
+         "kv_capacity_tokens": 16_000, "engine": "vllm-v1", "max_replicas": 3}
+        for region in ("us-east", "eu-west")
+    ],
+    "gpu_limits": [
+        {"region": "us-east", "gpu": "a100-80gb", "count": 16},
+        {"region": "us-east", "gpu": "l40s", "count": 4},
+        {"region": "eu-west", "gpu": "a100-80gb", "count": 12},
+        {"region": "eu-west", "gpu": "l40s", "count": 3},
+    ],
+    "cascade": {"models": [SMALL, LARGE], "policy": {"name": "thresholds", "thresholds": [60]}},
+    "network": {"inter_region_s": 0.05},
+    "provisioning": {"reclaim_s": 3, "redeploy_s": 10, "acquire_s": 6},
+    "pacer": {"ttfat_s": 0.5, "tpot_s": 0.05},
+    "policies": {"ordering_at": "gateway"},
+}  # fmt: skip
+EVERY_POLICY = {
+    "routing": "headway",
+    "ordering": "tiers-and-phases",
+    "migration": "headway",
+    "admission": {"name": "queue-manager", "threshold": 0.3, "low_threshold": 0.1},
+}
+compared(
+    "everything-at-once",
+    {
+        **EVERYTHING,
+        "variants": [
+            *variants(
+                "scaling",
+                [
+                    {"name": "lt-i", "plan": {"step_s": 5, "period_s": 25, "startup_s": 6, "miss_to_idle": 4,
+                                              "tps": {"us-small": 900, "eu-small": 650, LARGE: 320}}},
+                    {"name": "reactive", "cooldown_s": 4, "out_above": 0.4, "interval_s": 2},
+                    {"name": "target-utilization", "stabilization_s": 20, "interval_s": 3, "kv_use": 0.4},
+                ],
+                **EVERY_POLICY,
+            ),
+            {"name": "alone", **EVERY_POLICY, "routing": "least-loaded", "migration": None},
+        ],
+    },
+)  # fmt: skip
+SCORES = "question,answered_by,points,words,prompt_words\n" + "".join(
+    f"q{i},{name},{'-1' if i % 17 == 16 else 1 + (i * step) % 9},{40 + (i * 37) % 300},{20 + (i * 53) % 200}\n"
+    for i in range(60)
+    for name, step in (("tiny", 2), ("huge", 7))
+)
+LAYOUT = {
+    "request": ["question"], "model": "answered_by", "score": "points", "best": 10, "worst": 1, "no_score": ["-1"],
+    "output": "words", "output_scale": 1.4, "prompt": "prompt_words", "prompt_scale": 1.4,
+}  # fmt: skip
+SCORED = {
+    "quality": {"path": "scores.csv", "layout": LAYOUT,
+                "models": {"tiny": "llama-3.1-8b", "huge": "llama-3.1-70b"}},
+    "arrivals": 5,
+    "num_requests": 120,
+}  # fmt: skip
+SCORED_FLEET = [
+    {"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1"},
+    {"model": "llama-3.1-70b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1", "tp": 4},
+]
+SCORED_CASCADE = {"models": ["llama-3.1-8b", "llama-3.1-70b"], "policy": {"name": "thresholds", "thresholds": 50}}
+case(
+    "cascade-own-scores",
+    f"simulate scenario.yaml --out out --decisions decisions.jsonl {JSON}",
+    files={
+        "scores.csv": SCORES,
+        "scenario.yaml": {"workload": SCORED, "fleet": SCORED_FLEET, "cascade": SCORED_CASCADE},
+    },
+)
+
+# Workloads.
+
+BUILTIN = (
+    "chat", "chat-sessions", "reasoning", "long-context", "alpaca-eval", "arena-hard", "arena-hard-reasoning-heavy",
+    "math-500", "gpqa", "live-code-bench", "pascal-reasoning", "pascal-answering", "ktier", "cnn-dailymail", "sharegpt",
+    "longwriter",
+)  # fmt: skip
+DEMANDS = ("sageserve-july-2025", "sageserve-july-2025-scout", "sageserve-nov-2024")
+case(
+    "workload-builtin-generated",
+    *(f"workload generate --workload {name} --num-requests 50 {name}.parquet" for name in BUILTIN),
+    *(f"workload generate --spec {name}.yaml {name}.csv" for name in DEMANDS),
+    files={f"{name}.yaml": {"builtin": name, "start_hour": 20, "duration_s": 300, "scale": 0.5} for name in DEMANDS},
+)
+case(
+    "workload-builtin-simulated",
+    *(
+        f"simulate --workload {name} --num-requests 15 --model llama-3.1-8b --gpu h100 --engine vllm-v1 "
+        f"--out {name} {JSON}"
+        for name in BUILTIN
+    ),
+)
+SPECS = {
+    "deterministic": {
+        "arrivals": {"kind": "deterministic", "rate": 3},
+        "prompt_tokens": {"kind": "quantiles", "quantiles": [0, 0.5, 1], "tokens": [10, 200, 900]},
+        "output_tokens": {"kind": "geometric", "mean": 50},
+    },
+    "diurnal": {
+        "arrivals": {"kind": "diurnal", "rate": 0.01, "weekend": 0.4, "start_hour": 100},
+        "prompt_tokens": {"kind": "lognormal", "p50": 100, "p99": 900},
+        "output_tokens": {"kind": "uniform", "min": 16, "max": 64, "step": 16},
+        "regions": {"us-east": 2, "eu-west": 1},
+    },
+    "mix": {
+        "arrivals": {"kind": "gamma", "rate": 3, "cv": 2},
+        "mix": [{"builtin": "gpqa", "share": 2}, {"prompt_tokens": 50, "output_tokens": lognormal(80)}],
+        "tiers": {"mix": "enterprise", "num_tiers": 4},
+    },
+    "replay": {
+        "arrivals": {"kind": "replay", "path": "azure.csv", "rate_scale": 2},
+        "prompt_tokens": 100,
+        "output_tokens": 20,
+    },
+    "populations": {
+        "demand": {
+            "lengths": {"llama-3.1-8b": {"prompt_tokens": 300, "output_tokens": lognormal(50)}},
+            "populations": [{"tier": 1, "cells": {"us-east": {"llama-3.1-8b": 1}}, "noise_cv": 0.3,
+                             "peak_to_trough": 3}],
+        },
+        "arrivals": 0.2,
+        "duration_s": 900,
+        "tiers": [{"tier": 1, "ttft_s": 2}],
+    },
+    "series": {
+        "demand": {
+            "lengths": {"llama-3.1-8b": {"prompt_tokens": 300, "output_tokens": lognormal(50)}},
+            "path": "series.csv",
+            "series": {"A": {"model": "llama-3.1-8b", "tier": 1, "regions": "us-east"}},
+            "per_s": 60,
+        },
+        "start_hour": 1,
+        "duration_s": 7200,
+        "scale": 0.05,
+    },
+}  # fmt: skip
+SERIES = "time_s,key,tokens\n" + "".join(
+    f"{900 * i},{key},{2000 + 15 * ((i * i * 7) % 41) + 900 * (((i + shift) // 24) % 4)}\n"
+    for i in range(240)
+    for key, shift in (("A", 0), ("B", 12))
+)
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:{15 + i // 30:02}:{2 * (i % 30):02}.{i * 7919:07},{50 + (i * 331) % 1900},{5 + (i * 97) % 300}\n"
+    for i in range(60)
+)
+MOONCAKE = "".join(
+    f'{{"timestamp": {250 * i}, "input_length": {600 + (i * 211) % 1500}, "output_length": {10 + (i * 31) % 90}, '
+    f'"hash_ids": [{i % 3}, {i % 3 + 10}, {100 + i}, {200 + i}, {300 + i}]}}\n'
+    for i in range(40)
+)
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
+    f"{5 + 3 * i},{'GPT-4' if i % 3 == 0 else 'ChatGPT'},{100 + (i * 89) % 900},{(i * 41) % 300},0,Conversation log\n"
+    for i in range(40)
+)
+SERVEGEN = "window_start_s,client,input_tokens,reason_tokens,answer_tokens\n" + "".join(
+    f"{600 * (i % 3)},{i % 7},{50 + (i * 67) % 800},{(i * 131) % 3000},{10 + (i * 29) % 500}\n" for i in range(40)
+)
+TRACES = {"azure.csv": AZURE, "mooncake.jsonl": MOONCAKE, "burst.csv": BURST, "servegen.csv": SERVEGEN}
+case(
+    "workload-specs",
+    *(f"workload generate --spec {name}.yaml {name}.csv" for name in SPECS),
+    files={
+        **{f"{name}.yaml": spec if "demand" in spec else {"num_requests": 50, **spec} for name, spec in SPECS.items()},
+        "azure.csv": AZURE,
+        "series.csv": SERIES,
+    },
+)
+case(
+    "workload-traces",
+    *(f"workload convert {name} {name}.parquet" for name in TRACES),
+    *(f"workload describe {name} --json" for name in TRACES),
+    f"simulate scenario.yaml --out out {JSON}",
+    "simulate --trace mooncake.jsonl --rate-scale 2 --model qwen3-8b --gpu a100-80gb --engine sglang --out mooncake "
+    f"{JSON}",
+    f"simulate --trace mooncake/requests.parquet --limit 20 --model qwen3-8b --gpu l40s --out again {JSON}",
+    files={
+        **TRACES,
+        "scenario.yaml": {
+            "workload": {"trace": {"path": "burst.csv", "from_s": 10, "to_s": 100, "rate_scale": 3, "skip_bad": True,
+                                   "models": {"GPT-4": "llama-3.1-70b", "ChatGPT": "llama-3.1-8b"}}},
+            "fleet": [pool(), {"model": "llama-3.1-70b", "gpu": "a100-80gb", "tp": 4}],
+        },
+    },
+)  # fmt: skip
+
+# Policies of the user's own. They import nothing of Headway.
+
+OWN = '''
+class LongestFirst:
+    """By prompt length, the longest first."""
+
+    quantum = None
+    preemptive = True
+
+    def __init__(self, least_tokens: int = 0) -> None:
+        self.least_tokens = least_tokens
+
+    def rank(self, request, now):
+        return (-max(request.prompt_tokens, self.least_tokens), request.arrival_s)
+
+
+class TwoUntil:
+    """Two replicas of each pool until a time, then one."""
+
+    interval_s = 2.0
+
+    def __init__(self, until_s: float = 6.0) -> None:
+        self.until_s = until_s
+
+    def scale(self, view):
+        return {pool.name: 2 if view.now < self.until_s else 1 for pool in view.pools}
+'''
+case(
+    "policies-own",
+    f"simulate scenario.yaml --out out --decisions decisions.jsonl {JSON}",
+    files={
+        "own_policies.py": OWN,
+        "scenario.yaml": {
+            "workload": CHAT,
+            "fleet": [pool(name="main", start_s=1, max_replicas=3, **TIGHT)],
+            "policies": {
+                "ordering": {"name": "own_policies:LongestFirst", "least_tokens": 100},
+                "scaling": "own_policies:TwoUntil",
+            },
+        },
+    },
+)
+
+# Plans.
+
+PLANNED = {
+    "workload": {
+        "arrivals": 6,
+        "num_requests": 200,
+        "prompt_tokens": lognormal(500),
+        "output_tokens": lognormal(100),
+        "tiers": [{"tier": 0, "share": 0.3}, {"tier": 1, "share": 0.7}],
+    },
+    "fleet": [pool()],
+}
+case(
+    "plan-capacity",
+    "plan capacity scenario.yaml --no-cache --gpus l40s,a100-80gb,h100-80gb-sxm --tp 1,2 --routing "
+    "least-loaded,power-of-two --ordering fcfs,priority --max-replicas 6 --ttft-p99 1.5 --tpot-p99 0.06 "
+    f"--what-if load=2,lose=1 --out plan.yaml {JSON}",
+    f"simulate plan.yaml --out out {JSON}",
+    "export kubernetes plan.yaml -o manifests --autoscale",
+    f"plan capacity scenario.yaml --no-cache --gpus l40s --tp 1 --max-replicas 1 --e2e-p99 0.01 {JSON}",
+    "plan capacity scenario.yaml --no-cache --gpus l40s --tp 1 --max-replicas 4 --tpot-p99 0.06 --no-progress",
+    files={"scenario.yaml": PLANNED},
+    codes={3: 3},
+)
+GOODPUT = {
+    "name": "chat",
+    "workload": {"prompt_tokens": 300, "output_tokens": 60, "arrivals": 20, "num_requests": 200},
+    "slo": {"ttft_s": 2, "tpot_s": 0.05},
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1"}],
+}
+LONG = {
+    **GOODPUT,
+    "name": "long",
+    "workload": {"prompt_tokens": 1500, "output_tokens": 30, "arrivals": 4, "num_requests": 100},
+}
+case(
+    "plan-combos",
+    "plan combos chat.yaml --gpus h800:2:2.8,h20:3:1.5 --rps 90 --sizes 1 --no-cache --profile-requests 100 "
+    f"-o plan.yaml {JSON}",
+    f"simulate plan.yaml --rate 50 --out out {JSON}",
+    "export kubernetes plan.yaml -o manifests",
+    "plan combos chat.yaml long.yaml --gpus h800:3:2.8,h20:3:1.5:0.05 --rps 30,4 --sizes 1 --no-cache "
+    f"--profile-requests 60 --objective mc --aggregated-only -o plans {JSON}",
+    "plan combos chat.yaml --gpus h20:1 --rps 5000 --sizes 1 --no-cache --profile-requests 60 --no-progress",
+    files={"chat.yaml": GOODPUT, "long.yaml": LONG},
+    codes={4: 3},
+)
+STAGED = {
+    "name": "staged",
+    "workload": {"arrivals": 3, "num_requests": 60,
+                 "quality": {"trace": 1, "cascade": "llama", "num_requests": 60}},
+    "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4}],
+}  # fmt: skip
+case(
+    "plan-cascade-quality",
+    f"plan cascade scenario.yaml --quality 76 --no-cache --curve 2 -o plan.yaml {JSON}",
+    f"simulate plan.yaml --out out {JSON}",
+    f"plan cascade scenario.yaml --latency 20 --no-cache --no-alternatives {JSON}",
+    f"plan cascade scenario.yaml --latency 0.1 --no-cache --no-alternatives --gpus 5 {JSON}",
+    files={"scenario.yaml": STAGED},
+    codes={3: 3},
+)
+case(
+    "plan-cascade-regret",
+    f"plan cascade scenario.yaml --quality 75 --no-cache --no-alternatives --regret=-6:4,5 {JSON}",
+    files={"scenario.yaml": STAGED},
+)
+case(
+    "plan-cascade-types-combos",
+    "plan cascade scenario.yaml --quality 50 --gpus h800:4:2.8,h20:4:1.5 --combos --no-alternatives --no-cache "
+    f"-o plan.yaml {JSON}",
+    f"simulate plan.yaml --out out {JSON}",
+    f"plan cascade scenario.yaml --quality 50 --latency 30 --gpus h800:4:2.8,h20:4:1.5 --rps 2 --no-alternatives "
+    f"--no-cache {JSON}",
+    files={
+        "scores.csv": SCORES,
+        "scenario.yaml": {"workload": {**SCORED, "arrivals": 3, "num_requests": 60}, "fleet": SCORED_FLEET},
+    },
+)
+case(
+    "plan-tiers",
+    f"plan tiers scenario.yaml --tiers 1,2,4 --decay 0.5,2 --seeds 2 {JSON}",
+    files={
+        "scenario.yaml": {
+            "workload": {
+                "builtin": "ktier",
+                "num_requests": 150,
+                "arrivals": 300,
+                "tiers": [{"tier": 0, "ttft_s": 0.2}, {"tier": 1, "ttft_s": 1}, {"tier": 2, "ttft_s": 3}, {"tier": 3}],
+            },
+            "fleet": [{"model": "llama-2-7b", "gpu": "a100-80gb", "replicas": 2, "engine": SIMULATED}],
+            "policies": {
+                "routing": "freest",
+                "ordering": {"name": "priority", "preemptive": False},
+                "ordering_at": "both",
+                "window": 16,
+                "migration": {"name": "llumnix", "h_max": 0.1},
+            },
+        }
+    },
+)
+
+# Other commands.
+
+case(
+    "forecast-evaluate",
+    "forecast evaluate series.csv --methods last-value,seasonal-naive,ets,arima:1-0-1,blend,arima:1-0-1-leak "
+    f"--season 24 --warmup 72 --capacity 900 {JSON}",
+    f"forecast evaluate series.csv --only A --of mean --methods seasonal-naive,arima:1-0-0 --horizon 2 {JSON}",
+    files={"series.csv": SERIES},
+)
+case(
+    "export-kubernetes",
+    "export kubernetes pools.yaml -o pools --namespace llm --token-secret hf --gpu-product l40s=L40S",
+    "export kubernetes combos.yaml -o combos",
+    "export kubernetes sglang.yaml -o sglang --kind Deployment",
+    files={
+        "pools.yaml": {
+            "fleet": [pool(name="main", replicas=2, max_replicas=4, tp=2)],
+            "policies": {"scaling": {"name": "target-utilization", "in_flight": 8}, "ordering": "priority"},
+        },
+        "combos.yaml": {"combos": [combo(num=(2, 1), replicas=2)]},
+        "sglang.yaml": {"fleet": [{"name": "main", "model": LARGE, "tp": 2, "replicas": 2, **H100}]},
+    },
+)
+case(
+    "catalog",
+    "catalog models --json",
+    "catalog gpus --json",
+    "catalog engines --json",
+    "catalog models deepseek-v3 --json",
+    "catalog memory --model llama-3.1-70b --gpu h100 --tp 4 --engine vllm-v1 --json",
+    "measure --model llama-3.1-8b --gpu h100 --dry-run",
+    "new scenario.yaml",
+    "simulate scenario.yaml --num-requests 20 --warmup-s 0 --routing random --ordering fcfs --no-progress",
+)
