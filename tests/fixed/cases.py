@@ -411,7 +411,7 @@ def long_term(name: str, method: str, planner: str, **more: Any) -> dict[str, An
     """A long-term scaler."""
     return {
         "name": name,
-        "plan": {"step_s": 300, "period_s": 900, "tps": {"llama-2-70b": 120.0}},
+        "plan": {"step_s": 900, "period_s": 900, "tps": {"llama-2-70b": 120.0}},
         "forecaster": {"name": method, "past_hours": 48},
         "planner": planner,
         **more,
@@ -983,7 +983,7 @@ case(
 case(
     "forecast-evaluate",
     "forecast evaluate series.csv --methods last-value,seasonal-naive,ets,arima:1-0-1,blend,arima:1-0-1-leak "
-    f"--season 24 --warmup 72 --capacity 900 {JSON}",
+    f"--step-s 1800 --season 48 --warmup 96 --capacity 900 {JSON}",
     f"forecast evaluate series.csv --only A --of mean --methods seasonal-naive,arima:1-0-0 --horizon 2 {JSON}",
     files={"series.csv": SERIES},
 )
