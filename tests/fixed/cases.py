@@ -65,7 +65,7 @@ TIERS = [
     {"tier": 2, "share": 0.3, "deadline_after_s": 200},
 ]
 REASONING = {
-    "num_requests": 90,
+    "num_requests": 75,
     "arrivals": {"kind": "gamma", "rate": 6, "cv": 1.5},
     "prompt_tokens": lognormal(200),
     "reasoning_tokens": lognormal(500, most=2000),
@@ -110,7 +110,7 @@ for variant in ("headway", "least loaded", "without a forecast", "by load and qu
 for variant in ("LT-UA",):
     case(
         f"preset-sageserve-{variant.lower()}",
-        f"simulate --builtin sageserve --num-requests 3000 --until-s 4000 --warmup-s 100 --variant {variant} "
+        f"simulate --builtin sageserve --num-requests 1200 --until-s 4000 --warmup-s 100 --variant {variant} "
         f"--out out {JSON}",
     )
 
@@ -628,7 +628,7 @@ simulated(
 EVERYTHING = {
     "workload": {
         "quality": {"trace": 1, "models": [SMALL, LARGE], "reasoning_share": 0.6, "num_requests": 200},
-        "arrivals": {"kind": "curve", "step_s": 25, "rates": [2, 6, 14, 6, 2, 1]},
+        "arrivals": {"kind": "curve", "step_s": 25, "rates": [2, 5, 12, 5, 1, 1]},
         "duration_s": 150,
         "regions": {"us-east": 2, "eu-west": 1},
         "tiers": [{"tier": 0, "share": 2, "e2e_s": 45}, {"tier": 1, "share": 5, "e2e_s": 90}, {"tier": 2, "share": 3}],
