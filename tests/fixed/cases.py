@@ -352,9 +352,9 @@ simulated(
 SCALED = {
     "workload": {
         **CHAT,
-        "num_requests": 500,
-        "arrivals": {"kind": "curve", "step_s": 10, "rates": [4, 20, 30, 3, 3]},
-        "slo": {"ttft_s": 2},
+        "num_requests": 250,
+        "arrivals": {"kind": "curve", "step_s": 10, "rates": [4, 10, 14, 3, 3]},
+        "slo": {"ttft_s": 4},
         "tiers": None,
     },
     "fleet": [
@@ -902,8 +902,8 @@ case(
 )
 GOODPUT = {
     "name": "chat",
-    "workload": {"prompt_tokens": 300, "output_tokens": 60, "arrivals": 20, "num_requests": 200},
-    "slo": {"ttft_s": 2, "tpot_s": 0.05},
+    "workload": {"prompt_tokens": 1200, "output_tokens": 150, "arrivals": 20, "num_requests": 150},
+    "slo": {"ttft_s": 2, "tpot_s": 0.02},
     "fleet": [{"model": "llama-3.1-8b", "gpu": "h800-80gb-sxm", "engine": "vllm-v1"}],
 }
 LONG = {
@@ -913,16 +913,18 @@ LONG = {
 }
 case(
     "plan-combos",
-    "plan combos chat.yaml --gpus h800:2:2.8,h20:3:1.5 --rps 90 --sizes 1 --no-cache --profile-requests 100 "
+    "plan combos chat.yaml --gpus h800:2:2.8,h20:3:1.5 --rps 25 --sizes 2 --no-cache --profile-requests 100 "
     f"-o plan.yaml {JSON}",
-    f"simulate plan.yaml --rate 50 --out out {JSON}",
+    f"simulate plan.yaml --rate 20 --out out {JSON}",
     "export kubernetes plan.yaml -o manifests",
-    "plan combos chat.yaml long.yaml --gpus h800:3:2.8,h20:3:1.5:0.05 --rps 30,4 --sizes 1 --no-cache "
+    "plan combos chat.yaml long.yaml --gpus h800:3:2.8,h20:3:1.5:0.05 --rps 10,4 --sizes 1 --no-cache "
     f"--profile-requests 60 --objective mc --aggregated-only -o plans {JSON}",
     "plan combos chat.yaml --gpus h20:1 --rps 5000 --sizes 1 --no-cache --profile-requests 60 --no-progress",
     files={"chat.yaml": GOODPUT, "long.yaml": LONG},
     codes={4: 3},
 )
+LONG_SCORED = {**SCORED, "quality": {**SCORED["quality"], "layout": {**LAYOUT, "prompt_scale": 20}}}
+"""Prompts so long that the plan splits prefill from decode."""
 STAGED = {
     "name": "staged",
     "workload": {"arrivals": 3, "num_requests": 60,
@@ -945,14 +947,14 @@ case(
 )
 case(
     "plan-cascade-types-combos",
-    "plan cascade scenario.yaml --quality 50 --gpus h800:4:2.8,h20:4:1.5 --combos --no-alternatives --no-cache "
+    "plan cascade scenario.yaml --quality 60 --gpus h800:4:2.8,h20:8:1.5 --combos --no-alternatives --no-cache "
     f"-o plan.yaml {JSON}",
     f"simulate plan.yaml --out out {JSON}",
     f"plan cascade scenario.yaml --quality 50 --latency 30 --gpus h800:4:2.8,h20:4:1.5 --rps 2 --no-alternatives "
     f"--no-cache {JSON}",
     files={
         "scores.csv": SCORES,
-        "scenario.yaml": {"workload": {**SCORED, "arrivals": 3, "num_requests": 60}, "fleet": SCORED_FLEET},
+        "scenario.yaml": {"workload": {**LONG_SCORED, "arrivals": 3, "num_requests": 100}, "fleet": SCORED_FLEET},
     },
 )
 case(
