@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from cases import CASES
 from digests import EXPECTED, differences, environment, run
 

@@ -205,7 +205,7 @@ def _document(
     else:
         _check_complete(flags)
         data, places, num_pools, base_dir = {"name": "capacity", "workload": {}, "fleet": [{}]}, Places(), 1, Path()
-    strict_yaml.change(data, places, changes(flags, num_pools))
+    data, places = strict_yaml.change(data, places, changes(flags, num_pools))
     if file is None and "builtin" not in data["workload"] and "trace" not in data["workload"]:
         data["workload"].setdefault("num_requests", DEFAULT_NUM_REQUESTS)
     return data, places, base_dir

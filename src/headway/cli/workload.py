@@ -67,10 +67,8 @@ def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> N
         data, places = strict_yaml.read(spec)
         base_dir = spec.parent
     else:
-        document: dict[str, Any] = {"workload": {}}
-        places, base_dir = strict_yaml.Places(), Path()
-        strict_yaml.change(document, places, changes(flags))
-        data = document["workload"]
+        document, places = strict_yaml.change({"workload": {}}, strict_yaml.Places(), changes(flags))
+        data, base_dir = document["workload"], Path()
     parsed = strict_yaml.convert(data, WorkloadSpec, places)
     with places.at():
         _write(generate(parsed, seed or 0, base_dir), out)
