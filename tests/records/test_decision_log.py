@@ -1,4 +1,4 @@
-"""Decisions as control tells of them: every one that was made, as it was made, and none changed by being told."""
+"""The decision log: every decision is logged as it was made, and logging changes none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headway import catalog
-from headway.control.decisions import Decision, Decisions
+from headway.control.decisions import Decision, DecisionObserver
 from headway.control.policies import Policies
 from headway.core.decision import Move, Placement
 from headway.core.fleet import Engine, Fault, Fleet, Pool
@@ -58,7 +58,7 @@ def run(table: Workload, policies: Policies, listens: bool = True, **more: Any) 
     engine = Engine("simulated", max_num_seqs=8, max_num_batched_tokens=1024)
     pool = Pool("main", catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine, replicas=3,
                 kv_capacity_tokens=16_000)  # fmt: skip
-    decisions, told = Decisions(), []
+    decisions, told = DecisionObserver(), []
     if listens:
         decisions.listeners.append(told.append)
     return simulate(Fleet((pool,)), TraceSource(table), policies, seed=1, decisions=decisions, **more), told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headway.control.policies import CascadeOf
+from headway.control.policies import CascadeConfig
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
 from headway.core.request import Request
@@ -23,8 +23,8 @@ POOLS = (
 )
 
 
-def cascade(policy: object = Thresholds, *arguments: object, **given: float) -> CascadeOf:
-    return CascadeOf("cascade", (SMALL, LARGE), Made(policy, arguments), **{"judge_s": 0.5, **given})  # type: ignore[arg-type]
+def cascade(policy: object = Thresholds, *arguments: object, **given: float) -> CascadeConfig:
+    return CascadeConfig("cascade", (SMALL, LARGE), Made(policy, arguments), **{"judge_s": 0.5, **given})  # type: ignore[arg-type]
 
 
 def scored(id: int, small: float, large: float = 90.0, output: int = 4, **given: object) -> Request:
@@ -33,7 +33,7 @@ def scored(id: int, small: float, large: float = 90.0, output: int = 4, **given:
     return request(id, 10.0 * id, 1, output, quality=quality, lengths=lengths, **given)
 
 
-def play(requests: list[Request], config: CascadeOf, **given: object) -> Records:
+def play(requests: list[Request], config: CascadeConfig, **given: object) -> Records:
     return Scenario(tuple(requests), POOLS, line=seconds(1.0), cascade=config, **given).play()  # type: ignore[arg-type]
 
 
@@ -108,7 +108,7 @@ def test_routing_beforehand_asks_no_judge_and_one_model() -> None:
 
 
 def test_too_few_thresholds_are_an_error() -> None:
-    config = CascadeOf("three", (SMALL, LARGE, SMALL), Made(Thresholds, ([50.0],)), 0.5)
+    config = CascadeConfig("three", (SMALL, LARGE, SMALL), Made(Thresholds, ([50.0],)), 0.5)
     with pytest.raises(HeadwayError, match="1; expected 2"):
         play([scored(0, 80.0)], config)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fakes import FakeReplica
 from headway.control.live import Live
-from headway.control.observe import Observer, Scrape
+from headway.control.observe import ReplicaViews, Scrape
 from headway.core.errors import HeadwayError
 from headway.core.record import boundary_s
 from headway.core.request import Segment
@@ -174,13 +174,13 @@ def test_host_memory_is_taken_and_given_back() -> None:
 
 def test_fresh_views_are_the_replicas() -> None:
     replicas = [FakeReplica(0), FakeReplica(1)]
-    views = Observer(replicas, Scrape(), Random(0)).views
+    views = ReplicaViews(replicas, Scrape(), Random(0)).views
     assert all(view is replica for view, replica in zip(views, replicas, strict=True))
 
 
 def test_a_scrape_is_seen_when_it_is_shown() -> None:
     replica = FakeReplica(0, num_in_flight=3, num_waiting=2, num_running=1, kv_blocks_used=7)
-    observer = Observer([replica], Scrape(1.0, 0.5), Random(0))
+    observer = ReplicaViews([replica], Scrape(1.0, 0.5), Random(0))
     view = observer.views[0]
     assert (view.num_in_flight, view.num_waiting, view.kv_blocks_used) == (3, 0, 0)
     samples = observer.scrape()
@@ -191,7 +191,7 @@ def test_a_scrape_is_seen_when_it_is_shown() -> None:
 
 def test_lost_scrapes_leave_the_last_values() -> None:
     replicas = [FakeReplica(id) for id in range(4)]
-    observer = Observer(replicas, Scrape(1.0, 0.0, 0.25), Random(1))
+    observer = ReplicaViews(replicas, Scrape(1.0, 0.0, 0.25), Random(1))
     shown = sum(len(observer.scrape()) for _ in range(2_000))
     assert shown == pytest.approx(0.75 * 8_000, rel=0.03)
 

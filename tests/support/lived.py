@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from asgi import Reply
 from headway import scenario, serving
-from headway.control.decisions import Decision, Decisions
+from headway.control.decisions import Decision, DecisionObserver
 from headway.core.fleet import Pool
 from headway.core.policy import Ordering
 from headway.core.record import Records
@@ -158,6 +158,6 @@ def both(data: dict[str, Any], folder: Path) -> tuple[Records, list[Decision], R
     with _runner(folder) as runner:
         lived, chosen = runner.run(_day(path))
     foreseen: list[Decision] = []
-    decisions = Decisions()
+    decisions = DecisionObserver()
     decisions.listeners.append(foreseen.append)
     return lived, chosen, scenario.run(scenario.load(path), decisions=decisions).records, foreseen

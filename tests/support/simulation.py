@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headway.control.observe import Scrape
-from headway.control.policies import CascadeOf, Policies
+from headway.control.policies import CascadeConfig, Policies
 from headway.core.decision import Move, Release
 from headway.core.fleet import (
     Combo,
@@ -179,7 +179,7 @@ class Scenario:
     migration: Callable[[], Migration] | None = None
     scaler: Callable[[], Scaler] | None = None
     combos: tuple[Combo, ...] = ()
-    cascade: CascadeOf | None = None
+    cascade: CascadeConfig | None = None
     admission: Callable[[], Admission] | None = None
     network: Network = field(default_factory=Network)
     provisioning: Provisioning | None = None
@@ -506,7 +506,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     if pools and draw(st.integers(0, 3)) == 3:
         larger = msgspec.structs.replace(pools[0].model, name="larger")
         pools.append(msgspec.structs.replace(draw(_pools), name="larger", model=larger))
-        cascade = CascadeOf(
+        cascade = CascadeConfig(
             "cascade",
             (MODEL.name, "larger"),
             Made(Thresholds, (50,)),

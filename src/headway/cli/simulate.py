@@ -13,7 +13,7 @@ from headway.cli.output import progress
 from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, trace_option, with_clairvoyant
 from headway.config.scenario import Scenario
 from headway.config.scenario import variant as variant_of
-from headway.control.decisions import Decisions
+from headway.control.decisions import DecisionObserver
 from headway.records.decision_log import DecisionFile
 from headway.report.run import Run
 from headway.scenario.run import Progress, run
@@ -45,7 +45,7 @@ def command(
 
 def _told(chosen: Scenario, tell: Progress | None, path: Path) -> Run:
     """A run, and its decisions in a file."""
-    file, decisions = DecisionFile(path), Decisions()
+    file, decisions = DecisionFile(path), DecisionObserver()
     decisions.listeners.append(file.write)
     try:
         return run(chosen, tell, decisions)

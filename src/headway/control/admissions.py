@@ -1,59 +1,66 @@
-"""Requests that are kept for later, such as those that nobody waits for."""
+"""Requests that an admission policy holds back, such as non-interactive ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
+from headway.control.decisions import DecisionObserver
 from headway.control.live import HELD, Live
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
 from headway.core.policy import Admission
 from headway.core.view import ReplicaView, RequestView
 
-Serve = Callable[[Live, float], None]
+Place = Callable[[Live, float], None]
 
 
 class Admissions:
-    """One service's admission policy, and who it keeps. Also `core.view.AdmissionView`."""
+    """One service's admission policy and the requests it holds. Satisfies `core.view.AdmissionView`."""
 
-    def __init__(self, service: Service, policy: Admission, random: Random, serve: Serve) -> None:
+    def __init__(
+        self, service: Service, policy: Admission, random: Random, place: Place,
+        observer: DecisionObserver | None = None,
+    ) -> None:  # fmt: skip
         self.service = service
         self.policy = policy
         self.interval_s = policy.interval_s
         self.random = random
         self.now = 0.0
-        self._serve = serve
+        self._place = place
+        self._observer = observer
         self._held: dict[int, Live] = {}
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
-        """Those that are up."""
-        return [member.view for member in self.service.members if member.is_up]
+        """The service's replicas that are up."""
+        return self.service.up_views()
 
     @property
     def held(self) -> Collection[RequestView]:
-        """Who is kept, in order of arrival."""
+        """The held requests, in order of arrival."""
         return self._held.values()
 
-    def lives(self) -> list[Live]:
-        """The same, for control."""
+    def held_requests(self) -> list[Live]:
+        """The held requests with their state, in order of arrival."""
         return list(self._held.values())
 
-    def keeps(self, live: Live) -> bool:
-        """Keep a request back, if the policy says so."""
+    def hold(self, live: Live) -> bool:
+        """Hold an arriving request if the policy asks for it. Returns whether it is held."""
         if not self.service.fits(live) or not self.policy.holds(live):
             return False
-        live.stage = HELD
+        live.enter(HELD)
         self._held[live.id] = live
+        if self._observer is not None:
+            self._observer.note_hold(live, live.arrival_s, "kept by the admission policy")
         return True
 
-    def forget(self, live: Live) -> None:
-        """It has ended."""
+    def discard(self, live: Live) -> None:
+        """Stop holding a request that has ended."""
         self._held.pop(live.id, None)
 
     def tick(self, now: float) -> None:
-        """Let go who may."""
+        """Place the requests that the policy releases."""
         if not self._held:
             return
         self.now = now
@@ -61,8 +68,8 @@ class Admissions:
             live = self._held.pop(release.request, None)
             if live is None:
                 name = type(self.policy).__name__
-                raise HeadwayError(f"admission {name} let request {release.request!r} go, which it does not keep")
+                raise HeadwayError(f"admission {name} released request {release.request!r}, which it does not hold")
             if release.tier is not None:
-                live.tier = release.tier  # type: ignore[misc]  # of a frozen base, thawed here
-            live.sent_to = release.region
-            self._serve(live, now)
+                live.tier = release.tier  # type: ignore[misc]  # the base class is frozen
+            live.release_region = release.region
+            self._place(live, now)

@@ -1,56 +1,41 @@
-"""The life of a request, sans I/O: it arrives, is placed or held, and ends. A driver supplies clock and effects."""
+"""The life of a request, without I/O. A driver supplies the clock and the effects.
+
+Read `Control.on_arrival`, `place`, `release_held` and `on_finished` first: they are the loop. Every other `on_` method
+reports one more thing that can happen to a request or to a replica.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
 
 from headway.control.admissions import Admissions
-from headway.control.cascading import Cascading
+from headway.control.cascade_stages import CascadeStages
+from headway.control.decisions import DecisionObserver
+from headway.control.effects import Effects
 from headway.control.live import ENDED, HELD, NEVER, Live
 from headway.control.migrations import Migrations
+from headway.control.observe import MutableFleetView
+from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.roles import Roles
 from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Role
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase
+from headway.policies.ordering.fcfs import Fcfs
 
 _FINISHED = Outcome.FINISHED
-
-
-class Effects(Protocol):
-    """What a driver does when control says so."""
-
-    def start(self, live: Live, replica: int, now: float) -> None:
-        """Send the request to a replica."""
-
-    def cancel(self, live: Live, now: float) -> None:
-        """Abort it there; the driver answers with `Control.cancelled`."""
-
-    def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
-        """Take it to another replica, if that can be; the driver answers with `Control.moved` when it has."""
-
-    def hand_over(self, live: Live, target: int, now: float) -> None:
-        """Take a request whose prompt is computed to the replica that decodes, or let it go on where it is."""
-
-    def judge(self, live: Live, now: float) -> None:
-        """Have a cascade's answer scored; the driver answers with `Control.judged`."""
-
-    def set_role(self, replica: int, role: Role) -> None:
-        """A replica is for something else from now on."""
-
-    def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
-        """Call `action(time_s, argument)` then."""
-
-    def ended(self, live: Live, now: float, outcome: Outcome) -> None:
-        """Tell whoever sent the request (if control was made to `notify`)."""
+Ticking = Migrations | Admissions | Scaling
+"""A policy that a driver calls every `interval_s` through `tick(now)`; an interval of None means never."""
 
 
 class Control:
-    """The loop: arrived -> placed (or held until there is room) -> finished, cancelled or rejected."""
+    """Places requests on replicas, holds those without room, and follows each to its end."""
+
+    cascade_type = CascadeStages
 
     def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
         self.effects = effects
@@ -58,284 +43,137 @@ class Control:
         self._notify = notify
         self._pack, self._put = recorder.requests.pack, recorder.requests.write
         self.last_s = 0.0
-        """When a request last ended, or its stay with one model of a cascade."""
-        self.serve({})
-
-    def serve(
-        self,
-        services: dict[str, Service],
-        migrations: Sequence[Migrations] = (),
-        scaling: Scaling | None = None,
-        cascade: Cascading | None = None,
-        admissions: Sequence[Admissions] = (),
-    ) -> None:
-        """Take charge of these services, by each name of their models."""
-        self._by_model = services
-        self.services = list(dict.fromkeys(services.values()))
-        self._only = self.services[0] if len(self.services) == 1 else None
-        self._migrations = {each.service: each for each in migrations}
-        self._scaling = scaling
-        self._cascade = cascade
-        self._admissions = {each.service: each for each in admissions}
-        self._is_kept = cascade is not None or bool(admissions)
-        """Whether requests may be elsewhere than at a replica or in front of them."""
+        """Latest end of a request, or of its stay in one cascade stage."""
+        self.by_model: dict[str, Service] = {}
+        """Services by every name of their models."""
+        self.services: list[Service] = []
+        self.migrations: dict[Service, Migrations] = {}
+        self.admissions: dict[Service, Admissions] = {}
+        self.scaling: Scaling | None = None
+        self.cascade: CascadeStages | None = None
+        self._only: Service | None = None
+        self._has_entry_steps = False
         self._judged: dict[int, Live] = {}
         """Requests whose answers are being judged."""
-        for service in self.services:
-            if service in self._migrations:
-                service.hear(self._migrations[service].policy)
-            if service in self._admissions:
-                service.hear(self._admissions[service].policy)
-            if scaling is not None:
-                service.hear(scaling.scaler)
-            if cascade is not None:
-                service.hear(cascade.policy)
 
-    def arrived(self, live: Live, now: float) -> None:
-        """A request comes in."""
+    # The loop.
+
+    def on_arrival(self, live: Live, now: float) -> None:
+        """A request arrives: it enters the cascade and the demand counts, and is placed unless admission holds it."""
         if live.reasoning_tokens:
             live.phase = Phase.REASONING
         if live.timeout_s is not None:
-            self.effects.at(live.arrival_s + live.timeout_s, self._time_out, live)
-        if self._is_kept or self._scaling is not None:
-            self._let_in(live, now)
-        else:
-            self.place(live, now)
+            self.effects.call_at(live.arrival_s + live.timeout_s, self.on_timeout, live)
+        if self._has_entry_steps and self._is_held_on_entry(live, now):
+            return
+        self.place(live, now)
 
-    def _let_in(self, live: Live, now: float) -> None:
-        """It goes to a model of the cascade, is counted, and may be kept for later."""
-        if self._cascade is not None and self._cascade.takes(live):
-            self._cascade.enter(live, now)
-        service = self._service(live)
-        self._count(service, live)
-        keeper = self._admissions.get(service)
-        if keeper is None or not keeper.keeps(live):
-            self.place(live, now)
-
-    def _count(self, service: Service, live: Live) -> None:
-        """A model is asked: its demand."""
-        if self._scaling is not None:
-            self._scaling.arrived(live, service.model)
-
-    def place(self, live: Live, now: float) -> None:
-        """A replica gets it, or it waits in front of them all."""
-        service = self._service(live)
-        if service.line and service.fits(live):
+    def place(self, live: Live, now: float, jumps_queue: bool = False, exclude: int | None = None) -> None:
+        """Start a request on the replica that the router chooses, or hold it, or reject it."""
+        service = self.service_of(live)
+        if service.hold_queue and not jumps_queue and service.fits(live):
             service.hold(live, now)
-            self.release(service, now)
+            self.release_held(service, now)
+        elif (replica := service.choose(live, now, exclude)) is not None:
+            self._start(live, replica, now)
+        elif service.should_reject(live, now, exclude):
+            self.end(live, now, Outcome.REJECTED)
         else:
-            self._place_or_hold(service, live, now)
+            service.hold(live, now, exclude)
 
-    def _service(self, live: Live) -> Service:
-        """Who serves this request's model; a request that names none is for the only service."""
-        service = self._by_model.get(live.model) if live.model else self._only
+    def release_held(self, service: Service, now: float) -> None:
+        """Place held requests in the order of their ranks while a replica has room."""
+        while (live := service.first_held(now)) is not None:
+            replica = service.choose(live, now)
+            if replica is None:
+                return
+            service.pop_held()
+            self._start(live, replica, now)
+
+    def on_finished(self, live: Live, now: float) -> None:
+        """All tokens of a request are out: it ends, unless a cascade has its answer judged."""
+        cascade = self.cascade
+        if cascade is None or live.stage_index < 0 or cascade.is_final(live):
+            self.end(live, now, _FINISHED)
+            return
+        live.enter(HELD)
+        self.last_s = max(self.last_s, now)
+        self._judged[live.id] = live
+        service = self.service_of(live)
+        self._teach(service, live, now, _FINISHED)
+        self.on_room(service, now)
+        self.effects.judge(live, now)
+
+    def end(self, live: Live, now: float, outcome: Outcome, is_learned: bool = False) -> None:
+        """End a request: record it, report it, and use its room. `is_learned`: policies know of this end already."""
+        live.enter(ENDED)
+        service = self.service_of(live)
+        if self._has_entry_steps:
+            self._judged.pop(live.id, None)
+            if (admissions := self.admissions.get(service)) is not None:
+                admissions.discard(live)
+        end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
+        if end_s > self.last_s:
+            self.last_s = end_s
+        self._write(live, end_s, outcome)
+        if service.learners and not is_learned:
+            self._teach(service, live, end_s, outcome)
+        if self._notify:
+            self.effects.notify_ended(live, end_s, outcome)
+        self.on_room(service, now)
+
+    # Steps of the loop.
+
+    def service_of(self, live: Live) -> Service:
+        """The service of the request's model; the only service if the request names no model."""
+        service = self.by_model.get(live.model) if live.model else self._only
         if service is None:
             serves = ", ".join(service.model for service in self.services)
             raise HeadwayError(f"request {live.id} is for model {live.model!r}; the fleet serves: {serves}")
         return service
 
-    def _place_or_hold(self, service: Service, live: Live, now: float) -> None:
-        replica = service.choose(live, now)
-        if replica is not None:
-            self._place(live, replica, now)
-        elif service.refuses(live):
-            self._end(live, now, Outcome.REJECTED)
-        else:
-            service.hold(live, now)
+    def _is_held_on_entry(self, live: Live, now: float) -> bool:
+        if self.cascade is not None and self.cascade.serves(live):
+            self.cascade.enter(live, now)
+        service = self.service_of(live)
+        self._count_demand(service, live)
+        admissions = self.admissions.get(service)
+        return admissions is not None and admissions.hold(live)
 
-    def _place(self, live: Live, replica: int, now: float) -> None:
+    def _count_demand(self, service: Service, live: Live) -> None:
+        if self.scaling is not None:
+            self.scaling.count_arrival(live, service.model)
+
+    def _start(self, live: Live, replica: int, now: float) -> None:
         if live.placed_s != live.placed_s:
             live.placed_s = now
         self.effects.start(live, replica, now)
 
-    def release(self, service: Service, now: float) -> None:
-        """Place held requests, first in line first, while there is room."""
-        while (live := service.first(now)) is not None:
-            replica = service.choose(live, now)
-            if replica is None:
-                return
-            service.unhold()
-            self._place(live, replica, now)
-
-    def finished(self, live: Live, now: float) -> None:
-        """All its tokens are out."""
-        cascade = self._cascade
-        if cascade is None or live.stage_index < 0 or cascade.is_last(live):
-            self._end(live, now, _FINISHED)
-            return
-        live.stage = HELD
-        self.last_s = max(self.last_s, now)
-        self._judged[live.id] = live
-        service = self._service(live)
-        self._tell(service, live, now, _FINISHED)
-        self._made_room(service, now)
-        self.effects.judge(live, now)
-
-    def judged(self, live: Live, score: float, now: float) -> None:
-        """A cascade's answer has its score: it will do, or the next model answers."""
-        if self._judged.pop(live.id, None) is None:
-            return
-        assert self._cascade is not None
-        if self._cascade.accepts(live, score, now):
-            self._end(live, now, _FINISHED, told=True)
-        else:
-            self._cascade.escalate(live)
-            self._count(self._service(live), live)
-            self.place(live, now)
-
-    def phase_changed(self, live: Live, now: float) -> None:
-        """Reasoning is over."""
-        if self._migrations:
-            migrations = self._migrations.get(self._service(live))
-            if migrations is not None:
-                migrations.at_phase(live, now)
-
-    def prefilled(self, live: Live, now: float) -> None:
-        """Its prompt is computed, and it was to be decoded elsewhere."""
-        service = self._service(live)
-        target = service.member(live.decode)
-        chosen = live.decode
-        tokens = live.prompt_tokens + live.output_tokens
-        if not service.pairs or target is None or target.view.role == "prefill" or not target.takes(tokens):
-            chosen = service.decoder(live, live.replica)
-        live.decode = -1
-        if chosen >= 0 and chosen != live.replica:
-            self.effects.hand_over(live, chosen, now)
-
-    def moved(self, live: Live, source: int, now: float) -> None:
-        """A request goes on at another replica."""
-        live.moves += 1
-        service = self._service(live)
-        if service.line:
-            self.release(service, now)
-        if self._scaling is not None:
-            self._scaling.stop_empty(now)
-
-    def started(self, deployment: str, members: Sequence[Member], now: float) -> None:
-        """The replicas of a pool or combo that scaling asked for are up."""
-        assert self._scaling is not None
-        self.release(self._scaling.started(deployment, members), now)
-
-    def cancelled(self, live: Live, now: float) -> None:
-        """The driver has aborted it."""
-        self._end(live, now, Outcome.CANCELLED)
-
-    def _time_out(self, now: float, live: Live) -> None:
-        if live.stage is ENDED:
-            return
-        live.cancelled_s = now
-        if live.stage is HELD:
-            self._end(live, now, Outcome.CANCELLED)
-        else:
-            self.effects.cancel(live, now)
-
-    def crashed(self, replica: int, lost: list[Live], now: float) -> None:
-        """A replica is gone; what it had is placed anew, with the tokens that are already out kept."""
-        for service in self.services:
-            if (member := service.member(replica)) is not None:
-                member.is_up = False
-                self._roles.cover(service)
-        for live in lost:
-            live.attempt += 1
-            if live.cancelled_s == live.cancelled_s:
-                self._end(live, now, Outcome.CANCELLED)
-            else:
-                self._place_or_hold(self._service(live), live, now)
-
-    def recovered(self, replica: int, now: float) -> None:
-        """A replica is back, empty."""
-        for service in self.services:
-            if (member := service.member(replica)) is not None and not member.is_gone:
-                member.is_up = True
-                self._roles.cover(service)
-                self.release(service, now)
-
-    def switch(self, replica: int, role: Role, now: float, ready: bool) -> None:
-        """A replica is to be for something else (Cauchy, section 3.6); it ends what it has begun.
-
-        Unless it is `ready` at once, it takes nothing new until `switched`.
-        """
-        for service in self.services:
-            if (member := service.member(replica)) is not None and not member.is_gone:
-                member.role = role
-                member.num_switches += not ready
-                self._roles.rearrange(service, now)
-                self.release(service, now)
-
-    def switched(self, replica: int, now: float) -> None:
-        """A replica that changed its role may be given requests again."""
-        for service in self.services:
-            if (member := service.member(replica)) is not None and not member.is_gone:
-                member.num_switches -= 1
-                self._roles.rearrange(service, now)
-                self.release(service, now)
-
-    def observed(self, now: float) -> None:
-        """Views have been refreshed; there may be room that nobody saw."""
-        for service in self.services:
-            if service.line:
-                self.release(service, now)
-
-    def hopes(self, now: float) -> bool:
-        """Somebody is held back who may be placed when views are refreshed."""
-        return any(service.hopes(now) for service in self.services) or self._keeps()
-
-    def _keeps(self) -> bool:
-        """Somebody is kept for later, or waits for a judge."""
-        return bool(self._judged) or any(admissions.held for admissions in self._admissions.values())
-
-    def holds(self) -> bool:
-        """Somebody is held back."""
-        return any(service.line for service in self.services) or self._keeps()
-
-    def close(self, unfinished: list[Live], now: float) -> None:
-        """The run stops; what is still in the system is counted."""
-        for service in self.services:
-            unfinished = unfinished + service.held()
-        unfinished = unfinished + list(self._judged.values())
-        for admissions in self._admissions.values():
-            unfinished = unfinished + admissions.lives()
-        for live in sorted(unfinished, key=_by_id):
-            self._write(live, now, Outcome.UNFINISHED)
-
-    def _end(self, live: Live, now: float, outcome: Outcome, told: bool = False) -> None:
-        live.stage = ENDED
-        service = self._service(live)
-        if self._is_kept:
-            self._forget(live, service)
-        end_s = now + live.response_s if live.cancelled_s != live.cancelled_s else live.cancelled_s
-        if end_s > self.last_s:
-            self.last_s = end_s
-        self._write(live, end_s, outcome)
-        if service.learners and not told:
-            self._tell(service, live, end_s, outcome)
-        if self._notify:
-            self.effects.ended(live, end_s, outcome)
-        if service.line or self._scaling is not None:
-            self._made_room(service, now)
-
-    def _forget(self, live: Live, service: Service) -> None:
-        """A request that may have been kept, or be being judged, has ended."""
-        self._judged.pop(live.id, None)
-        if (keeper := self._admissions.get(service)) is not None:
-            keeper.forget(live)
+    def on_room(self, service: Service, now: float) -> None:
+        """A request has left a replica: release held requests, and stop replicas that drained."""
+        if service.hold_queue:
+            self.release_held(service, now)
+        if self.scaling is not None:
+            self.scaling.stop_empty(now)
 
     @staticmethod
-    def _tell(service: Service, live: Live, end_s: float, outcome: Outcome) -> None:
-        """Let policies learn from the end of a request, or of its stay with one model of a cascade."""
-        record = _as_ended(live, end_s, outcome)
+    def _teach(service: Service, live: Live, end_s: float, outcome: Outcome) -> None:
+        """Let policies learn from the end of a request, or of its stay in one cascade stage."""
+        first = live.first_token_s
+        record = Ended(
+            live.id, outcome, live.model, live.tier, live.replica, live.arrival_s, None if first != first else first,
+            end_s, live.prompt_tokens, live.generated_tokens, live.slo_ttft_s, live.slo_tpot_s, live.slo_e2e_s,
+        )  # fmt: skip
         for learner in service.learners:
             learner.learn(record)
 
-    def _made_room(self, service: Service, now: float) -> None:
-        if service.line:
-            self.release(service, now)
-        if self._scaling is not None:
-            self._scaling.stop_empty(now)
-
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
         if outcome is not _FINISHED:
-            _forget_after(live, end_s)
+            # Tokens that were on their way when the client gave up never arrived.
+            if live.first_token_s > end_s:
+                live.first_token_s = NEVER
+            if live.answer_s > end_s:
+                live.answer_s = NEVER
         row = self._pack(
             live.id, outcome, live.attempt + 1, live.preemptions, live.replica, live.placed_s, live.admitted_s,
             live.first_token_s, live.answer_s, end_s, live.generated_tokens, live.cached_tokens,
@@ -343,21 +181,193 @@ class Control:
         )  # fmt: skip
         self._put(row)
 
+    # Other events of requests.
 
-def _forget_after(live: Live, end_s: float) -> None:
-    """What was still on its way to the client when it gave up never came."""
-    if live.first_token_s > end_s:
-        live.first_token_s = NEVER
-    if live.answer_s > end_s:
-        live.answer_s = NEVER
+    def on_judged(self, live: Live, score: float, now: float) -> None:
+        """An answer has its score: it is accepted, or the next stage of the cascade answers."""
+        if self._judged.pop(live.id, None) is None:
+            return
+        assert self.cascade is not None
+        if self.cascade.accepts(live, score, now):
+            self.end(live, now, _FINISHED, is_learned=True)
+        else:
+            self.cascade.escalate(live)
+            self._count_demand(self.service_of(live), live)
+            self.place(live, now)
 
+    def on_phase_changed(self, live: Live, now: float) -> None:
+        """A request has ended its reasoning."""
+        if self.migrations:
+            migrations = self.migrations.get(self.service_of(live))
+            if migrations is not None:
+                migrations.at_phase(live, now)
 
-def _as_ended(live: Live, end_s: float, outcome: Outcome) -> Ended:
-    first = live.first_token_s
-    return Ended(
-        live.id, outcome, live.model, live.tier, live.replica, live.arrival_s, None if first != first else first, end_s,
-        live.prompt_tokens, live.generated_tokens, live.slo_ttft_s, live.slo_tpot_s, live.slo_e2e_s,
-    )  # fmt: skip
+    def on_prefilled(self, live: Live, now: float) -> None:
+        """A prefill that another replica is to decode has ended: hand the request over."""
+        service = self.service_of(live)
+        target = service.member(live.decode_replica)
+        chosen = live.decode_replica
+        tokens = live.prompt_tokens + live.output_tokens
+        if (
+            not service.names_decoder
+            or target is None
+            or target.view.role == "prefill"
+            or not target.can_serve(tokens)
+        ):  # fmt: skip
+            chosen = service.choose_decoder(live, live.replica)
+        live.decode_replica = -1
+        if chosen >= 0 and chosen != live.replica:
+            self.effects.hand_over(live, chosen, now)
+
+    def on_moved(self, live: Live, now: float) -> None:
+        """A request has moved to another replica."""
+        live.moves += 1
+        self.on_room(self.service_of(live), now)
+
+    def on_cancelled(self, live: Live, now: float) -> None:
+        """The driver has aborted a request."""
+        self.end(live, now, Outcome.CANCELLED)
+
+    def on_timeout(self, now: float, live: Live) -> None:
+        """The client of a request gives up."""
+        if live.stage is ENDED:
+            return
+        live.cancelled_s = now
+        if live.stage is HELD:
+            self.end(live, now, Outcome.CANCELLED)
+        else:
+            self.effects.cancel(live, now)
+
+    # Events of replicas.
+
+    def on_unit_started(self, deployment: str, members: Sequence[Member], now: float) -> None:
+        """The replicas of one unit that scaling started are up."""
+        assert self.scaling is not None
+        self.release_held(self.scaling.on_started(deployment, members), now)
+
+    def on_crashed(self, replica: int, lost: Sequence[Live], now: float) -> None:
+        """A replica is down. Its requests are placed anew and keep the tokens that are out."""
+        for service in self.services:
+            if (member := service.member(replica)) is not None:
+                member.is_up = False
+                self._roles.cover(service)
+        for live in lost:
+            live.attempt += 1
+            if live.cancelled_s == live.cancelled_s:
+                self.end(live, now, Outcome.CANCELLED)
+            else:
+                self.place(live, now, jumps_queue=True)
+
+    def on_recovered(self, replica: int, now: float) -> None:
+        """A replica is up again, without requests."""
+        for service, member in self._memberships(replica):
+            member.is_up = True
+            self._roles.cover(service)
+            self.release_held(service, now)
+
+    def change_role(self, replica: int, role: Role, now: float, is_ready: bool) -> None:
+        """Give a replica another role (Cauchy, section 3.6). Requests that it has begun stay.
+
+        Unless `is_ready`, the replica takes no new request until `on_role_changed`.
+        """
+        for service, member in self._memberships(replica):
+            member.role = role
+            member.num_switches += not is_ready
+            self._roles.rearrange(service, now)
+            self.release_held(service, now)
+
+    def on_role_changed(self, replica: int, now: float) -> None:
+        """A replica has completed a change of its role and takes requests again."""
+        for service, member in self._memberships(replica):
+            member.num_switches -= 1
+            self._roles.rearrange(service, now)
+            self.release_held(service, now)
+
+    def _memberships(self, replica: int) -> list[tuple[Service, Member]]:
+        found = [(service, service.member(replica)) for service in self.services]
+        return [(service, member) for service, member in found if member is not None and not member.is_gone]
+
+    def on_views_refreshed(self, now: float) -> None:
+        """Views were refreshed and may show room: release held requests."""
+        for service in self.services:
+            if service.hold_queue:
+                self.release_held(service, now)
+
+    # Set-up, queries and the end of a run.
+
+    def configure(
+        self,
+        policies: Policies,
+        members: Mapping[str, Sequence[Member]],
+        names: Mapping[str, Sequence[str]],
+        seed: int,
+        scaling: Callable[[dict[str, Service]], Scaling | None],
+        observer: DecisionObserver | None = None,
+    ) -> None:
+        """Create one service per model, with new policies.
+
+        `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
+        """
+        hold_ordering = policies.ordering if policies.ordering_at != "replica" else Fcfs
+        for model in members:
+            view = MutableFleetView(Random(f"{seed}/router/{model}"))
+            service = Service(
+                model, members[model], policies.router(), hold_ordering(), policies.window, view, observer
+            )
+            self.services.append(service)
+            for name in names[model]:
+                self.by_model.setdefault(name, service)
+            if policies.migration is not None:
+                view = MutableFleetView(Random(f"{seed}/migration/{model}"))
+                migrations = Migrations(service, policies.migration(), view, self.effects.move, observer)
+                self.migrations[service] = migrations
+                service.add_learner(migrations.policy)
+            if policies.admission is not None:
+                random = Random(f"{seed}/admission/{model}")
+                admissions = Admissions(service, policies.admission(), random, self.place, observer)
+                self.admissions[service] = admissions
+                service.add_learner(admissions.policy)
+        self.scaling = scaling(self.by_model)
+        if policies.cascade is not None:
+            config = policies.cascade
+            for name in config.models:
+                if name not in self.by_model:
+                    raise unknown("model", name, self.by_model, "cascade")
+            stages = [self.by_model[name] for name in config.models]
+            self.cascade = self.cascade_type(config, config.policy(), stages, Random(f"{seed}/cascade"))
+        for service in self.services:
+            if self.scaling is not None:
+                service.add_learner(self.scaling.scaler)
+            if self.cascade is not None:
+                service.add_learner(self.cascade.policy)
+        self._only = self.services[0] if len(self.services) == 1 else None
+        self._has_entry_steps = self.cascade is not None or bool(self.admissions) or self.scaling is not None
+
+    def ticking(self) -> list[Ticking]:
+        """The policies that the driver calls at intervals, in their fixed order."""
+        parts: list[Ticking] = [*self.migrations.values(), *self.admissions.values()]
+        return parts if self.scaling is None else [*parts, self.scaling]
+
+    def has_placeable_waiter(self, now: float) -> bool:
+        """Whether a held request may be placed later without another arrival, end or start."""
+        return any(service.has_placeable_waiter(now) for service in self.services) or self._has_kept()
+
+    def has_held(self) -> bool:
+        """Whether any request is held."""
+        return any(service.hold_queue for service in self.services) or self._has_kept()
+
+    def _has_kept(self) -> bool:
+        return bool(self._judged) or any(admissions.held for admissions in self.admissions.values())
+
+    def held_requests(self) -> list[Live]:
+        """Requests in hold queues and those that admission policies hold."""
+        held = [live for service in self.services for live in service.held_requests()]
+        return held + [live for admissions in self.admissions.values() for live in admissions.held_requests()]
+
+    def write_unfinished(self, unfinished: Sequence[Live], now: float) -> None:
+        """Record every request in the system as unfinished: `unfinished` at replicas, and those that control has."""
+        for live in sorted([*unfinished, *self._judged.values(), *self.held_requests()], key=_by_id):
+            self._write(live, now, Outcome.UNFINISHED)
 
 
 def _by_id(live: Live) -> int:

@@ -1,4 +1,4 @@
-"""A request while it lives: what arrived, and where it has got to."""
+"""The state of a request while it is in the system."""
 
 from __future__ import annotations
 
@@ -8,112 +8,126 @@ from typing import Any
 from headway.core.request import Phase, Request
 
 NEVER = float("nan")
-"""A time that has not come. NaN, so that the record's columns need no second representation."""
+"""A time of an event that has not happened: NaN, as in the record's columns."""
 
 
 class Stage(IntEnum):
-    """Where a request is."""
+    """The stage of a request's life."""
 
     HELD = 0
+    """In front of the replicas: in a hold queue, held by an admission policy, or waiting for a judge."""
     WAITING = 1
+    """At a replica, in its queue."""
     PREFILLING = 2
     DECODING = 3
     ENDED = 4
     PAUSED = 5
-    """Its KV cache is on the way to another replica."""
+    """Out of its batch while its KV cache is copied to another replica."""
 
 
 HELD, WAITING, PREFILLING, DECODING, ENDED, PAUSED = Stage
-"""Under names of their own: reading a member from its enum takes as long as a dozen other steps."""
+"""Module-level names: reading a member from its enum class takes as long as a dozen other steps."""
 
 
 class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec allows what dataclasses do not
-    """What arrived, and its state. Satisfies `core.view.RequestView`; only control and the engines write to it.
+    """A request and its state. Satisfies `core.view.RequestView` and `core.view.PlacedRequestView`.
 
-    `generated_tokens` of a decoding request is as of the last time the engine synced it, which it does before
-    any policy is asked about the request.
+    The fields stand in three sections, each with one owner: `Request` (what arrived; nobody changes it, except a
+    cascade that assigns a model), control's, and the driver's (the simulated engine, or the gateway).
+    `generated_tokens` of a request that decodes in the simulator is as of the last sync, which the replica does
+    before it calls any policy.
     """
 
+    # Progress: written by the driver, read by control and by policies.
+
     phase: Phase = Phase.ANSWERING
-    generated_tokens: int = 0
-    turn: int = 0
-    attempt: int = 0
-    preemptions: int = 0
-    replica: int = -1
-    stage_index: int = -1
-    """Which model of a cascade it is with; -1: none."""
-    score: float = NEVER
-    """What the judge gave the last answer."""
-    decode: int = -1
-    """Where it goes after its prefill; -1: nowhere else."""
-    sent_to: str = ""
-    """The region that it was let go for; "": any."""
     stage: Stage = HELD
-    placed_s: float = NEVER
+    """Change it with `enter`."""
+    generated_tokens: int = 0
+    replica: int = -1
+    """Replica of the last placement; -1 = none yet."""
+    turn: int = 0
+    preemptions: int = 0
     admitted_s: float = NEVER
     first_token_s: float = NEVER
     answer_s: float = NEVER
     reasoning_end_s: float = NEVER
-    moves: int = 0
-    cancelled_s: float = NEVER
     cached_tokens: int = 0
     """Prompt tokens that a prefix cache served at the first admission."""
 
-    # The stay in the present batch, the engine's to keep.
+    # Control.
+
+    attempt: int = 0
+    placed_s: float = NEVER
+    cancelled_s: float = NEVER
+    moves: int = 0
+    stage_index: int = -1
+    """Index of the cascade stage that answers; -1 = no cascade."""
+    score: float = NEVER
+    """The judge's score of the last cascade stage's answer, 0 to 100."""
+    decode_replica: int = -1
+    """Replica that decodes after the prefill; -1 = the one that prefills."""
+    release_region: str = ""
+    """Region that an admission policy released the request to; "" = any."""
+    rank: object = None
+    """Sort key in the queue that the request is in."""
+
+    # The driver: the request's stay at its present replica.
+
+    move: Any = None
+    """The driver's migration object while the request is being moved."""
     enqueued_s: float = NEVER
     ready_s: float = NEVER
-    """When the engine's scheduler can see it."""
+    """Earliest time at which the engine's scheduler sees the request."""
     response_s: float = 0.0
-    """From the end of an iteration to the client."""
+    """Delay from the end of an iteration until the client has its tokens."""
     stay_admitted_s: float = NEVER
     prefill_end_s: float = NEVER
     target_tokens: int = 0
-    """KV tokens to have before decoding (again): the prompt, and what was generated before a preemption."""
+    """KV tokens to compute before decoding: the prompt, plus the tokens generated before a preemption."""
     computed_tokens: int = 0
-    """KV tokens computed when prefilling; when decoding, those at `joined_tick`."""
+    """KV tokens computed so far in prefill; while decoding, those at `joined_tick`."""
     swapped_tokens: int = 0
-    """KV tokens of a waiting request that are kept: in host memory, or in `resident_blocks`; 0 = none."""
+    """KV tokens of a waiting request that are kept, in host memory or in `resident_blocks`; 0 = none."""
     resident_blocks: int = 0
     """GPU blocks that a waiting request holds."""
-    queue: int = 0
-    """Which of the ordering's queues it stands in."""
-    pace: int = 0
-    """Counts the changes of what is noted of its reader (`sim.pace`)."""
-    move: Any = None
-    """The driver's, while the request is being moved."""
     shared_blocks: int = 0
     """Leading KV blocks held through the prefix cache."""
+    queue: int = 0
+    """Index of the ordering's queue (`QueuedOrdering`)."""
+    pace_version: int = 0
+    """Number of changes of the reader's pace (`sim.stall_tracker`)."""
     joined_tick: int = 0
     joined_generated: int = 0
     quantum_tick: int = 0
-    milestone: int = -1
-    """Tick at which the engine looks at the request again; -1 = not decoding."""
-    rank: object = None
-    """The key under which it stands in a queue."""
+    check_tick: int = -1
+    """Tick at which the replica checks the request next; -1 = not decoding."""
+
+    def enter(self, stage: Stage) -> None:
+        """Change the stage: the only place that does."""
+        self.stage = stage
 
     @property
     def answer_tokens(self) -> int:
-        """Answering tokens so far."""
+        """Answering tokens generated so far."""
         return max(self.generated_tokens - self.reasoning_tokens, 0)
-
-    # What a migration policy sees besides (`core.view.PlacedRequestView`).
 
     @property
     def is_running(self) -> bool:
-        """It decodes."""
+        """Whether the request decodes."""
         return self.stage is DECODING
 
     @property
     def is_waiting(self) -> bool:
-        """It waits at its replica."""
+        """Whether the request waits at its replica."""
         return self.stage is WAITING
 
     @property
     def has_kv(self) -> bool:
-        """Its KV cache is at its replica."""
+        """Whether the request has a KV cache at its replica."""
         return self.stage is not WAITING or self.swapped_tokens > 0
 
     @property
     def is_moving(self) -> bool:
-        """A move is under way."""
+        """Whether a move of the request is under way."""
         return self.move is not None

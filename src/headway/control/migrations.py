@@ -1,66 +1,73 @@
-"""Which moves are asked for, and which of them are begun."""
+"""Moves of requests between replicas: asks the migration policy, and begins the moves that are possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import cast
 
+from headway.control.decisions import DecisionObserver
 from headway.control.live import DECODING, WAITING, Live
-from headway.control.observe import View
+from headway.control.observe import MutableFleetView
 from headway.control.service import Service
 from headway.core.decision import Move
 from headway.core.errors import HeadwayError
 from headway.core.policy import Migration
 from headway.core.view import ReplicaView
 
-Begin = Callable[[Live, int, "int | None", float], None]
-"""The driver's: (request, target, blocks a stage, now)."""
+BeginMove = Callable[[Live, int, "int | None", float], None]
+"""`Effects.move`: (request, target, blocks per stage, now)."""
 
 
 class Migrations:
-    """One service's migration policy, and its view."""
+    """One service's migration policy and its view."""
 
-    def __init__(self, service: Service, policy: Migration, view: View, begin: Begin) -> None:
+    def __init__(
+        self, service: Service, policy: Migration, view: MutableFleetView, begin: BeginMove,
+        observer: DecisionObserver | None = None,
+    ) -> None:  # fmt: skip
         self.service = service
         self.policy = policy
         self.interval_s = policy.interval_s
         self._view = view
         self._begin = begin
+        self._observer = observer
 
     def at_phase(self, live: Live, now: float) -> None:
-        """A request's reasoning is over."""
+        """Ask whether a request that has ended its reasoning moves, and begin that move."""
         tokens = live.prompt_tokens + live.output_tokens
-        able = [m.view for m in self.service.members if m.takes(tokens) or m.view.id == live.replica]
-        move = self.policy.at_phase(live, self._seen(able, now))
-        if move is not None and self._can(live, move, now):
-            self._begin(live, move.target, move.stage_blocks, now)
+        able = [m.view for m in self.service.members if m.can_serve(tokens) or m.view.id == live.replica]
+        move = self.policy.at_phase(live, self._fill_view(able, now))
+        if move is not None:
+            self._try_move(live, move, now)
 
     def tick(self, now: float) -> None:
-        """Ask for moves."""
-        up = [member.view for member in self.service.members if member.is_up]
+        """Ask for moves and begin them."""
+        up = self.service.up_views()
         if len(up) < 2:
             return
-        moves = self.policy.moves(self._seen(up, now))
+        moves = self.policy.moves(self._fill_view(up, now))
         if not moves:
             return
-        wanted = {move.request for move in moves}
-        lives = {request.id: request for replica in up for request in replica.requests if request.id in wanted}
+        ids = {move.request for move in moves}
+        lives = {request.id: request for replica in up for request in replica.requests if request.id in ids}
         for move in moves:
-            live = cast(Live, lives.get(move.request))
-            if self._can(live, move, now):
-                self._begin(live, move.target, move.stage_blocks, now)
+            self._try_move(cast(Live, lives.get(move.request)), move, now)
 
-    def _seen(self, replicas: list[ReplicaView], now: float) -> View:
+    def _fill_view(self, replicas: list[ReplicaView], now: float) -> MutableFleetView:
         view = self._view
         view.now, view.replicas = now, replicas
         return view
 
-    def _can(self, live: Live | None, move: Move, now: float) -> bool:
-        """Whether a move can be begun. HeadwayError for one to a replica that the service has not."""
+    def _try_move(self, live: Live | None, move: Move, now: float) -> None:
+        """Begin a move if it is possible. Raises HeadwayError if the service has no such target."""
         target = self.service.member(move.target)
         if target is None:
             name = type(self.policy).__name__
             raise HeadwayError(f"migration {name} chose replica {move.target!r}, which {self.service.model} has not")
         if live is None or live.move is not None or live.stage not in (DECODING, WAITING):
-            return False
-        return target.takes(live.prompt_tokens + live.output_tokens) and move.target != live.replica
+            return
+        if not target.can_serve(live.prompt_tokens + live.output_tokens) or move.target == live.replica:
+            return
+        if self._observer is not None:
+            self._observer.record_migration(live, move, self.service.up_views(), now)
+        self._begin(live, move.target, move.stage_blocks, now)

@@ -1,9 +1,10 @@
-"""Builds what policies see: fresh, or as stale and lossy as a fleet's scraped metrics are."""
+"""Views of replicas for policies: fresh, or as stale and lossy as a fleet's scraped metrics are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 from msgspec import Struct
 
@@ -11,31 +12,29 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Role
 from headway.core.view import OracleReplicaView, PlacedRequestView, PoolView, ReplicaView
 
-_LOADS = (
+_ENGINE_METRICS = (
     "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "output_tokens_left",
 )  # fmt: skip
-"""What an engine tells of itself. What passes through the gateway, requests and their tokens, it counts itself."""
-_SHOWN = (*_LOADS, "seen_s")
+"""What engines report. Everything else is the gateway's own count and always fresh."""
 
 
 class Scrape(Struct, frozen=True, forbid_unknown_fields=True):
-    """How metrics reach the policies. A period of 0: every read is fresh. Requests in flight, the prompts among them
-    that are not computed yet, and tokens so far are the gateway's own counts, and always fresh."""
+    """How engine metrics reach the policies. With a period of 0 every read is fresh."""
 
     period_s: float = 0.0
     """Time between two scrapes."""
     delay_s: float = 0.0
-    """From the scrape to its being visible."""
+    """Time from the scrape until policies see it."""
     loss: float = 0.0
-    """Share of scrapes of a replica that fail; the last values stay."""
+    """Share of scrapes of a replica that fail; the previous values stay."""
 
     def __post_init__(self) -> None:
         if self.period_s < 0 or self.delay_s < 0 or not 0 <= self.loss < 1:
             raise HeadwayError("observe: period_s and delay_s must be >= 0, and loss in [0, 1)")
 
 
-class View:
-    """`core.view.FleetView`: one object, refilled for every call."""
+class MutableFleetView:
+    """Implements `core.view.FleetView`: one object whose attributes are set before every call of a policy."""
 
     __slots__ = ("now", "random", "replicas")
 
@@ -45,8 +44,8 @@ class View:
         self.replicas: Sequence[ReplicaView] = ()
 
 
-class FleetOfPools:
-    """`core.view.PoolsView`: one object, refilled for every call."""
+class MutablePoolsView:
+    """Implements `core.view.PoolsView`: one object whose attributes are set before every call of a policy."""
 
     __slots__ = ("arrived", "now", "pools", "random")
 
@@ -58,7 +57,7 @@ class FleetOfPools:
 
 
 class ScrapedReplica:
-    """A replica as last scraped. What the placer knows itself, who is there and how far they are, is always fresh."""
+    """A replica whose engine metrics are those of the last scrape. Satisfies `core.view.OracleReplicaView`."""
 
     def __init__(self, replica: OracleReplicaView) -> None:
         self._replica = replica
@@ -70,70 +69,60 @@ class ScrapedReplica:
         self.num_waiting = self.num_running = self.kv_blocks_used = self.kv_blocks_host = self.head_demand_blocks = 0
         self.output_tokens_left = 0
         self.seen_s = float("-inf")
-        """When this load was read."""
+        """Time of the scrape."""
 
     @property
     def num_in_flight(self) -> int:
-        """Placed here and not yet ended."""
         return self._replica.num_in_flight
 
     @property
     def role(self) -> Role:
-        """What it is for at present."""
         return self._replica.role
 
     @property
     def num_by_tier(self) -> Mapping[int, int]:
-        """The same, by tier."""
         return self._replica.num_by_tier
 
     @property
     def queue_lengths(self) -> Sequence[int]:
-        """The same, by the ordering's queue."""
         return self._replica.queue_lengths
 
     @property
     def num_arriving(self) -> int:
-        """Moves under way to it."""
         return self._replica.num_arriving
 
     @property
     def is_draining(self) -> bool:
-        """It takes nothing new."""
         return self._replica.is_draining
 
     @property
     def requests(self) -> Sequence[PlacedRequestView]:
-        """Who is placed here."""
         return self._replica.requests
 
     @property
     def prefill_tokens_left(self) -> int:
-        """Of prompts that are not computed yet."""
         return self._replica.prefill_tokens_left
 
     @property
     def tokens_generated(self) -> int:
-        """Of who is placed here."""
         return self._replica.tokens_generated
 
     @property
     def answers_on_pace(self) -> bool:
-        """Every reader of an answer still has tokens to read."""
         return self._replica.answers_on_pace
 
-    def sample(self, now: float) -> tuple[float, ...]:
-        """The load right now, and when that is."""
-        return *(getattr(self._replica, name) for name in _LOADS), now
+    def sample(self, now: float) -> dict[str, Any]:
+        """The engine's metrics now."""
+        return {name: getattr(self._replica, name) for name in _ENGINE_METRICS} | {"seen_s": now}
 
-    def show(self, sample: tuple[float, ...]) -> None:
-        """Make a sample visible."""
-        for name, value in zip(_SHOWN, sample, strict=True):
+    def show(self, sample: dict[str, Any]) -> None:
+        """Make a sample visible to policies."""
+        for name, value in sample.items():
             setattr(self, name, value)
 
 
-class Observer:
-    """The views of a fleet's replicas. With a scrape period, the driver calls `scrape` on every tick."""
+class ReplicaViews:
+    """The views of a fleet's replicas. With a scrape period, the driver calls `scrape` and `show` on every tick."""
 
     def __init__(self, replicas: Sequence[OracleReplicaView], scrape: Scrape, random: Random) -> None:
         self.scrape_config = scrape
@@ -144,22 +133,21 @@ class Observer:
             self.add(replica)
 
     def add(self, replica: OracleReplicaView) -> OracleReplicaView:
-        """One more replica; returns its view."""
+        """Create and return the view of one more replica."""
+        view = replica
         if self.scrape_config.period_s:
-            scraped = ScrapedReplica(replica)
-            self._scraped.append(scraped)
-            self.views.append(scraped)
-        else:
-            self.views.append(replica)
-        return self.views[-1]
+            view = ScrapedReplica(replica)
+            self._scraped.append(view)
+        self.views.append(view)
+        return view
 
-    def scrape(self, now: float = 0.0) -> list[tuple[ScrapedReplica, tuple[float, ...]]]:
-        """Sample every replica; hand the result to `show` once the delay is over."""
+    def scrape(self, now: float = 0.0) -> list[tuple[ScrapedReplica, dict[str, Any]]]:
+        """Sample every replica; pass the result to `show` after the delay."""
         loss = self.scrape_config.loss
         return [(r, r.sample(now)) for r in self._scraped if not loss or self._random.random() >= loss]
 
     @staticmethod
-    def show(samples: list[tuple[ScrapedReplica, tuple[float, ...]]]) -> None:
-        """Make samples visible."""
+    def show(samples: list[tuple[ScrapedReplica, dict[str, Any]]]) -> None:
+        """Make samples visible to policies."""
         for replica, sample in samples:
             replica.show(sample)

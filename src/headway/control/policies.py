@@ -1,4 +1,4 @@
-"""Which policies a run uses, and where they act."""
+"""The policies that a run uses, and where they act."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from headway.core.policy import Admission, Cascade, Migration, Ordering, Router,
 OrderingAt = Literal["replica", "gateway", "both"]
 
 
-class CascadeOf(Struct, frozen=True):
+class CascadeConfig(Struct, frozen=True):
     """Models that answer one after the other until an answer is good enough."""
 
     name: str
-    """What requests ask for; those that ask for no model get it, too."""
+    """Model name that selects the cascade. Requests without a model name use the cascade, too."""
     models: tuple[str, ...]
-    """The smallest first."""
+    """Names of the models, the smallest first."""
     policy: Callable[[], Cascade]
     judge_s: float = 0.27
-    """Seconds that judging an answer takes; Cascadia's (section 4.1) unless given."""
+    """Seconds to judge one answer. The default is from Cascadia, section 4.1."""
     judge_usd: float = 0.0
-    """What judging an answer costs."""
+    """Price of judging one answer."""
     judge_bias: float = 0.0
-    """Of the judge's scores, 0 to 100."""
+    """Bias of the judge's scores, which are 0 to 100."""
     judge_noise: float = 0.0
     """Standard deviation of the judge's scores."""
 
 
 class Policies(Struct, frozen=True):
-    """Makers of policies: every model's pools get a router, every queue an ordering, all fresh for each run."""
+    """Factories of policies. Every run creates its own: a router per model, an ordering per queue."""
 
     router: Callable[[], Router]
     ordering: Callable[[], Ordering]
     ordering_at: OrderingAt = "replica"
-    """Where the ordering acts; elsewhere the line is first come, first served."""
+    """Queues that use the ordering. The others are first come, first served."""
     window: int | None = None
-    """A replica is given at most this many requests in flight, the others are held back; None = no holding."""
+    """Most requests in flight at one replica; the others are held. None = no limit."""
     migration: Callable[[], Migration] | None = None
-    """Who goes to another replica; every model's replicas get one. None = nobody."""
+    """One policy per model; None = no migration."""
     admission: Callable[[], Admission] | None = None
-    """Who is kept for later; every model's replicas get one. None = nobody."""
-    cascade: CascadeOf | None = None
-    """Which model answers. None = the one that a request asks for."""
+    """One policy per model; None = every request is released at once."""
+    cascade: CascadeConfig | None = None
+    """None = the model that the request names answers."""
     scaler: Callable[[], Scaler] | None = None
-    """How many replicas each pool has; one for the whole fleet. None = as many as at the start."""
+    """One policy for the whole fleet; None = the number of replicas is fixed."""

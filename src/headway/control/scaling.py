@@ -1,91 +1,77 @@
-"""How many replicas there are: what a scaler asks for, rolled out by starting, draining and stopping."""
+"""The number of replicas: rolls out the fleet that a scaler asks for by starting, draining and stopping replicas."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
+from headway.control.effects import ScalingEffects
 from headway.control.live import Live
-from headway.control.observe import FleetOfPools
+from headway.control.observe import MutablePoolsView
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Pool, unit_of
 from headway.core.policy import Scaler
 from headway.core.view import PoolView, ReplicaView
 
-
-class Effects(Protocol):
-    """What a driver does when scaling says so."""
-
-    def start_replica(self, deployment: str, now: float) -> None:
-        """Acquire one more of a pool or combo; the driver answers with `Control.started` once all of it is up."""
-
-    def drain(self, replica: int, on: bool) -> None:
-        """Show it as draining, or no longer so."""
-
-    def stop_replica(self, replica: int, now: float) -> None:
-        """Give it back; it is empty."""
-
-
 Unit = list[Member]
-"""What comes and goes as one: a replica, or the replicas of a combo."""
+"""What is started and stopped as one: a replica, or the replicas of one combo."""
 
 
 class PoolState:
-    """One pool or kind of combo, as control knows it. Satisfies `core.view.PoolView`."""
+    """One pool, or the combos of one name, as control knows it. Satisfies `core.view.PoolView`."""
 
     def __init__(self, deployment: Pool | Combo, services: Mapping[str, Service]) -> None:
-        unit = unit_of(deployment)
-        pool = unit[0]
-        self.name, self.model, self.gpu, self.region = deployment.name, pool.model.name, pool.gpu.name, pool.region
-        self.usd_per_hour = sum(each.usd_per_hour for each in unit)
+        parts = unit_of(deployment)
+        first = parts[0]
+        self.name, self.model, self.gpu, self.region = deployment.name, first.model.name, first.gpu.name, first.region
+        self.usd_per_hour = sum(part.usd_per_hour for part in parts)
         self.gpus: Counter[str] = Counter()
-        for each in unit:
-            self.gpus[each.gpu.name] += each.parallel.num_gpus
+        for part in parts:
+            self.gpus[part.gpu.name] += part.parallel.num_gpus
         self.min_replicas = deployment.min_replicas
         self.max_replicas = sys.maxsize if deployment.max_replicas is None else deployment.max_replicas
         self.goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
-        self.service = services[pool.model.name]
+        self.service = services[first.model.name]
         self.members = [member for member in self.service.members if member.deployment == self.name]
-        """Those that have not been given back, up or not."""
+        """Members that were not given back, up or not."""
         self.num_starting = 0
         self.num_failed = 0
         self.wanted = deployment.replicas
-        """What the scaler said last."""
+        """Number of units that the scaler asked for last."""
 
     def units(self) -> list[Unit]:
-        """Those of which something is up."""
-        found: dict[int, Unit] = {}
+        """Units of which at least one replica is up."""
+        units: dict[int, Unit] = {}
         for member in self.members:
             if member.is_up:
-                found.setdefault(member.view.combo, []).append(member)
-        return list(found.values())
+                units.setdefault(member.view.combo, []).append(member)
+        return list(units.values())
 
     @property
     def num_held(self) -> int:
-        """Those that have GPUs, crashed ones too: they may come back, and are paid for."""
+        """Units that have GPUs. Crashed ones count: they may recover, and are paid for."""
         return len({member.view.combo for member in self.members}) + self.num_starting
 
     @property
     def num_down(self) -> int:
-        """Those of which nothing is up, and that have not been given back."""
+        """Units of which no replica is up and that were not given back."""
         return self.num_held - self.num_starting - len(self.units())
 
     @property
     def num_serving(self) -> int:
-        """Those that do not drain."""
+        """Units that are up and not draining."""
         return sum(not unit[0].is_draining for unit in self.units())
 
     @property
     def num_queued(self) -> int:
-        """Those that wait in front, for any of the model's pools."""
-        return len(self.service.held())
+        """Requests in the hold queue of the model, for any of its pools."""
+        return len(self.service.held_requests())
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
-        """What a scaler sees of them."""
+        """Views of the replicas that are up."""
         return [member.view for unit in self.units() for member in unit]
 
 
@@ -95,9 +81,9 @@ class Scaling:
     def __init__(
         self,
         scaler: Scaler,
-        view: FleetOfPools,
+        view: MutablePoolsView,
         pools: Sequence[PoolState],
-        effects: Effects,
+        effects: ScalingEffects,
         gpu_limits: Sequence[tuple[str, str, int]] = (),
     ) -> None:
         self.scaler = scaler
@@ -107,21 +93,31 @@ class Scaling:
         self._limits = {(region, gpu): count for region, gpu, count in gpu_limits}
         self._pools = {pool.name: pool for pool in pools}
         self._draining: list[tuple[Service, Unit]] = []
-        seen: list[PoolView] = list(pools)
-        self._view.pools = seen
+        views: list[PoolView] = list(pools)
+        self._view.pools = views
 
-    def arrived(self, live: Live, model: str) -> None:
-        """Count a request for this model, by whichever of its names it asks."""
+    def count_arrival(self, live: Live, model: str) -> None:
+        """Add an arriving request to the demand for `model`, its canonical name."""
         key = model, live.region, live.tier
         num, tokens = self._view.arrived.get(key, (0, 0))
         self._view.arrived[key] = num + 1, tokens + live.prompt_tokens
 
     def tick(self, now: float) -> None:
-        """Ask how many there should be, and see to it."""
+        """Ask the scaler for the target fleet and roll it out: start units first, then drain, then stop."""
         self._view.now = now
+        changes = self._changes()
+        for pool, change in changes:
+            if change > 0:
+                self._start_units(pool, change, now)
+        for pool, change in changes:
+            if change < 0:
+                self._drain_units(pool, -change)
+        self.stop_empty(now)
+
+    def _changes(self) -> list[tuple[PoolState, int]]:
+        """The target fleet as units to add (negative: to remove) by pool. Raises HeadwayError for an invalid target."""
         name = f"scaler {type(self.scaler).__name__}"
-        # What is added stands before what is given back.
-        wishes = []
+        changes = []
         for pool_name, wanted in self.scaler.scale(self._view).items():
             if pool_name not in self._pools:
                 raise unknown("pool", str(pool_name), self._pools, name)
@@ -130,27 +126,22 @@ class Scaling:
                 limits = f"{pool.min_replicas} to {pool.max_replicas}"
                 raise HeadwayError(f"{name} wants {wanted} of {pool_name}; expected {limits}")
             pool.wanted = wanted
-            wishes.append((pool, wanted - pool.num_serving - pool.num_starting))
-        for pool, more in wishes:
-            if more > 0:
-                self._add(pool, more, now)
-        for pool, more in wishes:
-            if more < 0:
-                self._remove(pool, -more)
-        self.stop_empty(now)
+            changes.append((pool, wanted - pool.num_serving - pool.num_starting))
+        return changes
 
-    def _add(self, pool: PoolState, more: int, now: float) -> None:
+    def _start_units(self, pool: PoolState, num: int, now: float) -> None:
+        """Add units: stop draining those that drain, the fullest first, then start new ones while there are GPUs."""
         draining = sorted((unit for unit in pool.units() if unit[0].is_draining), key=_load, reverse=True)
-        for unit in draining[:more]:
+        for unit in draining[:num]:
             self._drain(pool, unit, False)
-        for _ in range(more - len(draining)):
+        for _ in range(num - len(draining)):
             if not self.has_room(pool):
                 return
             pool.num_starting += 1
             self._effects.start_replica(pool.name, now)
 
     def has_room(self, pool: PoolState) -> bool:
-        """Whether the region has the GPUs for one more; what starts, drains or is down has its own still."""
+        """Whether the region has the GPUs for one more unit. Units that start, drain or are down keep theirs."""
         for gpu, count in pool.gpus.items():
             limit = self._limits.get((pool.region, gpu))
             if limit is not None and self._num_gpus(pool.region, gpu) + count > limit:
@@ -158,17 +149,17 @@ class Scaling:
         return True
 
     def _num_gpus(self, region: str, gpu: str) -> int:
-        here = [pool for pool in self._pools.values() if pool.region == region]
-        return sum(pool.gpus.get(gpu, 0) * pool.num_held for pool in here)
+        local = [pool for pool in self._pools.values() if pool.region == region]
+        return sum(pool.gpus.get(gpu, 0) * pool.num_held for pool in local)
 
-    def _remove(self, pool: PoolState, fewer: int) -> None:
-        """What is starting cannot be called off; what is up can, but for one while others start."""
+    def _drain_units(self, pool: PoolState, num: int) -> None:
+        """Drain the least loaded units. Units that start cannot be stopped; one unit stays up while others start."""
         serving = sorted((unit for unit in pool.units() if not unit[0].is_draining), key=_load)
-        for unit in serving[: min(fewer, len(serving) - bool(pool.num_starting))]:
+        for unit in serving[: min(num, len(serving) - bool(pool.num_starting))]:
             self._drain(pool, unit, True)
 
     def _drain(self, pool: PoolState, unit: Unit, on: bool) -> None:
-        for member in unit:  # before anything is moved out, so that it does not go to another one of them
+        for member in unit:  # all of them first, so that no request moves from one to another
             member.is_draining = on
         for member in unit:
             self._effects.drain(member.view.id, on)
@@ -179,21 +170,21 @@ class Scaling:
         pool.service.refresh()
 
     def stop_empty(self, now: float) -> None:
-        """Give back what drains and is empty, all of a combo together."""
+        """Give back the units that drain and have no requests."""
         for service, unit in self._draining[:]:
             if any(member.view.num_in_flight or member.view.num_arriving for member in unit):
                 continue
             self._draining.remove((service, unit))
             for member in unit:
-                # One that has crashed is given back, too, and does not recover.
+                # A crashed replica is given back, too, and does not recover.
                 member.is_up, member.is_gone = False, True
                 self._effects.stop_replica(member.view.id, now)
             pool = self._pools[unit[0].deployment]
             pool.members = [member for member in pool.members if not member.is_gone]
             service.refresh()
 
-    def started(self, name: str, members: Sequence[Member]) -> Service:
-        """One more is up; it may have been the service's before. Returns the service that it is for."""
+    def on_started(self, name: str, members: Sequence[Member]) -> Service:
+        """A unit of this pool or combo is up; the service may have its members already. Returns the service."""
         pool = self._pools[name]
         pool.num_starting -= 1
         pool.service.members.extend(member for member in members if member not in pool.service.members)

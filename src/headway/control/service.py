@@ -1,4 +1,4 @@
-"""The replicas that serve one model: who of them may take a request, who chooses, and who waits in front."""
+"""The replicas that serve one model: which of them may take a request, which one gets it, and the hold queue."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
+from headway.control.decisions import DecisionObserver
 from headway.control.live import HELD, Live
-from headway.control.observe import View
+from headway.control.observe import MutableFleetView
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Role
 from headway.core.policy import Learner, MovingOrdering, Ordering, Router
@@ -18,36 +19,59 @@ class Member:
     """One replica of a service, as control knows it."""
 
     __slots__ = (
-        "deployment", "is_draining", "is_gone", "is_half", "is_up", "max_num_waiting", "max_tokens", "num_switches",
-        "role", "view",
+        "deployment", "is_draining", "is_gone", "is_single_phase", "is_up", "max_num_waiting", "max_tokens",
+        "num_switches", "role", "view",
     )  # fmt: skip
 
     def __init__(self, view: ReplicaView, max_tokens: int, max_num_waiting: int | None, deployment: str = "") -> None:
         self.view = view
         self.role = view.role
-        """What it is for while its combo has somebody for each phase."""
+        """The intended role. `view.role` is `mixed` while the replica covers for a lost phase of its combo."""
         self.deployment = deployment
-        """The pool or kind of combo that it is one of."""
+        """Name of the pool or combo that the replica belongs to."""
         self.max_tokens = max_tokens
-        """Longest request, prompt and output together, that the replica can hold."""
+        """Longest request that the replica can hold: prompt and output tokens."""
         self.max_num_waiting = max_num_waiting
         self.is_up = True
         self.is_draining = False
         self.is_gone = False
-        """It was given back, and does not return."""
+        """Given back for good."""
         self.num_switches = 0
-        """Changes of its role that are under way; it takes nothing new meanwhile."""
-        self.is_half = False
-        """Its engine was started for one phase: it does nothing unless its combo has somebody for the other."""
+        """Role changes under way; the replica takes no new request meanwhile."""
+        self.is_single_phase = False
+        """The engine was started for one phase: it serves only while its combo has a replica for the other phase."""
 
     @property
     def is_ready(self) -> bool:
-        """It is up, and what it is for does not change just now."""
+        """Whether the replica is up and not changing its role."""
         return self.is_up and not self.num_switches
 
-    def takes(self, tokens: int) -> bool:
-        """It may be given a request of so many tokens, room or not."""
+    def can_serve(self, tokens: int) -> bool:
+        """Whether the replica takes new requests of this length, with or without room at present."""
         return self.is_ready and not self.is_draining and tokens <= self.max_tokens
+
+
+class _OpenMembers:
+    """The members that may be given new requests: of those ready, the ones not draining, or all if all drain."""
+
+    __slots__ = ("all", "has_roles", "has_single_phase", "ids", "start", "views")
+
+    def __init__(self, members: Sequence[Member], names_decoder: bool) -> None:
+        ready = _complete([member for member in members if member.is_ready])
+        self.has_roles = any(member.view.role != "mixed" for member in ready)
+        self.has_single_phase = any(member.is_single_phase for member in ready)
+        self.all = _complete([member for member in ready if not member.is_draining]) or ready
+        self.start = self.all
+        """Members at which a request can start: without those that only decode, unless the router names decoders."""
+        if self.has_roles and not names_decoder:
+            self.start = [member for member in self.all if member.view.role != "decode"] or self.all
+        self.views: Sequence[ReplicaView] = [member.view for member in self.start]
+        self.ids = {view.id for view in self.views}
+
+    def fitting(self, tokens: int) -> Sequence[Member]:
+        """Members that can hold a request of this length; those that decode if none that prefills can."""
+        able = [member for member in self.start if tokens <= member.max_tokens]
+        return able or [member for member in self.all if tokens <= member.max_tokens]
 
 
 class Service:
@@ -60,111 +84,92 @@ class Service:
         router: Router,
         hold_ordering: Ordering,
         window: int | None,
-        view: View,
+        view: MutableFleetView,
+        observer: DecisionObserver | None = None,
     ) -> None:
         self.model = model
         self.members = list(members)
         self.router = router
-        self._router_name = type(router).__name__
-        self.pairs = bool(getattr(router, "pairs", False))
-        """The router says who decodes; else that is seen to when the prompt is computed."""
+        self.names_decoder = bool(getattr(router, "pairs", False))
+        """The router chooses the decode replica, too; else control chooses it after the prefill."""
         self.learners: list[Learner] = []
-        """Policies that hear of every end."""
-        self.hear(router)
+        """Policies that learn from every ended request."""
+        self.add_learner(router)
         self.ordering = hold_ordering
         self.window = window
         self.view = view
-        self.line: list[tuple[object, int, Live]] = []
-        """Who is held back, a heap by rank; empty = nobody."""
+        self._observer = observer
+        self.hold_queue: list[tuple[object, int, Live]] = []
+        """Heap of held requests: (rank, id, request). May contain requests that are no longer held."""
         self._longest_tokens = self._shortest_tokens = sys.maxsize
-        """As long as there has been no replica, and none is announced, nobody knows what fits."""
+        """Unlimited until a replica exists or is announced: no length is known to be too long."""
         self.refresh()
 
-    def hear(self, policy: object) -> None:
-        """Let a policy hear of every end, if it wants to."""
+    def add_learner(self, policy: object) -> None:
+        """Report ended requests to a policy if it is a `Learner`."""
         if isinstance(policy, Learner):
             self.learners.append(policy)
 
     def refresh(self) -> None:
-        """Members came, went up or down, or drain. While all that are up drain, they are all that there is."""
-        up = _paired([member for member in self.members if member.is_ready])
-        self._has_roles = any(member.view.role != "mixed" for member in up)
-        self._has_halves = any(member.is_half for member in up)
-        self._all_open = _paired([member for member in up if not member.is_draining]) or up
-        self._open = self._all_open
-        if self._has_roles and not self.pairs:
-            self._open = [member for member in self._open if member.view.role != "decode"] or self._open
-        self._up: Sequence[ReplicaView] = [member.view for member in self._open]
-        self._up_ids = {view.id for view in self._up}
+        """Recompute what depends on the members. Call after a member was added, removed, changed or began to drain."""
+        self._open = _OpenMembers(self.members, self.names_decoder)
         self._by_id = {member.view.id: member for member in self.members}
         if self.members:
-            self._longest_tokens = max(self._limit(member) for member in self.members)
+            self._longest_tokens = max(self._max_tokens(member) for member in self.members)
             self._shortest_tokens = min(member.max_tokens for member in self.members)
-        self._limited = self.window is not None or any(m.max_num_waiting is not None for m in self.members)
+        self._is_limited = self.window is not None or any(m.max_num_waiting is not None for m in self.members)
 
-    def _limit(self, member: Member) -> int:
-        """The longest request that it can hold, of a half with the best of the others."""
-        if not member.is_half:
+    def _max_tokens(self, member: Member) -> int:
+        """Longest request that a member can hold; a single-phase one, with the best partner in its combo."""
+        if not member.is_single_phase:
             return member.max_tokens
-        others = [m.max_tokens for m in self.members if m.view.combo == member.view.combo and m.role != member.role]
-        return min(member.max_tokens, max(others, default=member.max_tokens))
+        partners = [m.max_tokens for m in self.members if m.view.combo == member.view.combo and m.role != member.role]
+        return min(member.max_tokens, max(partners, default=member.max_tokens))
 
     @property
     def any_up(self) -> bool:
-        """Something is up that can do requests."""
-        return bool(_paired([member for member in self.members if member.is_up]))
+        """Whether a replica is up that can serve requests."""
+        return self.is_served_without(None)
+
+    def is_served_without(self, exclude: int | None) -> bool:
+        """Whether a replica other than `exclude` is up that can serve requests."""
+        return bool(_complete([member for member in self.members if member.is_up and member.view.id != exclude]))
+
+    def up_views(self) -> list[ReplicaView]:
+        """Views of the replicas that are up, draining ones too."""
+        return [member.view for member in self.members if member.is_up]
 
     def member(self, replica: int) -> Member | None:
-        """The member that this replica is."""
+        """The member with this replica id."""
         return self._by_id.get(replica)
 
-    def _candidates(self, tokens: int) -> Sequence[ReplicaView]:
-        """Replicas that may be given a request of so many tokens now."""
-        able = [member for member in self._able(tokens) if self._is_open(member)]
-        if self._has_halves:
-            pairs = _paired([m for m in self._all_open if tokens <= m.max_tokens and self._is_open(m)])
-            able = [member for member in able if member in pairs]
-        return [member.view for member in able]
-
-    def _able(self, tokens: int) -> Sequence[Member]:
-        """Who can hold so many tokens; one that decodes is as good as another where none that prefills can."""
-        able = [member for member in self._open if tokens <= member.max_tokens]
-        return able or [member for member in self._all_open if tokens <= member.max_tokens]
-
-    def _is_open(self, member: Member) -> bool:
-        view = member.view
-        if self.window is not None and view.num_in_flight >= self.window:
-            return False
-        return member.max_num_waiting is None or view.num_waiting < member.max_num_waiting
-
-    def refuses(self, live: Live) -> bool:
-        """The request fits no replica, or all that are up have full queues and nothing is held in front of them."""
-        return not self.fits(live) or (self.window is None and bool(self._up))
-
     def announce(self, max_tokens: int) -> None:
-        """A replica that can hold so many tokens will come; until there is one, no more than that fits."""
+        """Expect a replica that can hold requests of this length. It limits `fits` until there is a member."""
         if not self.members:
             known = 0 if self._longest_tokens == sys.maxsize else self._longest_tokens
             self._longest_tokens = max(known, max_tokens)
 
     @property
     def longest_tokens(self) -> int:
-        """Prompt and output of the longest request that some replica can hold, or could when there last was one."""
+        """Prompt plus output tokens of the longest request that a member can hold, or that the last member could."""
         return self._longest_tokens
 
     def fits(self, live: Live) -> bool:
-        """Some replica can hold the request, when it has room."""
+        """Whether some replica can hold the request when it has room."""
         return live.prompt_tokens + live.output_tokens <= self._longest_tokens
 
-    def choose(self, live: Live, now: float) -> int | None:
-        """Ask the router; None if no replica can take the request now."""
+    # Placement.
+
+    def choose(self, live: Live, now: float, exclude: int | None = None) -> int | None:
+        """Ask the router for a replica other than `exclude`; None if no replica can take the request now."""
         tokens = live.prompt_tokens + live.output_tokens
-        candidates, ids = self._up, self._up_ids
-        if self._limited or tokens > self._shortest_tokens:
-            candidates = self._candidates(tokens)
+        opened = self._open if exclude is None else self._open_without(exclude)
+        candidates, ids = opened.views, opened.ids
+        if self._is_limited or tokens > self._shortest_tokens:
+            candidates = self._with_room(opened, tokens)
             ids = {candidate.id for candidate in candidates}
-        if live.sent_to and (there := [replica for replica in candidates if replica.region == live.sent_to]):
-            candidates, ids = there, {replica.id for replica in there}
+        if live.release_region:
+            candidates, ids = _in_region(candidates, ids, live.release_region)
         if not candidates:
             return None
         view = self.view
@@ -172,92 +177,144 @@ class Service:
         view.replicas = candidates
         placement = self.router.route(live, view)
         replica = placement.replica
-        decode = placement.decode if self.pairs else None
+        decode = placement.decode if self.names_decoder else None
         if replica not in ids or (decode is not None and decode not in self._by_id):
-            name = self._router_name
+            name = type(self.router).__name__
             chosen = replica if replica not in ids else decode
             raise HeadwayError(f"router {name} chose replica {chosen!r}; it was offered {sorted(ids)}")
-        if self._has_roles:
-            live.decode = -1 if decode is None or decode == replica else decode
-            first = self._by_id[replica]
-            if first.is_half and first.view.role != "prefill":
-                what = "alone, whose engine does one phase only"
-                raise HeadwayError(f"router {self._router_name} has a request done by replica {replica} {what}")
-            if first.view.role == "prefill" and (not self.pairs or (first.is_half and live.decode < 0)):
-                live.decode = self.decoder(live, replica)
-        else:
-            live.decode = -1
+        live.decode_replica = -1
+        if opened.has_roles:
+            self._set_decoder(live, replica, decode, exclude)
+        if self._observer is not None:
+            source = None if live.stage is HELD else self.member(live.replica)
+            leaves = source is not None and source.is_draining
+            self._observer.record_placement(live, placement, candidates, leaves, now)
         return replica
 
-    def decoder(self, live: Live, replica: int) -> int:
-        """The least loaded replica that decodes what this one prefills; -1 if there is none."""
-        tokens, combo = live.prompt_tokens + live.output_tokens, self._by_id[replica].view.combo
-        there = [m for m in self.members if m.view.combo == combo and m.view.role != "prefill"]
-        able = [m.view for m in there if m.takes(tokens)]
-        if not able and self._by_id[replica].is_half:  # while all that are up drain, they are all that there is
-            able = [m.view for m in there if m.is_ready and tokens <= m.max_tokens]
-        if not able:
-            return -1
-        return min(able, key=_load).id
+    def _open_without(self, exclude: int) -> _OpenMembers:
+        return _OpenMembers([m for m in self.members if m.view.id != exclude], self.names_decoder)
 
-    def cover(self) -> dict[int, Role]:
-        """Who has to take on another role, as a combo has lost, or has again, all that prefill or all that decode."""
+    def _with_room(self, opened: _OpenMembers, tokens: int) -> Sequence[ReplicaView]:
+        """Replicas that have room for a request of this length now."""
+        able = [member for member in opened.fitting(tokens) if self._has_room(member)]
+        if opened.has_single_phase:
+            complete = _complete([m for m in opened.all if tokens <= m.max_tokens and self._has_room(m)])
+            able = [member for member in able if member in complete]
+        return [member.view for member in able]
+
+    def _has_room(self, member: Member) -> bool:
+        view = member.view
+        if self.window is not None and view.num_in_flight >= self.window:
+            return False
+        return member.max_num_waiting is None or view.num_waiting < member.max_num_waiting
+
+    def _set_decoder(self, live: Live, replica: int, decode: int | None, exclude: int | None) -> None:
+        if decode is not None and decode != replica:
+            live.decode_replica = decode
+        first = self._by_id[replica]
+        if first.is_single_phase and first.view.role != "prefill":
+            name, what = type(self.router).__name__, "alone, whose engine does one phase only"
+            raise HeadwayError(f"router {name} has a request done by replica {replica} {what}")
+        is_open = not self.names_decoder or (first.is_single_phase and live.decode_replica < 0)
+        if first.view.role == "prefill" and is_open:
+            live.decode_replica = self.choose_decoder(live, replica, exclude)
+
+    def choose_decoder(self, live: Live, replica: int, exclude: int | None = None) -> int:
+        """The least loaded replica that can decode what `replica` prefills; -1 if there is none."""
+        tokens, first = live.prompt_tokens + live.output_tokens, self._by_id[replica]
+        partners = [
+            m for m in self.members
+            if m.view.combo == first.view.combo and m.view.role != "prefill" and m.view.id != exclude
+        ]  # fmt: skip
+        able = [m.view for m in partners if m.can_serve(tokens)]
+        if not able and first.is_single_phase:  # if all partners drain, they still serve
+            able = [m.view for m in partners if m.is_ready and tokens <= m.max_tokens]
+        return min(able, key=_load).id if able else -1
+
+    def should_reject(self, live: Live, now: float, exclude: int | None = None) -> bool:
+        """Whether a request without a replica is rejected: it fits none, or all queues are full and nothing is held."""
+        opened = self._open if exclude is None else self._open_without(exclude)
+        fits = self.fits(live)
+        rejects = not fits or (self.window is None and bool(opened.views))
+        if rejects and self._observer is not None:
+            why = "all queues are full" if fits else "it is longer than any replica can hold"
+            self._observer.record_refusal(live, now, why)
+        return rejects
+
+    def role_changes(self) -> dict[int, Role]:
+        """Roles to set, by replica: `mixed` for all of a combo that has lost a phase, else the intended role."""
         changes: dict[int, Role] = {}
-        split = [m for m in self.members if not m.is_half and (m.role != "mixed" or m.view.role != "mixed")]
+        split = [m for m in self.members if not m.is_single_phase and (m.role != "mixed" or m.view.role != "mixed")]
         for combo in sorted({m.view.combo for m in split}):
             up = [m for m in self.members if m.view.combo == combo and m.is_up]
             ready = [m for m in up if m.is_ready]
-            whole = any(m.role != "decode" for m in ready) and any(m.role != "prefill" for m in ready)
+            has_both = any(m.role != "decode" for m in ready) and any(m.role != "prefill" for m in ready)
             for member in up:
-                role: Role = member.role if whole else "mixed"
+                role: Role = member.role if has_both else "mixed"
                 if role != member.view.role:
                     changes[member.view.id] = role
         return changes
 
     # The hold queue.
 
-    def hold(self, live: Live, now: float) -> None:
-        """Keep a request back."""
-        live.stage = HELD
+    def hold(self, live: Live, now: float, exclude: int | None = None) -> None:
+        """Put a request into the hold queue."""
+        if self._observer is not None:
+            self._observer.note_hold(live, now, self._hold_reason(exclude))
+        live.enter(HELD)
         live.rank = self.ordering.rank(live, now)
-        heappush(self.line, (live.rank, live.id, live))
+        heappush(self.hold_queue, (live.rank, live.id, live))
 
-    def first(self, now: float) -> Live | None:
-        """Who is first in line."""
-        if self.line and isinstance(self.ordering, MovingOrdering):
-            lives = [entry[2] for entry in self.line]
-            self.line = [(self.ordering.rank(live, now), live.id, live) for live in lives]
-            heapify(self.line)
-        while self.line:
-            live = self.line[0][2]
+    def _hold_reason(self, exclude: int | None) -> str:
+        opened = self._open if exclude is None else self._open_without(exclude)
+        if not opened.views:
+            return "no replica is up"
+        return "others come first" if self.hold_queue else "no replica has room"
+
+    def first_held(self, now: float) -> Live | None:
+        """The held request that ranks first."""
+        if self.hold_queue and isinstance(self.ordering, MovingOrdering):
+            lives = [entry[2] for entry in self.hold_queue]
+            self.hold_queue = [(self.ordering.rank(live, now), live.id, live) for live in lives]
+            heapify(self.hold_queue)
+        while self.hold_queue:
+            live = self.hold_queue[0][2]
             if live.stage is HELD:
                 return live
-            heappop(self.line)
+            heappop(self.hold_queue)
         return None
 
-    def hopes(self, now: float) -> bool:
-        """A replica that is up could hold who is first in line, if it had room."""
-        live = self.first(now)
+    def pop_held(self) -> None:
+        """Remove the first request from the hold queue."""
+        heappop(self.hold_queue)
+
+    def has_placeable_waiter(self, now: float) -> bool:
+        """Whether a replica that is up could hold the first held request if it had room."""
+        live = self.first_held(now)
         if live is None:
             return False
-        return bool(self._able(live.prompt_tokens + live.output_tokens))
+        return bool(self._open.fitting(live.prompt_tokens + live.output_tokens))
 
-    def unhold(self) -> None:
-        """The first in line is placed."""
-        heappop(self.line)
-
-    def held(self) -> list[Live]:
-        """Who is held back."""
-        return [entry[2] for entry in self.line if entry[2].stage is HELD]
+    def held_requests(self) -> list[Live]:
+        """The held requests, in no order."""
+        return [entry[2] for entry in self.hold_queue if entry[2].stage is HELD]
 
 
-def _paired(members: list[Member]) -> list[Member]:
-    """All but halves whose combos have nobody for the other phase among these."""
-    if not any(member.is_half for member in members):
+def _complete(members: list[Member]) -> list[Member]:
+    """Drop single-phase members whose combo has no member for the other phase among these."""
+    if not any(member.is_single_phase for member in members):
         return members
-    there = {(member.view.combo, member.view.role) for member in members}
-    whole = {combo for combo, _ in there if {(combo, "prefill"), (combo, "decode")} <= there}
-    return [member for member in members if not member.is_half or member.view.combo in whole]
+    phases = {(member.view.combo, member.view.role) for member in members}
+    complete = {combo for combo, _ in phases if {(combo, "prefill"), (combo, "decode")} <= phases}
+    return [member for member in members if not member.is_single_phase or member.view.combo in complete]
+
+
+def _in_region(
+    candidates: Sequence[ReplicaView], ids: set[int], region: str
+) -> tuple[Sequence[ReplicaView], set[int]]:  # fmt: skip
+    """The candidates in a region, with their ids; all of them if none is there."""
+    local = [replica for replica in candidates if replica.region == region]
+    return (local, {replica.id for replica in local}) if local else (candidates, ids)
 
 
 def _load(replica: ReplicaView) -> tuple[int, int]:

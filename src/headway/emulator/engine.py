@@ -181,22 +181,22 @@ class Engine:
 
     # What the replica tells.
 
-    def finished(self, live: Live, now: float) -> None:
+    def on_finished(self, live: Live, now: float) -> None:
         """All its tokens are out."""
         stream = self._streams.pop(live.id)
         if stream.keeps is not None:
             self.caches.keep(stream.keeps, live, now)
         self._make(stream, live.output_tokens, True, now)
 
-    def cancelled(self, live: Live, now: float) -> None:
+    def on_cancelled(self, live: Live, now: float) -> None:
         """It was aborted."""
         stream = self._streams.pop(live.id)
         stream.made(stream.num_made, True)
 
-    def phase_changed(self, live: Live, now: float) -> None:
+    def on_phase_changed(self, live: Live, now: float) -> None:
         """Reasoning is over."""
 
-    def prefilled(self, live: Live, now: float) -> None:
+    def on_prefilled(self, live: Live, now: float) -> None:
         """Nothing is decoded elsewhere."""
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from time import time
 from typing import TYPE_CHECKING
 
-from headway.control.decisions import Decision, Decisions
+from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import HELD, Live
 from headway.control.service import Service
 from headway.core.errors import unknown
@@ -116,11 +116,11 @@ class Gateway:
         self._reasons: dict[str, bool] = {}
         """Whether a model's last answer began with reasoning."""
 
-    def _overheard(self, log: Callable[[Decision], None] | None) -> Decisions | None:
+    def _overheard(self, log: Callable[[Decision], None] | None) -> DecisionObserver | None:
         """What hears of decisions, if anybody may want to."""
         if log is None and not dashboard.is_there(self.settings):
             return None
-        decisions = Decisions(self._request_id, time() - self.clock.now)
+        decisions = DecisionObserver(self._request_id, time() - self.clock.now)
         if log is not None:
             decisions.listeners.append(log)
         if dashboard.is_there(self.settings):
@@ -219,7 +219,7 @@ class Gateway:
         if not service.fits(live) and not any(each.fits(live) for each in self._answering(service, model)):
             wanted = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
             raise ApiError(400, f"{wanted} are more than {service.longest_tokens:,}", "context_length_exceeded")
-        if len(service.line) >= self.settings.max_held and self._is_full(service):
+        if len(service.hold_queue) >= self.settings.max_held and self._is_full(service):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
         ticket = made(live)
         self.driver.arrived(ticket)
@@ -261,9 +261,9 @@ class Gateway:
 
     def _is_full(self, service: Service) -> bool:
         """Forget those in line that have ended; is it still too long?"""
-        service.line[:] = [entry for entry in service.line if entry[2].stage is HELD]
-        heapify(service.line)
-        return len(service.line) >= self.settings.max_held
+        service.hold_queue[:] = [entry for entry in service.hold_queue if entry[2].stage is HELD]
+        heapify(service.hold_queue)
+        return len(service.hold_queue) >= self.settings.max_held
 
     def _live(self, asked: Features, model: str, deadline_s: float | None) -> Live:
         prompt_tokens = self.prompt_tokens(asked)
@@ -308,7 +308,7 @@ class Gateway:
         if outcome is Outcome.REJECTED:
             ticket.retry_after_s = self.scaling.expected_s(live.model)
             if self.decisions is not None:
-                self.decisions.turned_away(live, now, ticket.request_id or str(live.id))
+                self.decisions.record_hold_refusal(live, now, ticket.request_id or str(live.id))
         if self.decisions is not None:
             self.decisions.forget(live)
         if self.board is not None:
@@ -318,7 +318,7 @@ class Gateway:
 
     def _observed(self, replica: LiveReplica, load: Load) -> None:
         replica.scraped(load)
-        self.driver.control.observed(self.clock.now)
+        self.driver.control.on_views_refreshed(self.clock.now)
 
     def metrics(self) -> str:
         """The gateway's own metrics, as Prometheus reads them."""
@@ -328,7 +328,7 @@ class Gateway:
             labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
             flight.append((labels, replica.num_in_flight))
             ups.append((labels, float(self.watch.is_up(replica))))
-        held: list[Sample] = [({"model": s.model}, len(s.held())) for s in self.driver.control.services]
+        held: list[Sample] = [({"model": s.model}, len(s.held_requests())) for s in self.driver.control.services]
         return self.telemetry.page([
             ("requests_in_flight", "Requests at a replica", flight),
             ("replica_up", "Whether requests are sent to a replica", ups),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headway.catalog.coefficients import Coefficients
 from headway.config.spec import CascadeSpec, PoolSpec, Replan, Spec
 from headway.config.strict_yaml import Key, Places
-from headway.control.policies import CascadeOf, Policies
+from headway.control.policies import CascadeConfig, Policies
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.task import InlineTask, TaskFactory
 from headway.planning.cascade.periods import Period
@@ -46,7 +46,7 @@ def expanded(spec: Spec, fleet: Fleet, places: Places) -> Spec:
 
 
 def follow(
-    spec: Spec, fleet: Fleet, base_dir: Path, places: Places, policies: Policies, cascade: CascadeOf,
+    spec: Spec, fleet: Fleet, base_dir: Path, places: Places, policies: Policies, cascade: CascadeConfig,
     known: Mapping[str, Coefficients], desk: TaskFactory | None,
 ) -> Policies:  # fmt: skip
     """The policies of an expanded scenario, whose cascade and fleet follow plans made at the `desk`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from headway.catalog.coefficients import Coefficients
-from headway.control.policies import CascadeOf, Policies
+from headway.control.policies import CascadeConfig, Policies
 from headway.core.fleet import Parallel
 from headway.planning.cascade.bilevel import Looked, Search, SetsOf, all_sets
 from headway.planning.cascade.bounds import StepBounds
@@ -72,7 +72,7 @@ def _unrehearsed(search: Search, looked: Looked) -> CascadePlan:
     return min(met, key=along_s)
 
 
-def following(policies: Policies, cascade: CascadeOf, planner: Replanner, num_gpus: int) -> Policies:
+def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, num_gpus: int) -> Policies:
     """Policies under which a cascade and its fleet follow a planner."""
     chosen = Choice("replanned", Following, {"planner": planner})
     rollout = Choice(

@@ -25,8 +25,8 @@ from headway.config.fleet import coefficients_of, fleet_of
 from headway.config.scenario import Changes, Scenario, listed, only_variant, read, variants
 from headway.config.spec import PolicySpec, Spec
 from headway.config.strict_yaml import Places
-from headway.control.decisions import Decisions
-from headway.control.policies import CascadeOf, Policies
+from headway.control.decisions import DecisionObserver
+from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fleet, Model, Pool
 from headway.core.policy import Scaler
@@ -89,7 +89,7 @@ def policies_of(scenario: Scenario, desk: TaskFactory | None = None) -> Policies
     return _policies(variants(scenario)[0], desk)
 
 
-def run(scenario: Scenario, progress: Progress | None = None, decisions: Decisions | None = None) -> Run:
+def run(scenario: Scenario, progress: Progress | None = None, decisions: DecisionObserver | None = None) -> Run:
     """Simulate a scenario that has one routing and one ordering. `decisions` hears what policies chose."""
     chosen = only_variant(scenario)
     spec, policies, pools = chosen.spec, _policies(chosen), chosen.fleet.all_pools
@@ -131,7 +131,7 @@ def _source(scenario: Scenario) -> Source:
 
 def _simulated(
     chosen: Scenario, policies: Policies, known: Mapping[str, Coefficients], source: Source,
-    progress: Progress | None = None, decisions: Decisions | None = None,
+    progress: Progress | None = None, decisions: DecisionObserver | None = None,
 ) -> Records:  # fmt: skip
     spec = chosen.spec
     return simulate(
@@ -292,7 +292,7 @@ def _scaler(scenario: Scenario, desk: TaskFactory | None = None) -> Choice[Scale
     return long_term.scaler(said, setting, desk)
 
 
-def _cascade(scenario: Scenario) -> CascadeOf | None:
+def _cascade(scenario: Scenario) -> CascadeConfig | None:
     spec, places = scenario.spec.cascade, scenario.places
     if spec is None:
         return None
@@ -303,7 +303,7 @@ def _cascade(scenario: Scenario) -> CascadeOf | None:
     with places.at("cascade", "policy"):
         policy = resolve.cascade(spec.policy)
     models = tuple(served[name] for name in spec.models)
-    return CascadeOf(spec.name, models, policy, spec.judge_s, spec.judge_usd, spec.judge_bias, spec.judge_noise)
+    return CascadeConfig(spec.name, models, policy, spec.judge_s, spec.judge_usd, spec.judge_bias, spec.judge_noise)
 
 
 def _names_of(model: Model) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ class Batch:
 
     def expect(self, live: Live) -> None:
         """Count a request as waiting."""
-        live.stage = WAITING
+        live.enter(WAITING)
         if self.pace is not None:
             self.pace.waits(live)
         if not live.swapped_tokens:
@@ -184,7 +184,7 @@ class Batch:
             live.cached_tokens = live.computed_tokens
         else:
             live.prefill_end_s = NEVER
-        live.stage = PREFILLING
+        live.enter(PREFILLING)
         self.prefilling[live.id] = live
 
     def _use_cached(self, prefixes: PrefixCache, live: Live, hit_blocks: int, loaded_blocks: int) -> None:
@@ -211,7 +211,7 @@ class Batch:
 
     def join(self, live: Live) -> None:
         """The request decodes from the next iteration on."""
-        live.stage = DECODING
+        live.enter(DECODING)
         live.joined_tick = tick = self.tick
         live.joined_generated = live.generated_tokens
         self.generated_offset -= tick
@@ -248,7 +248,7 @@ class Batch:
         self.kv.leave(own, tick)
         self.context_offset -= tokens - tick
         del self.decoding[live.id]
-        live.milestone = -1
+        live.check_tick = -1
         if self.window is not None:
             self.window_tokens -= min(tokens, self.window)
             if self.growing.pop(live.id, None) is not None:
@@ -286,7 +286,7 @@ class Batch:
         if self.stepped is not None:
             step = self.stepped.next_change_tokens(live)
             ahead = ahead if step is None else min(ahead, step)
-        live.milestone = tick = self.tick + ahead
+        live.check_tick = tick = self.tick + ahead
         heappush(self.milestones, (tick, live.id, live))
 
     def sync(self, live: Live) -> None:

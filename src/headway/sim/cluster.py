@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Literal
 
 from headway.catalog.costs import costs
-from headway.control.admissions import Admissions
-from headway.control.cascading import Cascading
-from headway.control.control import Control
-from headway.control.decisions import Decisions, parts
+from headway.control.control import Control, Ticking
+from headway.control.decisions import DecisionObserver
 from headway.control.live import Live
-from headway.control.migrations import Migrations
-from headway.control.observe import FleetOfPools, Observer, Scrape, View
+from headway.control.observe import MutablePoolsView, ReplicaViews, Scrape
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import PoolState, Scaling
 from headway.control.service import Member, Service
-from headway.core.errors import HeadwayError, unknown
+from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
@@ -58,7 +56,7 @@ def simulate(
     progress: Progress | None = None,
     line: Callable[[Pool], Line] | None = None,
     pacer: Pacer | None = None,
-    decisions: Decisions | None = None,
+    decisions: DecisionObserver | None = None,
 ) -> Records:
     """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
 
@@ -72,10 +70,6 @@ def simulate(
         decisions,
     )  # fmt: skip
     return cluster.run(faults, until_s, roles)
-
-
-Ticking = Migrations | Admissions | Scaling
-"""What is asked now and then."""
 
 
 class Cluster:
@@ -92,9 +86,9 @@ class Cluster:
         progress: Progress | None,
         line: Callable[[Pool], Line],
         pacer: Pacer,
-        decisions: Decisions | None = None,
+        observer: DecisionObserver | None = None,
     ) -> None:
-        self._decisions = decisions
+        self._observer = observer
         self._kernel = Kernel()
         self._recorder = Recorder()
         self._source = source
@@ -123,15 +117,12 @@ class Cluster:
                 self._add_unit(deployment, 0.0)
         if not self._replicas:
             raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
-        self._observer = Observer(self._replicas, scrape, Random(f"{seed}/scrape"))
+        self._views = ReplicaViews(self._replicas, scrape, Random(f"{seed}/scrape"))
         fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
         self._mover = KvTransfers(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
         self._incidents = Incidents(self._kernel, self._replicas, self._lifetimes, self._mover, self._control)
-        self._migrations: list[Migrations] = []
-        self._admissions: list[Admissions] = []
-        self._scaling: Scaling | None = None
-        self._cascade: Cascading | None = None
-        self._serve(policies, seed)
+        self._seed = seed
+        self._configure(policies, seed)
 
     def _add_unit(self, deployment: Pool | Combo, now: float) -> list[Replica]:
         """A replica of a pool, or all of a combo."""
@@ -150,38 +141,24 @@ class Cluster:
         self._lifetimes.append(Lifetime(pool.role, now))
         return replica
 
-    def _serve(self, policies: Policies, seed: int) -> None:
+    def _configure(self, policies: Policies, seed: int) -> None:
         """Hand the replicas to control, model by model."""
-        hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
-        new_service, new_migrations, new_admissions = parts(self._decisions)
-        services: dict[str, Service] = {}
-        names = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
-        named = [(replica, names[replica.pool]) for replica in self._replicas]
-        for model in {pool.model.name: pool.model for pool in self._pools}.values():
-            members = [self._member(replica, name) for replica, name in named if replica.model == model.name]
-            view = View(Random(f"{seed}/router/{model.name}"))
-            service = new_service(model.name, members, policies.router(), hold(), policies.window, view)
-            for name in (model.name, model.hf_id, *model.aliases):
-                services.setdefault(name, service)
-            if policies.migration is not None:
-                view = View(Random(f"{seed}/migration/{model.name}"))
-                self._migrations.append(new_migrations(service, policies.migration(), view, self.move))
-            if policies.admission is not None:
-                random = Random(f"{seed}/admission/{model.name}")
-                self._admissions.append(new_admissions(service, policies.admission(), random, self._control.place))
-        if policies.scaler is not None:
-            pools = [PoolState(each, services) for each in self._deployments.values()]
-            seen = FleetOfPools(Random(f"{seed}/scaler"))
-            self._scaling = Scaling(policies.scaler(), seen, pools, self, self._gpu_limits)
-        self._seed = seed
-        if policies.cascade is not None:
-            config = policies.cascade
-            chain = [_service_of(name, services) for name in config.models]
-            self._cascade = Cascading(config, config.policy(), chain, Random(f"{seed}/cascade"))
-        self._control.serve(services, self._migrations, self._scaling, self._cascade, self._admissions)
+        deployments = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
+        members: dict[str, list[Member]] = {pool.model.name: [] for pool in self._pools}
+        names = {m.name: (m.name, m.hf_id, *m.aliases) for m in (pool.model for pool in self._pools)}
+        for replica in self._replicas:
+            members[replica.model].append(self._member(replica, deployments[replica.pool]))
+        self._control.configure(policies, members, names, seed, partial(self._scaling, policies, seed), self._observer)
+
+    def _scaling(self, policies: Policies, seed: int, services: dict[str, Service]) -> Scaling | None:
+        if policies.scaler is None:
+            return None
+        pools = [PoolState(each, services) for each in self._deployments.values()]
+        view = MutablePoolsView(Random(f"{seed}/scaler"))
+        return Scaling(policies.scaler(), view, pools, self, self._gpu_limits)
 
     def _member(self, replica: Replica, deployment: str) -> Member:
-        view = self._observer.views[replica.id]
+        view = self._views.views[replica.id]
         return Member(view, replica.max_request_tokens, replica.engine.max_num_waiting, deployment)
 
     def _capacity(self, replica: int) -> float:
@@ -228,15 +205,15 @@ class Cluster:
 
     def judge(self, live: Live, now: float) -> None:
         """Score an answer, as well as the judge can."""
-        assert self._cascade is not None
-        self._kernel.at(now + self._cascade.config.judge_s, COMMAND, live.id, self._judge, live)
+        assert self._control.cascade is not None
+        self._kernel.at(now + self._control.cascade.config.judge_s, COMMAND, live.id, self._judge, live)
 
     def _judge(self, now: float, live: Live) -> None:
-        assert self._cascade is not None
-        config = self._cascade.config
+        assert self._control.cascade is not None
+        config = self._control.cascade.config
         quality = next((score for model, score in live.quality if model == live.model), 0.0)
         score = noisy_score(quality, config.judge_bias, config.judge_noise, self._seed, live.id, live.stage_index)
-        self._control.judged(live, score, now)
+        self._control.on_judged(live, score, now)
 
     def start_replica(self, deployment: str, now: float) -> None:
         """Acquire one more replica of a pool, or one more combo."""
@@ -246,7 +223,7 @@ class Cluster:
         for replica in unit:
             replica.is_up = False
             self._lifetimes[replica.id].out(now, now + start_s)
-            self._observer.add(replica)
+            self._views.add(replica)
         self._num_starting += 1
         self._kernel.at(now + start_s, COMMAND, unit[0].id - BEFORE, self._started, (deployment, unit))
 
@@ -255,7 +232,7 @@ class Cluster:
         self._num_starting -= 1
         for replica in unit:
             replica.is_up = True
-        self._control.started(deployment, [self._member(replica, deployment) for replica in unit], now)
+        self._control.on_unit_started(deployment, [self._member(replica, deployment) for replica in unit], now)
 
     def drain(self, replica: int, on: bool) -> None:
         """Show a replica as draining, or no longer so."""
@@ -267,11 +244,11 @@ class Cluster:
         self._lifetimes[replica].ends(now)
         self._sources.give(replica, self._pools[replica])
 
-    def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
+    def call_at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` then."""
         self._kernel.at(time_s, COMMAND, argument.id, action, argument)
 
-    def ended(self, live: Live, now: float, outcome: Outcome) -> None:
+    def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
         """Tell the workload, which may have an answer to it."""
         self._source.ended(live, now, outcome)
         self._arm()
@@ -294,7 +271,7 @@ class Cluster:
         self._last_s = now
         self._next_s = float("inf")
         self._arm()
-        self._control.arrived(live, now)
+        self._control.on_arrival(live, now)
         if not live.id % _PROGRESS_EVERY:
             self._recorder.settle()
             if self._progress is not None:
@@ -308,10 +285,9 @@ class Cluster:
         """Run to the end of the workload, or until `until_s`."""
         self._until_s = until_s
         self._incidents.expect(faults, roles)
-        if self._observer.scrape_config.period_s:
+        if self._views.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
-        policies: list[Ticking] = [*self._migrations, *self._admissions, *([self._scaling] if self._scaling else [])]
-        for i, ticking in enumerate(policies):
+        for i, ticking in enumerate(self._control.ticking()):
             if ticking.interval_s is not None:
                 self._kernel.at(ticking.interval_s, TICK, 2 + i, self._tick, (ticking, 2 + i))
         self._arm()
@@ -319,13 +295,13 @@ class Cluster:
         stop_s = max(self._last_s, self._incidents.last_s, self._control.last_s) if until_s is None else until_s
         unfinished = [live for replica in self._replicas for live in replica.halt(stop_s, Cause.UNFINISHED)]
         self._mover.halt(stop_s)
-        self._control.close(unfinished, stop_s)
+        self._control.write_unfinished(unfinished, stop_s)
         # The last tokens may have been on their way to the client when the run stopped.
         return self._records(max(stop_s, self._control.last_s))
 
     def _goes_on(self, now: float) -> bool:
         """Something besides ticks is still to happen."""
-        if self._is_awaited() or self._source.peek_s() is not None or self._control.hopes(now):
+        if self._is_awaited() or self._source.peek_s() is not None or self._control.has_placeable_waiter(now):
             return True
         return any(replica.num_in_flight for replica in self._replicas)
 
@@ -333,26 +309,26 @@ class Cluster:
         """Replicas will come, go or change. Without an end that was given, those that start matter to who is held."""
         if self._incidents.num_to_come:
             return True
-        return bool(self._num_starting) and (self._until_s is not None or self._control.holds())
+        return bool(self._num_starting) and (self._until_s is not None or self._control.has_held())
 
     def _tick(self, now: float, ticking: tuple[Ticking, int]) -> None:
         policy, key = ticking
         goes_on = self._goes_on(now)
-        if goes_on or self._control.holds():
+        if goes_on or self._control.has_held():
             policy.tick(now)
         if goes_on or self._is_awaited():
             assert policy.interval_s is not None
             self._kernel.at(now + policy.interval_s, TICK, key, self._tick, ticking)
 
     def _scrape(self, now: float, _: Any) -> None:
-        config = self._observer.scrape_config
+        config = self._views.scrape_config
         if self._goes_on(now):
             self._kernel.at(now + config.period_s, TICK, 0, self._scrape)
-        self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._observer.scrape(now))
+        self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._views.scrape(now))
 
     def _show(self, now: float, samples: Any) -> None:
-        self._observer.show(samples)
-        self._control.observed(now)
+        self._views.show(samples)
+        self._control.on_views_refreshed(now)
 
     def _records(self, end_s: float) -> Records:
         table = self._source.table()
@@ -365,7 +341,7 @@ class Cluster:
             stretches=self._recorder.stretch_columns(),
             replicas=tuple(self._replica_record(replica, end_s) for replica in self._replicas),
             end_s=end_s,
-            judge_usd=0.0 if self._cascade is None else self._cascade.config.judge_usd,
+            judge_usd=0.0 if self._control.cascade is None else self._control.cascade.config.judge_usd,
             prefixes=None if (p := table.prefix) is None else Prefixes(p.offsets, p.ids, p.tokens),
             moves=self._recorder.moves.columns(),
         )
@@ -380,9 +356,3 @@ class Cluster:
             lifetime.up(end_s), lifetime.down(end_s), *self._sources.origin(replica.id),
             lifetime.was("prefill", end_s), lifetime.was("decode", end_s),
         )  # fmt: skip
-
-
-def _service_of(model: str, services: dict[str, Service]) -> Service:
-    if model not in services:
-        raise unknown("model", model, services, "cascade")
-    return services[model]

@@ -123,7 +123,7 @@ class Transit(Timeline):
     def _pause(self, live: Live, now: float) -> None:
         self.leave(live, keeping=True)
         self.record(live, now, Cause.MOVED)
-        live.stage = PAUSED
+        live.enter(PAUSED)
         self.leaving[live.id] = live
         if self.pace is not None:
             self.pace.waits(live)
@@ -133,7 +133,7 @@ class Transit(Timeline):
         """A waiting request leaves the line; its KV stays in host memory until it is copied."""
         self.strike(live)
         self.num_waiting -= 1
-        live.stage = PAUSED
+        live.enter(PAUSED)
         self.leaving[live.id] = live
         self._look(now)
 

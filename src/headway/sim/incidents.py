@@ -63,7 +63,7 @@ class Incidents:
         self._lifetimes[replica.id].out(now)
         if fault.down_s is not None:
             self._at(now + fault.down_s, self._recover, fault)
-        self._control.crashed(replica.id, lost, now)
+        self._control.on_crashed(replica.id, lost, now)
 
     def _recover(self, now: float, fault: Fault) -> None:
         lifetime = self._lifetimes[fault.replica]
@@ -71,7 +71,7 @@ class Incidents:
             return  # given back meanwhile
         lifetime.back(now)
         self._replicas[fault.replica].recover()
-        self._control.recovered(fault.replica, now)
+        self._control.on_recovered(fault.replica, now)
 
     def _break(self, now: float, fault: Fault) -> None:
         assert fault.streams is not None
@@ -80,7 +80,7 @@ class Incidents:
     def _switch(self, now: float, change: RoleChange) -> None:
         if change.switch_s:
             self._at(now + change.switch_s, self._switched, change)
-        self._control.switch(change.replica, change.role, now, ready=not change.switch_s)
+        self._control.change_role(change.replica, change.role, now, is_ready=not change.switch_s)
 
     def _switched(self, now: float, change: RoleChange) -> None:
-        self._control.switched(change.replica, now)
+        self._control.on_role_changed(change.replica, now)

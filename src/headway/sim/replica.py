@@ -31,10 +31,10 @@ _FINISHED = Cause.FINISHED
 class Listener(Protocol):
     """Who hears of what requests do (control)."""
 
-    def finished(self, live: Live, now: float) -> None: ...
-    def cancelled(self, live: Live, now: float) -> None: ...
-    def phase_changed(self, live: Live, now: float) -> None: ...
-    def prefilled(self, live: Live, now: float) -> None: ...
+    def on_finished(self, live: Live, now: float) -> None: ...
+    def on_cancelled(self, live: Live, now: float) -> None: ...
+    def on_phase_changed(self, live: Live, now: float) -> None: ...
+    def on_prefilled(self, live: Live, now: float) -> None: ...
 
 
 class Replica(Transit):
@@ -123,8 +123,8 @@ class Replica(Transit):
             else:
                 live.move.abandon(now, MoveOutcome.ENDED)
                 self.let_go(live, now)
-            live.stage = ENDED
-            self.listener.cancelled(live, now)
+            live.enter(ENDED)
+            self.listener.on_cancelled(live, now)
         elif self.k == self.k_end:
             self._cancel_running(live, now)
             self._ask()
@@ -160,8 +160,8 @@ class Replica(Transit):
                 live.swapped_tokens = live.resident_blocks = 0
             self.swap.drop(live)
             live.shared_blocks = live.computed_tokens = 0
-            live.milestone = -1
-            live.stage = HELD
+            live.check_tick = -1
+            live.enter(HELD)
         self.version += 1
         self.clear()
         self.idle()
@@ -214,7 +214,7 @@ class Replica(Transit):
         milestones, tick = self.milestones, self.tick
         while milestones and milestones[0][0] <= tick:
             live = heappop(milestones)[2]
-            if live.milestone == tick and self.decoding.get(live.id) is live:
+            if live.check_tick == tick and self.decoding.get(live.id) is live:
                 live.generated_tokens = live.joined_generated + tick - live.joined_tick
                 self._look_at(live, now)
         if self.pausing:
@@ -235,7 +235,7 @@ class Replica(Transit):
             self.prefill_tokens_left -= tokens
             if live.computed_tokens < live.target_tokens:
                 continue
-            if live.decode < 0 or self.makes_first:
+            if live.decode_replica < 0 or self.makes_first:
                 live.prefill_end_s = now
                 live.generated_tokens += 1
                 self.generated_offset += 1
@@ -246,12 +246,12 @@ class Replica(Transit):
             live.quantum_tick = self.tick - 1  # the prefill's token is the first of its quantum
             self.join(live)
             self._look_at(live, now)
-            if live.decode >= 0 and live.stage is DECODING and live.move is None:
-                self.listener.prefilled(live, now)
+            if live.decode_replica >= 0 and live.stage is DECODING and live.move is None:
+                self.listener.on_prefilled(live, now)
 
     def _is_sent(self, live: Live) -> bool:
         """Its first token is on its way with its KV cache, and it is not the only one."""
-        return self.sends_first and live.decode >= 0 and live.output_tokens > 1
+        return self.sends_first and live.decode_replica >= 0 and live.output_tokens > 1
 
     def _look_at(self, live: Live, now: float) -> None:
         """Is it done, does its phase change, when to look again? Reasoning is over with its last token."""
@@ -286,7 +286,7 @@ class Replica(Transit):
         self.requeue(live)
         if self.pace is not None:
             self.pace.runs(live)
-        self.listener.phase_changed(live, now)
+        self.listener.on_phase_changed(live, now)
 
     def _finish(self, live: Live, now: float) -> None:
         if live.move is not None:
@@ -294,8 +294,8 @@ class Replica(Transit):
         self.leave(live)
         self.record(live, now, _FINISHED)
         self.gone(live)
-        live.stage = ENDED
-        self.listener.finished(live, now)
+        live.enter(ENDED)
+        self.listener.on_finished(live, now)
 
     def _cancel_all(self, now: float) -> None:
         for live in self.cancelling:
@@ -311,8 +311,8 @@ class Replica(Transit):
             self.drop_prefill(live)
         self.record(live, now, Cause.CANCELLED)
         self.gone(live)
-        live.stage = ENDED
-        self.listener.cancelled(live, now)
+        live.enter(ENDED)
+        self.listener.on_cancelled(live, now)
 
     # What next.
 
@@ -364,7 +364,7 @@ class Replica(Transit):
         if self.given or self.exact or (self.again and self.num_waiting):
             return 1
         milestones = self.milestones
-        while (live := milestones[0][2]).milestone != milestones[0][0] or live.replica != self.id:
+        while (live := milestones[0][2]).check_tick != milestones[0][0] or live.replica != self.id:
             heappop(milestones)
         n = milestones[0][0] - self.tick
         if self.saturations:

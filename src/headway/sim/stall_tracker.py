@@ -29,22 +29,22 @@ class StallTracker:
 
     def runs(self, live: Live) -> None:
         """The request decodes, or something about its answer has changed while it does."""
-        live.pace += 1
+        live.pace_version += 1
         dry_s = self._dry_s(live, live.joined_generated - live.joined_tick)
         if dry_s is not None:
-            heappush(self._running, (dry_s, live.id, live.pace, live))
+            heappush(self._running, (dry_s, live.id, live.pace_version, live))
 
     def waits(self, live: Live) -> None:
         """The request is here and does not decode."""
-        live.pace += 1
+        live.pace_version += 1
         dry_s = self._dry_s(live, live.generated_tokens)
         if dry_s is not None:
-            heappush(self._still, (dry_s, live.id, live.pace, live))
+            heappush(self._still, (dry_s, live.id, live.pace_version, live))
 
     @staticmethod
     def forget(live: Live) -> None:
         """What was noted of the request holds no longer."""
-        live.pace += 1
+        live.pace_version += 1
 
     def notes(self, live: Live) -> None:
         """Take in a request as it is."""
@@ -72,7 +72,7 @@ class StallTracker:
 def _first_s(entries: list[Entry]) -> float | None:
     while entries:
         when_s, _, pace, live = entries[0]
-        if live.pace == pace:
+        if live.pace_version == pace:
             return when_s
         heappop(entries)
     return None

@@ -25,7 +25,7 @@ from headway.sim.replica import Replica
 class Listener(Protocol):
     """Who hears how moves end (control)."""
 
-    def moved(self, live: Live, source: int, now: float) -> None: ...
+    def on_moved(self, live: Live, now: float) -> None: ...
 
 
 class Move:
@@ -94,7 +94,7 @@ class KvTransfers:
             source.strike(live)
             self._write(Move(self, live, source, target, None, now), now, MoveOutcome.DONE)
             target.enqueue(live, now, tokenized=True)
-            self._listener.moved(live, source.id, now)
+            self._listener.on_moved(live, now)
         elif live.stage is WAITING and live.id not in source.resident:
             self._from_host(Move(self, live, source, target, None, now), now)
         elif live.stage is DECODING:
@@ -228,7 +228,7 @@ class KvTransfers:
         ):
             live.first_token_s = now + live.response_s
         target.receive(live, move.reserved, now)
-        self._listener.moved(live, source.id, now)
+        self._listener.on_moved(live, now)
 
     def abandon(self, move: Move, now: float, outcome: MoveOutcome) -> None:
         """Give back what was reserved."""

@@ -12,7 +12,7 @@ import pytest
 
 import asgi
 from asgi import Inside, Reply
-from headway.control.observe import FleetOfPools
+from headway.control.observe import MutablePoolsView
 from serving import MODEL
 
 pytest.importorskip("httptools")
@@ -175,7 +175,7 @@ def test_a_policy_that_fails_over_one_request_of_a_worker_that_died_keeps_none_o
 def test_a_scaler_that_is_wrong_is_told_of_once_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     said = [{"nowhere": 1}, {"nowhere": 1}, {}, {"nowhere": 1}]
     scaler = type("Wrong", (), {"interval_s": 1.0, "scale": lambda self, view: said.pop()})()
-    scaling = _Scaling(scaler, FleetOfPools(Random(0)), [], None)
+    scaling = _Scaling(scaler, MutablePoolsView(Random(0)), [], None)
     for now in range(4):
         scaling.tick(float(now))
     assert not said and caplog.text.count("unknown pool 'nowhere'") == 2, "once, and again when it had been right"

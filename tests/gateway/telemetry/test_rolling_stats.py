@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.control.decisions import Decision, Decisions
+from headway.control.decisions import Decision, DecisionObserver
 from headway.core.record import Outcome
 from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S, RollingStats
 
@@ -19,7 +19,7 @@ def live(arrival_s: float, first_s: float, tokens: int, tier: int = 0) -> Any:
 
 
 def test_quantiles_are_right_to_two_percent() -> None:
-    rng, stats = Random(1), RollingStats(Decisions())
+    rng, stats = Random(1), RollingStats(DecisionObserver())
     times = [rng.lognormvariate(-1.0, 1.5) for _ in range(2_000)]
     for i, ttft_s in enumerate(times):
         end_s = 100 + 100 * i / len(times)
@@ -33,7 +33,7 @@ def test_quantiles_are_right_to_two_percent() -> None:
 
 
 def test_the_window_moves_and_memory_is_bounded() -> None:
-    stats = RollingStats(Decisions())
+    stats = RollingStats(DecisionObserver())
     for slot in range(10 * NUM_SLOTS):
         now = slot * SLOT_S
         stats.count_end(live(now - 1, now - 0.5, 2, tier=slot % 3), Outcome.FINISHED, now, False)
@@ -46,7 +46,7 @@ def test_the_window_moves_and_memory_is_bounded() -> None:
 
 
 def test_outcomes_and_rates() -> None:
-    stats = RollingStats(Decisions())
+    stats = RollingStats(DecisionObserver())
     for i in range(60):
         outcome = (Outcome.FINISHED, Outcome.REJECTED, Outcome.CANCELLED)[i % 3]
         stats.count_end(live(i - 0.2, i - 0.1, 5), outcome, float(i), True)
@@ -59,7 +59,7 @@ def test_outcomes_and_rates() -> None:
 
 
 def test_decisions_are_collected_only_for_a_reader() -> None:
-    decisions = Decisions()
+    decisions = DecisionObserver()
     stats = RollingStats(decisions)
     assert not decisions.listeners
     stats.collect_decisions(0.0)

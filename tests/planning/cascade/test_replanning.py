@@ -12,7 +12,7 @@ from msgspec import structs
 
 from headway import catalog
 from headway.config.spec import Replan
-from headway.control.policies import CascadeOf, Policies
+from headway.control.policies import CascadeConfig, Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.record import Ended, Outcome
@@ -271,7 +271,7 @@ def test_a_run_takes_a_new_plan_up_while_it_serves(after: CascadePlan) -> None:
         }
     )
     planner = replanner(lambda found, rate_rps: after, period(scores(), 10.0), every_s=100.0)
-    cascade = CascadeOf("cascade", MODELS, Choice("following", Following, {"planner": planner}))
+    cascade = CascadeConfig("cascade", MODELS, Choice("following", Following, {"planner": planner}))
     scaler = Choice("rollout", Watched, {"planner": planner, "num_gpus": 8})
     Watched.most = 0
     done = summarize(

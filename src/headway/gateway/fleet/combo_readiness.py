@@ -91,7 +91,7 @@ class ComboReadiness:
         for each, member in zip(unit.members, members, strict=True):
             self._waiting.discard(each.id)
             member.is_up = self._gateway.watch.is_up(each)
-        self._gateway.driver.control.started(unit.name, members, self._gateway.driver.now)
+        self._gateway.driver.control.on_unit_started(unit.name, members, self._gateway.driver.now)
 
     def _use(self, unit: ComboInstance, replica: LiveReplica) -> None:
         """Control knows its combo already."""

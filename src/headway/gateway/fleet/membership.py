@@ -80,7 +80,7 @@ class LiveFleet:
             raise ApiError(409, f"{replica.name} was started for {replica.role}, and cannot do the other", "conflict")
         if not replica.is_of_combo or not replica.adapter.transfers_kv:
             raise ApiError(409, f"{replica.name} is of no combo whose engines hand KV caches over", "conflict")
-        self._gateway.driver.control.switch(replica.id, role, self._gateway.driver.now, ready=True)
+        self._gateway.driver.control.change_role(replica.id, role, self._gateway.driver.now, is_ready=True)
 
     def expect(self, changes: Iterable[RoleChange]) -> None:
         """Let roles change at their times."""
@@ -90,8 +90,10 @@ class LiveFleet:
     def _change(self, now: float, change: RoleChange) -> None:
         control, clock = self._gateway.driver.control, self._gateway.clock
         if change.switch_s:
-            clock.at(now + change.switch_s, lambda now, replica: control.switched(replica, clock.now), change.replica)
-        control.switch(change.replica, change.role, clock.now, ready=not change.switch_s)
+            clock.at(
+                now + change.switch_s, lambda now, replica: control.on_role_changed(replica, clock.now), change.replica
+            )
+        control.change_role(change.replica, change.role, clock.now, is_ready=not change.switch_s)
 
     def remove(self, replica: LiveReplica, at_once: bool) -> None:
         """Take it away, when it is empty; `at_once`: what it streams goes on elsewhere, if it can."""

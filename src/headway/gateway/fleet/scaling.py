@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from headway.control.live import Live
-from headway.control.observe import FleetOfPools
+from headway.control.observe import MutablePoolsView
 from headway.control.scaling import PoolState, Scaling, Unit
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
@@ -48,13 +48,13 @@ class _Scaling(Scaling):
         self.holding: set[str] = set()
         """Pools and combos of which those that do not start have GPUs all the same, until they are called off."""
 
-    def _add(self, pool: PoolState, more: int, now: float) -> None:
+    def _start_units(self, pool: PoolState, num: int, now: float) -> None:
         """Those that do not start are tried on as it is; others are not started in their place."""
         num_draining = sum(unit[0].is_draining for unit in pool.units())
-        num = min(more, max(more - pool.num_failed, num_draining))
+        num = min(num, max(num - pool.num_failed, num_draining))
         if num > num_draining:
             self._make_room(pool)
-        super()._add(pool, num, now)
+        super()._start_units(pool, num, now)
 
     def _make_room(self, pool: PoolState) -> None:
         """Others' that do not start need not have GPUs."""
@@ -104,7 +104,7 @@ class _Scaling(Scaling):
             log.info("%s", each)
         self.num_told = len(news)
 
-    def arrived(self, live: Live, model: str) -> None:
+    def count_arrival(self, live: Live, model: str) -> None:
         """Count a request; kinds that are new when there are very many go without region and tier."""
         known = self._view.arrived
         key = model, live.region, live.tier
@@ -115,7 +115,7 @@ class _Scaling(Scaling):
 
 
 class LiveScaling:
-    """All pools whose replicas the gateway starts. Satisfies `control.scaling.Effects` and `starting.Host`."""
+    """All pools whose replicas the gateway starts. Satisfies `control.effects.ScalingEffects` and `starting.Host`."""
 
     def __init__(self, gateway: Gateway, ordering: Ordering) -> None:
         self._gateway, self._ordering = gateway, ordering
@@ -170,7 +170,7 @@ class LiveScaling:
             return None
         deployments = {served.deployment.name: served.deployment for served in plan.pools}
         self._states |= {name: PoolState(deployment, services) for name, deployment in deployments.items()}
-        view = FleetOfPools(Random(f"{plan.seed}/scaler"))
+        view = MutablePoolsView(Random(f"{plan.seed}/scaler"))
         states = list(self._states.values())
         self._scaling = _Scaling(plan.policies.scaler(), view, states, self, plan.gpu_limits)
         self._scaling.news, self._scaling.call_off = plan.news, self._call_off
@@ -259,7 +259,7 @@ class LiveScaling:
             self._recount(replica.pool)
         else:
             member.is_up = True
-            driver.control.started(replica.pool, [member], driver.now)
+            driver.control.on_unit_started(replica.pool, [member], driver.now)
 
     def gone(self, replica: LiveReplica) -> None:
         """It is no longer one of the gateway's, by whoever's wish."""

@@ -126,7 +126,7 @@ class ResponseMeter:
         if live.first_token_s != live.first_token_s:
             live.first_token_s = self._driver.now
         if live.stage is not DECODING:
-            live.stage = DECODING
+            live.enter(DECODING)
             self._ticket.can_move = self._ask.stream and self._ask.can_go_on
 
     def _phase(self, reasons: bool, answers: bool, before: int) -> None:

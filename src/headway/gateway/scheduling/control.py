@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from headway.control.cascading import Cascading
+from headway.control.cascade_stages import CascadeStages
 from headway.control.control import Control
 from headway.control.live import ENDED, HELD, Live
 from headway.control.service import Service
@@ -16,7 +16,7 @@ from headway.core.request import Phase
 log = logging.getLogger("headway.gateway")
 
 
-class LiveCascading(Cascading):
+class LiveCascadeStages(CascadeStages):
     """A cascade's, where how long an answer reasons shows only as it comes."""
 
     def escalate(self, live: Live) -> None:
@@ -29,11 +29,13 @@ class LiveCascading(Cascading):
 class LiveControl(Control):
     """Control, told besides of what goes wrong with one request only."""
 
+    cascade_type = LiveCascadeStages
+
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._releasing: set[Service] = set()
 
-    def release(self, service: Service, now: float) -> None:
+    def release_held(self, service: Service, now: float) -> None:
         """As ever; but whom a policy fails over is turned away: those behind it, and who made the room, go on."""
         if service in self._releasing:
             return  # the call that is under way has not come to its end
@@ -46,13 +48,13 @@ class LiveControl(Control):
 
     def _released(self, service: Service, now: float) -> bool:
         try:
-            super().release(service, now)
+            super().release_held(service, now)
         except Exception as error:
-            live = service.first(now)
+            live = service.first_held(now)
             if live is None:
                 raise
             log.error("request %d is turned away: %s", live.id, error, exc_info=not isinstance(error, HeadwayError))
-            self._end(live, now, Outcome.REJECTED)
+            self.end(live, now, Outcome.REJECTED)
             return False
         return True
 
@@ -61,33 +63,24 @@ class LiveControl(Control):
 
         Where there is no other, it is rejected. `by`: another one did that was to help.
         """
-        service = self._service(live)
-        member = service.member(live.replica if by is None else by)
+        service = self.service_of(live)
+        replica = live.replica if by is None else by
+        member = service.member(replica)
         live.attempt += 1
-        live.stage = HELD
+        live.enter(HELD)
         if member is None or not member.is_up:
-            self._place_or_hold(service, live, now)
-            return
-        member.is_up = False
-        service.refresh()
-        try:
-            if service.any_up:
-                self._place_or_hold(service, live, now)
-            else:
-                self._end(live, now, Outcome.REJECTED)
-        finally:
-            member.is_up = True
-            service.refresh()
+            self.place(live, now, jumps_queue=True)
+        elif service.is_served_without(replica):
+            self.place(live, now, jumps_queue=True, exclude=replica)
+        else:
+            self.end(live, now, Outcome.REJECTED)
 
     def other_decodes(self, live: Live, prefilled_by: int, now: float) -> bool:
         """Its decode replica would not have it: another one of the combo may, by what was prefilled for it."""
-        service = self._service(live)
-        source, member = service.member(prefilled_by), service.member(live.replica)
-        if source is None or member is None:
+        service = self.service_of(live)
+        if service.member(prefilled_by) is None or service.member(live.replica) is None:
             return False
-        was_up, member.is_up = member.is_up, False
-        chosen = service.decoder(live, prefilled_by)
-        member.is_up = was_up
+        chosen = service.choose_decoder(live, prefilled_by, exclude=live.replica)
         if chosen < 0 or chosen == prefilled_by:
             return False
         live.attempt += 1
@@ -97,23 +90,23 @@ class LiveControl(Control):
     def refused(self, live: Live, now: float) -> None:
         """Nobody will have it."""
         if live.stage is not ENDED:
-            self._end(live, now, Outcome.REJECTED)
+            self.end(live, now, Outcome.REJECTED)
 
     def gave_up(self, live: Live, now: float) -> None:
         """Its client is gone."""
-        self._time_out(now, live)
+        self.on_timeout(now, live)
 
     def emptied(self, live: Live, now: float) -> None:
         """A request that ended before has left its replica: there is room."""
-        self._made_room(self._service(live), now)
+        self.on_room(self.service_of(live), now)
 
     def unjudged(self, live: Live, accept: bool, now: float) -> None:
         """A cascade's answer has no score: it will do all the same, or the next model answers."""
         if self._judged.pop(live.id, None) is None:
             return
-        assert self._cascade is not None
+        assert self.cascade is not None
         if accept:
-            self._end(live, now, Outcome.FINISHED, told=True)
+            self.end(live, now, Outcome.FINISHED, is_learned=True)
         else:
-            self._cascade.escalate(live)
+            self.cascade.escalate(live)
             self.place(live, now)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from random import Random
 from typing import Any
 
-from headway.control.admissions import Admissions
-from headway.control.cascading import Cascading
-from headway.control.decisions import Decisions, parts
+from headway.control.control import Ticking
+from headway.control.decisions import DecisionObserver
 from headway.control.live import HELD, NEVER, WAITING, Live
-from headway.control.migrations import Migrations
-from headway.control.observe import View
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
 from headway.control.scaling import Scaling
@@ -22,19 +18,16 @@ from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock
 from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.scheduling import sglang_disaggregation
-from headway.gateway.scheduling.control import LiveCascading, LiveControl
+from headway.gateway.scheduling.control import LiveControl
 from headway.gateway.scheduling.hand_over import move_out, pass_on
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scorer import AnswerScorer, Confidence
 from headway.gateway.scheduling.scoring import scored
 from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.upstream.engine import EngineEndpoint
-from headway.policies.ordering.fcfs import Fcfs
 
 log = logging.getLogger("headway.gateway")
 _CAUSES = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.REJECTED: Cause.CRASHED}
-Ticking = Migrations | Admissions | Scaling
-"""What is asked now and then."""
 
 
 class Driver:
@@ -52,7 +45,7 @@ class Driver:
         hold_s: float,
         jury: AnswerScorer | None,
         scaling: Callable[[dict[str, Service]], Scaling | None],
-        decisions: Decisions | None = None,
+        decisions: DecisionObserver | None = None,
     ) -> None:
         self._clock, self._hold_s = clock, hold_s
         self._jury = jury
@@ -69,30 +62,10 @@ class Driver:
         self.on_prefilled: Callable[[str, str], None] = lambda model, outcome: None
         self.on_role: Callable[[int, Role, float], None] = lambda replica, role, now: None
         self.control = LiveControl(self, recorder, notify=True)
-        self.services: dict[str, Service] = {}
-        self._migrations: list[Migrations] = []
-        self._admissions: list[Admissions] = []
-        hold = policies.ordering if policies.ordering_at != "replica" else Fcfs
-        new_service, new_migrations, new_admissions = parts(decisions)
-        for model in names:
-            members = [self._member(r) for r in self.replicas if r.model == model]
-            view = View(Random(f"{seed}/router/{model}"))
-            service = new_service(model, members, policies.router(), hold(), policies.window, view)
-            for name in names[model]:
-                self.services.setdefault(name, service)
-            if policies.migration is not None:
-                seen = View(Random(f"{seed}/migration/{model}"))
-                self._migrations.append(new_migrations(service, policies.migration(), seen, self.move))
-            if policies.admission is not None:
-                random = Random(f"{seed}/admission/{model}")
-                self._admissions.append(new_admissions(service, policies.admission(), random, self.control.place))
-        self.cascade: Cascading | None = None
-        if policies.cascade is not None:
-            config = policies.cascade
-            chain = [self.services[model] for model in config.models]
-            self.cascade = LiveCascading(config, config.policy(), chain, Random(f"{seed}/cascade"))
-        self._scaling = scaling(self.services)
-        self.control.serve(self.services, self._migrations, self._scaling, self.cascade, self._admissions)
+        members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
+        self.control.configure(policies, members, names, seed, scaling, decisions)
+        self.services = self.control.by_model
+        self.cascade = self.control.cascade
 
     @property
     def now(self) -> float:
@@ -100,16 +73,12 @@ class Driver:
         return self._clock.now
 
     def waiting(self) -> list[Live]:
-        """Who is held back, or kept for later."""
-        held = [live for service in self.control.services for live in service.held()]
-        return held + [live for admissions in self._admissions for live in admissions.lives()]
+        """Requests in hold queues, and those that admission policies hold."""
+        return self.control.held_requests()
 
     def start_ticking(self) -> None:
         """Let policies that want to be asked now and then be asked."""
-        policies: list[Ticking] = [*self._migrations, *self._admissions]
-        if self._scaling is not None:
-            policies.append(self._scaling)
-        for policy in policies:
+        for policy in self.control.ticking():
             if policy.interval_s is not None:
                 self._clock.at(self.now + policy.interval_s, self._tick, policy)
 
@@ -124,7 +93,7 @@ class Driver:
         """A request comes in."""
         self.tickets[ticket.live.id] = ticket
         try:
-            self.control.arrived(ticket.live, self.now)
+            self.control.on_arrival(ticket.live, self.now)
         except BaseException:  # a policy failed, and nobody waits for this request
             self.control.refused(ticket.live, self.now)
             raise
@@ -134,7 +103,7 @@ class Driver:
 
     def judges(self, live: Live) -> bool:
         """Its present model's answer will be judged."""
-        return self.cascade is not None and live.stage_index >= 0 and not self.cascade.is_last(live)
+        return self.cascade is not None and live.stage_index >= 0 and not self.cascade.is_final(live)
 
     def confidence(self) -> Confidence | None:
         """What listens to how sure a model is, if that is what answers are judged by."""
@@ -186,13 +155,13 @@ class Driver:
 
     def phase_changed(self, live: Live) -> None:
         """Its reasoning is over."""
-        self.control.phase_changed(live, live.answer_s)
+        self.control.on_phase_changed(live, live.answer_s)
 
     def finished(self, ticket: InFlightRequest) -> None:
         """Its answer is out, or its client has been told why there is none."""
         ticket.leave()
         if ticket.outcome is None:
-            self.control.finished(ticket.live, self.now)
+            self.control.on_finished(ticket.live, self.now)
 
     def prefilled(self, ticket: InFlightRequest, kept: bool) -> None:
         """Its prompt is computed for another replica, and its KV cache kept; or not, and who decodes does it all."""
@@ -257,11 +226,11 @@ class Driver:
             return
         if self.replicas[source.id].is_single_phase:  # with whom it goes on was for then
             self.control.place(live, self.now)
-            self.control.moved(live, source.id, self.now)
+            self.control.on_moved(live, self.now)
             return
-        if member is not None and member.takes(live.prompt_tokens + live.output_tokens):
+        if member is not None and member.can_serve(live.prompt_tokens + live.output_tokens):
             self.start(live, target.id, self.now)
-            self.control.moved(live, source.id, self.now)
+            self.control.on_moved(live, self.now)
         else:
             self.start(live, source.id, self.now)
 
@@ -275,11 +244,11 @@ class Driver:
 
     def up(self, replica: EngineEndpoint) -> None:
         """A replica is there, or there again."""
-        self.control.recovered(replica.id, self.now)
+        self.control.on_recovered(replica.id, self.now)
 
     def down(self, replica: EngineEndpoint) -> None:
         """A replica is to be given nothing. Its streams go on, as long as they do."""
-        self.control.crashed(replica.id, [], self.now)
+        self.control.on_crashed(replica.id, [], self.now)
 
     def abandon(self, replica: LiveReplica) -> None:
         """A replica is gone, or hangs: what it streams goes on elsewhere, if it can."""
@@ -301,7 +270,7 @@ class Driver:
     def _member(self, replica: LiveReplica) -> Member:
         """As control knows one that has not been seen to be up."""
         member = Member(replica, self._max_tokens(replica), None, replica.deployment)
-        member.is_up, member.is_half = False, replica.is_single_phase
+        member.is_up, member.is_single_phase = False, replica.is_single_phase
         return member
 
     def gone(self, replica: LiveReplica) -> None:
@@ -318,7 +287,7 @@ class Driver:
         member.is_draining = replica.is_draining = on
         service.refresh()
         if not on:
-            self.control.release(service, now)
+            self.control.release_held(service, now)
             return
         move_out(self, replica)
 
@@ -334,8 +303,9 @@ class Driver:
             return
         ticket = self.tickets[live.id]
         ticket.replica = self.replicas[replica]
-        ticket.is_split, ticket.is_kept = live.decode >= 0, is_kept
-        live.replica, live.stage, live.enqueued_s = replica, WAITING, now
+        ticket.is_split, ticket.is_kept = live.decode_replica >= 0, is_kept
+        live.replica, live.enqueued_s = replica, now
+        live.enter(WAITING)
         ticket.seat = seat = ticket.replica.take(live)
         seat.called = ticket.wake
         ticket.wake()
@@ -345,7 +315,7 @@ class Driver:
         ticket = self.tickets[live.id]
         ticket.stop("the request was cancelled")
         ticket.leave()
-        self.control.cancelled(live, now)
+        self.control.on_cancelled(live, now)
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
         """Have the request leave its replica; it is continued at the other one by what it has said so far."""
@@ -359,14 +329,14 @@ class Driver:
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
         """Have the request go on at the replica that decodes, which fetches what is kept for it."""
-        ticket, source = self.tickets[live.id], live.replica
+        ticket = self.tickets[live.id]
         if ticket.seat is not None:
             self.wrote(live, now, Cause.MOVED)
         ticket.leave()
         self._start(live, target, now, ticket.is_kept)
         if ticket.is_kept and ticket.seat is not None:
             ticket.seat.produced(0)  # its prompt is computed
-        self.control.moved(live, source, now)
+        self.control.on_moved(live, now)
 
     def judge(self, live: Live, now: float) -> None:
         """Have the request's own task see to it."""
@@ -378,11 +348,11 @@ class Driver:
         self.replicas[replica].role = role
         self.on_role(replica, role, self.now)
 
-    def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
+    def call_at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
         """Call `action(time_s, argument)` then."""
         self.tickets[argument.id].timers.append(self._clock.at(time_s, action, argument))
 
-    def ended(self, live: Live, now: float, outcome: Outcome) -> None:
+    def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
         """Tell the task that answers the client."""
         ticket = self.tickets.pop(live.id)
         ticket.outcome = outcome

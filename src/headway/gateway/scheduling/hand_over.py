@@ -22,7 +22,7 @@ def pass_on(driver: Driver, ticket: InFlightRequest, kept: bool, outcome: str, f
     ticket.hang_up()
     ticket.is_kept, ticket.is_split, ticket.prefilled_by = kept, False, replica
     live.attempt += failures
-    driver.control.prefilled(live, driver.now)
+    driver.control.on_prefilled(live, driver.now)
     if ticket.replica is not replica:
         return True
     live.attempt -= failures
@@ -36,5 +36,5 @@ def move_out(driver: Driver, replica: LiveReplica) -> None:
     for ticket in list(driver.tickets.values()):
         if ticket.replica is replica and ticket.can_move and ticket.moving_to is None:
             target = service.choose(ticket.live, now)
-            if target is not None and replica.id not in (target, ticket.live.decode):
+            if target is not None and replica.id not in (target, ticket.live.decode_replica):
                 driver.move(ticket.live, target, None, now)

@@ -21,7 +21,7 @@ def scored(driver: Driver, ticket: InFlightRequest, score: float | None, accepts
         driver.control.unjudged(live, accepts_unjudged, driver.now)
     else:
         live.quality += ((model, score),)  # type: ignore[misc]
-        driver.control.judged(live, score, driver.now)
+        driver.control.on_judged(live, score, driver.now)
     escalated = live.stage_index != stage
     driver.on_judged(model, "unscored" if score is None else "escalated" if escalated else "accepted")
     if escalated:

@@ -93,10 +93,11 @@ class PrefillLeg:
 
 def begin(driver: Driver, live: Live, prefill: int, now: float) -> None:
     """Count the request at both of its replicas at once; its own task sends it to them."""
-    ticket, first, answers = driver.tickets[live.id], driver.replicas[prefill], driver.replicas[live.decode]
+    ticket, first, answers = driver.tickets[live.id], driver.replicas[prefill], driver.replicas[live.decode_replica]
     ticket.is_split = ticket.is_kept = False
     ticket.half = PrefillLeg(first, first.take(live), live.generated_tokens)
-    live.replica, live.decode, live.stage, live.enqueued_s = answers.id, -1, WAITING, now
+    live.replica, live.decode_replica, live.enqueued_s = answers.id, -1, now
+    live.enter(WAITING)
     ticket.replica = answers
     ticket.seat = seat = answers.take(live)
     seat.produced(0)  # no prompt is computed there
@@ -113,7 +114,7 @@ def computed(driver: Driver, ticket: InFlightRequest) -> None:
     half.leave(live)
     driver.on_prefilled(live.model, "handed over")
     driver.wrote(live, driver.now, Cause.MOVED, half.replica.id)
-    driver.control.moved(live, half.replica.id, driver.now)
+    driver.control.on_moved(live, driver.now)
 
 
 def failed(driver: Driver, ticket: InFlightRequest) -> None:

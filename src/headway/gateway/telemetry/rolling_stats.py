@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from headway.control.decisions import Decision, Decisions
+from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.telemetry.histogram import Histogram
@@ -85,7 +85,7 @@ _Slots = list[dict[int, _TierSlot]]
 class RollingStats:
     """Counts and latencies of requests that ended in the last minutes."""
 
-    def __init__(self, decisions: Decisions) -> None:
+    def __init__(self, decisions: DecisionObserver) -> None:
         self._slots: deque[tuple[int, dict[int, _TierSlot]]] = deque(maxlen=NUM_SLOTS + 1)
         self._decisions: deque[Decision] = deque(maxlen=_NUM_DECISIONS)
         self._source = decisions

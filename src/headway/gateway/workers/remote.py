@@ -84,7 +84,8 @@ class PendingRequest(InFlightRequest):
             live.arrival_s, live.model = standing.arrival_s, standing.model  # type: ignore[misc]
             live.stage_index, self.is_judged = standing.stage_index, standing.is_judged
         live.tier, live.attempt, live.moves = standing.tier, standing.attempt, standing.moves  # type: ignore[misc]
-        live.placed_s, live.enqueued_s, live.stage = standing.placed_s, standing.enqueued_s, WAITING
+        live.placed_s, live.enqueued_s = standing.placed_s, standing.enqueued_s
+        live.enter(WAITING)
         self.is_split, self.is_kept = standing.is_split, standing.is_kept
         if replica is not None:
             self.replica, self.seat = replica, self

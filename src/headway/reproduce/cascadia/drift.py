@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from headway.config.spec import Replan
-from headway.control.policies import CascadeOf, Policies
+from headway.control.policies import CascadeConfig, Policies
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import Outcome, Records
 from headway.core.task import InlineTask
@@ -127,12 +127,12 @@ def _fixed(case: PlanningRequest, plan: CascadePlan) -> Policies:
     if len(models) < 2:
         return case.policies
     choice = Choice("thresholds", Thresholds, {"thresholds": list(plan.thresholds)[: len(models) - 1]})
-    return structs.replace(case.policies, cascade=CascadeOf("cascade", models, choice, case.problem.judge_s))
+    return structs.replace(case.policies, cascade=CascadeConfig("cascade", models, choice, case.problem.judge_s))
 
 
 def _following(case: PlanningRequest, planner: Replanner) -> Policies:
     """One that is made anew."""
-    cascade = CascadeOf("cascade", DEEPSEEK, Choice("thresholds", Thresholds, {}), case.problem.judge_s)
+    cascade = CascadeConfig("cascade", DEEPSEEK, Choice("thresholds", Thresholds, {}), case.problem.judge_s)
     return following(case.policies, cascade, planner, case.problem.num_gpus)
 
 
