@@ -27,7 +27,8 @@ from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.record import Records
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import Step, simulate
-from headway.workload.spec import WorkloadSpec, build
+from headway.workload.generate import build
+from headway.workload.spec import WorkloadSpec
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 1000, 200
 LOAD = 0.7

@@ -22,7 +22,8 @@ from headway.core.record import Records
 from headway.metrics.columns import ints
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import Step, simulate
-from headway.workload.spec import WorkloadSpec, build
+from headway.workload.generate import build
+from headway.workload.spec import WorkloadSpec
 
 CASES = ((0.02, 2000, 1000), (0.1, 2000, 1000), (0.2, 2000, 1000), (7.0, 200, 4000))
 """(requests per second, output tokens, number of requests)."""

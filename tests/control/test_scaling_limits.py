@@ -20,8 +20,8 @@ from headway.core.view import PoolsView
 from headway.metrics.provisioning import provisioned
 from headway.policies import SCALERS, resolve
 from headway.sim.cluster import simulate
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 REGIONS, MODELS = ("east", "west"), ("llama-3.1-8b", "llama-3.2-3b")
 GPU, GPUS = "a100-80gb", 2

@@ -15,15 +15,15 @@ from headway.cli import main
 from headway.core.errors import HeadwayError
 from headway.forecast.evaluate import CLAIRVOYANT, Evaluation, Question, evaluate
 from headway.forecast.scaling import Demand, Expected, matched, scaled
-from headway.workload.series import Series
+from headway.workload.series import DemandSeries
 
 NAIVE = ("last-value", "seasonal-naive")
 
 
-def days(num: int = 6, seed: int = 0, step_s: float = 900.0, name: str = "x") -> Series:
+def days(num: int = 6, seed: int = 0, step_s: float = 900.0, name: str = "x") -> DemandSeries:
     at = np.arange(num * 96)
     noise = np.exp(np.random.default_rng(seed).normal(0, 0.2, len(at)))
-    return Series(name, 0.0, step_s, 100 * (1.3 + np.sin(2 * np.pi * at / 96)) * noise)
+    return DemandSeries(name, 0.0, step_s, 100 * (1.3 + np.sin(2 * np.pi * at / 96)) * noise)
 
 
 def small(**said: object) -> Question:
@@ -92,7 +92,7 @@ def test_short_series_are_left_out_or_refused() -> None:
     with pytest.raises(HeadwayError, match="short: 48 steps"):
         evaluate([days(2, name="short")], small())
     with pytest.raises(HeadwayError, match="is 0 throughout"):
-        evaluate([Series("x", 0, 3600, np.zeros(100))], small())
+        evaluate([DemandSeries("x", 0, 3600, np.zeros(100))], small())
 
 
 def brute_force(expected: Expected, demand: Demand, exceeded: float) -> float:

@@ -21,8 +21,8 @@ from headway.metrics.summary import flatten, summarize
 from headway.metrics.tokens import token_times
 from headway.policies import resolve
 from headway.sim.cluster import simulate
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 from oracle_records import NAN, Run, columns
 
 

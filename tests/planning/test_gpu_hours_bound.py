@@ -25,8 +25,8 @@ from headway.planning.fluid_bound import Best, Place, Span, Work, least_gpu_hour
 from headway.planning.gpu_hours_bound import ALLOWED, gpu_hours_bound
 from headway.policies import resolve
 from headway.sim.cluster import simulate
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 scipy = pytest.importorskip("scipy.optimize")
 MODELS, REGIONS = ("llama-3.1-8b", "llama-3.2-3b"), ("east", "west")

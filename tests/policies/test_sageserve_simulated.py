@@ -16,8 +16,8 @@ from headway.core.record import Outcome, Records
 from headway.core.view import AdmissionView, RequestView
 from headway.policies import resolve
 from headway.sim.cluster import simulate
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 REGIONS = ("east", "west")
 HOURS = 3.0

@@ -15,8 +15,8 @@ from headway.core.fleet import Engine, Fleet, Pool
 from headway.core.record import MoveOutcome, Outcome, Records
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, resolve
 from headway.sim.cluster import simulate
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 NUM_REQUESTS = 200
 

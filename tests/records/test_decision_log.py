@@ -17,8 +17,8 @@ from headway.core.record import Outcome, Records
 from headway.core.view import FleetView, RequestView
 from headway.policies import resolve
 from headway.sim.cluster import simulate
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 NUM_REQUESTS = 200
 

@@ -16,7 +16,7 @@ from headway.control.recorder import Table
 from headway.core.errors import HeadwayError
 from headway.core.record import REQUEST_COLUMNS
 from headway.metrics.summary import flatten, summarize
-from headway.workload.table import Workload
+from headway.workload.files import from_parquet
 from oracle_records import Run
 
 PROVENANCE = {"scenario": "seed: 7\n# é", "seed": 7, "version": "0.1.0"}
@@ -47,7 +47,7 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_requests_are_a_workload(tmp_path: Path) -> None:
     run = Run(seed=2).records
     files.save(run, tmp_path, PROVENANCE)
-    workload = Workload.from_parquet(tmp_path / "requests.parquet").validate()
+    workload = from_parquet(tmp_path / "requests.parquet").validate()
     for name, column in run.workload.items():
         if name not in ("model", "region"):
             np.testing.assert_array_equal(workload.column(name), column)

@@ -15,15 +15,16 @@ from headway.core.fleet import Engine, Fleet, Pool
 from headway.core.record import Records
 from headway.policies import resolve
 from headway.sim.cluster import simulate
-from headway.workload.source import Source
-from headway.workload.spec import WorkloadSpec, build
+from headway.workload.files import from_parquet
+from headway.workload.generate import build
+from headway.workload.sources import RequestSource, TraceSource
+from headway.workload.spec import WorkloadSpec
 from headway.workload.table import Prefix, Workload
-from headway.workload.trace import TraceSource
 
 NUM_REQUESTS = 300
 
 
-def grouped() -> Source:
+def grouped() -> RequestSource:
     """Prompts that begin with one of eight shared texts, some with a second segment, some bare."""
     rng = np.random.default_rng(3)
     counts = rng.integers(0, 3, NUM_REQUESTS)
@@ -40,12 +41,12 @@ def grouped() -> Source:
     return TraceSource(Workload(columns, prefix=prefix))
 
 
-def chats() -> Source:
+def chats() -> RequestSource:
     """Sessions whose turns repeat what was said before, and wait for the answer."""
     return build(WorkloadSpec(builtin="chat-sessions", num_requests=NUM_REQUESTS, arrivals=4.0), 5, Path())
 
 
-def run(source: Source) -> Records:
+def run(source: RequestSource) -> Records:
     engine = Engine("simulated", max_num_seqs=32, max_num_batched_tokens=1024, prefix_caching=True)
     pool = Pool("main", catalog.model("llama-3.1-8b"), catalog.gpu("a100-80gb"), engine, replicas=2,
                 kv_capacity_tokens=16_000)  # fmt: skip
@@ -54,13 +55,13 @@ def run(source: Source) -> Records:
 
 
 @pytest.mark.parametrize("source", [grouped, chats], ids=["grouped", "chats"])
-def test_what_shares_prefixes_is_replayed(source: Callable[[], Source], tmp_path: Path) -> None:
+def test_what_shares_prefixes_is_replayed(source: Callable[[], RequestSource], tmp_path: Path) -> None:
     first = run(source())
     assert first.prefixes is not None
     assert np.count_nonzero(first.requests["cached_prompt_tokens"]) > 0.3 * NUM_REQUESTS
     files.save(first, tmp_path, {})
     loaded, _ = files.load(tmp_path)
-    workload = Workload.from_parquet(tmp_path / "requests.parquet").validate()
+    workload = from_parquet(tmp_path / "requests.parquet").validate()
     assert loaded.prefixes is not None and workload.prefix is not None
     for name in ("offsets", "ids", "tokens"):
         given = getattr(first.prefixes, name)
@@ -80,4 +81,4 @@ def test_without_prefixes_there_are_none(tmp_path: Path) -> None:
     files.save(first, tmp_path, {})
     assert first.prefixes is None
     assert files.load(tmp_path)[0].prefixes is None
-    assert Workload.from_parquet(tmp_path / "requests.parquet").prefix is None
+    assert from_parquet(tmp_path / "requests.parquet").prefix is None

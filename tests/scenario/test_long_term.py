@@ -17,7 +17,7 @@ from headway.core.forecast import Floats
 from headway.forecast.naive import LastValue
 from headway.policies.hourly import Planning
 from headway.scenario import long_term as long_term_module
-from headway.workload.spec import generate
+from headway.workload.generate import generate
 
 REGIONS = ("us-east", "us-central", "us-west")
 STEP_S = 1800.0

@@ -16,8 +16,8 @@ from headway.core.record import Records
 from headway.metrics.tokens import token_times
 from headway.policies import resolve
 from headway.sim.cluster import simulate
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 from oracles.reference_engine import Job, ReferenceEngine
 
 BATCHINGS = ("chunked", "prefill-first", "whole-prompt", "request-level")

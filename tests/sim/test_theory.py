@@ -20,9 +20,8 @@ from headway.core.view import FleetView, RequestView
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.routing.round_robin import RoundRobin
 from headway.sim.cluster import simulate
-from headway.workload.closed_loop import ClosedLoop
+from headway.workload.sources import ClosedLoop, TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 from simulation import by_request, pool, seconds, sloped
 
 Floats = npt.NDArray[np.float64]

@@ -46,11 +46,8 @@ from headway.policies.routing.round_robin import RoundRobin
 from headway.policies.scaling.combos import Combos
 from headway.sim.cluster import Cluster, Step
 from headway.sim.timeline import Line
-from headway.workload.closed_loop import ClosedLoop
-from headway.workload.rows import FIELDS
-from headway.workload.source import Source
-from headway.workload.table import Prefix, Workload
-from headway.workload.trace import TraceSource
+from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
+from headway.workload.table import FIELDS, Prefix, Workload
 
 
 def num_examples(usual: int) -> int:
@@ -186,7 +183,7 @@ class Scenario:
     roles: tuple[RoleChange, ...] = ()
     gpu_limits: tuple[tuple[str, str, int], ...] = ()
 
-    def source(self) -> Source:
+    def source(self) -> RequestSource:
         """The requests, as a workload."""
         table = workload(self.requests)
         return TraceSource(table) if self.concurrency is None else ClosedLoop(table, self.concurrency, 0.01)

@@ -11,14 +11,14 @@ from msgspec import ValidationError, convert
 
 from headway import catalog
 from headway.core.errors import HeadwayError
-from headway.workload.arrivals import DAY_S, WEEK_S, Burst
-from headway.workload.demand import Demand, From, Lengths, Population
+from headway.workload.arrivals import DAY_S, WEEK_S, BurstWindow
+from headway.workload.generate import generate
 from headway.workload.lengths import Uniform
 from headway.workload.series import read_series
-from headway.workload.spec import WorkloadSpec, generate, resolved
+from headway.workload.spec import DemandSpec, ModelLengths, Population, SeriesDemand, WorkloadSpec, resolved
 from headway.workload.table import Floats, Workload
 
-LENGTHS = {"a": Lengths(100, 10), "b": Lengths(Uniform(100, 300), 20)}
+LENGTHS = {"a": ModelLengths(100, 10), "b": ModelLengths(Uniform(100, 300), 20)}
 JULY, NOVEMBER = "sageserve-july-2025", "sageserve-nov-2024"
 
 
@@ -204,7 +204,7 @@ def test_exactly_as_many_as_asked_for(num: int) -> None:
 def test_noise_has_its_spread_and_mean() -> None:
     cells = {"here": {"a": 1.0}}
     noisy = Population(0, cells, noise_cv=0.5, noise_s=600)
-    demand = Demand(lengths=LENGTHS, populations=(noisy,))
+    demand = DemandSpec(lengths=LENGTHS, populations=(noisy,))
     rows = generate(WorkloadSpec(demand=demand, arrivals=2.0, duration_s=2000 * 600), 5)
     per_step = np.histogram(rows.arrival_s, 2000, (0, 2000 * 600))[0]
     assert per_step.mean() == pytest.approx(1200, rel=0.05)
@@ -218,8 +218,8 @@ SERIES = "minute,kind,t_seconds,tokens\n" + "".join(
 
 def test_tokens_per_minute_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "demand.csv").write_text(SERIES)
-    series = {"x p": From("a", 0, {"east": 1, "west": 3}), "x q": From("b", 2, "east")}
-    demand = Demand(lengths=LENGTHS, path="demand.csv", series=series, per_s=60)
+    series = {"x p": SeriesDemand("a", 0, {"east": 1, "west": 3}), "x q": SeriesDemand("b", 2, "east")}
+    demand = DemandSpec(lengths=LENGTHS, path="demand.csv", series=series, per_s=60)
     rows = generate(WorkloadSpec(demand=demand), 0, tmp_path)
     tokens = [float(rows.prompt_tokens[rows.columns["model"] == code].sum()) for code in (0, 1)]
     assert tokens == pytest.approx([12_000 * 120, 40_000 * 120], rel=0.03)
@@ -232,7 +232,7 @@ def test_tokens_per_minute_from_a_file(tmp_path: Path) -> None:
 
 def test_requests_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "demand.csv").write_text("time_s,a,b\n" + "".join(f"{10 * t},{t},0\n" for t in range(100)))
-    demand = Demand(lengths=LENGTHS, path="demand.csv", series={"a": From("a")}, counts="requests")
+    demand = DemandSpec(lengths=LENGTHS, path="demand.csv", series={"a": SeriesDemand("a")}, counts="requests")
     rows = generate(WorkloadSpec(demand=demand), 0, tmp_path)
     assert len(rows) == pytest.approx(10 * sum(range(100)), rel=0.03)
     assert "region" not in rows.columns
@@ -245,7 +245,7 @@ def test_requests_from_a_file(tmp_path: Path) -> None:
         ({"builtin": JULY, "models": "llama-2-7b", "num_requests": 5}, "llama-2-70b"),
         ({"builtin": JULY, "regions": "us-eas", "num_requests": 5}, "us-east"),
         ({"builtin": JULY, "tiers": [{"tier": 5}], "num_requests": 5}, "no population"),
-        ({"builtin": JULY, "models": {"llama-2-70b": 0}, "num_requests": 5}, "nothing is left"),
+        ({"builtin": JULY, "models": {"llama-2-70b": 0}, "num_requests": 5}, "no demand is left"),
     ],
 )
 def test_mistakes_found_when_it_is_made(said: dict[str, object], expected: str) -> None:
@@ -259,8 +259,8 @@ def test_mistakes_found_when_it_is_made(said: dict[str, object], expected: str) 
         ({"prompt_tokens": 1, "output_tokens": 1, "arrivals": 1, "num_requests": 1, "scale": 2}, "scale: goes with"),
         ({"demand": {"lengths": {}}}, "populations or path"),
         ({"demand": {"lengths": {}, "path": "x.csv"}}, "series: missing"),
-        ({"demand": {"lengths": {}, "path": "x", "series": {"s": {"model": "m"}}}}, "nothing of m"),
-        ({"trace": "x", "demand": {"lengths": {}, "path": "x", "series": {"s": {"model": "m"}}}}, "nothing of m"),
+        ({"demand": {"lengths": {}, "path": "x", "series": {"s": {"model": "m"}}}}, "m is missing"),
+        ({"trace": "x", "demand": {"lengths": {}, "path": "x", "series": {"s": {"model": "m"}}}}, "m is missing"),
         ({"builtin": JULY, "start_hour": -1}, "start_hour"),
     ],
 )
@@ -276,4 +276,4 @@ def test_demand_excludes_what_it_says_itself() -> None:
     with pytest.raises(ValueError, match="expected requests per second"):
         WorkloadSpec(demand=known.demand, duration_s=60)
     with pytest.raises(ValueError, match="from_s"):
-        WorkloadSpec(demand=known.demand, arrivals=1, duration_s=60, surges=(Burst(5, 4, 2),))
+        WorkloadSpec(demand=known.demand, arrivals=1, duration_s=60, surges=(BurstWindow(5, 4, 2),))

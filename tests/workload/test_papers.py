@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from headway.workload.spec import WorkloadSpec, builtin_workloads, generate
+from headway.workload.describe import describe
+from headway.workload.generate import generate
+from headway.workload.spec import WorkloadSpec, builtin_workloads
 from headway.workload.table import Workload
 
 NUM = 100_000
@@ -115,7 +117,7 @@ def test_k_tier_lengths_are_those_of_table_1() -> None:
     below = [((total < edge).mean() + (total <= edge).mean()) / 2 for edge in (64, 128, 256, 384, 512)]
     assert np.diff(below) * 0.99 == pytest.approx([0.65, 0.22, 0.10, 0.02], abs=0.006)
     assert (np.abs(rows.prompt_tokens - 2 * rows.output_tokens) <= 2).all()
-    assert rows.describe().rate == pytest.approx(1250, rel=0.02)
+    assert describe(rows).rate == pytest.approx(1250, rel=0.02)
 
 
 @pytest.mark.parametrize("mix", ["uniform", "gaussian", "enterprise"])
@@ -133,10 +135,10 @@ def test_production_reasoning_requests_at_a_poisson_rate() -> None:
     path = Path(data) / "traces" / "servegen_reasoning_requests.csv.gz"
     text = f"{{trace: {{path: {path}, limit: 2000, rate_scale: 2}}, arrivals: 5}}"
     rows = generate(msgspec.yaml.decode(text, type=WorkloadSpec), 1).validate()
-    assert len(rows) == 2000 and rows.describe().rate == pytest.approx(10, rel=0.1)
+    assert len(rows) == 2000 and describe(rows).rate == pytest.approx(10, rel=0.1)
     reasoning, answer = phases(rows)
     assert (reasoning.mean(), answer.mean()) == (pytest.approx(1135, rel=0.15), pytest.approx(396, rel=0.15))
     scaled = msgspec.yaml.decode(f"{{trace: {{path: {path}, rate_scale: 10}}}}", type=WorkloadSpec)
     whole = generate(scaled, 1)
-    assert len(whole) == 50_000 and whole.describe().rate == pytest.approx(5.79, rel=0.01)
+    assert len(whole) == 50_000 and describe(whole).rate == pytest.approx(5.79, rel=0.01)
     assert whole.column("reasoning_tokens").mean() == pytest.approx(1134.9, abs=0.1)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from headway.catalog import model
 from headway.core.errors import HeadwayError
-from headway.workload.quality import Scores, processed
-from headway.workload.quality_columns import scores_of, with_scores
-from headway.workload.quality_judges import GPT_4O_MINI, JudgeError, LinearJudge, Oracle, misjudged, trained
-from headway.workload.quality_reader import WORDS_TO_TOKENS, Answers, read_scores, read_wide
-from headway.workload.quality_traces import CASCADES, TABLE_2, TRACES, Row, generate
+from headway.workload.quality import Scores, processed, with_scores
+from headway.workload.quality_judges import GPT_4O_MINI, JudgeNoise, LinearJudge, misjudged, trained
+from headway.workload.quality_source import AnswerLayout, read_scores
+from headway.workload.quality_traces import CASCADES, TABLE_2, TRACES, Table2Row, generate_scores
 from headway.workload.table import Workload
 
 NAN = float("nan")
@@ -85,39 +84,39 @@ def test_tables_that_do_not_hold_together() -> None:
 
 
 @pytest.mark.parametrize("row", TABLE_2, ids=lambda row: f"q{row.q_min}-trace{row.trace}")
-def test_the_generators_reproduce_table_2(row: Row) -> None:
-    scores = generate(row.trace, 20_000, seed=5)
+def test_the_generators_reproduce_table_2(row: Table2Row) -> None:
+    scores = generate_scores(row.trace, 20_000, seed=5)
     assert scores.ratios(row.thresholds) == pytest.approx(row.ratios, abs=0.004)
     quality = scores.quality(row.thresholds)
     assert quality is not None and row.q_min <= quality <= row.q_min + 1
-    small = [generate(row.trace, 200, seed) for seed in range(30)]
+    small = [generate_scores(row.trace, 200, seed) for seed in range(30)]
     assert np.abs([s.ratios(row.thresholds)[1] - row.ratios[1] for s in small]).max() < 0.02
     assert np.abs([s.ratios(row.thresholds)[2] - row.ratios[2] for s in small]).max() < 0.06
 
 
 @pytest.mark.parametrize("trace", TRACES)
 def test_every_quality_that_the_paper_asks_for_can_be_reached(trace: int) -> None:
-    best = generate(trace, 5000).quality((100, 100))
+    best = generate_scores(trace, 5000).quality((100, 100))
     assert best is not None and best > 90.5
-    llama = generate(trace, 5000, cascade="llama")
+    llama = generate_scores(trace, 5000, cascade="llama")
     best = max(llama.quality((h,)) or 0 for h in range(101))
     assert best > 80.5
     assert (llama.quality((0,)) or 100) < 75
 
 
 def test_generated_tables_depend_on_the_seed_alone() -> None:
-    one, same, other = generate(1, 50, 7), generate(1, 50, 7), generate(1, 50, 8)
+    one, same, other = generate_scores(1, 50, 7), generate_scores(1, 50, 7), generate_scores(1, 50, 8)
     assert (one.scores == same.scores).all() and (one.output_tokens == same.output_tokens).all()
     assert (one.scores != other.scores).any()
     for cascade, names in CASCADES.items():
-        assert generate(2, 3, cascade=cascade).models == names
+        assert generate_scores(2, 3, cascade=cascade).models == names
         assert [model(name).name for name in names] == list(names)
     with pytest.raises(HeadwayError, match="expected 1, 2 or 3"):
-        generate(4, 10)
+        generate_scores(4, 10)
 
 
 def test_halves_share_no_request() -> None:
-    scores = generate(1, 101)
+    scores = generate_scores(1, 101)
     first, second = scores.split(0.5, seed=1)
     assert len(first) + len(second) == 101 and len(first) == 50
     together = np.concatenate([first.scores, second.scores])
@@ -126,26 +125,25 @@ def test_halves_share_no_request() -> None:
         scores.split(1.0, 0)
 
 
-def test_a_table_travels_with_a_workload_and_back() -> None:
-    scores = generate(1, 40)
+def test_a_workload_gets_columns_of_a_score_table() -> None:
+    scores = generate_scores(1, 40)
     arrivals = Workload({"arrival_s": np.arange(100.0), "prompt_tokens": np.ones(100), "output_tokens": np.ones(100)})
     workload = with_scores(arrivals, scores, seed=3).validate()
-    found = scores_of(workload, scores.models)
-    counts = np.unique(found.scores[:, 2], return_counts=True)[1]
+    columns = [workload.column(f"quality:{name}") for name in scores.models]
+    tokens = [workload.column(f"output_tokens:{name}") for name in scores.models]
+    drawn = Scores(scores.models, np.stack(columns, 1), np.stack(tokens, 1).astype("i8"), workload.prompt_tokens)
+    counts = np.unique(drawn.scores[:, 2], return_counts=True)[1]
     assert len(counts) == 40 and set(counts.tolist()) <= {2, 3}
-    assert found.ratios((69, 25)) == pytest.approx(scores.ratios((69, 25)), abs=0.15)
-    assert (found.output_tokens >= 1).all()
-    plain = workload.with_columns({f"output_tokens:{name}": None for name in scores.models})
-    assert (scores_of(plain, scores.models).output_tokens == plain.output_tokens[:, None]).all()
-    with pytest.raises(HeadwayError, match="unknown model"):
-        scores_of(arrivals, scores.models)
+    assert drawn.ratios((69, 25)) == pytest.approx(scores.ratios((69, 25)), abs=0.15)
+    assert (drawn.output_tokens >= 1).all()
+    assert (workload.output_tokens == drawn.output_tokens[:, 0]).all()
 
 
-def test_reading_a_line_for_each_answer(tmp_path: Path) -> None:
+def test_read_one_line_per_answer(tmp_path: Path) -> None:
     path = tmp_path / "scores.csv.gz"
     lines = ["request,model,score,output_tokens", "a,big,9,20", "a,small,4,10", "b,small,,7", "b,big,8,", "c,big,7,5"]
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    found = read_scores(path, layout=Answers(best=10, default_tokens=99))
+    found = read_scores(path, layout=AnswerLayout(best=10, default_tokens=99))
     assert found.models == ("small", "big")
     np.testing.assert_array_equal(found.scores, [[40, 90], [NAN, 80], [NAN, 70]])
     assert found.output_tokens.tolist() == [[10, 20], [7, 99], [99, 5]]
@@ -166,7 +164,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "scores.csv"
     path.write_text(f"request,model,score,output_tokens\na,m,3,1\n{line}\n")
     with pytest.raises(HeadwayError, match=said):
-        read_scores(path, layout=Answers(best=10))
+        read_scores(path, layout=AnswerLayout(best=10))
 
 
 def test_a_wrong_column_or_model_is_named(tmp_path: Path) -> None:
@@ -175,7 +173,7 @@ def test_a_wrong_column_or_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="line 1: unknown column 'score'"):
         read_scores(path)
     with pytest.raises(HeadwayError, match="unknown model 'n'; one of: m"):
-        read_scores(path, ["n"], Answers(score="points", output=None))
+        read_scores(path, ["n"], AnswerLayout(score="points", output=None))
 
 
 DATA = Path(os.environ.get("HEADWAY_DATA", "")) / "quality"
@@ -185,7 +183,9 @@ needs_data = pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWA
 @needs_data
 def test_mt_bench_scores_of_two_models() -> None:
     names = ["mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview"]
-    layout = Answers(request=("question_id", "turn"), score="judge_score_1to10", best=10, no_score=("-1",), output=None)
+    layout = AnswerLayout(
+        request=("question_id", "turn"), score="judge_score_1to10", best=10, no_score=("-1",), output=None
+    )
     found = read_scores(DATA / "routellm_mtbench_gpt4judge.csv", names, layout)
     assert len(found) == 160 and np.isnan(found.scores).sum() <= 2
     small, large = found.quality((0,)), found.quality((100,))
@@ -196,14 +196,8 @@ def test_mt_bench_scores_of_two_models() -> None:
 
 
 @needs_data
-def test_correctness_and_preferences() -> None:
-    columns = {"mixtral": "mixtral_8x7b_correct", "gpt-4": "gpt4_1106_correct"}
-    found = read_wide(DATA / "routellm_mixtral_vs_gpt4_correct.csv.gz", columns, layout=Answers(prompt="prompt_chars"))
-    assert len(found) == 14_042 + 1_319
-    assert found.quality((50,)) == pytest.approx(100 * np.nanmax(found.scores / 100, axis=1).mean())
-    layout = Answers(
-        request=("idx",), score="pref", worst=0, best=2, output="output_words", output_scale=WORDS_TO_TOKENS
-    )
+def test_preferences_of_three_models() -> None:
+    layout = AnswerLayout(request=("idx",), score="pref", worst=0, best=2, output="output_words", output_scale=4 / 3)
     names = [f"llama-2-{size}-chat-hf" for size in ("7b", "13b", "70b")]
     llama = read_scores(DATA / "alpacaeval1_gpt4_preference_vs_davinci003.csv.gz", names, layout)
     assert len(llama) == 805
@@ -212,19 +206,27 @@ def test_correctness_and_preferences() -> None:
 
 
 def test_a_judge_that_scores_lower_sends_more_on() -> None:
-    scores = generate(1, 4000, cascade="llama")
+    scores = generate_scores(1, 4000, cascade="llama")
     weak = misjudged(scores, GPT_4O_MINI, seed=2)
     assert weak.scores.mean() / scores.scores.mean() == pytest.approx(1 - 0.094, abs=0.02)
     assert weak.ratios((70,))[1] > scores.ratios((70,))[1] + 0.03
     truth = scores.quality_of(weak.final_stage((70,)))
     assert truth is not None and truth > (weak.quality((70,)) or 100)
-    assert (misjudged(scores, JudgeError()).scores == scores.scores).all()
+    assert (misjudged(scores, JudgeNoise()).scores == scores.scores).all()
     assert (misjudged(scores, GPT_4O_MINI, seed=2).scores == weak.scores).all()
 
 
+class AgreeingJudge(LinearJudge):
+    def fit(self, scores: Scores) -> None:
+        pass
+
+    def judge(self, scores: Scores) -> Scores:
+        return scores
+
+
 def test_a_trained_judge_is_tried_on_what_it_has_not_seen() -> None:
-    scores = generate(2, 1000)
-    truth, judged = trained(scores, Oracle(), 0.7, seed=4)
+    scores = generate_scores(2, 1000)
+    truth, judged = trained(scores, AgreeingJudge(), 0.7, seed=4)
     assert len(truth) == 300 and (truth.scores == judged.scores).all()
     lines = np.log(scores.output_tokens) * 5 + np.log(scores.prompt_tokens)[:, None] * 3
     learnable = Scores(scores.models, np.clip(lines, 0, 100), scores.output_tokens, scores.prompt_tokens)
@@ -232,5 +234,5 @@ def test_a_trained_judge_is_tried_on_what_it_has_not_seen() -> None:
     np.testing.assert_allclose(judged.scores, truth.scores, atol=1e-6)
     truth, blind = trained(learnable, LinearJudge(blind=True))
     assert 0.5 < np.abs(blind.scores - truth.scores).mean() < 10
-    with pytest.raises(HeadwayError, match="has learned nothing"):
+    with pytest.raises(HeadwayError, match="not fitted"):
         LinearJudge().judge(scores)

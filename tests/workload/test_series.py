@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.workload.series import Series, read_series
+from headway.workload.series import DemandSeries, read_series
 
 LONG = "model,tier,t_seconds,tokens,rate\n" + "".join(
     f"{model},{tier},{60 * t},{t + 100 * (model == 'B')},{t / 2}\n"
@@ -45,13 +45,13 @@ def test_long_has_a_series_for_each_combination_of_keys(tmp_path: Path) -> None:
 
 
 def test_longer_steps() -> None:
-    series = Series("x", 0, 60, np.arange(7, dtype=float))
-    assert series.every(180).values.tolist() == [1, 4]
-    assert series.every(180, "max").values.tolist() == [2, 5]
-    assert series.every(60).values.tolist() == series.values.tolist()
+    series = DemandSeries("x", 0, 60, np.arange(7, dtype=float))
+    assert series.resampled(180).values.tolist() == [1, 4]
+    assert series.resampled(180, "max").values.tolist() == [2, 5]
+    assert series.resampled(60).values.tolist() == series.values.tolist()
     for step_s in (90, 30):
         with pytest.raises(HeadwayError, match="a multiple of its own, 60 s"):
-            series.every(step_s)
+            series.resampled(step_s)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.core.request import Request, Segment
-from headway.workload.closed_loop import ClosedLoop
-from headway.workload.sessions import Sessions, Turns, flattened
-from headway.workload.source import Source
+from headway.workload.sessions import Sessions, SessionTurns, flattened
+from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 
 def plain(num: int, **columns: object) -> Workload:
@@ -30,7 +28,7 @@ def plain(num: int, **columns: object) -> Workload:
 Answer = Callable[[Request], tuple[float, Outcome]]
 
 
-def drive(source: Source, answer: Answer) -> list[tuple[Request, float, Outcome]]:
+def drive(source: RequestSource, answer: Answer) -> list[tuple[Request, float, Outcome]]:
     """Every request in order of arrival, with its end."""
     seen: list[tuple[Request, float, Outcome]] = []
     ends: list[tuple[float, int, Request, Outcome]] = []
@@ -96,7 +94,7 @@ def test_a_closed_loop_wants_clients() -> None:
         ClosedLoop(plain(1), 1, float("nan"))
 
 
-def two_sessions() -> Turns:
+def two_sessions() -> SessionTurns:
     """A session of three turns under a system prompt of 100 tokens, and one of two turns without one."""
     rows = Workload(
         {
@@ -108,7 +106,7 @@ def two_sessions() -> Turns:
         }
     )
     think_s = np.array([99.0, 10.0, 20.0, 99.0, 1.0])
-    return Turns(rows, np.array([0, 3, 5]), think_s, np.array([1, -1]), np.array([7, 100]))
+    return SessionTurns(rows, np.array([0, 3, 5]), think_s, np.array([1, -1]), np.array([7, 100]))
 
 
 def test_a_turn_says_all_that_was_said_before() -> None:
@@ -149,7 +147,7 @@ def test_any_sessions_chain_and_the_table_says_the_same(seed: int, num: int, gro
     )
     think_s = random.integers(0, 3, offsets[-1]) * 1.0
     group = random.integers(-1, 3, num) if grouped else None
-    turns = Turns(rows, offsets, think_s, group, np.array([5, 6, 7]) if grouped else None)
+    turns = SessionTurns(rows, offsets, think_s, group, np.array([5, 6, 7]) if grouped else None)
     source = Sessions(turns)
     lucky = Random(seed)
     seen = drive(
@@ -183,4 +181,4 @@ def test_turns_must_hold_together() -> None:
         ([0, 3], [0, -1, 0]),
     ):
         with pytest.raises(HeadwayError, match="sessions: "):
-            Turns(rows, np.array(offsets), np.array(think_s, "f8"))
+            SessionTurns(rows, np.array(offsets), np.array(think_s, "f8"))

@@ -17,12 +17,14 @@ from headway.core.request import Request
 from headway.workload import arrivals as arrivals_module
 from headway.workload import lengths as lengths_module
 from headway.workload import spec as spec_module
-from headway.workload.closed_loop import ClosedLoop
-from headway.workload.readers.read import read
+from headway.workload.describe import describe
+from headway.workload.files import to_csv, to_parquet
+from headway.workload.generate import build, generate
+from headway.workload.read import read
 from headway.workload.sessions import Sessions
-from headway.workload.spec import WorkloadSpec, build, builtin_workloads, generate, resolved
+from headway.workload.sources import ClosedLoop, TraceSource
+from headway.workload.spec import WorkloadSpec, builtin_workloads, resolved
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 SYNTHETIC = """
 num_requests: 5000
@@ -130,7 +132,7 @@ def test_sessions_react_and_flatten() -> None:
     assert isinstance(source, Sessions) and source.num_requests == 5000
     flat = made(SESSIONS).validate()
     assert len(flat) == 5000 and "stand their think time apart" in flat.notes[0]
-    sessions = flat.describe().num_sessions
+    sessions = describe(flat).num_sessions
     assert 5000 / sessions == pytest.approx(4, rel=0.1)
     starts = flat.take(np.unique(flat.column("session_id"), return_index=True)[1])
     assert np.allclose(starts.arrival_s, made(SYNTHETIC).arrival_s[:sessions])
@@ -140,7 +142,7 @@ def test_sessions_keep_one_tier_and_one_system_prompt_each() -> None:
     text = SESSIONS + "tiers: [{tier: 0}, {tier: 1}]\nprefixes: {num_groups: 3, prefix_tokens: 70}\n"
     flat = made(text).validate()
     pairs = {(r.session_id, r.tier, r.prefix[0]) for r in flat.rows(Request)}
-    assert len(pairs) == flat.describe().num_sessions
+    assert len(pairs) == describe(flat).num_sessions
     assert {p[2].id for p in pairs} == {0, 1, 2} and {p[2].tokens for p in pairs} == {70}
     assert len({p[1] for p in pairs}) == 2
 
@@ -172,7 +174,7 @@ def test_traces_by_path_or_in_full(tmp_path: Path) -> None:
     ]  # fmt: skip
     loop = build(spec("{trace: t.csv, concurrency: 2, models: other}"), 1, tmp_path)
     assert isinstance(loop, ClosedLoop) and loop.pop(Request).model == "other"
-    with pytest.raises(HeadwayError, match=r"says nothing of the trace's model 'm'"):
+    with pytest.raises(HeadwayError, match=r"the trace's model 'm' is missing"):
         build(spec("trace: {path: t.csv, models: {x: y}}"), 1, tmp_path)
     with pytest.raises(HeadwayError, match="no request arrives"):
         build(spec("trace: {path: t.csv, from_s: 100}"), 1, tmp_path)
@@ -261,8 +263,8 @@ WRONG = [
     ("{arrivals: 8, prompt_tokens: 5, output_tokens: 5}", "num_requests: missing"),
     ("{num_requests: 5, prompt_tokens: 5, output_tokens: 5}", "arrivals: missing"),
     (SYNTHETIC + "trace: x.csv", "prompt_tokens: not with a trace"),
-    ("{trace: x.csv, num_requests: 8}", "num_requests: not with a trace; say trace.limit, or arrivals too"),
-    ("{trace: x.csv, duration_s: 8}", "duration_s: not with a trace; say trace.to_s"),
+    ("{trace: x.csv, num_requests: 8}", "num_requests: not with a trace; use trace.limit, or give arrivals too"),
+    ("{trace: x.csv, duration_s: 8}", "duration_s: not with a trace; use trace.to_s"),
     ("{trace: x.csv, arrivals: 8, correlation: 0.5}", "correlation: not with a trace"),
     ("{trace: x.csv, arrivals: 8, mix: [{builtin: chat}]}", "mix: not with a trace"),
     ("{trace: x.csv, builtin: chat}", "trace and builtin"),
@@ -274,7 +276,7 @@ WRONG = [
     (SYNTHETIC.replace("rate: 8", "rate: .nan"), "rate: nan; expected a number above 0"),
     (SYNTHETIC.replace("rate: 8", "rat: 8"), "unknown field `rat`"),
     (SYNTHETIC.replace("{kind: poisson, rate: 8}", "-1"), "rate: -1"),
-    (SYNTHETIC + "tiers: [{tier: 0}, {tier: 0}]", "a number of its own"),
+    (SYNTHETIC + "tiers: [{tier: 0}, {tier: 0}]", "its own number"),
     (SYNTHETIC + "tiers: []", "tiers: expected one or more"),
     (SYNTHETIC + "tiers: {mix: enterprise, num_tiers: 11}", "num_tiers: 11; expected 1 to 10"),
     (SYNTHETIC + "tiers: {mix: enterprise, num_tiers: 0}", "num_tiers: 0; expected 1 to 10"),
@@ -331,9 +333,9 @@ def test_every_key_of_the_section_has_a_docstring_and_a_place_in_the_schema() ->
 
 def test_what_is_generated_can_be_written_and_read(tmp_path: Path) -> None:
     workload = generate(spec("{builtin: chat-sessions, num_requests: 500}"), 4)
-    workload.to_csv(tmp_path / "w.csv.gz")
+    to_csv(workload, tmp_path / "w.csv.gz")
     assert list(read(tmp_path / "w.csv.gz").rows(Request)) == list(workload.rows(Request))
-    workload.to_parquet(tmp_path / "w.parquet")
+    to_parquet(workload, tmp_path / "w.parquet")
     again = read(tmp_path / "w.parquet")
     assert list(again.rows(Request)) == list(workload.rows(Request)) and again.notes == workload.notes
 

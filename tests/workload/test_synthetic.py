@@ -16,8 +16,8 @@ from headway.core.errors import HeadwayError
 from headway.workload import lengths
 from headway.workload.arrivals import (
     Arrivals,
-    Burst,
     Bursts,
+    BurstWindow,
     Curve,
     Deterministic,
     Diurnal,
@@ -25,8 +25,8 @@ from headway.workload.arrivals import (
     Poisson,
     Process,
 )
-from headway.workload.readers.read import read
-from headway.workload.streams import draw, stream
+from headway.workload.random_streams import draw, stream
+from headway.workload.read import read
 
 NUM = 200_000
 PROCESSES: list[Process] = [
@@ -36,7 +36,7 @@ PROCESSES: list[Process] = [
     Deterministic(8.0),
     Diurnal(8.0, weekend=0.5),
     Curve((1.0, 0.0, 20.0), 60.0),
-    Bursts(8.0, (Burst(10, 20, 5.0),), repeat_s=100.0),
+    Bursts(8.0, (BurstWindow(10, 20, 5.0),), repeat_s=100.0),
 ]
 
 
@@ -105,12 +105,12 @@ def test_curves_and_bursts_follow_their_steps() -> None:
     counts = np.bincount((times(curve, None, 18_000.0) // 60 % 3).astype(int), minlength=3)
     assert counts[1] == 0 and counts[0] == pytest.approx(30_000, abs=700)
     assert counts[2] == pytest.approx(120_000, abs=1400)
-    bursts = Bursts(2.0, (Burst(10, 20, 5.0), Burst(15, 30, 2.0)), repeat_s=100.0)
+    bursts = Bursts(2.0, (BurstWindow(10, 20, 5.0), BurstWindow(15, 30, 2.0)), repeat_s=100.0)
     expected = np.full(20, 2.0 * 5 * 500)
     expected[[2, 3]] *= [5, 10]
     expected[[4, 5]] *= 2
     assert chi_square(times(bursts, None, 50_000.0) % 100, expected, 5.0) > 1e-3
-    once = times(Bursts(2.0, (Burst(10, 20, 0.0),)), None, 1000.0)
+    once = times(Bursts(2.0, (BurstWindow(10, 20, 0.0),)), None, 1000.0)
     assert not ((once >= 10) & (once < 20)).any()
 
 
@@ -152,7 +152,7 @@ def test_uniform_geometric_fixed_and_quantiles() -> None:
     geometric = sampled(lengths.Geometric(mean=4))
     assert geometric.min() == 1 and geometric.mean() == pytest.approx(4, rel=0.02)
     assert (sampled(17) == 17).all()
-    empirical = sampled(lengths.Quantiles((0, 0.5, 1), (10, 20, 100)))
+    empirical = sampled(lengths.QuantileTable((0, 0.5, 1), (10, 20, 100)))
     assert np.percentile(empirical, [25, 50, 75]) == pytest.approx([15, 20, 60], abs=1)
 
 
@@ -179,7 +179,7 @@ def test_an_unknown_distribution_says_which_there_are() -> None:
 
 
 def test_every_fit_names_its_source_and_is_a_distribution() -> None:
-    for name, fit in lengths.fits().distributions.items():
+    for name, fit in lengths.fitted_lengths().distributions.items():
         assert fit.source
         for column in ("prompt_tokens", "output_tokens", "reasoning_tokens"):
             if getattr(fit, column) is not None:

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError
 from headway.core.request import Request, Segment
+from headway.workload.describe import describe
+from headway.workload.files import from_parquet, to_csv, to_parquet
+from headway.workload.read import read
 from headway.workload.table import Prefix, Workload, concat
 from headway.workload.transform import retier, scale_rate, window, with_slo
 
@@ -158,8 +161,7 @@ def test_a_table_needs_its_columns_and_knows_their_names() -> None:
 @pytest.mark.parametrize("name", ["w.parquet", "w.csv", "w.csv.gz"])
 def test_files_give_back_what_was_written(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    write = Workload.to_parquet if name.endswith("parquet") else Workload.to_csv
-    read = Workload.from_parquet if name.endswith("parquet") else Workload.from_csv
+    write = to_parquet if name.endswith("parquet") else to_csv
     write(full(), path)
     again = read(path).validate()
     assert list(again.rows(Request)) == EXPECTED
@@ -173,8 +175,8 @@ def test_files_give_back_what_was_written(tmp_path: Path, name: str) -> None:
 def test_csv_keeps_every_bit_of_a_time(tmp_path_factory: pytest.TempPathFactory, times: list[float]) -> None:
     path = tmp_path_factory.mktemp("csv") / "w.csv"
     workload = plain(len(times), arrival_s=np.sort(times))
-    workload.to_csv(path)
-    assert (Workload.from_csv(path).arrival_s == np.sort(times)).all()
+    to_csv(workload, path)
+    assert (read(path).arrival_s == np.sort(times)).all()
 
 
 def test_parquet_with_a_runs_records_is_a_workload_and_other_columns_are_not(tmp_path: Path) -> None:
@@ -183,16 +185,16 @@ def test_parquet_with_a_runs_records_is_a_workload_and_other_columns_are_not(tmp
 
     columns = {n: pa.array(c) for n, c in plain(2).columns.items()}
     parquet.write_table(pa.table(columns | {"end_s": pa.array([1.0, None])}), tmp_path / "run.parquet")
-    assert list(Workload.from_parquet(tmp_path / "run.parquet").columns) == list(plain(2).columns)
+    assert list(from_parquet(tmp_path / "run.parquet").columns) == list(plain(2).columns)
     parquet.write_table(pa.table(columns | {"teir": pa.array([1, 2])}), tmp_path / "bad.parquet")
     with pytest.raises(HeadwayError, match=r"unknown column 'teir'; did you mean 'tier'"):
-        Workload.from_parquet(tmp_path / "bad.parquet")
+        from_parquet(tmp_path / "bad.parquet")
     parquet.write_table(pa.table(columns | {"tier": pa.array(["a", "b"])}), tmp_path / "text.parquet")
     with pytest.raises(HeadwayError, match="column tier: string; expected numbers"):
-        Workload.from_parquet(tmp_path / "text.parquet")
+        from_parquet(tmp_path / "text.parquet")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "run.parquet").read_bytes()[:-20])
     with pytest.raises(HeadwayError, match=r"cut\.parquet: not readable as Parquet"):
-        Workload.from_parquet(tmp_path / "cut.parquet")
+        from_parquet(tmp_path / "cut.parquet")
 
 
 def test_nothing_is_left_behind_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +206,7 @@ def test_nothing_is_left_behind_when_writing_fails(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("headway.workload.files.arrow_csv.write_csv", broken)
     with pytest.raises(RuntimeError):
-        plain(3).to_csv(path)
+        to_csv(plain(3), path)
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
@@ -242,12 +244,12 @@ def test_with_slo_touches_only_its_tier() -> None:
 
 
 def test_describe_against_numbers_worked_out_by_hand() -> None:
-    said = full().describe()
+    said = describe(full())
     assert said.num_requests == 3 and said.num_sessions == 1
     assert said.tiers == {0: 1, 1: 1, 2: 1} and said.models == {"a": 2, "b": 1}
     assert said.prompt_tokens is not None and said.prompt_tokens.mean == 70
     # The second 7:40 was seen before; 40 of 210 prompt tokens.
     assert said.prefix_share == pytest.approx(40 / 210)
     assert said.rate == pytest.approx(2 / (1 / 3 - 0.1))
-    assert plain(1).describe().rate is None
-    assert plain(100).describe().interarrival_cv == pytest.approx(0)
+    assert describe(plain(1)).rate is None
+    assert describe(plain(100)).interarrival_cv == pytest.approx(0)

@@ -21,9 +21,9 @@ from headway.perf.step import StepModel
 from headway.policies.resolve import ordering, router
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
-from headway.workload.streams import stream
+from headway.workload.random_streams import stream
+from headway.workload.sources import TraceSource
 from headway.workload.table import Prefix, Workload
-from headway.workload.trace import TraceSource
 
 Floats = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from headway.catalog.coefficients import CoefficientFile, Coefficients, Kernels
 from headway.catalog.load import measured_kernels
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 CORE = ("gemm.bf16", "prefill_attention", "decode_attention")
 """Without these, a GPU's kernels are not measured."""

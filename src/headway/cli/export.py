@@ -11,7 +11,7 @@ from headway import catalog, scenario
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.serving.export.kubernetes import Options, manifests
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 NO_WORKLOAD = {"builtin": "chat"}
 """Stands in where a fleet file has none."""

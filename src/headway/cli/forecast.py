@@ -12,7 +12,7 @@ from headway.cli.output import counting, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.forecast.evaluate import Evaluation, Question, Row
 from headway.forecast.evaluate import evaluate as evaluated
-from headway.workload.series import Series, read_series
+from headway.workload.series import DemandSeries, read_series
 
 _above_0 = click.FloatRange(min=0, min_open=True)
 _positive = click.IntRange(min=1)
@@ -107,7 +107,7 @@ def _question(flags: dict[str, Any]) -> Question:
         raise HeadwayError(str(error)) from None
 
 
-def _chosen(found: Sequence[Series], only: Sequence[str], path: Path) -> list[Series]:
+def _chosen(found: Sequence[DemandSeries], only: Sequence[str], path: Path) -> list[DemandSeries]:
     known = {each.name: each for each in found}
     for name in only:
         if name not in known:

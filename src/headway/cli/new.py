@@ -8,7 +8,7 @@ import click
 
 from headway.core.errors import HeadwayError
 from headway.scenario.presets import builtin
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 
 @click.command()

@@ -24,7 +24,7 @@ from headway.planning.capacity.plan import Question, plan, scenario_yaml
 from headway.planning.capacity.problem import Situation, Targets
 from headway.planning.capacity.text import render
 from headway.policies import resolve
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)

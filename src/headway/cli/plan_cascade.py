@@ -21,7 +21,7 @@ from headway.planning.cascade.regret import Off
 from headway.planning.cascade.tighten import Option
 from headway.planning.combos.combos import Offer
 from headway.scenario import Simulator
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 INFEASIBLE = 3
 _path = click.Path(path_type=Path)

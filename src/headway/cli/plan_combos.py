@@ -16,7 +16,7 @@ from headway.planning.combos.combos import Counts
 from headway.planning.combos.page import millions, page
 from headway.planning.combos.plan import ATTAINMENT, MOST_REQUESTS, Answer, Question, ask, plan, read, scenario_yaml
 from headway.planning.combos.problem import Plan
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 INFEASIBLE = 3
 _path = click.Path(path_type=Path)

@@ -17,7 +17,7 @@ from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
 from headway.reproduce.store import Store
 from headway.reproduce.text import listing, render
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)

@@ -23,7 +23,7 @@ from headway.report import html, trace
 from headway.report.run import Run
 from headway.report.table import render
 from headway.scenario.run import provenance
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 _path = click.Path(path_type=Path)

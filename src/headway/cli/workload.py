@@ -13,8 +13,11 @@ from headway.cli.output import print_json, print_table
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.workload.describe import Description, Spread
-from headway.workload.readers.read import FORMATS, read
-from headway.workload.spec import WorkloadSpec, generate
+from headway.workload.describe import describe as describe_workload
+from headway.workload.files import to_csv, to_parquet
+from headway.workload.generate import generate
+from headway.workload.read import FORMATS, read
+from headway.workload.spec import WorkloadSpec
 from headway.workload.table import Workload
 
 trace_options = together((
@@ -36,7 +39,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool) -> None:
     """Say in a few numbers what the trace FILE holds."""
-    described = read(file, format, limit=limit, sort=sort, skip_bad=skip_bad).describe()
+    described = describe_workload(read(file, format, limit=limit, sort=sort, skip_bad=skip_bad))
     if as_json:
         print_json(described)
     else:
@@ -81,9 +84,9 @@ def _check_name(out: Path) -> None:
 
 def _write(workload: Workload, out: Path) -> None:
     if out.suffix == ".parquet":
-        workload.to_parquet(out)
+        to_parquet(workload, out)
     else:
-        workload.to_csv(out)
+        to_csv(workload, out)
     for note in workload.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(f"wrote {out}: {len(workload):,} requests", err=True)

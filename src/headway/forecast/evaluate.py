@@ -12,7 +12,7 @@ from headway.core.errors import HeadwayError
 from headway.core.forecast import Floats
 from headway.forecast.methods import LEAK, make
 from headway.forecast.scaling import Demand, Expected, Scaled, matched
-from headway.workload.series import Of, Series
+from headway.workload.series import Aggregate, DemandSeries
 
 QUANTILES = (0.1, 0.5, 0.9, 0.95)
 CLAIRVOYANT = "clairvoyant"
@@ -24,7 +24,7 @@ class Question(Struct, frozen=True, forbid_unknown_fields=True):
     methods: tuple[str, ...] = ("last-value", "seasonal-naive", "ets", "arima", "blend", "arima-leak")
     step_s: float = 3600.0
     """Of the series that is forecast."""
-    of: Of = "max"
+    of: Aggregate = "max"
     """What a step of it is, of the steps of the series given: their maximum, as SageServe scales by, or their mean."""
     horizon: int = 1
     """Steps ahead: how early GPUs must be asked for."""
@@ -99,7 +99,7 @@ class Evaluation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def evaluate(
-    series: Sequence[Series], question: Question, progress: Callable[[float], None] | None = None
+    series: Sequence[DemandSeries], question: Question, progress: Callable[[float], None] | None = None
 ) -> Evaluation:
     """Forecasts every step after the warm-up from all that came up to `horizon` steps before it, and scores that.
 
@@ -134,14 +134,16 @@ def _first(question: Question) -> int:
     return (question.season * 2 if question.warmup is None else question.warmup) + question.horizon - 1
 
 
-def _long_enough(series: Sequence[Series], question: Question) -> tuple[list[Series], list[Series], tuple[str, ...]]:
+def _long_enough(
+    series: Sequence[DemandSeries], question: Question
+) -> tuple[list[DemandSeries], list[DemandSeries], tuple[str, ...]]:
     """As they are and in steps, without those too short, and what is said of these."""
     least = _first(question) + 2
-    raw: list[Series] = []
-    stepped: list[Series] = []
+    raw: list[DemandSeries] = []
+    stepped: list[DemandSeries] = []
     notes = []
     for each in series:
-        made = each.every(question.step_s, question.of)
+        made = each.resampled(question.step_s, question.of)
         if len(made) >= least:
             raw.append(each)
             stepped.append(made)
@@ -155,14 +157,14 @@ def _long_enough(series: Sequence[Series], question: Question) -> tuple[list[Ser
     return raw, stepped, tuple(f"left out: {note}" for note in notes)
 
 
-def _demand(raw: Series, stepped: Series, first: int, capacity: float, question: Question) -> Demand:
+def _demand(raw: DemandSeries, stepped: DemandSeries, first: int, capacity: float, question: Question) -> Demand:
     """What came in the steps that are judged, a row each."""
     num = round(stepped.step_s / raw.step_s)
     fine = raw.values[first * num : len(stepped) * num].reshape(-1, num)
     return Demand(fine, stepped.step_s, capacity, question.gpus_per_instance)
 
 
-def _rolled(each: Series, method: str, first: int, question: Question) -> Floats:
+def _rolled(each: DemandSeries, method: str, first: int, question: Question) -> Floats:
     """Quantiles (rows) of each step from `first` on, made `horizon` steps before."""
     forecaster = make(method, question.season, each.values)
     ends = range(first - question.horizon + 1, len(each) - question.horizon + 1)
@@ -172,7 +174,7 @@ def _rolled(each: Series, method: str, first: int, question: Question) -> Floats
 
 def _row(
     method: str,
-    series: Sequence[Series],
+    series: Sequence[DemandSeries],
     said: Sequence[Floats],
     actual: Sequence[Floats],
     demand: Sequence[Demand],

@@ -14,7 +14,7 @@ from headway.report.page import DRAW, chart, document, facts, literal, table
 from headway.report.run import Provenance, Run, told_apart
 from headway.report.style import COLORS, JS
 from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, short_number
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 MOST_COLUMNS = 15
 """Of the comparison, so that it fits a laptop's screen."""

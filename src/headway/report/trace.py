@@ -14,7 +14,7 @@ from headway.core.record import Cause, Outcome, Records
 from headway.metrics.columns import Rows, floats, ints
 from headway.metrics.usage import integrals
 from headway.report.run import Provenance, Run
-from headway.workload.whole_file import whole
+from headway.workload.atomic_file import open_atomic
 
 MAX_EVENTS = 500_000
 """What a browser still opens with ease."""
@@ -35,7 +35,7 @@ def write(run: Run, provenance: Provenance, path: Path, *, max_events: int = MAX
         note = f"trace cut off at {until_s:.3f} s of {run.records.end_s:.3f} s: at most {max_events:,} events"
     about = {"run": run.name, "seed": provenance.seed, "version": provenance.version}
     about |= {"scenario": provenance.scenario_yaml} | ({"note": note} if note else {})
-    with whole(path) as file:
+    with open_atomic(path) as file:
         file.write(b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(about))
         file.write(b',"traceEvents":[')
         for i, chunk in enumerate(_chunks(events(run.records, until_s))):

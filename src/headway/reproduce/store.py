@@ -17,7 +17,7 @@ import msgspec
 from headway import __version__
 from headway.planning.capacity.rehearsal import code
 from headway.reproduce.tasks import Measurement, Task
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 
 class Entry(msgspec.Struct, frozen=True):

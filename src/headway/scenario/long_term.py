@@ -37,9 +37,10 @@ from headway.policies.resolve import Choice
 from headway.policies.routing.jsq_tokens import JsqTokens
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
-from headway.workload.spec import WorkloadSpec, generate, resolved
+from headway.workload.generate import generate
+from headway.workload.sources import TraceSource
+from headway.workload.spec import WorkloadSpec, resolved
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 TRIAL_REQUESTS = 800
 """Of one simulation of what an instance serves."""

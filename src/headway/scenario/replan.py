@@ -21,7 +21,7 @@ from headway.planning.cascade.shapes import shapes as shapes_of
 from headway.policies import resolve
 from headway.scenario.replan_search import Work, following
 from headway.workload.arrivals import Deterministic, Gamma, Poisson
-from headway.workload.quality_spec import table
+from headway.workload.quality_source import score_table
 from headway.workload.spec import WorkloadSpec
 
 AT = ("cascade", "replan")
@@ -159,7 +159,7 @@ def _expected(workload: WorkloadSpec, models: tuple[str, ...], base_dir: Path) -
     """What the first plan was made for, as far as the scenario says it."""
     if workload.quality is None:
         return None
-    scores = table(workload.quality, base_dir).stages(models)
+    scores = score_table(workload.quality, base_dir).stages(models)
     arrivals = workload.arrivals
     rate_rps = arrivals.rate if isinstance(arrivals, Poisson | Gamma | Deterministic) else arrivals
     known = float(rate_rps) if isinstance(rate_rps, int | float) else None

@@ -41,8 +41,8 @@ from headway.report.run import Provenance, Run
 from headway.scenario import long_term, notes, replan
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
-from headway.workload.source import Source
-from headway.workload.spec import build as workload
+from headway.workload.generate import build as workload
+from headway.workload.sources import RequestSource
 
 Progress = Callable[[float], None]
 """Told now and then the share that is done, 0 to 1."""
@@ -124,13 +124,13 @@ def records_of(scenario: Scenario) -> Records:
     return _simulated(chosen, _policies(chosen), _known(chosen), _source(chosen))
 
 
-def _source(scenario: Scenario) -> Source:
+def _source(scenario: Scenario) -> RequestSource:
     with scenario.places.at("workload"):
         return workload(scenario.spec.workload, scenario.spec.seed, scenario.base_dir)
 
 
 def _simulated(
-    chosen: Scenario, policies: Policies, known: Mapping[str, Coefficients], source: Source,
+    chosen: Scenario, policies: Policies, known: Mapping[str, Coefficients], source: RequestSource,
     progress: Progress | None = None, decisions: DecisionObserver | None = None,
 ) -> Records:  # fmt: skip
     spec = chosen.spec
@@ -227,7 +227,7 @@ def _names(scenario: Scenario) -> dict[str, str]:
     return names if policies.ordering_at == "replica" else {**names, "ordering_at": policies.ordering_at}
 
 
-def _share(progress: Progress | None, source: Source, spec: Spec) -> Callable[[float, int], None] | None:
+def _share(progress: Progress | None, source: RequestSource, spec: Spec) -> Callable[[float, int], None] | None:
     """What the simulator tells, as a share that is done."""
     if progress is None:
         return None

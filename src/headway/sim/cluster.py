@@ -32,7 +32,7 @@ from headway.sim.sources import Sources
 from headway.sim.timeline import Line
 from headway.sim.transfers import KvTransfers
 from headway.workload.quality_judges import noisy_score
-from headway.workload.source import Source
+from headway.workload.sources import RequestSource
 
 Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
@@ -44,7 +44,7 @@ _PROGRESS_EVERY = 1 << 11
 
 def simulate(
     fleet: Fleet,
-    source: Source,
+    source: RequestSource,
     policies: Policies,
     *,
     seed: int,
@@ -78,7 +78,7 @@ class Cluster:
     def __init__(
         self,
         fleet: Fleet,
-        source: Source,
+        source: RequestSource,
         policies: Policies,
         seed: int,
         step: Step,

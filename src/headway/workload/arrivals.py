@@ -1,4 +1,4 @@
-"""When requests arrive: one class per process. A class is what stands under `arrivals:` in a scenario."""
+"""Arrival processes: one class for each value of `arrivals:` in a scenario."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ DAY_S = 86_400.0
 WEEK_S = 7 * DAY_S
 
 
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
+def check_positive(struct: Struct, *names: str) -> None:
+    """Raise ValueError for the first of these fields that is not above 0. None is allowed."""
+    for name in names:
+        value = getattr(struct, name)
+        if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name}: {value}; expected a number above 0")
 
 
@@ -30,7 +32,7 @@ class Poisson(Struct, frozen=True, forbid_unknown_fields=True, tag="poisson", ta
     """Requests per second."""
 
     def __post_init__(self) -> None:
-        _positive(rate=self.rate)
+        check_positive(self, "rate")
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
         """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
@@ -46,10 +48,9 @@ class Gamma(Struct, frozen=True, forbid_unknown_fields=True, tag="gamma", tag_fi
     """Standard deviation of the gaps over their mean; 1 is Poisson."""
 
     def __post_init__(self) -> None:
-        _positive(rate=self.rate, cv=self.cv)
+        check_positive(self, "rate", "cv")
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
-        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
         shape = 1 / self.cv**2
         return _renewal(lambda n: random.gamma(shape, 1 / (shape * self.rate), n), self.rate, num, duration_s)
 
@@ -61,10 +62,9 @@ class Deterministic(Struct, frozen=True, forbid_unknown_fields=True, tag="determ
     """Requests per second."""
 
     def __post_init__(self) -> None:
-        _positive(rate=self.rate)
+        check_positive(self, "rate")
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
-        """Arrival times: `num` of them, or those before `duration_s`."""
         count = math.ceil((duration_s or 0.0) * self.rate) if num is None else num
         arrival_s = np.arange(count) / self.rate
         return arrival_s if duration_s is None else arrival_s[arrival_s < duration_s]
@@ -80,19 +80,19 @@ class Diurnal(Struct, frozen=True, forbid_unknown_fields=True, tag="diurnal", ta
     peak_hour: float = 14.0
     """Hour of the day with the highest rate, 0 to 24."""
     weekend: float = 1.0
-    """What is left of the rate on the sixth and seventh day of a week."""
+    """Factor on the rate on the sixth and seventh day of a week."""
     start_hour: float = 0.0
     """Hour of the week at which the workload begins; 0 is Monday, midnight."""
 
     def __post_init__(self) -> None:
-        _positive(rate=self.rate)
+        check_positive(self, "rate")
         if not 1 <= self.peak_to_trough < math.inf:
             raise ValueError(f"peak_to_trough: {self.peak_to_trough}; expected 1 or more")
         if not 0 <= self.weekend < math.inf:
             raise ValueError(f"weekend: {self.weekend}; expected 0 or more")
 
     def rate_at(self, at_s: Floats) -> Floats:
-        """Requests per second at these times."""
+        """Requests per second at the given times."""
         week_s = (at_s + self.start_hour * 3600) % WEEK_S
         swing = (self.peak_to_trough - 1) / (self.peak_to_trough + 1)
         day = 1 + swing * np.cos(2 * np.pi * (week_s / DAY_S - self.peak_hour / 24))
@@ -100,46 +100,44 @@ class Diurnal(Struct, frozen=True, forbid_unknown_fields=True, tag="diurnal", ta
         return rate
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
-        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
         swing = (self.peak_to_trough - 1) / (self.peak_to_trough + 1)
         peak = self.rate * (1 + swing) * max(1.0, self.weekend)
         return _thinned(random, self.rate_at, peak, self.rate, num, duration_s)
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True, tag="curve", tag_field="kind"):
-    """A measured demand curve: rates that hold for a step each, then begin again. Poisson at each moment."""
+    """A measured demand curve: rates that hold for one step each, repeated. Poisson at each moment."""
 
     rates: tuple[float, ...]
     """Requests per second, step by step."""
     step_s: float
-    """How long each of them holds."""
+    """Duration of each rate."""
 
     def __post_init__(self) -> None:
-        _positive(step_s=self.step_s)
+        check_positive(self, "step_s")
         if not self.rates or not all(0 <= r < math.inf for r in self.rates) or not any(self.rates):
             raise ValueError("rates: expected numbers from 0, not all of them 0")
 
     def rate_at(self, at_s: Floats) -> Floats:
-        """Requests per second at these times."""
+        """Requests per second at the given times."""
         step = (at_s // self.step_s).astype("i8") % len(self.rates)
         rate: Floats = np.asarray(self.rates, "f8")[step]
         return rate
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
-        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
         mean = sum(self.rates) / len(self.rates)
         return _thinned(random, self.rate_at, max(self.rates), mean, num, duration_s)
 
 
-class Burst(Struct, frozen=True, forbid_unknown_fields=True):
-    """A stretch of time with more (or fewer) requests than usual."""
+class BurstWindow(Struct, frozen=True, forbid_unknown_fields=True):
+    """A period with more (or fewer) requests than usual."""
 
     from_s: float
     """When it begins."""
     to_s: float
     """When it ends."""
     factor: float
-    """What the base rate is multiplied by."""
+    """Factor on the base rate."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.from_s < self.to_s:
@@ -149,26 +147,25 @@ class Burst(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Bursts(Struct, frozen=True, forbid_unknown_fields=True, tag="bursts", tag_field="kind"):
-    """A base rate, multiplied within windows of time (twice where two overlap). Poisson at each moment."""
+    """A base rate multiplied within windows of time; overlapping factors multiply. Poisson at each moment."""
 
     rate: float
-    """Requests per second outside of every burst."""
-    bursts: tuple[Burst, ...]
+    """Requests per second outside all bursts."""
+    bursts: tuple[BurstWindow, ...]
     """The windows."""
     repeat_s: float | None = None
-    """The windows come again every so often; nothing = once."""
+    """Period after which the windows repeat; nothing = once."""
 
     def __post_init__(self) -> None:
-        _positive(rate=self.rate)
-        if self.repeat_s is not None:
-            _positive(repeat_s=self.repeat_s)
-            if any(b.to_s > self.repeat_s for b in self.bursts):
-                raise ValueError(f"bursts: expected windows that end by repeat_s, {self.repeat_s}")
+        check_positive(self, "rate")
+        check_positive(self, "repeat_s")
+        if self.repeat_s is not None and any(b.to_s > self.repeat_s for b in self.bursts):
+            raise ValueError(f"bursts: expected windows that end by repeat_s, {self.repeat_s}")
         if self._peak() <= 0:
             raise ValueError("bursts: expected some time with a rate above 0")
 
     def rate_at(self, at_s: Floats) -> Floats:
-        """Requests per second at these times."""
+        """Requests per second at the given times."""
         within_s = at_s if self.repeat_s is None else at_s % self.repeat_s
         rate = np.full(len(at_s), self.rate)
         for burst in self.bursts:
@@ -176,20 +173,19 @@ class Bursts(Struct, frozen=True, forbid_unknown_fields=True, tag="bursts", tag_
         return rate
 
     def times(self, random: Generator, num: int | None, duration_s: float | None) -> Floats:
-        """Arrival times from 0, not falling: `num` of them, or those before `duration_s`."""
         return _thinned(random, self.rate_at, self._peak(), self.rate, num, duration_s)
 
     def _peak(self) -> float:
-        """The highest rate; it begins at some window's edge."""
+        """The highest rate, which begins at the edge of some window."""
         edges = np.array([0.0, *(edge for b in self.bursts for edge in (b.from_s, b.to_s))])
         return float(self.rate_at(edges).max())
 
 
 class Replay(Struct, frozen=True, forbid_unknown_fields=True, tag="replay", tag_field="kind"):
-    """The arrival times of a trace, with lengths from elsewhere."""
+    """The arrival times of a trace. Lengths come from the rest of the workload."""
 
     path: str
-    """The trace, of any format that can be read; relative to the scenario's folder."""
+    """The trace, in any supported format, relative to the scenario's folder."""
     format: str | None = None
     """Its format; nothing = recognised by the first line."""
     rate_scale: float = 1.0
@@ -198,7 +194,7 @@ class Replay(Struct, frozen=True, forbid_unknown_fields=True, tag="replay", tag_
     """Sort the trace by arrival first."""
 
     def __post_init__(self) -> None:
-        _positive(rate_scale=self.rate_scale)
+        check_positive(self, "rate_scale")
 
 
 Process = Poisson | Gamma | Deterministic | Diurnal | Curve | Bursts
@@ -214,7 +210,7 @@ def _renewal(gaps: Callable[[int], Floats], rate: float, num: int | None, durati
 
 
 def _until(more: Callable[[float, int], Floats], rate: float, duration_s: float) -> Floats:
-    """Arrivals before `duration_s`, drawn in batches of about what is still expected."""
+    """Arrivals before `duration_s`, drawn in batches of about the number still expected."""
     parts, last_s = [np.zeros(0)], 0.0
     while last_s < duration_s:
         expected = (duration_s - last_s) * rate
@@ -233,7 +229,7 @@ def _thinned(
     num: int | None,
     duration_s: float | None,
 ) -> Floats:
-    """A Poisson process whose rate moves: candidates at the peak rate, each kept with rate / peak.
+    """A Poisson process with a varying rate: candidates at the peak rate, each kept with probability rate / peak.
 
     After Lewis and Shedler, "Simulation of nonhomogeneous Poisson processes by thinning" (1979).
     """
@@ -250,8 +246,8 @@ def _thinned(
     return arrival_s[: int(np.searchsorted(arrival_s, end_s))][:num]
 
 
-def of_rate(rate: float) -> Process:
-    """What a bare number under `arrivals:` stands for."""
+def poisson_of_rate(rate: float) -> Process:
+    """The process for a bare number under `arrivals:`."""
     try:
         return Poisson(rate)
     except ValueError as error:

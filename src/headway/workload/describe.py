@@ -1,19 +1,18 @@
-"""A workload in a few numbers."""
+"""Summarise a workload: counts, rate, burstiness and token percentiles."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from headway.workload.table import Workload
+from headway.workload.table import Floats, Workload
 
 
 class Spread(Struct, frozen=True):
-    """How a column is spread."""
+    """The distribution of one column."""
 
     min: float
     mean: float
@@ -24,7 +23,7 @@ class Spread(Struct, frozen=True):
 
 
 class Description(Struct, frozen=True):
-    """A workload in a few numbers. None = not defined (an empty table, or all at one instant)."""
+    """Summary of a workload. None = undefined, as for an empty table or arrivals at a single instant."""
 
     num_requests: int
     duration_s: float
@@ -32,26 +31,25 @@ class Description(Struct, frozen=True):
     rate: float | None
     """Requests per second between the first and the last arrival."""
     interarrival_cv: float | None
-    """Standard deviation over mean of the gaps: 1 for a Poisson process, more if bursty."""
+    """Standard deviation of the gaps divided by their mean: 1 for a Poisson process, more for bursty arrivals."""
     peak_rate: float | None
     """Requests per second in the busiest minute."""
     prompt_tokens: Spread | None
     output_tokens: Spread | None
     reasoning_tokens: Spread | None
-    """None where no request reasons."""
+    """None if no request reasons."""
     prefix_share: float
-    """Prompt tokens that an endless prefix cache would have seen before, of all prompt tokens."""
+    """Share of all prompt tokens that an unbounded prefix cache would already hold."""
     num_sessions: int
     tiers: dict[int, int]
     """Requests by tier."""
     models: dict[str, int]
-    """Requests by model, where the workload names any."""
+    """Requests by model; empty if the workload names no models."""
     regions: dict[str, int]
     notes: tuple[str, ...]
 
 
 def describe(workload: Workload) -> Description:
-    """The whole table's description."""
     rate, cv, peak = _arrivals(workload.arrival_s)
     sessions = workload.columns.get("session_id")
     return Description(
@@ -72,7 +70,7 @@ def describe(workload: Workload) -> Description:
     )
 
 
-def _arrivals(arrival_s: npt.NDArray[np.float64]) -> tuple[float | None, float | None, float | None]:
+def _arrivals(arrival_s: Floats) -> tuple[float | None, float | None, float | None]:
     if len(arrival_s) < 2 or arrival_s[-1] <= arrival_s[0]:
         return None, None, None
     gaps = np.diff(arrival_s)
@@ -109,7 +107,7 @@ def _prefix_share(workload: Workload) -> float:
     total = int(workload.prompt_tokens.sum(dtype="i8"))
     outputs = workload.columns.get("output_id")
     if outputs is not None:
-        # An output's tokens are in the cache already when a later prompt first holds them.
+        # The tokens of an output are already cached when a later prompt contains them for the first time.
         known = np.isin(ids, outputs[outputs >= 0])
         seen_tokens += int(tokens[first[known]].sum(dtype="i8"))
     return seen_tokens / total

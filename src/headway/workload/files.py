@@ -1,44 +1,78 @@
-"""The workload table on disk. A file appears whole or not at all."""
+"""Headway's own workload files, Parquet and CSV: write and read. Writes are atomic.
+
+Parquet has one column per column of the table, names as dictionary columns, and prefixes as two list columns. A run's
+records are such a file. CSV has columns named as in the table, an empty cell for none, `model` and `region` as names,
+and `prefix` as `id:tokens` pairs separated by spaces; it may lack `arrival_s`.
+"""
 
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from headway.core.errors import HeadwayError, unknown
 from headway.core.record import REQUEST_COLUMNS, Prefixes
-from headway.workload.readers.own_csv import prefix_text
+from headway.workload.atomic_file import open_atomic
+from headway.workload.readers.csv_table import (
+    ID,
+    OPTIONAL,
+    SECONDS,
+    SMALL,
+    TEXT,
+    TOKENS,
+    CellType,
+    CsvTable,
+    header_of,
+    read_table,
+)
+from headway.workload.readers.shared import NO_ARRIVALS, ReadOptions, first_line
 from headway.workload.table import DTYPES, LENGTH, QUALITY, REQUIRED, Prefix, Workload, default_of, dtype_of, is_column
-from headway.workload.whole_file import whole
 
 NOTES = b"headway.notes"
 PREFIX_COLUMNS = ("prefix_ids", "prefix_tokens")
+PARQUET_MAGIC = "PAR1"
 CSV_ROWS = 1 << 18
+CSV_REQUIRED = ("prompt_tokens", "output_tokens")
+CELL_TYPES: dict[str, CellType] = {
+    "arrival_s": SECONDS,
+    "prompt_tokens": TOKENS,
+    "output_tokens": TOKENS,
+    "reasoning_tokens": TOKENS,
+    "model": TEXT,
+    "region": TEXT,
+    "prefix": TEXT,
+    "tier": SMALL,
+    "session_id": ID,
+    "output_id": ID,
+}
 
 
 def to_parquet(workload: Workload, path: Path) -> None:
-    """Write the table: names as dictionary columns, prefixes as two list columns."""
+    """Write the table as Parquet."""
     table = _arrow(workload)
     if workload.prefix is not None:
         for name, lists in prefix_lists(workload.prefix).items():
             table = table.append_column(name, lists)
     table = table.replace_schema_metadata({NOTES: "\n".join(workload.notes)})
-    with whole(path) as file:
+    with open_atomic(path) as file:
         parquet.write_table(table, file, compression="zstd")
 
 
 def from_parquet(path: Path) -> Workload:
-    """Read what `to_parquet` wrote. Columns of a run's records are left out; any other is an error."""
+    """Read a file that `to_parquet` wrote. Columns of a run's records are ignored; other columns are errors."""
     if not path.is_file():
         raise HeadwayError(f"{path}: no such file")
     try:
         file = parquet.ParquetFile(path)
-        names = _known(file.schema_arrow.names, path)
+        names = _workload_columns(file.schema_arrow.names, path)
         table = file.read(columns=names)
     except pa.ArrowException as error:
         raise HeadwayError(f"{path}: not readable as Parquet: {error}") from None
@@ -56,7 +90,7 @@ def from_parquet(path: Path) -> Workload:
 
 
 def prefix_lists(prefix: Prefix | Prefixes) -> dict[str, pa.Array]:
-    """Prefixes as two list columns, by name."""
+    """Prefixes as two list columns, keyed by column name."""
     offsets = pa.array(prefix.offsets, pa.int64())
     return {
         name: pa.LargeListArray.from_arrays(offsets, pa.array(values))
@@ -65,7 +99,7 @@ def prefix_lists(prefix: Prefix | Prefixes) -> dict[str, pa.Array]:
 
 
 def read_prefix(table: pa.Table) -> Prefix | None:
-    """What `prefix_lists` wrote, where the table has it."""
+    """Read the columns of `prefix_lists`. None if the table does not have them."""
     if not set(PREFIX_COLUMNS) <= set(table.column_names):
         return None
     lists = [table[name].combine_chunks() for name in PREFIX_COLUMNS]
@@ -76,13 +110,13 @@ def read_prefix(table: pa.Table) -> Prefix | None:
 
 
 def to_csv(workload: Workload, path: Path) -> None:
-    """Write the table with columns by name; gzip if the name ends in .gz."""
-    with whole(path) as raw:
+    """Write the table as CSV, compressed if the name of the file ends in .gz."""
+    with open_atomic(path) as raw:
         file = gzip.GzipFile(path.name, "wb", 6, raw, mtime=0) if path.suffix == ".gz" else raw
         for start in range(0, max(len(workload), 1), CSV_ROWS):
             part = workload.slice(start, min(start + CSV_ROWS, len(workload)))
             table = _arrow(part, empty_for_none=True)
-            texts = prefix_text(part)
+            texts = _prefix_text(part)
             if texts is not None:
                 table = table.append_column("prefix", pa.array(texts, pa.string()))
             if start == 0:
@@ -106,8 +140,8 @@ def _arrow(workload: Workload, empty_for_none: bool = False) -> pa.Table:
     return pa.table(arrays)
 
 
-def _known(names: list[str], path: Path) -> list[str]:
-    """The workload's own columns among `names`."""
+def _workload_columns(names: list[str], path: Path) -> list[str]:
+    """The columns among `names` that belong to a workload."""
     for name in REQUIRED:
         if name not in names:
             raise HeadwayError(f"{path}: the column {name!r} is missing; found {', '.join(names)}")
@@ -137,3 +171,65 @@ def _decode(column: pa.ChunkedArray) -> tuple[np.ndarray[tuple[int], np.dtype[np
     coded = text.combine_chunks().dictionary_encode()
     coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
     return coded.indices.to_numpy(), tuple(coded.dictionary.to_pylist())
+
+
+def _prefix_text(workload: Workload) -> list[str] | None:
+    prefix = workload.prefix
+    if prefix is None:
+        return None
+    pairs = [f"{i}:{t}" for i, t in zip(prefix.ids.tolist(), prefix.tokens.tolist(), strict=True)]
+    ends = prefix.offsets.tolist()
+    return [" ".join(pairs[a:b]) for a, b in pairwise(ends)]
+
+
+def is_parquet(line: str) -> bool:
+    return line.startswith(PARQUET_MAGIC)
+
+
+def read_parquet(path: Path, options: ReadOptions) -> Workload:
+    """Read and validate a Parquet file. It has no lines to skip: a bad row is an error."""
+    workload = from_parquet(path)
+    if options.sort:
+        workload = workload.sorted()
+    if options.limit is not None:
+        workload = workload.head(options.limit)
+    return workload.validate(str(path))
+
+
+def is_csv(line: str) -> bool:
+    return set(CSV_REQUIRED) <= set(header_of(line))
+
+
+def read_csv(path: Path, options: ReadOptions) -> Workload:
+    """Read and validate a CSV file."""
+    header = header_of(first_line(path))
+    for name in header:
+        if name != "prefix" and not is_column(name):
+            raise unknown("column", name, [*DTYPES, "prefix", f"{QUALITY}MODEL"], f"{path}: line 1")
+    timed = "arrival_s" in header
+    columns = {name: CELL_TYPES.get(name, OPTIONAL) for name in [*CSV_REQUIRED, *header]}
+    table = read_table(path, columns, "arrival_s", structs.replace(options, sort=options.sort or not timed))
+    codes = table.columns.pop("prefix", None)
+    workload = Workload(
+        {"arrival_s": np.zeros(len(table)), **table.columns},
+        table.names.get("model", ()),
+        table.names.get("region", ()),
+        None if codes is None else _parse_prefix(path, table, codes.tolist()),
+        tuple(table.notes) if timed else (*table.notes, NO_ARRIVALS),
+    )
+    return (workload.sorted() if options.sort else workload).validate(str(path))
+
+
+def _parse_prefix(path: Path, table: CsvTable, codes: Iterable[int]) -> Prefix:
+    parsed = [_parse_segments(path, text) for text in table.names["prefix"]]
+    rows = [parsed[code] for code in codes]
+    pairs = np.array([pair for row in rows for pair in row], "i8").reshape(-1, 2)
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype("i8")
+    return Prefix(offsets, pairs[:, 0].copy(), pairs[:, 1].astype("i4"))
+
+
+def _parse_segments(path: Path, text: str) -> list[tuple[int, int]]:
+    try:
+        return [(int(i), int(t)) for i, t in (pair.split(":") for pair in text.split())]
+    except ValueError:
+        raise HeadwayError(f"{path}: column prefix: {text!r}; expected id:tokens pairs, as in 7:512 8:40") from None

@@ -1,66 +1,109 @@
-"""From a spec to rows: arrivals and lengths have streams of their own, so changing one leaves the others."""
+"""From the `workload:` section to requests: a source for a driver, or a table.
+
+Arrivals, lengths and every other property have their own random streams, so changing one leaves the others.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from headway.core.errors import HeadwayError
 from headway.workload import lengths, transform
-from headway.workload.arrivals import Replay, of_rate
-from headway.workload.check import MAX_TOKENS
-from headway.workload.demand_rows import demanded
-from headway.workload.joint import token_columns
-from headway.workload.sessions import Turns
-from headway.workload.streams import draw, stream
-from headway.workload.table import Floats, Longs, Prefix, Workload
+from headway.workload.arrivals import Replay, poisson_of_rate
+from headway.workload.demand import demand_rows
+from headway.workload.quality_source import scored
+from headway.workload.random_streams import draw, stream
+from headway.workload.sessions import Sessions, SessionTurns, flattened
+from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
+from headway.workload.spec import MixPart, WorkloadSpec, resolved
+from headway.workload.table import MAX_TOKENS, Floats, Longs, Prefix, Workload
+from headway.workload.tiers import SloSpec, TierSpec
 
-if TYPE_CHECKING:
-    from headway.workload.spec import WorkloadSpec
+
+def build(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> RequestSource:
+    """Build the source of requests. The same spec and seed give the same requests. Paths are relative to `base_dir`."""
+    full = resolved(spec)
+    with _memory_errors():
+        if full.sessions is not None:
+            return Sessions(_session_turns(full, seed, Path(base_dir)))
+        rows = _rows(full, seed, Path(base_dir))
+        if full.concurrency is not None:
+            return ClosedLoop(rows, full.concurrency, full.think_s or 0.0)
+        return TraceSource(rows)
 
 
-def rows_of(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
-    """One row per request, of a trace or synthetic, with tiers, SLOs, models and regions."""
+def generate(spec: WorkloadSpec, seed: int, base_dir: str | Path = ".") -> Workload:
+    """Generate the requests as a table of fixed arrivals.
+
+    Turns of a session are spaced by their think times, as if answers took no time. Requests of a closed loop keep
+    their own arrival times.
+    """
+    full = resolved(spec)
+    with _memory_errors():
+        if full.sessions is not None:
+            return flattened(_session_turns(full, seed, Path(base_dir)))
+        return _rows(full, seed, Path(base_dir))
+
+
+def _rows(full: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
+    if full.quality is None:
+        return _request_rows(full, seed, base_dir)
+    bare = structs.replace(full, quality=None, prompt_tokens=1, output_tokens=1)
+    return scored(_request_rows(bare, seed, base_dir), full.quality, seed, base_dir).validate("workload")
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Turn a MemoryError into a HeadwayError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise HeadwayError(f"workload: does not fit in memory ({error}); ask for fewer requests") from None
+
+
+def _request_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
+    """One row per request of a trace or a synthetic workload, with tiers, SLOs, models and regions."""
     if spec.trace is not None:
-        return _dressed(_traced(spec, seed, base_dir), spec, seed).validate(_path(spec, base_dir).name)
+        return _with_properties(_trace_rows(spec, seed, base_dir), spec, seed).validate(_path(spec, base_dir).name)
     if spec.demand is not None:
-        return _dressed(demanded(spec, seed, base_dir), spec, seed).validate("workload")
-    arrival_s = _starts(spec, seed, spec.num_requests, base_dir)
+        return _with_properties(demand_rows(spec, seed, base_dir), spec, seed).validate("workload")
+    arrival_s = _arrival_times(spec, seed, spec.num_requests, base_dir)
     rows = _with_lengths(arrival_s, spec, seed)
     if spec.prefixes is not None:
         rows = _with_prefixes(rows, spec, seed)
-    return _dressed(rows, spec, seed).validate("workload")
+    return _with_properties(rows, spec, seed).validate("workload")
 
 
-def turns_of(spec: WorkloadSpec, seed: int, base_dir: Path) -> Turns:
-    """Sessions, turn by turn."""
+def _session_turns(spec: WorkloadSpec, seed: int, base_dir: Path) -> SessionTurns:
     assert spec.sessions is not None
     counts = _turn_counts(spec, seed, base_dir)
-    starts = _starts(spec, seed, len(counts), base_dir)
+    starts = _arrival_times(spec, seed, len(counts), base_dir)
     counts = counts[: len(starts)]
     offsets = np.concatenate(([0], np.cumsum(counts))).astype("i8")
-    opening = _dressed(_empty(starts), spec, seed)
+    opening = _with_properties(_empty(starts), spec, seed)
     group, group_tokens = _groups(spec, seed, len(counts))
     session = np.repeat(np.arange(len(counts)), counts)
-    dress = opening.take(session)
-    said = _with_lengths(dress.arrival_s, spec, seed)
-    rows = dress.with_columns(said.columns)
+    by_turn = opening.take(session)
+    rows = by_turn.with_columns(_with_lengths(by_turn.arrival_s, spec, seed).columns)
     think_s = _think_s(spec.sessions.think_s, spec.sessions.think_cv, seed, len(session))
-    turns = Turns(rows, offsets, think_s, group, group_tokens)
+    turns = SessionTurns(rows, offsets, think_s, group, group_tokens)
     longest = turns.requests().prompt_tokens.max(initial=0)
     if longest > MAX_TOKENS:
         raise HeadwayError(f"workload: a session grows to {longest:,} prompt tokens; expected {MAX_TOKENS:,} at most")
     return turns
 
 
-def _traced(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
-    # Readers need pyarrow, which synthetic workloads do without.
-    from headway.workload.readers.read import detect, read
+def _trace_rows(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
+    # Readers import pyarrow, which synthetic workloads do not need.
+    from headway.workload.read import detect, read
 
     trace, path = spec.trace, _path(spec, base_dir)
     if isinstance(trace, str) or trace is None:
@@ -78,9 +121,9 @@ def _traced(spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
 
 
 def _rescheduled(rows: Workload, spec: WorkloadSpec, seed: int, base_dir: Path) -> Workload:
-    """The rows of a trace in their order, at the times that `arrivals` says."""
+    """Give the rows of a trace the arrival times of `arrivals`, in order."""
     all_rows = None if isinstance(spec.arrivals, Replay) else len(rows)
-    arrival_s = _starts(spec, seed, spec.num_requests or all_rows, base_dir)
+    arrival_s = _arrival_times(spec, seed, spec.num_requests or all_rows, base_dir)
     if spec.num_requests is None:
         arrival_s = arrival_s[: len(rows)]
     if len(arrival_s) > len(rows):
@@ -96,7 +139,7 @@ def _path(spec: WorkloadSpec, base_dir: Path) -> Path:
 
 
 def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str) -> Workload:
-    """With the trace's model names as the fleet knows them."""
+    """Replace the trace's model names by names of the fleet."""
     if "model" not in rows.columns:
         return rows
     if models is None:
@@ -106,20 +149,20 @@ def _renamed(rows: Workload, models: dict[str, str] | None, format_name: str) ->
         return Workload(rows.with_columns({"model": None}).columns, (), rows.regions, rows.prefix, (*rows.notes, note))
     for name in rows.models:
         if name not in models:
-            raise HeadwayError(f"workload: trace.models: says nothing of the trace's model {name!r}")
+            raise HeadwayError(f"workload: trace.models: the trace's model {name!r} is missing")
     targets = tuple(dict.fromkeys(models[name] for name in rows.models))
     codes = np.array([targets.index(models[name]) for name in rows.models], "i2")
     columns = {**rows.columns, "model": codes[rows.columns["model"].astype("i8")]}
     return Workload(columns, targets, rows.regions, rows.prefix, rows.notes)
 
 
-def _starts(spec: WorkloadSpec, seed: int, num: int | None, base_dir: Path) -> Floats:
-    """When requests, or sessions, begin."""
+def _arrival_times(spec: WorkloadSpec, seed: int, num: int | None, base_dir: Path) -> Floats:
+    """Arrival times of requests, or of sessions."""
     if spec.arrivals is None:
         return np.zeros(num or 0)
     if isinstance(spec.arrivals, Replay):
         return _replayed(spec.arrivals, num, spec.duration_s, base_dir)
-    process = of_rate(spec.arrivals) if isinstance(spec.arrivals, (int, float)) else spec.arrivals
+    process = poisson_of_rate(spec.arrivals) if isinstance(spec.arrivals, (int, float)) else spec.arrivals
     arrival_s = process.times(stream(seed, "arrivals"), num, spec.duration_s)
     if not len(arrival_s):
         raise HeadwayError(f"workload: nothing arrives within {spec.duration_s} s")
@@ -127,7 +170,7 @@ def _starts(spec: WorkloadSpec, seed: int, num: int | None, base_dir: Path) -> F
 
 
 def _replayed(replay: Replay, num: int | None, duration_s: float | None, base_dir: Path) -> Floats:
-    from headway.workload.readers.read import read
+    from headway.workload.read import read
 
     arrival_s = read(base_dir / replay.path, replay.format, sort=replay.sort).arrival_s / replay.rate_scale
     arrival_s = arrival_s[arrival_s < (math.inf if duration_s is None else duration_s)]
@@ -142,14 +185,53 @@ def _empty(arrival_s: Floats) -> Workload:
 
 
 def _with_lengths(arrival_s: Floats, spec: WorkloadSpec, seed: int) -> Workload:
-    """A row for each arrival."""
-    return Workload({"arrival_s": arrival_s, **token_columns(spec, len(arrival_s), seed)})
+    return Workload({"arrival_s": arrival_s, **_token_columns(spec, len(arrival_s), seed)})
+
+
+def _token_columns(spec: WorkloadSpec, num: int, seed: int) -> dict[str, Longs]:
+    """Prompt, output and, if any request reasons, reasoning tokens (part of the outputs) of `num` requests.
+
+    A request of a mix has the lengths that it would have if all requests were of its kind: changing the shares changes
+    only the kind of each request.
+    """
+    if spec.mix is None:
+        return _one_kind(spec, num, seed)
+    kind = draw(list(range(len(spec.mix))), [part.share for part in spec.mix], num, seed, "mix")
+    parts = [_one_kind(part, num, seed) for part in spec.mix]
+    absent, row = np.zeros(num, "i8"), np.arange(num)
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: np.stack([part.get(name, absent) for part in parts])[kind, row] for name in names}
+
+
+def _one_kind(spec: WorkloadSpec | MixPart, num: int, seed: int) -> dict[str, Longs]:
+    """Token columns of requests of one kind.
+
+    Prompt, reasoning and answer are drawn independently, or tied by a rank correlation: a Gaussian copula with one
+    common factor, so that each keeps its own distribution. In real traces long reasoning comes with long answers
+    (Spearman 0.43 in ServeGen's reasoning requests, over its clients), and both occupy a request's memory.
+    """
+    common = stream(seed, "correlation").standard_normal(num) if spec.correlation else None
+
+    def column(name: lengths.Column) -> Longs:
+        length, random = getattr(spec, name), stream(seed, name)
+        if common is None:
+            return lengths.sample(length, name, random, num, name)
+        # For two normals with correlation r, the rank correlation is 6 / pi * asin(r / 2).
+        shared = 2 * math.sin(math.pi / 6 * (spec.correlation or 0.0))
+        scores = math.sqrt(shared) * common + math.sqrt(1 - shared) * random.standard_normal(num)
+        return lengths.at_scores(length, name, scores, name)
+
+    columns = {"prompt_tokens": column("prompt_tokens"), "output_tokens": column("output_tokens")}
+    if spec.reasoning_tokens is not None:
+        columns["reasoning_tokens"] = column("reasoning_tokens")
+        columns["output_tokens"] += columns["reasoning_tokens"]
+    return columns
 
 
 def _groups(
     spec: WorkloadSpec, seed: int, num: int
 ) -> tuple[npt.NDArray[np.int32] | None, npt.NDArray[np.int32] | None]:
-    """The group of each of `num` requests (-1 = none), and the groups' tokens."""
+    """The prefix group of each of `num` requests (-1 = none), and the prefix tokens of each group."""
     prefixes = spec.prefixes
     if prefixes is None:
         return None, None
@@ -165,25 +247,25 @@ def _groups(
 def _with_prefixes(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
     group, tokens = _groups(spec, seed, len(rows))
     assert group is not None and tokens is not None
-    has = group >= 0
-    own = group[has].astype("i8")
-    prompt = rows.prompt_tokens + np.where(has, tokens[group], 0).astype("i4")
-    offsets = np.concatenate(([0], np.cumsum(has))).astype("i8")
+    grouped = group >= 0
+    own = group[grouped].astype("i8")
+    prompt = rows.prompt_tokens + np.where(grouped, tokens[group], 0).astype("i4")
+    offsets = np.concatenate(([0], np.cumsum(grouped))).astype("i8")
     return Workload({**rows.columns, "prompt_tokens": prompt}, prefix=Prefix(offsets, own, tokens[own]))
 
 
-def _dressed(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
-    """With the tiers, promises, models, regions and patience that the spec adds."""
+def _with_properties(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
+    """Add the tiers, objectives, models, regions and timeouts of the spec."""
     if spec.slo is not None:
-        rows = transform.with_slo(rows, **_promises(spec.slo))
+        rows = transform.with_slo(rows, **_objectives(spec.slo))
     if spec.timeout_s is not None:
         rows = transform.with_slo(rows, timeout_s=spec.timeout_s)
-    if isinstance(spec.tiers, tuple):  # `resolved` has spelled out a mix.
+    if isinstance(spec.tiers, tuple):  # `resolved` has replaced a mix.
         if spec.demand is None:
             rows = transform.retier(rows, {t.tier: t.share for t in spec.tiers}, seed)
         for tier in spec.tiers:
-            rows = transform.with_slo(rows, tier=tier.tier, timeout_s=tier.timeout_s, **_promises(tier))
-    if spec.demand is not None:  # It says models and regions itself.
+            rows = transform.with_slo(rows, tier=tier.tier, timeout_s=tier.timeout_s, **_objectives(tier))
+    if spec.demand is not None:  # Demand sets models and regions itself.
         return rows
     models, regions, columns = rows.models, rows.regions, dict(rows.columns)
     if spec.models is not None:
@@ -193,8 +275,8 @@ def _dressed(rows: Workload, spec: WorkloadSpec, seed: int) -> Workload:
     return Workload(columns, models, regions, rows.prefix, rows.notes)
 
 
-def _promises(said: Any) -> dict[str, Any]:
-    return {name: getattr(said, name) for name in ("ttft_s", "tpot_s", "e2e_s", "deadline_after_s")}
+def _objectives(spec: SloSpec | TierSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in ("ttft_s", "tpot_s", "e2e_s", "deadline_after_s")}
 
 
 def _mixed(mix: str | dict[str, float], num: int, seed: int, name: str) -> tuple[tuple[str, ...], Longs]:
@@ -203,12 +285,12 @@ def _mixed(mix: str | dict[str, float], num: int, seed: int, name: str) -> tuple
 
 
 def _turn_counts(spec: WorkloadSpec, seed: int, base_dir: Path) -> Longs:
-    """Turns of each session; in all `num_requests` of them, where that is said."""
+    """Turns of each session. They sum to `num_requests`, if the spec gives it."""
     assert spec.sessions is not None and not isinstance(spec.sessions.turns, str)
     turns, random = spec.sessions.turns, stream(seed, "turns")
     draw: Callable[[int], Longs] = lambda n: lengths.sample(turns, "prompt_tokens", random, n, "turns")  # noqa: E731
     if spec.num_requests is None:
-        return draw(len(_starts(spec, seed, None, base_dir)))
+        return draw(len(_arrival_times(spec, seed, None, base_dir)))
     counts = np.zeros(0, "i8")
     while (total := int(counts.sum())) < spec.num_requests:
         counts = np.concatenate((counts, draw((spec.num_requests - total) // 2 + 16)))

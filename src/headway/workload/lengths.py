@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: one class per distribution, and those fitted on public traces by name."""
+"""Lengths of prompts and outputs: one class per distribution, and distributions fitted on public traces by name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from numpy.random import Generator
 
 from headway.core.errors import HeadwayError, unknown
-from headway.workload.check import MAX_TOKENS
+from headway.workload.table import MAX_TOKENS, Floats, Longs
 
-Floats = npt.NDArray[np.float64]
-Longs = npt.NDArray[np.int64]
 Column = Literal["prompt_tokens", "output_tokens", "reasoning_tokens"]
 
 Z99 = 2.3263478740408408
@@ -27,7 +24,7 @@ _ERFC = np.frompyfunc(math.erfc, 1, 1)
 
 
 class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal", tag_field="kind"):
-    """A skewed spread, given by `mean` and `cv` or by `p50` and `p99`."""
+    """A skewed distribution, given by `mean` and `cv` or by `p50` and `p99`."""
 
     mean: float | None = None
     """Mean number of tokens."""
@@ -38,9 +35,9 @@ class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal"
     p99: float | None = None
     """Exceeded by one in a hundred."""
     min: int = 1
-    """Shorter ones are lengthened to this."""
+    """Lower bound; smaller values are raised to it."""
     max: int = MAX_TOKENS
-    """Longer ones are cut to this."""
+    """Upper bound; larger values are cut to it."""
 
     def __post_init__(self) -> None:
         by_mean, by_median = (self.mean, self.cv), (self.p50, self.p99)
@@ -56,11 +53,9 @@ class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal"
         _bounds(self.min, self.max)
 
     def sample(self, random: Generator, num: int) -> Longs:
-        """Token counts."""
         return _tokens(random.lognormal(*self._mu_sigma(), num), self.min, self.max)
 
-    def at(self, scores: Floats) -> Longs:
-        """The token counts that stand at these standard normal scores."""
+    def at_scores(self, scores: Floats) -> Longs:
         mu, sigma = self._mu_sigma()
         return _tokens(np.exp(mu + sigma * scores), self.min, self.max)
 
@@ -75,7 +70,7 @@ class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal"
 
 
 class Uniform(Struct, frozen=True, forbid_unknown_fields=True, tag="uniform", tag_field="kind"):
-    """Every whole number between two, or every so-many-th, both included, alike."""
+    """Whole numbers from `min` to `max` in steps of `step`, all with the same probability."""
 
     min: int
     """Fewest tokens."""
@@ -90,11 +85,9 @@ class Uniform(Struct, frozen=True, forbid_unknown_fields=True, tag="uniform", ta
             raise ValueError(f"step: {self.step}; expected 1 or more, and max a whole number of steps above min")
 
     def sample(self, random: Generator, num: int) -> Longs:
-        """Token counts."""
         return self.min + self.step * random.integers(0, self._steps(), num, endpoint=True)
 
-    def at(self, scores: Floats) -> Longs:
-        """The token counts that stand at these standard normal scores."""
+    def at_scores(self, scores: Floats) -> Longs:
         steps = np.minimum(_quantile(scores) * (self._steps() + 1), self._steps()).astype("i8")
         return self.min + self.step * steps
 
@@ -103,12 +96,12 @@ class Uniform(Struct, frozen=True, forbid_unknown_fields=True, tag="uniform", ta
 
 
 class Geometric(Struct, frozen=True, forbid_unknown_fields=True, tag="geometric", tag_field="kind"):
-    """1 or more, each further one with the same probability; for the turns of a session, say."""
+    """1 or more, each further one with the same probability, as for the turns of a session."""
 
     mean: float
     """Mean, 1 or more."""
     max: int = MAX_TOKENS
-    """Longer ones are cut to this."""
+    """Upper bound; larger values are cut to it."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean < math.inf:
@@ -116,19 +109,17 @@ class Geometric(Struct, frozen=True, forbid_unknown_fields=True, tag="geometric"
         _bounds(1, self.max)
 
     def sample(self, random: Generator, num: int) -> Longs:
-        """Counts."""
         return np.minimum(random.geometric(1 / self.mean, num), self.max)
 
-    def at(self, scores: Floats) -> Longs:
-        """The counts that stand at these standard normal scores."""
+    def at_scores(self, scores: Floats) -> Longs:
         if self.mean == 1:
             return np.ones(len(scores), "i8")
         further = np.log(_quantile(-scores)) / math.log1p(-1 / self.mean)
         return _tokens(np.ceil(further), 1, self.max)
 
 
-class Quantiles(Struct, frozen=True, forbid_unknown_fields=True, tag="quantiles", tag_field="kind"):
-    """An empirical distribution: straight lines between the quantiles given."""
+class QuantileTable(Struct, frozen=True, forbid_unknown_fields=True, tag="quantiles", tag_field="kind"):
+    """An empirical distribution, interpolated linearly between the given quantiles."""
 
     quantiles: tuple[float, ...]
     """Rising, from 0 to 1."""
@@ -145,21 +136,19 @@ class Quantiles(Struct, frozen=True, forbid_unknown_fields=True, tag="quantiles"
             raise ValueError(f"tokens: expected numbers from 0 to {MAX_TOKENS:,} that do not fall")
 
     def sample(self, random: Generator, num: int) -> Longs:
-        """Token counts, 1 or more."""
         return _tokens(np.interp(random.random(num), self.quantiles, self.tokens), 1, MAX_TOKENS)
 
-    def at(self, scores: Floats) -> Longs:
-        """The token counts that stand at these standard normal scores."""
+    def at_scores(self, scores: Floats) -> Longs:
         return _tokens(np.interp(_quantile(scores), self.quantiles, self.tokens), 1, MAX_TOKENS)
 
 
-Distribution = Lognormal | Uniform | Geometric | Quantiles
+Distribution = Lognormal | Uniform | Geometric | QuantileTable
 Length = int | str | Distribution
-"""What may stand under `prompt_tokens:`: a number, the name of a built-in distribution, or a distribution."""
+"""A value of `prompt_tokens:`: a number, the name of a built-in distribution, or a distribution."""
 
 
 def sample(length: Length, column: Column, random: Generator, num: int, where: str = "") -> Longs:
-    """`num` token counts for a column. `where` is the key that an error names."""
+    """Draw `num` token counts for a column. `where` is the key named in errors."""
     if isinstance(length, int):
         return np.full(num, length, "i8")
     if isinstance(length, str):
@@ -167,17 +156,17 @@ def sample(length: Length, column: Column, random: Generator, num: int, where: s
     return length.sample(random, num)
 
 
-def at(length: Length, column: Column, scores: Floats, where: str = "") -> Longs:
-    """The token counts of a column that stand at these standard normal scores."""
+def at_scores(length: Length, column: Column, scores: Floats, where: str = "") -> Longs:
+    """Token counts of a column at the quantiles of the given standard normal scores."""
     if isinstance(length, int):
         return np.full(len(scores), length, "i8")
     if isinstance(length, str):
-        return builtin(length, column, where).at(scores)
-    return length.at(scores)
+        return builtin(length, column, where).at_scores(scores)
+    return length.at_scores(scores)
 
 
-class Fitted(Struct, frozen=True, forbid_unknown_fields=True):
-    """One public trace's quantiles at `quantiles` of the table, by column."""
+class FittedLengths(Struct, frozen=True, forbid_unknown_fields=True):
+    """The values of one public trace at the file's `quantiles`, by column."""
 
     source: str
     prompt_tokens: tuple[float, ...] | None = None
@@ -185,31 +174,30 @@ class Fitted(Struct, frozen=True, forbid_unknown_fields=True):
     reasoning_tokens: tuple[float, ...] | None = None
 
 
-class Fits(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file of fitted distributions."""
+class FittedLengthsFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of fitted distributions, `lengths.json`."""
 
     quantiles: tuple[float, ...]
-    distributions: dict[str, Fitted]
+    distributions: dict[str, FittedLengths]
 
 
 @cache
-def fits() -> Fits:
-    """The built-in distributions, by name."""
+def fitted_lengths() -> FittedLengthsFile:
     text = resources.files("headway.workload").joinpath("lengths.json").read_bytes()
-    return msgspec.json.decode(text, type=Fits)
+    return msgspec.json.decode(text, type=FittedLengthsFile)
 
 
-def builtin(name: str, column: Column, where: str = "") -> Quantiles:
-    """A built-in distribution of one column. HeadwayError where there is none."""
-    known = fits()
+def builtin(name: str, column: Column, where: str = "") -> QuantileTable:
+    """The built-in distribution of one column. HeadwayError for an unknown name."""
+    known = fitted_lengths()
     options = [n for n, f in known.distributions.items() if getattr(f, column) is not None]
     if name not in options:
         raise unknown("length distribution", name, options, where or column)
-    return Quantiles(known.quantiles, getattr(known.distributions[name], column))
+    return QuantileTable(known.quantiles, getattr(known.distributions[name], column))
 
 
 def check_length(key: str, length: Length, column: Column) -> None:
-    """ValueError, naming `key`, for a number out of range or the name of no distribution of the column."""
+    """Raise ValueError, naming `key`, for a number out of range or an unknown name of a distribution."""
     least = 0 if key == "reasoning_tokens" else 1
     if isinstance(length, int) and not least <= length <= 10_000_000:
         raise ValueError(f"{key}: {length}; expected {least} to 10,000,000")
@@ -221,7 +209,7 @@ def check_length(key: str, length: Length, column: Column) -> None:
 
 
 def _quantile(scores: Floats) -> Floats:
-    """The part of a standard normal distribution below each score."""
+    """The standard normal distribution function at each score."""
     return np.asarray(_ERFC(-scores / math.sqrt(2)), "f8") / 2
 
 

@@ -1,19 +1,19 @@
-"""How good each model's answer to each request is: score tables, and what thresholds make of them. Pure."""
+"""Score tables: the quality of each model's answer to each request, and the effect of thresholds. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headway.core.errors import HeadwayError, unknown
-from headway.workload.streams import stream
+from headway.workload.random_streams import stream
+from headway.workload.table import LENGTH, QUALITY, Floats, Longs, Workload
 
-Floats = npt.NDArray[np.float64]
-Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -21,14 +21,14 @@ Bools = npt.NDArray[np.bool_]
 class Scores:
     """One row per request, one column per model, the smallest model first: the stages of a cascade.
 
-    A score is 0 to 100, NaN where nobody judged the answer. Do not write to the arrays.
+    A score is 0 to 100, or NaN if the answer was not judged. Do not write to the arrays.
     """
 
     models: tuple[str, ...]
     scores: Floats
     """[request, model]."""
     output_tokens: Longs
-    """[request, model]: how long each model's answer is."""
+    """[request, model]: length of each model's answer."""
     prompt_tokens: Longs
     """[request]."""
     notes: tuple[str, ...] = field(default=())
@@ -49,7 +49,7 @@ class Scores:
         return len(self.prompt_tokens)
 
     def take(self, index: npt.NDArray[np.int64] | Bools) -> Scores:
-        """These requests, in this order; a mask is as good."""
+        """The requests at these positions, in this order, or those that a mask selects."""
         return replace(
             self,
             scores=self.scores[index],
@@ -58,7 +58,7 @@ class Scores:
         )
 
     def stages(self, models: Sequence[str]) -> Scores:
-        """These models only, in this order."""
+        """Restrict the table to these models, in this order."""
         for name in models:
             if name not in self.models:
                 raise unknown("model", name, self.models, "scores")
@@ -66,7 +66,7 @@ class Scores:
         return replace(self, models=tuple(models), scores=self.scores[:, at], output_tokens=self.output_tokens[:, at])
 
     def split(self, share: float, seed: int) -> tuple[Scores, Scores]:
-        """`share` of the requests at random, and the others, both in their own order."""
+        """Split into a random `share` of the requests and the rest, both in the original order."""
         if not 0 < share < 1:
             raise HeadwayError(f"share: {share}; expected a number between 0 and 1")
         first = np.zeros(len(self), np.bool_)
@@ -74,43 +74,63 @@ class Scores:
         return self.take(first), self.take(~first)
 
     def final_stage(self, thresholds: Sequence[float]) -> Longs:
-        """The stage whose answer each request is given: the first whose score reaches its threshold, else the last.
+        """The stage whose answer each request gets: the first whose score reaches its threshold, else the last.
 
-        One threshold for every stage but the last. An answer that was not judged is not accepted.
+        There is one threshold per stage except the last. An answer without a score is not accepted.
         """
         check_thresholds(thresholds, len(self.models))
         accepted = np.ones(self.scores.shape, np.bool_)
         with np.errstate(invalid="ignore"):
             accepted[:, :-1] = self.scores[:, :-1] >= np.asarray(thresholds, "f8")
-        found: Longs = np.argmax(accepted, axis=1)
-        return found
+        first: Longs = np.argmax(accepted, axis=1)
+        return first
 
     def ratios(self, thresholds: Sequence[float]) -> tuple[float, ...]:
-        """The share of the requests that each stage processes (Table 2's p)."""
+        """Share of the requests that each stage processes (p in Cascadia's Table 2)."""
         return processed(self.final_stage(thresholds), len(self.models))
 
     def quality(self, thresholds: Sequence[float]) -> float | None:
-        """Mean score of the answers given (3.3, footnote 3)."""
+        """Mean score of the final answers (Cascadia, section 3.3, footnote 3)."""
         return self.quality_of(self.final_stage(thresholds))
 
     def quality_of(self, final: Longs) -> float | None:
-        """The same where `final` says whose answer each request is given; None where none of them was judged."""
-        given = self.scores[np.arange(len(self)), final]
-        given = given[~np.isnan(given)]
-        return float(given.mean()) if len(given) else None
+        """Mean score of the answers of the stages in `final`; None if none of them was judged."""
+        scores = self.scores[np.arange(len(self)), final]
+        scores = scores[~np.isnan(scores)]
+        return float(scores.mean()) if len(scores) else None
 
 
 def processed(final: Longs, num_stages: int) -> tuple[float, ...]:
-    """The share of the requests that reaches each stage, where `final` is the last that a request reaches."""
+    """Share of the requests that reach each stage; `final` is the last stage of each request."""
     if not len(final):
         return (0.0,) * num_stages
     return tuple(float((final >= stage).mean()) for stage in range(num_stages))
 
 
 def check_thresholds(thresholds: Sequence[float], num_stages: int) -> None:
-    """HeadwayError unless there is one for every stage but the last."""
+    """Raise HeadwayError unless there is one finite threshold per stage except the last."""
     if len(thresholds) != num_stages - 1:
         raise HeadwayError(f"thresholds: {len(thresholds)} for {num_stages} models; expected one fewer than models")
     for each in thresholds:
         if not isfinite(each):
             raise HeadwayError(f"thresholds: {each}; expected a number (0 accepts all, above 100 accepts none)")
+
+
+def with_scores(workload: Workload, scores: Scores, seed: int = 0, reasoning_share: float = 0.0) -> Workload:
+    """Give the workload's arrivals the prompts, answers and scores of rows drawn at random from the table.
+
+    Numbers of draws per row differ by at most one. `reasoning_share` of each answer is reasoning.
+    """
+    if not len(scores):
+        raise HeadwayError("scores: no requests in the table")
+    random, num = stream(seed, "rows of scores"), len(workload)
+    rounds = [random.permutation(len(scores)) for _ in range(-(-num // len(scores)))]
+    rows = np.concatenate([*rounds, np.zeros(0, "i8")])[:num].astype("i8")
+    columns: dict[str, npt.NDArray[Any]] = {"prompt_tokens": scores.prompt_tokens[rows]}
+    columns["output_tokens"] = scores.output_tokens[rows, 0]
+    if reasoning_share:
+        columns["reasoning_tokens"] = np.rint(reasoning_share * columns["output_tokens"]).astype("i4")
+    for i, name in enumerate(scores.models):
+        columns[f"{QUALITY}{name}"] = scores.scores[rows, i]
+        columns[f"{LENGTH}{name}"] = scores.output_tokens[rows, i]
+    return workload.with_columns(columns)

@@ -1,28 +1,28 @@
-"""Judges that are not the reference: one with a bias and a spread, and ones that are trained. Score tables in and out.
+"""Imperfect judges: the reference with bias and noise, and a trained linear judge. Both turn score tables into others.
 
-A weak judge decides who goes on; how good the answers are, the reference says:
-`reference.quality_of(weak.final_stage(thresholds))`.
+An imperfect judge decides which requests escalate; the reference scores the answers:
+`reference.quality_of(imperfect.final_stage(thresholds))`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.workload.quality import Floats, Scores
-from headway.workload.streams import stream
+from headway.workload.quality import Scores
+from headway.workload.random_streams import stream
+from headway.workload.table import Floats
 
 
-class JudgeError(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a judge's scores differ from the reference's."""
+class JudgeNoise(Struct, frozen=True, forbid_unknown_fields=True):
+    """The error of a judge's scores against the reference."""
 
     bias: float = 0.0
-    """Relative: -0.094 scores 9.4% lower, as GPT-4o-mini does (Cascadia, Table 6)."""
+    """Relative: at -0.094 scores are 9.4% lower, as with GPT-4o-mini (Cascadia, Table 6)."""
     spread: float = 0.0
     """Standard deviation of a normal error, in points."""
 
@@ -31,70 +31,51 @@ class JudgeError(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"bias {self.bias}, spread {self.spread}; expected a bias from -1 and a spread from 0")
 
 
-GPT_4O_MINI, LLAMA_70B = JudgeError(bias=-0.094, spread=8.0), JudgeError(bias=-0.086, spread=8.0)
-"""Table 6's weaker judges. Of their spread the paper says only that it is higher than GPT-4o's: 8 points is ours."""
+GPT_4O_MINI, LLAMA_70B = JudgeNoise(bias=-0.094, spread=8.0), JudgeNoise(bias=-0.086, spread=8.0)
+"""The weaker judges of Table 6. The paper says only that their spread exceeds GPT-4o's; 8 points is our choice."""
 
 
-def misjudged(scores: Scores, error: JudgeError, seed: int = 0) -> Scores:
-    """The table as this judge would have it, cut to 0 to 100."""
-    noise = stream(seed, "judge").normal(0.0, 1.0, scores.scores.shape)
-    return replace(scores, scores=np.clip(scores.scores * (1 + error.bias) + error.spread * noise, 0, 100))
+def misjudged(scores: Scores, noise: JudgeNoise, seed: int = 0) -> Scores:
+    """The table with the scores of a noisy judge, clipped to 0 to 100."""
+    normal = stream(seed, "judge").normal(0.0, 1.0, scores.scores.shape)
+    return replace(scores, scores=np.clip(scores.scores * (1 + noise.bias) + noise.spread * normal, 0, 100))
 
 
 def noisy_score(score: float, bias: float, noise: float, seed: int, request: int, stage: int) -> float:
-    """What a judge that is off by `bias` points on average says of one answer, whoever decides what about others."""
+    """Score of one answer by a judge with a mean error of `bias` points and a standard deviation of `noise` points.
+
+    It depends only on the arguments, not on the order in which answers are judged.
+    """
     error = bias
     if noise:
         error += Random(f"{seed}/judge/{request}/{stage}").gauss(0.0, noise)
     return min(max(score + error, 0.0), 100.0)
 
 
-class Judge(Protocol):
-    """Learns from a score table and scores another one."""
-
-    def learn(self, scores: Scores) -> None:
-        """From answers that the reference has judged."""
-        ...
-
-    def judge(self, scores: Scores) -> Scores:
-        """The same table with scores of its own. It may look at the reference's only if it is an oracle."""
-        ...
-
-
-class Oracle:
-    """Agrees with the reference in everything: what is left is a judge's speed (appendix N, second experiment)."""
-
-    def learn(self, scores: Scores) -> None:
-        pass
-
-    def judge(self, scores: Scores) -> Scores:
-        return scores
-
-
 class LinearJudge:
-    """Each model's score as a line in the logarithms of prompt and answer tokens: the least that can be learned.
+    """Each model's score as a linear function of the logarithms of prompt and answer tokens.
 
-    With `blind`, of the prompt alone: what a router knows before anything is generated (appendix I).
+    With `blind`, of the prompt only, which is all that a router knows before generation (Cascadia, appendix I).
     """
 
     def __init__(self, blind: bool = False) -> None:
         self._blind = blind
         self._weights: dict[str, Floats] = {}
 
-    def learn(self, scores: Scores) -> None:
+    def fit(self, scores: Scores) -> None:
         for i, name in enumerate(scores.models):
             known = ~np.isnan(scores.scores[:, i])
             if not known.any():
-                raise HeadwayError(f"judge: no score of {name} to learn from")
+                raise HeadwayError(f"judge: no scores of {name} to fit")
             features = self._features(scores, i)[known]
             self._weights[name] = np.linalg.lstsq(features, scores.scores[known, i], rcond=None)[0]
 
     def judge(self, scores: Scores) -> Scores:
         for name in scores.models:
             if name not in self._weights:
-                raise HeadwayError(f"judge: has learned nothing of {name}")
-        found = [self._features(scores, i) @ self._weights[name] for i, name in enumerate(scores.models)]
-        return replace(scores, scores=np.clip(np.stack(found, axis=1), 0, 100))
+                raise HeadwayError(f"judge: not fitted for {name}")
+        predicted = [self._features(scores, i) @ self._weights[name] for i, name in enumerate(scores.models)]
+        return replace(scores, scores=np.clip(np.stack(predicted, axis=1), 0, 100))
 
     def _features(self, scores: Scores, model: int) -> Floats:
         columns = [np.ones(len(scores)), np.log(scores.prompt_tokens)]
@@ -103,11 +84,10 @@ class LinearJudge:
         return np.stack(columns, axis=1)
 
 
-def trained(scores: Scores, judge: Judge, share: float = 0.7, seed: int = 0) -> tuple[Scores, Scores]:
-    """The requests that the judge did not learn from: as the reference scores them, and as the judge does.
-
-    It learns from `share` of them (appendix N: 70%).
+def trained(scores: Scores, judge: LinearJudge, share: float = 0.7, seed: int = 0) -> tuple[Scores, Scores]:
+    """Fit the judge on `share` of the requests (appendix N: 70%). Return the other requests, scored by the reference
+    and by the judge.
     """
-    seen, unseen = scores.split(share, seed)
-    judge.learn(seen)
-    return unseen, judge.judge(unseen)
+    training, rest = scores.split(share, seed)
+    judge.fit(training)
+    return rest, judge.judge(rest)

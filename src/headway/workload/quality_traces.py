@@ -1,14 +1,14 @@
-"""Judge scores made to measure: Cascadia's three traces, as far as its Table 2 tells them.
+"""Synthetic judge scores that reproduce Table 2 of the Cascadia paper for its three traces.
 
-Table 2 gives pairs of thresholds and of the shares of requests that go on. They fix points of the first model's score
+Table 2 gives pairs of thresholds and the shares of requests that escalate. They fix points of the first model's score
 distribution, P(s1 < h1) = p2, and of the joint one, P(s1 < h1, s2 < h2) = p3. Between those points scores are spread
-evenly over intervals, and answers depend on each other in the simplest way there is: half of the requests are as hard
-for the second model as for the first, for the other half the two have nothing to do with each other. What the paper
-does not tell is set so that the mean score at Table 2's thresholds is what each of its rows asks for, or up to one
-point above it: intervals between the points, and how well the largest model does on what the others fail.
+evenly, and the two models' scores depend on each other in the simplest way: half of the requests are as hard for the
+second model as for the first; for the other half the two scores are independent. Parameters that the paper does not
+give (the intervals between the points, and the largest model's scores on requests that the others fail) are set so
+that the mean score at Table 2's thresholds is what each row requires, or up to one point above it.
 
-The Llama cascade has no such table. Its first model is given the first model's scores, its second one scores with
-which the qualities that the paper asks of it can be reached.
+The Llama cascade has no such table. Its first model has the first model's scores; its second model has scores with
+which the qualities required in the paper can be reached.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.workload.lengths import Lognormal
-from headway.workload.quality import Floats, Scores
-from headway.workload.streams import stream
+from headway.workload.quality import Scores
+from headway.workload.random_streams import stream
+from headway.workload.table import Floats
 
-TOGETHER = 0.5
-"""The share of the requests that are as hard for the second model as for the first."""
+CORRELATED = 0.5
+"""Share of the requests that are as hard for the second model as for the first."""
 GOLDEN = 0.6180339887498949
 DEEPSEEK = ("deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b", "deepseek-r1-awq")
 LLAMA = ("llama-3-8b", "llama-3-70b")
@@ -35,8 +36,8 @@ Knots = tuple[tuple[float, float], ...]
 """(score, share of the answers below it), both rising, from share 0 to 1."""
 
 
-class Row(Struct, frozen=True):
-    """A row of Table 2."""
+class Table2Row(Struct, frozen=True):
+    """Quality target, trace, thresholds, share of requests per stage, and GPUs per stage."""
 
     q_min: float
     trace: int
@@ -46,36 +47,36 @@ class Row(Struct, frozen=True):
 
 
 TABLE_2 = (
-    Row(90, 1, (99, 91), (1, 0.94, 0.50), (4, 8, 20)),
-    Row(85, 1, (74, 64), (1, 0.62, 0.21), (4, 12, 16)),
-    Row(80, 1, (69, 25), (1, 0.54, 0.11), (6, 14, 12)),
-    Row(80, 2, (61, 18), (1, 0.31, 0.03), (8, 16, 8)),
-    Row(80, 3, (32, 0), (1, 0.23, 0), (18, 14, 0)),
-    Row(70, 3, (10, 0), (1, 0.05, 0), (24, 8, 0)),
+    Table2Row(90, 1, (99, 91), (1, 0.94, 0.50), (4, 8, 20)),
+    Table2Row(85, 1, (74, 64), (1, 0.62, 0.21), (4, 12, 16)),
+    Table2Row(80, 1, (69, 25), (1, 0.54, 0.11), (6, 14, 12)),
+    Table2Row(80, 2, (61, 18), (1, 0.31, 0.03), (8, 16, 8)),
+    Table2Row(80, 3, (32, 0), (1, 0.23, 0), (18, 14, 0)),
+    Table2Row(70, 3, (10, 0), (1, 0.05, 0), (24, 8, 0)),
 )
 
 
-class Trace(Struct, frozen=True):
-    """Distributions of one trace's scores."""
+class ScoreDistributions(Struct, frozen=True):
+    """Distributions of the scores of one trace."""
 
     first: Knots
     second: Knots
     last: tuple[float, float]
-    """The last model's scores lie evenly between the two..."""
+    """Range of the last model's scores, spread evenly, except for `hard` requests."""
     hard: tuple[tuple[float, float, float, float], ...]
-    """...but for requests whose first two scores are below (h1, h2), where they lie between (low, high); the first
-    entry that holds counts."""
+    """(h1, h2, low, high): if the first two scores are below (h1, h2), the last one lies between (low, high). The first
+    matching entry counts."""
     llama: Knots
-    """Of the second and last model of the Llama cascade."""
+    """Scores of the second and last model of the Llama cascade."""
 
 
 def below(p2: float, p3: float) -> float:
-    """P(s2 < h2) from the two shares of Table 2: the joint share is TOGETHER min(u, v) + (1 - TOGETHER) u v."""
-    return p3 / (TOGETHER + (1 - TOGETHER) * p2)
+    """P(s2 < h2) from the two shares of Table 2: the joint share is CORRELATED min(u, v) + (1 - CORRELATED) u v."""
+    return p3 / (CORRELATED + (1 - CORRELATED) * p2)
 
 
-TRACES: dict[int, Trace] = {
-    1: Trace(
+TRACES: dict[int, ScoreDistributions] = {
+    1: ScoreDistributions(
         first=((0, 0), (69, 0.54), (74, 0.62), (92, 0.75), (99, 0.94), (100, 1)),
         second=(
             (0, 0),
@@ -89,14 +90,14 @@ TRACES: dict[int, Trace] = {
         hard=((69, 25, 30, 80), (74, 64, 82, 100), (99, 91, 88, 100)),
         llama=((0, 0), (60, 0.10), (80, 0.25), (100, 1)),
     ),
-    2: Trace(
+    2: ScoreDistributions(
         first=((0, 0), (61, 0.31), (80, 0.60), (100, 1)),
         second=((0, 0), (18, below(0.31, 0.03)), (70, 0.10), (85, 0.30), (100, 1)),
         last=(88, 100),
         hard=((61, 18, 30, 90),),
         llama=((0, 0), (60, 0.08), (80, 0.20), (100, 1)),
     ),
-    3: Trace(
+    3: ScoreDistributions(
         first=((0, 0), (10, 0.05), (32, 0.23), (62, 0.26), (84, 0.55), (100, 1)),
         second=((0, 0), (60, 0.05), (70, 0.10), (85, 0.60), (100, 1)),
         last=(88, 100),
@@ -107,10 +108,10 @@ TRACES: dict[int, Trace] = {
 
 PROMPT = Lognormal(mean=160, cv=1.0)
 OUTPUT = Lognormal(mean=430, cv=0.8)
-"""A Llama answer of MT-Bench takes about 430 tokens, by the latencies of a lone request in Cascadia's appendix H."""
+"""A Llama answer to MT-Bench has about 430 tokens, by the latencies of single requests in Cascadia's appendix H."""
 
 
-def generate(
+def generate_scores(
     trace: int,
     num_requests: int,
     seed: int = 0,
@@ -118,9 +119,9 @@ def generate(
     prompt: Lognormal = PROMPT,
     output: Lognormal | tuple[Lognormal, ...] = OUTPUT,
 ) -> Scores:
-    """A score table of this trace (1 to 3). `output`: of every model, or one for each.
+    """Generate a score table of a trace (1 to 3). `output`: one distribution for all models, or one per model.
 
-    Shares hit Table 2's to within about 1 / num_requests^0.5 / 3: draws are spread evenly, not independent.
+    Shares match Table 2 to within about 1 / num_requests^0.5 / 3, because draws are spread evenly, not independent.
     """
     if trace not in TRACES:
         raise HeadwayError(f"trace: {trace}; expected 1, 2 or 3")
@@ -139,11 +140,11 @@ def generate(
     return Scores(models, scores, np.stack(tokens, axis=1), prompts)
 
 
-def _scores(trace: Trace, cascade: Cascade, num: int, random: np.random.Generator) -> Floats:
+def _scores(trace: ScoreDistributions, cascade: Cascade, num: int, random: np.random.Generator) -> Floats:
     rows = np.arange(num)
     first = (rows + random.random()) / num
     other = (rows * GOLDEN + random.random()) % 1.0
-    second = np.where((rows * np.sqrt(2.0) + random.random()) % 1.0 < TOGETHER, first, other)
+    second = np.where((rows * np.sqrt(2.0) + random.random()) % 1.0 < CORRELATED, first, other)
     s1 = _inverse(trace.first, first)
     if cascade == "llama":
         return np.stack([s1, _inverse(trace.llama, second)], axis=1)
@@ -156,9 +157,9 @@ def _scores(trace: Trace, cascade: Cascade, num: int, random: np.random.Generato
 
 
 def _inverse(knots: Knots, shares: Floats) -> Floats:
-    """The scores below which these shares of the answers lie."""
+    """Scores below which the given shares of the answers lie."""
     scores, below_ = zip(*knots, strict=True)
     if any(b[1] <= a[1] for a, b in pairwise(knots)) or (below_[0], below_[-1]) != (0, 1):
         raise ValueError(f"knots {knots}: shares do not rise from 0 to 1")
-    found: Floats = np.interp(shares, below_, scores)
-    return found
+    inverse: Floats = np.interp(shares, below_, scores)
+    return inverse

@@ -1,4 +1,4 @@
-"""Demand as a regular series: values one step apart, read from CSV in a wide or a long form."""
+"""Demand as regular time series, read from CSV in wide or long form."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
 from headway.core.errors import HeadwayError, unknown
+from headway.workload.table import Floats
 
-Floats = npt.NDArray[np.float64]
-Of = Literal["mean", "max"]
+Aggregate = Literal["mean", "max"]
 TIME_COLUMNS = ("time_s", "t_seconds", "t_s", "timestamp")
-"""Names of the column of times, in seconds or as dates; capitals do not matter."""
+"""Names of the time column, in seconds or as dates. Case does not matter."""
 SAME_STEP = 1e-6
-"""Of a step, by which two steps may differ."""
+"""Largest relative difference between two steps of a regular series."""
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
-    """Values one step apart, the first at `start_s`; each stands for the step that begins there."""
+class DemandSeries:
+    """Values at a regular step, the first at `start_s`. Each value holds for the step that begins there."""
 
     name: str
     start_s: float
@@ -35,41 +35,41 @@ class Series:
     def __len__(self) -> int:
         return len(self.values)
 
-    def every(self, step_s: float, of: Of = "mean") -> Series:
-        """In longer steps, each the mean or the maximum of those in it; an incomplete last one is left out."""
+    def resampled(self, step_s: float, aggregate: Aggregate = "mean") -> DemandSeries:
+        """Aggregate into longer steps by mean or maximum. An incomplete last step is dropped."""
         times = step_s / self.step_s
         if times < 1 - SAME_STEP or abs(times - round(times)) > SAME_STEP * times:
             raise HeadwayError(f"{self.name}: steps of {step_s:g} s; expected a multiple of its own, {self.step_s:g} s")
         num = round(times)
         rows = self.values[: len(self) // num * num].reshape(-1, num)
-        return replace(self, step_s=step_s, values=rows.mean(axis=1) if of == "mean" else rows.max(axis=1))
+        return replace(self, step_s=step_s, values=rows.mean(axis=1) if aggregate == "mean" else rows.max(axis=1))
 
 
-def read_series(path: str | Path, columns: Sequence[str] = ()) -> tuple[Series, ...]:
-    """Every series of a CSV file (gzip if it ends in .gz), by name.
+def read_series(path: str | Path, columns: Sequence[str] = ()) -> tuple[DemandSeries, ...]:
+    """Read all series of a CSV file (gzip if its name ends in .gz).
 
-    Wide: one column of times (`time_s`, `t_seconds`, `timestamp`), every other one a series. Long: columns of text
-    are keys, and each combination of keys is a series, as in `A prod`. `columns` picks columns of values; without
-    it, all. HeadwayError for what is no regular series of numbers from 0.
+    Wide form: one time column (`time_s`, `t_seconds`, `timestamp`), and every other column is a series. Long form:
+    text columns are keys, and each combination of keys is a series, as in `A prod`. `columns` selects value columns;
+    empty = all. HeadwayError for values that are not a regular series of numbers from 0.
     """
     file = Path(path)
     table = _table(file)
     time = _time_column(table, file)
     keys = [name for name in table.column_names if name != time and pa.types.is_string(table[name].type)]
-    valued = [name for name in table.column_names if name != time and name not in keys]
+    value_columns = [name for name in table.column_names if name != time and name not in keys]
     for name in columns:
-        if name not in valued:
-            raise unknown("column", name, valued, str(file))
-    chosen = list(columns) or valued
+        if name not in value_columns:
+            raise unknown("column", name, value_columns, str(file))
+    chosen = list(columns) or value_columns
     if not chosen:
         raise HeadwayError(f"{file}: no column of numbers beside {time!r}")
-    found = []
+    series = []
     at_s = _seconds(table[time], time, file)
     for key, rows in _groups(table, keys):
         for column in chosen:
             name = " ".join([*key, *([column] if len(chosen) > 1 or not key else [])])
-            found.append(_series(name, at_s[rows], _numbers(table[column])[rows], rows, column, file))
-    return tuple(found)
+            series.append(_checked_series(name, at_s[rows], _numbers(table[column])[rows], rows, column, file))
+    return tuple(series)
 
 
 def _table(file: Path) -> pa.Table:
@@ -105,17 +105,19 @@ def _numbers(column: pa.ChunkedArray) -> Floats:
 
 
 def _groups(table: pa.Table, keys: list[str]) -> list[tuple[tuple[str, ...], npt.NDArray[np.int64]]]:
-    """The rows of each combination of keys, in the order of their first rows."""
+    """Row numbers of each combination of keys, in order of first occurrence."""
     if not keys:
         return [((), np.arange(len(table)))]
     rows: dict[tuple[str, ...], list[int]] = {}
     for i, key in enumerate(zip(*(table[name].to_pylist() for name in keys), strict=True)):
         rows.setdefault(tuple(str(part) for part in key), []).append(i)
-    return [(key, np.array(some)) for key, some in rows.items()]
+    return [(key, np.array(numbers)) for key, numbers in rows.items()]
 
 
-def _series(name: str, at_s: Floats, values: Floats, rows: npt.NDArray[np.int64], column: str, file: Path) -> Series:
-    """Checked: two values or more, none missing, evenly spaced."""
+def _checked_series(
+    name: str, at_s: Floats, values: Floats, rows: npt.NDArray[np.int64], column: str, file: Path
+) -> DemandSeries:
+    """A series of two or more values, none missing, evenly spaced."""
     if len(values) < 2:
         raise HeadwayError(f"{file}: {name}: {len(values)} value; expected two or more")
     good = np.isfinite(values) & (values >= 0)
@@ -128,6 +130,6 @@ def _series(name: str, at_s: Floats, values: Floats, rows: npt.NDArray[np.int64]
     even = np.abs(steps - step_s) <= SAME_STEP * abs(step_s)
     if step_s <= 0 or not even.all():
         bad = int(np.argmin(even & (steps > 0)))
-        said = f"{at_s[bad + 1]:g} s comes {steps[bad]:g} s after the time before"
-        raise HeadwayError(f"{file}: line {rows[bad + 1] + 2}: {name}: {said}; expected even steps, of {step_s:g} s")
-    return Series(name, float(at_s[0]), step_s, values)
+        gap = f"{at_s[bad + 1]:g} s comes {steps[bad]:g} s after the time before"
+        raise HeadwayError(f"{file}: line {rows[bad + 1] + 2}: {name}: {gap}; expected even steps, of {step_s:g} s")
+    return DemandSeries(name, float(at_s[0]), step_s, values)

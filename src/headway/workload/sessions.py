@@ -1,4 +1,4 @@
-"""Conversations of several turns: each prompt holds all that was said before."""
+"""Conversations of several turns: each prompt contains all earlier prompts and answers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ import numpy.typing as npt
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.core.request import Request, Segment
-from headway.workload.issued import Issued
-from headway.workload.rows import FIELDS
-from headway.workload.table import Floats, Ints, Longs, Prefix, Workload
+from headway.workload.sources import IssuedRows
+from headway.workload.table import FIELDS, Floats, Ints, Longs, Prefix, Workload
 
 R = TypeVar("R", bound=Request)
 PREFIX = FIELDS.index("prefix")
 
 
 @dataclass(frozen=True, eq=False)
-class Turns:
+class SessionTurns:
     """A plan of sessions, turn by turn.
 
-    Row i of `rows` is one turn; session s owns rows `offsets[s]:offsets[s + 1]`, in order. `prompt_tokens`
-    are the *new* tokens of the turn, `arrival_s` is when its session starts, `think_s` the pause before the
-    turn (of a first turn it does not count). `group` says, by session, which shared opening (a system
-    prompt) of `group_tokens` tokens stands before the first turn; -1 = none.
+    Row i of `rows` is one turn; session s owns rows `offsets[s]:offsets[s + 1]`, in order. `prompt_tokens` counts the
+    *new* tokens of a turn, `arrival_s` is the start of its session, and `think_s` the pause before the turn (ignored
+    for a first turn). `group` maps a session to the shared opening, such as a system prompt of `group_tokens` tokens,
+    that precedes its first turn; -1 = none.
     """
 
     rows: Workload
@@ -49,7 +48,7 @@ class Turns:
             raise HeadwayError("sessions: think_s must be 0 or more seconds")
 
     def session_of_row(self) -> Longs:
-        """The session of each turn."""
+        """Session number by turn."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def shared_tokens(self) -> Longs:
@@ -60,16 +59,16 @@ class Turns:
         return np.where(self.group >= 0, tokens, 0)
 
     def num_groups(self) -> int:
-        """Ids below this one are those of the shared openings."""
+        """Number of shared openings. Segment ids below it identify them."""
         return 0 if self.group_tokens is None else len(self.group_tokens)
 
     def segment_tokens(self) -> Longs:
-        """What each turn adds, at 2 * row, and what is answered, at 2 * row + 1."""
+        """Tokens of each turn's new prompt, at index 2 * row, and of its answer, at 2 * row + 1."""
         pairs = np.stack([self.rows.prompt_tokens, self.rows.output_tokens], axis=1)
         return pairs.astype("i8").reshape(-1)
 
     def requests(self) -> Workload:
-        """The turns as requests: whole prompts, session and output ids; prefixes are left to `prefixes`."""
+        """The turns as requests with whole prompts, session ids and output ids, but without prefixes."""
         new, out = self.rows.prompt_tokens.astype("i8"), self.rows.output_tokens.astype("i8")
         before = np.concatenate(([0], np.cumsum(new + out)))
         session = self.session_of_row()
@@ -85,8 +84,8 @@ class Turns:
     def prefixes(self, rows: Longs) -> Prefix:
         """The segments of these turns' prompts: the shared opening, then prompt, answer, ..., prompt.
 
-        The new prompt of row r has the id `num_groups + 2r`, its answer the next one: unique, and since a
-        session always runs through its rows in order, an id stands for everything before it as well.
+        The new prompt of row r has the id `num_groups + 2r` and its answer the next id. Ids are unique, and a session
+        runs through its rows in order, so an id also identifies all content before it.
         """
         session = self.session_of_row()[rows]
         first, last = 2 * self.offsets[session], 2 * rows
@@ -106,19 +105,19 @@ class Turns:
 
 
 class Sessions:
-    """Turn k + 1 arrives its think time after turn k ended, with all that was said before as its prompt.
+    """A source in which turn k + 1 arrives its think time after turn k ended, with the conversation as its prompt.
 
-    A session stops at a turn that did not finish (cancelled, timed out or rejected): nobody goes on with a
-    conversation whose answer never came. `num_requests` counts down with the turns that so fall away.
+    A session stops at a turn that did not finish (cancelled, timed out or rejected), because there is no answer to
+    continue from. `num_requests` is reduced by the turns that will not come.
     """
 
     reactive = True
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: SessionTurns) -> None:
         self.num_requests: int | None = len(turns.rows)
         self._turns = turns
         self._plan = turns.requests()
-        self._issued = Issued(self._plan)
+        self._issued = IssuedRows(self._plan)
         self._offsets = turns.offsets.tolist()
         self._session = self._plan.columns["session_id"]
         self._segments = turns.segment_tokens()
@@ -131,13 +130,12 @@ class Sessions:
         self._live: dict[int, tuple[list[tuple[Any, ...]], tuple[Segment, ...]]] = {}
 
     def peek_s(self) -> float | None:
-        """The next start of a session, or the next turn whose client has done thinking."""
+        """The next start of a session, or the next turn whose think time has passed."""
         if self._follow and (self._first is None or self._follow[0] < self._first):
             return self._follow[0][0]
         return None if self._first is None else self._first[0]
 
     def pop(self, make: Callable[..., R]) -> R:
-        """The next turn, with its prefix."""
         if self._follow and (self._first is None or self._follow[0] < self._first):
             at_s, row = heappop(self._follow)
         elif self._first is not None:
@@ -149,7 +147,7 @@ class Sessions:
         return make(*fields)
 
     def ended(self, request: Request, now_s: float, outcome: Outcome) -> None:
-        """A finished turn brings the next one of its session; any other end, none."""
+        """Schedule the next turn of the session if this one finished; otherwise end the session."""
         row = self._issued.rows[request.id]
         stop = self._offsets[int(self._session[row]) + 1]
         if outcome is Outcome.FINISHED:
@@ -166,29 +164,29 @@ class Sessions:
         return replace(self._issued.table(), prefix=self._turns.prefixes(rows))
 
     def _fields(self, row: int) -> list[Any]:
-        """The fields of one turn. A session's turns are unpacked at its first one and kept while it lasts."""
+        """The fields of one turn. All turns of a session are unpacked at its first one and kept until its last."""
         session = int(self._session[row])
         start, stop = self._offsets[session], self._offsets[session + 1]
         if row == start:
-            self._live[session] = list(self._plan.tuples(start, stop)), self._said(session, start, stop)
-        turns, said = self._live[session]
+            self._live[session] = list(self._plan.tuples(start, stop)), self._session_segments(session, start, stop)
+        turns, segments = self._live[session]
         if row + 1 == stop:
             del self._live[session]
         fields = list(turns[row - start])
-        fields[PREFIX] = said[: len(said) - 2 * (stop - row - 1)]
+        fields[PREFIX] = segments[: len(segments) - 2 * (stop - row - 1)]
         return fields
 
-    def _said(self, session: int, start: int, stop: int) -> tuple[Segment, ...]:
-        """All segments of a session, but for its last answer."""
+    def _session_segments(self, session: int, start: int, stop: int) -> tuple[Segment, ...]:
+        """All segments of a session except its last answer."""
         ids = range(self._turns.num_groups() + 2 * start, self._turns.num_groups() + 2 * stop - 1)
-        said = tuple(map(Segment, ids, self._segments[2 * start : 2 * stop - 1].tolist()))
+        segments = tuple(map(Segment, ids, self._segments[2 * start : 2 * stop - 1].tolist()))
         if self._turns.group is None or not self._shared[session]:
-            return said
-        return (Segment(int(self._turns.group[session]), int(self._shared[session])), *said)
+            return segments
+        return (Segment(int(self._turns.group[session]), int(self._shared[session])), *segments)
 
 
-def flattened(turns: Turns) -> Workload:
-    """The turns as a table that does not react: their think time apart, as if answers took no time."""
+def flattened(turns: SessionTurns) -> Workload:
+    """The turns as a table of fixed arrivals, spaced by their think times as if answers took no time."""
     pauses = turns.think_s.copy()
     pauses[turns.offsets[:-1]] = 0.0
     sums = np.cumsum(pauses)

@@ -1,19 +1,17 @@
-"""The workload as a table: one column per fact, one row per request. Ten million rows fit in memory."""
+"""The workload as a table: one column per property, one row per request. Ten million rows fit in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from pathlib import Path
+from itertools import chain, pairwise, repeat
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from headway.core.errors import HeadwayError, unknown
-from headway.workload import check, rows
-from headway.workload.describe import Description, describe
+from headway.core.request import Segment
 
 R = TypeVar("R")
 Floats = npt.NDArray[np.float64]
@@ -36,22 +34,38 @@ DTYPES: dict[str, str] = {
     "deadline_s": "f8",
     "timeout_s": "f8",
 }
-"""Every column but the prefix, `quality:MODEL` (f8) and `output_tokens:MODEL` (i4; -1 = as `output_tokens`), in the
-order of `core.request.Request`."""
+"""NumPy types of the columns, in the order of `core.request.Request`.
+
+A table may also have a prefix and the columns `quality:MODEL` (f8) and `output_tokens:MODEL` (i4; -1 = the value of
+`output_tokens`).
+"""
 
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 QUALITY, LENGTH = "quality:", "output_tokens:"
+MAX_TOKENS = 10_000_000
+"""The longest prompt or output allowed. It exceeds every model's context, so a larger value is a mistake in a file."""
+CHUNK_ROWS = 8192
+
+FIELDS = (
+    "id", "arrival_s", "prompt_tokens", "output_tokens", "model", "tier", "reasoning_tokens", "region",
+    "session_id", "prefix", "output_id", "slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s", "timeout_s",
+    "quality", "lengths",
+)  # fmt: skip
+"""The fields of `core.request.Request`, in its order."""
+FIELD_DEFAULTS: dict[str, Any] = {
+    "model": "", "tier": 0, "reasoning_tokens": 0, "region": "", "prefix": (), "quality": (), "lengths": (),
+}  # fmt: skip
 
 
 def default_of(name: str) -> float | int:
-    """What an absent column stands for: NaN or -1 = none, code 0 of the model (or region) ""."""
+    """The value of an absent column: NaN or -1 for none, or code 0, which is the model or region ""."""
     if name.endswith("_s") or name.startswith(QUALITY):
         return float("nan")
     return -1 if name.endswith("_id") or name.startswith(LENGTH) else 0
 
 
 def dtype_of(name: str) -> str:
-    """The type code of a column."""
+    """The NumPy type code of a column."""
     return DTYPES.get(name, "i4" if name.startswith(LENGTH) else "f8")
 
 
@@ -62,7 +76,7 @@ def is_column(name: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """Prompt segments with a content identity, ragged: those of row i are `offsets[i]:offsets[i + 1]`."""
+    """Prompt segments with a content id, as ragged rows: row i owns segments `offsets[i]:offsets[i + 1]`."""
 
     offsets: Longs
     ids: Longs
@@ -75,26 +89,24 @@ class Prefix:
         return Prefix(bounds - bounds[0], self.ids[held], self.tokens[held])
 
     def take(self, index: Longs) -> Prefix:
-        """The segments of these rows, in this order."""
+        """The segments of the given rows, in the given order."""
         counts = np.diff(self.offsets)[index]
         offsets = np.concatenate(([0], np.cumsum(counts)))
         at = np.arange(offsets[-1]) + np.repeat(self.offsets[index] - offsets[:-1], counts)
         return Prefix(offsets, self.ids[at], self.tokens[at])
 
 
-def no_prefix(num_rows: int) -> Prefix:
-    """Rows without segments."""
+def _no_prefix(num_rows: int) -> Prefix:
     return Prefix(np.zeros(num_rows + 1, "i8"), np.zeros(0, "i8"), np.zeros(0, "i4"))
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Requests as columns. `columns` holds `REQUIRED` and any of `DTYPES` and `quality:MODEL`.
+    """Requests as columns. `columns` holds all of `REQUIRED` and any of `DTYPES` and `quality:MODEL`.
 
-    `arrival_s` counts from 0 and does not fall. `output_tokens` includes `reasoning_tokens`. A missing column
-    means the default: no tier but 0, no session (-1), no SLO (NaN). `model` and `region` are codes into
-    `models` and `regions`. `deadline_s` is absolute. `notes` say what a reader skipped or assumed.
-    Arrays are shared between slices: do not write to them.
+    `arrival_s` counts from 0 and does not fall. `output_tokens` includes `reasoning_tokens`. A missing column has its
+    default: tier 0, no session (-1), no SLO (NaN). `model` and `region` are codes into `models` and `regions`.
+    `deadline_s` is absolute. `notes` list what a reader skipped or assumed. Slices share arrays: do not write to them.
     """
 
     columns: dict[str, npt.NDArray[Any]]
@@ -123,21 +135,18 @@ class Workload:
 
     @property
     def arrival_s(self) -> Floats:
-        """Seconds from 0, not falling."""
         return self.columns["arrival_s"]
 
     @property
     def prompt_tokens(self) -> Ints:
-        """At least 1."""
         return self.columns["prompt_tokens"]
 
     @property
     def output_tokens(self) -> Ints:
-        """At least 1; reasoning and answer together."""
         return self.columns["output_tokens"]
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column, filled with its default where the table has none."""
+        """A column, or an array of its default if the table does not have it."""
         if name in self.columns:
             return self.columns[name]
         if not is_column(name):
@@ -146,12 +155,11 @@ class Workload:
 
     @property
     def quality_models(self) -> tuple[str, ...]:
-        """Models with a quality column."""
         return tuple(n.removeprefix(QUALITY) for n in self.columns if n.startswith(QUALITY))
 
     @property
     def length_models(self) -> tuple[str, ...]:
-        """Models with a column of output lengths of their own."""
+        """Models with their own column of output lengths."""
         return tuple(n.removeprefix(LENGTH) for n in self.columns if n.startswith(LENGTH))
 
     def slice(self, start: int, stop: int) -> Workload:
@@ -160,78 +168,60 @@ class Workload:
         return replace(self, columns={n: c[start:stop] for n, c in self.columns.items()}, prefix=prefix)
 
     def head(self, num_rows: int) -> Workload:
-        """The first rows."""
         return self if num_rows >= len(self) else self.slice(0, num_rows)
 
     def take(self, index: npt.NDArray[Any]) -> Workload:
-        """These rows, in this order; a boolean mask is as good."""
+        """The rows at these positions, in this order, or those that a boolean mask selects."""
         at = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype("i8", copy=False)
         prefix = None if self.prefix is None else self.prefix.take(at)
         return replace(self, columns={n: c[at] for n, c in self.columns.items()}, prefix=prefix)
 
     def with_columns(self, new: Mapping[str, npt.ArrayLike | None]) -> Workload:
-        """With columns added or replaced; None drops one."""
+        """A copy with columns added or replaced. A value of None drops the column."""
         columns = {**self.columns, **{n: np.asarray(c) for n, c in new.items() if c is not None}}
         return replace(self, columns={n: c for n, c in columns.items() if new.get(n, c) is not None})
 
     def with_notes(self, *notes: str) -> Workload:
-        """With notes added."""
         return replace(self, notes=self.notes + notes)
 
     def sorted(self) -> Workload:
-        """In order of arrival; rows that arrive together keep their order."""
+        """Rows in order of arrival. Rows with equal arrival times keep their order."""
         if bool(np.all(np.diff(self.arrival_s) >= 0)):
             return self
         return self.take(np.argsort(self.arrival_s, kind="stable"))
 
     def validate(self, where: str = "") -> Workload:
-        """Itself, if every row makes sense; otherwise HeadwayError names `where`, row and column."""
-        check.validate(self, where)
+        """Return the table itself if every row is valid.
+
+        HeadwayError names `where`, the first bad row (counted from 0) and the column.
+        """
+        _check_arrivals(self, where)
+        _check_tokens(self, where)
+        _check_seconds(self, where)
+        _check_codes(self, where)
+        if self.prefix is not None:
+            _check_prefix(self, self.prefix, where)
         return self
 
     def rows(self, make: Callable[..., R], start: int = 0, stop: int | None = None) -> Iterator[R]:
-        """`make(*fields)` for each row: positional, in `Request`'s order, without the defaults at the end."""
-        end = len(self) if stop is None else min(stop, len(self))
-        return chain.from_iterable(map(make, *part) for part in rows.chunks(self, start, end))
+        """Yield `make(*fields)` for each row, positional in `Request`'s order, without defaults at the end."""
+        return chain.from_iterable(map(make, *chunk) for chunk in self._chunks(start, stop))
 
     def tuples(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Any, ...]]:
-        """The same fields as plain tuples."""
+        """Yield the same fields as plain tuples."""
+        return chain.from_iterable(zip(*chunk, strict=False) for chunk in self._chunks(start, stop))
+
+    def _chunks(self, start: int, stop: int | None) -> Iterator[list[Iterable[Any]]]:
+        """For each chunk of rows, one iterable per field; the first one, of ids, has the chunk's length."""
+        names = _present_fields(self)
         end = len(self) if stop is None else min(stop, len(self))
-        return chain.from_iterable(zip(*part, strict=False) for part in rows.chunks(self, start, end))
-
-    def describe(self) -> Description:
-        """Counts, rate, burstiness and token percentiles."""
-        return describe(self)
-
-    def to_parquet(self, path: str | Path) -> None:
-        """Write the table as Parquet. Nothing is left at `path` if this fails."""
-        from headway.workload import files  # pyarrow: only who reads or writes files pays for it
-
-        files.to_parquet(self, Path(path))
-
-    @staticmethod
-    def from_parquet(path: str | Path) -> Workload:
-        """Read what `to_parquet` wrote. Columns of a run's records beside them are left out."""
-        from headway.workload import files
-
-        return files.from_parquet(Path(path))
-
-    def to_csv(self, path: str | Path) -> None:
-        """Write the table as CSV, columns by name; gzip if the name ends in .gz."""
-        from headway.workload import files
-
-        files.to_csv(self, Path(path))
-
-    @staticmethod
-    def from_csv(path: str | Path) -> Workload:
-        """Read what `to_csv` wrote."""
-        from headway.workload.readers.read import read
-
-        return read(path, "headway-csv")
+        for a in range(start, end, CHUNK_ROWS):
+            b = min(a + CHUNK_ROWS, end)
+            yield [range(a, b), *(_field_values(self, name, a, b) for name in names[1:])]
 
 
 def concat(parts: Sequence[Workload]) -> Workload:
-    """The rows of all parts, one after the other, as they stand (arrivals are not shifted)."""
+    """Concatenate the rows of all parts in order. Arrival times are not shifted."""
     if not parts:
         raise HeadwayError("concat: no workloads given")
     names = list(dict.fromkeys(n for part in parts for n in part.columns))
@@ -250,7 +240,7 @@ def _merged(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _recoded(part: Workload, column: str, names: tuple[str, ...]) -> Workload:
-    """The part with `column`'s codes pointing into `names`."""
+    """Renumber the codes of `column` so that they index `names`."""
     if not names:
         return part
     own = part.models if column == "model" else part.regions
@@ -261,10 +251,155 @@ def _recoded(part: Workload, column: str, names: tuple[str, ...]) -> Workload:
 
 
 def _concat_prefix(parts: Sequence[Workload]) -> Prefix:
-    held = [p.prefix if p.prefix is not None else no_prefix(len(p)) for p in parts]
+    held = [p.prefix if p.prefix is not None else _no_prefix(len(p)) for p in parts]
     counts = np.concatenate([np.diff(p.offsets) for p in held])
     return Prefix(
         np.concatenate(([0], np.cumsum(counts))).astype("i8"),
         np.concatenate([p.ids for p in held]),
         np.concatenate([p.tokens for p in held]),
     )
+
+
+def _present_fields(workload: Workload) -> tuple[str, ...]:
+    """`FIELDS` up to the last one for which the table has a column."""
+    present = {"id", *workload.columns}
+    if workload.prefix is not None:
+        present.add("prefix")
+    if workload.quality_models:
+        present.add("quality")
+    if workload.length_models:
+        present.add("lengths")
+    last = max(i for i, name in enumerate(FIELDS) if name in present)
+    return FIELDS[: last + 1]
+
+
+def _field_values(workload: Workload, name: str, a: int, b: int) -> Any:
+    if name == "prefix" and workload.prefix is not None:
+        return _segments(workload, a, b)
+    if name == "quality" and workload.quality_models:
+        return _quality(workload, a, b)
+    if name == "lengths" and workload.length_models:
+        return _lengths(workload, a, b)
+    column = workload.columns.get(name)
+    if column is None:
+        return repeat(FIELD_DEFAULTS.get(name))
+    part: npt.NDArray[Any] = column[a:b]
+    if name == "model" or name == "region":
+        names = workload.models if name == "model" else workload.regions
+        return [names[code] for code in part.tolist()]
+    if name.endswith("_id"):
+        return _none_where(part, part < 0)
+    if name.endswith("_s") and name != "arrival_s":
+        return _none_where(part, np.isnan(part))
+    return part.tolist()
+
+
+def _none_where(part: npt.NDArray[Any], absent: npt.NDArray[np.bool_]) -> Any:
+    if not absent.any():
+        return part.tolist()
+    if absent.all():
+        return repeat(None)
+    values = part.astype(object)
+    values[absent] = None
+    return values.tolist()
+
+
+def _segments(workload: Workload, a: int, b: int) -> list[tuple[Segment, ...]]:
+    prefix = workload.prefix
+    assert prefix is not None
+    bounds = prefix.offsets[a : b + 1]
+    first = int(bounds[0])
+    held = slice(first, int(bounds[-1]))
+    segments = list(map(Segment, prefix.ids[held].tolist(), prefix.tokens[held].tolist()))
+    ends = (bounds - first).tolist()
+    return [tuple(segments[i:j]) for i, j in pairwise(ends)]
+
+
+def _quality(workload: Workload, a: int, b: int) -> list[tuple[tuple[str, float], ...]]:
+    models = workload.quality_models
+    scores = np.stack([workload.columns[f"{QUALITY}{m}"][a:b] for m in models], axis=1).tolist()
+    # NaN, which is not equal to itself, marks an unknown score.
+    return [tuple((m, s) for m, s in zip(models, row, strict=True) if s == s) for row in scores]
+
+
+def _lengths(workload: Workload, a: int, b: int) -> list[tuple[tuple[str, int], ...]]:
+    models = workload.length_models
+    tokens = np.stack([workload.columns[f"{LENGTH}{m}"][a:b] for m in models], axis=1).tolist()
+    return [tuple((m, n) for m, n in zip(models, row, strict=True) if n >= 0) for row in tokens]
+
+
+def _require(good: npt.NDArray[np.bool_], column: str, values: npt.NDArray[Any], expected: str, where: str) -> None:
+    if bool(good.all()):
+        return
+    row = int(np.argmin(good))
+    prefix = f"{where}: " if where else ""
+    raise HeadwayError(f"{prefix}row {row}, column {column}: {values[row]}; expected {expected}")
+
+
+def _check_arrivals(workload: Workload, where: str) -> None:
+    arrival_s = workload.arrival_s
+    good = np.isfinite(arrival_s) & (arrival_s >= 0)
+    _require(good, "arrival_s", arrival_s, "seconds from 0", where)
+    if len(arrival_s) > 1:
+        good = np.concatenate(([True], np.diff(arrival_s) >= 0))
+        expected = "a time not before that of the row above; say sort=True (--sort) to sort by arrival"
+        _require(good, "arrival_s", arrival_s, expected, where)
+
+
+def _check_tokens(workload: Workload, where: str) -> None:
+    for name in ("prompt_tokens", "output_tokens"):
+        tokens = workload.columns[name]
+        _require((tokens >= 1) & (tokens <= MAX_TOKENS), name, tokens, f"1 to {MAX_TOKENS:,}", where)
+    reasoning = workload.columns.get("reasoning_tokens")
+    if reasoning is not None:
+        good = (reasoning >= 0) & (reasoning <= workload.output_tokens)
+        _require(good, "reasoning_tokens", reasoning, "0 to the row's output_tokens", where)
+
+
+def _check_seconds(workload: Workload, where: str) -> None:
+    for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "timeout_s"):
+        column = workload.columns.get(name)
+        if column is not None:
+            good = np.isnan(column) | (np.isfinite(column) & (column > 0))
+            _require(good, name, column, "seconds above 0, or nothing", where)
+    deadline_s = workload.columns.get("deadline_s")
+    if deadline_s is not None:
+        good = np.isnan(deadline_s) | (np.isfinite(deadline_s) & (deadline_s >= workload.arrival_s))
+        _require(good, "deadline_s", deadline_s, "a time not before the row's arrival_s, or nothing", where)
+    for model in workload.quality_models:
+        name = f"{QUALITY}{model}"
+        column = workload.columns[name]
+        _require(~np.isinf(column), name, column, "a number, or nothing", where)
+    for model in workload.length_models:
+        name = f"{LENGTH}{model}"
+        column = workload.columns[name]
+        _require((column == -1) | (column >= 1), name, column, "tokens from 1, or -1 for none", where)
+
+
+def _check_codes(workload: Workload, where: str) -> None:
+    tier = workload.columns.get("tier")
+    if tier is not None:
+        _require(tier >= 0, "tier", tier, "0 (most urgent) or more", where)
+    for name, names in (("model", workload.models), ("region", workload.regions)):
+        codes = workload.columns.get(name)
+        if codes is not None:
+            _require((codes >= 0) & (codes < len(names)), name, codes, f"a code below {len(names)}", where)
+    for name in ("session_id", "output_id"):
+        ids = workload.columns.get(name)
+        if ids is not None:
+            _require(ids >= -1, name, ids, "an id from 0, or -1 for none", where)
+
+
+def _check_prefix(workload: Workload, prefix: Prefix, where: str) -> None:
+    if len(prefix.ids) != len(prefix.tokens) or int(prefix.offsets[-1]) != len(prefix.ids):
+        raise HeadwayError(f"{where}: the prefix columns differ in length".lstrip(": "))
+    row_of = np.repeat(np.arange(len(workload)), np.diff(prefix.offsets))
+    positive = np.ones(len(workload), np.bool_)
+    positive[row_of[prefix.tokens < 1]] = False
+    least = np.zeros(len(workload), "i8")
+    np.minimum.at(least, row_of, prefix.tokens)
+    _require(positive, "prefix", least, "segments of 1 token or more", where)
+    sums = np.concatenate(([0], np.cumsum(prefix.tokens, dtype="i8")))
+    held = sums[prefix.offsets[1:]] - sums[prefix.offsets[:-1]]
+    expected = "no more tokens in the prefix than in prompt_tokens"
+    _require(held <= workload.prompt_tokens, "prefix", held, expected, where)

@@ -1,4 +1,4 @@
-"""Workloads made from workloads. Each function returns a new table; columns that do not change are shared."""
+"""Transform workloads. Each function returns a new table that shares the columns it does not change."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from headway.core.errors import HeadwayError
-from headway.workload.streams import draw
+from headway.workload.random_streams import draw
 from headway.workload.table import Floats, Workload
 
 
 def arriving_at(workload: Workload, arrival_s: Floats) -> Workload:
-    """With new arrival times; deadlines keep their distance."""
+    """Set new arrival times. Deadlines keep their distance to the arrival."""
     deadline_s = workload.columns.get("deadline_s")
     moved = workload.with_columns({"arrival_s": arrival_s})
     if deadline_s is None:
@@ -21,14 +21,14 @@ def arriving_at(workload: Workload, arrival_s: Floats) -> Workload:
 
 
 def scale_rate(workload: Workload, factor: float) -> Workload:
-    """Arrivals `factor` times as dense: 2 = twice the rate, in half the time."""
+    """Multiply the arrival rate by `factor`: 2 = twice the rate, in half the time."""
     if not 0 < factor < float("inf"):
         raise HeadwayError(f"rate scale: {factor}; expected a number above 0")
     return arriving_at(workload, workload.arrival_s / factor)
 
 
 def window(workload: Workload, from_s: float = 0.0, to_s: float | None = None) -> Workload:
-    """The requests that arrive in [from_s, to_s), with `from_s` as the new 0."""
+    """Keep the requests that arrive in [from_s, to_s), and make `from_s` the new 0."""
     end_s = float("inf") if to_s is None else to_s
     if not 0 <= from_s < end_s:
         raise HeadwayError(f"window: from_s {from_s} to to_s {to_s}; expected 0 <= from_s < to_s")
@@ -38,7 +38,7 @@ def window(workload: Workload, from_s: float = 0.0, to_s: float | None = None) -
 
 
 def retier(workload: Workload, mix: Mapping[int, float], seed: int) -> Workload:
-    """Tiers drawn anew: tier t with a probability proportional to `mix[t]`."""
+    """Draw new tiers: tier t with a probability proportional to `mix[t]`."""
     return workload.with_columns({"tier": draw(list(mix), list(mix.values()), len(workload), seed, "tiers")})
 
 
@@ -52,17 +52,17 @@ def with_slo(
     deadline_after_s: float | None = None,
     timeout_s: float | None = None,
 ) -> Workload:
-    """SLOs, a deadline this long after arrival, and the client's patience: for all, or for one tier.
+    """Set SLOs, a deadline relative to arrival, and the client timeout, for all requests or for one tier.
 
-    What is None stays as it was.
+    A value of None leaves its column unchanged. HeadwayError for a value that is not above 0.
     """
-    asked = {"slo_ttft_s": ttft_s, "slo_tpot_s": tpot_s, "slo_e2e_s": e2e_s, "timeout_s": timeout_s}
+    limits = {"slo_ttft_s": ttft_s, "slo_tpot_s": tpot_s, "slo_e2e_s": e2e_s, "timeout_s": timeout_s}
     chosen = np.ones(len(workload), np.bool_) if tier is None else workload.column("tier") == tier
-    new = {n: np.where(chosen, v, workload.column(n)) for n, v in asked.items() if v is not None}
+    new = {n: np.where(chosen, v, workload.column(n)) for n, v in limits.items() if v is not None}
     if deadline_after_s is not None:
         due_s = workload.arrival_s + deadline_after_s
         new["deadline_s"] = np.where(chosen, due_s, workload.column("deadline_s"))
-    for name, value in {**asked, "deadline_s": deadline_after_s}.items():
+    for name, value in {**limits, "deadline_s": deadline_after_s}.items():
         if value is not None and not 0 < value < float("inf"):
             raise HeadwayError(f"{name}: {value}; expected seconds above 0")
     return workload.with_columns(new)

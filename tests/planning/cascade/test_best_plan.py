@@ -27,8 +27,8 @@ from headway.planning.cascade.rehearsal import Rehearsed, rehearse
 from headway.planning.cascade.tighten import tighten_until_met
 from headway.planning.combos.combos import Offer
 from headway.scenario import Simulator
-from headway.workload.quality_spec import QualitySpec, table
-from headway.workload.spec import generate
+from headway.workload.generate import generate
+from headway.workload.quality_source import QualitySpec, score_table
 
 SCENARIO: dict[str, Any] = {
     "name": "chat",
@@ -268,7 +268,7 @@ def test_a_workload_carries_the_rows_of_its_table(tmp_path: Path) -> None:
         + "".join(f"{i},{model},{10 * i + more},{50 + i}\n" for i in range(4) for model, more in (("s", 0), ("l", 50)))
     )
     spec = QualitySpec(path="scores.csv", models={"s": "llama-3-8b", "l": "llama-3-70b"})
-    assert table(spec, tmp_path).models == ("llama-3-8b", "llama-3-70b")
+    assert score_table(spec, tmp_path).models == ("llama-3-8b", "llama-3-70b")
     document = {**SCENARIO, "workload": {"arrivals": 5, "num_requests": 8, "quality": {"path": "scores.csv"}}}
     document["workload"]["quality"] |= {"models": spec.models}
     rows = generate(scenario.assemble(document, Places(), tmp_path).spec.workload, 0, tmp_path)

@@ -18,7 +18,7 @@ from headway.planning.cascade import interface as cascadeplan
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.combos.combos import Offer
 from headway.scenario import Simulator
-from headway.workload.quality_traces import generate
+from headway.workload.quality_traces import generate_scores
 
 H800, H20 = "h800-80gb-sxm", "h20-96gb"
 GPUS = {H800: 4, H20: 8}
@@ -39,7 +39,7 @@ SCENARIO: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table whose prompts are long."""
-    made, drawn = tmp_path_factory.mktemp("combos"), generate(1, 100, cascade="llama")
+    made, drawn = tmp_path_factory.mktemp("combos"), generate_scores(1, 100, cascade="llama")
     with (made / "scores.csv").open("w") as file:
         rows = csv.writer(file)
         rows.writerow(["request", "model", "score", "prompt_tokens", "output_tokens"])

@@ -18,7 +18,7 @@ from headway.planning.cascade.confidence import confidence
 from headway.planning.cascade.latencies import Latencies
 from headway.planning.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, ReplicaSet, Target
 from headway.workload.quality import Scores
-from headway.workload.quality_traces import generate
+from headway.workload.quality_traces import generate_scores
 
 
 class Formula:
@@ -31,7 +31,7 @@ class Formula:
 
 def problem(target: Target) -> Problem:
     models = tuple(catalog.model(name) for name in ("llama-3-8b", "llama-3-70b"))
-    scores = generate(1, 80, cascade="llama")
+    scores = generate_scores(1, 80, cascade="llama")
     return Problem(models, catalog.gpu("h100-80gb-sxm"), catalog.engine("vllm"), 8, 10.0, scores, target, max_kinds=1)
 
 
@@ -74,11 +74,11 @@ def test_the_least_sum_is_that_of_all_allocations(use_all: bool) -> None:
 
 
 def test_the_more_requests_the_surer_a_threshold() -> None:
-    few, many = (confidence(generate(1, num), (74.0, 64.0)) for num in (100, 1600))
+    few, many = (confidence(generate_scores(1, num), (74.0, 64.0)) for num in (100, 1600))
     for narrow, wide in zip((many.quality, *many.processing_ratios[1:]), (few.quality, *few.processing_ratios[1:]),
                             strict=True):  # fmt: skip
         assert narrow[1] - narrow[0] < 0.5 * (wide[1] - wide[0])
-    scores = generate(1, 1600)
+    scores = generate_scores(1, 1600)
     assert many.quality[0] < (scores.quality((74.0, 64.0)) or 0.0) < many.quality[1]
     assert many.processing_ratios[0] == (1.0, 1.0)
     first = many.thresholds[0]

@@ -45,7 +45,7 @@ from headway.planning.combos.speeds import Pattern, Slo, Speeds
 from headway.policies import resolve
 from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.sim.cluster import simulate
-from headway.workload.quality_traces import generate
+from headway.workload.quality_traces import generate_scores
 
 ALL = Effort(stable_rounds=None, gap=0.0)
 CHEAP = structs.replace(GPU, name="cheap", memory_bytes=40e9, usd_per_hour=0.7)
@@ -181,7 +181,7 @@ def test_candidates_keep_to_each_type_and_baselines_are_those_without_combos() -
 
 
 def cascade(*gpus: str, prompt_tokens: int = 3000, num: int = 8, rate_rps: float = 2.0) -> Problem:
-    drawn = generate(1, 60, cascade="llama")
+    drawn = generate_scores(1, 60, cascade="llama")
     table = replace(drawn, prompt_tokens=np.maximum(drawn.prompt_tokens * prompt_tokens // 188, 1))
     table = replace(table, models=("llama-3.1-8b", "llama-3.1-70b"))
     first, *others = (Offer(catalog.gpu(name), num) for name in gpus)

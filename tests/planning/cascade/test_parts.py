@@ -39,9 +39,9 @@ from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.routing.least_loaded import LeastLoaded
 from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.sim.cluster import simulate
-from headway.workload.quality_traces import generate
+from headway.workload.quality_traces import generate_scores
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 ALL = Effort(stable_rounds=None, gap=0.0)
 
@@ -94,7 +94,7 @@ def test_the_papers_table_3_is_among_the_sets() -> None:
         (0, 18, {(1, 1): 10, (2, 1): 4}), (1, 14, {(4, 1): 2, (2, 1): 3}),
         (0, 24, {(1, 1): 16, (2, 1): 4}), (1, 8, {(2, 1): 4}),
     ]  # fmt: skip
-    models = [catalog.model(name) for name in generate(1, 1).models]
+    models = [catalog.model(name) for name in generate_scores(1, 1).models]
     sets = [replica_sets(shapes(model, gpu, engine, 32, 8, 4)[0], 32, 2) for model in models]
     known = [{found[i] for i in range(len(found))} for found in sets]
     for stage, gpus, counts in rows:
@@ -249,7 +249,7 @@ def simulated_p95_s(model: Model, replicas: ReplicaSet, rate_rps: float, lengths
     [(0, 5, 160, 1), (0, 150, 160, 2), (1, 2, 160, 1), (1, 20, 160, 1), (2, 3, 160, 1), (1, 6, 3000, 1)],
 )
 def test_no_simulation_is_faster_than_its_bound(stage: int, rate_rps: float, prompt_tokens: int, rounds: int) -> None:
-    table = generate(1, 80, seed=stage)
+    table = generate_scores(1, 80, seed=stage)
     model = catalog.model(table.models[stage])
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
     prompts = table.prompt_tokens * (prompt_tokens / 160)
@@ -278,7 +278,7 @@ class Simulated:
 
 @pytest.mark.parametrize(("trace", "rate_rps", "q_min"), [(1, 4.0, 78.0), (3, 30.0, 80.0)])
 def test_with_simulations_the_plan_is_the_exhaustive_one(trace: int, rate_rps: float, q_min: float) -> None:
-    table = generate(trace, 40, cascade="llama")
+    table = generate_scores(trace, 40, cascade="llama")
     coarse = replace(table, scores=np.round(table.scores / 10) * 10)
     models = tuple(catalog.model(name) for name in table.models)
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
@@ -293,7 +293,7 @@ def test_with_simulations_the_plan_is_the_exhaustive_one(trace: int, rate_rps: f
 
 
 def test_bounds_fall_with_replicas_and_rise_with_load() -> None:
-    table = generate(1, 60)
+    table = generate_scores(1, 60)
     model = catalog.model(table.models[1])
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
     tokens = table.prompt_tokens.astype("f8")

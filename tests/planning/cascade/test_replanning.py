@@ -32,8 +32,8 @@ from headway.sim.cluster import simulate
 from headway.testing.conformance_cascade import check_cascade
 from headway.testing.conformance_scaler import check_scaler
 from headway.workload.quality import Scores
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 MODELS = ("llama-3-8b", "llama-3-70b")
 

@@ -15,7 +15,8 @@ from headway.core.errors import HeadwayError
 from headway.planning.combos.candidates import Candidate, Efficiencies, Selection, Service, select
 from headway.planning.combos.combos import Counts, GpuCombo, Group, Offer, better_directions, combos, group
 from headway.planning.combos.speeds import Estimate, Pattern, Slo, Speeds
-from headway.workload.spec import WorkloadSpec, generate
+from headway.workload.generate import generate
+from headway.workload.spec import WorkloadSpec
 
 LLAMA, QWEN, LARGE = catalog.model("llama-3.1-8b"), catalog.model("qwen1.5-14b"), catalog.model("llama-3.1-70b")
 ENGINE = catalog.engine("vllm-v0")

@@ -63,7 +63,7 @@ def test_mixes_differ_in_batch_requests_alone(share: float) -> None:
 def tiers(document: dict[str, Any]) -> tuple[int, int]:
     """Interactive and batch requests."""
     chosen = assembled(document)
-    from headway.workload.spec import generate
+    from headway.workload.generate import generate
 
     tier = generate(chosen.spec.workload, 0, Path()).column("tier")
     return int((tier < 2).sum()), int((tier >= 2).sum())

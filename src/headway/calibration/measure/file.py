@@ -12,7 +12,7 @@ from msgspec import Struct
 from headway.calibration.measure.plan import Operation
 from headway.calibration.operators import COLUMNS, SHAPES
 from headway.core.errors import HeadwayError
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 
 class Row(Struct, frozen=True):

@@ -25,7 +25,8 @@ from headway.planning.capacity import search as planner
 from headway.planning.capacity.bounds import Demand, lower_bounds
 from headway.planning.capacity.problem import Candidate, Evaluator, Floor, Plan, Problem, Situation, Targets
 from headway.planning.capacity.rehearsal import Rehearsal, fleet_of
-from headway.workload.spec import generate, resolved
+from headway.workload.generate import generate
+from headway.workload.spec import resolved
 
 DEFAULT_GPUS = ("a100-80gb", "h100-80gb-sxm", "h200-141gb-sxm", "l40s")
 """Those whose step times are measured."""

@@ -22,7 +22,7 @@ from headway.config.strict_yaml import Places
 from headway.metrics.columns import Floats
 from headway.metrics.latency import met, sample
 from headway.planning.capacity.problem import Candidate, Measured, Situation, Targets
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 FRACTION = 0.99
 

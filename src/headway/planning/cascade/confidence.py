@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from headway.planning.cascade.problem import Floats
 from headway.workload.quality import Scores
-from headway.workload.streams import stream
+from headway.workload.random_streams import stream
 
 DRAWS = 400
 LEVELS = 101

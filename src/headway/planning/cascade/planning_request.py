@@ -25,9 +25,9 @@ from headway.planning.cascade.splits import offered
 from headway.planning.cascade.stage_simulator import Handing
 from headway.planning.combos.combos import Offer
 from headway.planning.simulator import Simulator
+from headway.workload.generate import generate
 from headway.workload.quality import Scores
-from headway.workload.quality_spec import table
-from headway.workload.spec import generate
+from headway.workload.quality_source import score_table
 
 HELD_OUT = 0.5
 """The share of the score table that a plan is not made on."""
@@ -84,7 +84,7 @@ def ask(
     if spec.workload.quality is None or spec.workload.arrivals is None:
         raise places.error(("workload",), "expected arrivals, and quality: what each model's answers score")
     with places.at("workload", "quality"):
-        scores = table(spec.workload.quality, base_dir)
+        scores = score_table(spec.workload.quality, base_dir)
     models = tuple(catalog.model(name) for name in _stages(spec.cascade, scores, places))
     own, held_out = scores.stages([model.name for model in models]).split(1 - HELD_OUT, spec.seed)
     first, (num, span_s) = pools[0], _arrivals(chosen, places)

@@ -33,7 +33,7 @@ from headway.planning.cascade.rehearsal import Rehearsed, believed, rehearse
 from headway.planning.cascade.routing import Routings, cascades, of_routes
 from headway.planning.cascade.tighten import Option, Trials, nearest, tried
 from headway.workload.quality import Scores
-from headway.workload.streams import stream
+from headway.workload.random_streams import stream
 
 
 class Off(Struct, frozen=True, forbid_unknown_fields=True):

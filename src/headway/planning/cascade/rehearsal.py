@@ -23,7 +23,7 @@ from headway.planning.cascade.plan import CascadePlan, StagePlan
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Replicas, Target
 from headway.workload.quality_judges import noisy_score
-from headway.workload.quality_spec import QualitySpec, only
+from headway.workload.quality_source import QualitySpec, restricted_to
 from headway.workload.table import QUALITY
 
 AS_IT_WAS = ("gpu", "engine", "usd_per_gpu_hour", "coefficients", "start_s")
@@ -113,7 +113,7 @@ def document_of(asked: PlanningRequest, found: CascadePlan) -> dict[str, Any]:
         if name not in ("variants", "faults", "roles")
     }
     models = tuple(stage.model for stage in used)
-    quality = only(msgspec.convert(document["workload"]["quality"], QualitySpec), models)
+    quality = restricted_to(msgspec.convert(document["workload"]["quality"], QualitySpec), models)
     said = {name: value for name, value in msgspec.to_builtins(quality).items() if value is not None}
     document |= {"workload": {**document["workload"], "quality": said}, "fleet": fleet}
     document |= {"combos": combos} if combos else {}

@@ -17,7 +17,7 @@ from headway.planning.cascade.latencies import Latencies
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Problem
 from headway.planning.cascade.stage_simulator import Simulated, rounds
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
 
 
 def bounds(asked: PlanningRequest) -> StepBounds:

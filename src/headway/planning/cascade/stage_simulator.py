@@ -19,9 +19,9 @@ from headway.planning.cascade.problem import Lengths, Problem, ReplicaSet
 from headway.planning.combos.speeds import DEFAULT_NETWORK_BYTES_PER_S
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
-from headway.workload.streams import stream
+from headway.workload.random_streams import stream
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 MOST_REQUESTS = 3000
 """Of the cascade, in the simulation of a stage: a longer span is cut short."""

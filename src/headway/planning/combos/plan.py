@@ -29,8 +29,9 @@ from headway.planning.combos.problem import Demand, Efficiency, Objective, Plan,
 from headway.planning.combos.speeds import Estimate, Pattern, Slo
 from headway.planning.highest_rate import SLOPE, Strains, highest
 from headway.planning.solver import Floats
-from headway.workload.spec import WorkloadSpec, generate, resolved
-from headway.workload.whole_file import write_text
+from headway.workload.atomic_file import write_text
+from headway.workload.generate import generate
+from headway.workload.spec import WorkloadSpec, resolved
 
 Tell = Callable[[int, int], None]
 """Told how many combos are profiled, of how many so far known."""

@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.planning.tiers import search
 from headway.planning.tiers.search import Interval, TierPlan
 from headway.workload.files import to_parquet
-from headway.workload.spec import generate
+from headway.workload.generate import generate
 
 Tell = Callable[[int, int], None]
 """Told how many rehearsals are done, of how many."""

@@ -36,11 +36,11 @@ from headway.reproduce.tasks import Measurement
 from headway.scenario.replan_search import Work, following
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
-from headway.workload.quality_columns import with_scores
-from headway.workload.quality_traces import DEEPSEEK, generate
-from headway.workload.streams import stream
+from headway.workload.quality import with_scores
+from headway.workload.quality_traces import DEEPSEEK, generate_scores
+from headway.workload.random_streams import stream
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload, concat
-from headway.workload.trace import TraceSource
 
 MINUTES = (8, 16, 10)
 """Of traces 1, 2 and 3."""
@@ -102,7 +102,7 @@ def _workload(rate_rps: float, seed: int, share: float) -> tuple[Workload, list[
         arrival_s = start_s + span_s * np.sort(stream(seed, f"arrivals of trace {trace}").random(num))
         ones = np.ones(num, "i8")
         rows = Workload({"arrival_s": arrival_s, "prompt_tokens": ones, "output_tokens": ones})
-        parts.append(with_scores(rows, generate(trace, ROWS), seed))
+        parts.append(with_scores(rows, generate_scores(trace, ROWS), seed))
         ends_s.append(start_s + span_s)
     return concat(parts), ends_s
 

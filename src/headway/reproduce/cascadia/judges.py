@@ -19,7 +19,7 @@ from headway.reproduce.cascadia.runs import throughput_rps
 from headway.reproduce.cascadia.setup import asked
 from headway.reproduce.tasks import Measurement
 from headway.workload.quality import Scores
-from headway.workload.quality_judges import GPT_4O_MINI, LLAMA_70B, JudgeError, LinearJudge, misjudged, trained
+from headway.workload.quality_judges import GPT_4O_MINI, LLAMA_70B, JudgeNoise, LinearJudge, misjudged, trained
 
 NOISE = 15.0
 """Points by which a router in front is off, as the policy `pre-routed` has it unless told otherwise."""
@@ -78,7 +78,7 @@ def route_llm(trace: int, rate_rps: float, q_min: float, seeds: list[int], quick
     """A router in front of the Llama models, asked for more until a rehearsal keeps the quality (appendix I)."""
     case = asked("llama", trace, q_min, quick, rate_rps)
     latencies, target, last = Latencies(evaluator(case)), q_min, None
-    predicted = misjudged(case.problem.scores, JudgeError(spread=NOISE))
+    predicted = misjudged(case.problem.scores, JudgeNoise(spread=NOISE))
     for _ in range(ROUNDS):
         problem = case.problem.asking(QualityFloor(min(target, 100.0)))
         last = baselines.route_llm(problem, predicted, latencies, bounds(case), EFFORT)

@@ -19,9 +19,9 @@ from headway.planning.cascade.stage_latencies import bounds, evaluator
 from headway.reproduce.cascadia.setup import asked
 from headway.reproduce.tasks import Measurement
 from headway.sim.cluster import simulate
-from headway.workload.streams import stream
+from headway.workload.random_streams import stream
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 PROMPT_TOKENS = 512
 OUTPUTS = {"short": 512, "long": 1024}

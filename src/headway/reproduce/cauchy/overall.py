@@ -25,7 +25,8 @@ from headway.reproduce.cauchy.claims import WORKLOADS
 from headway.reproduce.cauchy.setup import LIMITS, Market, combo, document, measure, offers, profiled
 from headway.reproduce.findings import Figure, Outcome, Table
 from headway.reproduce.tasks import Call, Simulation
-from headway.workload.spec import WorkloadSpec, generate
+from headway.workload.generate import generate
+from headway.workload.spec import WorkloadSpec
 
 Key = tuple[Any, ...]
 Found = Mapping[Key, Any]

@@ -21,7 +21,8 @@ from headway.metrics.columns import floats, ints
 from headway.metrics.qoe import VIOLATED, Phases, phases, scored
 from headway.report.run import Run
 from headway.reproduce.tasks import Measurement
-from headway.workload.spec import WorkloadSpec, generate
+from headway.workload.generate import generate
+from headway.workload.spec import WorkloadSpec
 
 Floats = npt.NDArray[np.float64]
 Document = dict[str, Any]

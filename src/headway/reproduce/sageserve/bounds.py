@@ -20,7 +20,7 @@ from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.reproduce.sageserve import measures
 from headway.reproduce.sageserve.scenes import GPUS
 from headway.reproduce.tasks import Measurement
-from headway.workload.spec import generate
+from headway.workload.generate import generate
 
 
 def bound(document: Mapping[str, Any], seed: int) -> Measurement:

@@ -23,8 +23,8 @@ from headway.reproduce.sageserve.scenes import BURST_S, LLAMA_2
 from headway.reproduce.tasks import Measurement
 from headway.scenario import long_term
 from headway.sim.cluster import simulate
+from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
-from headway.workload.trace import TraceSource
 
 Floats = npt.NDArray[np.float64]
 BATCH = 2

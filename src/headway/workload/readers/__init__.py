@@ -1,1 +1,1 @@
-"""Readers of public traces and of our own files, one module per format."""
+"""Readers of public traces, one module per kind of file; `read` recognises the format."""

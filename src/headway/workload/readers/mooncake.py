@@ -1,6 +1,6 @@
 """Mooncake traces, JSON lines: {"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}.
 
-A hash id stands for a block of 512 prompt tokens and all before it. Source: kvcache-ai/Mooncake.
+A hash id identifies a block of 512 prompt tokens together with all tokens before it. Source: kvcache-ai/Mooncake.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import HeadwayError
-from headway.workload.check import MAX_TOKENS
-from headway.workload.readers.blocks import blocks
-from headway.workload.readers.finish import from_zero, without_failures
-from headway.workload.readers.options import Options
-from headway.workload.table import Longs, Prefix, Workload
+from headway.workload.readers.shared import ReadOptions, blocks, normalised, without_failures
+from headway.workload.table import MAX_TOKENS, Longs, Prefix, Workload
 
 BLOCK_TOKENS = 512
 
 
-class _Line(msgspec.Struct, gc=False):
+class MooncakeRequest(msgspec.Struct, gc=False):
     timestamp: float
     input_length: int
     output_length: int
@@ -31,12 +28,11 @@ class _Line(msgspec.Struct, gc=False):
 
 
 def matches(line: str) -> bool:
-    """By the keys of its first line."""
     return line.startswith("{") and '"input_length"' in line and '"timestamp"' in line
 
 
-def read(path: Path, options: Options) -> Workload:
-    """Arrivals, lengths, and hash blocks as prefix segments."""
+def read(path: Path, options: ReadOptions) -> Workload:
+    """Read arrivals, lengths, and hash blocks as prefix segments."""
     arrival_ms, prompt, output = array("d"), array("i"), array("i")
     ids, counts = array("q"), array("i")
     bad: list[str] = []
@@ -56,12 +52,12 @@ def read(path: Path, options: Options) -> Workload:
     }
     prefix = _prefix(np.array(ids, "i8"), np.array(counts, "i8"), prompt_tokens.astype("i8"))
     notes = (f"{len(bad)} bad lines skipped; the first: {bad[0]}",) if bad else ()
-    return from_zero(without_failures(Workload(columns, prefix=prefix, notes=notes)), path, options)
+    return normalised(without_failures(Workload(columns, prefix=prefix, notes=notes)), path, options)
 
 
-def _lines(path: Path, options: Options, bad: list[str]) -> Iterator[_Line]:
-    """The good lines; `bad` gathers what was wrong with the others."""
-    decode = msgspec.json.Decoder(_Line).decode
+def _lines(path: Path, options: ReadOptions, bad: list[str]) -> Iterator[MooncakeRequest]:
+    """Yield the valid lines. Append a description of each bad line to `bad`."""
+    decode = msgspec.json.Decoder(MooncakeRequest).decode
     left = math.inf if options.limit is None else options.limit
     last_ms = -math.inf
     for first, block in blocks(path):
@@ -91,7 +87,7 @@ def _lines(path: Path, options: Options, bad: list[str]) -> Iterator[_Line]:
             yield line
 
 
-def _problem(line: _Line) -> str:
+def _problem(line: MooncakeRequest) -> str:
     if not 0 <= line.timestamp < math.inf:
         return f"timestamp: {line.timestamp}; expected milliseconds, 0 or more"
     if not 0 <= line.input_length <= MAX_TOKENS:
@@ -104,10 +100,10 @@ def _problem(line: _Line) -> str:
 
 
 def _prefix(ids: Longs, counts: Longs, prompt_tokens: Longs) -> Prefix:
-    """Blocks of 512 tokens, the last one of what is left; blocks past the prompt's end are dropped."""
+    """Blocks of 512 tokens, the last one shorter. Blocks after the end of the prompt are dropped."""
     place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     tokens = np.minimum(np.repeat(prompt_tokens, counts) - place * BLOCK_TOKENS, BLOCK_TOKENS)
-    held = tokens > 0
-    kept = np.bincount(np.repeat(np.arange(len(counts)), counts)[held], minlength=len(counts))
-    offsets = np.concatenate(([0], np.cumsum(kept))).astype("i8")
-    return Prefix(offsets, ids[held], tokens[held].astype("i4"))
+    inside = tokens > 0
+    num_inside = np.bincount(np.repeat(np.arange(len(counts)), counts)[inside], minlength=len(counts))
+    offsets = np.concatenate(([0], np.cumsum(num_inside))).astype("i8")
+    return Prefix(offsets, ids[inside], tokens[inside].astype("i4"))

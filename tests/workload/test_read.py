@@ -11,8 +11,9 @@ import pytest
 
 from headway.core.errors import HeadwayError
 from headway.core.request import Request, Segment
-from headway.workload.readers import blocks
-from headway.workload.readers.read import FORMATS, detect, read
+from headway.workload.describe import describe
+from headway.workload.read import FORMATS, detect, read
+from headway.workload.readers import shared
 from headway.workload.readers.servegen import WINDOW_S
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -169,7 +170,7 @@ def test_bad_seconds(tmp_path: Path) -> None:
 def test_the_line_number_is_right_far_into_a_file_of_many_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(shared, "BLOCK_BYTES", 1000)
     lines = [f"{i / 8},{i + 1},{i + 2}" for i in range(5000)]
     text = "arrival_s,prompt_tokens,output_tokens\n" + "\n".join(lines) + "\n"
     whole = read(put(tmp_path, text))
@@ -185,7 +186,7 @@ def test_the_line_number_is_right_far_into_a_file_of_many_blocks(
 
 
 def test_order_is_checked_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(shared, "BLOCK_BYTES", 40)
     text = "arrival_s,prompt_tokens,output_tokens\n" + "10,1,1\n" * 3 + "9,1,1\n" + "11,1,1\n" * 9
     assert ": line 5: " in says(put(tmp_path, text))
 
@@ -258,7 +259,7 @@ def traces() -> Path:
 
 def test_the_real_azure_conversation_trace(traces: Path) -> None:
     workload = read(traces / "AzureLLMInferenceTrace_conv.csv.gz")
-    said = workload.describe()
+    said = describe(workload)
     assert said.num_requests == 19_366 and said.notes == ()
     assert said.prompt_tokens is not None and said.output_tokens is not None
     # The medians that the Splitwise paper gives for it.

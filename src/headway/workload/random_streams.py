@@ -1,4 +1,4 @@
-"""Named streams of random numbers: what one name draws does not depend on what others drew."""
+"""Named streams of random numbers. Draws from one stream do not depend on draws from the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from headway.core.errors import HeadwayError
 
 
 def stream(seed: int, name: str) -> Generator:
-    """The stream of this name under this seed; the same on every machine."""
+    """Return the generator of this name under this seed. It draws the same numbers on every machine."""
     return Generator(PCG64(SeedSequence([seed, crc32(name.encode())])))
 
 
 def draw(values: Sequence[int], shares: Sequence[float], num: int, seed: int, name: str) -> npt.NDArray[np.int64]:
-    """`num` of `values`, each with a probability proportional to its share, from the named stream."""
+    """Draw `num` of `values` from the named stream, each with a probability proportional to its share.
+
+    HeadwayError, which names the stream, for a negative share or shares that are all 0.
+    """
     weights = np.asarray(shares, "f8")
     if len(weights) == 0 or not bool(np.isfinite(weights).all()) or weights.min() < 0 or weights.sum() <= 0:
         raise HeadwayError(f"{name}: shares {shares}; expected numbers from 0, not all of them 0")

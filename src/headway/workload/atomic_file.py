@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes: a file appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headway.core.errors import HeadwayError
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, beside `path` (whose folder is made where missing), that takes its place at the end.
+def open_atomic(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside `path` for writing; it replaces `path` when the block ends.
 
-    If the block fails, `path` stays as it was. HeadwayError where nothing can be written.
+    Missing folders are created. If the block raises, `path` is unchanged. HeadwayError if the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,8 +36,8 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all."""
-    with whole(path) as file:
+    """Write a text file in UTF-8, atomically."""
+    with open_atomic(path) as file:
         file.write(text.encode())
 
 

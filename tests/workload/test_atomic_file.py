@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.workload.whole_file import whole, write_text
+from headway.workload.atomic_file import open_atomic, write_text
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     target = tmp_path / "sub" / "a.txt"
     write_text(target, "old")
-    with pytest.raises(ZeroDivisionError), whole(target) as file:
+    with pytest.raises(ZeroDivisionError), open_atomic(target) as file:
         file.write(b"half")
         raise ZeroDivisionError
     assert target.read_text() == "old"

@@ -13,7 +13,8 @@ from scipy import stats
 
 from headway.core.errors import HeadwayError
 from headway.workload import lengths
-from headway.workload.spec import WorkloadSpec, generate, resolved
+from headway.workload.generate import generate
+from headway.workload.spec import WorkloadSpec, resolved
 from headway.workload.table import Workload
 
 BASE = """
@@ -71,7 +72,7 @@ DISTRIBUTIONS = [
     lengths.Uniform(min=128, max=2048, step=128),
     lengths.Geometric(mean=7),
     lengths.Geometric(mean=1),
-    lengths.Quantiles((0, 0.2, 1), (10, 500, 4000)),
+    lengths.QuantileTable((0, 0.2, 1), (10, 500, 4000)),
 ]
 
 
@@ -79,10 +80,10 @@ DISTRIBUTIONS = [
 def test_the_value_at_a_score_is_the_quantile_of_what_is_sampled(length: lengths.Distribution) -> None:
     num = 40_000
     drawn = length.sample(np.random.default_rng(1), num)
-    at = length.at(stats.norm.ppf((np.arange(num) + 0.5) / num))
+    at = length.at_scores(stats.norm.ppf((np.arange(num) + 0.5) / num))
     assert (np.diff(at) >= 0).all()
     assert stats.ks_2samp(drawn, at).pvalue > 1e-3
-    ends = length.at(np.array([-9.0, 9.0]))
+    ends = length.at_scores(np.array([-9.0, 9.0]))
     assert ends[0] <= drawn.min() and ends[1] >= drawn.max()
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.workload.spec import WorkloadSpec, generate, resolved
-from headway.workload.tiermix import MAX_TIERS, MIXES, enterprise, gaussian, shares, uniform
+from headway.workload.generate import generate
+from headway.workload.spec import WorkloadSpec, resolved
+from headway.workload.tiers import MAX_TIERS, MIXES, enterprise, gaussian, tier_shares, uniform
 
 ALL = range(1, MAX_TIERS + 1)
 
@@ -16,10 +17,10 @@ ALL = range(1, MAX_TIERS + 1)
 @pytest.mark.parametrize("mix", MIXES)
 def test_every_tier_has_a_share_and_they_sum_to_one(mix: str) -> None:
     for num_tiers in ALL:
-        drawn = shares(mix, num_tiers)  # type: ignore[arg-type]
+        drawn = tier_shares(mix, num_tiers)  # type: ignore[arg-type]
         assert len(drawn) == num_tiers and min(drawn) > 0
         assert sum(drawn) == pytest.approx(1, abs=1e-12)
-    assert shares(mix, 1) == (1.0,)  # type: ignore[arg-type]
+    assert tier_shares(mix, 1) == (1.0,)  # type: ignore[arg-type]
 
 
 def test_uniform_is_alike() -> None:
@@ -54,7 +55,7 @@ def test_enterprise_of_two_keeps_the_critical_tenth() -> None:
 @pytest.mark.parametrize("num_tiers", [-1, 0, MAX_TIERS + 1])
 def test_how_many_tiers_there_may_be(num_tiers: int) -> None:
     with pytest.raises(HeadwayError, match=rf"num_tiers: {num_tiers}; expected 1 to 10"):
-        shares("uniform", num_tiers)
+        tier_shares("uniform", num_tiers)
 
 
 def test_a_scenario_names_a_mix() -> None:

@@ -1,0 +1,201 @@
+"""The `quality:` section of a workload: scores from a CSV file with one line per answer, or from a generated trace."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct, structs
+
+from headway.core.errors import HeadwayError, unknown
+from headway.workload.arrivals import check_positive
+from headway.workload.quality import Scores, with_scores
+from headway.workload.quality_traces import Cascade, generate_scores
+from headway.workload.readers.shared import open_unpacked
+from headway.workload.table import Workload
+
+
+class AnswerLayout(Struct, frozen=True, forbid_unknown_fields=True):
+    """Columns of a file with one line per answer."""
+
+    request: tuple[str, ...] = ("request",)
+    """Columns that together identify a request."""
+    model: str = "model"
+    score: str = "score"
+    best: float = 100.0
+    """The score that maps to 100; `worst` maps to 0."""
+    worst: float = 0.0
+    no_score: tuple[str, ...] = ()
+    """Values that mean no score, besides an empty cell."""
+    output: str | None = "output_tokens"
+    """None: the file has no lengths, and every answer has `default_tokens`."""
+    output_scale: float = 1.0
+    """Tokens per unit of `output`, if that counts words or characters."""
+    prompt: str | None = None
+    prompt_scale: float = 1.0
+    default_tokens: int = 430
+
+
+class QualitySpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Score and length of each model's answer to each request. Rows of one table are drawn at random with equal
+    frequency."""
+
+    trace: int | None = None
+    """1, 2 or 3: synthetic scores after the three traces of the Cascadia paper."""
+    cascade: Cascade = "deepseek"
+    """For a trace: the cascade of models."""
+    num_requests: int = 400
+    """For a trace: rows of the table."""
+    seed: int = 0
+    """For a trace: seed of the table. The scenario's seed does not change the table."""
+    path: str | None = None
+    """In place of a trace: a CSV file with one line per answer, relative to the scenario's folder."""
+    layout: AnswerLayout | None = None
+    """For a file: its columns. Nothing = request, model, score, output_tokens."""
+    models: tuple[str, ...] | dict[str, str] | None = None
+    """Only these, the smallest first; {name in the file: name in the fleet} if they differ. Nothing = all of them."""
+    reasoning_share: float = 0.0
+    """Share of every answer that is reasoning, which comes first."""
+
+    def __post_init__(self) -> None:
+        if (self.trace is None) == (self.path is None):
+            raise ValueError("quality: expected trace or path, and not both")
+        check_positive(self, "num_requests")
+        if not 0 <= self.reasoning_share <= 1:
+            raise ValueError(f"quality: reasoning_share: {self.reasoning_share}; expected 0 to 1")
+
+
+def score_table(spec: QualitySpec, base_dir: Path) -> Scores:
+    """The scores that a `quality:` section describes."""
+    models = spec.models
+    names = None if models is None else tuple(models)
+    if spec.path is None:
+        if isinstance(models, dict):
+            raise HeadwayError("workload: quality: models: maps names of a file, but there is no file")
+        assert spec.trace is not None
+        scores = generate_scores(spec.trace, spec.num_requests, spec.seed, spec.cascade)
+        return scores if names is None else scores.stages(names)
+    scores = read_scores(base_dir / spec.path, names, spec.layout)
+    return replace(scores, models=tuple(models.values())) if isinstance(models, dict) else scores
+
+
+def restricted_to(spec: QualitySpec, models: tuple[str, ...]) -> QualitySpec:
+    """The same section restricted to these models."""
+    if not isinstance(spec.models, dict):
+        return structs.replace(spec, models=models)
+    return structs.replace(spec, models={name: ours for name, ours in spec.models.items() if ours in models})
+
+
+def scored(rows: Workload, spec: QualitySpec, seed: int, base_dir: Path) -> Workload:
+    """Give the workload's arrivals lengths and scores from the table of a `quality:` section."""
+    return with_scores(rows, score_table(spec, base_dir), seed, spec.reasoning_share)
+
+
+class AnswerLine(Struct, frozen=True):
+    request: tuple[str, ...]
+    model: str
+    score: float
+    output_tokens: int
+    prompt_tokens: int
+
+
+def read_scores(path: str | Path, models: Sequence[str] | None = None, layout: AnswerLayout | None = None) -> Scores:
+    """Read the scores of these models, in this order (None: all, from the lowest mean score to the highest).
+
+    A request without a score of some model stays, with NaN. An answer that occurs twice is an error.
+    """
+    path, layout = Path(path), layout or AnswerLayout()
+    lines = list(_lines(path, layout))
+    if not lines:
+        raise HeadwayError(f"{path}: no scores in the file, only a header")
+    if models is None:
+        models = _by_mean(lines)
+    in_file = {line.model for line in lines}
+    for name in models:
+        if name not in in_file:
+            raise unknown("model", name, in_file, str(path))
+    return _score_table(path, lines, tuple(models), layout)
+
+
+def _score_table(path: Path, lines: Sequence[AnswerLine], models: tuple[str, ...], layout: AnswerLayout) -> Scores:
+    chosen = [line for line in lines if line.model in models]
+    rows = {key: i for i, key in enumerate(dict.fromkeys(line.request for line in chosen))}
+    columns = {name: i for i, name in enumerate(models)}
+    shape = (len(rows), len(models))
+    scores, outputs = np.full(shape, np.nan), np.full(shape, layout.default_tokens, "i8")
+    prompts, seen = np.full(len(rows), layout.default_tokens, "i8"), np.zeros(shape, np.bool_)
+    for line in chosen:
+        at = rows[line.request], columns[line.model]
+        if seen[at]:
+            raise HeadwayError(f"{path}: {line.model} answers request {' '.join(line.request)} twice")
+        seen[at], scores[at], outputs[at], prompts[at[0]] = True, line.score, line.output_tokens, line.prompt_tokens
+    missing = int(np.isnan(scores).sum())
+    notes = (f"{missing} of {scores.size} answers have no score",) if missing else ()
+    return Scores(models, scores, outputs, prompts, notes)
+
+
+def _by_mean(lines: Sequence[AnswerLine]) -> list[str]:
+    scores: dict[str, list[float]] = {}
+    for line in lines:
+        if line.score == line.score:
+            scores.setdefault(line.model, []).append(line.score)
+    return sorted(scores, key=lambda name: (float(np.mean(scores[name])), name))
+
+
+def _lines(path: Path, layout: AnswerLayout) -> Iterator[AnswerLine]:
+    wanted = [*layout.request, layout.model, layout.score, *filter(None, (layout.output, layout.prompt))]
+    for number, row in _rows(path, wanted):
+        where = f"{path}: line {number}"
+        cell = "" if row[layout.score] in layout.no_score else row[layout.score]
+        score = _number(cell, f"{where}: column {layout.score}")
+        if score == score:
+            score = 100 * (score - layout.worst) / (layout.best - layout.worst)
+            if not 0 <= score <= 100:
+                raise HeadwayError(
+                    f"{where}: column {layout.score}: {row[layout.score]}; expected {layout.worst:g} to {layout.best:g}"
+                )
+        yield AnswerLine(
+            tuple(row[name] for name in layout.request),
+            row[layout.model],
+            score,
+            _tokens(row, layout.output, layout.output_scale, layout.default_tokens, where),
+            _tokens(row, layout.prompt, layout.prompt_scale, layout.default_tokens, where),
+        )
+
+
+def _tokens(row: dict[str, str], name: str | None, scale: float, default: int, where: str) -> int:
+    if name is None:
+        return default
+    value = _number(row[name], f"{where}: column {name}")
+    return default if value != value else max(1, round(value * scale))
+
+
+def _rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield (line number, cells by column) of every line."""
+    with open_unpacked(path) as file:
+        reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+        for name in wanted:
+            if name not in (reader.fieldnames or ()):
+                raise unknown("column", name, reader.fieldnames or (), f"{path}: line 1")
+        for row in reader:
+            if None in row.values():
+                raise HeadwayError(f"{path}: line {reader.line_num}: fewer cells than the header has")
+            yield reader.line_num, row
+
+
+def _number(cell: str, where: str) -> float:
+    """The number in a cell, NaN if the cell is empty."""
+    if not cell.strip():
+        return float("nan")
+    try:
+        value = float(cell)
+    except ValueError:
+        value = float("inf")
+    if not isfinite(value):
+        raise HeadwayError(f"{where}: {cell!r}; expected a number, or nothing")
+    return value

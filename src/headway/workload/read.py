@@ -1,0 +1,57 @@
+"""Read any trace. The format is given by name or recognised by the first line of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.core.errors import HeadwayError, unknown
+from headway.workload import files
+from headway.workload.readers import csv_traces, mooncake, servegen
+from headway.workload.readers.shared import ReadOptions, first_line
+from headway.workload.table import Workload
+
+FORMATS: dict[str, tuple[Callable[[str], bool], Callable[[Path, ReadOptions], Workload]]] = {
+    "headway-parquet": (files.is_parquet, files.read_parquet),
+    "headway-csv": (files.is_csv, files.read_csv),
+    "azure": (csv_traces.is_azure, csv_traces.read_azure),
+    "mooncake": (mooncake.matches, mooncake.read),
+    "mooncake-lengths": (csv_traces.is_mooncake_lengths, csv_traces.read_mooncake_lengths),
+    "burstgpt": (csv_traces.is_burstgpt, csv_traces.read_burstgpt),
+    "servegen": (servegen.matches, servegen.read),
+}
+"""By name: whether a first line is of this format, and the reader."""
+
+
+def read(
+    path: str | Path,
+    format: str | None = None,
+    *,
+    limit: int | None = None,
+    sort: bool = False,
+    skip_bad: bool = False,
+) -> Workload:
+    """Read the workload in a file, gzip or not. Its `notes` list what was skipped.
+
+    `format` is a key of `FORMATS`; None = recognised by the first line. HeadwayError for a file that is empty,
+    truncated, out of order (unless `sort`) or has a bad line (unless `skip_bad`) names the line and what was expected.
+    """
+    file = Path(path)
+    if limit is not None and limit < 1:
+        raise HeadwayError(f"limit: {limit}; expected 1 or more")
+    if format is not None and format not in FORMATS:
+        raise unknown("trace format", format, FORMATS, str(file))
+    _, reader = FORMATS[format or detect(file)]
+    return reader(file, ReadOptions(limit, sort, skip_bad))
+
+
+def detect(path: Path) -> str:
+    """Return the name of the file's format. HeadwayError if no format matches its first line."""
+    line = first_line(path)
+    for name, (matches, _) in FORMATS.items():
+        if matches(line):
+            return name
+    raise HeadwayError(
+        f"{path}: line 1: no known trace format begins with {line[:80]!r}; known: {', '.join(FORMATS)}."
+        " Name columns arrival_s,prompt_tokens,output_tokens to have any CSV read"
+    )
