@@ -12,11 +12,14 @@ from typing import Any
 
 from headway.core.policy import Learner
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
-from headway.testing.conformance import ordering_reads, router_reads
-from headway.testing.conformance_admission import admission_reads
-from headway.testing.conformance_cascade import cascade_reads
-from headway.testing.conformance_migration import migration_reads
-from headway.testing.conformance_scaler import scaler_reads
+from headway.testing import (
+    admission_reads,
+    cascade_reads,
+    migration_reads,
+    ordering_reads,
+    router_reads,
+    scaler_reads,
+)
 
 PAGE = Path(__file__).with_name("policies.md")
 

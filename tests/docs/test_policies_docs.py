@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
-from headway.testing.conformance import (
+from headway.testing import (
     check_admission,
     check_cascade,
     check_migration,
@@ -53,7 +53,7 @@ def test_the_tutorial_shows_the_example() -> None:
     assert EXAMPLE.read_text(encoding="utf-8") in blocks("python")
 
 
-def test_the_example_passes_the_conformance_suite() -> None:
+def test_the_example_passes_the_conformance_checks() -> None:
     check_router(load(EXAMPLE).LongPromptsApart)
 
 
@@ -75,7 +75,7 @@ def test_the_tutorial_s_own_test_passes(monkeypatch: pytest.MonkeyPatch) -> None
         ("scale", "OneForEachHundred", check_scaler),
     ],
 )
-def test_the_tutorial_s_other_policies_pass_the_conformance_suite(verb: str, name: str, check: Any) -> None:
+def test_the_tutorial_s_other_policies_pass_the_conformance_checks(verb: str, name: str, check: Any) -> None:
     (block,) = (block for block in blocks("python") if f"def {verb}" in block)
     module = ModuleType(f"tutorial_{verb}")
     exec(block, module.__dict__)

@@ -1,4 +1,4 @@
-"""Every registered policy, of every kind, holds to what its kind must, and its constructor refuses nonsense."""
+"""Every registered policy passes the conformance checks of its kind, and its constructor refuses bad arguments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
-from headway.testing.conformance import ORDERING_CHECKS, ROUTER_CHECKS
-from headway.testing.conformance_admission import ADMISSION_CHECKS
-from headway.testing.conformance_cascade import CASCADE_CHECKS
-from headway.testing.conformance_migration import MIGRATION_CHECKS
-from headway.testing.conformance_scaler import SCALER_CHECKS
+from headway.testing.admissions import ADMISSION_CHECKS
+from headway.testing.cascades import CASCADE_CHECKS
+from headway.testing.migrations import MIGRATION_CHECKS
+from headway.testing.orderings import ORDERING_CHECKS
+from headway.testing.routers import ROUTER_CHECKS
+from headway.testing.scalers import SCALER_CHECKS
 
 KINDS: tuple[tuple[Any, dict[str, Any], tuple[Callable[..., None], ...]], ...] = (
     (resolve.router, ROUTERS, ROUTER_CHECKS),
@@ -26,7 +27,7 @@ KINDS: tuple[tuple[Any, dict[str, Any], tuple[Callable[..., None], ...]], ...] =
     (resolve.admission, ADMISSIONS, ADMISSION_CHECKS),
     (resolve.cascade, CASCADES, CASCADE_CHECKS),
 )
-"""How a kind is named in a scenario, its policies, and their checks."""
+"""Of each kind: the function that resolves a name, the policies by name, and their checks."""
 
 
 def _label(each: Any) -> str:
@@ -44,7 +45,7 @@ def _label(each: Any) -> str:
 )
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_it_holds_to_its_kind(policy: Any, check: Callable[..., None], seed: int) -> None:
+def test_a_policy_passes_the_checks_of_its_kind(policy: Any, check: Callable[..., None], seed: int) -> None:
     check(policy, seed)
 
 
@@ -59,11 +60,11 @@ def test_it_holds_to_its_kind(policy: Any, check: Callable[..., None], seed: int
         if parameter.annotation in ("int", "float")
     ],
 )
-def test_its_constructor_refuses_nonsense(of: Any, name: str, argument: str, value: object) -> None:
+def test_a_constructor_refuses_bad_numbers(of: Any, name: str, argument: str, value: object) -> None:
     with pytest.raises(HeadwayError, match=f"{name}: {argument}: "):
         of({"name": name, argument: value})
 
 
 @pytest.mark.parametrize("policy", [policy for _, named, _ in KINDS for policy in named.values()], ids=_label)
-def test_its_arguments_have_defaults(policy: Any) -> None:
+def test_every_argument_has_a_default(policy: Any) -> None:
     policy()

@@ -24,7 +24,7 @@ from headway.policies.scaling.chiron import Chiron
 from headway.policies.scaling.long_term import LongTermGap, LongTermImmediate, LongTermUtilization
 from headway.policies.scaling.reactive import Reactive
 from headway.policies.scaling.timetable import Timetable
-from headway.testing.conformance import check_scaler
+from headway.testing import check_scaler
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0
@@ -423,7 +423,7 @@ def test_demand_is_looked_at_by_model_and_region() -> None:
 
 
 @pytest.mark.parametrize("name", ["lt-i", "lt-u", "lt-ua"])
-def test_scalers_with_a_plan_pass_the_conformance_suite(name: str) -> None:
+def test_scalers_with_a_plan_pass_the_conformance_checks(name: str) -> None:
     choice = resolve.scaler({"name": name, "plan": {"tps": {"m": 50.0, "n": 2.0}, "epsilon": 0.8, "recent_s": 600}})
 
     def make() -> Any:

@@ -1,1 +1,26 @@
-"""The conformance kit: checks that every policy must pass."""
+"""The conformance kit: checks that every policy must pass, Headway's own and yours.
+
+    from headway.testing import check_router
+
+    def test_my_router() -> None:
+        check_router(MyRouter)
+
+There is one check for each kind of policy. Its argument `make` is any callable that returns a fresh policy: the class
+itself, a lambda that passes arguments, or what `headway.policies.resolve` returns. A policy that breaks a rule raises
+`BrokenPolicyError`, an AssertionError whose text names the rule. `router_reads` and its siblings return the attributes
+of the views that a policy read, such as `replica.num_waiting`.
+"""
+
+from headway.testing.admissions import admission_reads, check_admission
+from headway.testing.cascades import cascade_reads, check_cascade
+from headway.testing.migrations import check_migration, migration_reads
+from headway.testing.orderings import check_ordering, ordering_reads
+from headway.testing.routers import check_router, router_reads
+from headway.testing.scalers import check_scaler, scaler_reads
+from headway.testing.strict_views import BrokenPolicyError
+
+__all__ = [
+    "BrokenPolicyError", "admission_reads", "cascade_reads", "check_admission", "check_cascade", "check_migration",
+    "check_ordering", "check_router", "check_scaler", "migration_reads", "ordering_reads", "router_reads",
+    "scaler_reads",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Catches a policy that looks at the clock, the environment, files, or randomness that it was not handed."""
+"""Detects a policy that uses the clock, the environment, files, or randomness other than its view's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from headway.testing.strict_views import BrokenPolicyError
 
-_OUTSIDE = frozenset(
+_FORBIDDEN = frozenset(
     (
         "time", "datetime", "os", "posix", "nt", "io", "_io", "pathlib", "socket", "_socket", "subprocess",
         "secrets", "uuid", "logging", "asyncio",
@@ -24,19 +24,19 @@ _GLOBAL_RANDOM = getattr(random, "_inst", None)
 
 
 @contextmanager
-def nothing_outside() -> Iterator[None]:
-    """Raise BrokenPolicyError at the end if anything in between reached beyond its arguments."""
+def forbid_side_effects() -> Iterator[None]:
+    """Raise BrokenPolicyError at the end if the code in between used anything but its arguments."""
     offences: list[str] = []
 
-    def watch(frame: FrameType, event: str, what: Any) -> None:
-        offence = _c_offence(what) if event == "c_call" else _python_offence(frame) if event == "call" else ""
+    def profile(frame: FrameType, event: str, called: Any) -> None:
+        offence = _c_offence(called) if event == "c_call" else _python_offence(frame) if event == "call" else ""
         if offence:
             offences.append(offence)
 
     before = sys.getprofile()
     collects = gc.isenabled()
-    gc.disable()  # whoever listens to collections may read the clock
-    sys.setprofile(watch)
+    gc.disable()  # a callback of the collector may read the clock
+    sys.setprofile(profile)
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ def nothing_outside() -> Iterator[None]:
         if collects:
             gc.enable()
     if offences:
-        raise BrokenPolicyError(f"used {offences[0]}: a policy knows only `now`, its views and `view.random`")
+        raise BrokenPolicyError(f"used {offences[0]}: a policy may use only `now`, its views and `view.random`")
 
 
 def _c_offence(called: Any) -> str:
@@ -57,7 +57,7 @@ def _c_offence(called: Any) -> str:
     if owner is _GLOBAL_RANDOM or owner is _numpy_random():
         return f"the global random ({name})"
     module = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
-    return f"{module}.{name}" if isinstance(owner, ModuleType | type) and module in _OUTSIDE else ""
+    return f"{module}.{name}" if isinstance(owner, ModuleType | type) and module in _FORBIDDEN else ""
 
 
 def _python_offence(frame: FrameType) -> str:
@@ -68,9 +68,9 @@ def _python_offence(frame: FrameType) -> str:
             return f"the global random ({name})"
         if name == "__init__" and values.get("x") is None:
             return "random.Random() without a seed"
-    return f"{module}.{name}" if module.partition(".")[0] in _OUTSIDE else ""
+    return f"{module}.{name}" if module.partition(".")[0] in _FORBIDDEN else ""
 
 
 def _numpy_random() -> object:
-    """numpy's global generator, if numpy is there; else something that owns nothing."""
-    return getattr(sys.modules.get("numpy.random.mtrand"), "_rand", _OUTSIDE)
+    """numpy's global generator; without numpy, an object that owns no method."""
+    return getattr(sys.modules.get("numpy.random.mtrand"), "_rand", _FORBIDDEN)

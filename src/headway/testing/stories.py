@@ -1,4 +1,4 @@
-"""Requests, fleets and pools drawn at random, to try policies on: plain values for `strict_views`."""
+"""Requests, fleets and pools drawn at random for tests of policies: plain values for `strict_views`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POOLS = ("main", "batch")
 
 
 def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
-    """A request with some generated tokens, and more to come; anything optional may be there or not."""
+    """A request with some tokens generated and more to come; each optional value is present or None."""
     arrival_s = now - rng.choice((0.0, rng.expovariate(0.1)))
     generated = rng.choice((0, 0, rng.randrange(3000)))
     output = generated + rng.randrange(1, 3000)
@@ -44,7 +44,7 @@ def draw_request(rng: Random, id: int, now: float) -> dict[str, Any]:
 
 
 def progress(generated: int, reasoning: int) -> dict[str, Any]:
-    """What a request shows of itself after so many output tokens, if it reasons for so many."""
+    """The attributes of a request after `generated` output tokens, of which the first `reasoning` are reasoning."""
     return {
         "generated_tokens": generated,
         "answer_tokens": max(generated - reasoning, 0),
@@ -53,7 +53,7 @@ def progress(generated: int, reasoning: int) -> dict[str, Any]:
 
 
 def draw_placed(rng: Random, request: dict[str, Any], replica: int) -> dict[str, Any]:
-    """The request as one of a replica's."""
+    """The request with the attributes of one that is at a replica."""
     is_waiting = rng.random() < 0.5
     has_kv = not is_waiting or rng.random() < 0.5
     flags = {"is_waiting": is_waiting, "is_running": not is_waiting and rng.random() < 0.7, "has_kv": has_kv}
@@ -61,14 +61,14 @@ def draw_placed(rng: Random, request: dict[str, Any], replica: int) -> dict[str,
 
 
 _HUGE = 10**15
-_MOST = {"idle": 0, "equal": 0, "ordinary": 400, "huge": _HUGE}
+_LARGEST_LOAD = {"idle": 0, "equal": 0, "ordinary": 400, "huge": _HUGE}
 
 
 def draw_replica(
     rng: Random, id: int, mood: str, placed: Sequence[dict[str, Any]] = (), drains: float = 0.0
 ) -> dict[str, Any]:
     """A replica that is `idle`, `equal` to all others, `ordinary`, or reports `huge` or missing loads."""
-    most = _MOST[mood]
+    most = _LARGEST_LOAD[mood]
     level = 7 if mood == "equal" else 0
     kv_blocks_total = rng.choice((0, 1, _HUGE)) if mood == "huge" else 10_000
     loads = {
@@ -95,8 +95,8 @@ def draw_replica(
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a policy meets at one moment: an ending to learn from, then a request to decide on."""
+class FleetStep:
+    """One moment: a request that ended, to learn from, then a request to decide on."""
 
     now: float
     request: dict[str, Any]
@@ -104,8 +104,8 @@ class Step:
     ended: Ended | None
 
 
-def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> list[Step]:
-    """A run in brief: requests come, replicas vanish and return, at times there is only one.
+def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> list[FleetStep]:
+    """A short run in which requests arrive, and replicas vanish and return. At times there is only one replica.
 
     A replica drains with probability `drains`.
     """
@@ -116,23 +116,23 @@ def draw_story(seed: int, num_steps: int = 60, drains: float = 0.0) -> list[Step
         if i % 6 == 0:
             num_replicas = rng.choice((1, 2, 3, 8, 20))
             ids = rng.sample(range(24), num_replicas)
-            mood = rng.choice(tuple(_MOST))
+            mood = rng.choice(tuple(_LARGEST_LOAD))
             present = [draw_request(rng, num_steps + i + k, now) for k in range(rng.choice((1, 6)))]
         now += rng.choice((0.0, rng.expovariate(1.0)))
         homes = [rng.choice(ids) for _ in present]
         placed = {id: [one for one, home in zip(present, homes, strict=True) if home == id] for id in ids}
         replicas = [draw_replica(rng, id, mood, placed[id], drains) for id in ids]
         ended = draw_ended(rng, i, now) if rng.random() < 0.4 else None
-        steps.append(Step(now, draw_request(rng, i, now), replicas, ended))
+        steps.append(FleetStep(now, draw_request(rng, i, now), replicas, ended))
     return steps
 
 
-def draw_migration_story(seed: int, num_steps: int = 60) -> list[Step]:
-    """As `draw_story`, some replicas draining; the request of each step is a placed one whose reasoning ends now."""
+def draw_migration_story(seed: int, num_steps: int = 60) -> list[FleetStep]:
+    """As `draw_story`, with draining replicas. The request of each step is at a replica, and its reasoning ends now."""
     return [_with_phase_over(Random(seed), step) for step in draw_story(seed, num_steps, drains=0.15)]
 
 
-def _with_phase_over(rng: Random, step: Step) -> Step:
+def _with_phase_over(rng: Random, step: FleetStep) -> FleetStep:
     chosen = rng.choice([one for replica in step.replicas for one in replica["requests"]])
     reasoning = max(chosen["generated_tokens"], 1)
     chosen |= {**progress(reasoning, reasoning), "reasoning_tokens": reasoning, "is_moving": False}
@@ -142,24 +142,24 @@ def _with_phase_over(rng: Random, step: Step) -> Step:
 
 @dataclass(frozen=True)
 class AdmissionStep:
-    """What an admission policy meets at one moment."""
+    """One moment of an admission policy."""
 
     now: float
     arriving: list[dict[str, Any]]
-    gone: float
-    """Share of those kept back that give up before."""
+    cancelled_share: float
+    """Share of the held requests that are cancelled before."""
     replicas: list[dict[str, Any]]
     ended: Ended | None
 
 
 def draw_admission_story(seed: int, num_steps: int = 40) -> list[AdmissionStep]:
-    """Hours in brief: requests of all tiers come, replicas are idle or full, or none is up."""
+    """Several hours in which requests of all tiers arrive, and replicas are idle or full, or none is up."""
     rng = Random(seed)
     steps = []
     now = 0.0
     for i in range(num_steps):
         now += rng.choice((1.0, 60.0, rng.expovariate(1e-4)))
-        mood = rng.choice(tuple(_MOST))
+        mood = rng.choice(tuple(_LARGEST_LOAD))
         arriving = [draw_request(rng, 10 * i + k, now) for k in range(rng.choice((0, 1, 6)))]
         for request in arriving:
             request |= {"arrival_s": now, "deadline_s": rng.choice((None, now + rng.expovariate(1e-4)))}
@@ -171,27 +171,27 @@ def draw_admission_story(seed: int, num_steps: int = 40) -> list[AdmissionStep]:
 
 @dataclass(frozen=True)
 class CascadeStep:
-    """What a cascade policy meets at one moment: a request that comes in, and a stage's answer to it."""
+    """One moment of a cascade policy: a request that arrives, and the answer of a stage."""
 
     now: float
     request: dict[str, Any]
     stages: dict[str, list[dict[str, Any]]]
     """Replicas by model."""
     stage: int
-    """Whose answer has been judged: not the last."""
+    """Index of the stage whose answer was judged; never the last stage."""
     score: float
     ended: Ended | None
 
 
 def draw_cascade_story(seed: int, num_steps: int = 30) -> list[CascadeStep]:
-    """Two or more models, idle, busy or down, and answers of any worth."""
+    """Two to four models, idle, busy or down, and answers of any score."""
     rng = Random(seed)
     models = ("m", "n", "o", "p")[: rng.choice((2, 3, 4))]
     steps = []
     now = 0.0
     for i in range(num_steps):
         now += rng.expovariate(1.0)
-        mood = rng.choice(tuple(_MOST))
+        mood = rng.choice(tuple(_LARGEST_LOAD))
         stages = {
             model: [draw_replica(rng, 10 * first + k, mood) for k in range(rng.choice((0, 1, 3)))]
             for first, model in enumerate(models)
@@ -204,7 +204,7 @@ def draw_cascade_story(seed: int, num_steps: int = 30) -> list[CascadeStep]:
 
 @dataclass(frozen=True)
 class PoolsStep:
-    """What a scaler meets at one moment."""
+    """One moment of a scaler."""
 
     now: float
     pools: list[dict[str, Any]]
@@ -213,7 +213,7 @@ class PoolsStep:
 
 
 def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
-    """A few pools over time: idle, ordinary and overloaded, replicas coming, going and starting."""
+    """A few pools over time, idle, ordinary or overloaded, whose replicas start, drain and stop."""
     rng, rng_down = Random(seed), Random(seed + 1)
     named = [_draw_pool(rng, name) for name in rng.sample(("a", "b", "c", "west"), rng.choice((1, 2, 4)))]
     steps = []
@@ -221,7 +221,7 @@ def draw_pools_story(seed: int, num_steps: int = 30) -> list[PoolsStep]:
     arrived: dict[tuple[str, str, int], tuple[int, int]] = {}
     for i in range(num_steps):
         now += rng.choice((1.0, rng.expovariate(0.01)))
-        mood = rng.choice(tuple(_MOST))
+        mood = rng.choice(tuple(_LARGEST_LOAD))
         pools = []
         for first, pool in enumerate(named):
             num_up = rng.randrange(pool["max_replicas"] + 1)
@@ -250,7 +250,7 @@ def _draw_pool(rng: Random, name: str) -> dict[str, Any]:
 
 
 def draw_ended(rng: Random, id: int, now: float) -> Ended:
-    """A request that ended just now, in whichever way."""
+    """A request that ended at `now` with a random outcome."""
     outcome = rng.choice(tuple(Outcome))
     generated = 0 if outcome is Outcome.REJECTED else rng.randrange(1, 2000)
     replica = -1 if outcome is Outcome.REJECTED else rng.randrange(24)

@@ -1,9 +1,9 @@
-"""Views for trying policies out: they show what `core.view` names, note every read, and forbid the rest."""
+"""Views for tests of policies: they have the attributes of `core.view`, record every read, and forbid the rest."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
 
@@ -26,37 +26,67 @@ Values = Mapping[str, Any]
 
 
 class BrokenPolicyError(AssertionError):
-    """A policy does what no policy may; `str(error)` says what."""
+    """A policy broke a rule that all policies must keep; the text names the rule."""
 
 
-@dataclass
-class Visit:
-    """One call of a policy: what it may read, until when, and what it did read."""
+class PolicyCall:
+    """One call of a policy: what the policy may read, until when, and what it read."""
 
-    oracle: bool = False
-    is_over: bool = False
-    reads: set[str] = field(default_factory=set)
-    """Such as `replica.num_waiting`."""
+    def __init__(self, oracle: bool = False) -> None:
+        self.oracle = oracle
+        self.is_over = False
+        self.reads: set[str] = set()
+        """Attributes, such as `replica.num_waiting`."""
+        self._views: list[weakref.ref[StrictView]] = []
+        self._lists: list[tuple[str, list[StrictView], list[int]]] = []
+
+    def view(self, kind: str, values: Values, hidden: frozenset[str] = frozenset()) -> StrictView:
+        """A view of these values that only this call may read; `hidden` are for oracles alone."""
+        if values.keys() != _SHOWN[kind]:
+            odd = sorted(values.keys() ^ _SHOWN[kind])
+            raise ValueError(f"a {kind} view differs from headway.core.view in {', '.join(odd)}")
+        view = StrictView(kind, values, hidden, self)
+        self._views.append(weakref.ref(view))
+        return view
+
+    def listed(self, name: str, views: list[StrictView]) -> list[StrictView]:
+        """The same list, remembered so that `check_unchanged` can tell whether the policy changed it."""
+        self._lists.append((name, views, list(map(id, views))))
+        return views
+
+    def check_unchanged(self) -> None:
+        """Raise BrokenPolicyError if the policy changed a list of a view."""
+        for name, views, ids in self._lists:
+            if list(map(id, views)) != ids:
+                raise BrokenPolicyError(f"changed {name}: sort a copy instead")
+
+    def forget_lists(self) -> None:
+        """Drop this object's own references to views."""
+        self._lists.clear()
+
+    def has_live_views(self) -> bool:
+        """Whether anything still references a view of this call."""
+        return any(view() is not None for view in self._views)
 
 
 class StrictView:
-    """A read-only view with exactly the given attributes, readable until its visit is over."""
+    """A read-only view with exactly the given attributes, readable until its call is over."""
 
-    __slots__ = ("__weakref__", "_hidden", "_kind", "_values", "_visit")
+    __slots__ = ("__weakref__", "_call", "_hidden", "_kind", "_values")
 
-    def __init__(self, kind: str, values: Values, hidden: frozenset[str], visit: Visit) -> None:
-        for name, value in zip(self.__slots__[1:], (hidden, kind, values, visit), strict=True):
+    def __init__(self, kind: str, values: Values, hidden: frozenset[str], call: PolicyCall) -> None:
+        for name, value in zip(self.__slots__[1:], (call, hidden, kind, values), strict=True):
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         shown = f"{self._kind}.{name}"
         if name not in self._values:
             raise AttributeError(f"{shown} is not in headway.core.view")
-        if self._visit.is_over:
-            raise BrokenPolicyError(f"read {shown} after the call that it was shown to: a policy may not keep a view")
-        if name in self._hidden and not self._visit.oracle:
+        if self._call.is_over:
+            raise BrokenPolicyError(f"read {shown} after the call it belongs to: a policy may not keep a view")
+        if name in self._hidden and not self._call.oracle:
             raise BrokenPolicyError(f"read {shown}, which only a policy with `oracle = True` may")
-        self._visit.reads.add(shown)
+        self._call.reads.add(shown)
         return self._values[name]
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -85,66 +115,62 @@ _SHOWN = {
 }
 
 
-def request_view(values: Values, visit: Visit, *, placed: bool = False) -> RequestView:
-    """A request as a policy sees it; `placed`: the values are of one that is at a replica."""
+def request_view(values: Values, call: PolicyCall, *, placed: bool = False) -> RequestView:
+    """A request as a policy sees it; with `placed`, the values are those of a request at a replica."""
     if placed:
         values = {name: value for name, value in values.items() if name in _SHOWN["request"]}
-    return cast(RequestView, _view("request", values, _ORACLE_REQUEST, visit))
+    return cast(RequestView, call.view("request", values, _ORACLE_REQUEST))
 
 
-def fleet_view(now: float, random: Random, replicas: list[Values], visit: Visit) -> FleetView:
+def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: PolicyCall) -> FleetView:
     """A fleet as a router or a migration policy sees it."""
-    values = {"now": now, "random": random, "replicas": _replica_views(replicas, visit)}
-    return cast(FleetView, _view("view", values, frozenset(), visit))
+    values = {"now": now, "random": random, "replicas": _replica_views("view.replicas", replicas, call)}
+    return cast(FleetView, call.view("view", values))
 
 
 def pools_view(
     now: float,
     random: Random,
-    pools: list[Values],
+    pools: Sequence[Values],
     arrived: Mapping[tuple[str, str, int], tuple[int, int]],
-    visit: Visit,
+    call: PolicyCall,
 ) -> PoolsView:
     """Pools as a scaler sees them."""
     views = [
-        _view("pool", {**pool, "replicas": _replica_views(pool["replicas"], visit)}, frozenset(), visit)
+        call.view("pool", {**pool, "replicas": _replica_views("pool.replicas", pool["replicas"], call)})
         for pool in pools
     ]
-    values = {"now": now, "random": random, "pools": views, "arrived": arrived}
-    return cast(PoolsView, _view("pools", values, frozenset(), visit))
+    values = {"now": now, "random": random, "pools": call.listed("view.pools", views), "arrived": arrived}
+    return cast(PoolsView, call.view("pools", values))
 
 
 def admission_view(
-    now: float, random: Random, replicas: list[Values], held: list[Values], visit: Visit
+    now: float, random: Random, replicas: Sequence[Values], held: Sequence[Values], call: PolicyCall
 ) -> AdmissionView:
-    """One model's replicas and who is kept back for them, as an admission policy sees them."""
-    kept = [_view("request", values, _ORACLE_REQUEST, visit) for values in held]
-    values = {"now": now, "random": random, "replicas": _replica_views(replicas, visit), "held": kept}
-    return cast(AdmissionView, _view("admission", values, frozenset(), visit))
+    """The replicas of one model and the requests held for them, as an admission policy sees them."""
+    values = {
+        "now": now, "random": random, "replicas": _replica_views("view.replicas", replicas, call),
+        "held": call.listed("view.held", [call.view("request", values, _ORACLE_REQUEST) for values in held]),
+    }  # fmt: skip
+    return cast(AdmissionView, call.view("admission", values))
 
 
 def cascade_view(
-    now: float, random: Random, stage: int, stages: Mapping[str, Sequence[Values]], visit: Visit
+    now: float, random: Random, stage: int, stages: Mapping[str, Sequence[Values]], call: PolicyCall
 ) -> CascadeView:
-    """A cascade's models with their replicas, at one of its stages."""
+    """The models of a cascade with their replicas, at one of its stages."""
     views = [
-        _view("stage", {"model": model, "replicas": _replica_views(replicas, visit)}, frozenset(), visit)
+        call.view("stage", {"model": model, "replicas": _replica_views("stage.replicas", replicas, call)})
         for model, replicas in stages.items()
     ]
-    values = {"now": now, "random": random, "stage": stage, "stages": views}
-    return cast(CascadeView, _view("cascade", values, frozenset(), visit))
+    values = {"now": now, "random": random, "stage": stage, "stages": call.listed("view.stages", views)}
+    return cast(CascadeView, call.view("cascade", values))
 
 
-def _replica_views(replicas: Sequence[Values], visit: Visit) -> list[StrictView]:
+def _replica_views(name: str, replicas: Sequence[Values], call: PolicyCall) -> list[StrictView]:
     views = []
     for values in replicas:
-        placed = [_view("placed", one, _ORACLE_REQUEST, visit) for one in values["requests"]]
-        views.append(_view("replica", {**values, "requests": placed}, _ORACLE_REPLICA, visit))
-    return views
-
-
-def _view(kind: str, values: Values, hidden: frozenset[str], visit: Visit) -> StrictView:
-    if values.keys() != _SHOWN[kind]:
-        odd = sorted(values.keys() ^ _SHOWN[kind])
-        raise ValueError(f"a {kind} view differs from headway.core.view in {', '.join(odd)}")
-    return StrictView(kind, values, hidden, visit)
+        placed = [call.view("placed", one, _ORACLE_REQUEST) for one in values["requests"]]
+        values = {**values, "requests": call.listed("replica.requests", placed)}
+        views.append(call.view("replica", values, _ORACLE_REPLICA))
+    return call.listed(name, views)

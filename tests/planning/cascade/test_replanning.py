@@ -29,8 +29,7 @@ from headway.policies.resolve import Choice
 from headway.policies.routing.least_loaded import LeastLoaded
 from headway.policies.scaling.replanned import Replanned as Rollout
 from headway.sim.cluster import simulate
-from headway.testing.conformance_cascade import check_cascade
-from headway.testing.conformance_scaler import check_scaler
+from headway.testing import check_cascade, check_scaler
 from headway.workload.quality import Scores
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload

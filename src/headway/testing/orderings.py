@@ -1,0 +1,169 @@
+"""Checks of orderings: `check_ordering(MyOrdering)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations
+from random import Random
+from typing import Any
+
+from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
+from headway.testing.purity import forbid_side_effects
+from headway.testing.stories import draw_request, progress
+from headway.testing.strict_views import BrokenPolicyError, PolicyCall, request_view
+from headway.testing.trial import SEEDS, Check, Make, check_released, is_oracle, pickled, run_checks
+
+_NOW = 1000.0
+
+
+def check_ordering(make: Make, seeds: Iterable[int] = SEEDS) -> None:
+    """Run every check of an ordering on requests drawn with these seeds. Raises BrokenPolicyError."""
+    run_checks(ORDERING_CHECKS, make, seeds)
+
+
+def ordering_reads(make: Make, seeds: Iterable[int] = range(20)) -> set[str]:
+    """The attributes that an ordering reads, such as `request.tier`."""
+    ordering = make()
+    call = PolicyCall(is_oracle(ordering))
+    for seed in seeds:
+        for values in _requests(seed):
+            _rank(ordering, values, _NOW, call)
+    return call.reads
+
+
+def states_how_it_preempts(make: Make, seed: int) -> None:
+    """`quantum` is a number of tokens or None, `preemptive` is True or False."""
+    ordering = make()
+    quantum, preemptive = getattr(ordering, "quantum", ""), getattr(ordering, "preemptive", "")
+    if quantum is not None and (type(quantum) is not int or quantum < 1):
+        raise BrokenPolicyError(f"quantum is {quantum!r}; it must be a number of tokens, or None")
+    if type(preemptive) is not bool:
+        raise BrokenPolicyError(f"preemptive is {preemptive!r}; it must be True or False")
+
+
+def ranks_compare(make: Make, seed: int) -> None:
+    """All ranks have the same shape, and exactly one of <, ==, > holds between any two."""
+    ordering = make()
+    ranks = [_rank(ordering, values, _NOW) for values in _requests(seed)]
+    shapes = {(type(rank), len(rank) if isinstance(rank, tuple) else 0) for rank in ranks}
+    if len(shapes) > 1:
+        raise BrokenPolicyError(f"ranks are of several shapes: {sorted(map(str, shapes))}")
+    for one, other in [*combinations(ranks, 2), *((rank, rank) for rank in ranks)]:
+        try:
+            relations = (one < other) + (one == other) + (one > other)
+        except TypeError as error:
+            raise BrokenPolicyError(f"ranks {one!r} and {other!r} cannot be compared: {error}") from None
+        if relations != 1:
+            raise BrokenPolicyError(f"ranks {one!r} and {other!r} have no order; is there a NaN among them?")
+
+
+def is_deterministic(make: Make, seed: int) -> None:
+    """A fresh, a used and a pickled instance give the same ranks."""
+    used, fresh = make(), make()
+    requests = _requests(seed)
+    ranks = [_rank(used, values, _NOW) for values in requests]
+    for which, other in (("a fresh instance", fresh), ("a pickled copy", pickled(used)), ("it", used)):
+        if [_rank(other, values, _NOW) for values in requests] != ranks:
+            raise BrokenPolicyError(f"{which} ranked the same requests differently")
+
+
+def announces_changes_with_time(make: Make, seed: int) -> None:
+    """While nothing happens to a request, its rank stays the same until the time that `next_change` returns."""
+    ordering = make()
+    for values in _requests(seed):
+        rank = _rank(ordering, values, _NOW)
+        until = _next_change(ordering, values, _NOW)
+        horizon = min(until, _NOW + 1e6)
+        for share in (0.1, 0.5, 0.999):
+            now = _NOW + share * (horizon - _NOW)
+            if now < until and _rank(ordering, values, now) != rank:
+                raise BrokenPolicyError(f"the rank moved between {_NOW} s and {now} s; next_change returned {until} s")
+
+
+def announces_changes_with_tokens(make: Make, seed: int) -> None:
+    """As a request gains tokens, its rank gets no worse before the number that `next_change_tokens` returns."""
+    ordering = make()
+    for values in _requests(seed):
+        left = values["output_tokens"] - values["generated_tokens"]
+        steps = min(left, 50)
+        if isinstance(ordering, SteppedOrdering):
+            announced = ordering.next_change_tokens(request_view(values, PolicyCall(is_oracle(ordering))))
+            if announced is not None and announced < 1:
+                raise BrokenPolicyError(f"next_change_tokens returned {announced}; it must be at least 1")
+            steps = steps if announced is None else min(steps, announced - 1)
+        rank, phase = _rank(ordering, values, _NOW), values["phase"]
+        for gained in range(1, steps + 1):
+            grown = {**values, **progress(values["generated_tokens"] + gained, values["reasoning_tokens"])}
+            before, rank = rank, _rank(ordering, grown, _NOW)
+            may_change = isinstance(ordering, QueuedOrdering) and grown["phase"] != phase
+            phase = grown["phase"]
+            if rank > before and not may_change:
+                raise BrokenPolicyError(
+                    f"the rank got worse after {gained} tokens, which next_change_tokens did not announce"
+                )
+
+
+def ranks_by_its_queues(make: Make, seed: int) -> None:
+    """An ordering with several queues assigns each request to one of them, and ranks begin with the queue."""
+    ordering: Ordering = make()
+    if not isinstance(ordering, QueuedOrdering):
+        return
+    for values in _requests(seed):
+        rank = _rank(ordering, values, _NOW)
+        queue = ordering.queue(request_view(values, PolicyCall(is_oracle(ordering))))
+        if type(queue) is not int or not 0 <= queue < ordering.num_queues:
+            raise BrokenPolicyError(f"queue {queue!r} of a request is not between 0 and {ordering.num_queues - 1}")
+        if not isinstance(rank, tuple) or not rank or rank[0] != queue:
+            raise BrokenPolicyError(f"rank {rank!r} of a request in queue {queue} does not begin with its queue")
+
+
+def leaves_requests_alone(make: Make, seed: int) -> None:
+    """The ordering neither changes a request nor keeps it after the call."""
+    ordering = make()
+    for values in _requests(seed):
+        call = PolicyCall(is_oracle(ordering))
+        _rank(ordering, values, _NOW, call)
+        check_released(call)
+
+
+def has_no_side_effects(make: Make, seed: int) -> None:
+    """The ordering uses no clock, environment, I/O or randomness."""
+    ordering = make()
+    for values in _requests(seed):
+        request = request_view(values, PolicyCall(is_oracle(ordering)))
+        with forbid_side_effects():
+            ordering.rank(request, _NOW)
+            if isinstance(ordering, MovingOrdering):
+                ordering.next_change(request, _NOW)
+            if isinstance(ordering, SteppedOrdering):
+                ordering.next_change_tokens(request)
+
+
+ORDERING_CHECKS: tuple[Check, ...] = (
+    states_how_it_preempts,
+    ranks_compare,
+    is_deterministic,
+    announces_changes_with_time,
+    announces_changes_with_tokens,
+    ranks_by_its_queues,
+    leaves_requests_alone,
+    has_no_side_effects,
+)
+
+
+def _requests(seed: int) -> list[dict[str, Any]]:
+    rng = Random(seed)
+    return [draw_request(rng, id, _NOW) for id in range(24)]
+
+
+def _rank(ordering: Ordering, values: dict[str, Any], now: float, call: PolicyCall | None = None) -> Any:
+    return ordering.rank(request_view(values, call or PolicyCall(is_oracle(ordering))), now)
+
+
+def _next_change(ordering: Ordering, values: dict[str, Any], now: float) -> float:
+    if not isinstance(ordering, MovingOrdering):
+        return float("inf")
+    change = ordering.next_change(request_view(values, PolicyCall(is_oracle(ordering))), now)
+    if change is not None and not change > now:
+        raise BrokenPolicyError(f"next_change returned {change} s at {now} s; it must be later, or None")
+    return float("inf") if change is None else change
