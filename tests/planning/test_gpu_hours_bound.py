@@ -252,7 +252,7 @@ def test_the_clairvoyant_plan_stands_between() -> None:
     found = oracle_plan.find(it, tps={MODELS[0]: 3000.0})
     assert found is not None
     said = {"name": "timetable", "counts": found.counts, "step_s": oracle_plan.STEP_S, "ahead_s": found.ahead_s}
-    again = scenario.run(scene(said))
+    again = scenario.run(scene(said), with_bound=True)
     assert yardsticks.serves(it.fleet, again.records, to_the_end=False)
     assert again.summary.gpu_hours == found.gpu_hours
     bound = again.summary.gpu_hours_bound
@@ -265,6 +265,6 @@ def test_a_bound_that_cannot_be_is_a_note() -> None:
     document["gpu_limits"] = [{"region": region, "gpu": "a100-80gb", "count": 4} for region in ("us-east", "us-west")]
     document["workload"] |= {"scale": 60.0, "duration_s": 60}
     document["simulation"] = {"until_s": 60}
-    done = scenario.run(scenario.assemble(document, Places(), Path()))
+    done = scenario.run(scenario.assemble(document, Places(), Path()), with_bound=True)
     assert done.summary.gpu_hours_bound is None
     assert any("no bound on GPU hours: no plan serves this trace in time" in note for note in done.notes)

@@ -39,10 +39,8 @@ def assembled(made: dict[str, Any]) -> scenario.Scenario:
     return scenario.assemble(copy.deepcopy(made), Places(), Path())
 
 
-def setting(chosen: scenario.Scenario) -> long_term_module.Setting:
-    return long_term_module.Setting(
-        chosen.spec.workload, chosen.spec.seed, Path(), chosen.fleet, scenario.Lines(chosen)
-    )
+def demand_of(chosen: scenario.Scenario) -> long_term_module.ScenarioDemand:
+    return long_term_module.ScenarioDemand(chosen, scenario.StepTimes(chosen))
 
 
 def long_term(name: str = "lt-i", method: str = "seasonal-naive", **more: Any) -> dict[str, Any]:
@@ -59,7 +57,7 @@ def refused(made: dict[str, Any]) -> str:
 def test_demand_is_what_the_workload_holds() -> None:
     """Summed over cells and steps, the series are the interactive prompts, no more and no less."""
     chosen = assembled(document("reactive"))
-    found = long_term_module.Demanded(setting(chosen)).own(Planning(step_s=STEP_S))
+    found = demand_of(chosen).own(Planning(step_s=STEP_S))
     table = generate(chosen.spec.workload, 0)
     tokens = table.prompt_tokens[table.column("tier") < 2].sum()
     assert sum(float(series.sum()) for series in found.values()) * STEP_S == pytest.approx(float(tokens))
@@ -68,14 +66,10 @@ def test_demand_is_what_the_workload_holds() -> None:
 
 def test_the_past_is_of_the_hours_before() -> None:
     """As busy as the week's shape has it, and another draw than the run's own."""
-    early, late = (
-        long_term_module.Demanded(setting(assembled(document("reactive", start_hour=hour)))) for hour in (48, 62)
-    )
+    early, late = (demand_of(assembled(document("reactive", start_hour=hour))) for hour in (48, 62))
     night, noon = (each.past(2.0, Planning(step_s=STEP_S)) for each in (early, late))
     assert sum(map(np.sum, noon.values())) > 3 * sum(map(np.sum, night.values()))
-    own = long_term_module.Demanded(setting(assembled(document("reactive", start_hour=60, duration_s=7200)))).own(
-        Planning(step_s=STEP_S)
-    )
+    own = demand_of(assembled(document("reactive", start_hour=60, duration_s=7200))).own(Planning(step_s=STEP_S))
     cell = ("llama-2-70b", "us-east")
     assert noon[cell] == pytest.approx(own[cell], rel=0.5)
     assert not np.allclose(noon[cell], own[cell])
@@ -91,12 +85,12 @@ class Last:
 
 
 def test_a_forecaster_knows_past_and_history() -> None:
-    after = long_term_module.After(np.ones(5), Last())
+    after = long_term_module.WithPast(np.ones(5), Last())
     assert after.forecast(np.ones(3), 2, (0.5,)).tolist() == [[8.0, 8.0]]
 
 
 def test_a_leak_ends_with_its_series() -> None:
-    until = long_term_module.Until(6, Last())
+    until = long_term_module.LeakedSeries(6, Last())
     assert until.forecast(np.ones(4), 2, (0.5,))[0, 0] == 4.0
     history = np.arange(5.0)
     assert until.forecast(history, 2, (0.5,)).tolist() == LastValue().forecast(history, 2, (0.5,)).tolist()
@@ -108,8 +102,8 @@ def test_honest_forecasters_never_look_at_the_runs_own_demand(monkeypatch: pytes
     def poisoned(*_: object) -> None:
         raise AssertionError("the future was looked at")
 
-    monkeypatch.setattr(long_term_module.Demanded, "own", poisoned)
-    monkeypatch.setattr(long_term_module.Demanded, "table", property(poisoned))
+    monkeypatch.setattr(long_term_module.ScenarioDemand, "own", poisoned)
+    monkeypatch.setattr(long_term_module.ScenarioDemand, "table", property(poisoned))
     run = scenario.run(assembled(document(long_term())))
     assert run.summary.starts is not None
     with pytest.raises(AssertionError, match="future"):
@@ -135,13 +129,13 @@ def test_ilp_and_greedy_agree() -> None:
 def test_theta_is_what_an_instance_serves() -> None:
     """At theta it is in time; with half again as much, it is not."""
     chosen = assembled(document("reactive"))
-    demand = long_term_module.Demanded(setting(chosen))
+    demand = demand_of(chosen)
     pool = chosen.fleet.pools[0]
-    tps = demand.tps(pool)
-    assert demand.tps(chosen.fleet.pools[1]) == tps  # regions do not matter
+    tps = demand.served_tps(pool)
+    assert demand.served_tps(chosen.fleet.pools[1]) == tps  # regions do not matter
     late = []
     for factor in (0.8, 2.0):
-        rows = demand._rows(pool)
+        rows = demand._trial(pool)
         rate = factor * tps / float(rows.prompt_tokens.mean())
         made = {
             "workload": {
@@ -194,14 +188,12 @@ def views(chosen: scenario.Scenario) -> list[FakePool]:
 
 
 def test_each_pool_has_its_own_least() -> None:
-    """Two here, one there: nobody has to keep as many as the one that keeps most."""
+    """Two here, one there: no pool keeps another pool's minimum."""
     made = document(long_term())
     made["fleet"][1]["min_replicas"] = 1
     made["fleet"][2]["min_replicas"] = 3
     chosen = assembled(made)
-    planner = long_term_module.Instances(
-        "ilp", Planning(tps={"llama-2-70b": 500.0}), long_term_module.Demanded(setting(chosen))
-    )
+    planner = long_term_module.ScenarioPlanner("ilp", Planning(tps={"llama-2-70b": 500.0}), demand_of(chosen))
     found = planner.instances({("llama-2-70b", region): (1.0,) for region in REGIONS}, views(chosen))
     assert found == dict(zip(REGIONS, (2, 1, 3), strict=True))
 
@@ -214,9 +206,7 @@ def test_what_is_not_planned_for_keeps_its_gpus() -> None:
         {"region": "us-east", "gpu": "a100-80gb", "count": 24}, {"region": "us-west", "gpu": "a100-80gb", "count": 80},
     ]  # fmt: skip
     chosen = assembled(made)
-    planner = long_term_module.Instances(
-        "ilp", Planning(tps={"llama-2-70b": 500.0}), long_term_module.Demanded(setting(chosen))
-    )
+    planner = long_term_module.ScenarioPlanner("ilp", Planning(tps={"llama-2-70b": 500.0}), demand_of(chosen))
     asked = {("llama-2-70b", region): (500.0 * (9 if region == "us-east" else 1),) for region in REGIONS}
     found = planner.instances(asked, views(chosen))
     assert set(found) == set(REGIONS) and found["us-east"] == 3

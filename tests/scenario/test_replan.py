@@ -19,7 +19,7 @@ from headway.planning.cascade import interface as cascade
 from headway.planning.cascade.problem import QualityFloor
 from headway.report.run import Run
 from headway.scenario import Simulator
-from headway.scenario.replan_search import replanner_of
+from headway.scenario.replan import replanner_of
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b"
 GPU = {"gpu": "h100-80gb-sxm", "engine": "sglang"}
@@ -206,10 +206,10 @@ SCALED = "}\npolicies: {scaling: reactive"
         ("quality: 80, num_gpus: 2", "thresholds", "", ":9: cascade.replan.num_gpus: 2; expected 3 or more"),
         (KEEP, "deadline-aware", "", ":8: cascade.policy: deadline-aware; expected thresholds"),
         (KEEP, "{name: thresholds, thresholds: [1, 2]}", "", ":8: cascade.policy: 2 thresholds; expected 1"),
-        (KEEP, "thresholds", "max_replicas: 4", ":5: fleet[1].max_replicas: plans say how many"),
+        (KEEP, "thresholds", "max_replicas: 4", ":5: fleet[1].max_replicas: plans set the number"),
         (KEEP, "thresholds", "region: west", ":5: fleet[1]: large: expected the GPU, engine and region of small"),
         (KEEP, "thresholds", LIKE, ":6: fleet[2]: pool-2: like large"),
-        (KEEP, "thresholds", SCALED, "says how many replicas there are, as `scaling` does"),
+        (KEEP, "thresholds", SCALED, "sets the number of replicas, as `scaling` does"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_its_line(replan: str, policy: str, extra: str, words: str) -> None:

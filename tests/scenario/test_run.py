@@ -15,8 +15,9 @@ from headway.config.scenario import Scenario, variants
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
+from headway.scenario.policies import policies_of
 from headway.scenario.presets import builtin
-from headway.scenario.run import assemble, compare, load, policies_of, provenance, run
+from headway.scenario.run import assemble, compare, load, provenance, run
 
 SMALL: dict[str, Any] = {
     "workload": {"builtin": "chat", "num_requests": 60},

@@ -140,7 +140,7 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
                 await _emulate(stack, served.pool, ordering, url)
         app = application(made, lambda gateway: None)
         async with app.router.lifespan_context(app):
-            rows, (model,) = _rows(scenario.records_of(chosen)), plan.names
+            rows, (model,) = _rows(scenario.Simulator().records(chosen)), plan.names
             await asyncio.gather(*(_ask(app, model, id, *row) for id, row in enumerate(rows)))
     return gateways[0].records(), told
 

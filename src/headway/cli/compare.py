@@ -31,7 +31,7 @@ def command(scenario: Path | None, preset: str | None, jobs: int, ray: bool, cla
     outputs = Outputs.taken_from(flags)
     chosen = choose("compare", scenario, preset, flags)
     with progress("comparing", wanted=not outputs.no_progress) as tell, cluster() if ray else nullcontext() as pool:
-        runs = compare(chosen, jobs, tell, pool)
+        runs = compare(chosen, jobs, tell, pool, with_bound=True)
     if clairvoyant:
         runs = with_clairvoyant(runs, chosen)
     deliver(runs, chosen, outputs)

@@ -160,9 +160,9 @@ def _of_scenario(file: Path, pool_name: str | None, said: dict[str, Any]) -> tup
         if value is not None:
             raise HeadwayError(f"{name}: is said by --scenario already; expected one of them")
     from headway import serving
-    from headway.scenario.run import Lines
+    from headway.config.scenario import StepTimes
     from headway.serving import emulated_fleet
 
     chosen = serving.read(file)
     pool = emulated_fleet.pool_of(chosen, pool_name)
-    return pool, Lines(chosen)(pool)
+    return pool, StepTimes(chosen)(pool)

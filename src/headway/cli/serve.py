@@ -160,7 +160,7 @@ def _show(chosen: Scenario, plan: Plan, address: str, workers: int) -> None:
     if cascade is not None and plan.judge is not None:
         by = "by confidence" if plan.judge.by == "confidence" else f"by {plan.judge.model} at {plan.judge.url}"
         click.echo(f"  {cascade.name}: {' -> '.join(cascade.models)}, {cascade.policy}, judged {by}")
-    for line in replan.told(chosen.spec, chosen.fleet):
+    for line in replan.start_notes(chosen.spec, chosen.fleet):
         click.echo(f"  {line}")
     if plan.settings.batches is not None:
         click.echo(f"  batches in {plan.settings.batches.store.rpartition('@')[2]}")

@@ -39,7 +39,7 @@ def command(
     if variant is not None:
         chosen = variant_of(chosen, variant)
     with progress("simulating", wanted=not outputs.no_progress) as tell:
-        done = run(chosen, tell) if decisions is None else _told(chosen, tell, decisions)
+        done = run(chosen, tell, with_bound=True) if decisions is None else _told(chosen, tell, decisions)
     deliver(with_clairvoyant([done], chosen) if clairvoyant else [done], chosen, outputs)
 
 
@@ -48,6 +48,6 @@ def _told(chosen: Scenario, tell: Progress | None, path: Path) -> Run:
     file, decisions = DecisionFile(path), DecisionObserver()
     decisions.listeners.append(file.write)
     try:
-        return run(chosen, tell, decisions)
+        return run(chosen, tell, decisions, with_bound=True)
     finally:
         file.close()

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from headway.catalog.coefficients import Coefficients
 from headway.config import strict_yaml
-from headway.config.fleet import fleet_of
+from headway.config.fleet import coefficients_of, fleet_of
 from headway.config.spec import PolicySpec, PolicySpecs, Spec, Variant
 from headway.config.strict_yaml import Key, Places
 from headway.core.errors import unknown
 from headway.core.fleet import Combo, Fleet, Pool, unit_of
+from headway.perf.step import StepModel
+from headway.sim.timeline import Line
 
 Changes = Mapping[Key, tuple[str, Any]]
 """Key -> (the command line flag that sets it, the value)."""
@@ -33,6 +37,25 @@ class Scenario:
     base_dir: Path
     """Relative paths start here."""
     places: Places
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The step-time functions of a scenario's pools. Reads coefficients at the first call. Can be pickled."""
+
+    scenario: Scenario
+
+    @cached_property
+    def coefficients(self) -> Mapping[str, Coefficients]:
+        """By pool."""
+        scenario = self.scenario
+        return coefficients_of(scenario.spec, scenario.fleet, scenario.base_dir, scenario.places)
+
+    def model(self, pool: Pool) -> StepModel:
+        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, self.coefficients[pool.name])
+
+    def __call__(self, pool: Pool) -> Line:
+        return self.model(pool).line
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
@@ -82,6 +105,10 @@ def only_variant(scenario: Scenario) -> Scenario:
 def with_policies(scenario: Scenario, policies: PolicySpecs) -> Scenario:
     """The same scenario under other policies."""
     return dataclasses.replace(scenario, spec=replace(scenario.spec, policies=policies))
+
+
+def with_seed(scenario: Scenario, seed: int) -> Scenario:
+    return dataclasses.replace(scenario, spec=replace(scenario.spec, seed=seed))
 
 
 def listed(spec: PolicySpec | list[PolicySpec]) -> list[PolicySpec]:

@@ -84,6 +84,11 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     aliases: tuple[str, ...] = ()
     source: str = ""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that requests may use for the model."""
+        return (self.name, self.hf_id, *self.aliases)
+
 
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     """How a replica batches, and what it can be told. A profile from the catalog, with the user's changes."""

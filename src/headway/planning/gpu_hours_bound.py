@@ -164,8 +164,7 @@ class _Table:
         code = self.records.workload.get("model")
         if code is None or len(pools) == len(fleet.pools):
             return np.asarray(held & self._stays)
-        names = (model, pools[0].model.hf_id, *pools[0].model.aliases)
-        ours = [i for i, name in enumerate(self.records.models) if name in names]
+        ours = [i for i, name in enumerate(self.records.models) if name in pools[0].model.names]
         return np.asarray(np.isin(code, ours) & held & self._stays)
 
     def work(self, rows: Mask) -> Work:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from headway.config.scenario import Scenario, variants
+from headway.config.scenario import Scenario, StepTimes, variants
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.core.forecast import Floats
@@ -26,8 +26,8 @@ from headway.core.view import ReplicaView
 from headway.planning.gpu_hours_bound import serves
 from headway.policies.hourly import Planning
 from headway.policies.reaction import bounded
-from headway.scenario.long_term import Cell, Demanded, Instances, Setting
-from headway.scenario.run import Lines, run
+from headway.scenario.long_term import Cell, ScenarioDemand, ScenarioPlanner
+from headway.scenario.run import run
 from headway.sim.replica_resources import start_up_s
 
 STEP_S = 900.0
@@ -177,7 +177,7 @@ def _planner(scenario: Scenario, tps: Mapping[str, float]) -> Callable[[float], 
     """From a headroom to a timetable."""
     spec, fleet = scenario.spec, scenario.fleet
     config = Planning(tps=dict(tps), step_s=STEP_S)
-    demand = Demanded(Setting(spec.workload, spec.seed, scenario.base_dir, fleet, Lines(scenario)))
+    demand = ScenarioDemand(scenario, StepTimes(scenario))
     planner = _instances(config, demand)
     rates = _rates(demand, config, spec.simulation.until_s)
     num_steps = max(map(len, rates.values()))
@@ -195,14 +195,14 @@ def _planner(scenario: Scenario, tps: Mapping[str, float]) -> Callable[[float], 
     return timetable
 
 
-def _instances(config: Planning, demand: Demanded) -> Instances:
+def _instances(config: Planning, demand: ScenarioDemand) -> ScenarioPlanner:
     try:
-        return Instances("ilp", config, demand)
+        return ScenarioPlanner("ilp", config, demand)
     except HeadwayError:  # no grid of models and regions
-        return Instances("greedy", config, demand)
+        return ScenarioPlanner("greedy", config, demand)
 
 
-def _rates(demand: Demanded, config: Planning, until_s: float | None) -> dict[Cell, Floats]:
+def _rates(demand: ScenarioDemand, config: Planning, until_s: float | None) -> dict[Cell, Floats]:
     """Input tokens per second: interactive ones as they come, with those of batch work that is due in the valleys."""
     interactive = demand.own(config)
     everything = demand.own(structs.replace(config, batch_tier=_EVERYTHING))

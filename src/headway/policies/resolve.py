@@ -10,11 +10,11 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
@@ -25,6 +25,8 @@ from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTER
 
 P = TypeVar("P", covariant=True)
 Spec = str | Mapping[str, Any]
+LoadModule = Callable[[str], ModuleType]
+"""Imports the module of a user's class by its name."""
 
 
 _TOOLS = frozenset({"desk"})
@@ -53,16 +55,16 @@ class Choice(Generic[P]):
         return f"{self.name}({given})" if given else self.name
 
 
-def router(spec: Spec) -> Choice[Router]:
+def router(spec: Spec, load: LoadModule | None = None) -> Choice[Router]:
     """The router that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Router] = _choice("router", spec, ROUTERS)
+    choice: Choice[Router] = _choice("router", spec, ROUTERS, load)
     _check_verb("router", choice.name, choice(), "route", ("request", "view"))
     return choice
 
 
-def ordering(spec: Spec) -> Choice[Ordering]:
+def ordering(spec: Spec, load: LoadModule | None = None) -> Choice[Ordering]:
     """The ordering that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Ordering] = _choice("ordering", spec, ORDERINGS)
+    choice: Choice[Ordering] = _choice("ordering", spec, ORDERINGS, load)
     made = choice()
     _check_verb("ordering", choice.name, made, "rank", ("request", "now"))
     quantum, preemptive = getattr(made, "quantum", ""), getattr(made, "preemptive", "")
@@ -73,9 +75,9 @@ def ordering(spec: Spec) -> Choice[Ordering]:
     return choice
 
 
-def migration(spec: Spec) -> Choice[Migration]:
+def migration(spec: Spec, load: LoadModule | None = None) -> Choice[Migration]:
     """The migration policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Migration] = _choice("migration", spec, MIGRATIONS)
+    choice: Choice[Migration] = _choice("migration", spec, MIGRATIONS, load)
     made = choice()
     _check_verb("migration", choice.name, made, "moves", ("view",))
     _check_verb("migration", choice.name, made, "at_phase", ("request", "view"))
@@ -84,9 +86,9 @@ def migration(spec: Spec) -> Choice[Migration]:
     return choice
 
 
-def admission(spec: Spec) -> Choice[Admission]:
+def admission(spec: Spec, load: LoadModule | None = None) -> Choice[Admission]:
     """The admission policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Admission] = _choice("admission", spec, ADMISSIONS)
+    choice: Choice[Admission] = _choice("admission", spec, ADMISSIONS, load)
     made = choice()
     _check_verb("admission", choice.name, made, "holds", ("request",))
     _check_verb("admission", choice.name, made, "release", ("view",))
@@ -94,25 +96,25 @@ def admission(spec: Spec) -> Choice[Admission]:
     return choice
 
 
-def cascade(spec: Spec) -> Choice[Cascade]:
+def cascade(spec: Spec, load: LoadModule | None = None) -> Choice[Cascade]:
     """The cascade policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Cascade] = _choice("cascade", spec, CASCADES)
+    choice: Choice[Cascade] = _choice("cascade", spec, CASCADES, load)
     made = choice()
     _check_verb("cascade", choice.name, made, "enter", ("request", "view"))
     _check_verb("cascade", choice.name, made, "accept", ("request", "score", "view"))
     return choice
 
 
-def scaler(spec: Spec) -> Choice[Scaler]:
+def scaler(spec: Spec, load: LoadModule | None = None) -> Choice[Scaler]:
     """The scaler that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Scaler] = _choice("scaler", spec, SCALERS)
+    choice: Choice[Scaler] = _choice("scaler", spec, SCALERS, load)
     made = choice()
     _check_verb("scaler", choice.name, made, "scale", ("view",))
     _check_interval("scaler", choice.name, made, "")
     return choice
 
 
-def _choice(kind: str, spec: Spec, named: Mapping[str, type[P]]) -> Choice[P]:
+def _choice(kind: str, spec: Spec, named: Mapping[str, type[P]], load: LoadModule | None) -> Choice[P]:
     given = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     name = given.pop("name", None)
     if not isinstance(name, str):
@@ -120,7 +122,7 @@ def _choice(kind: str, spec: Spec, named: Mapping[str, type[P]]) -> Choice[P]:
     if name in named:
         made_by: type[P] = named[name]
     elif ":" in name:
-        made_by = _own(kind, name)
+        made_by = _own(kind, name, load or _import_from_here)
     else:
         raise unknown(kind, name, named)
     where = f"{kind} {name}"
@@ -139,16 +141,13 @@ def _try_out(where: str, choice: Choice[Any]) -> None:
         raise HeadwayError(f"{where}: its constructor failed: {_told(error)}") from error
 
 
-def _own(kind: str, name: str) -> type[Any]:
+def _own(kind: str, name: str, load: LoadModule) -> type[Any]:
     """A user's class, from `module:Class`."""
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise HeadwayError(f"{kind} {name!r}: expected module:Class")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the current directory, as for `python -m`
-    importlib.invalidate_caches()
     try:
-        module = importlib.import_module(module_name)
+        module = load(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise HeadwayError(f"{kind} {name}: {module_name} cannot be imported: {_told(error)}") from error
@@ -160,6 +159,13 @@ def _own(kind: str, name: str) -> type[Any]:
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         raise unknown("class", class_name, classes, f"{kind} {module_name}")
     return found
+
+
+def _import_from_here(name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the current directory, as for `python -m`
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
 
 
 def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

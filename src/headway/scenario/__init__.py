@@ -1,20 +1,10 @@
 """A scenario file, its parts, and a run: the only place where the parts meet."""
 
-from headway.config.scenario import Scenario, variant, variants
-from headway.scenario.run import (
-    Lines,
-    Progress,
-    Simulator,
-    assemble,
-    compare,
-    load,
-    policies_of,
-    provenance,
-    records_of,
-    run,
-)
+from headway.config.scenario import Scenario, StepTimes, variant, variants
+from headway.scenario.policies import policies_of
+from headway.scenario.run import Progress, Simulator, assemble, compare, load, provenance, run
 
 __all__ = [
-    "Lines", "Progress", "Scenario", "Simulator", "assemble", "compare", "load", "policies_of", "provenance",
-    "records_of", "run", "variant", "variants",
+    "Progress", "Scenario", "Simulator", "StepTimes", "assemble", "compare", "load", "policies_of", "provenance",
+    "run", "variant", "variants",
 ]  # fmt: skip

@@ -1,25 +1,25 @@
-"""What long-term scalers are handed: forecasters of a scenario's demand, and a planner of instances.
+"""What long-term scalers need beyond their view: forecasters of a scenario's demand, and a planner of instances.
 
-Nothing is drawn, fitted or simulated before a run asks for it.
+Nothing is generated, fitted or simulated before a run needs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from inspect import signature
 from math import sqrt
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct, structs
 
+from headway.config.scenario import Scenario
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Fleet, Model, Pool
+from headway.core.fleet import Fleet, Pool
 from headway.core.forecast import Floats, Forecaster
 from headway.core.policy import InstancePlanner, Scaler
 from headway.core.task import TaskFactory
@@ -35,6 +35,7 @@ from headway.policies.hourly import DAY_S, Planning
 from headway.policies.ordering.fcfs import Fcfs
 from headway.policies.resolve import Choice
 from headway.policies.routing.jsq_tokens import JsqTokens
+from headway.scenario.user_modules import loader_of
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.generate import generate
@@ -43,97 +44,91 @@ from headway.workload.spec import WorkloadSpec, resolved
 from headway.workload.table import Workload
 
 TRIAL_REQUESTS = 800
-"""Of one simulation of what an instance serves."""
+"""Requests of one simulation that measures what a replica serves in time."""
 IN_TIME = 0.95
 """Share of first tokens that have to be in time: SageServe's SLA is a 95th percentile (2.2)."""
-PATIENCE_S = 1.0
-"""First tokens are to be there by then where the workload promises nothing: the fast tier's SLA (2.2)."""
+DEFAULT_TTFT_S = 1.0
+"""SLO of the first token where the workload has none: that of SageServe's fast tier (2.2)."""
 PRECISION = 1.05
-"""Between a rate that is served and one that is not, where the search stops."""
+"""The search for the highest rate in time ends when its ends differ by at most this factor."""
 _OTHER_SEED = 1 << 20
 Cell = tuple[str, str]
+"""A model and a region."""
 
 
 class ForecasterSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands under `forecaster`."""
+    """The keys of a scaler's `forecaster`."""
 
     name: str
-    """As `headway forecast evaluate` knows it; with `-leak` at its end it is fitted on the run's own demand."""
+    """A name that `headway forecast evaluate` knows; one that ends in `-leak` is fitted on the run's own demand."""
     past_hours: Annotated[float, Meta(ge=0)] = 0.0
-    """Demand known before the run begins, drawn anew from what the workload says of those hours."""
+    """Demand known before the run begins, generated from the workload's description of those hours."""
 
 
 class PlannerSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands under `planner`."""
+    """The keys of a scaler's `planner`."""
 
     name: Literal["ilp", "greedy"] = "ilp"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The scenario around a scaler."""
-
-    workload: WorkloadSpec
-    seed: int
-    base_dir: Path
-    fleet: Fleet
-    line: Callable[[Pool], Line]
-    """The step-time model of a pool."""
-
-
-def scaler(said: str | Mapping[str, Any], setting: Setting, desk: TaskFactory | None = None) -> Choice[Scaler]:
-    """The scaler that a spec asks for, with the forecaster and the planner that it names, which work at the desk."""
-    given = {} if isinstance(said, str) else dict(said)
-    handed = {key: _named(given.pop(key)) for key in ("forecaster", "planner") if key in given}
-    choice = resolve.scaler(given or said)
-    takes = signature(choice.made_by).parameters
-    if desk is not None and "desk" in takes:
-        choice = replace(choice, arguments={**choice.arguments, "desk": desk})
-    if not handed:
+def scaler(
+    spec: str | Mapping[str, Any], scenario: Scenario, line: Callable[[Pool], Line], tasks: TaskFactory | None = None
+) -> Choice[Scaler]:
+    """The scaler of a specification, with the forecaster and the planner that it names. `tasks` runs its planner."""
+    arguments = {} if isinstance(spec, str) else dict(spec)
+    tools = {key: _with_name(arguments.pop(key)) for key in ("forecaster", "planner") if key in arguments}
+    choice = resolve.scaler(arguments or spec, loader_of(scenario.base_dir))
+    parameters = signature(choice.made_by).parameters
+    if tasks is not None and "desk" in parameters:
+        choice = replace(choice, arguments={**choice.arguments, "desk": tasks})
+    if not tools:
         return choice
-    for key in handed:
-        if key not in takes:
+    for key in tools:
+        if key not in parameters:
             raise HeadwayError(f"scaler {choice.name}: takes no {key}; lt-i, lt-u and lt-ua do")
     config: Planning = choice.arguments.get("plan") or Planning()
-    demand = Demanded(setting)
-    planned = _convert("planner", handed.get("planner", {}), PlannerSpec)
-    made: dict[str, Any] = {"planner": Instances(planned.name, config, demand)}
-    if "forecaster" in handed:
-        made["forecaster"] = Forecasts(_convert("forecaster", handed["forecaster"], ForecasterSpec), config, demand)
+    demand = ScenarioDemand(scenario, line)
+    planner = _convert("planner", tools.get("planner", {}), PlannerSpec)
+    made: dict[str, Any] = {"planner": ScenarioPlanner(planner.name, config, demand)}
+    if "forecaster" in tools:
+        made["forecaster"] = Forecasters(_convert("forecaster", tools["forecaster"], ForecasterSpec), config, demand)
     return replace(choice, arguments={**choice.arguments, **made})
 
 
-def cheats(choice: Choice[Scaler] | None) -> bool:
-    """Its forecaster knows the future."""
+def knows_future(choice: Choice[Scaler] | None) -> bool:
+    """Whether the scaler's forecaster is fitted on the run's own demand."""
     return choice is not None and getattr(choice.arguments.get("forecaster"), "cheats", False)
 
 
-def _named(said: Any) -> Any:
-    return {"name": said} if isinstance(said, str) else said
+def _with_name(spec: Any) -> Any:
+    return {"name": spec} if isinstance(spec, str) else spec
 
 
-def _convert(key: str, said: Any, kind: type[Any]) -> Any:
+def _convert(key: str, spec: Any, kind: type[Any]) -> Any:
     try:
-        return msgspec.convert(said, kind)
+        return msgspec.convert(spec, kind)
     except msgspec.ValidationError as error:
         raise HeadwayError(f"{key}: {error}") from None
 
 
-class Demanded:
-    """What a scenario's workload asks for."""
+class ScenarioDemand:
+    """The demand of a scenario's workload, and what one replica serves of it in time."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self._theta: dict[str, float] = {}
+    def __init__(self, scenario: Scenario, line: Callable[[Pool], Line]) -> None:
+        self.scenario, self._line = scenario, line
+        self._served_tps: dict[str, float] = {}
 
     @cached_property
     def table(self) -> Workload:
         """The run's own requests."""
-        return generate(self.setting.workload, self.setting.seed, self.setting.base_dir)
+        return self._generate(self.scenario.spec.workload)
 
-    def check(self, past_hours: float) -> None:
-        """HeadwayError where there is no such past."""
-        spec = resolved(self.setting.workload)
+    def _generate(self, workload: WorkloadSpec, seed_offset: int = 0) -> Workload:
+        return generate(workload, self.scenario.spec.seed + seed_offset, self.scenario.base_dir)
+
+    def check_past(self, past_hours: float) -> None:
+        """HeadwayError where the workload does not describe so many hours before the run."""
+        spec = resolved(self.scenario.spec.workload)
         if past_hours and spec.demand is None:
             raise HeadwayError("forecaster: past_hours: goes with a workload of demand")
         if past_hours > (spec.start_hour or 0.0):
@@ -143,17 +138,17 @@ class Demanded:
             )
 
     def past(self, hours: float, config: Planning) -> dict[Cell, Floats]:
-        """Interactive input tokens per second before the run. Drawn with another seed: it is another week's chance."""
+        """Interactive input tokens per second before the run. Its seed is not the run's, as if of another week."""
         if not hours:
             return {}
-        spec, span_s = resolved(self.setting.workload), hours * HOUR_S
+        spec, span_s = resolved(self.scenario.spec.workload), hours * HOUR_S
         before = structs.replace(
             spec, start_hour=(spec.start_hour or 0.0) - hours, duration_s=span_s, num_requests=None, surges=None
         )
-        return self._series(generate(before, self.setting.seed + _OTHER_SEED, self.setting.base_dir), span_s, config)
+        return self._series(self._generate(before, _OTHER_SEED), span_s, config)
 
     def own(self, config: Planning) -> dict[Cell, Floats]:
-        """Of the run itself: what only a cheat knows."""
+        """The same of the run itself, which no honest forecaster reads."""
         last_s = float(self.table.arrival_s[-1])
         return self._series(self.table, (last_s // config.step_s + 1) * config.step_s, config)
 
@@ -174,43 +169,43 @@ class Demanded:
         return found
 
     def _cell(self, model: str, region: str) -> Cell:
-        """By the names that the fleet has for them; where it has one only, by that one."""
-        pools = self.setting.fleet.all_pools
-        named = {name: pool.model.name for pool in pools for name in _names(pool.model)}
+        """The fleet's names for a workload's model and region; its only model or region serves all requests."""
+        pools = self.scenario.fleet.all_pools
+        named = {name: pool.model.name for pool in pools for name in pool.model.names}
         models, regions = {pool.model.name for pool in pools}, {pool.region for pool in pools}
         return (
             next(iter(models)) if len(models) == 1 else named.get(model, model),
             next(iter(regions)) if len(regions) == 1 else region,
         )
 
-    def tps(self, pool: Pool) -> float:
-        """theta: input tokens per second of interactive work that one replica serves in time, by simulation."""
+    def served_tps(self, pool: Pool) -> float:
+        """SageServe's theta: interactive input tokens per second that one replica serves in time, by simulation."""
         key = repr(structs.replace(pool, name="", region="", replicas=1, min_replicas=1, max_replicas=None))
-        if key not in self._theta:
-            self._theta[key] = _served(structs.replace(pool, replicas=1), self._rows(pool), self.setting.line)
-        return self._theta[key]
+        if key not in self._served_tps:
+            self._served_tps[key] = _served_tps(structs.replace(pool, replicas=1), self._trial(pool), self._line)
+        return self._served_tps[key]
 
-    def _rows(self, pool: Pool) -> Workload:
-        """Some of the requests for a pool's model, those of interactive tiers."""
+    def _trial(self, pool: Pool) -> Workload:
+        """A sample of the interactive requests for a pool's model."""
         table = self.table
-        mine = [i for i, name in enumerate(table.models) if self._cell(name, "")[0] == pool.model.name]
+        codes = [i for i, name in enumerate(table.models) if self._cell(name, "")[0] == pool.model.name]
         chosen = table.column("tier") < 2
         if table.models:
-            chosen &= np.isin(table.column("model"), mine)
+            chosen &= np.isin(table.column("model"), codes)
         rows = np.flatnonzero(chosen)
         if not len(rows):
-            raise HeadwayError(f"plan: tps: nobody asks for {pool.model.name}; say how much a replica of it serves")
+            raise HeadwayError(f"plan: tps: no request is for {pool.model.name}; set what a replica of it serves")
         few = rows[:: max(len(rows) // TRIAL_REQUESTS, 1)][:TRIAL_REQUESTS]
-        kept = {name: table.columns[name][few] for name in ("prompt_tokens", "output_tokens")}
+        lengths = {name: table.columns[name][few] for name in ("prompt_tokens", "output_tokens")}
         slo = table.columns.get("slo_ttft_s", np.full(1, np.nan))[few if "slo_ttft_s" in table.columns else [0]]
-        limit_s = PATIENCE_S if np.isnan(slo).all() else float(np.nanmin(slo))
+        limit_s = DEFAULT_TTFT_S if np.isnan(slo).all() else float(np.nanmin(slo))
         return Workload(
-            {"arrival_s": np.arange(len(few), dtype="f8"), **kept, "slo_ttft_s": np.full(len(few), limit_s)}
+            {"arrival_s": np.arange(len(few), dtype="f8"), **lengths, "slo_ttft_s": np.full(len(few), limit_s)}
         )
 
 
-def _served(pool: Pool, rows: Workload, line: Callable[[Pool], Line]) -> float:
-    """Input tokens per second at the highest rate that is in time: doubling, then bisection."""
+def _served_tps(pool: Pool, rows: Workload, line: Callable[[Pool], Line]) -> float:
+    """Input tokens per second at the highest rate in time, by doubling and then bisection."""
     gaps = np.random.Generator(np.random.PCG64(0)).exponential(1.0, len(rows))
     per_request = float(rows.prompt_tokens.mean())
 
@@ -226,23 +221,23 @@ def _served(pool: Pool, rows: Workload, line: Callable[[Pool], Line]) -> float:
     while in_time(high):
         low, high = high, 2 * high
     if not low:
-        raise HeadwayError(f"plan: tps: a replica of {pool.name} serves next to nothing in time; say its tps")
+        raise HeadwayError(f"plan: tps: a replica of {pool.name} serves hardly any request in time; set its tps")
     while high / low > PRECISION:
         middle = sqrt(low * high)
         low, high = (middle, high) if in_time(middle) else (low, middle)
     return low * per_request
 
 
-class Forecasts:
+class Forecasters:
     """Makes the forecaster of a model and a region."""
 
-    def __init__(self, spec: ForecasterSpec, config: Planning, demand: Demanded) -> None:
+    def __init__(self, spec: ForecasterSpec, config: Planning, demand: ScenarioDemand) -> None:
         self._spec, self._config, self._demand = spec, config, demand
         self.cheats = spec.name.endswith(LEAK)
         self._season = max(round(DAY_S / config.step_s), 1)
         if not self.cheats:
-            make(spec.name, self._season)  # say now if there is none such
-        demand.check(spec.past_hours)
+            make(spec.name, self._season)  # refuse an unknown name now
+        demand.check_past(spec.past_hours)
 
     @cached_property
     def _past(self) -> dict[Cell, Floats]:
@@ -257,28 +252,27 @@ class Forecasts:
         if past is None:
             past = np.zeros(round(self._spec.past_hours * HOUR_S / self._config.step_s))
         if not self.cheats:
-            return After(past, make(self._spec.name, self._season))
-        whole = np.concatenate([past, self._own[model, region]])
-        return After(past, Until(len(whole), make(self._spec.name, self._season, whole)))
+            return WithPast(past, make(self._spec.name, self._season))
+        series = np.concatenate([past, self._own[model, region]])
+        return WithPast(past, LeakedSeries(len(series), make(self._spec.name, self._season, series)))
 
     def __str__(self) -> str:
         return self._spec.name
 
 
-class After:
-    """A forecaster that knows what was before the run began."""
+class WithPast:
+    """A forecaster whose history begins before the run."""
 
     def __init__(self, past: Floats, inner: Forecaster) -> None:
         self._past, self._inner = past, inner
         self.cheats = inner.cheats
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """As the Protocol says."""
         return self._inner.forecast(np.concatenate([self._past, history]), steps, quantiles)
 
 
-class Until:
-    """A forecaster that knows a series, and the last value where that ends."""
+class LeakedSeries:
+    """A forecaster fitted on the series that it forecasts; repeats the last value beyond the end of the series."""
 
     cheats = True
 
@@ -286,21 +280,20 @@ class Until:
         self._length, self._inner = length, inner
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """As the Protocol says."""
         inside = len(history) + steps <= self._length
         return (self._inner if inside else LastValue()).forecast(history, steps, quantiles)
 
 
-class Instances:
-    """Plans with what the pools serve: as `plan.tps` says or, where it says nothing at all, as simulated.
+class ScenarioPlanner:
+    """Plans instances for what a replica of each pool serves: `plan.tps`, or if that is empty, a simulated rate.
 
-    `ilp` is SageServe's program, with the fleet's GPU limits, less what pools have that are not planned for, and each
-    pool's least replicas; `greedy` knows no GPU limits.
+    `ilp` solves SageServe's program, with each pool's least replicas and the fleet's GPU limits less the GPUs of pools
+    that are not planned; `greedy` ignores GPU limits.
     """
 
-    def __init__(self, name: str, config: Planning, demand: Demanded) -> None:
+    def __init__(self, name: str, config: Planning, demand: ScenarioDemand) -> None:
         self._name, self._config, self._demand = name, config, demand
-        self._pools = {pool.name: pool for pool in demand.setting.fleet.pools}
+        self._pools = {pool.name: pool for pool in demand.scenario.fleet.pools}
         places = {(pool.model.name, pool.gpu.name, pool.region) for pool in self._pools.values()}
         kinds = {place[:2] for place in places}
         grid = len(kinds) * len({pool.region for pool in self._pools.values()})
@@ -311,65 +304,67 @@ class Instances:
 
     @cached_property
     def _tps(self) -> dict[str, float]:
-        said = self._config.tps
-        if not said:
-            return {name: self._demand.tps(pool) for name, pool in self._pools.items()}
-        found = {name: said.get(name, said.get(pool.model.name)) for name, pool in self._pools.items()}
+        by_name = self._config.tps
+        if not by_name:
+            return {name: self._demand.served_tps(pool) for name, pool in self._pools.items()}
+        found = {name: by_name.get(name, by_name.get(pool.model.name)) for name, pool in self._pools.items()}
         return {name: tps for name, tps in found.items() if tps is not None}
 
     def instances(self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts]) -> Mapping[str, int]:
-        """As the Protocol says."""
-        known = [pool for pool in pools if pool.name in self._tps]
+        planned = [pool for pool in pools if pool.name in self._tps]
         if self._name == "greedy":
-            return self._greedy.instances(demand_tps, known)
-        problem = self._problem(demand_tps, known, [pool for pool in pools if pool.name not in self._tps])
+            return self._greedy.instances(demand_tps, planned)
+        problem = self._problem(demand_tps, planned, [pool for pool in pools if pool.name not in self._tps])
         found = plan(problem).after()
-        return {pool.name: found.get((pool.model, pool.region, pool.gpu), 0) for pool in known}
+        return {pool.name: found.get((pool.model, pool.region, pool.gpu), 0) for pool in planned}
 
     @cached_property
     def _greedy(self) -> InstancePlanner:
         return Cover(self._tps, self._config.epsilon, self._config.startup_s)
 
     def _problem(
-        self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], others: Sequence[PoolCounts]
+        self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]
     ) -> Problem:
         kinds: dict[tuple[str, str], Kind] = {}
-        regions = tuple(dict.fromkeys(pool.region for pool in pools))
-        for pool in pools:
-            kinds[pool.model, pool.gpu] = Kind(
-                pool.model,
-                pool.gpu,
-                self._tps[pool.name],
-                pool.usd_per_hour,
-                self._config.startup_s,
-                pool.gpus[pool.gpu],
-            )
-        demand: dict[str, dict[str, tuple[float, ...]]] = {}
-        for (model, region), windows in demand_tps.items():
-            if any(pool.model == model for pool in pools):
-                # Who comes from where nothing stands is served by the first region.
-                at, there = region if region in regions else regions[0], demand.setdefault(model, {})
-                before = there.get(at, (0.0,) * len(windows))
-                there[at] = tuple(map(sum, zip(before, windows, strict=True)))
-        limits: dict[str, dict[str, int]] = {}
-        for region, gpu, count in self._demand.setting.fleet.gpu_limits:
-            if region not in regions:
-                continue
-            taken = sum(p.gpus.get(gpu, 0) * (p.num_serving + p.num_starting) for p in others if p.region == region)
-            taken += sum(p.gpus.get(gpu, 0) * p.num_down for p in (*pools, *others) if p.region == region)
-            limits.setdefault(region, {})[gpu] = max(count - taken, 0)
         least: dict[str, dict[str, int]] = {}
         for pool in pools:
-            at_least = least.setdefault(pool.model, {})
-            at_least[pool.region] = at_least.get(pool.region, 0) + max(pool.min_replicas, 1)
+            kinds[pool.model, pool.gpu] = Kind(
+                pool.model, pool.gpu, self._tps[pool.name], pool.usd_per_hour, self._config.startup_s,
+                pool.gpus[pool.gpu],
+            )  # fmt: skip
+            by_region = least.setdefault(pool.model, {})
+            by_region[pool.region] = by_region.get(pool.region, 0) + max(pool.min_replicas, 1)
+        regions = tuple(dict.fromkeys(pool.region for pool in pools))
         have = tuple(Have(p.model, p.region, p.gpu, p.num_serving + p.num_starting) for p in pools)
         return Problem(
-            tuple(kinds.values()), regions, (demand,), have, limits, self._config.epsilon, least_at=least
+            tuple(kinds.values()), regions, (_demand_by_model(demand_tps, pools, regions),), have,
+            self._gpu_limits(regions, pools, unplanned), self._config.epsilon, least_at=least,
         )  # fmt: skip
+
+    def _gpu_limits(
+        self, regions: Sequence[str], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]
+    ) -> dict[str, dict[str, int]]:
+        """By region and GPU: the fleet's limit less what unplanned pools and failed replicas hold."""
+        limits: dict[str, dict[str, int]] = {}
+        for region, gpu, count in self._demand.scenario.fleet.gpu_limits:
+            if region in regions:
+                held = [(p, p.num_serving + p.num_starting) for p in unplanned]
+                held += [(p, p.num_down) for p in (*pools, *unplanned)]
+                taken = sum(p.gpus.get(gpu, 0) * num for p, num in held if p.region == region)
+                limits.setdefault(region, {})[gpu] = max(count - taken, 0)
+        return limits
 
     def __str__(self) -> str:
         return self._name
 
 
-def _names(model: Model) -> tuple[str, ...]:
-    return (model.name, model.hf_id, *model.aliases)
+def _demand_by_model(
+    demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], regions: Sequence[str]
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """By model and region. The first region serves demand from regions without a pool."""
+    demand: dict[str, dict[str, tuple[float, ...]]] = {}
+    for (model, region), windows in demand_tps.items():
+        if any(pool.model == model for pool in pools):
+            at, by_region = region if region in regions else regions[0], demand.setdefault(model, {})
+            by_region[at] = tuple(map(sum, zip(by_region.get(at, (0.0,) * len(windows)), windows, strict=True)))
+    return demand

@@ -1,4 +1,4 @@
-"""What a result says beside its numbers: who was turned away and why, who cheated, what was planned on the way."""
+"""Notes of a result beside its numbers: rejected requests, a forecaster that knew the future, plans made on the way."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from headway.core.fleet import Pool
 from headway.core.policy import Scaler
 from headway.core.record import Outcome, Records
 from headway.policies.resolve import Choice
-from headway.scenario import long_term
-from headway.scenario.replan_search import replanner_of
+from headway.scenario.long_term import knows_future
+from headway.scenario.replan import replanner_of
 
 
 def rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
-    """Why requests were turned away."""
+    """How many requests were rejected, and why."""
     rejected = records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]
     if not len(rejected):
         return []
@@ -26,14 +26,14 @@ def rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
     return notes if too_long else notes[1:]
 
 
-def cheating(scaler: Choice[Scaler] | None) -> list[str]:
-    """What a scaler knew that it could not know."""
-    if not long_term.cheats(scaler):
+def leaks(scaler: Choice[Scaler] | None) -> list[str]:
+    """A warning where the scaler's forecaster knew the run's own demand."""
+    if not knows_future(scaler):
         return []
     return ["cheating: the forecaster is fitted on the demand of this very run, its future included"]
 
 
-def replanned(policies: Policies) -> list[str]:
-    """Which plans were made on the way."""
+def new_plans(policies: Policies) -> list[str]:
+    """The plans that the policies followed, and failures to plan."""
     planner = replanner_of(policies)
     return [] if planner is None else planner.news

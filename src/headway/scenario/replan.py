@@ -1,193 +1,274 @@
-"""`cascade.replan` of a scenario file: which pools plans may use, what cannot be planned, and the planner itself."""
+"""`cascade.replan` of a scenario file: the pools that plans may use, the planner, and the policies that follow it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from headway.catalog.coefficients import Coefficients
+from headway.config.scenario import Scenario, StepTimes
 from headway.config.spec import CascadeSpec, PoolSpec, Replan, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.task import InlineTask, TaskFactory
+from headway.planning.cascade.bilevel import Looked, Search, SetsOf, all_sets
+from headway.planning.cascade.bounds import StepBounds
+from headway.planning.cascade.candidates import along_s, candidates
+from headway.planning.cascade.latencies import Latencies
 from headway.planning.cascade.periods import Period
-from headway.planning.cascade.problem import Problem
+from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.planners import EFFORT, MOST
+from headway.planning.cascade.problem import Problem, QualityFloor
 from headway.planning.cascade.replanning import Replanner, Shape, Standing, target_of
+from headway.planning.cascade.shapes import Sets, among
 from headway.planning.cascade.shapes import shapes as shapes_of
+from headway.planning.cascade.stage_simulator import Simulated, rounds
 from headway.policies import resolve
-from headway.scenario.replan_search import Work, following
+from headway.policies.cascade.replanned import Replanned as ReplannedCascade
+from headway.policies.resolve import Choice
+from headway.policies.scaling.replanned import Replanned as ReplannedScaler
+from headway.scenario.user_modules import loader_of
 from headway.workload.arrivals import Deterministic, Gamma, Poisson
+from headway.workload.quality import Scores
 from headway.workload.quality_source import score_table
 from headway.workload.spec import WorkloadSpec
 
 AT = ("cascade", "replan")
 
 
-def expanded(spec: Spec, fleet: Fleet, places: Places) -> Spec:
-    """With a pool, empty at first, for each further shape that plans may give a replica of the cascade's models.
+def with_empty_pools(spec: Spec, fleet: Fleet, places: Places) -> Spec:
+    """The specification with an empty pool for each further shape in which plans may start the cascade's models.
 
-    It is as the first pool of its model, which has to have one.
+    The pool is like the first pool of its model. HeadwayError where plans cannot be made for the fleet.
     """
     if spec.cascade is None or spec.cascade.replan is None:
         return spec
-    config, own = spec.cascade.replan, _own(spec.cascade, fleet)
-    _check(spec, fleet, config, own, places)
-    made = [replace(said, min_replicas=0) if pool in own else said for said, pool in _pairs(spec, fleet)]
-    there = _shapes(own)
-    for pool in {pool.model.name: pool for pool in reversed(own)}.values():
-        said = spec.fleet[fleet.pools.index(pool)]
-        shapes = _possible(said, pool, config, own)
-        made += [_of_shape(said, pool, each) for each in shapes if (pool.model.name, each.tp, each.pp) not in there]
-    return replace(spec, fleet=tuple(made))
+    config, pools = spec.cascade.replan, _cascade_pools(spec.cascade, fleet)
+    _check(spec, fleet, config, pools, places)
+    specs = [replace(each, min_replicas=0) if pool in pools else each for each, pool in _with_specs(spec, fleet)]
+    existing = _by_shape(pools)
+    for pool in {pool.model.name: pool for pool in reversed(pools)}.values():
+        like = spec.fleet[fleet.pools.index(pool)]
+        shapes = _possible_shapes(like, pool, config, pools)
+        specs += [
+            _empty_pool(like, pool, each) for each in shapes if (pool.model.name, each.tp, each.pp) not in existing
+        ]
+    return replace(spec, fleet=tuple(specs))
 
 
-def follow(
-    spec: Spec, fleet: Fleet, base_dir: Path, places: Places, policies: Policies, cascade: CascadeConfig,
-    known: Mapping[str, Coefficients], desk: TaskFactory | None,
-) -> Policies:  # fmt: skip
-    """The policies of an expanded scenario, whose cascade and fleet follow plans made at the `desk`.
+def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | None) -> Policies:
+    """The policies with a cascade and a scaler that follow the plans of a `Replanner`.
 
-    Without a desk, as in a simulation, plans take `planning_s`. HeadwayError where its workload's scores cannot be had.
+    `tasks` runs the planner. None, as in a simulation: plans take `planning_s`. HeadwayError where the workload's
+    scores cannot be had.
     """
-    assert spec.cascade is not None and spec.cascade.replan is not None
-    config, own = spec.cascade.replan, _own(spec.cascade, fleet)
-    first, pools = own[0], _shapes(own)
-    models = {pool.model.name: pool.model for pool in own}
-    ask = partial(
-        Problem, models=tuple(models[name] for name in cascade.models), gpu=first.gpu, engine=first.engine,
-        num_gpus=_num_gpus(config, own), target=target_of(config), gpus_per_server=config.gpus_per_server,
+    spec, places, cascade = scenario.spec, scenario.places, policies.cascade
+    assert spec.cascade is not None and spec.cascade.replan is not None and cascade is not None
+    config, own = spec.cascade.replan, _cascade_pools(spec.cascade, scenario.fleet)
+    num_gpus, models = _num_gpus(config, own), {pool.model.name: pool.model for pool in own}
+    problem = partial(
+        Problem, models=tuple(models[name] for name in cascade.models), gpu=own[0].gpu, engine=own[0].engine,
+        num_gpus=num_gpus, target=target_of(config), gpus_per_server=config.gpus_per_server,
         judge_s=cascade.judge_s, max_kinds=1, span_s=config.every_s,
     )  # fmt: skip
-    by_model = {pool.model.name: known[pool.name] for pool in reversed(own)}
-    allowed = {name: tuple(pool.parallel for pool in own if pool.model.name == name) for name in models}
+    coefficients = StepTimes(scenario).coefficients
     with places.at("workload", "quality"):
-        expected = _expected(spec.workload, cascade.models, base_dir)
-    alone = replace(policies, cascade=None, scaler=None, migration=None, admission=None)
-    work = Work(ask, alone, by_model, spec.seed, shapes=allowed)
-    standing = Standing(_thresholds(spec.cascade, places), {pool.name: pool.replicas for pool in own})
-    planner = Replanner(
-        cascade.models, pools, standing, expected, (desk or InlineTask)(work), config, spec.seed,
-        planning_s=0.0 if desk else config.planning_s,
+        expected = _expected(spec.workload, cascade.models, scenario.base_dir)
+    planner = UnrehearsedPlanner(
+        problem,
+        replace(policies, cascade=None, scaler=None, migration=None, admission=None),
+        {pool.model.name: coefficients[pool.name] for pool in reversed(own)},
+        spec.seed,
+        {name: tuple(pool.parallel for pool in own if pool.model.name == name) for name in models},
+    )
+    first = Standing(
+        _thresholds(spec.cascade, places, scenario.base_dir), {pool.name: pool.replicas for pool in own}
     )  # fmt: skip
-    return following(policies, cascade, planner, _num_gpus(config, own))
+    replanner = Replanner(
+        cascade.models, _by_shape(own), first, expected, (tasks or InlineTask)(planner), config, spec.seed,
+        planning_s=0.0 if tasks else config.planning_s,
+    )  # fmt: skip
+    return following(policies, cascade, replanner, num_gpus)
 
 
-def can_reshape(said: PoolSpec) -> tuple[bool, bool]:
-    """Whether replicas with other tensor parallelism, and with more or fewer stages, can be started as the pool says.
+@dataclass(frozen=True)
+class UnrehearsedPlanner:
+    """Plans for observed scores and an observed rate. Plans are not rehearsed: that takes too long while serving."""
 
-    A simulation can; processes can where their command, or environment, is told.
+    problem: Callable[..., Problem]
+    """Takes `scores` and `rate_rps`."""
+    policies: Policies
+    """Of the simulations of one stage."""
+    coefficients: Mapping[str, Coefficients]
+    """Of step times, by model."""
+    seed: int = 0
+    shapes: Mapping[str, tuple[Parallel, ...]] | None = None
+    """The shapes that replicas may have, by model; None: any."""
+
+    def __call__(self, scores: Scores, rate_rps: float) -> CascadePlan:
+        problem = self.problem(scores=scores, rate_rps=rate_rps)
+        num = rounds(problem)
+        stage = Simulated(problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients)
+        bounds = StepBounds(problem.gpu, problem.engine, num, self.coefficients)
+        search = Search(problem, Latencies(stage), bounds, EFFORT, sets_of=self._allowed_sets(problem))
+        return _least_total_latency(search, search.look(problem.target))
+
+    def _allowed_sets(self, problem: Problem) -> SetsOf | None:
+        if self.shapes is None:
+            return None
+        every, allowed = all_sets(problem), self.shapes
+
+        def sets_of(stage: int, used: tuple[bool, ...]) -> Sets:
+            return among(every(stage, used), allowed[problem.names[stage]])
+
+        return sets_of
+
+
+def _least_total_latency(search: Search, looked: Looked) -> CascadePlan:
+    """Of the candidates that reach the quality, the one with the least latency over all stages of a request.
+
+    The candidate with the least maximum alone gives each stage as few GPUs as the slowest stage's latency allows, and
+    the stages' latencies add up.
     """
-    if said.endpoints or said.kubernetes is not None:
+    found = candidates(search, looked, "cascadia", MOST)
+    feasible = [each for each in found if each.status != "infeasible"]
+    if not feasible or not isinstance(looked.objective.target, QualityFloor):
+        return found[0]
+    return min(feasible, key=along_s)
+
+
+def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, num_gpus: int) -> Policies:
+    """The policies with a cascade and a scaler that follow a planner."""
+    accept = Choice("replanned", ReplannedCascade, {"planner": planner})
+    arguments = {"planner": planner, "num_gpus": num_gpus, "interval_s": planner.config.interval_s}
+    scaler = Choice("replanned", ReplannedScaler, arguments)
+    return structs.replace(policies, cascade=structs.replace(cascade, policy=accept), scaler=scaler)
+
+
+def replanner_of(policies: Policies) -> Replanner | None:
+    """The planner that the policies follow."""
+    chosen = None if policies.cascade is None else policies.cascade.policy
+    planner = chosen.arguments.get("planner") if isinstance(chosen, Choice) else None
+    return planner if isinstance(planner, Replanner) else None
+
+
+def can_reshape(spec: PoolSpec) -> tuple[bool, bool]:
+    """Whether replicas with other tensor parallelism, and with more or fewer stages, can be started for the pool.
+
+    A simulation can start any. Processes can where `{tp}` or `{pp}` is in their command or environment.
+    """
+    if spec.endpoints or spec.kubernetes is not None:
         return False, False
-    if said.processes is None:
+    if spec.processes is None:
         return True, True
-    words = (*said.processes.command, *said.processes.env.values())
+    words = (*spec.processes.command, *spec.processes.env.values())
     return any("{tp}" in word for word in words), any("{pp}" in word for word in words)
 
 
-def told(spec: Spec, fleet: Fleet) -> list[str]:
-    """What is planned anew, and what is not done, for who starts a gateway."""
+def start_notes(spec: Spec, fleet: Fleet) -> list[str]:
+    """What a gateway prints at its start: the target of plans, and the pools whose replicas keep their shape."""
     if spec.cascade is None or spec.cascade.replan is None:
         return []
-    config, own = spec.cascade.replan, _own(spec.cascade, fleet)
+    config, pools = spec.cascade.replan, _cascade_pools(spec.cascade, fleet)
     aim = f"quality {config.quality:g}" if config.quality is not None else f"a p95 latency of {config.latency_s:g} s"
-    lines = [f"planned anew every {config.every_s:g} s if need be, for {aim} on {_num_gpus(config, own)} GPUs"]
-    for said, pool in _pairs(spec, fleet):
-        if pool in own and pool.replicas:
+    notes = [f"planned anew every {config.every_s:g} s if need be, for {aim} on {_num_gpus(config, pools)} GPUs"]
+    for pool_spec, pool in _with_specs(spec, fleet):
+        if pool in pools and pool.replicas:
             words = ("{tp}", "{pp}")
-            fixed = [word for word, can in zip(words, can_reshape(said), strict=True) if not can]
+            fixed = [word for word, can in zip(words, can_reshape(pool_spec), strict=True) if not can]
             if fixed:
                 verb = "are" if len(fixed) > 1 else "is"
-                why = f"as {' and '.join(fixed)} {verb} nowhere in its `processes`" if said.processes else "as pods do"
-                lines.append(f"replicas of {pool.name} keep their {' and '.join(word[1:3] for word in fixed)}, {why}")
-    return lines
+                processes = f"as {' and '.join(fixed)} {verb} nowhere in its `processes`"
+                why = processes if pool_spec.processes else "as pods do"
+                notes.append(f"replicas of {pool.name} keep their {' and '.join(word[1:3] for word in fixed)}, {why}")
+    return notes
 
 
-def _pairs(spec: Spec, fleet: Fleet) -> Iterator[tuple[PoolSpec, Pool]]:
+def _with_specs(spec: Spec, fleet: Fleet) -> Iterator[tuple[PoolSpec, Pool]]:
     return zip(spec.fleet, fleet.pools, strict=True)
 
 
-def _own(cascade: CascadeSpec, fleet: Fleet) -> list[Pool]:
-    """The pools of the cascade's models."""
-    named = set(cascade.models)
-    return [
-        pool for pool in fleet.pools if named & {pool.model.name, pool.model.hf_id, *pool.model.aliases}
-    ]  # fmt: skip
+def _cascade_pools(cascade: CascadeSpec, fleet: Fleet) -> list[Pool]:
+    return [pool for pool in fleet.pools if not set(cascade.models).isdisjoint(pool.model.names)]
 
 
-def _num_gpus(config: Replan, own: list[Pool]) -> int:
-    return config.num_gpus or sum(pool.replicas * pool.parallel.num_gpus for pool in own)
+def _num_gpus(config: Replan, pools: list[Pool]) -> int:
+    return config.num_gpus or sum(pool.replicas * pool.parallel.num_gpus for pool in pools)
 
 
-def _shapes(own: list[Pool]) -> dict[Shape, str]:
-    return {(pool.model.name, pool.parallel.tp, pool.parallel.pp): pool.name for pool in own}
+def _by_shape(pools: list[Pool]) -> dict[Shape, str]:
+    return {(pool.model.name, pool.parallel.tp, pool.parallel.pp): pool.name for pool in pools}
 
 
-def _possible(said: PoolSpec, pool: Pool, config: Replan, own: list[Pool]) -> list[Parallel]:
-    """Shapes that a replica like the pool's could be started in."""
-    other_tp, other_pp = can_reshape(said)
+def _possible_shapes(spec: PoolSpec, pool: Pool, config: Replan, pools: list[Pool]) -> list[Parallel]:
+    """Shapes in which a replica of the pool could be started."""
+    other_tp, other_pp = can_reshape(spec)
     server = config.gpus_per_server or pool.gpu.gpus_per_node
-    found, _ = shapes_of(pool.model, pool.gpu, pool.engine, _num_gpus(config, own), server, Problem.max_pp)
-    here = pool.parallel
-    return [each for each in found if (other_tp or each.tp == here.tp) and (other_pp or each.pp == here.pp)]
+    shapes, _ = shapes_of(pool.model, pool.gpu, pool.engine, _num_gpus(config, pools), server, Problem.max_pp)
+    own = pool.parallel
+    return [each for each in shapes if (other_tp or each.tp == own.tp) and (other_pp or each.pp == own.pp)]
 
 
-def _of_shape(said: PoolSpec, pool: Pool, shape: Parallel) -> PoolSpec:
+def _empty_pool(like: PoolSpec, pool: Pool, shape: Parallel) -> PoolSpec:
     name = f"{pool.name}-tp{shape.tp}" + (f"-pp{shape.pp}" if shape.pp > 1 else "")
     return replace(
-        said, name=name, tp=shape.tp, pp=shape.pp, replicas=0, min_replicas=0, kv_capacity_tokens=None,
+        like, name=name, tp=shape.tp, pp=shape.pp, replicas=0, min_replicas=0, kv_capacity_tokens=None,
     )  # fmt: skip
 
 
-def _thresholds(cascade: CascadeSpec, places: Places) -> tuple[float, ...]:
-    """Of the first plan."""
-    choice = resolve.cascade(cascade.policy)
+def _thresholds(cascade: CascadeSpec, places: Places, base_dir: Path) -> tuple[float, ...]:
+    """The thresholds of the scenario, which hold until the first new plan."""
+    choice = resolve.cascade(cascade.policy, loader_of(base_dir))
     if choice.name != "thresholds":
         raise places.error(("cascade", "policy"), f"{choice.name}; expected thresholds, which `replan` changes")
-    given, num = choice.arguments.get("thresholds", 80.0), len(cascade.models) - 1
-    levels = tuple(given) if isinstance(given, list) else (given,) * num
-    if len(levels) != num:
-        raise places.error(("cascade", "policy"), f"{len(levels)} thresholds; expected {num}, one fewer than models")
-    return levels
+    levels, num = choice.arguments.get("thresholds", 80.0), len(cascade.models) - 1
+    thresholds = tuple(levels) if isinstance(levels, list) else (levels,) * num
+    if len(thresholds) != num:
+        raise places.error(
+            ("cascade", "policy"), f"{len(thresholds)} thresholds; expected {num}, one fewer than models"
+        )
+    return thresholds
 
 
 def _expected(workload: WorkloadSpec, models: tuple[str, ...], base_dir: Path) -> Period | None:
-    """What the first plan was made for, as far as the scenario says it."""
+    """The requests that the scenario's own thresholds and replicas are for, as far as the workload describes them."""
     if workload.quality is None:
         return None
     scores = score_table(workload.quality, base_dir).stages(models)
     arrivals = workload.arrivals
     rate_rps = arrivals.rate if isinstance(arrivals, Poisson | Gamma | Deterministic) else arrivals
-    known = float(rate_rps) if isinstance(rate_rps, int | float) else None
-    return Period(known, tuple(scores.prompt_tokens.astype("f8").tolist()), scores)
+    constant = float(rate_rps) if isinstance(rate_rps, int | float) else None
+    return Period(constant, tuple(scores.prompt_tokens.astype("f8").tolist()), scores)
 
 
-def _check(spec: Spec, fleet: Fleet, config: Replan, own: list[Pool], places: Places) -> None:
-    """What plans cannot be made for."""
+def _check(spec: Spec, fleet: Fleet, config: Replan, pools: list[Pool], places: Places) -> None:
+    """HeadwayError where plans cannot be made for the scenario."""
     if spec.combos:
         raise places.error(AT, "plans have pools alone; expected `fleet` without `combos`")
-    said = [spec.policies.scaling, *(variant.scaling for variant in spec.variants)]
-    if any(scaling is not None for scaling in said):
-        raise places.error(AT, "says how many replicas there are, as `scaling` does; expected one of the two")
-    used = sum(pool.replicas * pool.parallel.num_gpus for pool in own)
+    scalings = [spec.policies.scaling, *(variant.scaling for variant in spec.variants)]
+    if any(scaling is not None for scaling in scalings):
+        raise places.error(AT, "sets the number of replicas, as `scaling` does; expected one of the two")
+    used = sum(pool.replicas * pool.parallel.num_gpus for pool in pools)
     if config.num_gpus is not None and config.num_gpus < used:
         raise places.error((*AT, "num_gpus"), f"{config.num_gpus}; expected {used} or more, as many as `fleet` has")
     seen: dict[Shape, str] = {}
-    for i, (pool_said, pool) in enumerate(_pairs(spec, fleet)):
-        if pool in own:
-            _check_pool(pool_said, pool, own[0], seen, ("fleet", i), places)
+    for i, (pool_spec, pool) in enumerate(_with_specs(spec, fleet)):
+        if pool in pools:
+            _check_pool(pool_spec, pool, pools[0], seen, ("fleet", i), places)
 
 
-def _check_pool(said: PoolSpec, pool: Pool, first: Pool, seen: dict[Shape, str], at: Key, places: Places) -> None:
-    """It has a shape that plans can give, and is not like another one."""
+def _check_pool(spec: PoolSpec, pool: Pool, first: Pool, seen: dict[Shape, str], at: Key, places: Places) -> None:
+    """HeadwayError where a pool has a shape that plans do not have, or the shape of an earlier pool."""
     if (pool.gpu, pool.engine, pool.region) != (first.gpu, first.engine, first.region):
         raise places.error(at, f"{pool.name}: expected the GPU, engine and region of {first.name}, as `replan` plans")
-    if said.max_replicas is not None:
-        raise places.error((*at, "max_replicas"), "plans say how many replicas there are; leave it out")
+    if spec.max_replicas is not None:
+        raise places.error((*at, "max_replicas"), "plans set the number of replicas; expected no max_replicas")
     if pool.parallel.dp > 1 or pool.parallel.ep:
         raise places.error(at, f"{pool.name}: `dp` and `ep` are no part of what `replan` plans; expected tp and pp")
     shape = (pool.model.name, pool.parallel.tp, pool.parallel.pp)

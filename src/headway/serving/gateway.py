@@ -30,9 +30,9 @@ from headway.planning.cascade.replanning import Replanner
 from headway.policies import resolve
 from headway.policies.hourly import Planning
 from headway.policies.resolve import Choice
-from headway.scenario.long_term import cheats
-from headway.scenario.replan_search import replanner_of
-from headway.scenario.run import policies_of
+from headway.scenario.long_term import knows_future
+from headway.scenario.policies import policies_of
+from headway.scenario.replan import replanner_of
 from headway.serving.pools import DeclaredPool, check_halves, check_together, parts_of
 from headway.sim.replica_resources import kv_blocks
 
@@ -91,7 +91,7 @@ def plan(chosen: Scenario) -> Plan:
     models = [each.pool.model for each in said]
     return Plan(
         pools=served,
-        names={model.name: (model.name, model.hf_id, *model.aliases) for model in models},
+        names={model.name: model.names for model in models},
         policies=policies,
         pacer=spec.pacer,
         seed=spec.seed,
@@ -214,8 +214,7 @@ def _starts(chosen: Scenario, said: list[DeclaredPool]) -> list[Processes | Kube
 
 def _is_planned(spec: Spec, said: DeclaredPool) -> bool:
     """Plans say how many replicas the pool has."""
-    model = said.pool.model
-    names = {model.name, model.hf_id, *model.aliases}
+    names = set(said.pool.model.names)
     return spec.cascade is not None and spec.cascade.replan is not None and not names.isdisjoint(spec.cascade.models)
 
 
@@ -331,7 +330,7 @@ def _check_forecasts(policies: Policies, places: Places) -> None:
     if not isinstance(choice, Choice) or "forecaster" not in signature(choice.made_by).parameters:
         return
     at = ("policies", "scaling")
-    if cheats(choice):
+    if knows_future(choice):
         raise places.error((*at, "forecaster"), "is fitted on demand that is still to come; expected one without -leak")
     config: Planning = choice.arguments.get("plan") or Planning()
     if not config.tps and "planner" not in choice.arguments:

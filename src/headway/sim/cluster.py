@@ -145,7 +145,7 @@ class Cluster:
         """Hand the replicas to control, model by model."""
         deployments = {part.name: each.name for each in self._deployments.values() for part in unit_of(each)}
         members: dict[str, list[Member]] = {pool.model.name: [] for pool in self._pools}
-        names = {m.name: (m.name, m.hf_id, *m.aliases) for m in (pool.model for pool in self._pools)}
+        names = {pool.model.name: pool.model.names for pool in self._pools}
         for replica in self._replicas:
             members[replica.model].append(self._member(replica, deployments[replica.pool]))
         self._control.configure(policies, members, names, seed, partial(self._scaling, policies, seed), self._observer)

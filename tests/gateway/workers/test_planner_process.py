@@ -266,7 +266,7 @@ def test_what_plans_cannot_be_rolled_out_on_is_refused(tmp_path: Path, change: d
 def test_it_is_said_which_shapes_there_are_no_processes_for(tmp_path: Path) -> None:
     for options, words in (((), "{tp} and {pp} are nowhere"), (("--tp", "{tp}"), "{pp} is nowhere")):
         chosen, _ = composition.load(_cascade(tmp_path, *options))
-        lines = replanfile.told(chosen.spec, chosen.fleet)
+        lines = replanfile.start_notes(chosen.spec, chosen.fleet)
         assert lines[0] == "planned anew every 2 s if need be, for quality 75 on 4 GPUs"
         assert len(lines) == 3 and all(words in line for line in lines[1:])
         assert ("small-tp2" in {pool.name for pool in chosen.fleet.pools}) == bool(options)

@@ -33,7 +33,7 @@ from headway.policies.resolve import Choice
 from headway.reproduce.cascadia.runs import SCALE
 from headway.reproduce.cascadia.setup import ROWS, asked
 from headway.reproduce.tasks import Measurement
-from headway.scenario.replan_search import Work, following
+from headway.scenario.replan import UnrehearsedPlanner, following
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
 from headway.workload.quality import with_scores
@@ -113,7 +113,7 @@ def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed:
     assert isinstance(problem.target, QualityFloor)
     config = Replan(quality=problem.target.q_min, every_s=PERIOD_S / 4 if quick else PERIOD_S)
     asking = partial(replace, problem, target=target_of(config), use_all=False, span_s=config.every_s)
-    work = Work(asking, case.policies, case.coefficients, case.seed)
+    work = UnrehearsedPlanner(asking, case.policies, case.coefficients, case.seed)
     expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
     pools = {shape: pool.name for shape, pool in _pools(case, {}).items()}
     return Replanner(

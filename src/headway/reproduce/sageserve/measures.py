@@ -11,6 +11,7 @@ import numpy.typing as npt
 from msgspec import structs
 
 from headway import scenario
+from headway.config.scenario import with_seed
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.fleet import Fleet
@@ -38,13 +39,13 @@ RECOVERED_S = 1.0
 
 def theta(document: Mapping[str, Any]) -> Measurement:
     """By model: input tokens per second that an instance serves in time (`tps`), and flat out (`most`)."""
-    chosen = scenario.assemble(dict(document), Places(), Path())
-    line = scenario.Lines(chosen)
-    demanded = long_term.Demanded(long_term.Setting(chosen.spec.workload, 0, Path(), chosen.fleet, line))
+    chosen = with_seed(scenario.assemble(document, Places(), Path()), 0)
+    line = scenario.StepTimes(chosen)
+    demand = long_term.ScenarioDemand(chosen, line)
     found: Measurement = {"tps": {}, "most": {}}
     for pool in {pool.model.name: pool for pool in chosen.fleet.pools}.values():
-        found["tps"][pool.model.name] = demanded.tps(pool)
-        rows = _some(demanded.table, pool.model.name)
+        found["tps"][pool.model.name] = demand.served_tps(pool)
+        rows = _some(demand.table, pool.model.name)
         source = TraceSource(rows)
         alone = Fleet((structs.replace(pool, replicas=1),))
         records = simulate(alone, source, Policies(JsqTokens, Fcfs), seed=0, line=line)

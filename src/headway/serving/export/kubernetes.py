@@ -15,7 +15,7 @@ from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
 from headway.gateway.upstream.dialects import api_of
-from headway.scenario.run import policies_of
+from headway.scenario.policies import policies_of
 from headway.serving.export import fleet_file, sglang, vllm
 
 Manifest = dict[str, Any]

@@ -1,0 +1,111 @@
+"""The policies of a scenario: names and arguments of its specification, resolved and checked against its fleet."""
+
+from __future__ import annotations
+
+from headway.config.scenario import Scenario, StepTimes, listed, variants
+from headway.config.spec import PolicySpec
+from headway.control.policies import CascadeConfig, Policies
+from headway.core.errors import HeadwayError, unknown
+from headway.core.fleet import Fleet
+from headway.core.policy import Scaler
+from headway.core.task import TaskFactory
+from headway.policies import resolve
+from headway.policies.resolve import Choice
+from headway.scenario import long_term, replan
+from headway.scenario.user_modules import loader_of
+
+
+def policies_of(scenario: Scenario, tasks: TaskFactory | None = None) -> Policies:
+    """The policies of a scenario with one variant. `tasks` runs the planners of scalers; None: inline.
+
+    HeadwayError where there are several variants, or where a policy cannot be had.
+    """
+    chosen = variants(scenario)
+    if len(chosen) > 1:
+        raise scenario.places.error(("policies",), "several of a kind; expected one routing and one ordering")
+    return _resolved(chosen[0], tasks)
+
+
+def check(scenario: Scenario) -> None:
+    """HeadwayError where a policy of any variant cannot be had."""
+    for variant in variants(scenario):
+        _resolved(variant, None)
+
+
+def labels(scenario: Scenario) -> dict[str, str]:
+    """How reports name the policies of a scenario with one variant: kind -> name and arguments."""
+    spec = scenario.spec
+    if spec.variants:
+        return {"policies": spec.variants[0].name}
+    policies, load = spec.policies, loader_of(scenario.base_dir)
+    (routing,), (ordering,) = listed(policies.routing), listed(policies.ordering)
+    names = {"routing": str(resolve.router(routing, load)), "ordering": str(resolve.ordering(ordering, load))}
+    if policies.migration is not None:
+        names["migration"] = str(resolve.migration(policies.migration, load))
+    if policies.scaling is not None:
+        names["scaling"] = str(scaler_of(scenario))
+    return names if policies.ordering_at == "replica" else {**names, "ordering_at": policies.ordering_at}
+
+
+def scaler_of(scenario: Scenario, tasks: TaskFactory | None = None) -> Choice[Scaler] | None:
+    """The scaler, with the forecaster and the planner that its specification names."""
+    spec = scenario.spec.policies.scaling
+    return None if spec is None else long_term.scaler(spec, scenario, StepTimes(scenario), tasks)
+
+
+def _resolved(scenario: Scenario, tasks: TaskFactory | None) -> Policies:
+    spec, places, load = scenario.spec.policies, scenario.places, loader_of(scenario.base_dir)
+    (routing,), (ordering,) = listed(spec.routing), listed(spec.ordering)
+    with places.at("policies", "routing"):
+        router = resolve.router(routing, load)
+    with places.at("policies", "ordering"):
+        order = resolve.ordering(ordering, load)
+        if spec.ordering_at != "gateway":
+            _check_engines(scenario.fleet, ordering)
+    with places.at("policies", "migration"):
+        migration = None if spec.migration is None else resolve.migration(spec.migration, load)
+    with places.at("policies", "scaling"):
+        scaler = scaler_of(scenario, tasks)
+    with places.at("policies", "admission"):
+        admission = None if spec.admission is None else resolve.admission(spec.admission, load)
+    policies = Policies(
+        router, order, spec.ordering_at, _window(scenario), migration=migration, admission=admission,
+        cascade=_cascade(scenario), scaler=scaler,
+    )  # fmt: skip
+    if scenario.spec.cascade is None or scenario.spec.cascade.replan is None:
+        return policies
+    return replan.add_replanning(scenario, policies, tasks)
+
+
+def _window(scenario: Scenario) -> int | None:
+    """The specified window; None: as many requests as a replica runs where the gateway orders, else no window."""
+    spec = scenario.spec.policies
+    if spec.window is not None or spec.ordering_at == "replica":
+        return spec.window
+    return min(pool.engine.max_num_seqs for pool in scenario.fleet.all_pools)
+
+
+def _cascade(scenario: Scenario) -> CascadeConfig | None:
+    spec, places = scenario.spec.cascade, scenario.places
+    if spec is None:
+        return None
+    served = {name: pool.model.name for pool in scenario.fleet.all_pools for name in pool.model.names}
+    for i, name in enumerate(spec.models):
+        if name not in served:
+            raise unknown("model", name, served, places.where(("cascade", "models", i)))
+    with places.at("cascade", "policy"):
+        policy = resolve.cascade(spec.policy, loader_of(scenario.base_dir))
+    models = tuple(served[name] for name in spec.models)
+    return CascadeConfig(spec.name, models, policy, spec.judge_s, spec.judge_usd, spec.judge_bias, spec.judge_noise)
+
+
+def _check_engines(fleet: Fleet, ordering: PolicySpec) -> None:
+    """HeadwayError where an engine does not support the ordering."""
+    name = ordering if isinstance(ordering, str) else str(ordering.get("name"))
+    for pool in fleet.all_pools:
+        accepted = pool.engine.orderings
+        if accepted is not None and name not in accepted:
+            raise HeadwayError(
+                f"{pool.engine.name} (pool {pool.name}) cannot order by {name} at the replica, only by"
+                f" {' or '.join(accepted)}; with ordering_at gateway, requests are ordered in front of it"
+            )
