@@ -73,7 +73,7 @@ async def _serve(plan: Plan) -> list[bytes]:
             while gateway.num_up < 2:
                 await asyncio.sleep(0.01)
             told = await asyncio.gather(*(_one(gateway, i) for i in range(8)))
-        assert not gateway.driver.tickets and not any(replica.num_in_flight for replica in gateway.replicas)
+        assert not gateway.driver.requests and not any(replica.num_in_flight for replica in gateway.replicas)
         return told
     finally:
         await gateway.stop()

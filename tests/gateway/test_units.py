@@ -161,21 +161,21 @@ def test_a_view_counts_what_it_knows_and_believes_engines_only_while_they_are_fr
     replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, Pascal(), Pacer(), clock, stale_s=60.0)
     thinking = Live(0, 0.0, 160, 10, tier=2, phase=Phase.REASONING)
     answering = Live(1, 0.0, 32, 10)
-    seats = [replica.take(thinking), replica.take(answering)]
+    seats = [replica.reserve(thinking), replica.reserve(answering)]
     assert (replica.num_in_flight, replica.num_by_tier, replica.queue_lengths) == (2, {2: 1, 0: 1}, [1, 1])
     assert (replica.num_running, replica.num_waiting, replica.kv_blocks_used) == (2, 0, 12)
     assert (replica.prefill_tokens_left, replica.tokens_generated) == (192, 0)
     thinking.generated_tokens += 3
-    seats[0].produced(3)
+    seats[0].count_tokens(3)
     assert (replica.prefill_tokens_left, replica.tokens_generated) == (32, 3)
     thinking.phase = Phase.ANSWERING
     replica.requeue(seats[0])
     assert replica.queue_lengths == [0, 2]
-    replica.scraped(Load(running=9, waiting=4, kv_share=0.5))
+    replica.update_load(Load(running=9, waiting=4, kv_share=0.5))
     assert (replica.num_running, replica.num_waiting, replica.kv_blocks_used) == (9, 4, 500)
     replica._stale_s = -1.0
     assert (replica.num_running, replica.num_waiting) == (2, 0)
     for seat in (*seats, *seats):
-        seat.give_up()
+        seat.free()
     assert (replica.num_in_flight, replica.prefill_tokens_left, replica.tokens_generated) == (0, 0, 0)
     assert replica.queue_lengths == [0, 0] and not any(replica.num_by_tier.values())

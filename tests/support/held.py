@@ -153,7 +153,7 @@ async def live(
             engine.tell("end")
         replies = await asyncio.gather(*(task for task, _ in asked))
         await inside.until(lambda: not any(engine.num_open for engine in engines))
-        await inside.until(lambda: not inside.num_in_flight and not inside.gateway.driver.tickets)
+        await inside.until(lambda: not inside.num_in_flight and not inside.gateway.driver.requests)
         looks.is_over = True
         for engine in engines:
             engine.hurries = False
@@ -164,7 +164,7 @@ async def live(
 def check_all_is_nought(inside: Inside) -> None:
     """Nothing is left at any replica, and all are well."""
     gateway = inside.gateway
-    assert inside.num_in_flight == 0 and not gateway.driver.tickets and not inside.faults and not OPEN
+    assert inside.num_in_flight == 0 and not gateway.driver.requests and not inside.faults and not OPEN
     for replica in gateway.replicas:
         assert (replica.prefill_tokens_left, replica.tokens_generated, replica.num_arriving) == (0, 0, 0)
         assert not any(replica.num_by_tier.values()) and not any(replica.queue_lengths)

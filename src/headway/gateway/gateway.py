@@ -29,7 +29,7 @@ from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, Features
 from headway.gateway.relay.writer import ResponseWriter
 from headway.gateway.scheduling.driver import Driver
-from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import dashboard
 from headway.gateway.server.auth import Caller, Keys
@@ -68,7 +68,8 @@ class Gateway:
         for served, url in in_order(plan.pools):
             self.new_replica(served, url, ordering)
         self.scaling = LiveScaling(self, ordering)
-        self._jury = None if plan.judge is None else AnswerScorer(plan.judge)
+        self._scorer = None if plan.judge is None else AnswerScorer(plan.judge)
+        self.request_metrics = RequestMetrics()
         self.driver = Driver(
             self.clock,
             self.replicas,
@@ -76,20 +77,18 @@ class Gateway:
             plan.policies,
             plan.seed,
             recording.recorder,
-            _longest,
+            self.request_metrics,
             self.settings.hold_s,
-            self._jury,
+            self._scorer,
             self.scaling.serve,
             self.decisions,
+            self._ended,
+            lambda replica, role, now: self.terms[replica].roles.append((now, role)),
         )
-        self.driver.on_ended = self._ended
-        self.driver.on_role = lambda replica, role, now: self.terms[replica].roles.append((now, role))
-        self.watch = HealthMonitor(
-            self.replicas, self.settings, self.scaling.up, self.driver.down, self.driver.abandon, self._observed
-        )
-        self.telemetry = RequestMetrics()
-        self.driver.on_judged, self.driver.on_prefilled = self.telemetry.count_judgement, self.telemetry.count_prefill
-        self.driver.on_sending, self.driver.gaps = self.telemetry.count_send, self.telemetry.inter_token
+        self.health = HealthMonitor(
+            self.replicas, self.settings, self.scaling.up, self.driver.replica_down, self.driver.fail_over,
+            self._observed,
+        )  # fmt: skip
         self.tracing: Tracing | None = None
         self._new_exchange: Callable[..., Relay] = Relay
         if self.settings.tracing:
@@ -128,7 +127,7 @@ class Gateway:
         return decisions
 
     def _request_id(self, live: Live) -> str:
-        return self.driver.tickets[live.id].request_id or str(live.id)
+        return self.driver.requests[live.id].request_id or str(live.id)
 
     def new_replica(self, served: Served, url: str, ordering: Ordering) -> LiveReplica:
         """One more, of which nobody knows yet."""
@@ -145,7 +144,7 @@ class Gateway:
 
     def start(self) -> None:
         """Look for the replicas, and let policies tick."""
-        self.watch.start()
+        self.health.start()
         delete_stale({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
         self.driver.start_ticking()
         self.scaling.start()
@@ -159,18 +158,18 @@ class Gateway:
         if self.office is not None:
             await self.office.stop()
         end_s = self.clock.now + self.settings.drain_s
-        while self.driver.tickets and self.clock.now < end_s:
+        while self.driver.requests and self.clock.now < end_s:
             await asyncio.sleep(0.05)
-        for ticket in list(self.driver.tickets.values()):
-            self.driver.gave_up(ticket)
-        await self.watch.stop()
+        for ticket in list(self.driver.requests.values()):
+            self.driver.release(ticket, ReleaseReason.CANCELLED)
+        await self.health.stop()
         await self.scaling.stop()
         if self.plan.clerks is not None:
             self.plan.clerks.close()
         for replica in self.replicas:
             replica.client.close()
-        if self._jury is not None:
-            self._jury.close()
+        if self._scorer is not None:
+            self._scorer.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
@@ -191,7 +190,7 @@ class Gateway:
 
     def _exchange(self, ask: ClientRequest, ticket: InFlightRequest, reply: ResponseWriter) -> Relay:
         return self._new_exchange(
-            ask, ticket, self.driver, self.watch, reply, ticket.request_id, self.settings.max_attempts,
+            ask, ticket, self.driver, self.health, reply, ticket.request_id, self.settings.max_attempts,
             self.plan.tell_priority,
         )  # fmt: skip
 
@@ -206,7 +205,7 @@ class Gateway:
         except BaseException:
             caller.end(tokens, 0)
             raise
-        ticket.pay = partial(caller.end, tokens)
+        ticket.on_settled = partial(caller.end, tokens)
         return ticket
 
     def _admit(
@@ -292,8 +291,8 @@ class Gateway:
 
     def settle(self, ticket: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
         """A request is over: its caller is told what it took, and engines have counted its prompt's tokens."""
-        if ticket.pay is not None:
-            ticket.pay(used_tokens)
+        if ticket.on_settled is not None:
+            ticket.on_settled(used_tokens)
         if prompt_tokens and num_chars >= 32:
             ratio = prompt_tokens / num_chars
             self._tokens_per_char += _LEARNING * (min(ratio, 2.0) - self._tokens_per_char)
@@ -304,7 +303,7 @@ class Gateway:
         live = ticket.live
         if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
             self._reasons[live.model] = live.reasoning_tokens > 0
-        self.telemetry.count_end(ticket, outcome, now)
+        self.request_metrics.count_end(ticket, outcome, now)
         if outcome is Outcome.REJECTED:
             ticket.retry_after_s = self.scaling.expected_s(live.model)
             if self.decisions is not None:
@@ -312,24 +311,24 @@ class Gateway:
         if self.decisions is not None:
             self.decisions.forget(live)
         if self.board is not None:
-            self.board.count_end(live, outcome, now, ticket.is_whole)
+            self.board.count_end(live, outcome, now, ticket.is_unstreamed)
         self.recording.add(live, "" if live.stage_index < 0 else self.names()[-1])
         self.fleet.ended()
 
     def _observed(self, replica: LiveReplica, load: Load) -> None:
-        replica.scraped(load)
+        replica.update_load(load)
         self.driver.control.on_views_refreshed(self.clock.now)
 
-    def metrics(self) -> str:
+    def metrics_page(self) -> str:
         """The gateway's own metrics, as Prometheus reads them."""
         flight: list[Sample] = []
         ups: list[Sample] = []
         for replica in self.fleet.present():
             labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
             flight.append((labels, replica.num_in_flight))
-            ups.append((labels, float(self.watch.is_up(replica))))
+            ups.append((labels, float(self.health.is_up(replica))))
         held: list[Sample] = [({"model": s.model}, len(s.held_requests())) for s in self.driver.control.services]
-        return self.telemetry.page([
+        return self.request_metrics.page([
             ("requests_in_flight", "Requests at a replica", flight),
             ("replica_up", "Whether requests are sent to a replica", ups),
             ("replicas_failed", "Replicas that are wanted and do not start",
@@ -349,9 +348,4 @@ class Gateway:
     @property
     def num_up(self) -> int:
         """Replicas to which requests are sent."""
-        return sum(self.watch.is_up(replica) for replica in self.replicas)
-
-
-def _longest(replica: LiveReplica) -> int:
-    """Prompt and output together, that a replica can hold."""
-    return min(replica.kv_blocks_total * replica.block_size_tokens + 1, replica.max_context_tokens)
+        return sum(self.health.is_up(replica) for replica in self.replicas)

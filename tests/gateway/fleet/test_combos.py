@@ -371,19 +371,21 @@ def test_the_two_requests_of_one() -> None:
         "prompt": "hi", "max_completion_tokens": 50, "min_tokens": 5, "stream": True, "temperature": 0.5,
         "stream_options": {"include_usage": True}, "return_token_ids": True, "kv_transfer_params": {"mine": 1},
     }  # fmt: skip
-    assert vllm_disaggregation.prefill(body) == {
+    assert vllm_disaggregation.prefill_body(body) == {
         "prompt": "hi", "max_completion_tokens": 1, "min_tokens": 1, "max_tokens": 1, "stream": False,
         "temperature": 0.5, "kv_transfer_params": {
             "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
             "remote_host": None, "remote_port": None,
         },
     }  # fmt: skip
-    assert vllm_disaggregation.decode(body, {"theirs": 2}) == {**body, "kv_transfer_params": {"theirs": 2}}
-    assert "kv_transfer_params" not in vllm_disaggregation.decode(body, None)
-    said = vllm_disaggregation.read(b'{"kv_transfer_params": {"a": [1]}, "usage": {"prompt_tokens": 7}, "choices": []}')
+    assert vllm_disaggregation.decode_body(body, {"theirs": 2}) == {**body, "kv_transfer_params": {"theirs": 2}}
+    assert "kv_transfer_params" not in vllm_disaggregation.decode_body(body, None)
+    said = vllm_disaggregation.read_prefill_answer(
+        b'{"kv_transfer_params": {"a": [1]}, "usage": {"prompt_tokens": 7}, "choices": []}'
+    )
     assert (said.kv_transfer_params, said.prompt_tokens) == ({"a": [1]}, 7)
     with pytest.raises(EngineError, match="no completion"):
-        vllm_disaggregation.read(b"[]")
+        vllm_disaggregation.read_prefill_answer(b"[]")
 
 
 # What cannot be served.

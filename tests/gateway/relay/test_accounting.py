@@ -54,7 +54,9 @@ def test_at_every_step_what_is_open_is_counted(inside: Inside, steps: list[tuple
     driver = inside.gateway.driver
 
     def wrong(replica: LiveReplica, here: Sequence[Connection]) -> str:
-        tickets = [each for each in driver.tickets.values() if each.replica is replica and each.seat is not None]
+        tickets = [
+            each for each in driver.requests.values() if each.replica is replica and each.reservation is not None
+        ]
         is_known = set(here) <= {ticket.connection for ticket in tickets}
         is_right = is_known and replica.num_in_flight >= max(len(here), len(tickets))
         return "" if is_right else f"{len(tickets)} seated"
@@ -84,9 +86,11 @@ def test_at_every_step_both_halves_of_what_is_open_are_counted(halves: Inside, s
     driver = halves.gateway.driver
 
     def wrong(replica: LiveReplica, here: Sequence[Connection]) -> str:
-        tickets = driver.tickets.values()
-        answers = [each for each in tickets if each.replica is replica and each.seat is not None]
-        helps = [each.half for each in tickets if each.half is not None and each.half.replica is replica]
+        tickets = driver.requests.values()
+        answers = [each for each in tickets if each.replica is replica and each.reservation is not None]
+        helps = [
+            each.prefill_leg for each in tickets if each.prefill_leg is not None and each.prefill_leg.replica is replica
+        ]
         known = {ticket.connection for ticket in answers} | {half.connection for half in helps}
         num = len(answers) + len(helps)
         is_right = set(here) <= known and replica.num_in_flight >= max(len(here), num)

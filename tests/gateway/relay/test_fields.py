@@ -79,7 +79,7 @@ def test_any_values(
     assert reply.is_whole and (reply.status in (200, 400, 401, 404, 413, 502)), (reply.status, body, headers)
     if reply.status >= 400:
         assert reply.error()["message"]
-    assert inside.num_in_flight == 0 and not inside.gateway.driver.tickets and not inside.faults
+    assert inside.num_in_flight == 0 and not inside.gateway.driver.requests and not inside.faults
 
 
 def test_what_cannot_be_said_again_is_not_passed_on(inside: Inside) -> None:

@@ -380,12 +380,12 @@ def test_where_the_halves_find_each_other() -> None:
     class Engine:
         url, bootstrap_port = "http://[::1]:8000", 8998
 
-    half = sglang_disaggregation.PrefillLeg(Engine())  # type: ignore[arg-type]
-    made = [sglang_disaggregation.addressed({"prompt": "hi"}, half) for _ in range(100)]
+    prefill: Any = Engine()
+    made = [sglang_disaggregation.with_bootstrap({"prompt": "hi"}, prefill) for _ in range(100)]
     assert {(each["bootstrap_host"], each["bootstrap_port"]) for each in made} == {("[::1]", 8998)}
     rooms = {each["bootstrap_room"] for each in made}
     assert len(rooms) == 100 and all(0 <= room < 1 << 63 for room in rooms)
-    several = sglang_disaggregation.addressed({"prompt": ["hi", "there"]}, half)
+    several = sglang_disaggregation.with_bootstrap({"prompt": ["hi", "there"]}, prefill)
     assert several["bootstrap_host"] == ["[::1]"] * 2 and len(set(several["bootstrap_room"])) == 2
 
 
@@ -399,7 +399,7 @@ def test_where_the_halves_find_each_other() -> None:
 )
 def test_an_answer_that_is_none(answer: bytes, kind: str, what: str) -> None:
     with pytest.raises(EngineError, match=what):
-        sglang_disaggregation.check(answer, kind)
+        sglang_disaggregation.check_answer(answer, kind)
 
 
 # What cannot be served.

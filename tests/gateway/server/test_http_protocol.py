@@ -103,7 +103,7 @@ def quiet(front: Front) -> Iterator[None]:
     front.written.clear()
     yield
     front.inside.run(front.inside.until(lambda: not front.inside.num_in_flight))
-    assert not front.inside.gateway.driver.tickets and not front.inside.faults
+    assert not front.inside.gateway.driver.requests and not front.inside.faults
 
 
 def test_a_whole_answer_is_one_write(front: Front) -> None:

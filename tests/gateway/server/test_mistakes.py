@@ -18,8 +18,9 @@ from serving import MODEL
 pytest.importorskip("httptools")
 from headway.gateway.fleet.scaling import _Scaling
 from headway.gateway.relay.request import CHAT, read_request
+from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.upstream.errors import BrokenOffError
-from headway.gateway.workers.protocol import Arrived
+from headway.gateway.workers.protocol import RequestArrived
 from headway.gateway.workers.session import WorkerSession
 
 BODY = b'{"model":"%s","messages":[{"role":"user","content":"hello"}]}' % MODEL.encode()
@@ -70,7 +71,7 @@ def _asked(inside: Inside, tier: int) -> asyncio.Task[Reply]:
 
 
 def _num_held(inside: Inside) -> int:
-    return len(inside.gateway.driver.waiting())
+    return len(inside.gateway.driver.control.held_requests())
 
 
 def test_who_makes_room_does_not_pay_for_who_is_placed_in_it(inside: Inside) -> None:
@@ -85,7 +86,7 @@ def test_who_makes_room_does_not_pay_for_who_is_placed_in_it(inside: Inside) -> 
             engine.may.set()  # type: ignore[attr-defined]
         assert [(await task).status for task in before] == [200, 200]
         assert [(await task).status for task in after] == [503, 200, 503, 200]
-        assert inside.num_in_flight == 0 and not inside.gateway.driver.tickets
+        assert inside.num_in_flight == 0 and not inside.gateway.driver.requests
 
     inside.run(story())
     assert sum("nobody told me of sevens" in fault for fault in inside.faults) == 2
@@ -117,7 +118,7 @@ def test_who_hears_of_a_replica_may_fail_and_it_is_looked_after_all_the_same(
         raise ValueError("I do not want to know")
 
     async def story() -> None:
-        watch = inside.gateway.watch
+        watch = inside.gateway.health
         for heard in ("_on_down", "_on_up", "_on_load", "_on_unresponsive"):
             with monkeypatch.context() as patch:
                 patch.setattr(watch, heard, fails)
@@ -138,12 +139,12 @@ def test_one_that_breaks_off_is_used_on_once_it_has_been_looked_at(inside: Insid
         gateway = inside.gateway
         gateway.fleet.remove(gateway.replicas[0], at_once=True)
         later = gateway.fleet.add("pool", inside.urls[0])
-        await inside.until(lambda: gateway.watch.is_up(later))
+        await inside.until(lambda: gateway.health.is_up(later))
         for replica, other in ((gateway.replicas[1], later), (later, gateway.replicas[1])):
             for is_alone in (False, True):
-                gateway.watch.breakers[other.id].is_open = is_alone
-                gateway.watch.failed(replica, BrokenOffError("broke off"))
-                assert not gateway.watch.is_up(replica)
+                gateway.health.breakers[other.id].is_open = is_alone
+                gateway.health.failed(replica, BrokenOffError("broke off"))
+                assert not gateway.health.is_up(replica)
                 await inside.until(lambda: gateway.num_up == 2)
 
     inside.run(story())
@@ -153,21 +154,21 @@ def test_a_policy_that_fails_over_one_request_of_a_worker_that_died_keeps_none_o
     inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway, gone = inside.gateway, []
-    gave_up = gateway.driver.gave_up
+    release = gateway.driver.release
 
-    def fails(ticket: Any) -> None:
-        gave_up(ticket)
+    def fails(request: Any, reason: ReleaseReason) -> None:
+        release(request, reason)
         raise ValueError("I do not want to know")
 
     async def story() -> None:
-        desk = WorkerSession(gateway, lambda: gone.append(True))
+        session = WorkerSession(gateway, lambda: gone.append(True))
         for number in range(3):
             asked = read_request(CHAT, BODY, {}).features(gateway.clock.now)
-            desk._hear([Arrived(number, f"{number}", "", False, asked)])
-        assert len(gateway.driver.tickets) == 3
-        monkeypatch.setattr(gateway.driver, "gave_up", fails)
-        desk._lost()
-        assert not gateway.driver.tickets and inside.num_in_flight == 0 and gone
+            session._receive([RequestArrived(number, f"{number}", "", False, asked)])
+        assert len(gateway.driver.requests) == 3
+        monkeypatch.setattr(gateway.driver, "release", fails)
+        session._lost()
+        assert not gateway.driver.requests and inside.num_in_flight == 0 and gone
 
     inside.run(story())
 

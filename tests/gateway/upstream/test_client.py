@@ -66,7 +66,7 @@ def _is_well(inside: Inside, reply: Reply, stream: bool) -> None:
         assert reply.headers["content-type"] == "text/event-stream" and reply.events()[-1] == "[DONE]"
     else:
         assert isinstance(json.loads(reply.body), dict) and int(reply.headers["content-length"]) == len(reply.body)
-    assert inside.num_in_flight == 0 and not inside.gateway.driver.tickets
+    assert inside.num_in_flight == 0 and not inside.gateway.driver.requests
     inside.run(inside.until(lambda: inside.engines[0].num_open == 0))
     _tell(inside, whole(), then="keep")
     assert inside.chat().body == GOOD_WHOLE

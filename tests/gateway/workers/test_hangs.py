@@ -19,8 +19,8 @@ from gateway.workers.test_workers import _all_agree, _begun, _gateway, _in_fligh
 from serving import MODEL, ask, chat, metric, until
 
 pytest.importorskip("httptools")
-from headway.gateway.workers.heartbeat import Heartbeat
-from headway.gateway.workers.protocol import Beat, FromScheduler, FromWorker, Leaving, Link
+from headway.gateway.workers.heartbeat import HeartbeatMonitor
+from headway.gateway.workers.protocol import FromScheduler, FromWorker, Heartbeat, Link, WorkerLeaving
 
 HANG_S = 1.0
 
@@ -48,7 +48,7 @@ class End:
         self.heard: list[Any] = []
         self.told: list[str] = []
         self.link = Link(kind, self.heard.extend, lambda: self.told.append("lost"))
-        self.pulse = Heartbeat(
+        self.monitor = HeartbeatMonitor(
             self.link, hang_s, lambda: self.told.append("hangs"), lambda: self.told.append("is back")
         )
 
@@ -71,19 +71,19 @@ def test_who_hangs_is_noticed_and_who_slept_itself_blames_nobody() -> None:
     async def story() -> None:
         one, other = await _linked()
         for end in (one, other):
-            end.pulse.start()
-        await _until(lambda: other.heard.count(Beat()) > 9)
+            end.monitor.start()
+        await _until(lambda: other.heard.count(Heartbeat()) > 9)
         time.sleep(0.5)  # both of them, five times as long as one that hangs is waited for
         for _ in range(20):
             before = len(other.heard)
             await _until(lambda: len(other.heard) > before)  # noqa: B023
         assert one.told == other.told == []
-        other.pulse.stop()
+        other.monitor.stop()
         await _until(lambda: one.told == ["hangs"])
-        other.pulse.start()
+        other.monitor.start()
         await _until(lambda: one.told == ["hangs", "is back"])
         for end in (one, other):
-            end.pulse.stop()
+            end.monitor.stop()
             end.link.close()
 
     asyncio.run(story())
@@ -92,14 +92,14 @@ def test_who_hangs_is_noticed_and_who_slept_itself_blames_nobody() -> None:
 def test_who_has_been_given_up_is_not_heard_any_more() -> None:
     async def story() -> None:
         one, other = await _linked()
-        other.link.say(Beat())
-        await _until(lambda: one.heard == [Beat()])
-        other.link.say(Leaving())
+        other.link.send(Heartbeat())
+        await _until(lambda: one.heard == [Heartbeat()])
+        other.link.send(WorkerLeaving())
         other.link.flush()  # it is on its way
-        one.link.lose()
+        one.link.abort()
         await _until(lambda: other.told)
-        assert one.heard == [Beat()] and one.told == other.told == ["lost"]
-        other.link.say(Leaving())
+        assert one.heard == [Heartbeat()] and one.told == other.told == ["lost"]
+        other.link.send(WorkerLeaving())
         other.link.flush()
 
     asyncio.run(story())
@@ -142,7 +142,7 @@ def test_a_worker_that_hangs_is_ended_and_another_takes_its_place(
     for reply, _ in streams:
         reply.close()
     _all_agree(front, engines, 0)
-    assert f"(process {hung}) has said nothing for 1 s: it is ended" in front.stop()
+    assert f"(process {hung}) has sent nothing for 1 s: it is killed" in front.stop()
 
 
 def test_nobody_waits_for_a_scheduler_that_hangs_and_streams_go_on(
@@ -167,4 +167,4 @@ def test_nobody_waits_for_a_scheduler_that_hangs_and_streams_go_on(
     assert _workers(front) == workers and _in_flight(front) == 0
     assert metric(front, "headway_requests_total") >= 5
     written = front.stop()
-    assert "the scheduler answers again" in written and "has said nothing" not in written
+    assert "the scheduler answers again" in written and "has sent nothing" not in written

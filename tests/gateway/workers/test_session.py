@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 from asgi import Inside
+from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.server.app import Completions
-from headway.gateway.workers.protocol import Welcome, batch, read_welcome
+from headway.gateway.workers.protocol import WorkerConfig, frame, receive_config
 from headway.gateway.workers.session import WorkerSession
 from headway.gateway.workers.worker import Worker
 from held import check_all_is_nought, gateway_before_held, live
@@ -44,11 +45,11 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 async def _hired(inside: Inside) -> Worker:
     ours, theirs = socket.socketpair()
     gateway = inside.gateway
-    ours.sendall(batch(Welcome(gateway.settings, None, False, gateway.clock.start_s, "", None, None)))
-    worker = Worker(read_welcome(theirs), lambda: None)
+    ours.sendall(frame(WorkerConfig(gateway.settings, None, False, gateway.clock.start_s, "", None, None)))
+    worker = Worker(receive_config(theirs), lambda: None)
     loop = asyncio.get_running_loop()
-    desk = WorkerSession(gateway, lambda: None)
-    for link, end in ((desk.link, ours), (worker.scheduler.link, theirs)):
+    session = WorkerSession(gateway, lambda: None)
+    for link, end in ((session.link, ours), (worker.scheduler.link, theirs)):
         end.setblocking(False)
         await loop.create_unix_connection(lambda link=link: link, sock=end)  # type: ignore[misc]
     return worker
@@ -67,10 +68,11 @@ def _scheduler_does(inside: Inside, what: str, which: int) -> bool:
     """What requests hear of by their workers only. Whether it is such a step."""
     gateway, driver = inside.gateway, inside.gateway.driver
     replica = gateway.replicas[which % NUM_ENGINES]
-    if what == "expire" and driver.tickets:
-        driver.gave_up(list(driver.tickets.values())[which % len(driver.tickets)])
+    if what == "expire" and driver.requests:
+        request = list(driver.requests.values())[which % len(driver.requests)]
+        driver.release(request, ReleaseReason.CANCELLED)
     elif what == "abandon":
-        driver.abandon(replica)
+        driver.fail_over(replica)
     elif what == "drain":
         driver.drain(replica, True)
         driver.drain(replica, False)
@@ -92,5 +94,5 @@ def test_at_every_step_what_workers_have_open_is_counted(inside: Inside, steps: 
     for reply in inside.run(replies):
         if reply is not None:
             assert reply.is_whole and reply.status in (200, 502, 503, 504)
-    assert not any(worker.scheduler.errands for worker in inside.workers)  # type: ignore[attr-defined]
+    assert not any(worker.scheduler.requests for worker in inside.workers)  # type: ignore[attr-defined]
     check_all_is_nought(inside)

@@ -222,8 +222,8 @@ def test_a_session_is_at_one_replica_whichever_worker_is_asked(front: serving.Pr
 def test_sessions_and_prefixes_have_the_same_numbers_in_every_process() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "ab" * 2000}]}).encode()
     script = f"""
-from headway.gateway.ask import CHAT, ask
-made = ask(CHAT, {body!r}, {{"x-session-id": "me"}})
+from headway.gateway.relay.request import CHAT, read_request
+made = read_request(CHAT, {body!r}, {{"x-session-id": "me"}})
 print(made.session_id(), [segment.id for segment in made.prefix()])"""
     told = [subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(2)]
     made = read(CHAT, body, {"x-session-id": "me"})

@@ -90,13 +90,13 @@ class ComboReadiness:
         members = [self._member(each) for each in unit.members]
         for each, member in zip(unit.members, members, strict=True):
             self._waiting.discard(each.id)
-            member.is_up = self._gateway.watch.is_up(each)
+            member.is_up = self._gateway.health.is_up(each)
         self._gateway.driver.control.on_unit_started(unit.name, members, self._gateway.driver.now)
 
     def _use(self, unit: ComboInstance, replica: LiveReplica) -> None:
         """Control knows its combo already."""
         self._states[unit.name].members.append(self._member(replica))
-        self._gateway.driver.up(replica)
+        self._gateway.driver.replica_up(replica)
 
     def _member(self, replica: LiveReplica) -> Member:
         member = self._gateway.driver.services[replica.model].member(replica.id)

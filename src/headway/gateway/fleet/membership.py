@@ -32,7 +32,7 @@ class LiveFleet:
         """A replica as it is now; what its engine does not tell is null."""
         load = replica.load
         leaving, draining = replica.id in self._leaving, replica.is_draining
-        up, starting = self._gateway.watch.is_up(replica), self._gateway.scaling.is_starting(replica)
+        up, starting = self._gateway.health.is_up(replica), self._gateway.scaling.is_starting(replica)
         status = "up" if up else "starting" if starting else "down"
         return {
             "id": replica.id, "name": replica.name, "pool": replica.pool, "model": replica.model, "url": replica.url,
@@ -65,7 +65,7 @@ class LiveFleet:
             raise ApiError(409, f"{url} is a worker already", "duplicate", "url")
         replica = gateway.new_replica(pools[pool], url, self._ordering)
         gateway.driver.add(replica)
-        gateway.watch.add(replica)
+        gateway.health.add(replica)
         return replica
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
@@ -100,10 +100,10 @@ class LiveFleet:
         driver = self._gateway.driver
         if replica.id not in self._leaving:
             self._leaving.add(replica.id)
-            self._gateway.watch.remove(replica)
+            self._gateway.health.remove(replica)
             driver.drain(replica, True)
         if at_once:
-            driver.abandon(replica)
+            driver.fail_over(replica)
         self.ended()
 
     def ended(self) -> None:
@@ -115,7 +115,7 @@ class LiveFleet:
                 continue  # what came of another one that went has seen to it
             self._leaving.discard(id)
             self._gone.add(id)
-            self._gateway.driver.gone(self._gateway.replicas[id])
+            self._gateway.driver.remove(self._gateway.replicas[id])
             self._gateway.replicas[id].client.close()
             self._gateway.units.leave(self._gateway.replicas[id])
             self._gateway.terms[id].end_s = self._gateway.clock.now

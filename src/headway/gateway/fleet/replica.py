@@ -14,10 +14,13 @@ from headway.gateway.upstream.dialects import Adapter, Load
 from headway.gateway.upstream.engine import EngineEndpoint
 
 
-class Reservation:
-    """One request's place in a replica's counts: taken before anything is sent, given up once, on every path."""
+class ReplicaReservation:
+    """A request's share of a replica's counts: made before anything is sent, freed once on every path.
 
-    __slots__ = ("_replica", "called", "live", "prompt_left", "queue", "slot", "waits")
+    Satisfies `in_flight.Reservation`.
+    """
+
+    __slots__ = ("_replica", "live", "on_slot", "prompt_left", "queue", "slot", "waits_for_slot")
 
     def __init__(self, replica: LiveReplica, live: Live) -> None:
         self._replica: LiveReplica | None = replica
@@ -25,12 +28,11 @@ class Reservation:
         self.prompt_left = live.prompt_tokens
         self.queue = 0
         self.slot: int | None = None
-        self.waits = False
-        """For a slot; then it is `called`."""
-        self.called: Callable[[], None] = lambda: None
+        self.waits_for_slot = False
+        self.on_slot: Callable[[], None] = lambda: None
 
-    def produced(self, tokens: int) -> None:
-        """Tokens have come; the prompt is computed by then."""
+    def count_tokens(self, tokens: int) -> None:
+        """Add generated tokens. The first call, also with 0 tokens, marks the prompt as computed."""
         replica = self._replica
         if replica is not None:
             replica.tokens_generated += tokens
@@ -38,15 +40,15 @@ class Reservation:
             self.prompt_left = 0
 
     def requeue(self) -> None:
-        """Its phase or its tokens may have put it into another queue of the ordering."""
+        """Recompute the ordering's queue after the request's phase or tokens changed."""
         if self._replica is not None:
             self._replica.requeue(self)
 
-    def give_up(self) -> None:
-        """The stream is closed. A second call does nothing."""
+    def free(self) -> None:
+        """Remove the request from the replica's counts. Later calls do nothing."""
         replica, self._replica = self._replica, None
         if replica is not None:
-            replica.leaves(self)
+            replica.remove(self)
 
 
 class Slots:
@@ -58,7 +60,7 @@ class Slots:
         """The slot that has been free for longest comes first."""
         self._last_prefixes: dict[int, frozenset[int]] = {}
         """Segments of each slot's last prompt, whose KV cache the server still has."""
-        self._waiting: deque[Reservation] = deque()
+        self._waiting: deque[ReplicaReservation] = deque()
 
     def resize(self, num: int) -> None:
         """Set the number of slots."""
@@ -66,34 +68,34 @@ class Slots:
         self._num = num
         self._assign()
 
-    def enter(self, seat: Reservation) -> None:
+    def enter(self, reservation: ReplicaReservation) -> None:
         """Assign a slot now, or as soon as one is free."""
-        seat.waits = True
-        self._waiting.append(seat)
+        reservation.waits_for_slot = True
+        self._waiting.append(reservation)
         self._assign()
 
-    def leave(self, seat: Reservation) -> None:
+    def leave(self, reservation: ReplicaReservation) -> None:
         """Free the request's slot, or remove it from those that wait."""
-        if seat.waits:
-            self._waiting.remove(seat)
-        elif seat.slot is not None and seat.slot < self._num:
-            self._free.append(seat.slot)
+        if reservation.waits_for_slot:
+            self._waiting.remove(reservation)
+        elif reservation.slot is not None and reservation.slot < self._num:
+            self._free.append(reservation.slot)
         self._assign()
 
     def _assign(self) -> None:
         """Assign free slots in order of arrival: to each request the slot that caches most of its prompt."""
         while self._free and self._waiting:
-            seat = self._waiting.popleft()
-            prefix = frozenset(segment.id for segment in seat.live.prefix)
+            reservation = self._waiting.popleft()
+            prefix = frozenset(segment.id for segment in reservation.live.prefix)
             slot = max(self._free, key=lambda free: len(prefix & self._last_prefixes.get(free, frozenset())))
             self._free.remove(slot)
             self._last_prefixes[slot] = prefix
-            seat.slot, seat.waits = slot, False
-            seat.called()
+            reservation.slot, reservation.waits_for_slot = slot, False
+            reservation.on_slot()
 
 
 class LiveReplica(EngineEndpoint):
-    """One engine, and what is known of its load. Satisfies `core.view.ReplicaView`."""
+    """One engine and its load. Satisfies `core.view.ReplicaView`."""
 
     def __init__(
         self,
@@ -114,22 +116,22 @@ class LiveReplica(EngineEndpoint):
         self.kv_blocks_total = kv_blocks
         self.role: Role = pool.role
         self.combo, self.deployment = id, pool.name
-        """What it comes and goes with, and the name of that."""
+        """Number of the replica's combo instance, and the name of its pool or combo."""
         self.is_of_combo = False
         self.goodput_rps: float | None = None
         self.kv_blocks_host = self.head_demand_blocks = 0
         self.is_draining = False
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
-        self._seats: dict[int, Reservation] = {}
-        self.slots: Slots | None = None
-        """Where its requests' KV caches are, if they move with them."""
+        self._reservations: dict[int, ReplicaReservation] = {}
         self.num_by_tier: dict[int, int] = {}
         self.queue_lengths = [0] * (1 if self._queued is None else self._queued.num_queues)
         self.prefill_tokens_left = self.tokens_generated = 0
+        self.slots: Slots | None = None
+        """None: the engine assigns its own."""
         self._load = Load()
         self.seen_s = float("-inf")
-        """When its metrics were read."""
+        """When the engine's load was read."""
 
     async def read_details(self, timeout_s: float) -> None:
         """Read the model's name and, if the replica has them, its bootstrap port and its number of slots."""
@@ -139,90 +141,96 @@ class LiveReplica(EngineEndpoint):
         if self.slots is not None:
             self.slots.resize(await self.read_num_slots(timeout_s))
 
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output tokens of the longest request that fits."""
+        return min(self.kv_blocks_total * self.block_size_tokens + 1, self.max_context_tokens)
+
     # The gateway's own counts.
 
-    def take(self, live: Live) -> Reservation:
-        """Count a request as being here."""
-        seat = Reservation(self, live)
-        self._seats[live.id] = seat
+    def reserve(self, live: Live) -> ReplicaReservation:
+        """Count a request as placed here."""
+        reservation = ReplicaReservation(self, live)
+        self._reservations[live.id] = reservation
         self.num_by_tier[live.tier] = self.num_by_tier.get(live.tier, 0) + 1
         if self._queued is not None:
-            seat.queue = self._queued.queue(live)
-        self.queue_lengths[seat.queue] += 1
-        self.prefill_tokens_left += seat.prompt_left
+            reservation.queue = self._queued.queue(live)
+        self.queue_lengths[reservation.queue] += 1
+        self.prefill_tokens_left += reservation.prompt_left
         self.tokens_generated += live.generated_tokens
         if self.slots is not None:
-            self.slots.enter(seat)
-        return seat
+            self.slots.enter(reservation)
+        return reservation
 
-    def leaves(self, seat: Reservation) -> None:
-        """It no longer is."""
-        live = seat.live
-        del self._seats[live.id]
+    def remove(self, reservation: ReplicaReservation) -> None:
+        """Count the request as placed here no longer."""
+        live = reservation.live
+        del self._reservations[live.id]
         self.num_by_tier[live.tier] -= 1
-        self.queue_lengths[seat.queue] -= 1
-        self.prefill_tokens_left -= seat.prompt_left
+        self.queue_lengths[reservation.queue] -= 1
+        self.prefill_tokens_left -= reservation.prompt_left
         self.tokens_generated -= live.generated_tokens
         if self.slots is not None:
-            self.slots.leave(seat)
+            self.slots.leave(reservation)
 
-    def requeue(self, seat: Reservation) -> None:
-        """Count it in the queue that it is in now."""
-        if self._queued is not None and (queue := self._queued.queue(seat.live)) != seat.queue:
-            self.queue_lengths[seat.queue] -= 1
+    def requeue(self, reservation: ReplicaReservation) -> None:
+        """Move the request to the ordering's queue that it belongs in now."""
+        if self._queued is not None and (queue := self._queued.queue(reservation.live)) != reservation.queue:
+            self.queue_lengths[reservation.queue] -= 1
             self.queue_lengths[queue] += 1
-            seat.queue = queue
+            reservation.queue = queue
 
     @property
     def num_in_flight(self) -> int:
         """Requests placed here and not yet ended."""
-        return len(self._seats)
+        return len(self._reservations)
 
     @property
     def requests(self) -> Sequence[Live]:
-        """Who is placed here."""
-        return [seat.live for seat in self._seats.values()]
+        """Requests placed here."""
+        return [reservation.live for reservation in self._reservations.values()]
 
     @property
     def answers_on_pace(self) -> bool:
         """Every reader of an answer still has tokens to read."""
         now, pacer = self._clock.now, self._pacer
-        for seat in self._seats.values():
-            live = seat.live
+        for reservation in self._reservations.values():
+            live = reservation.live
             start_s = pacer.start_s(live.reasoning_end_s, live.answer_s)
             if start_s is not None and pacer.run_dry_s(start_s, live.answer_tokens) < now:
                 return False
         return True
 
-    # The engine's, which is also told of by others' requests.
+    # The engine's own counts, which include requests that others sent.
 
-    def scraped(self, load: Load) -> None:
-        """The engine has said how it is."""
+    def update_load(self, load: Load) -> None:
+        """Record the load that the engine reports."""
         self._load, self.seen_s = load, self._clock.now
 
     @property
     def load(self) -> Load:
-        """What is known of it; nothing, when that is too old."""
+        """The engine's load as last scraped; all unknown if that is older than `stale_s`."""
         return self._load if self._clock.now - self.seen_s <= self._stale_s else Load()
 
     @property
     def num_running(self) -> int:
-        """As scraped; unknown: as many of ours as fit."""
+        """As scraped; if unknown, our requests up to the engine's limit."""
         running = self.load.running
-        return min(len(self._seats), self.max_num_seqs) if running is None else running
+        return min(len(self._reservations), self.max_num_seqs) if running is None else running
 
     @property
     def num_waiting(self) -> int:
-        """As scraped; unknown: those of ours that cannot run yet."""
+        """As scraped; if unknown, our requests beyond the engine's limit."""
         waiting = self.load.waiting
-        return max(len(self._seats) - self.max_num_seqs, 0) if waiting is None else waiting
+        return max(len(self._reservations) - self.max_num_seqs, 0) if waiting is None else waiting
 
     @property
     def kv_blocks_used(self) -> int:
-        """As scraped; unknown: what our requests must have taken."""
+        """As scraped; if unknown, the blocks that our requests need."""
         share = self.load.kv_share
         if share is not None:
             return round(share * self.kv_blocks_total)
         block = self.block_size_tokens
-        used = sum(-(-(s.live.prompt_tokens + s.live.generated_tokens) // block) for s in self._seats.values())
+        lives = (reservation.live for reservation in self._reservations.values())
+        used = sum(-(-(live.prompt_tokens + live.generated_tokens) // block) for live in lives)
         return min(used, self.kv_blocks_total)

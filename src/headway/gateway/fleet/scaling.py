@@ -242,7 +242,7 @@ class LiveScaling:
         driver = self._gateway.driver
         if replica.id not in self._starting:
             if not self._wholes.waits(replica):
-                driver.up(replica)
+                driver.replica_up(replica)
             return
         self._starting.discard(replica.id)
         term = self._gateway.terms[replica.id]
@@ -253,7 +253,7 @@ class LiveScaling:
         member = driver.services[replica.model].member(replica.id)
         assert member is not None
         if self._scaling is None:
-            driver.up(replica)
+            driver.replica_up(replica)
         elif replica.is_of_combo:
             self._wholes.up(replica)
             self._recount(replica.pool)
@@ -300,7 +300,7 @@ class LiveScaling:
         if not is_awaited:
             self._unawaited.add(replica.id)
         gateway.driver.add(replica)
-        gateway.watch.add(replica)
+        gateway.health.add(replica)
         return replica
 
     def lost(self, replica: LiveReplica) -> bool:

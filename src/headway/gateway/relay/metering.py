@@ -11,7 +11,7 @@ from headway.gateway.relay.passthrough import Passthrough
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scheduler import Scheduler
-from headway.gateway.scheduling.scorer import Confidence
+from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.errors import EngineError
 
@@ -23,7 +23,7 @@ class ResponseMeter:
         self._ask, self._ticket, self._live, self._driver = ask, ticket, ticket.live, driver
         self.said = PartialResponse(ask)
         self.opaque = Passthrough() if ask.is_opaque else None
-        self.confidence: Confidence | None = driver.confidence() if driver.judges(ticket.live) else None
+        self.confidence: ConfidenceMeter | None = driver.confidence_meter() if driver.needs_score(ticket.live) else None
         self.hides_logprobs = self.confidence is not None and not ask.body.get("logprobs")
         """Headway asked for them, and the client did not."""
         self.before = 0
@@ -37,7 +37,7 @@ class ResponseMeter:
         """Tokens of a whole answer, which all came now."""
         live, now = self._live, self._driver.now
         live.first_token_s = live.answer_s = now
-        self._ticket.is_whole = True
+        self._ticket.is_unstreamed = True
         if self.opaque is not None:
             usage: tuple[int, int] | None = self.opaque.whole(data)
         else:
@@ -56,7 +56,7 @@ class ResponseMeter:
         self.said.heard(chunk, 0)
         if self.confidence is not None:
             for choice in chunk.choices:
-                self.confidence.hear(choice)
+                self.confidence.observe(choice)
         return None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
 
     def passed(self, opaque: Passthrough, payload: bytes) -> None:
@@ -80,7 +80,7 @@ class ResponseMeter:
             thought = delta is not None and bool(delta.reasoning or delta.reasoning_content)
             called = delta is not None and delta.tool_calls is not None
             if self.confidence is not None:
-                self.confidence.hear(choice)
+                self.confidence.observe(choice)
             if choice.token_ids is not None:
                 tokens += len(choice.token_ids)
             elif text or thought or called:
@@ -119,10 +119,10 @@ class ResponseMeter:
             self._live.prompt_tokens = prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here
 
     def _gain(self, tokens: int) -> None:
-        live, seat = self._live, self._ticket.seat
+        live, seat = self._live, self._ticket.reservation
         live.generated_tokens += tokens
         if seat is not None:
-            seat.produced(tokens)
+            seat.count_tokens(tokens)
         if live.first_token_s != live.first_token_s:
             live.first_token_s = self._driver.now
         if live.stage is not DECODING:
@@ -143,8 +143,8 @@ class ResponseMeter:
             if reasoned:
                 live.reasoning_end_s = live.answer_s
                 self._driver.phase_changed(live)
-        if ticket.seat is not None:
-            ticket.seat.requeue()
+        if ticket.reservation is not None:
+            ticket.reservation.requeue()
 
 
 class ItlMeter:
@@ -153,7 +153,7 @@ class ItlMeter:
 
     def __init__(self, ticket: InFlightRequest, driver: Scheduler) -> None:
         self._ticket, self._live, self._driver = ticket, ticket.live, driver
-        self._phase, self._gaps = ticket.live.phase, driver.gaps(ticket)
+        self._phase, self._gaps = ticket.live.phase, driver.itl_histogram(ticket)
         self._tokens, self._last_s = ticket.live.generated_tokens, 0.0
 
     def heard(self) -> None:
@@ -164,7 +164,7 @@ class ItlMeter:
             return
         now = monotonic()
         if live.phase is not self._phase:
-            self._phase, self._gaps = live.phase, self._driver.gaps(self._ticket)
+            self._phase, self._gaps = live.phase, self._driver.itl_histogram(self._ticket)
         if self._last_s:
             self._gaps.observe((now - self._last_s) / tokens, tokens)
         elif tokens > 1:

@@ -19,9 +19,9 @@ from headway.gateway.relay.request import ClientRequest
 from headway.gateway.relay.stream import Stream
 from headway.gateway.relay.writer import ResponseWriter, answer
 from headway.gateway.scheduling import vllm_disaggregation
-from headway.gateway.scheduling.in_flight import InFlightRequest, OverError
+from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason, RequestEndedError
 from headway.gateway.scheduling.scheduler import Scheduler
-from headway.gateway.scheduling.sglang_disaggregation import HalfError, Prefilling, TurnedAwayError, ended
+from headway.gateway.scheduling.sglang_disaggregation import DualDispatch, PrefillLegError, PrefillRejectedError
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
@@ -87,11 +87,11 @@ class Relay:
         self._prefills = False
         """It is sent to have its prompt computed, and nothing else."""
         self._kv: vllm_disaggregation.Params | None = None
-        self._both: Prefilling | None = None
+        self._both: DualDispatch | None = None
         """Another replica computes its prompt at the same time."""
         self._has_begun = self._is_done = False
         """The client has had the first bytes; the last event has come."""
-        if self._driver.judges(self._live):
+        if self._driver.needs_score(self._live):
             self._out.hold()
 
     @property
@@ -114,32 +114,32 @@ class Relay:
         ticket = self._ticket
         try:
             await self._answer()
-            while ticket.is_unjudged:
+            while ticket.awaits_score:
                 await self._judge()
                 if ticket.outcome is None:
                     await self._answer()
             await self._out.let_go()
-        except OverError as over:
+        except RequestEndedError as over:
             await self._tell(self._why(over.outcome))
         except ApiError as error:
-            self._driver.refused(ticket)
+            self._driver.release(ticket, ReleaseReason.REFUSED)
             await self._tell(error)
         except HeadwayError as error:
             log.error("%s", error)
             await self._tell(ApiError(500, "a policy failed", "policy_error"))
         finally:
             self._snapshot.delete()
-            self._driver.forget(ticket)
+            self._driver.drop(ticket)
 
     async def _answer(self) -> None:
         """One model's, whoever of its replicas gives it."""
         while not self._is_done:
-            replica = await self._ticket.turn()
+            replica = await self._ticket.wait_for_replica()
             try:
                 await self._snapshot.restore(replica, self._slot)
                 await self._attempt(replica)
             except EngineError as error:
-                if self._ticket.moving_to is not None and self._ticket.outcome is None:
+                if self._ticket.move_target is not None and self._ticket.outcome is None:
                     said = self._said
                     if tokens := await self._snapshot.save(replica, self._slot, said.seen_tokens, said.last):
                         said.learn(tokens)
@@ -147,7 +147,7 @@ class Relay:
 
     @property
     def _slot(self) -> int | None:
-        return None if self._ticket.seat is None else self._ticket.seat.slot
+        return None if self._ticket.reservation is None else self._ticket.reservation.slot
 
     async def _judge(self) -> None:
         """Will the answer do? If not, the next model gives another."""
@@ -155,8 +155,8 @@ class Relay:
         used = live.prompt_tokens + live.generated_tokens
         score = await self._driver.score(ticket, self._ask.text, self._said.answer(), self._listener.confidence)
         if ticket.outcome is not None:
-            raise OverError(ticket.outcome)
-        await self._driver.judged(ticket, score)
+            raise RequestEndedError(ticket.outcome)
+        await self._driver.accept_or_escalate(ticket, score)
         if ticket.outcome is None:
             self._used_tokens += used
             self._out.drop()
@@ -164,18 +164,18 @@ class Relay:
 
     def gone(self) -> None:
         """The client is."""
-        self._driver.gave_up(self._ticket)
+        self._driver.release(self._ticket, ReleaseReason.CANCELLED)
 
     def _after(self, replica: EngineEndpoint, error: EngineError) -> None:
         """An attempt has failed: what now? ApiError where nothing is left to try."""
         ticket = self._ticket
         if ticket.outcome is not None:
-            raise OverError(ticket.outcome)
-        if ticket.moving_to is not None:
-            self._driver.landed(ticket)
+            raise RequestEndedError(ticket.outcome)
+        if ticket.move_target is not None:
+            self._driver.release(ticket, ReleaseReason.MOVED)
             return
-        by_half = isinstance(error, HalfError)
-        if isinstance(error, HalfError):
+        by_half = isinstance(error, PrefillLegError)
+        if isinstance(error, PrefillLegError):
             replica, error = error.replica, error.cause
         self._health.failed(replica, error)
         self._trouble = error
@@ -185,12 +185,13 @@ class Relay:
         if self._has_begun and (self._said.tokens or self._listener.opaque) and not self._ask.can_go_on:
             raise self._failure()
         if by_half:
-            self._driver.half_failed(ticket)
+            self._driver.release(ticket, ReleaseReason.PREFILL_LEG_FAILED)
         elif self._prefills:
             log.warning("%s did not prefill: %s", replica.name, error)
-            self._driver.unprefilled(ticket)
+            self._driver.release(ticket, ReleaseReason.PREFILL_FAILED)
         else:
-            self._driver.failed(ticket, again=True, untouched=error.is_untouched)
+            reason = ReleaseReason.FAILED_BEFORE_FETCH if error.is_untouched else ReleaseReason.FAILED
+            self._driver.release(ticket, reason)
 
     def _count(self, error: EngineError) -> None:
         """Failures in a row, without much of an answer in between. What could not be sent did not fail."""
@@ -231,18 +232,18 @@ class Relay:
         if ask.read_s is not None:
             self._driver.sending(self._ticket, ask.read_s)
             ask.read_s = None
-        half = self._ticket.half
+        half = self._ticket.prefill_leg
         if half is None:
             await self._send(replica, path, ask.raw if body == ask.body else msgspec.json.encode(body))
             return
         before = self._said.tokens
-        self._both = both = Prefilling(
-            self._ticket, half, lambda: self._said.tokens > before or self._is_done, self._driver.computed
+        self._both = both = DualDispatch(
+            self._ticket, half, lambda: self._said.tokens > before or self._is_done, self._driver.prefill_leg_done
         )
         try:
             await both.send(self._send, replica, path, self._headers, body)
-        except TurnedAwayError as error:
-            self._driver.refused(self._ticket)
+        except PrefillRejectedError as error:
+            self._driver.release(self._ticket, ReleaseReason.REFUSED)
             self._answer_whole(error.status, openai_error(error.status, error.body), "application/json")
         finally:
             self._both = None
@@ -263,27 +264,33 @@ class Relay:
             await self._whole(connection)
         self._health.succeeded(replica)
 
+    async def _wait_for_prefill(self) -> None:
+        """Give the prefill replica of a dual dispatch a moment to end its answer."""
+        if self._both is not None:
+            await self._both.wait_for_prefill(_TAIL_S)
+
     def _opened(self, connection: Connection) -> None:
-        if self._ticket.outcome is not None or (self._both is not None and self._both.is_over):
+        if self._ticket.outcome is not None or (self._both is not None and self._both.has_failed):
             connection.abort("the request is over")
         else:
             self._ticket.connection = connection
 
     async def _prefilled(self, connection: Connection) -> None:
         """Who decodes is sent the request next, and what the prefill replica says of where its KV cache is."""
-        said = vllm_disaggregation.read(await connection.read(_LONGEST_ANSWER_BYTES))
+        said = vllm_disaggregation.read_prefill_answer(await connection.read(_LONGEST_ANSWER_BYTES))
         self._listener.counted(said.prompt_tokens - self._said.tokens)
         self._kv = said.kv_transfer_params
-        self._driver.prefilled(self._ticket, self._kv is not None)
+        is_stored = self._kv is not None
+        self._driver.release(self._ticket, ReleaseReason.PREFILLED if is_stored else ReleaseReason.PREFILL_NOT_STORED)
 
     def _split(self, body: dict[str, Any]) -> dict[str, Any]:
         """What of the request is for a replica that may be of a combo."""
         ticket = self._ticket
-        self._prefills = ticket.is_split and vllm_disaggregation.can_be_split(self._ask)
+        self._prefills = ticket.is_prefill_only and vllm_disaggregation.can_be_split(self._ask)
         return (
-            vllm_disaggregation.prefill(body)
+            vllm_disaggregation.prefill_body(body)
             if self._prefills
-            else vllm_disaggregation.decode(body, self._kv if ticket.is_kept else None)
+            else vllm_disaggregation.decode_body(body, self._kv if ticket.has_stored_kv else None)
         )
 
     def _request(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any]]:
@@ -302,8 +309,8 @@ class Relay:
         if said.head:
             self._continued = ResumedStream(ask, said, path)
         body["model"] = replica.reported_model or ask.model
-        if self._ticket.seat is not None and self._ticket.seat.slot is not None:
-            body["id_slot"] = self._ticket.seat.slot
+        if self._ticket.reservation is not None and self._ticket.reservation.slot is not None:
+            body["id_slot"] = self._ticket.reservation.slot
         body.pop("priority", None)
         if self._tell_priority and adapter.priority_sign is not None:
             body["priority"] = adapter.priority_sign * self._live.tier
@@ -326,10 +333,10 @@ class Relay:
         if connection.status < 300:
             self._check_whole(data)
             self._listener.whole(data)
-            await ended(self._both, _TAIL_S)
-            self._driver.finished(self._ticket)
+            await self._wait_for_prefill()
+            self._driver.release(self._ticket, ReleaseReason.FINISHED)
         else:
-            self._driver.refused(self._ticket)
+            self._driver.release(self._ticket, ReleaseReason.REFUSED)
             data, kind = openai_error(connection.status, data), "application/json"
         if self._listener.hides_logprobs and self._said.head:
             data = without(("logprobs",), data)
@@ -365,7 +372,7 @@ class Relay:
         if not connection.is_complete or (self._both is not None and self._both.is_pending):
             self._forward(stream.take())
             await self._tail(connection)
-            await ended(self._both, _TAIL_S)
+            await self._wait_for_prefill()
         self._end_stream(stream.take())
 
     def _forward(self, data: bytes) -> None:
@@ -385,7 +392,7 @@ class Relay:
 
     def _end_stream(self, last: bytes) -> None:
         self._is_done = True
-        self._driver.finished(self._ticket)
+        self._driver.release(self._ticket, ReleaseReason.FINISHED)
         if not self._has_begun:
             self._begin(200, b"text/event-stream", None)
         self._out.write(last)

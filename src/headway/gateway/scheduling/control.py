@@ -1,4 +1,4 @@
-"""Control and cascades, as they are where requests fail one by one, and nobody knows how an answer will be."""
+"""Control and cascades with what only the gateway needs: requests fail one by one, and answers are not known."""
 
 from __future__ import annotations
 
@@ -17,66 +17,67 @@ log = logging.getLogger("headway.gateway")
 
 
 class LiveCascadeStages(CascadeStages):
-    """A cascade's, where how long an answer reasons shows only as it comes."""
+    """A cascade in which the length of a model's reasoning is unknown until the tokens come."""
 
     def escalate(self, live: Live) -> None:
-        """The next model answers anew."""
+        """Reset the reasoning, which the next model starts anew."""
         live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
         live.phase = Phase.ANSWERING
         super().escalate(live)
 
 
 class LiveControl(Control):
-    """Control, told besides of what goes wrong with one request only."""
+    """Control that also handles failures of single requests."""
 
     cascade_type = LiveCascadeStages
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._releasing: set[Service] = set()
 
     def release_held(self, service: Service, now: float) -> None:
-        """As ever; but whom a policy fails over is turned away: those behind it, and who made the room, go on."""
+        """Place held requests. A request for which a policy raises is rejected, and the others go on."""
         if service in self._releasing:
-            return  # the call that is under way has not come to its end
+            return  # the outer call continues
         self._releasing.add(service)
         try:
-            while not self._released(service, now):
+            while not self._try_release_held(service, now):
                 pass
         finally:
             self._releasing.discard(service)
 
-    def _released(self, service: Service, now: float) -> bool:
+    def _try_release_held(self, service: Service, now: float) -> bool:
+        """False if a policy raised."""
         try:
             super().release_held(service, now)
         except Exception as error:
             live = service.first_held(now)
             if live is None:
                 raise
-            log.error("request %d is turned away: %s", live.id, error, exc_info=not isinstance(error, HeadwayError))
+            log.error("request %d is rejected: %s", live.id, error, exc_info=not isinstance(error, HeadwayError))
             self.end(live, now, Outcome.REJECTED)
             return False
         return True
 
-    def failed(self, live: Live, now: float, by: int | None = None) -> None:
-        """Its replica would not have it, or lost it: it is placed anew, elsewhere, with the tokens already out kept.
+    def failed(self, live: Live, now: float, replica: int | None = None) -> None:
+        """Place the request at another replica than the one that failed (by default its own), or reject it.
 
-        Where there is no other, it is rejected. `by`: another one did that was to help.
+        Tokens that are already out are kept.
         """
         service = self.service_of(live)
-        replica = live.replica if by is None else by
-        member = service.member(replica)
+        failed = live.replica if replica is None else replica
+        member = service.member(failed)
         live.attempt += 1
         live.enter(HELD)
         if member is None or not member.is_up:
             self.place(live, now, jumps_queue=True)
-        elif service.is_served_without(replica):
-            self.place(live, now, jumps_queue=True, exclude=replica)
+        elif service.is_served_without(failed):
+            self.place(live, now, jumps_queue=True, exclude=failed)
         else:
             self.end(live, now, Outcome.REJECTED)
 
-    def other_decodes(self, live: Live, prefilled_by: int, now: float) -> bool:
-        """Its decode replica would not have it: another one of the combo may, by what was prefilled for it."""
+    def reassign_decode(self, live: Live, prefilled_by: int, now: float) -> bool:
+        """Hand over to another decode replica than the present one. False if the combo has none."""
         service = self.service_of(live)
         if service.member(prefilled_by) is None or service.member(live.replica) is None:
             return False
@@ -87,21 +88,21 @@ class LiveControl(Control):
         self.effects.hand_over(live, chosen, now)
         return True
 
-    def refused(self, live: Live, now: float) -> None:
-        """Nobody will have it."""
+    def reject(self, live: Live, now: float) -> None:
+        """End the request as rejected, unless it has ended."""
         if live.stage is not ENDED:
             self.end(live, now, Outcome.REJECTED)
 
-    def gave_up(self, live: Live, now: float) -> None:
-        """Its client is gone."""
+    def client_left(self, live: Live, now: float) -> None:
+        """Cancel the request."""
         self.on_timeout(now, live)
 
-    def emptied(self, live: Live, now: float) -> None:
-        """A request that ended before has left its replica: there is room."""
+    def room_freed(self, live: Live, now: float) -> None:
+        """Place held requests after one that had ended before has left its replica."""
         self.on_room(self.service_of(live), now)
 
-    def unjudged(self, live: Live, accept: bool, now: float) -> None:
-        """A cascade's answer has no score: it will do all the same, or the next model answers."""
+    def unscored(self, live: Live, accept: bool, now: float) -> None:
+        """Accept or escalate a cascade's answer that could not be scored."""
         if self._judged.pop(live.id, None) is None:
             return
         assert self.cascade is not None

@@ -1,4 +1,4 @@
-"""The gateway's driver: control's clock is the wall's, its effects are requests to engines."""
+"""The gateway's driver: control's clock is real time, and its effects are requests to engines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from headway.core.fleet import Role
 from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock
 from headway.gateway.fleet.replica import LiveReplica
-from headway.gateway.scheduling import sglang_disaggregation
 from headway.gateway.scheduling.control import LiveControl
-from headway.gateway.scheduling.hand_over import move_out, pass_on
-from headway.gateway.scheduling.in_flight import InFlightRequest
-from headway.gateway.scheduling.scorer import AnswerScorer, Confidence
-from headway.gateway.scheduling.scoring import scored
+from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
+from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.telemetry.metrics import RequestMetrics
 from headway.gateway.upstream.engine import EngineEndpoint
 
 log = logging.getLogger("headway.gateway")
 _CAUSES = {Outcome.FINISHED: Cause.FINISHED, Outcome.CANCELLED: Cause.CANCELLED, Outcome.REJECTED: Cause.CRASHED}
+_UNRESPONSIVE = "does not answer any more"
 
 
 class Driver:
-    """Control's effects, and what it is told, in real time. Belongs to one event loop."""
+    """Turns requests into control's events, and control's effects into requests to engines.
+
+    Satisfies `control.effects.Effects` and `scheduler.Scheduler`. Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -41,29 +43,25 @@ class Driver:
         policies: Policies,
         seed: int,
         recorder: Recorder,
-        max_tokens: Callable[[LiveReplica], int],
+        metrics: RequestMetrics,
         hold_s: float,
-        jury: AnswerScorer | None,
-        scaling: Callable[[dict[str, Service]], Scaling | None],
-        decisions: DecisionObserver | None = None,
+        scorer: AnswerScorer | None,
+        make_scaling: Callable[[dict[str, Service]], Scaling | None],
+        decisions: DecisionObserver | None,
+        on_ended: Callable[[InFlightRequest, Outcome, float], None],
+        on_role: Callable[[int, Role, float], None],
     ) -> None:
-        self._clock, self._hold_s = clock, hold_s
-        self._jury = jury
-        self._recorder = recorder
-        self._max_tokens = max_tokens
+        """`names` are the names that requests may use, by model. `on_ended(request, outcome, now)` and
+        `on_role(replica, role, now)` are called after the fact."""
+        self._clock, self._hold_s, self._scorer = clock, hold_s, scorer
+        self._recorder, self._metrics = recorder, metrics
+        self._on_ended, self._on_role = on_ended, on_role
         self.replicas = list(replicas)
-        self.tickets: dict[int, InFlightRequest] = {}
+        self.requests: dict[int, InFlightRequest] = {}
         """Requests that have not ended."""
-        self.on_ended: Callable[[InFlightRequest, Outcome, float], None] = lambda ticket, outcome, now: None
-        self.on_sending: Callable[[InFlightRequest, float, float], None] = lambda ticket, read_s, now: None
-        self.gaps: Callable[[InFlightRequest], Histogram] = lambda ticket: Histogram(())
-        """Where a request's times between tokens are counted."""
-        self.on_judged: Callable[[str, str], None] = lambda model, outcome: None
-        self.on_prefilled: Callable[[str, str], None] = lambda model, outcome: None
-        self.on_role: Callable[[int, Role, float], None] = lambda replica, role, now: None
         self.control = LiveControl(self, recorder, notify=True)
         members = {model: [self._member(r) for r in self.replicas if r.model == model] for model in names}
-        self.control.configure(policies, members, names, seed, scaling, decisions)
+        self.control.configure(policies, members, names, seed, make_scaling, decisions)
         self.services = self.control.by_model
         self.cascade = self.control.cascade
 
@@ -72,12 +70,8 @@ class Driver:
         """Seconds since the start."""
         return self._clock.now
 
-    def waiting(self) -> list[Live]:
-        """Requests in hold queues, and those that admission policies hold."""
-        return self.control.held_requests()
-
     def start_ticking(self) -> None:
-        """Let policies that want to be asked now and then be asked."""
+        """Call periodic policies from now on."""
         for policy in self.control.ticking():
             if policy.interval_s is not None:
                 self._clock.at(self.now + policy.interval_s, self._tick, policy)
@@ -87,144 +81,104 @@ class Driver:
         self._clock.at(now + policy.interval_s, self._tick, policy)
         policy.tick(self.now)
 
-    # What requests do.
+    # Requests.
 
-    def arrived(self, ticket: InFlightRequest) -> None:
-        """A request comes in."""
-        self.tickets[ticket.live.id] = ticket
+    def arrived(self, request: InFlightRequest) -> None:
+        """Hand a new request to control. If a policy fails, the request is rejected and the error raised."""
+        self.requests[request.live.id] = request
         try:
-            self.control.on_arrival(ticket.live, self.now)
-        except BaseException:  # a policy failed, and nobody waits for this request
-            self.control.refused(ticket.live, self.now)
+            self.control.on_arrival(request.live, self.now)
+        except BaseException:
+            self.control.reject(request.live, self.now)
             raise
-        self.hope(ticket)
+        self.arm_hold_timeout(request)
 
-    # Of cascades.
+    def arm_hold_timeout(self, request: InFlightRequest) -> None:
+        """Start the hold timeout if no replica is up."""
+        if request.live.stage is HELD and request.outcome is None and not self._any_up(request):
+            if request.hold_timeout is not None:
+                request.hold_timeout.cancel()
+            request.hold_timeout = self._clock.at(self.now + self._hold_s, self._hold_expired, request)
+            request.timers.append(request.hold_timeout)
 
-    def judges(self, live: Live) -> bool:
-        """Its present model's answer will be judged."""
-        return self.cascade is not None and live.stage_index >= 0 and not self.cascade.is_final(live)
+    def _hold_expired(self, now: float, request: InFlightRequest) -> None:
+        if request.live.stage is HELD and not self._any_up(request):
+            self.control.reject(request.live, now)
 
-    def confidence(self) -> Confidence | None:
-        """What listens to how sure a model is, if that is what answers are judged by."""
-        return None if self._jury is None else self._jury.confidence()
+    def _any_up(self, request: InFlightRequest) -> bool:
+        return self.services[request.live.model].any_up
 
-    async def score(
-        self, ticket: InFlightRequest, question: str, answer: str, confidence: Confidence | None
-    ) -> float | None:  # fmt: skip
-        """What an answer is worth, 0 to 100; None: no judge could tell, or nobody waits for it any more."""
-        assert self._jury is not None
-        return await self._jury.rate(ticket, question, answer, confidence)
+    def sending(self, request: InFlightRequest, read_s: float) -> None:
+        self._metrics.count_send(request, read_s, self.now)
 
-    async def judged(self, ticket: InFlightRequest, score: float | None) -> None:
-        """Its score, if there is one: it will do, or the next model answers."""
-        self.scored(ticket, score)
-
-    def scored(self, ticket: InFlightRequest, score: float | None) -> None:
-        """The same, at once."""
-        assert self._jury is not None
-        scored(self, ticket, score, self._jury.accepts_unjudged)
-
-    def wrote(self, live: Live, now: float, cause: Cause = Cause.FINISHED, by: int | None = None) -> None:
-        """Write down one replica's part in a request that was with several: of a cascade, or of a combo."""
-        segments = self._recorder.segments
-        segments.write(segments.pack(
-            live.id, live.replica if by is None else by, live.attempt,
-            live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now,
-            cause,
-        ))  # fmt: skip
-
-    def hope(self, ticket: InFlightRequest) -> None:
-        """A request that no replica is up for waits for one, but not for ever."""
-        if ticket.live.stage is HELD and ticket.outcome is None and not self._any_up(ticket):
-            if ticket.despair is not None:
-                ticket.despair.cancel()
-            ticket.despair = self._clock.at(self.now + self._hold_s, self._despair, ticket)
-            ticket.timers.append(ticket.despair)
-
-    def _any_up(self, ticket: InFlightRequest) -> bool:
-        return self.services[ticket.live.model].any_up
-
-    def _despair(self, now: float, ticket: InFlightRequest) -> None:
-        if ticket.live.stage is HELD and not self._any_up(ticket):
-            self.control.refused(ticket.live, now)
-
-    def sending(self, ticket: InFlightRequest, read_s: float) -> None:
-        """It goes to a replica for the first time; its last byte had come by `read_s`."""
-        self.on_sending(ticket, read_s, self.now)
+    def itl_histogram(self, request: InFlightRequest) -> Histogram:
+        return self._metrics.inter_token(request)
 
     def phase_changed(self, live: Live) -> None:
-        """Its reasoning is over."""
         self.control.on_phase_changed(live, live.answer_s)
 
-    def finished(self, ticket: InFlightRequest) -> None:
-        """Its answer is out, or its client has been told why there is none."""
-        ticket.leave()
-        if ticket.outcome is None:
-            self.control.on_finished(ticket.live, self.now)
+    # Requests leave their replicas.
 
-    def prefilled(self, ticket: InFlightRequest, kept: bool) -> None:
-        """Its prompt is computed for another replica, and its KV cache kept; or not, and who decodes does it all."""
-        pass_on(self, ticket, kept, "handed over" if kept else "not kept")
+    def release(self, request: InFlightRequest, reason: ReleaseReason) -> None:
+        match reason:
+            case ReleaseReason.FINISHED:
+                request.detach()
+                if request.outcome is None:
+                    self.control.on_finished(request.live, self.now)
+            case ReleaseReason.REFUSED:
+                request.detach()
+                self.control.reject(request.live, self.now)
+            case ReleaseReason.CANCELLED:
+                if request.outcome is None:
+                    self.control.client_left(request.live, self.now)
+            case ReleaseReason.ACKNOWLEDGED:
+                request.detach()
+                self.control.room_freed(request.live, self.now)
+            case ReleaseReason.MOVED:
+                self._resume_after_move(request)
+            case ReleaseReason.PREFILLED:
+                self._hand_over_to_decode(request, is_stored=True, outcome="handed over")
+            case ReleaseReason.PREFILL_NOT_STORED:
+                self._hand_over_to_decode(request, is_stored=False, outcome="not kept")
+            case ReleaseReason.PREFILL_FAILED:
+                if not self._hand_over_to_decode(request, is_stored=False, outcome="failed", num_failures=1):
+                    self._place_again(request)
+            case ReleaseReason.PREFILL_LEG_FAILED:
+                self._prefill_leg_failed(request)
+            case ReleaseReason.FAILED | ReleaseReason.FAILED_BEFORE_FETCH:
+                self._place_again(request, is_kv_intact=reason is ReleaseReason.FAILED_BEFORE_FETCH)
 
-    def unprefilled(self, ticket: InFlightRequest) -> None:
-        """Its prefill replica failed it: who was to decode does all of it, else it is placed anew."""
-        if not pass_on(self, ticket, False, "failed", failures=1):
-            self.failed(ticket, again=True)
-
-    # Of who computes its prompt at the same time as another waits for it.
-    computed, half_failed = sglang_disaggregation.computed, sglang_disaggregation.failed
-
-    def failed(self, ticket: InFlightRequest, again: bool, untouched: bool = False) -> None:
-        """Its replica failed it: it is placed anew, or turned away. `untouched`: what was kept for it still is."""
-        live, source = ticket.live, ticket.prefilled_by
-        ticket.leave()
-        if ticket.outcome is not None:
-            return
-        if not again:
-            self.control.refused(live, self.now)
-            return
-        if source is not None:
-            self.wrote(live, self.now, Cause.CRASHED)
-            if ticket.is_kept and untouched and self.control.other_decodes(live, source.id, self.now):
-                return
-        self.control.failed(live, self.now)
-        self.hope(ticket)
-
-    def refused(self, ticket: InFlightRequest) -> None:
-        """Nobody will have it."""
-        ticket.leave()
-        self.control.refused(ticket.live, self.now)
-
-    def gave_up(self, ticket: InFlightRequest) -> None:
-        """Its client is gone, or it has run out of time."""
-        if ticket.outcome is None:
-            self.control.gave_up(ticket.live, self.now)
-
-    def emptied(self, ticket: InFlightRequest) -> None:
-        """A request that had ended already has left its replica only now."""
-        ticket.leave()
-        self.control.emptied(ticket.live, self.now)
-
-    def forget(self, ticket: InFlightRequest) -> None:
-        """Nobody waits for it any more, even if a policy failed where its end should have been told."""
-        ticket.leave()
-        self.gave_up(ticket)
-        self.tickets.pop(ticket.live.id, None)
-        for timer in ticket.timers:
+    def drop(self, request: InFlightRequest) -> None:
+        """Free all that the request holds, also after a policy's error kept the request from ending."""
+        request.detach()
+        self.release(request, ReleaseReason.CANCELLED)
+        self.requests.pop(request.live.id, None)
+        for timer in request.timers:
             timer.cancel()
 
-    def landed(self, ticket: InFlightRequest) -> None:
-        """A request that is to move has left its replica: it goes on at the other one, or where it was if that is
-        gone."""
-        source, target, live = ticket.replica, ticket.moving_to, ticket.live
-        assert source is not None and target is not None
-        ticket.leave()
-        self._end_move(ticket)
-        member = self.services[live.model].member(target.id)
-        if ticket.outcome is not None:
+    def _place_again(self, request: InFlightRequest, is_kv_intact: bool = False) -> None:
+        """Have control place the request after its replica failed. `is_kv_intact`: see FAILED_BEFORE_FETCH."""
+        live, source = request.live, request.prefilled_by
+        request.detach()
+        if request.outcome is not None:
             return
-        if self.replicas[source.id].is_single_phase:  # with whom it goes on was for then
+        if source is not None:
+            self._write_segment(live, self.now, Cause.CRASHED)
+            if request.has_stored_kv and is_kv_intact and self.control.reassign_decode(live, source.id, self.now):
+                return
+        self.control.failed(live, self.now)
+        self.arm_hold_timeout(request)
+
+    def _resume_after_move(self, request: InFlightRequest) -> None:
+        """Continue at the move's target, or at the source if the target is gone or full."""
+        source, target, live = request.replica, request.move_target, request.live
+        assert source is not None and target is not None
+        request.detach()
+        self._end_move(request)
+        member = self.services[live.model].member(target.id)
+        if request.outcome is not None:
+            return
+        if self.replicas[source.id].is_single_phase:  # the pair that was chosen may not be up any more
             self.control.place(live, self.now)
             self.control.on_moved(live, self.now)
             return
@@ -234,53 +188,144 @@ class Driver:
         else:
             self.start(live, source.id, self.now)
 
-    def _end_move(self, ticket: InFlightRequest) -> None:
-        if ticket.moving_to is not None:
-            ticket.moving_to.num_arriving -= 1
-            ticket.moving_to = None
-            ticket.live.move = None
+    @staticmethod
+    def _end_move(request: InFlightRequest) -> None:
+        if request.move_target is not None:
+            request.move_target.num_arriving -= 1
+            request.move_target = None
+            request.live.move = None
 
-    # What replicas do.
+    def _hand_over_to_decode(
+        self, request: InFlightRequest, is_stored: bool, outcome: str, num_failures: int = 0
+    ) -> bool:
+        """Have control choose the decode replica, which fetches the KV cache if it is stored.
 
-    def up(self, replica: EngineEndpoint) -> None:
-        """A replica is there, or there again."""
+        `outcome` is counted. False: no other replica can decode.
+        """
+        live, replica = request.live, request.replica
+        if request.move_target is not None:
+            self._resume_after_move(request)
+        if request.outcome is not None or request.replica is not replica:
+            return True
+        self._metrics.count_prefill(live.model, outcome)
+        request.return_connection()
+        request.has_stored_kv, request.is_prefill_only, request.prefilled_by = is_stored, False, replica
+        live.attempt += num_failures
+        self.control.on_prefilled(live, self.now)
+        if request.replica is not replica:
+            return True
+        live.attempt -= num_failures
+        request.has_stored_kv = False
+        return False
+
+    def prefill_leg_done(self, request: InFlightRequest) -> None:
+        """The request is at its decode replica only from now on."""
+        live, leg = request.live, request.prefill_leg
+        if leg is None or request.outcome is not None:
+            return
+        request.prefill_leg, request.prefilled_by = None, leg.replica
+        leg.close(live)
+        self._metrics.count_prefill(live.model, "handed over")
+        self._write_segment(live, self.now, Cause.MOVED, leg.replica.id)
+        self.control.on_moved(live, self.now)
+
+    def _prefill_leg_failed(self, request: InFlightRequest) -> None:
+        live, leg = request.live, request.prefill_leg
+        request.detach()
+        if request.outcome is not None or leg is None:
+            return
+        self._metrics.count_prefill(live.model, "failed")
+        self.control.failed(live, self.now, leg.replica.id)
+        self.arm_hold_timeout(request)
+
+    def _write_segment(
+        self, live: Live, now: float, cause: Cause = Cause.FINISHED, replica: int | None = None
+    ) -> None:  # fmt: skip
+        """Record one replica's part in a request of a cascade or combo; by default the present replica's."""
+        segments = self._recorder.segments
+        segments.write(segments.pack(
+            live.id, live.replica if replica is None else replica, live.attempt,
+            live.stage_index, live.enqueued_s, live.enqueued_s, NEVER, 0, 0, now,
+            cause,
+        ))  # fmt: skip
+
+    # Cascades.
+
+    def needs_score(self, live: Live) -> bool:
+        return self.cascade is not None and live.stage_index >= 0 and not self.cascade.is_final(live)
+
+    def confidence_meter(self) -> ConfidenceMeter | None:
+        return None if self._scorer is None else self._scorer.confidence_meter()
+
+    async def score(
+        self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
+    ) -> float | None:
+        assert self._scorer is not None
+        return await self._scorer.score(request, question, answer, confidence)
+
+    async def accept_or_escalate(self, request: InFlightRequest, score: float | None) -> None:
+        self.scored(request, score)
+
+    def scored(self, request: InFlightRequest, score: float | None) -> None:
+        """Let the cascade accept the answer, or place the request at the next model."""
+        assert self._scorer is not None
+        live = request.live
+        request.awaits_score = False
+        request.prefilled_by = None
+        stage, model = live.stage_index, live.model
+        live.lengths += ((model, live.generated_tokens),)  # type: ignore[misc]  # of a frozen base, thawed here
+        if score is None:
+            self.control.unscored(live, self._scorer.accepts_unscored, self.now)
+        else:
+            live.quality += ((model, score),)  # type: ignore[misc]
+            self.control.on_judged(live, score, self.now)
+        escalated = live.stage_index != stage
+        self._metrics.count_judgement(model, "unscored" if score is None else "escalated" if escalated else "accepted")
+        if escalated:
+            self.arm_hold_timeout(request)
+
+    # Replicas.
+
+    def replica_up(self, replica: EngineEndpoint) -> None:
+        """Place requests at a replica."""
         self.control.on_recovered(replica.id, self.now)
 
-    def down(self, replica: EngineEndpoint) -> None:
-        """A replica is to be given nothing. Its streams go on, as long as they do."""
+    def replica_down(self, replica: EngineEndpoint) -> None:
+        """Place no requests at a replica. Its streams continue as long as they last."""
         self.control.on_crashed(replica.id, [], self.now)
 
-    def abandon(self, replica: LiveReplica) -> None:
-        """A replica is gone, or hangs: what it streams goes on elsewhere, if it can."""
-        for ticket in list(self.tickets.values()):
-            if ticket.half is not None and ticket.half.replica is replica:
-                ticket.stop_half("does not answer any more")
-            if ticket.replica is replica:
-                ticket.stop("does not answer any more")
-                if ticket.seat is not None and ticket.seat.waits:
-                    self.failed(ticket, again=True)
+    def fail_over(self, replica: LiveReplica) -> None:
+        """Abort a replica's requests, so that they continue elsewhere if they can."""
+        for request in list(self.requests.values()):
+            if request.prefill_leg is not None and request.prefill_leg.replica is replica:
+                request.abort_prefill_leg(_UNRESPONSIVE)
+            if request.replica is replica:
+                request.abort(_UNRESPONSIVE)
+                if request.reservation is not None and request.reservation.waits_for_slot:
+                    self._place_again(request)
 
     def add(self, replica: LiveReplica) -> None:
-        """One more is there, which is not up yet."""
+        """Add a replica that is not up yet."""
         self.replicas.append(replica)
         service = self.services[replica.model]
         service.members.append(self._member(replica))
         service.refresh()
 
-    def _member(self, replica: LiveReplica) -> Member:
-        """As control knows one that has not been seen to be up."""
-        member = Member(replica, self._max_tokens(replica), None, replica.deployment)
+    @staticmethod
+    def _member(replica: LiveReplica) -> Member:
+        """Control's entry of a replica that is not up yet."""
+        member = Member(replica, replica.max_request_tokens, None, replica.deployment)
         member.is_up, member.is_single_phase = False, replica.is_single_phase
         return member
 
-    def gone(self, replica: LiveReplica) -> None:
-        """A replica is empty, and does not come back."""
+    def remove(self, replica: LiveReplica) -> None:
+        """Remove a replica that is empty."""
         service = self.services[replica.model]
         service.members = [member for member in service.members if member.view is not replica]
         service.refresh()
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
-        """Give it nothing more, as long as there are others, and move out what can be moved; or use it again."""
+        """Place no requests at a replica while there are others, and move out those that can move; or undo it."""
         service, now = self.services[replica.model], self.now
         member = service.member(replica.id)
         assert member is not None
@@ -289,81 +334,98 @@ class Driver:
         if not on:
             self.control.release_held(service, now)
             return
-        move_out(self, replica)
+        for request in list(self.requests.values()):
+            if request.replica is replica and request.can_move and request.move_target is None:
+                target = service.choose(request.live, now)
+                if target is not None and replica.id not in (target, request.live.decode_replica):
+                    self.move(request.live, target, None, now)
 
     # Control's effects.
 
     def start(self, live: Live, replica: int, now: float) -> None:
-        """Count the request at its replica at once; its own task sends it."""
-        self._start(live, replica, now, is_kept=False)
+        """Reserve a place at the replica, and wake the request's task, which sends it."""
+        self._start(live, replica, now, has_stored_kv=False)
 
-    def _start(self, live: Live, replica: int, now: float, is_kept: bool) -> None:
+    def _start(self, live: Live, replica: int, now: float, has_stored_kv: bool) -> None:
         if self.replicas[replica].is_single_phase:
-            sglang_disaggregation.begin(self, live, replica, now)
+            self._start_dual_dispatch(live, replica, now)
             return
-        ticket = self.tickets[live.id]
-        ticket.replica = self.replicas[replica]
-        ticket.is_split, ticket.is_kept = live.decode_replica >= 0, is_kept
+        request = self.requests[live.id]
+        request.replica = endpoint = self.replicas[replica]
+        request.is_prefill_only, request.has_stored_kv = live.decode_replica >= 0, has_stored_kv
         live.replica, live.enqueued_s = replica, now
         live.enter(WAITING)
-        ticket.seat = seat = ticket.replica.take(live)
-        seat.called = ticket.wake
-        ticket.wake()
+        request.reservation = reservation = endpoint.reserve(live)
+        reservation.on_slot = request.wake
+        request.wake()
+
+    def _start_dual_dispatch(self, live: Live, prefill: int, now: float) -> None:
+        """Reserve places at both replicas of a single-phase pair, and wake the request's task."""
+        request, prefiller, decoder = self.requests[live.id], self.replicas[prefill], self.replicas[live.decode_replica]
+        request.is_prefill_only = request.has_stored_kv = False
+        request.prefill_leg = PrefillLeg(prefiller, prefiller.reserve(live), live.generated_tokens)
+        live.replica, live.decode_replica, live.enqueued_s = decoder.id, -1, now
+        live.enter(WAITING)
+        request.replica = decoder
+        request.reservation = reservation = decoder.reserve(live)
+        reservation.count_tokens(0)  # the prompt is computed elsewhere
+        reservation.on_slot = request.wake
+        request.wake()
 
     def cancel(self, live: Live, now: float) -> None:
-        """Close the connection, on which engines abort."""
-        ticket = self.tickets[live.id]
-        ticket.stop("the request was cancelled")
-        ticket.leave()
+        """Abort the request at its engine."""
+        request = self.requests[live.id]
+        request.abort("the request was cancelled")
+        request.detach()
         self.control.on_cancelled(live, now)
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
-        """Have the request leave its replica; it is continued at the other one by what it has said so far."""
-        ticket = self.tickets.get(live.id)
-        if ticket is None or not ticket.can_move or not ticket.is_streaming:
+        """Abort the request at its replica, so that it continues at the target from the tokens so far."""
+        request = self.requests.get(live.id)
+        if request is None or not request.can_move or not request.is_streaming:
             return
-        live.move = ticket
-        ticket.moving_to = self.replicas[target]
-        ticket.moving_to.num_arriving += 1
-        ticket.stop("the request moves")
+        live.move = request
+        request.move_target = self.replicas[target]
+        request.move_target.num_arriving += 1
+        request.abort("the request moves")
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
-        """Have the request go on at the replica that decodes, which fetches what is kept for it."""
-        ticket = self.tickets[live.id]
-        if ticket.seat is not None:
-            self.wrote(live, now, Cause.MOVED)
-        ticket.leave()
-        self._start(live, target, now, ticket.is_kept)
-        if ticket.is_kept and ticket.seat is not None:
-            ticket.seat.produced(0)  # its prompt is computed
+        """Continue the request at the replica that decodes, which fetches the KV cache if it is stored."""
+        request = self.requests[live.id]
+        if request.reservation is not None:
+            self._write_segment(live, now, Cause.MOVED)
+        request.detach()
+        self._start(live, target, now, request.has_stored_kv)
+        if request.has_stored_kv and request.reservation is not None:
+            request.reservation.count_tokens(0)  # the prompt is computed already
         self.control.on_moved(live, now)
 
     def judge(self, live: Live, now: float) -> None:
-        """Have the request's own task see to it."""
-        self.wrote(live, now)
-        self.tickets[live.id].is_unjudged = True
+        """Have the request's task get a score for the answer."""
+        self._write_segment(live, now)
+        self.requests[live.id].awaits_score = True
 
     def set_role(self, replica: int, role: Role) -> None:
-        """A role is what a replica is given: its engine does either."""
+        """Change which requests the replica is sent. Its engine can do both phases."""
         self.replicas[replica].role = role
-        self.on_role(replica, role, self.now)
+        self._on_role(replica, role, self.now)
 
     def call_at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
-        """Call `action(time_s, argument)` then."""
-        self.tickets[argument.id].timers.append(self._clock.at(time_s, action, argument))
+        """Call `action(time_s, argument)` at that time, unless the request ends before."""
+        self.requests[argument.id].timers.append(self._clock.at(time_s, action, argument))
 
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
-        """Tell the task that answers the client."""
-        ticket = self.tickets.pop(live.id)
-        ticket.outcome = outcome
-        if ticket.judgement is not None:
-            ticket.judgement.cancel()
-        for timer in ticket.timers:
+        """Wake the request's task, which answers the client."""
+        request = self.requests.pop(live.id)
+        request.outcome = outcome
+        if request.scoring is not None:
+            request.scoring.cancel()
+        for timer in request.timers:
             timer.cancel()
-        self._end_move(ticket)
-        ticket.wake()
-        if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.judges(live):
-            self.wrote(live, now)
-        elif live.stage_index < 0 and ticket.prefilled_by is not None:
-            self.wrote(live, now, _CAUSES[outcome])
-        self.on_ended(ticket, outcome, now)
+        self._end_move(request)
+        request.wake()
+        if outcome is Outcome.FINISHED and live.stage_index >= 0 and not self.needs_score(live):
+            self._write_segment(live, now)
+        elif live.stage_index < 0 and request.prefilled_by is not None:
+            self._write_segment(live, now, _CAUSES[outcome])
+        self._on_ended(request, outcome, now)

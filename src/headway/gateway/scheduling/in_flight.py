@@ -1,42 +1,76 @@
-"""One request between its client and control."""
+"""One request between its client and control: where it is placed, and how it ended."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum, auto
 from typing import Protocol
 
 from headway.control.live import Live
 from headway.core.record import Outcome
-from headway.gateway.scheduling.sglang_disaggregation import PrefillLeg
 from headway.gateway.upstream.client import Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 
 
+class ReleaseReason(IntEnum):
+    """Why a request leaves its replica, or ends without one (`scheduler.Scheduler.release`)."""
+
+    FINISHED = auto()
+    """The answer is complete."""
+    REFUSED = auto()
+    """The engine rejected the request, or no attempt is left."""
+    CANCELLED = auto()
+    """The client closed its connection."""
+    FAILED = auto()
+    """The replica failed; the request is placed again."""
+    FAILED_BEFORE_FETCH = auto()
+    """The decode replica failed before it fetched the KV cache, which can be offered to another one."""
+    MOVED = auto()
+    """The connection that a move had aborted is closed."""
+    PREFILLED = auto()
+    """The prefill replica has computed the prompt, and stores its KV cache for the decode replica."""
+    PREFILL_NOT_STORED = auto()
+    """The prefill replica has answered without storing a KV cache; the decode replica computes the prompt."""
+    PREFILL_FAILED = auto()
+    """The prefill replica failed; the decode replica computes the prompt."""
+    PREFILL_LEG_FAILED = auto()
+    """The prefill replica of a dual dispatch failed; the request is placed again."""
+    ACKNOWLEDGED = auto()
+    """The request had ended before; only now has it left its replica."""
+
+
+RESUMES = frozenset({
+    ReleaseReason.FAILED, ReleaseReason.FAILED_BEFORE_FETCH, ReleaseReason.MOVED, ReleaseReason.PREFILLED,
+    ReleaseReason.PREFILL_NOT_STORED, ReleaseReason.PREFILL_FAILED, ReleaseReason.PREFILL_LEG_FAILED,
+})  # fmt: skip
+"""Reasons after which the request continues at some replica."""
+
+
 class Reservation(Protocol):
-    """A request's place in a replica's counts."""
+    """A request's share of a replica's counts."""
 
     @property
     def slot(self) -> int | None:
-        """Which of its engine's slots it has, where that is for the gateway to say."""
+        """The request's slot at the engine, where the gateway assigns slots."""
 
     @property
-    def waits(self) -> bool:
-        """Until one is free."""
+    def waits_for_slot(self) -> bool:
+        """The request must not be sent yet, as no slot is free."""
 
-    def produced(self, tokens: int) -> None:
-        """Tokens have come."""
+    def count_tokens(self, tokens: int) -> None:
+        """Add generated tokens. The first call, also with 0 tokens, marks the prompt as computed."""
 
     def requeue(self) -> None:
-        """Its phase or its tokens may have changed which queue it is in."""
+        """Recompute the ordering's queue after the request's phase or tokens changed."""
 
-    def give_up(self) -> None:
-        """The stream is closed."""
+    def free(self) -> None:
+        """Remove the request from the replica's counts. Later calls do nothing."""
 
 
-class OverError(Exception):
-    """A request has ended as control sees it."""
+class RequestEndedError(Exception):
+    """Control has ended the request."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.name)
@@ -44,85 +78,120 @@ class OverError(Exception):
 
 
 @dataclass(eq=False)
+class PrefillLeg:
+    """A dual dispatch's request to the prefill replica, while the decode replica waits for the KV cache."""
+
+    replica: EngineEndpoint
+    reservation: Reservation | None = None
+    """None: held in the scheduler's process."""
+    generated_tokens: int = 0
+    """Tokens that the request had when it was placed here."""
+    connection: Connection | None = None
+    is_stopped: bool = False
+    """The prefill replica's answer is not needed any more."""
+
+    def stop(self, why: str) -> None:
+        """Abort, and ignore whatever the prefill replica answers."""
+        self.is_stopped = True
+        self.abort(why)
+
+    def abort(self, why: str) -> None:
+        """Break off the connection."""
+        if self.connection is not None:
+            self.connection.abort(why)
+
+    def close(self, live: Live) -> None:
+        """Return the connection, then free the reservation."""
+        self.is_stopped = True
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self.replica.client.release(connection)
+        reservation, self.reservation = self.reservation, None
+        if reservation is not None:
+            reservation.count_tokens(live.generated_tokens - self.generated_tokens)
+            reservation.free()
+
+
+@dataclass(eq=False)
 class InFlightRequest:
-    """One request between its client and control: where it is placed, and how it ended."""
+    """One request between its client and control."""
 
     live: Live
     request_id: str = ""
-    """As its client knows it."""
+    """The client's id for the request."""
     replica: EngineEndpoint | None = None
-    seat: Reservation | None = None
+    reservation: Reservation | None = None
     connection: Connection | None = None
     outcome: Outcome | None = None
-    moving_to: EngineEndpoint | None = None
+    """None: control has not ended the request."""
+    move_target: EngineEndpoint | None = None
+    """The replica to continue at, while a move is under way."""
     can_move: bool = False
-    """Its answer can be continued elsewhere."""
-    is_split: bool = False
-    """It is where its prompt is computed, and another replica is to decode."""
-    is_kept: bool = False
-    """Its KV cache is, for the replica that decodes, where its prompt was computed."""
+    """Another replica can continue the answer."""
+    is_prefill_only: bool = False
+    """The present replica computes the prompt only, and another one decodes."""
+    has_stored_kv: bool = False
+    """The prefill replica stores the KV cache for the decode replica."""
     prefilled_by: EngineEndpoint | None = None
-    """Who computed its prompt for another replica."""
-    half: PrefillLeg | None = None
-    """Who computes its prompt at the same time as `replica` waits to answer."""
-    is_whole: bool = False
-    """All its tokens came at once."""
-    is_unjudged: bool = False
-    """A model of a cascade has answered, and nobody has said yet whether the answer will do."""
-    judgement: asyncio.Task[float] | None = None
+    prefill_leg: PrefillLeg | None = None
+    """Set while a dual dispatch's prefill replica computes the prompt."""
+    is_unstreamed: bool = False
+    """All tokens came at once."""
+    awaits_score: bool = False
+    """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
+    scoring: asyncio.Task[float] | None = None
     retry_after_s: int = 1
-    """When it may be asked for again, if nobody would have it."""
-    pay: Callable[[int], None] | None = None
-    """Told at the end how many tokens it took, where its caller has limits."""
-    despair: asyncio.TimerHandle | None = None
-    """When it has waited long enough for a replica to be up."""
+    """What a rejected client is told to wait."""
+    on_settled: Callable[[int], None] | None = None
+    """Called at the end with the number of tokens used, where the caller has limits."""
+    hold_timeout: asyncio.TimerHandle | None = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list, repr=False)
-    _turn: asyncio.Future[None] | None = field(default=None, repr=False)
+    _changed: asyncio.Future[None] | None = field(default=None, repr=False)
 
     @property
     def is_streaming(self) -> bool:
-        """A replica has been sent it."""
+        """The request has been sent to its replica."""
         return self.connection is not None
 
-    def stop(self, why: str) -> None:
-        """Have its replica abort it."""
+    def abort(self, why: str) -> None:
+        """Break off the connections, on which engines abort."""
         if self.connection is not None:
             self.connection.abort(why)
-        if self.half is not None:
-            self.half.stop(why)
+        if self.prefill_leg is not None:
+            self.prefill_leg.stop(why)
 
-    def stop_half(self, why: str) -> None:
-        """Who computes its prompt at the same time does not answer any more."""
-        if self.half is not None:
-            self.half.abort(why)
+    def abort_prefill_leg(self, why: str) -> None:
+        """Break off the connection to a dual dispatch's prefill replica."""
+        if self.prefill_leg is not None:
+            self.prefill_leg.abort(why)
 
-    async def turn(self) -> EngineEndpoint:
-        """Until it is placed. OverError if it ends instead."""
-        while (self.seat is None or self.seat.waits) and self.outcome is None:
-            self._turn = asyncio.get_running_loop().create_future()
-            await self._turn
+    async def wait_for_replica(self) -> EngineEndpoint:
+        """Wait until the request is placed. RequestEndedError if it ends instead."""
+        while (self.reservation is None or self.reservation.waits_for_slot) and self.outcome is None:
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
         if self.outcome is not None:
-            raise OverError(self.outcome)
+            raise RequestEndedError(self.outcome)
         assert self.replica is not None
         return self.replica
 
     def wake(self) -> None:
-        """Something has changed."""
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_result(None)
+        """Have `wait_for_replica` look again."""
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
-    def hang_up(self) -> None:
-        """Its replica's answer is not needed any more, or is over."""
+    def return_connection(self) -> None:
+        """Return the connection to the replica's client, which closes it if the answer is not complete."""
         connection, self.connection = self.connection, None
         if connection is not None and self.replica is not None:
             self.replica.client.release(connection)
 
-    def leave(self) -> None:
-        """It is at no replica any more: its connection is closed first, then its seat given up."""
-        self.hang_up()
-        seat, self.seat = self.seat, None
-        if seat is not None:
-            seat.give_up()
-        half, self.half = self.half, None
-        if half is not None:
-            half.leave(self.live)
+    def detach(self) -> None:
+        """Leave the replica: return the connection, then free the reservation."""
+        self.return_connection()
+        reservation, self.reservation = self.reservation, None
+        if reservation is not None:
+            reservation.free()
+        leg, self.prefill_leg = self.prefill_leg, None
+        if leg is not None:
+            leg.close(self.live)

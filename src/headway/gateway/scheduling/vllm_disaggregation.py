@@ -1,75 +1,88 @@
-"""Prefill here, decode there: one attempt in two requests, in the words of vLLM's KV connectors.
+"""Disaggregated prefill with vLLM's KV connectors: one attempt as two requests, first to the prefill replica.
 
-Source: vLLM's documentation of disaggregated prefill (`kv_transfer_params`). The prefill replica is asked for one
-token, and says where it keeps the prompt's KV cache; what it says goes into the request to the decode replica, which
-fetches the cache and computes the prompt's last token anew, so that the first token is its own. Nothing else of it is
-understood. A cache that is fetched is gone: what may have been fetched is never offered to another replica.
+Source: vLLM's documentation of disaggregated prefill (`kv_transfer_params`). The prefill replica generates one token
+and returns where it stores the prompt's KV cache. That value goes, unread, into the request to the decode replica,
+which fetches the cache and recomputes the prompt's last token, so that the first token is its own. A cache can be
+fetched once: after a decode replica may have fetched it, it is not offered to another one.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from headway.gateway.relay.request import ClientRequest
 from headway.gateway.upstream.errors import EngineError
 
 PARAMS = "kv_transfer_params"
 Params = dict[str, Any]
-_REMOTE: Params = {
+_STORE_KV: Params = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
 }  # fmt: skip
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
-_STREAMS = ("stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs")
-_WHOLE = ("echo", "prompt_logprobs", "use_beam_search")
-"""What hangs on the prompt's own computation, or on several sequences."""
+_ANSWER_OPTIONS = ("stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs")
+_UNSPLITTABLE = ("echo", "prompt_logprobs", "use_beam_search")
+"""Options that need the prompt's own computation, or several sequences."""
 
 
-class Prefilled(Struct):
-    """What Headway reads of a prefill replica's answer."""
+class SplittableRequest(Protocol):
+    """The properties of a client's request that decide whether it can be split."""
+
+    body: dict[str, Any]
+    max_tokens: int | None
+    prompt_ids: list[int] | None
+
+    @property
+    def is_chat(self) -> bool: ...
+    @property
+    def is_opaque(self) -> bool: ...
+
+
+class PrefillAnswer(Struct):
+    """The fields that are read of a prefill replica's answer."""
 
     kv_transfer_params: Params | None = None
-    usage: _Usage | None = None
+    usage: _PrefillUsage | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """As it counted them; 0: it did not say."""
+        """The engine's count; 0: not reported."""
         return 0 if self.usage is None else self.usage.prompt_tokens
 
 
-class _Usage(Struct):
+class _PrefillUsage(Struct):
     prompt_tokens: int = 0
 
 
-def can_be_split(ask: ClientRequest) -> bool:
-    """It is one sequence of several tokens, of which the first replica only computes the prompt."""
-    body = ask.body
-    if ask.is_opaque or ask.max_tokens == 1 or any(body.get(name) for name in _WHOLE):
+def can_be_split(request: SplittableRequest) -> bool:
+    """The request is one sequence of several tokens, so that another replica can decode it."""
+    body = request.body
+    if request.is_opaque or request.max_tokens == 1 or any(body.get(name) for name in _UNSPLITTABLE):
         return False
-    is_single = ask.is_chat or ask.prompt_ids is not None or isinstance(body.get("prompt"), str)
+    is_single = request.is_chat or request.prompt_ids is not None or isinstance(body.get("prompt"), str)
     return is_single and body.get("n") in (None, 1) and body.get("best_of") in (None, 1)
 
 
-def prefill(body: dict[str, Any]) -> dict[str, Any]:
-    """The request to who computes the prompt."""
-    kept = {name: value for name, value in body.items() if name not in _STREAMS}
+def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body for the prefill replica: one token, and store the KV cache."""
+    shared = {name: value for name, value in body.items() if name not in _ANSWER_OPTIONS}
     limits = {name: min(body[name], 1) for name in _LIMITS if isinstance(body.get(name), int)}
-    return {**kept, **limits, "max_tokens": 1, "stream": False, PARAMS: dict(_REMOTE)}
+    return {**shared, **limits, "max_tokens": 1, "stream": False, PARAMS: dict(_STORE_KV)}
 
 
-def decode(body: dict[str, Any], params: Params | None) -> dict[str, Any]:
-    """The request to who decodes. Without `params` it computes the prompt itself; a client's own never get there."""
+def decode_body(body: dict[str, Any], params: Params | None) -> dict[str, Any]:
+    """The body for the decode replica. Without `params` it computes the prompt; a client's own are removed."""
     if params is not None:
         return {**body, PARAMS: params}
     return {name: value for name, value in body.items() if name != PARAMS} if PARAMS in body else body
 
 
-def read(data: bytes) -> Prefilled:
-    """A prefill replica's answer. EngineError where it is none."""
+def read_prefill_answer(data: bytes) -> PrefillAnswer:
+    """Decode a prefill replica's answer. EngineError if it is no completion."""
     try:
-        return msgspec.json.decode(data, type=Prefilled)
+        return msgspec.json.decode(data, type=PrefillAnswer)
     except msgspec.MsgspecError as error:
         raise EngineError(f"answered a prefill with what is no completion ({error})") from None

@@ -182,7 +182,7 @@ def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None])
         )
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(gateway().metrics(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(gateway().metrics_page(), media_type="text/plain; version=0.0.4")
 
     async def version(request: Request) -> Response:
         return JSONResponse({"version": __version__})

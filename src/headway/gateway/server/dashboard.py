@@ -90,7 +90,7 @@ def _replica(gateway: Gateway, replica: Any, now: float) -> dict[str, Any]:
 def _queues(gateway: Gateway, now: float) -> list[dict[str, Any]]:
     """Who waits in the gateway, by model and tier."""
     found: dict[tuple[str, int], list[float]] = {}
-    for live in gateway.driver.waiting():
+    for live in gateway.driver.control.held_requests():
         found.setdefault((live.model, live.tier), []).append(now - live.arrival_s)
     return [
         {"model": model, "tier": tier, "held": len(ages), "oldest_s": max(ages)}

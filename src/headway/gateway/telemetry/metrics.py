@@ -41,7 +41,7 @@ class MeasuredRequest(Protocol):
     @property
     def replica(self) -> _Pooled | None: ...
     @property
-    def is_whole(self) -> bool: ...
+    def is_unstreamed(self) -> bool: ...
 
 
 def _new_histogram() -> Histogram:
@@ -102,7 +102,7 @@ class RequestMetrics:
         histograms["hold_seconds"].observe(live.placed_s - live.arrival_s)
         if first_s == first_s:
             histograms["time_to_first_token_seconds"].observe(first_s - live.arrival_s)
-            if live.generated_tokens > 1 and now > first_s and not request.is_whole:
+            if live.generated_tokens > 1 and now > first_s and not request.is_unstreamed:
                 tpot_s = (now - first_s) / (live.generated_tokens - 1)
                 histograms["time_per_output_token_seconds"].observe(tpot_s)
 

@@ -149,8 +149,8 @@ class _Traced(Relay):
         try:
             await super()._attempt(replica)
         except EngineError as error:
-            if self._ticket.moving_to is not None:
-                span.set_attribute("headway.moves_to", self._ticket.moving_to.name)
+            if self._ticket.move_target is not None:
+                span.set_attribute("headway.moves_to", self._ticket.move_target.name)
             else:
                 span.set_attribute("error.type", type(error).__name__)
                 span.set_status(Status(StatusCode.ERROR, str(error)[:300]))

@@ -1,46 +1,49 @@
-"""Both ends of a link say again and again that they are there, so that each notices when the other one hangs."""
+"""Both ends of a link send heartbeats, so that each notices when the other one hangs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from headway.gateway.workers.protocol import Beat, Link
+from headway.gateway.workers.protocol import Heartbeat, Link
 
-BEATS = 5
-"""As many times is the other end not heard before it counts as hanging."""
-_START = 5
-"""So many times longer may pass before it is first heard: a process has to start."""
+MAX_MISSED = 5
+"""Periods without a message after which the other end counts as hanging."""
+_START_FACTOR = 5
+"""So many times longer may pass before the first message, as a process has to start."""
 
 
-class Heartbeat:
-    """One end's. It counts its own beats: an end that did not run itself, as its machine slept, blames nobody."""
+class HeartbeatMonitor:
+    """One end's heartbeats. Periods are counted rather than timed: after a pause of the whole machine, neither end is
+    taken to hang."""
 
     def __init__(
-        self, link: Link, hang_s: float, silent: Callable[[], None], back: Callable[[], None] = lambda: None
+        self,
+        link: Link,
+        hang_s: float,
+        on_silent: Callable[[], None],
+        on_responsive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`silent` is called when nothing has been heard for `hang_s`, `back` when something is heard after that."""
-        self._link, self._period_s = link, hang_s / BEATS
-        self._silent, self._back = silent, back
-        self._num_unheard = -_START * BEATS
+        """`on_silent` is called after `hang_s` without a message, `on_responsive` at the first message after that."""
+        self._link, self._period_s = link, hang_s / MAX_MISSED
+        self._on_silent, self._on_responsive = on_silent, on_responsive
+        self._num_missed = -_START_FACTOR * MAX_MISSED
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """From now on."""
         self._timer = asyncio.get_running_loop().call_later(self._period_s, self._beat)
-        self._link.say(Beat())
+        self._link.send(Heartbeat())
 
     def stop(self) -> None:
-        """No longer."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _beat(self) -> None:
         self.start()
-        is_heard, self._link.is_heard = self._link.is_heard, False
-        was_silent = self._num_unheard >= BEATS
-        self._num_unheard = 0 if is_heard else self._num_unheard + 1
-        if is_heard and was_silent:
-            self._back()
-        elif self._num_unheard == BEATS:
-            self._silent()
+        has_received, self._link.has_received = self._link.has_received, False
+        was_silent = self._num_missed >= MAX_MISSED
+        self._num_missed = 0 if has_received else self._num_missed + 1
+        if has_received and was_silent:
+            self._on_responsive()
+        elif self._num_missed == MAX_MISSED:
+            self._on_silent()

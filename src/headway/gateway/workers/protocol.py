@@ -1,7 +1,7 @@
-"""What a worker and the scheduler say to each other: messages, in batches, over one socket.
+"""The protocol between a worker and the scheduler: messages over one socket.
 
-A batch is four bytes of length and an array in MessagePack; what is said within one turn of the event loop goes
-together. Requests have the worker's numbers.
+A frame is four bytes of length and an array of messages in MessagePack; messages sent within one turn of the event loop
+share a frame. `number` is the worker's number of a request.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from msgspec import Struct
 from headway.core.record import Outcome
 from headway.core.request import Phase
 from headway.gateway.relay.request import Features
+from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.settings import Api, Judge, Settings
 from headway.gateway.telemetry.metrics import HistogramCounts
 
 _LENGTH = 4
 
 
-class Welcome(Struct):
-    """The first that a worker hears."""
+class WorkerConfig(Struct):
+    """The first message to a worker."""
 
     settings: Settings
     judge: Judge | None
-    """Of cascades."""
     tell_priority: bool
     start_s: float
-    """Of the gateway, on the clock that all processes of a machine share."""
+    """The gateway's start on the machine's monotonic clock, which all its processes share."""
     http: str
-    """The socket at which the scheduler answers what workers do not."""
+    """Path of the socket at which the scheduler serves all other HTTP endpoints."""
     certfile: str | None
     keyfile: str | None
 
@@ -41,12 +41,12 @@ class Welcome(Struct):
 # From a worker.
 
 
-class Heard(Struct, array_like=True, gc=False):
-    """What has come from an engine so far, of the model that answers at present."""
+class Progress(Struct, array_like=True, gc=False):
+    """What has come so far of the present model's answer."""
 
     generated_tokens: int
     prompt_tokens: int
-    """As the engine counted them, or as control thought; 0: the worker does not know."""
+    """The engine's count, else control's estimate; 0: unknown."""
     reasoning_tokens: int
     phase: Phase
     first_token_s: float
@@ -54,93 +54,89 @@ class Heard(Struct, array_like=True, gc=False):
     reasoning_end_s: float
 
 
-class Arrived(Struct, array_like=True, tag=0, gc=False):
-    """A request comes in."""
+class RequestArrived(Struct, array_like=True, tag=0, gc=False):
+    """A client has sent a request."""
 
     number: int
     request_id: str
     owner: str
-    """The key's, "" without one."""
+    """Owner of the API key; "": none."""
     can_move: bool
-    """Its answer can be continued elsewhere."""
-    asked: Features
+    """Another replica could continue the answer."""
+    features: Features
 
 
-class Progress(Struct, array_like=True, tag=1, gc=False):
-    """Of a stream."""
+class ProgressReport(Struct, array_like=True, tag=1, gc=False):
+    """A stream has brought tokens."""
 
     number: int
-    heard: Heard
+    progress: Progress
 
 
 class Released(Struct, array_like=True, tag=2, gc=False):
-    """A request is at no replica any more: its connection there is closed, or free for another."""
+    """A request has left its replica: its connection is closed, or free for another request."""
 
     number: int
-    why: int
-    is_whole: bool
-    heard: Heard
+    reason: ReleaseReason
+    is_unstreamed: bool
+    progress: Progress
 
 
-FINISHED, FAILED, FAILED_UNTOUCHED, REFUSED, GAVE_UP, LANDED, PREFILLED, NOT_KEPT, UNPREFILLED, CLOSED = range(10)
-HALF_FAILED = 10
-"""Why: as `scheduler.Scheduler` has them; CLOSED is the answer to `Over`."""
-GOES_ON = frozenset((FAILED, FAILED_UNTOUCHED, LANDED, PREFILLED, NOT_KEPT, UNPREFILLED, HALF_FAILED))
-"""The worker then waits to hear where to."""
-
-
-class Judged(Struct, array_like=True, tag=3, gc=False):
-    """A cascade's answer has its score, or there is none."""
+class AnswerScored(Struct, array_like=True, tag=3, gc=False):
+    """A cascade's answer has a score, or scoring failed (None)."""
 
     number: int
     score: float | None
 
 
-class Trouble(Struct, array_like=True, tag=4, gc=False):
+class RequestFailed(Struct, array_like=True, tag=4, gc=False):
     """A request failed at a replica."""
 
     replica: int
-    said: str
+    message: str
     status: int
-    """0: it was no answer."""
+    """HTTP status; 0: there was no answer."""
     is_unreachable: bool
     is_broken_off: bool
 
 
 class RequestSucceeded(Struct, array_like=True, tag=5, gc=False):
-    """A request was answered by a replica."""
+    """A replica has answered a request."""
 
     replica: int
 
 
-class Counted(Struct, array_like=True, tag=6, gc=False):
-    """Times between tokens, and what the gateway itself took, since this was last said."""
+class MetricsReport(Struct, array_like=True, tag=6, gc=False):
+    """Inter-token latencies and gateway overheads since the last report."""
 
     counts: list[HistogramCounts]
 
 
-class Leaving(Struct, array_like=True, tag=7, gc=False):
-    """The worker takes no more connections."""
+class WorkerLeaving(Struct, array_like=True, tag=7, gc=False):
+    """The worker accepts no more connections."""
 
 
-class Beat(Struct, array_like=True, tag=8, gc=False):
-    """Whoever says it, either end, does not hang."""
+class Heartbeat(Struct, array_like=True, tag=8, gc=False):
+    """Sent by both ends: the sender does not hang."""
 
 
-class Computed(Struct, array_like=True, tag=9, gc=False):
-    """Who computed a request's prompt at the same time as another waited for it is done."""
+class PrefillLegDone(Struct, array_like=True, tag=9, gc=False):
+    """The prefill replica of a dual dispatch has sent the KV cache."""
 
     number: int
 
 
-FromWorker = Arrived | Progress | Released | Judged | Trouble | RequestSucceeded | Counted | Leaving | Beat | Computed
+FromWorker = (
+    RequestArrived | ProgressReport | Released | AnswerScored | RequestFailed | RequestSucceeded | MetricsReport
+    | WorkerLeaving | Heartbeat | PrefillLegDone
+)  # fmt: skip
 
 
 # From the scheduler.
 
 
 class RequestState(Struct, array_like=True, gc=False):
-    """A request, as control has it."""
+    """A request as control knows it."""
 
     arrival_s: float
     prompt_tokens: int
@@ -148,10 +144,9 @@ class RequestState(Struct, array_like=True, gc=False):
     tier: int
     phase: Phase
     stage_index: int
-    is_judged: bool
-    """The present model's answer will be."""
-    is_split: bool
-    is_kept: bool
+    needs_score: bool
+    is_prefill_only: bool
+    has_stored_kv: bool
     attempt: int
     moves: int
     placed_s: float
@@ -159,20 +154,19 @@ class RequestState(Struct, array_like=True, gc=False):
 
 
 class Assigned(Struct, array_like=True, tag=0, gc=False):
-    """A request is taken, and goes to a replica; or it waits."""
+    """A request is accepted, and placed at a replica or held."""
 
     number: int
-    replica: int
-    """-1: it waits."""
-    standing: RequestState
+    replica: int | None
+    """None: it is held."""
+    state: RequestState
     slot: int | None = None
-    """Of its engine's."""
-    half: int = -1
-    """Who computes its prompt at the same time; -1: nobody else."""
+    prefill_replica: int | None = None
+    """The prefill replica of a dual dispatch."""
 
 
-class Refused(Struct, array_like=True, tag=1, gc=False):
-    """A request is not taken: what its client is told."""
+class RequestRefused(Struct, array_like=True, tag=1, gc=False):
+    """A request is not accepted: the error for its client."""
 
     number: int
     status: int
@@ -182,63 +176,61 @@ class Refused(Struct, array_like=True, tag=1, gc=False):
     retry_after_s: int | None
 
 
-class Over(Struct, array_like=True, tag=2, gc=False):
-    """A request has ended, as control sees it."""
+class RequestEnded(Struct, array_like=True, tag=2, gc=False):
+    """Control has ended a request."""
 
     number: int
     outcome: Outcome
     retry_after_s: int = 1
 
 
-class Stop(Struct, array_like=True, tag=3, gc=False):
-    """A request is to leave its replica."""
+class AbortRequest(Struct, array_like=True, tag=3, gc=False):
+    """A request must leave its replica."""
 
     number: int
     why: str
-    target: int
-    """Where it moves to; -1: nowhere yet."""
-    is_single_phase: bool = False
-    """Only who computes its prompt at the same time does not answer any more."""
+    target: int | None
+    """The replica that it moves to; None: not chosen, or it does not move."""
+    is_prefill_leg_only: bool = False
+    """Abort only the request to the prefill replica of a dual dispatch."""
 
 
 class ReplicaInfo(Struct, array_like=True, tag=4, gc=False):
-    """A replica that requests may be sent to, as it is now."""
+    """A replica at which requests may be placed, new or changed."""
 
     id: int
     pool: str
     model: str
     url: str
     api: Api
-    served: str | None
+    reported_model: str | None
     max_context_tokens: int
     kv_folder: str | None
-    """Through which it hands over KV caches."""
     bootstrap_port: int = 0
-    """Where it is asked for KV caches."""
 
 
-class Gone(Struct, array_like=True, tag=5, gc=False):
-    """A replica that does not come back."""
+class ReplicaRemoved(Struct, array_like=True, tag=5, gc=False):
+    """No more requests will be placed at a replica."""
 
     id: int
 
 
-FromScheduler = Assigned | Refused | Over | Stop | ReplicaInfo | Gone | Beat
+FromScheduler = Assigned | RequestRefused | RequestEnded | AbortRequest | ReplicaInfo | ReplicaRemoved | Heartbeat
 
 
-def batch(message: object) -> bytes:
-    """One message or a list of them, framed."""
+def frame(message: object) -> bytes:
+    """One message, or a list of them, with its length."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(_LENGTH) + data
 
 
-def read_welcome(link: socket.socket) -> Welcome:
-    """Wait for it, before there is an event loop."""
-    size = int.from_bytes(_exactly(link, _LENGTH))
-    return msgspec.msgpack.decode(_exactly(link, size), type=Welcome)
+def receive_config(link: socket.socket) -> WorkerConfig:
+    """Read the first message, before there is an event loop. EOFError if the scheduler is gone."""
+    size = int.from_bytes(_receive_exactly(link, _LENGTH))
+    return msgspec.msgpack.decode(_receive_exactly(link, size), type=WorkerConfig)
 
 
-def _exactly(link: socket.socket, size: int) -> bytes:
+def _receive_exactly(link: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         part = link.recv(size - len(data))
@@ -249,19 +241,21 @@ def _exactly(link: socket.socket, size: int) -> bytes:
 
 
 class Link(asyncio.Protocol):
-    """One end. `hear` is called with each batch, `lost` when the other end is gone, unless this one was closed."""
+    """One end of the socket."""
 
-    def __init__(self, kind: Any, hear: Callable[[list[Any]], None], lost: Callable[[], None]) -> None:
+    def __init__(self, kind: Any, on_messages: Callable[[list[Any]], None], on_lost: Callable[[], None]) -> None:
+        """`kind` is the union of the messages to receive. `on_messages` is called with each frame's, and `on_lost` when
+        the other end is gone, unless this end was closed."""
         self._decode = msgspec.msgpack.Decoder(list[kind]).decode
-        self._hear, self._lost = hear, lost
+        self._on_messages, self._on_lost = on_messages, on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._data = b""
-        self._said: list[Any] = []
-        self.is_heard = False
-        """Something has come, since this was last taken note of."""
-        self.is_choked = False
-        """The other end does not read, and what is said piles up."""
+        self._received = b""
+        self._unsent: list[Any] = []
+        self.has_received = False
+        """Something has come since this was last reset."""
+        self.is_backed_up = False
+        """The other end does not read, and the write buffer grows."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -269,48 +263,49 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:
             self._transport = None
-            self._lost()
+            self._on_lost()
 
     def pause_writing(self) -> None:
-        self.is_choked = True
+        self.is_backed_up = True
 
     def resume_writing(self) -> None:
-        self.is_choked = False
+        self.is_backed_up = False
 
     def data_received(self, data: bytes) -> None:
-        self.is_heard = True
-        self._data = data = self._data + data if self._data else data
-        at, end = 0, len(data)
-        while end - at >= _LENGTH:
-            after = at + _LENGTH + int.from_bytes(data[at : at + _LENGTH])
+        self.has_received = True
+        data = self._received + data if self._received else data
+        self._received = b""
+        start, end = 0, len(data)
+        while end - start >= _LENGTH:
+            after = start + _LENGTH + int.from_bytes(data[start : start + _LENGTH])
             if after > end:
                 break
-            self._hear(self._decode(memoryview(data)[at + _LENGTH : after]))
-            at = after
-        self._data = data[at:]
+            self._on_messages(self._decode(memoryview(data)[start + _LENGTH : after]))
+            start = after
+        self._received = data[start:]
 
-    def say(self, message: Any) -> None:
-        """In this turn of the event loop. To nobody, if the other end is gone."""
-        if not self._said:
+    def send(self, message: Any) -> None:
+        """Send within this turn of the event loop. Does nothing if the other end is gone."""
+        if not self._unsent:
             self._loop.call_soon(self.flush)
-        self._said.append(message)
+        self._unsent.append(message)
 
     def flush(self) -> None:
-        """All that was said goes before anything that is written from now on."""
-        said, self._said = self._said, []
-        if said and self._transport is not None:
-            self._transport.write(batch(said))
+        """Send now."""
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(frame(unsent))
 
     def close(self) -> None:
-        """Say no more."""
+        """Send what is unsent, and close."""
         if self._transport is not None:
             self.flush()
             self._transport.close()
             self._transport = None
 
-    def lose(self) -> None:
-        """The other end is as good as gone: nothing more is heard of it."""
+    def abort(self) -> None:
+        """Treat the other end as gone."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
-            self._lost()
+            self._on_lost()

@@ -1,7 +1,7 @@
-"""The scheduler's side of a worker: its requests are control's like any other, though their streams are elsewhere.
+"""The scheduler's side of a worker: control treats its requests like any other, though their streams are elsewhere.
 
-A request counts at its replica from before the worker is told to send it until the worker has said that its connection
-there is closed, or is gone itself.
+A request counts at its replica from before the worker is told to send it until the worker has reported that the
+connection is closed, or is gone itself.
 """
 
 from __future__ import annotations
@@ -16,282 +16,273 @@ from headway.core.record import Outcome
 from headway.gateway.errors import ApiError, logged
 from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.gateway import Gateway
-from headway.gateway.scheduling.driver import Driver
-from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
-from headway.gateway.workers.protocol import Assigned, Heard, Link, Over, Refused, Released, RequestState, Stop
+from headway.gateway.workers.protocol import Assigned, Link, Progress, Released, RequestState
 
 log = logging.getLogger("headway.gateway")
-_POLICY = ApiError(500, "a policy failed", "policy_error")
+_POLICY_FAILED = ApiError(500, "a policy failed", "policy_error")
 
 
 class RemoteRequest(InFlightRequest):
-    """A ticket whose connection is a worker's."""
+    """A request whose connections are a worker's."""
 
-    def __init__(self, desk: WorkerSession, arrived: protocol.Arrived, live: Live) -> None:
-        super().__init__(live, arrived.request_id)
-        self._desk = desk
-        self.number, self.num_chars = arrived.number, arrived.asked.num_chars
-        self.may_move = arrived.can_move
-        self.is_open = self.is_judged = self.is_known = False
-        """The worker has it at a replica; the present answer will be judged; the worker waits to hear of its end."""
-        self.read_tokens = 0
-        """Of the prompt, by an engine's count."""
-        self.spent_tokens = 0
-        """On a cascade's answers that would not do."""
+    def __init__(self, session: WorkerSession, message: protocol.RequestArrived, live: Live) -> None:
+        super().__init__(live, message.request_id)
+        self._session = session
+        self.number, self.num_chars = message.number, message.features.num_chars
+        self.is_movable = message.can_move
+        """Once it has brought tokens, another replica can continue the answer."""
+        self.is_assigned = False
+        """The worker has it at a replica, or is told to."""
+        self.needs_score = False
+        self.awaits_end = False
+        """The worker is to be told when control ends the request."""
+        self.counted_prompt_tokens = 0
+        """An engine's count; 0: none yet."""
+        self.escalated_tokens = 0
+        """Tokens of answers that the cascade did not accept."""
 
     @property
     def is_streaming(self) -> bool:
-        """A replica has been sent it, or is about to be."""
-        return self.is_open
+        return self.is_assigned
 
-    def stop(self, why: str) -> None:
-        """Have the worker abort it."""
-        if self.is_open:
-            if self.moving_to is not None:
-                self._desk.know(self.moving_to)
-            self._desk.link.say(Stop(self.number, why, -1 if self.moving_to is None else self.moving_to.id))
+    def abort(self, why: str) -> None:
+        if self.is_assigned:
+            if self.move_target is not None:
+                self._session.send_replica(self.move_target)
+            target = None if self.move_target is None else self.move_target.id
+            self._session.link.send(protocol.AbortRequest(self.number, why, target))
 
-    def stop_half(self, why: str) -> None:
-        """Have the worker do so."""
-        if self.is_open:
-            self._desk.link.say(Stop(self.number, why, -1, is_single_phase=True))
+    def abort_prefill_leg(self, why: str) -> None:
+        if self.is_assigned:
+            message = protocol.AbortRequest(self.number, why, None, is_prefill_leg_only=True)
+            self._session.link.send(message)
 
     def wake(self) -> None:
-        """Control has placed it, or has ended it."""
+        """Tell the worker that control has placed or ended the request."""
         if self.outcome is not None:
-            if self.is_known:
-                self._desk.over(self)
-        elif self.seat is not None and not self.seat.waits:
-            self.is_open, self.can_move = True, False
-            self._desk.place(self)
+            if self.awaits_end:
+                self._session.send_end(self)
+        elif self.reservation is not None and not self.reservation.waits_for_slot:
+            self.is_assigned, self.can_move = True, False
+            self._session.send_assigned(self)
 
-    def leave(self) -> None:
-        """The seat is kept until the worker has closed its connection."""
-        if not self.is_open:
-            super().leave()
+    def detach(self) -> None:
+        """Leave the replica, unless the worker's connection is still open: then the reservation is kept."""
+        if not self.is_assigned:
+            super().detach()
 
 
 class WorkerSession:
-    """One worker's. `gone` is called when it takes no more connections, for whatever reason."""
+    """The scheduler's end of one worker's link."""
 
-    def __init__(self, gateway: Gateway, gone: Callable[[], None]) -> None:
-        self._gateway, self._driver, self._gone = gateway, gateway.driver, gone
-        self.link = Link(protocol.FromWorker, self._hear, self._lost)
-        self._tickets: dict[int, RemoteRequest] = {}
-        self._known: dict[int, tuple[str | None, int, int]] = {}
-        """Of replicas, what the worker knows of them that may change."""
-        gateway.on_gone.append(self._forget)
+    def __init__(self, gateway: Gateway, on_leaving: Callable[[], None]) -> None:
+        """`on_leaving` is called when the worker accepts no more connections, or is gone."""
+        self._gateway, self._driver, self._on_leaving = gateway, gateway.driver, on_leaving
+        self.link = Link(protocol.FromWorker, self._receive, self._lost)
+        self._requests: dict[int, RemoteRequest] = {}
+        self._sent_replicas: dict[int, tuple[str | None, int, int]] = {}
+        """By replica, the changeable part of what the worker was last sent."""
+        gateway.on_gone.append(self._replica_removed)
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            protocol.RequestArrived: self._arrived,
+            protocol.ProgressReport: self._progressed,
+            protocol.Released: self._released,
+            protocol.AnswerScored: self._scored,
+            protocol.RequestFailed: self._failed,
+            protocol.RequestSucceeded: self._succeeded,
+            protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts),
+            protocol.WorkerLeaving: lambda message: self._on_leaving(),
+            protocol.Heartbeat: lambda message: None,
+            protocol.PrefillLegDone: self._prefill_leg_done,
+        }
 
     # To the worker.
 
-    def place(self, ticket: RemoteRequest) -> None:
-        """It goes to its replica."""
-        assert ticket.replica is not None and ticket.seat is not None
-        self.know(ticket.replica)
-        half = -1
-        if ticket.half is not None:
-            self.know(ticket.half.replica)
-            half = ticket.half.replica.id
-        self.link.say(Assigned(ticket.number, ticket.replica.id, self._standing(ticket), ticket.seat.slot, half))
+    def send_assigned(self, request: RemoteRequest) -> None:
+        """Have the worker send the request to its replica."""
+        assert request.replica is not None and request.reservation is not None
+        self.send_replica(request.replica)
+        prefill = None
+        if request.prefill_leg is not None:
+            self.send_replica(request.prefill_leg.replica)
+            prefill = request.prefill_leg.replica.id
+        self.link.send(Assigned(
+            request.number, request.replica.id, self._state(request), request.reservation.slot, prefill
+        ))  # fmt: skip
 
-    def over(self, ticket: RemoteRequest) -> None:
-        """It has ended, as control sees it."""
-        assert ticket.outcome is not None
-        is_rejected = ticket.outcome is Outcome.REJECTED
-        retry_after_s = self._gateway.scaling.expected_s(ticket.live.model) if is_rejected else 1
-        self.link.say(Over(ticket.number, ticket.outcome, retry_after_s))
+    def _send_held(self, request: RemoteRequest) -> None:
+        """Tell the worker that the request is held, unless it has been told more already."""
+        if request.outcome is None and (request.reservation is None or request.reservation.waits_for_slot):
+            self.link.send(Assigned(request.number, None, self._state(request)))
 
-    def know(self, replica: EngineEndpoint) -> None:
-        """The worker is told what is new of a replica."""
+    def send_end(self, request: RemoteRequest) -> None:
+        """Tell the worker that control has ended the request."""
+        assert request.outcome is not None
+        is_rejected = request.outcome is Outcome.REJECTED
+        retry_after_s = self._gateway.scaling.expected_s(request.live.model) if is_rejected else 1
+        self.link.send(protocol.RequestEnded(request.number, request.outcome, retry_after_s))
+
+    def send_replica(self, replica: EngineEndpoint) -> None:
+        """Send a replica's data if the worker does not have them."""
         state = replica.reported_model, replica.max_context_tokens, replica.bootstrap_port
-        if self._known.get(replica.id) != state:
-            self._known[replica.id] = state
-            self.link.say(protocol.ReplicaInfo(
+        if self._sent_replicas.get(replica.id) != state:
+            self._sent_replicas[replica.id] = state
+            self.link.send(protocol.ReplicaInfo(
                 replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, *state[:2],
                 None if replica.kv_folder is None else str(replica.kv_folder), replica.bootstrap_port,
             ))  # fmt: skip
 
-    def _forget(self, replica: LiveReplica) -> None:
-        if self._known.pop(replica.id, None) is not None:
-            self.link.say(protocol.Gone(replica.id))
+    def _replica_removed(self, replica: LiveReplica) -> None:
+        if self._sent_replicas.pop(replica.id, None) is not None:
+            self.link.send(protocol.ReplicaRemoved(replica.id))
 
-    def _standing(self, ticket: RemoteRequest) -> RequestState:
-        live = ticket.live
-        ticket.is_judged = self._driver.judges(live)
+    def _state(self, request: RemoteRequest) -> RequestState:
+        live = request.live
+        request.needs_score = self._driver.needs_score(live)
         return RequestState(
-            live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase, live.stage_index, ticket.is_judged,
-            ticket.is_split, ticket.is_kept, live.attempt, live.moves, live.placed_s, live.enqueued_s,
+            live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase, live.stage_index,
+            request.needs_score, request.is_prefill_only, request.has_stored_kv, live.attempt, live.moves,
+            live.placed_s, live.enqueued_s,
         )  # fmt: skip
-
-    def _waits(self, ticket: RemoteRequest) -> None:
-        """If it is neither placed nor over, the worker has not heard of it."""
-        if ticket.outcome is None and (ticket.seat is None or ticket.seat.waits):
-            self.link.say(Assigned(ticket.number, -1, self._standing(ticket)))
 
     # From the worker.
 
-    def _hear(self, messages: list[protocol.FromWorker]) -> None:
+    def _receive(self, messages: list[protocol.FromWorker]) -> None:
         for message in messages:
-            with logged(f"a worker's {type(message).__name__} could not be dealt with"):
-                _HEARD[type(message)](self, message)
+            with logged(f"a worker's {type(message).__name__} message could not be handled"):
+                self._handlers[type(message)](message)
 
-    def _arrived(self, arrived: protocol.Arrived) -> None:
-        number = arrived.number
+    def _arrived(self, message: protocol.RequestArrived) -> None:
+        number = message.number
 
-        def made(live: Live) -> RemoteRequest:
-            self._tickets[number] = ticket = RemoteRequest(self, arrived, live)
-            return ticket
+        def make(live: Live) -> RemoteRequest:
+            self._requests[number] = request = RemoteRequest(self, message, live)
+            return request
 
         try:
-            self._gateway.admit(arrived.asked, made, self._gateway.keys.of(arrived.owner))
+            self._gateway.admit(message.features, make, self._gateway.keys.of(message.owner))
         except (ApiError, HeadwayError) as error:
-            self._tickets.pop(number, None)
-            told = error if isinstance(error, ApiError) else _POLICY
-            self.link.say(Refused(number, told.status, told.message, told.code, told.param, told.retry_after_s))
-            if told is _POLICY:
+            self._requests.pop(number, None)
+            answer = error if isinstance(error, ApiError) else _POLICY_FAILED
+            self.link.send(protocol.RequestRefused(
+                number, answer.status, answer.message, answer.code, answer.param, answer.retry_after_s
+            ))  # fmt: skip
+            if answer is _POLICY_FAILED:
                 raise
         else:
-            ticket = self._tickets[number]
-            ticket.is_known = True
-            if ticket.outcome is not None:
-                ticket.wake()
-            self._waits(ticket)
+            request = self._requests[number]
+            request.awaits_end = True
+            if request.outcome is not None:
+                request.wake()
+            self._send_held(request)
 
-    def _progress(self, progress: protocol.Progress) -> None:
-        ticket = self._tickets.get(progress.number)
-        if ticket is not None:
-            self._take(ticket, progress.heard)
+    def _progressed(self, message: protocol.ProgressReport) -> None:
+        request = self._requests.get(message.number)
+        if request is not None:
+            self._apply(request, message.progress)
 
-    def _take(self, ticket: RemoteRequest, heard: Heard) -> None:
-        """What has come so far. Nothing counts of a request that has ended, or is nowhere."""
-        live, seat = ticket.live, ticket.seat
-        if ticket.outcome is not None or seat is None:
+    def _apply(self, request: RemoteRequest, progress: Progress) -> None:
+        """Update the request, unless it has ended or is at no replica."""
+        live, reservation = request.live, request.reservation
+        if request.outcome is not None or reservation is None:
             return
-        if heard.prompt_tokens not in (0, live.prompt_tokens):
-            ticket.read_tokens = live.prompt_tokens = heard.prompt_tokens  # type: ignore[misc]  # thawed, as below
-        tokens = heard.generated_tokens - live.generated_tokens
-        live.first_token_s = heard.first_token_s
+        if progress.prompt_tokens not in (0, live.prompt_tokens):
+            request.counted_prompt_tokens = progress.prompt_tokens
+            live.prompt_tokens = progress.prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here
+        tokens = progress.generated_tokens - live.generated_tokens
+        live.first_token_s = progress.first_token_s
         if tokens:
             live.generated_tokens += tokens
-            seat.produced(tokens)
-            live.stage, ticket.can_move = DECODING, ticket.may_move
-        live.reasoning_tokens = heard.reasoning_tokens  # type: ignore[misc]
-        live.phase, live.answer_s = heard.phase, heard.answer_s
-        seat.requeue()
-        if heard.reasoning_end_s == heard.reasoning_end_s and live.reasoning_end_s != live.reasoning_end_s:
-            live.reasoning_end_s = heard.reasoning_end_s
+            reservation.count_tokens(tokens)
+            live.enter(DECODING)
+            request.can_move = request.is_movable
+        live.reasoning_tokens = progress.reasoning_tokens  # type: ignore[misc]
+        live.phase, live.answer_s = progress.phase, progress.answer_s
+        reservation.requeue()
+        if progress.reasoning_end_s == progress.reasoning_end_s and live.reasoning_end_s != live.reasoning_end_s:
+            live.reasoning_end_s = progress.reasoning_end_s
             self._driver.phase_changed(live)
 
-    def _computed(self, computed: protocol.Computed) -> None:
-        if (ticket := self._tickets.get(computed.number)) is not None:
-            self._driver.computed(ticket)
+    def _prefill_leg_done(self, message: protocol.PrefillLegDone) -> None:
+        if (request := self._requests.get(message.number)) is not None:
+            self._driver.prefill_leg_done(request)
 
-    def _left(self, left: Released) -> None:
-        ticket = self._tickets.get(left.number)
-        if ticket is None:
+    def _released(self, message: Released) -> None:
+        request = self._requests.get(message.number)
+        if request is None:
             return
-        ticket.is_whole |= left.is_whole
-        self._take(ticket, left.heard)
-        ticket.is_open = False
-        is_judged = left.why == protocol.FINISHED and ticket.is_judged and ticket.outcome is None
-        ticket.is_known = is_judged or left.why in protocol.GOES_ON
+        request.is_unstreamed |= message.is_unstreamed
+        self._apply(request, message.progress)
+        request.is_assigned = False
+        is_scored = message.reason is ReleaseReason.FINISHED and request.needs_score and request.outcome is None
+        request.awaits_end = is_scored or message.reason in RESUMES
         try:
-            self._let_go(ticket, left.why)
-            if ticket.seat is not None and not ticket.is_open:
-                ticket.wake()  # it goes on where it is
+            self._release(request, message.reason)
+            if request.reservation is not None and not request.is_assigned:
+                request.wake()  # it continues at the same replica
         finally:
-            if not ticket.is_known:
-                del self._tickets[left.number]
-                self._end(ticket)
+            if not request.awaits_end:
+                del self._requests[message.number]
+                self._drop(request)
 
-    def _let_go(self, ticket: RemoteRequest, why: int) -> None:
-        driver: Driver = self._driver
-        if ticket.outcome is not None:
-            driver.emptied(ticket)
+    def _release(self, request: RemoteRequest, reason: ReleaseReason) -> None:
+        if request.outcome is not None:
+            self._driver.release(request, ReleaseReason.ACKNOWLEDGED)
             self._gateway.fleet.ended()
-        elif why == protocol.FINISHED:
-            driver.finished(ticket)
-        elif why == protocol.REFUSED:
-            driver.refused(ticket)
-        elif ticket.moving_to is not None and why in protocol.GOES_ON:
-            driver.landed(ticket)
-        elif why in (protocol.FAILED, protocol.FAILED_UNTOUCHED):
-            driver.failed(ticket, again=True, untouched=why == protocol.FAILED_UNTOUCHED)
-        elif why in (protocol.PREFILLED, protocol.NOT_KEPT):
-            driver.prefilled(ticket, kept=why == protocol.PREFILLED)
-        elif why == protocol.UNPREFILLED:
-            driver.unprefilled(ticket)
-        elif why == protocol.HALF_FAILED:
-            driver.half_failed(ticket)
-        else:
-            driver.gave_up(ticket)
-
-    def _end(self, ticket: RemoteRequest) -> None:
-        """Nobody at the worker waits for it any more, whatever went wrong."""
-        try:
-            self._driver.forget(ticket)
-        finally:
-            live = ticket.live
-            used_tokens = ticket.spent_tokens + live.prompt_tokens + live.generated_tokens
-            self._gateway.settle(ticket, ticket.num_chars, ticket.read_tokens or None, used_tokens)
-
-    def _judged(self, judged: protocol.Judged) -> None:
-        ticket = self._tickets.get(judged.number)
-        if ticket is None or ticket.outcome is not None:
             return
-        live = ticket.live
+        if request.move_target is not None and reason in RESUMES:
+            reason = ReleaseReason.MOVED
+        elif reason in (ReleaseReason.MOVED, ReleaseReason.ACKNOWLEDGED):
+            reason = ReleaseReason.CANCELLED  # a message that does not fit the request's state
+        self._driver.release(request, reason)
+
+    def _drop(self, request: RemoteRequest) -> None:
+        """Free all that the request holds, and charge its caller."""
+        try:
+            self._driver.drop(request)
+        finally:
+            live = request.live
+            used_tokens = request.escalated_tokens + live.prompt_tokens + live.generated_tokens
+            self._gateway.settle(request, request.num_chars, request.counted_prompt_tokens or None, used_tokens)
+
+    def _scored(self, message: protocol.AnswerScored) -> None:
+        request = self._requests.get(message.number)
+        if request is None or request.outcome is not None:
+            return
+        live = request.live
         used_tokens, stage = live.prompt_tokens + live.generated_tokens, live.stage_index
-        self._driver.scored(ticket, judged.score)
+        self._driver.scored(request, message.score)
         if live.stage_index != stage:
-            ticket.spent_tokens += used_tokens
-        self._waits(ticket)
+            request.escalated_tokens += used_tokens
+        self._send_held(request)
 
-    def _trouble(self, trouble: protocol.Trouble) -> None:
-        error: EngineError = UnreachableError() if trouble.is_unreachable else EngineError()
-        if trouble.is_broken_off:
+    def _failed(self, message: protocol.RequestFailed) -> None:
+        error: EngineError = UnreachableError() if message.is_unreachable else EngineError()
+        if message.is_broken_off:
             error = BrokenOffError()
-        if trouble.status:
-            error = RefusedError(trouble.status, b"")
-        error.args = (trouble.said,)
-        self._gateway.watch.failed(self._gateway.replicas[trouble.replica], error)
+        if message.status:
+            error = RefusedError(message.status, b"")
+        error.args = (message.message,)
+        self._gateway.health.failed(self._gateway.replicas[message.replica], error)
 
-    def _well(self, well: protocol.RequestSucceeded) -> None:
-        self._gateway.watch.succeeded(self._gateway.replicas[well.replica])
-
-    def _counted(self, counted: protocol.Counted) -> None:
-        self._gateway.telemetry.merge(counted.counts)
-
-    def _leaving(self, leaving: protocol.Leaving) -> None:
-        self._gone()
+    def _succeeded(self, message: protocol.RequestSucceeded) -> None:
+        self._gateway.health.succeeded(self._gateway.replicas[message.replica])
 
     def _lost(self) -> None:
-        """The worker is gone, and with it all connections that it had: its clients have given up."""
-        self._gateway.on_gone.remove(self._forget)
-        # Those that wait go first, so that none of them is given the room that the others leave.
-        tickets = sorted(self._tickets.values(), key=lambda ticket: ticket.seat is not None)
-        self._tickets = {}
-        for ticket in tickets:
-            ticket.is_open = ticket.is_known = False
-            has_ended = ticket.outcome is not None
-            with logged("a request whose worker is gone could not be given up"):
-                self._end(ticket)
-                if has_ended:
-                    self._let_go(ticket, protocol.CLOSED)
-        self._gone()
-
-
-_HEARD: dict[type[Any], Callable[[WorkerSession, Any], None]] = {
-    protocol.Arrived: WorkerSession._arrived,
-    protocol.Progress: WorkerSession._progress,
-    protocol.Released: WorkerSession._left,
-    protocol.Judged: WorkerSession._judged,
-    protocol.Trouble: WorkerSession._trouble,
-    protocol.RequestSucceeded: WorkerSession._well,
-    protocol.Counted: WorkerSession._counted,
-    protocol.Leaving: WorkerSession._leaving,
-    protocol.Beat: lambda desk, beat: None,
-    protocol.Computed: WorkerSession._computed,
-}
+        """The worker is gone with all its connections: cancel its requests."""
+        self._gateway.on_gone.remove(self._replica_removed)
+        # Held requests first, so that none of them is placed in the room that the others leave.
+        requests = sorted(self._requests.values(), key=lambda request: request.reservation is not None)
+        self._requests = {}
+        for request in requests:
+            request.is_assigned = request.awaits_end = False
+            had_ended = request.outcome is not None
+            with logged("a request of a worker that is gone could not be cancelled"):
+                self._drop(request)
+                if had_ended:
+                    self._release(request, ReleaseReason.ACKNOWLEDGED)
+        self._on_leaving()

@@ -1,4 +1,4 @@
-"""A gateway's workers: processes that are started, and started again when they end."""
+"""Starts a gateway's worker processes, and restarts those that end."""
 
 from __future__ import annotations
 
@@ -16,75 +16,76 @@ from typing import Any
 
 from headway.gateway.gateway import Gateway
 from headway.gateway.server import web_server
-from headway.gateway.workers.heartbeat import Heartbeat
-from headway.gateway.workers.protocol import Welcome, batch
+from headway.gateway.workers.heartbeat import HeartbeatMonitor
+from headway.gateway.workers.protocol import WorkerConfig, frame
 from headway.gateway.workers.session import WorkerSession
 
 log = logging.getLogger("headway.gateway")
-_STEADY_S = 5.0
-"""A worker that lasted so long is replaced at once, others after pauses that double."""
+_STABLE_S = 5.0
+"""A worker that lasted so long is restarted at once, others after pauses that double."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _GRACE_S = 5.0
-"""Besides the time that streams have at the end."""
+"""Time for a process to end, besides the drain time of its streams."""
 
 
 class WorkerSupervisor:
-    """All of them. The listening sockets stay open here, so that no connection is lost while a worker is replaced."""
+    """Keeps one worker at each listening socket. The sockets stay open here while workers are restarted."""
 
     def __init__(self, listeners: list[socket.socket], tls: web_server.Tls | None) -> None:
         self._listeners, self._tls = listeners, tls
         self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
         self.http = web_server.listen_privately(self._folder / "http")
-        """Where the gateway's own application is to be served."""
-        self._slots: list[asyncio.Task[None]] = []
+        """The socket at which the gateway's application is to be served to workers."""
+        self._keepers: list[asyncio.Task[None]] = []
         self._processes: set[Process] = set()
-        self._reaped: set[asyncio.Task[None]] = set()
-        self._is_ending = False
+        self._background: set[asyncio.Task[None]] = set()
+        """Tasks that wait for processes to end."""
+        self._is_stopping = False
 
     def start(self, gateway: Gateway) -> None:
-        """From now on, in the event loop of the scheduler."""
+        """Start the workers. Called in the scheduler's event loop."""
         self._gateway = gateway
-        self._slots = [asyncio.create_task(self._keep(i)) for i in range(len(self._listeners))]
+        self._keepers = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
 
     async def stop(self) -> None:
-        """Workers take no more connections, let streams end for so long, and end."""
-        self._is_ending = True
+        """Have the workers drain their streams and end."""
+        self._is_stopping = True
         for process in self._processes:
             with suppress(ProcessLookupError):
                 process.terminate()
-        if self._reaped:
-            await asyncio.wait(self._reaped, timeout=self._gateway.settings.drain_s + 1 + _GRACE_S)
+        if self._background:
+            await asyncio.wait(self._background, timeout=self._gateway.settings.drain_s + 1 + _GRACE_S)
         for process in list(self._processes):
             with suppress(ProcessLookupError):
                 process.kill()
-        for slot in self._slots:
-            slot.cancel()
-        await asyncio.gather(*self._slots, *self._reaped, return_exceptions=True)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, *self._background, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _keep(self, slot: int) -> None:
-        """A worker at one of the sockets, always."""
+    async def _keep(self, index: int) -> None:
+        """Run workers at one socket, one after the other."""
         pause_s, loop = _FIRST_PAUSE_S, asyncio.get_running_loop()
-        while not self._is_ending:
-            began_s = loop.time()
+        while not self._is_stopping:
+            started_s = loop.time()
             try:
-                await self._run(slot)
+                await self._run(index)
             except OSError as error:
-                log.warning("worker %d cannot be started: %s", slot, error)
-            except Exception:  # a mistake of ours must not be the end of all workers of this socket
-                log.exception("worker %d", slot)
-            if self._is_ending:
+                log.warning("worker %d cannot be started: %s", index, error)
+            except Exception:  # a bug must not end all workers of this socket
+                log.exception("worker %d", index)
+            if self._is_stopping:
                 return
-            if loop.time() - began_s >= _STEADY_S:
+            if loop.time() - started_s >= _STABLE_S:
                 pause_s = _FIRST_PAUSE_S
                 continue
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _run(self, slot: int) -> None:
-        """One process, until it takes no more connections."""
+    async def _run(self, index: int) -> None:
+        """Start a process, and return when it accepts no more connections."""
         ours, theirs = socket.socketpair()
-        listener = self._listeners[slot].fileno()
+        listener = self._listeners[index].fileno()
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
@@ -95,50 +96,50 @@ class WorkerSupervisor:
             ours.close()
             raise
         self._processes.add(process)
-        if self._is_ending:
+        if self._is_stopping:
             with suppress(ProcessLookupError):
                 process.terminate()
-        gone = asyncio.Event()
-        desk = WorkerSession(self._gateway, gone.set)
-        pulse = Heartbeat(desk.link, self._gateway.settings.hang_s, lambda: self._hangs(slot, process, desk))
-        self._go_on(self._reap(slot, process, pulse))
+        left = asyncio.Event()
+        session = WorkerSession(self._gateway, left.set)
+        hang_s = self._gateway.settings.hang_s
+        monitor = HeartbeatMonitor(session.link, hang_s, lambda: self._kill_hanging(index, process, session))
+        self._run_in_background(self._wait(index, process, monitor))
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_unix_connection(lambda: desk.link, sock=ours)
-        transport.write(batch(self._welcome()))
-        pulse.start()
-        await gone.wait()
+        transport, _ = await loop.create_unix_connection(lambda: session.link, sock=ours)
+        transport.write(frame(self._config()))
+        monitor.start()
+        await left.wait()
 
-    def _go_on(self, what: Coroutine[Any, Any, None]) -> None:
-        """Until a process has ended."""
-        task = asyncio.create_task(what)
-        self._reaped.add(task)
-        task.add_done_callback(self._reaped.discard)
+    def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    async def _reap(self, slot: int, process: Process, pulse: Heartbeat) -> None:
+    async def _wait(self, index: int, process: Process, monitor: HeartbeatMonitor) -> None:
         status = await process.wait()
-        pulse.stop()
+        monitor.stop()
         self._processes.discard(process)
-        if not self._is_ending:
-            log.warning("worker %d (process %d) has ended with status %d", slot, process.pid, status)
+        if not self._is_stopping:
+            log.warning("worker %d (process %d) has ended with status %d", index, process.pid, status)
 
-    def _hangs(self, slot: int, process: Process, desk: WorkerSession) -> None:
+    def _kill_hanging(self, index: int, process: Process, session: WorkerSession) -> None:
         hang_s = self._gateway.settings.hang_s
-        log.error("worker %d (process %d) has said nothing for %g s: it is ended", slot, process.pid, hang_s)
+        log.error("worker %d (process %d) has sent nothing for %g s: it is killed", index, process.pid, hang_s)
         with suppress(ProcessLookupError):
             process.kill()
-        self._go_on(self._give_up(process, desk))
+        self._run_in_background(self._abandon(process, session))
 
-    async def _give_up(self, process: Process, desk: WorkerSession) -> None:
-        """Its connections are closed with it, and then its requests count no more; nor do they if it cannot end."""
+    async def _abandon(self, process: Process, session: WorkerSession) -> None:
+        """Cancel the worker's requests once its connections are closed with it, or if it cannot be killed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):
                 await process.wait()
-        desk.link.lose()
+        session.link.abort()
 
-    def _welcome(self) -> Welcome:
+    def _config(self) -> WorkerConfig:
         gateway, tls = self._gateway, self._tls
-        return Welcome(
+        return WorkerConfig(
             settings=gateway.settings,
             judge=gateway.plan.judge,
             tell_priority=gateway.plan.tell_priority,

@@ -1,6 +1,6 @@
-"""One of a gateway's workers: `python -m headway.gateway.worker LINK LISTENER`, both numbers of open sockets.
+"""A gateway's worker: `python -m headway.gateway.workers.worker LINK LISTENER`, both file descriptors of sockets.
 
-It takes connections, reads requests and passes answers back. Where requests go, the scheduler says.
+It accepts connections, reads requests and relays answers. The scheduler decides where requests go.
 """
 
 from __future__ import annotations
@@ -22,78 +22,75 @@ from headway.gateway.clock import Clock
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import PATHS, ClientRequest
 from headway.gateway.relay.writer import ResponseWriter
-from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import web_server
 from headway.gateway.server.app import Completions
 from headway.gateway.server.auth import Caller, Keys
-from headway.gateway.workers.heartbeat import Heartbeat
-from headway.gateway.workers.protocol import Leaving, Welcome, read_welcome
+from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
+from headway.gateway.workers.heartbeat import HeartbeatMonitor
+from headway.gateway.workers.protocol import WorkerConfig, WorkerLeaving, receive_config
 from headway.gateway.workers.proxy import Proxy
-from headway.gateway.workers.remote import RemoteScheduler
-from headway.gateway.workers.remote_health import RemoteHealth
 
 if TYPE_CHECKING:
     from headway.gateway.telemetry.tracing import Tracing
 
 
 class Worker:
-    """One process's. Satisfies `api.Front`. Made in the event loop that it runs in."""
+    """Begins relays for clients' requests. Satisfies `server.app.Front`. Made in the event loop that it runs in."""
 
-    def __init__(self, welcome: Welcome, lost: Callable[[], None]) -> None:
-        self._welcome, self.settings = welcome, welcome.settings
-        self.clock = Clock(asyncio.get_running_loop(), welcome.start_s)
+    def __init__(self, config: WorkerConfig, on_lost: Callable[[], None]) -> None:
+        """`on_lost` is called when the scheduler is gone."""
+        self._config, self.settings = config, config.settings
+        self.clock = Clock(asyncio.get_running_loop(), config.start_s)
         self.keys = Keys(self.settings.api_keys, lambda: self.clock.now)
-        jury = None if welcome.judge is None else AnswerScorer(welcome.judge)
-        self.scheduler = RemoteScheduler(self.clock, jury, lost)
+        scorer = None if config.judge is None else AnswerScorer(config.judge)
+        self.scheduler = RemoteScheduler(self.clock, scorer, on_lost)
         self._health = RemoteHealth(self.scheduler.link)
         self._tracing: Tracing | None = None
-        self._new_exchange: Callable[..., Relay] = Relay
+        self._new_relay: Callable[..., Relay] = Relay
         if self.settings.tracing:
             from headway.gateway.telemetry.tracing import Tracing
 
             self._tracing = Tracing()
-            self._new_exchange = self._tracing.exchange
+            self._new_relay = self._tracing.exchange
 
     async def begin(self, ask: ClientRequest, caller: Caller, reply: ResponseWriter, request_id: str) -> Relay:
-        """A request comes in. ApiError where the scheduler does not take it."""
+        """Have the scheduler accept a request. ApiError if it does not."""
         ask.explains &= self.settings.explain
-        errand = await self.scheduler.take(ask, caller.owner, request_id)
-        scheduler: Scheduler = self.scheduler
-        return self._new_exchange(
-            ask, errand, scheduler, self._health, reply, request_id, self.settings.max_attempts,
-            self._welcome.tell_priority,
+        request = await self.scheduler.submit(ask, caller.owner, request_id)
+        return self._new_relay(
+            ask, request, self.scheduler, self._health, reply, request_id, self.settings.max_attempts,
+            self._config.tell_priority,
         )  # fmt: skip
 
     def end(self, ask: ClientRequest, exchange: Relay) -> None:
-        """It is over, as the scheduler knows."""
+        """Do nothing: the scheduler charges the caller."""
 
     async def stop(self) -> None:
-        """All streams have ended."""
+        """Close all connections, once all streams have ended."""
         self.scheduler.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
 
-class Application:
-    """What a worker serves: requests for engines, and everything else as the scheduler does."""
+class WorkerApplication:
+    """A worker's ASGI application: relays requests for engines, and proxies everything else to the scheduler."""
 
-    def __init__(self, link: socket.socket, welcome: Welcome) -> None:
-        self._link, self._welcome = link, welcome
+    def __init__(self, link: socket.socket, config: WorkerConfig) -> None:
+        self._link, self._config = link, config
         self._completions = Completions(self.worker)
-        self._proxy = Proxy(welcome.http)
-        self._made: Worker | None = None
-        self._is_lost = False
-        """The scheduler is gone."""
+        self._proxy = Proxy(config.http)
+        self._worker: Worker | None = None
+        self._is_scheduler_gone = False
 
     def worker(self) -> Worker:
-        """Once there is an event loop."""
-        assert self._made is not None
-        return self._made
+        """The worker, which exists once the event loop runs."""
+        assert self._worker is not None
+        return self._worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._lifespan(receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close"})
         elif scope["method"] == "POST" and scope["path"] in PATHS:
@@ -101,52 +98,53 @@ class Application:
         else:
             await self._proxy(scope, receive, send)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        self._made = worker = Worker(self._welcome, self._lost)
-        await asyncio.get_running_loop().create_unix_connection(lambda: worker.scheduler.link, sock=self._link)
-        pulse = Heartbeat(worker.scheduler.link, worker.settings.hang_s, self._silent, self._back)
-        pulse.start()
+        self._worker = worker = Worker(self._config, self._scheduler_lost)
+        link = worker.scheduler.link
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=self._link)
+        monitor = HeartbeatMonitor(link, worker.settings.hang_s, self._scheduler_silent, self._scheduler_responsive)
+        monitor.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await worker.stop()
-        pulse.stop()
-        if self._is_lost and not self._proxy.is_heard():
-            shutil.rmtree(Path(self._welcome.http).parent, ignore_errors=True)
+        monitor.stop()
+        if self._is_scheduler_gone and not self._proxy.is_heard():
+            shutil.rmtree(Path(self._config.http).parent, ignore_errors=True)
         await send({"type": "lifespan.shutdown.complete"})
 
     async def leave(self) -> None:
-        """No more connections are taken."""
-        self.worker().scheduler.link.say(Leaving())
+        """Tell the scheduler that no more connections are accepted."""
+        self.worker().scheduler.link.send(WorkerLeaving())
 
-    def _lost(self) -> None:
-        """The scheduler is gone: streams end, for as long as they may, and so does the process."""
-        self._is_lost = True
+    def _scheduler_lost(self) -> None:
+        """End the process, after its streams have drained."""
+        self._is_scheduler_gone = True
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _silent(self) -> None:
-        self.worker().scheduler.silent()
+    def _scheduler_silent(self) -> None:
+        self.worker().scheduler.set_silent()
         self._proxy.silent()
 
-    def _back(self) -> None:
-        self.worker().scheduler.back()
+    def _scheduler_responsive(self) -> None:
+        self.worker().scheduler.set_responsive()
         self._proxy.is_silent = False
 
 
 def main() -> None:
     """Serve until told to stop, or until the scheduler is gone."""
-    link, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:])
+    link, listener = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:])
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
     try:
-        welcome = read_welcome(link)
+        config = receive_config(link)
     except EOFError:
         return
     link.setblocking(False)
-    cert, key = welcome.certfile, welcome.keyfile
+    cert, key = config.certfile, config.keyfile
     tls = None if cert is None else web_server.Tls(Path(cert), None if key is None else Path(key))
-    application = Application(link, welcome)
-    web_server.serve(application, listener, welcome.settings.drain_s + 1, tls, application.leave)
+    application = WorkerApplication(link, config)
+    web_server.serve(application, listener, config.settings.drain_s + 1, tls, application.leave)
 
 
 if __name__ == "__main__":

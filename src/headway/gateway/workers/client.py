@@ -1,0 +1,378 @@
+"""A worker's client of the scheduler: forwards the relays' calls, and applies the scheduler's messages.
+
+The progress of all streams is reported together, every few hundredths of a second. When the scheduler is gone, or
+hangs, streams continue to their end, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from headway.control.live import NEVER, WAITING, Live
+from headway.core.record import Outcome
+from headway.gateway.clock import Clock
+from headway.gateway.errors import ApiError
+from headway.gateway.relay.request import ClientRequest
+from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
+from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
+from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.telemetry.metrics import RequestMetrics
+from headway.gateway.upstream.dialects import ADAPTERS
+from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
+from headway.gateway.workers import protocol
+from headway.gateway.workers.protocol import Link, Progress, Released
+
+log = logging.getLogger("headway.gateway")
+_REPORT_PERIOD_S = 0.02
+_REPORT_S_PER_STREAM = 50e-6
+"""The period is at least so long for each stream that has brought tokens, which bounds the scheduler's load."""
+_BACKED_UP_PAUSE_S = 0.5
+"""Pause between reports while the scheduler does not read."""
+_SUCCESS_PERIOD_S = 0.02
+"""A replica's successes are reported at most this often."""
+_NO_STAGE = -2
+"""Stage index of a request that the scheduler has not assigned yet; -1 is that of a request without a cascade."""
+_GONE = ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
+_HANGS = ApiError(503, "the scheduler does not answer", "unavailable", retry_after_s=5)
+
+
+class PendingRequest(InFlightRequest):
+    """A worker's request. It is its own reservation, as the replica's counts are in the scheduler's process."""
+
+    def __init__(self, live: Live, request_id: str, on_progress: Callable[[PendingRequest], None]) -> None:
+        super().__init__(live, request_id)
+        self._on_progress = on_progress
+        self.reply: asyncio.Future[None] | None = None
+        """Completed by the scheduler's next message about the request."""
+        self.needs_score = self.has_progress = False
+        self.slot: int | None = None
+        self.waits_for_slot = False
+
+    def count_tokens(self, tokens: int) -> None:
+        """Have the progress reported."""
+        if not self.has_progress:
+            self._on_progress(self)
+
+    def requeue(self) -> None:
+        """Do nothing: the phase is reported with the tokens."""
+
+    def free(self) -> None:
+        """Do nothing: `Released` is sent when the reason is known."""
+
+    def progress(self) -> Progress:
+        live = self.live
+        return Progress(
+            live.generated_tokens, live.prompt_tokens, live.reasoning_tokens, live.phase, live.first_token_s,
+            live.answer_s, live.reasoning_end_s,
+        )  # fmt: skip
+
+    def update(self, state: protocol.RequestState, replica: EngineEndpoint | None) -> None:
+        """Take over the scheduler's state; `replica` is None while the request is held."""
+        live = self.live
+        if state.stage_index != live.stage_index:
+            live.generated_tokens = live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
+            live.first_token_s = live.answer_s = live.reasoning_end_s = NEVER
+            live.prompt_tokens, live.phase = state.prompt_tokens, state.phase  # type: ignore[misc]
+            live.arrival_s, live.model = state.arrival_s, state.model  # type: ignore[misc]
+            live.stage_index, self.needs_score = state.stage_index, state.needs_score
+        live.tier, live.attempt, live.moves = state.tier, state.attempt, state.moves  # type: ignore[misc]
+        live.placed_s, live.enqueued_s = state.placed_s, state.enqueued_s
+        live.enter(WAITING)
+        self.is_prefill_only, self.has_stored_kv = state.is_prefill_only, state.has_stored_kv
+        if replica is not None:
+            self.replica, self.reservation = replica, self
+        self.complete_reply(None)
+        self.wake()
+
+    def complete_reply(self, error: ApiError | None) -> None:
+        """Let whoever waits for the scheduler's reply go on, or raise the error there."""
+        reply, self.reply = self.reply, None
+        if reply is not None and not reply.done():
+            if error is None:
+                reply.set_result(None)
+            else:
+                reply.set_exception(error)
+
+    def end(self, outcome: Outcome) -> None:
+        """Leave the replica, and wake the relay."""
+        self.abort("the request is over")
+        self.detach()
+        self.outcome = outcome
+        if self.scoring is not None:
+            self.scoring.cancel()
+        self.complete_reply(None)
+        self.wake()
+
+
+class RemoteScheduler:
+    """The scheduler in another process. Satisfies `scheduler.Scheduler`. Belongs to one event loop."""
+
+    def __init__(self, clock: Clock, scorer: AnswerScorer | None, on_lost: Callable[[], None]) -> None:
+        self._clock, self._scorer, self._on_lost = clock, scorer, on_lost
+        self.link = Link(protocol.FromScheduler, self._receive, self._lost)
+        self.is_gone = self.is_silent = False
+        self.requests: dict[int, PendingRequest] = {}
+        """Requests that the scheduler knows, or is about to know."""
+        self._replicas: dict[int, EngineEndpoint] = {}
+        self._numbers = count()
+        self._metrics = RequestMetrics()
+        self._with_progress: list[PendingRequest] = []
+        """Requests that have brought tokens since the last report."""
+        self._is_report_due = False
+        self._next_report_s = 0.0
+        """On the event loop's clock, the earliest time of the next report."""
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            protocol.Assigned: self._assigned,
+            protocol.RequestRefused: self._refused,
+            protocol.RequestEnded: self._ended,
+            protocol.AbortRequest: self._abort,
+            protocol.ReplicaInfo: self._update_replica,
+            protocol.ReplicaRemoved: self._remove_replica,
+            protocol.Heartbeat: lambda message: None,
+        }
+
+    @property
+    def now(self) -> float:
+        """Seconds since the gateway started."""
+        return self._clock.now
+
+    async def submit(self, client_request: ClientRequest, owner: str, request_id: str) -> PendingRequest:
+        """Have the scheduler accept a request. ApiError if it does not."""
+        if self.is_silent:
+            raise _HANGS
+        number, now = next(self._numbers), self.now
+        live = Live(
+            number, now, 0, client_request.max_tokens or 1, client_request.model, client_request.tier,
+            stage_index=_NO_STAGE,
+        )  # fmt: skip
+        request = self.requests[number] = PendingRequest(live, request_id, self._report_progress)
+        can_move = client_request.stream and client_request.can_go_on
+        self.link.send(protocol.RequestArrived(number, request_id, owner, can_move, client_request.features(now)))
+        try:
+            await self._reply(request)
+        except ApiError:
+            self.requests.pop(number, None)
+            raise
+        except asyncio.CancelledError:
+            self.release(request, ReleaseReason.CANCELLED)
+            raise
+        return request
+
+    async def _reply(self, request: PendingRequest) -> None:
+        if self.is_gone or self.is_silent:
+            raise _GONE if self.is_gone else _HANGS
+        request.reply = reply = asyncio.get_running_loop().create_future()
+        await reply
+
+    # Calls of relays.
+
+    def needs_score(self, live: Live) -> bool:
+        request = self.requests.get(live.id)
+        return request is not None and request.needs_score
+
+    def confidence_meter(self) -> ConfidenceMeter | None:
+        return None if self._scorer is None else self._scorer.confidence_meter()
+
+    async def score(
+        self, request: InFlightRequest, question: str, answer: str, confidence: ConfidenceMeter | None
+    ) -> float | None:
+        assert self._scorer is not None
+        return await self._scorer.score(request, question, answer, confidence)
+
+    async def accept_or_escalate(self, request: InFlightRequest, score: float | None) -> None:
+        pending, live = self.requests[request.live.id], request.live
+        request.awaits_score = False
+        if score is not None:
+            live.quality += ((live.model, score),)  # type: ignore[misc]
+        self.link.send(protocol.AnswerScored(live.id, score))
+        await self._reply(pending)
+
+    def sending(self, request: InFlightRequest, read_s: float) -> None:
+        self._metrics.count_send(request, read_s, self.now)
+        self._schedule_report()
+
+    def itl_histogram(self, request: InFlightRequest) -> Histogram:
+        return self._metrics.inter_token(request)
+
+    def phase_changed(self, live: Live) -> None:
+        """Do nothing: the phase is reported with the tokens."""
+
+    def prefill_leg_done(self, request: InFlightRequest) -> None:
+        leg, request.prefill_leg = request.prefill_leg, None
+        if leg is not None:
+            leg.close(request.live)
+            self.link.send(protocol.PrefillLegDone(request.live.id))
+
+    def release(self, request: InFlightRequest, reason: ReleaseReason) -> None:
+        """Detach the request, and send `Released`. Without a scheduler, a request that would continue is rejected."""
+        if reason is not ReleaseReason.CANCELLED:
+            request.detach()
+        if request.outcome is not None:
+            return
+        pending = self.requests[request.live.id]
+        match reason:
+            case ReleaseReason.FINISHED if pending.needs_score:
+                request.awaits_score = True
+                self._send_released(pending, reason)
+            case ReleaseReason.FINISHED:
+                self._end(pending, Outcome.FINISHED, reason)
+            case ReleaseReason.REFUSED:
+                self._end(pending, Outcome.REJECTED, reason)
+            case ReleaseReason.CANCELLED:
+                self._end(pending, Outcome.CANCELLED, reason)
+            case _:
+                request.move_target = None
+                if self.is_gone or self.is_silent:
+                    self._end(pending, Outcome.REJECTED, ReleaseReason.REFUSED)
+                else:
+                    self._send_released(pending, reason)
+
+    def drop(self, request: InFlightRequest) -> None:
+        request.detach()
+        self.release(request, ReleaseReason.CANCELLED)
+
+    def _end(self, request: PendingRequest, outcome: Outcome, reason: ReleaseReason) -> None:
+        request.end(outcome)
+        del self.requests[request.live.id]
+        self._send_released(request, reason)
+
+    def _send_released(self, request: PendingRequest, reason: ReleaseReason) -> None:
+        self.link.send(Released(request.live.id, reason, request.is_unstreamed, request.progress()))
+        self.link.flush()  # before the client has its answer and can ask for metrics
+
+    # Reports.
+
+    def _report_progress(self, request: PendingRequest) -> None:
+        request.has_progress = True
+        self._with_progress.append(request)
+        self._schedule_report()
+
+    def _schedule_report(self) -> None:
+        if not self._is_report_due:
+            self._is_report_due = True
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time() + _REPORT_PERIOD_S, self._next_report_s), self._report)
+
+    def _report(self) -> None:
+        if self.link.is_backed_up:
+            asyncio.get_running_loop().call_later(_BACKED_UP_PAUSE_S, self._report)
+            return
+        requests, self._with_progress, self._is_report_due = self._with_progress, [], False
+        self._next_report_s = asyncio.get_running_loop().time() + len(requests) * _REPORT_S_PER_STREAM
+        for request in requests:
+            request.has_progress = False
+            if request.reservation is not None:
+                self.link.send(protocol.ProgressReport(request.live.id, request.progress()))
+        counts = self._metrics.drain()
+        if counts:
+            self.link.send(protocol.MetricsReport(counts))
+
+    # Messages of the scheduler.
+
+    def _receive(self, messages: list[protocol.FromScheduler]) -> None:
+        for message in messages:
+            self._handlers[type(message)](message)
+
+    def _assigned(self, message: protocol.Assigned) -> None:
+        request = self.requests.get(message.number)
+        if request is not None:
+            request.slot = message.slot
+            prefill = message.prefill_replica
+            request.prefill_leg = None if prefill is None else PrefillLeg(self._replicas[prefill])
+            request.update(message.state, None if message.replica is None else self._replicas[message.replica])
+
+    def _refused(self, message: protocol.RequestRefused) -> None:
+        request = self.requests.get(message.number)
+        if request is not None:
+            request.complete_reply(ApiError(
+                message.status, message.message, message.code, message.param, message.retry_after_s
+            ))  # fmt: skip
+
+    def _ended(self, message: protocol.RequestEnded) -> None:
+        request = self.requests.get(message.number)
+        if request is not None:
+            request.retry_after_s = message.retry_after_s
+            self._end(request, message.outcome, ReleaseReason.ACKNOWLEDGED)
+
+    def _abort(self, message: protocol.AbortRequest) -> None:
+        request = self.requests.get(message.number)
+        if request is not None and message.is_prefill_leg_only:
+            request.abort_prefill_leg(message.why)
+        elif request is not None and request.is_streaming:
+            request.move_target = None if message.target is None else self._replicas[message.target]
+            request.abort(message.why)
+
+    def _update_replica(self, info: protocol.ReplicaInfo) -> None:
+        replica = self._replicas.get(info.id)
+        if replica is None:
+            adapter = ADAPTERS[info.api]
+            replica = EngineEndpoint(info.id, info.pool, info.model, info.url, adapter, info.max_context_tokens)
+            replica.kv_folder = None if info.kv_folder is None else Path(info.kv_folder)
+            self._replicas[info.id] = replica
+        replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens
+        replica.bootstrap_port = info.bootstrap_port
+
+    def _remove_replica(self, message: protocol.ReplicaRemoved) -> None:
+        replica = self._replicas.pop(message.id, None)
+        if replica is not None:
+            replica.client.close()
+
+    # The scheduler is gone, hangs, or answers again.
+
+    def _lost(self) -> None:
+        self.is_gone = True
+        self._reject_waiting(_GONE)
+        self._on_lost()
+
+    def set_silent(self) -> None:
+        """Reject requests until the scheduler answers again."""
+        log.error("the scheduler does not answer: requests are rejected until it does")
+        self.is_silent = True
+        self._reject_waiting(_HANGS)
+
+    def set_responsive(self) -> None:
+        log.warning("the scheduler answers again")
+        self.is_silent = False
+
+    def _reject_waiting(self, error: ApiError) -> None:
+        """Reject all requests that need the scheduler to go on."""
+        for request in list(self.requests.values()):
+            request.complete_reply(error)
+            if request.reservation is None:
+                self._end(request, Outcome.REJECTED, ReleaseReason.REFUSED)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.link.close()
+        for replica in self._replicas.values():
+            replica.client.close()
+        if self._scorer is not None:
+            self._scorer.close()
+
+
+class RemoteHealth:
+    """Reports the outcome of requests to the scheduler's health monitor. Satisfies `relay.Health`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._reported_s: dict[int, float] = {}
+        """When a replica's success was last reported; removed when it fails."""
+
+    def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
+        self._reported_s.pop(replica.id, None)
+        status = error.status if isinstance(error, RefusedError) else 0
+        unreachable, broken_off = isinstance(error, UnreachableError), isinstance(error, BrokenOffError)
+        self._link.send(protocol.RequestFailed(replica.id, str(error), status, unreachable, broken_off))
+
+    def succeeded(self, replica: EngineEndpoint) -> None:
+        now = monotonic()
+        if now - self._reported_s.get(replica.id, 0.0) >= _SUCCESS_PERIOD_S:
+            self._reported_s[replica.id] = now
+            self._link.send(protocol.RequestSucceeded(replica.id))
