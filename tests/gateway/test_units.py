@@ -26,7 +26,7 @@ from headway.gateway.relay.request import CHAT, COMPLETIONS, PATHS, ClientReques
 from headway.gateway.upstream import sse
 from headway.gateway.upstream.dialects import ADAPTERS, Load, api_of, parse_load
 from headway.gateway.upstream.errors import EngineError
-from headway.policies.ordering.pascal import Pascal
+from headway.policies.ordering.pascal import PascalOrdering
 
 
 @given(st.lists(st.text("ab {}:\r", max_size=12), max_size=6), st.lists(st.integers(0, 40), max_size=8))
@@ -158,7 +158,7 @@ def test_a_view_counts_what_it_knows_and_believes_engines_only_while_they_are_fr
     clock = Clock(asyncio.new_event_loop())
     clock._loop.close()
     pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"))
-    replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, Pascal(), Pacer(), clock, stale_s=60.0)
+    replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, PascalOrdering(), Pacer(), clock, stale_s=60.0)
     thinking = Live(0, 0.0, 160, 10, tier=2, phase=Phase.REASONING)
     answering = Live(1, 0.0, 32, 10)
     seats = [replica.reserve(thinking), replica.reserve(answering)]

@@ -15,8 +15,8 @@ from fakes import FakeFleet, FakeReplica, FakeRequest
 from headway.core.decision import Placement
 from headway.core.errors import HeadwayError
 from headway.policies import resolve
-from headway.policies.combos import Turns
-from headway.policies.routing.cauchy import Cauchy, WorkloadClass
+from headway.policies.routing.cauchy import CauchyRouter, WorkloadClass
+from headway.policies.routing.combos import WeightedRoundRobin
 
 
 def combo(number: int, num_prefill: int, num_decode: int, goodput_rps: float | None = None) -> list[FakeReplica]:
@@ -32,7 +32,7 @@ def plain(number: int, **given: Any) -> FakeReplica:
     return FakeReplica(10 * number, combo=number, pool=f"p{number}", **given)
 
 
-def chosen(router: Cauchy, replicas: list[FakeReplica], times: int = 1) -> Counter[int]:
+def chosen(router: CauchyRouter, replicas: list[FakeReplica], times: int = 1) -> Counter[int]:
     """How often each combo is chosen."""
     combos = {replica.id: replica.combo for replica in replicas}
     placements = [router.route(FakeRequest(i), FakeFleet(replicas)) for i in range(times)]
@@ -48,7 +48,7 @@ def chosen(router: Cauchy, replicas: list[FakeReplica], times: int = 1) -> Count
     num=st.integers(1, 300),
 )
 def test_turns_are_proportional_to_within_one_at_every_instant(goodputs: list[float], num: int) -> None:
-    turns, total = Turns(), sum(goodputs)
+    turns, total = WeightedRoundRobin(), sum(goodputs)
     weights = {i: goodput / total for i, goodput in enumerate(goodputs)}
     had: Counter[int] = Counter()
     for n in range(1, num + 1):
@@ -57,12 +57,12 @@ def test_turns_are_proportional_to_within_one_at_every_instant(goodputs: list[fl
 
 
 def test_equal_weights_are_plain_round_robin() -> None:
-    turns = Turns()
+    turns = WeightedRoundRobin()
     assert [turns.next(dict.fromkeys((3, 5, 8), 1 / 3)) for _ in range(7)] == [3, 5, 8, 3, 5, 8, 3]
 
 
 def test_turns_of_a_heavy_one_are_spread() -> None:
-    turns = Turns()
+    turns = WeightedRoundRobin()
     order = [turns.next({0: 0.5, 1: 0.25, 2: 0.25}) for _ in range(8)]
     assert order[0::2] == [0, 0, 0, 0] and sorted(order[1::2]) == [1, 1, 2, 2]
 
@@ -71,7 +71,7 @@ def test_turns_of_a_heavy_one_are_spread() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_weights_follow_combos_that_come_and_go(seed: int) -> None:
     """Within each stretch between changes, counts are proportional to the goodputs of those that are there."""
-    rng, router = Random(seed), Cauchy()
+    rng, router = Random(seed), CauchyRouter()
     kinds = {number: combo(number, 1, 1, rng.choice((0.5, 2.14, 3.2, 8.0))) for number in range(6)}
     for _ in range(6):
         there = rng.sample(sorted(kinds), rng.randint(1, 6))
@@ -85,22 +85,22 @@ def test_weights_follow_combos_that_come_and_go(seed: int) -> None:
 
 def test_goodput_weighs_combos_and_a_combo_without_a_profile_as_the_mean() -> None:
     replicas = [*combo(1, 1, 1, 6.0), *combo(2, 1, 2, 2.0), *combo(3, 1, 1, None), plain(4, goodput_rps=0.0)]
-    assert chosen(Cauchy(), replicas, 160) == {1: 60, 2: 20, 3: 40, 4: 40}
+    assert chosen(CauchyRouter(), replicas, 160) == {1: 60, 2: 20, 3: 40, 4: 40}
 
 
 def test_without_any_profile_all_weigh_the_same() -> None:
-    assert chosen(Cauchy(), [*combo(1, 1, 3), *combo(2, 2, 1), plain(3)], 30) == {1: 10, 2: 10, 3: 10}
+    assert chosen(CauchyRouter(), [*combo(1, 1, 3), *combo(2, 2, 1), plain(3)], 30) == {1: 10, 2: 10, 3: 10}
 
 
 def test_round_robin_ignores_goodput() -> None:
     replicas = [*combo(1, 1, 1, 6.0), *combo(2, 1, 1, 2.0)]
-    assert chosen(Cauchy(between="round-robin"), replicas, 10) == {1: 5, 2: 5}
+    assert chosen(CauchyRouter(between="round-robin"), replicas, 10) == {1: 5, 2: 5}
 
 
 def test_tokens_takes_the_combo_with_most_room_less_prompts_to_come() -> None:
     small, large = combo(1, 1, 1), combo(2, 1, 1)
     large[1].kv_blocks_total = 2000
-    router = Cauchy(between="tokens")
+    router = CauchyRouter(between="tokens")
     assert chosen(router, [*small, *large]) == {2: 1}
     large[1].kv_blocks_used = 1001
     assert chosen(router, [*small, *large]) == {1: 1}
@@ -110,8 +110,8 @@ def test_tokens_takes_the_combo_with_most_room_less_prompts_to_come() -> None:
 
 def test_a_combo_that_cannot_prefill_now_stands_back() -> None:
     replicas = [combo(1, 1, 1)[1], *combo(2, 1, 1)]
-    assert chosen(Cauchy(), replicas, 4) == {2: 4}
-    assert Cauchy().route(FakeRequest(), FakeFleet(replicas[:1])) == Placement(11)
+    assert chosen(CauchyRouter(), replicas, 4) == {2: 4}
+    assert CauchyRouter().route(FakeRequest(), FakeFleet(replicas[:1])) == Placement(11)
 
 
 # Within a combo.
@@ -119,7 +119,7 @@ def test_a_combo_that_cannot_prefill_now_stands_back() -> None:
 
 def test_figure_5b() -> None:
     """1P2D: the first to prefill 0, the second and third in place on the idle decode instances, ..."""
-    router, replicas = Cauchy(), combo(1, 1, 2)
+    router, replicas = CauchyRouter(), combo(1, 1, 2)
     prefill, decode_0, decode_1 = replicas
     view = FakeFleet(replicas)
     first = router.route(FakeRequest(0), view)
@@ -142,11 +142,11 @@ def test_least_pending_prefill_and_least_loaded_decode_when_all_are_busy() -> No
     replicas = combo(1, 2, 2)
     for replica, in_flight, pending in zip(replicas, (3, 5, 9, 8), (700, 600, 0, 0), strict=True):
         replica.num_in_flight, replica.prefill_tokens_left = in_flight, pending
-    assert Cauchy().route(FakeRequest(), FakeFleet(replicas)) == Placement(11, 13)
+    assert CauchyRouter().route(FakeRequest(), FakeFleet(replicas)) == Placement(11, 13)
 
 
 def test_who_is_being_prefilled_counts_where_it_will_decode() -> None:
-    router, replicas = Cauchy(), combo(1, 1, 3)
+    router, replicas = CauchyRouter(), combo(1, 1, 3)
     for replica in replicas:
         replica.num_in_flight = 4
     view, targets = FakeFleet(replicas), []
@@ -161,7 +161,7 @@ def test_who_is_being_prefilled_counts_where_it_will_decode() -> None:
 
 
 def test_strict_is_prefill_then_decode_each_in_turn() -> None:
-    router, view = Cauchy(within="strict"), FakeFleet(combo(1, 2, 3))
+    router, view = CauchyRouter(within="strict"), FakeFleet(combo(1, 2, 3))
     placements = [router.route(FakeRequest(i), view) for i in range(6)]
     assert placements == [Placement(p, d) for p, d in ((10, 12), (11, 13), (10, 14), (11, 12), (10, 13), (11, 14))]
 
@@ -172,14 +172,14 @@ def test_who_does_both_keeps_what_it_is_given(within: Any) -> None:
     covering = combo(1, 1, 1)[:1]
     covering[0].role = "mixed"
     for replicas in ([plain(3)], covering):
-        assert Cauchy(within=within).route(FakeRequest(), FakeFleet(replicas)) == Placement(replicas[0].id)
+        assert CauchyRouter(within=within).route(FakeRequest(), FakeFleet(replicas)) == Placement(replicas[0].id)
 
 
 def test_a_covering_combo_spreads_over_those_that_do_both() -> None:
     replicas = combo(1, 0, 2)
     for replica in replicas:
         replica.role, replica.num_in_flight = "mixed", replica.id
-    assert Cauchy().route(FakeRequest(), FakeFleet(replicas)) == Placement(10)
+    assert CauchyRouter().route(FakeRequest(), FakeFleet(replicas)) == Placement(10)
 
 
 # Classes.
@@ -189,7 +189,7 @@ CLASSES = (WorkloadClass(("c1",), min_prompt_tokens=1000), WorkloadClass(("p2", 
 
 def test_classes_have_their_combos_to_themselves() -> None:
     replicas = [*combo(1, 1, 1), plain(2), *combo(3, 1, 1), *combo(4, 1, 1)]
-    router = Cauchy(classes=CLASSES)
+    router = CauchyRouter(classes=CLASSES)
 
     def goes(**given: Any) -> set[int]:
         found = [router.route(FakeRequest(i, **given), FakeFleet(replicas)).replica // 10 for i in range(6)]
@@ -204,7 +204,7 @@ def test_classes_have_their_combos_to_themselves() -> None:
 
 def test_classes_take_turns_apart() -> None:
     """Requests of one class do not use up the turns of another."""
-    router, replicas = Cauchy(classes=CLASSES[:1]), [*combo(1, 1, 1), *combo(2, 1, 1), *combo(3, 1, 1)]
+    router, replicas = CauchyRouter(classes=CLASSES[:1]), [*combo(1, 1, 1), *combo(2, 1, 1), *combo(3, 1, 1)]
     goes = [
         router.route(FakeRequest(i, prompt_tokens=5000 if i % 2 else 10), FakeFleet(replicas)).replica for i in range(8)
     ]
@@ -214,7 +214,7 @@ def test_classes_take_turns_apart() -> None:
 def test_yaml() -> None:
     spec = {"name": "cauchy", "between": "tokens", "classes": [{"combos": ["c1"], "max_prompt_tokens": 9}]}
     router = resolve.router(spec)()
-    assert isinstance(router, Cauchy) and router.pairs
+    assert isinstance(router, CauchyRouter) and router.pairs
     replicas = [*combo(1, 1, 1), *combo(2, 1, 1)]
     assert router.route(FakeRequest(prompt_tokens=9), FakeFleet(replicas)).replica == 10
     assert router.route(FakeRequest(prompt_tokens=10), FakeFleet(replicas)).replica == 20
@@ -236,7 +236,7 @@ def test_nonsense_is_refused(given: dict[str, Any], says: str) -> None:
 
 
 def test_a_pickled_router_goes_on() -> None:
-    router, view = Cauchy(), FakeFleet([*combo(1, 1, 2, 3.0), *combo(2, 2, 1, 1.0)])
+    router, view = CauchyRouter(), FakeFleet([*combo(1, 1, 2, 3.0), *combo(2, 2, 1, 1.0)])
     for i in range(5):
         router.route(FakeRequest(i), view)
     copy = pickle.loads(pickle.dumps(router))

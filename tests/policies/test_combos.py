@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from fakes import FakePool, FakePools, FakeReplica
 from headway.core.errors import HeadwayError
 from headway.policies import resolve
-from headway.policies.cheapest import Kind, cheapest
-from headway.policies.demand import Arrivals
-from headway.policies.scaling.combos import Combos
-from headway.policies.stock import Stock, surplus
+from headway.policies.scaling.cheapest_combos import ComboKind, cheapest
+from headway.policies.scaling.combos import ComboCounts, CombosScaler, surplus
+from headway.policies.scaling.demand import ArrivalCounts
 
 # The paper's: a prefill GPU and a decode GPU each, prices of table 1.
 H800_H20: dict[str, Any] = {"goodput_rps": 3.0, "usd_per_hour": 4.19, "gpus": {"h800": 1, "h20": 1}}
@@ -116,7 +115,7 @@ class Pool(FakePool):
 def world(serving: dict[str, int], rate: float | Callable[[float], float], **given: Any) -> World:
     of_world = {key: given.pop(key) for key in ("limits", "start_s", "drain_s") if key in given}
     constant = rate if callable(rate) else lambda now: rate
-    return World(Combos(**given), dict(serving), constant, **of_world)
+    return World(CombosScaler(**given), dict(serving), constant, **of_world)
 
 
 # Reactive scaling.
@@ -334,14 +333,14 @@ def test_what_could_not_be_planned_is_asked_again_a_window_later(
 
 
 def test_pools_without_a_profile_stay() -> None:
-    scaler = Combos(local_window_s=60.0)
+    scaler = CombosScaler(local_window_s=60.0)
     pools = [FakePool("a", [FakeReplica()], gpus={"h20": 1}), FakePool("b", goodput_rps=0.0, gpus={"h20": 1})]
     for i in range(50):
         assert scaler.scale(FakePools(pools, 5.0 * i, {("", "", 0): (100 * i, 0)})) == {}
 
 
 def test_models_have_demands_of_their_own() -> None:
-    scaler = Combos(local_window_s=60.0)
+    scaler = CombosScaler(local_window_s=60.0)
     pools = [
         FakePool(name, [FakeReplica(i)], model=name, goodput_rps=1.0, gpus={"h20": 1})
         for i, name in enumerate(("big", "small"))
@@ -391,7 +390,7 @@ def test_a_pickled_scaler_goes_on() -> None:
 # What it is made of.
 
 
-def _brute_force(demand_rps: float, kinds: list[Kind], gpus: dict[str, int]) -> tuple[float, float]:
+def _brute_force(demand_rps: float, kinds: list[ComboKind], gpus: dict[str, int]) -> tuple[float, float]:
     """The least shortfall, and the least cost at it."""
     found = []
     for counts in product(*(range(kind.most + 1) for kind in kinds)):
@@ -403,20 +402,22 @@ def _brute_force(demand_rps: float, kinds: list[Kind], gpus: dict[str, int]) -> 
 
 
 @st.composite
-def _kinds(draw: st.DrawFn) -> list[Kind]:
+def _kinds(draw: st.DrawFn) -> list[ComboKind]:
     kinds = []
     for i in range(draw(st.integers(1, 4))):
         gpus = draw(st.dictionaries(st.sampled_from(("x", "y", "z")), st.integers(1, 3), max_size=3))
         goodput = draw(st.sampled_from((0.0, 0.5, 1.0, 1.7, 2.0, 3.3)))
         kinds.append(
-            Kind(f"k{i}", goodput, draw(st.sampled_from((0.0, 1.0, 1.5, 2.69, 4.0))), gpus, draw(st.integers(0, 4)))
+            ComboKind(
+                f"k{i}", goodput, draw(st.sampled_from((0.0, 1.0, 1.5, 2.69, 4.0))), gpus, draw(st.integers(0, 4))
+            )
         )
     return kinds
 
 
 @settings(deadline=None, max_examples=300)
 @given(kinds=_kinds(), demand=st.one_of(st.sampled_from((0.0, 1.0, 4.0)), st.floats(0.01, 25)), seed=st.integers(0, 99))
-def test_the_cheapest_against_brute_force(kinds: list[Kind], demand: float, seed: int) -> None:
+def test_the_cheapest_against_brute_force(kinds: list[ComboKind], demand: float, seed: int) -> None:
     rng = Random(seed)
     gpus = {gpu: rng.randint(0, 9) for gpu in ("x", "y") if rng.random() < 0.7}
     found = cheapest(demand, kinds, gpus)
@@ -431,18 +432,18 @@ def test_the_cheapest_against_brute_force(kinds: list[Kind], demand: float, seed
 
 def test_the_paper_s_example_of_a_residual_demand() -> None:
     """Section 3.3.2: for 0.80 rps A800 (0.82 rps, $1.09) rather than H20 (1.23 rps, $1.50, and more efficient)."""
-    kinds = [Kind("h20", 1.23, 1.50, {}, 9), Kind("a800", 0.82, 1.09, {}, 9)]
+    kinds = [ComboKind("h20", 1.23, 1.50, {}, 9), ComboKind("a800", 0.82, 1.09, {}, 9)]
     assert cheapest(0.80, kinds, {}) == {"a800": 1}
 
 
 def test_of_equal_cost_the_most_goodput() -> None:
-    kinds = [Kind("less", 1.0, 2.0, {}, 9), Kind("more", 1.5, 2.0, {}, 9)]
+    kinds = [ComboKind("less", 1.0, 2.0, {}, 9), ComboKind("more", 1.5, 2.0, {}, 9)]
     assert cheapest(0.9, kinds, {}) == {"more": 1}
 
 
 def test_many_kinds_and_a_large_demand_are_still_exact() -> None:
     """Twelve kinds without limits, the paper's number: a multiple of the best ratio is the lower bound."""
-    kinds = [Kind(str(i), 1.0 + 0.37 * i, 1.0 + 0.41 * i, {}, 10**9) for i in range(12)]
+    kinds = [ComboKind(str(i), 1.0 + 0.37 * i, 1.0 + 0.41 * i, {}, 10**9) for i in range(12)]
     found = cheapest(1000.0, kinds, {})
     cost = sum(kinds[int(name)].cost * num for name, num in found.items())
     ratio = min(kind.cost / kind.goodput_rps for kind in kinds)
@@ -450,8 +451,8 @@ def test_many_kinds_and_a_large_demand_are_still_exact() -> None:
 
 
 def test_a_surplus_is_the_closest_again_and_again() -> None:
-    def stock(name: str, goodput_rps: float, num: int, cost: float = 1.0) -> Stock:
-        return Stock(name, goodput_rps, cost, {}, num, 0, 0, 0, 99)
+    def stock(name: str, goodput_rps: float, num: int, cost: float = 1.0) -> ComboCounts:
+        return ComboCounts(name, goodput_rps, cost, {}, num, 0, 0, 0, 99)
 
     stocks = [stock("a", 3.0, 2), stock("b", 2.0, 1), stock("c", 0.5, 5), stock("d", 2.0, 1, 2.0)]
     assert surplus(stocks, 8.9) == {"a": 2, "d": 1, "c": 1}
@@ -461,7 +462,7 @@ def test_a_surplus_is_the_closest_again_and_again() -> None:
 
 
 def test_rates_over_windows() -> None:
-    arrivals = Arrivals(100.0)
+    arrivals = ArrivalCounts(100.0)
     arrivals.push(0.0, 7)
     assert arrivals.rate_rps(50.0) == 0.0
     arrivals.push(10.0, 27)

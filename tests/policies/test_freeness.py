@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from fakes import FakeFleet, FakePool, FakePools, FakeReplica, FakeRequest
 from headway.core.errors import HeadwayError
 from headway.core.record import Ended, Outcome
-from headway.policies.freeness import free_share, freeness, full_freeness, normal_freeness
-from headway.policies.headroom import AdaptiveHeadroom, Headroom, violated_slo
-from headway.policies.routing.freest import Freest
-from headway.policies.scaling.freeness import Freeness
+from headway.policies.freeness import (
+    AdaptiveHeadroom,
+    Headroom,
+    free_share,
+    freeness,
+    full_freeness,
+    normal_freeness,
+    violated_slo,
+)
+from headway.policies.routing.freest import FreestRouter
+from headway.policies.scaling.freeness import FreenessScaler
 
 REQUEST = FakeRequest()
 
@@ -191,7 +198,7 @@ def test_freeness_falls_as_a_replica_fills(replica: FakeReplica, more: int) -> N
 # freest
 
 
-def chosen(router: Freest, *offered: FakeReplica) -> int:
+def chosen(router: FreestRouter, *offered: FakeReplica) -> int:
     return router.route(REQUEST, FakeFleet(offered)).replica
 
 
@@ -200,7 +207,7 @@ def test_freest_is_the_freest_that_does_not_drain(offered: list[FakeReplica], ki
     for id, replica in enumerate(offered):
         replica.id = id
     staying = [replica for replica in offered if not replica.is_draining]
-    got = chosen(Freest(headroom=kind), *offered)
+    got = chosen(FreestRouter(headroom=kind), *offered)
     if staying:
         headroom = Headroom(kind=kind)
         assert got == min(staying, key=lambda r: (-full_freeness(r, headroom), r.num_in_flight, r.id)).id
@@ -212,16 +219,16 @@ def test_freest_is_the_freest_that_does_not_drain(offered: list[FakeReplica], ki
 def test_an_urgent_request_keeps_others_away() -> None:
     urgent = FakeReplica(0, kv_blocks_used=300, num_running=1, num_by_tier={0: 1})
     late = FakeReplica(1, kv_blocks_used=400, num_running=1, num_by_tier={3: 1})
-    assert chosen(Freest(), urgent, late) == 1
-    assert chosen(Freest(headroom="binary"), urgent, late) == 1
-    assert chosen(Freest(headroom="none"), urgent, late) == 0
-    assert chosen(Freest(h_max=0.05), urgent, late) == 0
+    assert chosen(FreestRouter(), urgent, late) == 1
+    assert chosen(FreestRouter(headroom="binary"), urgent, late) == 1
+    assert chosen(FreestRouter(headroom="none"), urgent, late) == 0
+    assert chosen(FreestRouter(h_max=0.05), urgent, late) == 0
 
 
 def test_adaptive_headroom_moves_the_choice() -> None:
     urgent = FakeReplica(0, kv_blocks_used=300, num_running=1, num_by_tier={0: 1})
     late = FakeReplica(1, kv_blocks_used=600, num_running=1, num_by_tier={3: 1})
-    routers = Freest(adaptive=True), Freest()
+    routers = FreestRouter(adaptive=True), FreestRouter()
     assert [chosen(router, urgent, late) for router in routers] == [0, 0]
     for _ in range(50):
         for router in routers:
@@ -248,7 +255,7 @@ def at(left: int, is_draining: bool = False) -> FakeReplica:
     return replace(full(is_draining), kv_blocks_used=1000 - left, head_demand_blocks=0)
 
 
-def scaled(scaler: Freeness, one: FakePool, now: float = 0.0) -> int | None:
+def scaled(scaler: FreenessScaler, one: FakePool, now: float = 0.0) -> int | None:
     return scaler.scale(FakePools([one], now)).get("main")
 
 
@@ -273,16 +280,16 @@ def scaled(scaler: Freeness, one: FakePool, now: float = 0.0) -> int | None:
     ],
 )
 def test_a_pool_s_next_step(one: FakePool, wanted: int | None) -> None:
-    assert scaled(Freeness(), one) == wanted
+    assert scaled(FreenessScaler(), one) == wanted
 
 
 def test_headroom_asks_for_no_replicas() -> None:
     urgent = replace(at(160), num_by_tier={0: 50, 1: 50})
-    assert scaled(Freeness(), pool(urgent, urgent)) == 1
+    assert scaled(FreenessScaler(), pool(urgent, urgent)) == 1
 
 
 def test_pools_step_one_by_one_and_each_on_its_own() -> None:
-    scaler = Freeness(cooldown_s=10.0)
+    scaler = FreenessScaler(cooldown_s=10.0)
     east, west = pool(full(), name="east"), pool(at(900), at(900), name="west")
     assert scaler.scale(FakePools([east], 0.0)) == {"east": 2}
     assert scaler.scale(FakePools([east, west], 9.9)) == {"west": 1}
@@ -290,19 +297,19 @@ def test_pools_step_one_by_one_and_each_on_its_own() -> None:
 
 
 def test_what_normalised_thresholds_mean() -> None:
-    literal, normalised = Freeness(), Freeness(normalised=True)
+    literal, normalised = FreenessScaler(), FreenessScaler(normalised=True)
     assert scaled(literal, pool(at(200), at(200))) == 1  # 80% used, and one less is wanted
     assert scaled(normalised, pool(at(200), at(200))) is None
     assert scaled(normalised, pool(at(601), at(601))) == 1
     assert scaled(normalised, pool(at(99), at(99)), 10.0) == 3
-    assert scaled(Freeness(normalised=True, in_above=0.1, out_below=0.05), pool(at(200), at(200))) == 1
+    assert scaled(FreenessScaler(normalised=True, in_above=0.1, out_below=0.05), pool(at(200), at(200))) == 1
 
 
 def test_one_replica_less_never_asks_for_one_more() -> None:
     for num in range(2, 10):
         used = 400  # of 1000, the most at which one goes
         after = 1000 - used * num // (num - 1)
-        assert scaled(Freeness(normalised=True), pool(*[at(after)] * (num - 1))) is None
+        assert scaled(FreenessScaler(normalised=True), pool(*[at(after)] * (num - 1))) is None
 
 
 @pytest.mark.parametrize(
@@ -316,7 +323,7 @@ def test_one_replica_less_never_asks_for_one_more() -> None:
 )
 def test_the_scaler_refuses_what_makes_no_sense(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(HeadwayError, match=named):
-        Freeness(**arguments)
+        FreenessScaler(**arguments)
 
 
 def test_freeness_of_a_share() -> None:

@@ -14,10 +14,10 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.request import Phase
 from headway.metrics.columns import ints
-from headway.policies.migration.headway import Headway as Migration
-from headway.policies.ordering.pascal import Pascal
-from headway.policies.ordering.tiers_and_phases import TiersAndPhases
-from headway.policies.routing.headway import Headway
+from headway.policies.migration.headway import HeadwayMigration
+from headway.policies.ordering.pascal import PascalOrdering
+from headway.policies.ordering.tiers_and_phases import TiersAndPhasesOrdering
+from headway.policies.routing.headway import HeadwayRouter
 from headway.reproduce import united
 from headway.reproduce.experiment import Experiment
 from headway.reproduce.united import runs
@@ -25,7 +25,7 @@ from headway.reproduce.united.rows import ROWS
 
 
 def chosen(*replicas: FakeReplica, **request: Any) -> int:
-    return Headway().route(FakeRequest(**request), FakeFleet(list(replicas))).replica
+    return HeadwayRouter().route(FakeRequest(**request), FakeFleet(list(replicas))).replica
 
 
 def one(id: int, **given: Any) -> FakeReplica:
@@ -48,7 +48,7 @@ def test_goodput_weighs_and_without_it_the_room_of_those_who_decode() -> None:
 
 def test_a_placement_says_how_full_each_would_be() -> None:
     fleet = FakeFleet([one(0, kv_blocks_used=100), one(1, kv_blocks_used=40), one(2, answers_on_pace=False)])
-    placed = Headway().route(FakeRequest(prompt_tokens=160), fleet)
+    placed = HeadwayRouter().route(FakeRequest(prompt_tokens=160), fleet)
     assert placed.scores == ((0, pytest.approx(0.11)), (1, pytest.approx(0.05)))
 
 
@@ -59,7 +59,7 @@ def test_a_far_region_is_chosen_when_the_near_one_is_half_as_full_again() -> Non
     assert chosen(*fleet, region="near") == 1
     assert chosen(*fleet, region="far") == 1
     with pytest.raises(HeadwayError, match="far"):
-        Headway(far=0.5)
+        HeadwayRouter(far=0.5)
 
 
 def test_readers_that_wait_keep_new_requests_away() -> None:
@@ -71,10 +71,10 @@ def test_readers_that_wait_keep_new_requests_away() -> None:
 def test_a_pair_shares_a_request_and_an_idle_half_takes_all_of_it() -> None:
     pair = [FakeReplica(id, combo=9, role=role, num_in_flight=1) for id, role in ((0, "prefill"), (1, "decode"))]
     fleet = FakeFleet([*pair, one(2, kv_blocks_used=500)])
-    placed = Headway().route(FakeRequest(), fleet)
+    placed = HeadwayRouter().route(FakeRequest(), fleet)
     assert (placed.replica, placed.decode) == (0, 1)
     pair[1].num_in_flight = 0
-    placed = Headway().route(FakeRequest(), fleet)
+    placed = HeadwayRouter().route(FakeRequest(), fleet)
     assert (placed.replica, placed.decode) == (1, None)
 
 
@@ -85,17 +85,17 @@ def full(id: int, requests: list[FakePlaced], **given: Any) -> FakeReplica:
 def test_only_replicas_without_room_or_about_to_stop_send_requests_away() -> None:
     waiting = FakePlaced(5, is_running=False, is_waiting=True, has_kv=False, replica=0)
     free = one(1, num_running=1)
-    assert [move.request for move in Migration().moves(FakeFleet([full(0, [waiting]), free]))] == [5]
+    assert [move.request for move in HeadwayMigration().moves(FakeFleet([full(0, [waiting]), free]))] == [5]
     has_room = one(0, kv_blocks_used=900, num_waiting=1, num_running=4, head_demand_blocks=7, requests=[waiting])
-    assert not Migration().moves(FakeFleet([has_room, free]))
+    assert not HeadwayMigration().moves(FakeFleet([has_room, free]))
     has_room.max_num_seqs = 4
-    assert Migration().moves(FakeFleet([has_room, free]))
+    assert HeadwayMigration().moves(FakeFleet([has_room, free]))
     leaving = one(0, num_running=1, is_draining=True, requests=[FakePlaced(6, replica=0)])
-    assert [(move.request, move.target) for move in Migration().moves(FakeFleet([leaving, free]))] == [(6, 1)]
+    assert [(move.request, move.target) for move in HeadwayMigration().moves(FakeFleet([leaving, free]))] == [(6, 1)]
 
 
 def test_turns_by_quanta_are_pascals_within_each_tier() -> None:
-    both, phases = TiersAndPhases(by_quanta=True), Pascal(by_quanta=True)
+    both, phases = TiersAndPhasesOrdering(by_quanta=True), PascalOrdering(by_quanta=True)
     assert both.quantum is None
     for tier in (0, 2):
         for done in (0, 499, 500, 1200):

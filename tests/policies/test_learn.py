@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headway.core.record import Ended
-from headway.policies.migration.llumnix import Llumnix
-from headway.policies.routing.round_robin import RoundRobin
+from headway.policies.migration.llumnix import LlumnixMigration
+from headway.policies.routing.round_robin import RoundRobinRouter
 from simulation import Breathing, Patient, Scenario, pool, request
 
 HEARD: list[int] = []
@@ -19,10 +19,10 @@ class _Hears:
         HEARD.append(record.id)
 
 
-class Router(_Hears, RoundRobin): ...
+class Router(_Hears, RoundRobinRouter): ...
 
 
-class Migration(_Hears, Llumnix): ...
+class Migration(_Hears, LlumnixMigration): ...
 
 
 class Scaler(_Hears, Breathing): ...

@@ -14,9 +14,8 @@ from fakes import FakeFleet, FakePlaced, FakeReplica
 from headway.core.decision import Move
 from headway.core.errors import HeadwayError
 from headway.core.record import Ended, Outcome
-from headway.policies.freeness import full_freeness
-from headway.policies.headroom import Headroom
-from headway.policies.migration.llumnix import Llumnix, movable
+from headway.policies.freeness import Headroom, full_freeness
+from headway.policies.migration.llumnix import LlumnixMigration, movable
 
 
 def running(id: int, blocks: int = 10, tier: int = 0, **others: Any) -> FakePlaced:
@@ -50,13 +49,13 @@ def size(request: FakePlaced) -> int:
     return ceil((request.prompt_tokens + request.generated_tokens) / 16)
 
 
-def moves(policy: Llumnix, *replicas: FakeReplica) -> list[Move]:
+def moves(policy: LlumnixMigration, *replicas: FakeReplica) -> list[Move]:
     return list(policy.moves(FakeFleet(replicas)))
 
 
 def pairs(*replicas: FakeReplica, **arguments: Any) -> list[tuple[int, int]]:
     """(request, target) of each move, without headroom."""
-    policy = Llumnix(**{"headroom": "none", **arguments})
+    policy = LlumnixMigration(**{"headroom": "none", **arguments})
     return [(move.request, move.target) for move in moves(policy, *replicas)]
 
 
@@ -94,11 +93,11 @@ def test_then_the_least_urgent_with_the_least_kv() -> None:
 
 
 def test_only_a_request_that_decodes_is_copied_live() -> None:
-    (move,) = moves(Llumnix(), at(0, *FULL), at(1))
+    (move,) = moves(LlumnixMigration(), at(0, *FULL), at(1))
     assert move == Move(2, 1, stage_blocks=16)
-    (move,) = moves(Llumnix(stage_blocks=None), at(0, *FULL), at(1))
+    (move,) = moves(LlumnixMigration(stage_blocks=None), at(0, *FULL), at(1))
     assert move.stage_blocks is None
-    (move,) = moves(Llumnix(stage_blocks=4), at(0, *FULL, waiting(9)), at(1))
+    (move,) = moves(LlumnixMigration(stage_blocks=4), at(0, *FULL, waiting(9)), at(1))
     assert move == Move(9, 1, stage_blocks=None)
 
 
@@ -114,14 +113,14 @@ def test_the_destination_must_have_room_and_stay_freer_than_the_source_was() -> 
 def test_headroom_at_the_destination_counts() -> None:
     lone = at(1, total=250)
     source = at(0, *FULL)
-    assert moves(Llumnix(), source, lone) == []  # a fifth of 250 would be kept for tier 0
-    assert [m.request for m in moves(Llumnix(h_max=0.05, headroom="binary"), source, lone)] == [2]
+    assert moves(LlumnixMigration(), source, lone) == []  # a fifth of 250 would be kept for tier 0
+    assert [m.request for m in moves(LlumnixMigration(h_max=0.05, headroom="binary"), source, lone)] == [2]
 
 
 def test_two_alike_leave_each_other_alone() -> None:
     one, other = at(0, running(1), running(2)), at(1, running(3), running(4, 9))
     assert full_freeness(other, Headroom()) - full_freeness(one, Headroom()) >= 0.3
-    assert moves(Llumnix(), one, other) == []  # it would only change their roles
+    assert moves(LlumnixMigration(), one, other) == []  # it would only change their roles
     assert pairs(at(0, running(1)), at(1)) == []
 
 
@@ -133,7 +132,7 @@ def test_one_move_at_a_time() -> None:
 
 @pytest.mark.parametrize("replicas", [[], [at(0, *FULL)], [at(0), at(1)], [at(0, *FULL, is_draining=True)]])
 def test_nothing_to_do(replicas: list[FakeReplica]) -> None:
-    assert moves(Llumnix(), *replicas) == []
+    assert moves(LlumnixMigration(), *replicas) == []
 
 
 # Draining.
@@ -202,7 +201,7 @@ def fleets(draw: st.DrawFn) -> list[FakeReplica]:
 @given(fleet=fleets(), evacuations=st.integers(1, 5))
 def test_every_move_keeps_the_promises(fleet: list[FakeReplica], evacuations: int) -> None:
     homes = {request.id: (replica, request) for replica in fleet for request in replica.requests}
-    made = moves(Llumnix(evacuations=evacuations), *fleet)
+    made = moves(LlumnixMigration(evacuations=evacuations), *fleet)
     sent = [(homes[move.request], fleet[move.target]) for move in made]
     assert len({move.request for move in made}) == len(made)
     balanced = [(source.id, target.id) for (source, _), target in sent if not source.is_draining]
@@ -233,7 +232,7 @@ def test_pairs_are_the_first_with_the_last(fleet: list[FakeReplica]) -> None:
     order = sorted(fleet, key=lambda r: (full_freeness(r, headroom), -r.num_in_flight, -r.id))
     allowed = [(order[i].id, order[-1 - i].id) for i in range(len(order) // 2)]
     homes = {request.id: replica.id for replica in fleet for request in replica.requests}
-    assert {(homes[move.request], move.target) for move in moves(Llumnix(), *fleet)} <= set(allowed)
+    assert {(homes[move.request], move.target) for move in moves(LlumnixMigration(), *fleet)} <= set(allowed)
 
 
 def test_moving_on_until_nobody_gains() -> None:
@@ -243,7 +242,7 @@ def test_moving_on_until_nobody_gains() -> None:
     for _ in range(100):
         fleet = [at(id, *placed) for id, placed in sites.items()]
         least.append(min(full_freeness(replica, Headroom()) for replica in fleet))
-        made = moves(Llumnix(), *fleet)
+        made = moves(LlumnixMigration(), *fleet)
         if not made:
             break
         for move in made:
@@ -256,7 +255,7 @@ def test_moving_on_until_nobody_gains() -> None:
 
 
 def test_it_has_no_use_for_phases_and_learns_only_when_adaptive() -> None:
-    policy, static = Llumnix(adaptive=True), Llumnix()
+    policy, static = LlumnixMigration(adaptive=True), LlumnixMigration()
     assert policy.at_phase(running(1), FakeFleet([at(0)])) is None
     assert policy.interval_s == 0.05
     source, target = at(0, *FULL), at(1, running(9, 340, tier=1))
@@ -273,4 +272,4 @@ def test_it_has_no_use_for_phases_and_learns_only_when_adaptive() -> None:
 def test_arguments_are_checked(name: str) -> None:
     arguments: dict[str, Any] = {name: -1}
     with pytest.raises(HeadwayError, match=name):
-        Llumnix(**arguments)
+        LlumnixMigration(**arguments)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from fakes import FakeRequest
 from headway.core.policy import MovingOrdering, Ordering, SteppedOrdering
 from headway.policies import ORDERINGS
-from headway.policies.ordering.edf import Edf
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.ordering.priority import Priority
-from headway.policies.ordering.round_robin import RoundRobin
-from headway.policies.ordering.shortest_remaining import ShortestRemaining
-from headway.policies.ordering.shortest_to_answer import ShortestToAnswer
+from headway.policies.ordering.edf import EdfOrdering
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.ordering.priority import PriorityOrdering
+from headway.policies.ordering.round_robin import RoundRobinOrdering
+from headway.policies.ordering.shortest_remaining import ShortestRemainingOrdering
+from headway.policies.ordering.shortest_to_answer import ShortestToAnswerOrdering
 
 
 def served(ordering: Ordering, requests: list[FakeRequest]) -> list[int]:
@@ -27,12 +27,12 @@ def served(ordering: Ordering, requests: list[FakeRequest]) -> list[int]:
 
 def test_fcfs_goes_by_arrival_and_then_by_id() -> None:
     requests = [FakeRequest(0, 5.0), FakeRequest(1, 2.0), FakeRequest(2, 2.0, tier=0, generated_tokens=9)]
-    assert served(Fcfs(), requests) == [1, 2, 0]
+    assert served(FcfsOrdering(), requests) == [1, 2, 0]
 
 
 def test_priority_goes_by_tier_and_then_by_arrival() -> None:
     requests = [FakeRequest(0, 1.0, tier=2), FakeRequest(1, 9.0, tier=0), FakeRequest(2, 4.0, tier=0)]
-    assert served(Priority(), requests) == [2, 1, 0]
+    assert served(PriorityOrdering(), requests) == [2, 1, 0]
 
 
 def test_edf_takes_the_first_deadline_that_a_request_has() -> None:
@@ -42,10 +42,10 @@ def test_edf_takes_the_first_deadline_that_a_request_has() -> None:
         FakeRequest(2, 10.0, slo_ttft_s=20.0),
         FakeRequest(3, 10.0),
     ]
-    ranks = [Edf(default_deadline_s=7.0).rank(request, 100.0) for request in requests]
+    ranks = [EdfOrdering(default_deadline_s=7.0).rank(request, 100.0) for request in requests]
     assert ranks == [(40.0, 10.0), (35.0, 10.0), (30.0, 10.0), (17.0, 10.0)]
-    assert served(Edf(default_deadline_s=7.0), requests) == [3, 2, 1, 0]
-    assert served(Edf(default_deadline_s=60.0), requests) == [2, 1, 0, 3]
+    assert served(EdfOrdering(default_deadline_s=7.0), requests) == [3, 2, 1, 0]
+    assert served(EdfOrdering(default_deadline_s=60.0), requests) == [2, 1, 0, 3]
 
 
 def test_shortest_remaining_counts_what_is_left() -> None:
@@ -54,7 +54,7 @@ def test_shortest_remaining_counts_what_is_left() -> None:
         FakeRequest(1, output_tokens=900, generated_tokens=880),
         FakeRequest(2, 1.0, output_tokens=50),
     ]
-    assert served(ShortestRemaining(), requests) == [1, 0, 2]
+    assert served(ShortestRemainingOrdering(), requests) == [1, 0, 2]
 
 
 def test_shortest_to_answer_counts_to_the_first_answering_token() -> None:
@@ -66,7 +66,7 @@ def test_shortest_to_answer_counts_to_the_first_answering_token() -> None:
         FakeRequest(4, output_tokens=60, reasoning_tokens=50, generated_tokens=51),  # answers, 9 left
         FakeRequest(5, 1.0, output_tokens=40, reasoning_tokens=12),  # as 1, but later
     ]
-    ordering = ShortestToAnswer()
+    ordering = ShortestToAnswerOrdering()
     assert served(ordering, requests) == [2, 0, 1, 5, 4, 3]
     assert [ordering.next_change_tokens(request) for request in requests] == [11, 13, 1, None, None, 13]
 
@@ -86,13 +86,13 @@ def test_no_order_of_service_brings_answers_sooner_in_the_mean(lengths: list[tup
                 began[served.id] = clock
         return sum(began.values()) / len(began)
 
-    best = mean_first_answer(lambda left: min(left, key=lambda request: ShortestToAnswer().rank(request, 0.0)))
+    best = mean_first_answer(lambda left: min(left, key=lambda request: ShortestToAnswerOrdering().rank(request, 0.0)))
     assert best <= mean_first_answer(lambda left: data.draw(st.sampled_from(left)))
 
 
 @given(num_requests=st.integers(1, 6), quantum=st.integers(1, 5), rounds=st.integers(1, 12))
 def test_round_robin_gives_each_a_quantum_before_anyone_gets_two(num_requests: int, quantum: int, rounds: int) -> None:
-    ordering = RoundRobin(quantum_tokens=quantum)
+    ordering = RoundRobinOrdering(quantum_tokens=quantum)
     requests = [FakeRequest(i, arrival_s=float(i)) for i in range(num_requests)]
     for clock in range(1, rounds * num_requests + 1):
         first = min(requests, key=lambda r: (ordering.rank(r, float(clock)), r.id))
@@ -120,6 +120,6 @@ def test_what_orderings_tell_the_engine(name: str, quantum: int | None, preempti
 
 
 def test_preemption_is_an_argument() -> None:
-    assert Edf(preemptive=True).preemptive
-    assert not Priority(preemptive=False).preemptive
-    assert not ShortestRemaining(preemptive=False).preemptive
+    assert EdfOrdering(preemptive=True).preemptive
+    assert not PriorityOrdering(preemptive=False).preemptive
+    assert not ShortestRemainingOrdering(preemptive=False).preemptive

@@ -12,11 +12,11 @@ from fakes import FakeFleet, FakePlaced, FakeReplica, FakeRequest
 from headway.core.decision import Move
 from headway.core.policy import QueuedOrdering, SteppedOrdering
 from headway.core.request import Phase
-from headway.policies.migration.pascal import Pascal as Migration
-from headway.policies.ordering.fewest_quanta import FewestQuanta
-from headway.policies.ordering.pascal import Pascal as Ordering
-from headway.policies.routing.least_footprint import LeastFootprint
-from headway.policies.routing.pascal import Pascal as Router
+from headway.policies.migration.pascal import PascalMigration
+from headway.policies.ordering.fewest_quanta import FewestQuantaOrdering
+from headway.policies.ordering.pascal import PascalOrdering
+from headway.policies.routing.least_footprint import LeastFootprintRouter
+from headway.policies.routing.pascal import PascalRouter
 
 replicas = st.lists(
     st.builds(
@@ -69,9 +69,9 @@ def footprints(*of: tuple[int, int, bool]) -> FakeFleet:
     ],
 )
 def test_algorithm_1(fleet: FakeFleet, selected: int) -> None:
-    assert Router().route(FakeRequest(), fleet).replica == selected
+    assert PascalRouter().route(FakeRequest(), fleet).replica == selected
     backwards = FakeFleet(list(reversed(fleet.replicas)))
-    assert Router().route(FakeRequest(), backwards).replica == selected
+    assert PascalRouter().route(FakeRequest(), backwards).replica == selected
 
 
 @given(replicas)
@@ -83,13 +83,13 @@ def test_algorithm_1_as_written(found: list[FakeReplica]) -> None:
     for i in e:
         if i.kv_blocks_used + i.kv_blocks_host < selected.kv_blocks_used + selected.kv_blocks_host:
             selected = i
-    assert Router().route(FakeRequest(), FakeFleet(found)).replica == selected.id
+    assert PascalRouter().route(FakeRequest(), FakeFleet(found)).replica == selected.id
 
 
 def test_the_baselines_do_not_look_at_the_pace() -> None:
     fleet = footprints((5, 0, True), (1, 2, False), (4, 0, True))
-    assert LeastFootprint().route(FakeRequest(), fleet).replica == 1
-    assert Router().route(FakeRequest(), fleet).replica == 2
+    assert LeastFootprintRouter().route(FakeRequest(), fleet).replica == 1
+    assert PascalRouter().route(FakeRequest(), fleet).replica == 2
 
 
 # Algorithm 2.
@@ -111,7 +111,7 @@ def at(id: int, r: int, *, on_pace: bool = True, fresh: int = 0, stale: int = 0,
 
 def target(request: FakeRequest, *fleet: FakeReplica, **arguments: Any) -> int:
     """Where it answers."""
-    move = Migration(**arguments).at_phase(request, FakeFleet(fleet))
+    move = PascalMigration(**arguments).at_phase(request, FakeFleet(fleet))
     if move is None:
         return request.replica
     assert move.request == request.id and move.stage_blocks is None and move.target != request.replica
@@ -170,8 +170,8 @@ def test_algorithm_2_as_written(found: list[FakeReplica], data: st.DataObject) -
 
 
 def test_it_moves_nothing_at_other_times() -> None:
-    assert Migration().interval_s is None
-    assert list(Migration().moves(FakeFleet([at(0, 9), at(1, 0)]))) == []
+    assert PascalMigration().interval_s is None
+    assert list(PascalMigration().moves(FakeFleet([at(0, 9), at(1, 0)]))) == []
 
 
 # Adaptive migration.
@@ -206,7 +206,7 @@ def test_room_is_for_the_whole_kv_cache_and_a_block_to_grow(free: int, to: int) 
 
 
 def test_a_move_says_what_it_weighed() -> None:
-    move = Migration().at_phase(transition(0), FakeFleet([at(0, 2), at(1, 1), at(2, 0, on_pace=False)]))
+    move = PascalMigration().at_phase(transition(0), FakeFleet([at(0, 2), at(1, 1), at(2, 0, on_pace=False)]))
     assert move == Move(1000, 1, scores=((0, 2), (1, 1)))
 
 
@@ -225,7 +225,7 @@ def test_reasoning_goes_before_answering_and_each_queue_by_turns() -> None:
         FakeRequest(3, turn=3, arrival_s=7.0, phase=Phase.REASONING),
         FakeRequest(4, turn=0, arrival_s=5.0),
     ]
-    ordering = Ordering()
+    ordering = PascalOrdering()
     assert [r.id for r in sorted(requests, key=lambda r: ordering.rank(r, 10.0))] == [3, 2, 1, 4, 0]
     assert (ordering.quantum, ordering.preemptive, ordering.num_queues) == (500, True, 2)
     assert isinstance(ordering, QueuedOrdering) and isinstance(ordering, SteppedOrdering)
@@ -244,13 +244,13 @@ def test_reasoning_goes_before_answering_and_each_queue_by_turns() -> None:
     ],
 )
 def test_demotion(request_: FakeRequest, queue: int, change: int | None) -> None:
-    ordering = Ordering()
+    ordering = PascalOrdering()
     assert (ordering.queue(request_), ordering.next_change_tokens(request_)) == (queue, change)
 
 
 @given(st.integers(1, 400), st.integers(0, 400), st.integers(1, 400), st.integers(1, 300))
 def test_a_change_comes_when_it_was_said(prompt: int, generated: int, demotion: int, gained: int) -> None:
-    ordering = Ordering(demotion_tokens=demotion)
+    ordering = PascalOrdering(demotion_tokens=demotion)
     before, after = reasoning(prompt, generated), reasoning(prompt, generated + gained)
     said = ordering.next_change_tokens(before)
     assert (ordering.queue(before) != ordering.queue(after)) == (said is not None and gained >= said)
@@ -276,7 +276,7 @@ def life(prompt: int, reasoning_tokens: int, output: int) -> list[FakeRequest]:
 def test_by_quanta_each_quantum_in_a_queue_lowers_the_rank(
     prompt: int, thought: int, answer: int, quantum: int, demotion: int
 ) -> None:
-    ordering = Ordering(quantum, demotion, by_quanta=True)
+    ordering = PascalOrdering(quantum, demotion, by_quanta=True)
     assert ordering.quantum is None and isinstance(ordering, SteppedOrdering)
     served: dict[tuple[int, Phase], int] = {}
     states = life(prompt, thought, thought + answer)
@@ -292,13 +292,13 @@ def test_by_quanta_each_quantum_in_a_queue_lowers_the_rank(
 def test_by_quanta_an_answer_that_begins_goes_before_those_past_their_first_quantum() -> None:
     begun, past = FakeRequest(0, arrival_s=9.0), FakeRequest(1, arrival_s=1.0, answer_tokens=500, generated_tokens=900)
     within = FakeRequest(2, arrival_s=5.0, answer_tokens=499, generated_tokens=5000)
-    ordering = Ordering(by_quanta=True)
+    ordering = PascalOrdering(by_quanta=True)
     assert [r.id for r in sorted([begun, past, within], key=lambda r: ordering.rank(r, 10.0))] == [2, 0, 1]
 
 
 @given(st.integers(0, 3000), st.integers(1, 700), st.integers(1, 700))
 def test_fewest_quanta_says_when_its_rank_falls(generated: int, quantum: int, gained: int) -> None:
-    ordering = FewestQuanta(quantum)
+    ordering = FewestQuantaOrdering(quantum)
     before, after = FakeRequest(generated_tokens=generated), FakeRequest(generated_tokens=generated + gained)
     said = ordering.next_change_tokens(before)
     assert said is not None
@@ -307,7 +307,7 @@ def test_fewest_quanta_says_when_its_rank_falls(generated: int, quantum: int, ga
 
 def test_fig_2c_with_fewest_quanta() -> None:
     """Requests A, B and C come at 0, 1 and 2; two run at a time; quanta of four tokens."""
-    ordering = FewestQuanta(4)
+    ordering = FewestQuantaOrdering(4)
     requests = [FakeRequest(i, arrival_s=float(i)) for i in range(3)]
     ran = []
     for now in range(11):

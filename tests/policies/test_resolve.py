@@ -14,7 +14,7 @@ import pytest
 from fakes import FakeRequest, fleet
 from headway.core.errors import HeadwayError
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
-from headway.policies.ordering.edf import Edf
+from headway.policies.ordering.edf import EdfOrdering
 
 MINE = """
 from headway.core.decision import Placement
@@ -134,7 +134,7 @@ def test_migrations_and_scalers_by_name(of: Any, named: dict[str, type[Any]]) ->
 def test_arguments_reach_the_constructor() -> None:
     choice = resolve.ordering({"name": "edf", "default_deadline_s": 7, "preemptive": True})
     made = choice()
-    assert isinstance(made, Edf)
+    assert isinstance(made, EdfOrdering)
     assert made.preemptive and made.rank(FakeRequest(), 0.0) == (7.0, 0.0)
     assert str(choice) == "edf(default_deadline_s=7, preemptive=true)"
 

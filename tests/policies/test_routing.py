@@ -14,14 +14,14 @@ from headway.core.policy import Router
 from headway.core.record import Outcome
 from headway.core.request import Segment
 from headway.policies import ROUTERS
-from headway.policies.routing.jsq_tokens import JsqTokens
-from headway.policies.routing.jsq_tokens_oracle import JsqTokensOracle
-from headway.policies.routing.least_kv import LeastKv
-from headway.policies.routing.least_loaded import LeastLoaded
-from headway.policies.routing.power_of_two import PowerOfTwo
-from headway.policies.routing.prefix_affinity import PrefixAffinity
-from headway.policies.routing.round_robin import RoundRobin
-from headway.policies.routing.session_affinity import SessionAffinity
+from headway.policies.routing.jsq_tokens import JsqTokensRouter
+from headway.policies.routing.jsq_tokens_oracle import JsqTokensOracleRouter
+from headway.policies.routing.least_kv import LeastKvRouter
+from headway.policies.routing.least_loaded import LeastLoadedRouter
+from headway.policies.routing.power_of_two import PowerOfTwoRouter
+from headway.policies.routing.prefix_affinity import PrefixAffinityRouter
+from headway.policies.routing.round_robin import RoundRobinRouter
+from headway.policies.routing.session_affinity import SessionAffinityRouter
 
 REQUEST = FakeRequest()
 
@@ -39,14 +39,14 @@ def of_group(id: int) -> FakeRequest:
 
 @given(num_replicas=st.integers(1, 12), num_requests=st.integers(0, 60))
 def test_round_robin_counts_differ_by_at_most_one(num_replicas: int, num_requests: int) -> None:
-    router, view = RoundRobin(), fleet(*[0] * num_replicas)
+    router, view = RoundRobinRouter(), fleet(*[0] * num_replicas)
     counts = Counter({i: 0 for i in range(num_replicas)})
     counts.update(route(router, view) for _ in range(num_requests))
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_round_robin_goes_on_where_it_was_when_replicas_come_and_go() -> None:
-    router, view = RoundRobin(), fleet(0, 0, 0, 0)
+    router, view = RoundRobinRouter(), fleet(0, 0, 0, 0)
     r0, r1, r2, r3 = view.replicas
     assert [route(router, view) for _ in range(2)] == [0, 1]
     view.replicas = [r0, r2, r3]  # the last one chosen is gone
@@ -59,7 +59,7 @@ def test_round_robin_goes_on_where_it_was_when_replicas_come_and_go() -> None:
 
 @given(st.data())
 def test_round_robin_serves_all_that_stay_while_others_flap(data: st.DataObject) -> None:
-    router, view = RoundRobin(), fleet(*[0] * 6)
+    router, view = RoundRobinRouter(), fleet(*[0] * 6)
     stable, flapping = view.replicas[:3], view.replicas[3:]
     counts: Counter[int] = Counter()
     for _ in range(60):
@@ -93,7 +93,7 @@ def test_power_of_two_takes_the_less_loaded_of_its_two() -> None:
             second = (j if j < i else j - 1) / 3 + 0.01
             view.random = Draws(i / 4 + 0.01, second)  # type: ignore[assignment]
             loads = [replica.num_in_flight for replica in view.replicas]
-            assert loads[route(PowerOfTwo(), view)] == min(loads[i], loads[j])
+            assert loads[route(PowerOfTwoRouter(), view)] == min(loads[i], loads[j])
 
 
 @given(view=fleets, seed=st.integers(0, 1000))
@@ -102,12 +102,12 @@ def test_power_of_two_never_takes_the_one_most_loaded(view: FakeFleet, seed: int
     loads = [max(r.num_in_flight, r.num_waiting + r.num_running) for r in view.replicas]
     worst = loads.index(max(loads))
     if len(loads) > 1 and loads.count(loads[worst]) == 1:
-        assert route(PowerOfTwo(), view) != worst
+        assert route(PowerOfTwoRouter(), view) != worst
 
 
 def test_power_of_two_draws_every_pair_alike() -> None:
     view = fleet(*range(5))
-    counts = Counter(route(PowerOfTwo(), view) for _ in range(20_000))
+    counts = Counter(route(PowerOfTwoRouter(), view) for _ in range(20_000))
     for i in range(5):  # replica i wins against the 4 - i that are more loaded, of 10 pairs
         assert counts[i] / 20_000 == pytest.approx((4 - i) / 10, abs=0.015)
 
@@ -118,18 +118,18 @@ def test_power_of_two_draws_every_pair_alike() -> None:
 @given(view=fleets)
 def test_least_loaded_is_the_first_minimum(view: FakeFleet) -> None:
     loads = [max(r.num_in_flight, r.num_waiting + r.num_running) for r in view.replicas]
-    assert route(LeastLoaded(), view) == loads.index(min(loads))
+    assert route(LeastLoadedRouter(), view) == loads.index(min(loads))
 
 
 def test_least_loaded_counts_what_is_on_its_way() -> None:
     stale = FakeReplica(0, num_in_flight=9, num_waiting=0, num_running=2)
     seen = FakeReplica(1, num_in_flight=1, num_waiting=3, num_running=4)
-    assert route(LeastLoaded(), FakeFleet([stale, seen])) == 1
+    assert route(LeastLoadedRouter(), FakeFleet([stale, seen])) == 1
 
 
 @given(view=fleets, lengths=st.lists(st.integers(1, 10_000), max_size=20))
 def test_jsq_tokens_is_the_first_minimum(view: FakeFleet, lengths: list[int]) -> None:
-    router = JsqTokens(prior_output_tokens=100, prior_num_requests=4)
+    router = JsqTokensRouter(prior_output_tokens=100, prior_num_requests=4)
     for length in lengths:
         router.learn(finished(length))
     mean = (400 + sum(lengths)) / (4 + len(lengths))
@@ -143,7 +143,7 @@ def test_jsq_tokens_learns_what_changes_its_mind() -> None:
     many_short = FakeReplica(0, num_in_flight=5)
     one_prompt = FakeReplica(1, prefill_tokens_left=1000)
     view = FakeFleet([many_short, one_prompt])
-    router = JsqTokens(prior_output_tokens=500, prior_num_requests=1)
+    router = JsqTokensRouter(prior_output_tokens=500, prior_num_requests=1)
     assert route(router, view) == 1
     for outcome in (Outcome.CANCELLED, Outcome.REJECTED, Outcome.UNFINISHED):
         for _ in range(50):
@@ -157,30 +157,30 @@ def test_jsq_tokens_learns_what_changes_its_mind() -> None:
 @given(view=fleets)
 def test_jsq_tokens_oracle_is_the_first_minimum(view: FakeFleet) -> None:
     left = [r.prefill_tokens_left + r.output_tokens_left for r in view.replicas]
-    assert route(JsqTokensOracle(), view) == left.index(min(left))
+    assert route(JsqTokensOracleRouter(), view) == left.index(min(left))
 
 
 @given(view=fleets)
 def test_least_kv_is_the_minimum(view: FakeFleet) -> None:
     shares = [(r.kv_blocks_used + r.prefill_tokens_left / 16) / r.kv_blocks_total for r in view.replicas]
-    assert shares[route(LeastKv(), view)] == pytest.approx(min(shares))
+    assert shares[route(LeastKvRouter(), view)] == pytest.approx(min(shares))
 
 
 def test_least_kv_compares_shares_and_breaks_ties_by_requests() -> None:
     large = FakeReplica(0, kv_blocks_used=500, kv_blocks_total=10_000)
     small = FakeReplica(1, kv_blocks_used=90, kv_blocks_total=1000)
-    assert route(LeastKv(), FakeFleet([large, small])) == 0
+    assert route(LeastKvRouter(), FakeFleet([large, small])) == 0
     full = [FakeReplica(i, kv_blocks_used=1000, num_in_flight=n) for i, n in enumerate((9, 7, 8))]
-    assert route(LeastKv(), FakeFleet(full)) == 1
+    assert route(LeastKvRouter(), FakeFleet(full)) == 1
     full[1].prefill_tokens_left = 64
-    assert route(LeastKv(), FakeFleet(full)) == 2
+    assert route(LeastKvRouter(), FakeFleet(full)) == 2
 
 
 # prefix-affinity
 
 
 def test_prefix_groups_stick_and_spread() -> None:
-    router, view = PrefixAffinity(), fleet(*[0] * 8)
+    router, view = PrefixAffinityRouter(), fleet(*[0] * 8)
     homes = {group: route(router, view, of_group(group)) for group in range(4000)}
     assert all(route(router, view, of_group(group)) == home for group, home in homes.items())
     counts = Counter(homes.values())
@@ -189,7 +189,7 @@ def test_prefix_groups_stick_and_spread() -> None:
 
 
 def test_prefix_groups_of_a_lost_replica_move_and_no_others() -> None:
-    router, view = PrefixAffinity(), fleet(*[0] * 8)
+    router, view = PrefixAffinityRouter(), fleet(*[0] * 8)
     before = [route(router, view, of_group(group)) for group in range(2000)]
     everyone = view.replicas
     view.replicas = [replica for replica in everyone if replica.id != 3]
@@ -211,7 +211,7 @@ def test_prefix_groups_of_a_lost_replica_move_and_no_others() -> None:
 def test_prefix_affinity_bounds_the_load(
     groups: list[int], num_replicas: int, load_factor: float, spare_requests: int
 ) -> None:
-    router, view = PrefixAffinity(load_factor, spare_requests), fleet(*[0] * num_replicas)
+    router, view = PrefixAffinityRouter(load_factor, spare_requests), fleet(*[0] * num_replicas)
     for placed, group in enumerate(groups, start=1):
         view.replicas[route(router, view, of_group(group))].num_in_flight += 1
         most = max(replica.num_in_flight for replica in view.replicas)
@@ -221,21 +221,21 @@ def test_prefix_affinity_bounds_the_load(
 def test_prefix_affinity_groups_by_leading_segments() -> None:
     view = fleet(*[0] * 16)
     shared = [FakeRequest(prefix=(Segment(1, 50), Segment(i, 50))) for i in range(100, 140)]
-    assert len({route(PrefixAffinity(), view, request) for request in shared}) == 1
-    assert len({route(PrefixAffinity(num_segments=2), view, request) for request in shared}) > 8
-    assert route(PrefixAffinity(num_segments=2), view, of_group(1)) in range(16)
+    assert len({route(PrefixAffinityRouter(), view, request) for request in shared}) == 1
+    assert len({route(PrefixAffinityRouter(num_segments=2), view, request) for request in shared}) > 8
+    assert route(PrefixAffinityRouter(num_segments=2), view, of_group(1)) in range(16)
 
 
 def test_affinities_fall_back_to_the_least_loaded() -> None:
     view = fleet(4, 2, 3)
-    assert route(PrefixAffinity(), view) == route(SessionAffinity(), view) == 1
+    assert route(PrefixAffinityRouter(), view) == route(SessionAffinityRouter(), view) == 1
 
 
 # session-affinity
 
 
 def test_a_session_stays_until_its_replica_goes() -> None:
-    router, view = SessionAffinity(), fleet(4, 2, 3)
+    router, view = SessionAffinityRouter(), fleet(4, 2, 3)
     turn = FakeRequest(session_id=7)
     assert route(router, view, turn) == 1
     view.replicas[1].num_in_flight = 99
@@ -248,7 +248,7 @@ def test_a_session_stays_until_its_replica_goes() -> None:
 
 
 def test_the_session_that_was_silent_longest_is_forgotten_first() -> None:
-    router, view = SessionAffinity(max_sessions=2), fleet(0, 0)
+    router, view = SessionAffinityRouter(max_sessions=2), fleet(0, 0)
     for session, in_flight in ((1, (0, 5)), (2, (5, 0)), (1, (9, 9)), (3, (5, 0))):
         for replica, num in zip(view.replicas, in_flight, strict=True):
             replica.num_in_flight = num

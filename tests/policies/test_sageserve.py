@@ -13,12 +13,12 @@ from fakes import FakeFleet, FakeReplica, FakeRequest, finished
 from headway.core.decision import Release
 from headway.core.errors import HeadwayError
 from headway.core.view import RequestView
-from headway.policies.admission.queue_manager import QueueManager
+from headway.policies.admission.queue_manager import QueueManagerAdmission
 from headway.policies.endpoints import effective_use, fullest_use, is_below
-from headway.policies.ordering.deadline_priority import DeadlinePriority
-from headway.policies.ordering.edf import Edf
-from headway.policies.ordering.priority_first import PriorityFirst
-from headway.policies.routing.sageserve import SageServe
+from headway.policies.ordering.deadline_priority import DeadlinePriorityOrdering
+from headway.policies.ordering.edf import EdfOrdering
+from headway.policies.ordering.priority_first import PriorityFirstOrdering
+from headway.policies.routing.sageserve import SageServeRouter
 
 HOUR_S = 3600.0
 
@@ -34,7 +34,7 @@ def regions(**uses: float | tuple[float, ...]) -> list[FakeReplica]:
 
 
 def routed(replicas: list[FakeReplica], request: FakeRequest | None = None, **config: Any) -> FakeReplica:
-    chosen = SageServe(**config).route(request or FakeRequest(), FakeFleet(replicas)).replica
+    chosen = SageServeRouter(**config).route(request or FakeRequest(), FakeFleet(replicas)).replica
     return next(replica for replica in replicas if replica.id == chosen)
 
 
@@ -76,7 +76,7 @@ def test_within_a_region_the_instance_with_the_fewest_tokens_left() -> None:
     for replica, left in zip(fleet, (900, 100, 500, 0), strict=True):
         replica.prefill_tokens_left = left
     assert routed(fleet, FakeRequest(region="east")).id == 1
-    router = SageServe()
+    router = SageServeRouter()
     fleet[1].num_in_flight, fleet[1].tokens_generated = 3, 0
     assert router.route(FakeRequest(region="east"), FakeFleet(fleet)).replica == 2  # 3 * 256 tokens are to come
     for _ in range(1000):
@@ -154,7 +154,9 @@ def batch(id: int = 0, arrival_s: float = 0.0, **given: Any) -> FakeRequest:
     return FakeRequest(id, arrival_s, **{"tier": 2, **given})
 
 
-def released(manager: QueueManager, replicas: list[FakeReplica], held: list[FakeRequest], now: float) -> list[Release]:
+def released(
+    manager: QueueManagerAdmission, replicas: list[FakeReplica], held: list[FakeRequest], now: float
+) -> list[Release]:
     assert all(manager.holds(request) for request in held)
 
     class View(FakeFleet):
@@ -165,13 +167,13 @@ def released(manager: QueueManager, replicas: list[FakeReplica], held: list[Fake
     return list(manager.release(view))
 
 
-def asking(manager: QueueManager, replicas: list[FakeReplica], held: list[FakeRequest]) -> list[str]:
+def asking(manager: QueueManagerAdmission, replicas: list[FakeReplica], held: list[FakeRequest]) -> list[str]:
     return [release.region for release in released(manager, replicas, held, 10.0)]
 
 
 def test_only_batch_requests_are_kept() -> None:
-    assert [QueueManager().holds(FakeRequest(tier=tier)) for tier in range(4)] == [False, False, True, True]
-    assert QueueManager(batch_tier=1).holds(FakeRequest(tier=1))
+    assert [QueueManagerAdmission().holds(FakeRequest(tier=tier)) for tier in range(4)] == [False, False, True, True]
+    assert QueueManagerAdmission(batch_tier=1).holds(FakeRequest(tier=1))
 
 
 @pytest.mark.parametrize(
@@ -179,48 +181,50 @@ def test_only_batch_requests_are_kept() -> None:
 )
 def test_one_below_60_and_two_below_50_per_cent(use: float, num: int) -> None:
     held = [batch(i, float(i)) for i in range(9)]
-    assert released(QueueManager(), regions(east=use), held, 10.0) == [Release(i, region="east") for i in range(num)]
+    assert released(QueueManagerAdmission(), regions(east=use), held, 10.0) == [
+        Release(i, region="east") for i in range(num)
+    ]
 
 
 def test_each_endpoint_asks_for_its_own() -> None:
     held = [batch(i, float(i)) for i in range(9)]
     fleet = regions(east=(0.9, 0.2), west=0.1, central=0.7)  # one for east at 55%, two for west
-    assert asking(QueueManager(), fleet, held) == ["west", "west", "east"]
-    assert asking(QueueManager(), fleet, held[:1]) == ["west"]
+    assert asking(QueueManagerAdmission(), fleet, held) == ["west", "west", "east"]
+    assert asking(QueueManagerAdmission(), fleet, held[:1]) == ["west"]
     fleet[2].is_draining = True
-    assert asking(QueueManager(), fleet, held) == ["east"]
-    assert released(QueueManager(), [], held, 10.0) == []
+    assert asking(QueueManagerAdmission(), fleet, held) == ["east"]
+    assert released(QueueManagerAdmission(), [], held, 10.0) == []
 
 
 def test_interactive_pools_have_no_room_for_batch_work() -> None:
     fleet = regions(east=0.1, west=0.55)
     fleet[0].pool = "east-iw"
     held = [batch(i) for i in range(9)]
-    assert asking(QueueManager(interactive_suffix="-iw"), fleet, held) == ["west"]
+    assert asking(QueueManagerAdmission(interactive_suffix="-iw"), fleet, held) == ["west"]
 
 
 def test_after_ten_hours_it_is_as_urgent_as_interactive_work() -> None:
     full = regions(east=0.99)
     held = [batch(0, 0.0), batch(1, 0.5), batch(2, HOUR_S)]
-    assert released(QueueManager(), full, held, 10 * HOUR_S - 1.0) == []
-    assert released(QueueManager(), full, held, 10 * HOUR_S) == [Release(0, 0)]
-    assert released(QueueManager(), full, held, 10 * HOUR_S + 0.5) == [Release(0, 0), Release(1, 0)]
-    assert released(QueueManager(urgent_tier=1), [], held, 11 * HOUR_S) == [Release(i, 1) for i in range(3)]
+    assert released(QueueManagerAdmission(), full, held, 10 * HOUR_S - 1.0) == []
+    assert released(QueueManagerAdmission(), full, held, 10 * HOUR_S) == [Release(0, 0)]
+    assert released(QueueManagerAdmission(), full, held, 10 * HOUR_S + 0.5) == [Release(0, 0), Release(1, 0)]
+    assert released(QueueManagerAdmission(urgent_tier=1), [], held, 11 * HOUR_S) == [Release(i, 1) for i in range(3)]
 
 
 def test_who_is_urgent_takes_nobody_s_place() -> None:
     held = [batch(i, 0.0 if i < 2 else 9 * HOUR_S) for i in range(6)]
     expected = [Release(0, 0), Release(1, 0), Release(2, region="east"), Release(3, region="east")]
-    assert released(QueueManager(), regions(east=0.2), held, 10 * HOUR_S) == expected
+    assert released(QueueManagerAdmission(), regions(east=0.2), held, 10 * HOUR_S) == expected
 
 
 def test_a_deadline_that_comes_sooner_counts() -> None:
     full = regions(east=0.99)
     held = [batch(0, 0.0), batch(1, 0.0, deadline_s=3 * HOUR_S), batch(2, 0.0, deadline_s=5 * HOUR_S)]
-    assert released(QueueManager(), full, held, 2 * HOUR_S - 1.0) == []
-    assert released(QueueManager(), full, held, 2 * HOUR_S) == [Release(1, 0)]
-    assert released(QueueManager(margin_s=0.0), full, held, 2 * HOUR_S) == []
-    late = QueueManager(urgent_after_s=1e9)  # then only deadlines count, a day unless said
+    assert released(QueueManagerAdmission(), full, held, 2 * HOUR_S - 1.0) == []
+    assert released(QueueManagerAdmission(), full, held, 2 * HOUR_S) == [Release(1, 0)]
+    assert released(QueueManagerAdmission(margin_s=0.0), full, held, 2 * HOUR_S) == []
+    late = QueueManagerAdmission(urgent_after_s=1e9)  # then only deadlines count, a day unless said
     assert released(late, full, held[:1], 23 * HOUR_S - 1.0) == []
     assert released(late, full, held[:1], 23 * HOUR_S) == [Release(0, 0)]
 
@@ -235,7 +239,7 @@ def test_a_deadline_that_comes_sooner_counts() -> None:
 )
 def test_the_queue_manager_refuses(config: dict[str, Any], says: str) -> None:
     with pytest.raises(HeadwayError, match=says):
-        QueueManager(**config)
+        QueueManagerAdmission(**config)
 
 
 # Orderings.
@@ -261,7 +265,7 @@ def test_dpa_serves_its_six_categories_in_order() -> None:
         (8, 2, 10.0, None),  # batch
     ]
     requests = [FakeRequest(id, arrival, tier=tier, slo_ttft_s=slo) for id, tier, arrival, slo in given_]
-    dpa = DeadlinePriority(tau_n_s=10.0, tau_p_s=2.0)
+    dpa = DeadlinePriorityOrdering(tau_n_s=10.0, tau_p_s=2.0)
     assert served(dpa, requests[::-1], now) == list(range(9))
 
 
@@ -277,7 +281,7 @@ def test_dpa_serves_its_six_categories_in_order() -> None:
     ],
 )
 def test_dpa_at_its_bounds(left_s: float, category: str) -> None:
-    dpa = DeadlinePriority(tau_n_s=10.0, tau_p_s=2.0)
+    dpa = DeadlinePriorityOrdering(tau_n_s=10.0, tau_p_s=2.0)
     like = {"not urgent": 50.0, "urgent": 1.0, "recent": -5.0, "severe": -50.0}
     ranks = {name: dpa.rank(FakeRequest(deadline_s=64.0 + each), 64.0) for name, each in like.items()}
     assert dpa.rank(FakeRequest(deadline_s=64.0 + left_s), 64.0) == ranks[category]
@@ -285,7 +289,7 @@ def test_dpa_at_its_bounds(left_s: float, category: str) -> None:
 
 
 def test_dpa_says_when_a_category_ends() -> None:
-    dpa = DeadlinePriority(tau_n_s=10.0, tau_p_s=2.0)
+    dpa = DeadlinePriorityOrdering(tau_n_s=10.0, tau_p_s=2.0)
     request, now, ranks = FakeRequest(arrival_s=3.0, slo_ttft_s=5.0), 3.0, []
     changes = []
     while (change_s := dpa.next_change(request, now)) is not None:
@@ -298,14 +302,14 @@ def test_dpa_says_when_a_category_ends() -> None:
 
 
 def test_dpa_leaves_alone_who_has_begun() -> None:
-    dpa = DeadlinePriority()
+    dpa = DeadlinePriorityOrdering()
     begun = FakeRequest(arrival_s=90.0, tier=1, slo_ttft_s=1.0, generated_tokens=1)  # it expired recently
     assert dpa.rank(begun, 100.0) < dpa.rank(FakeRequest(arrival_s=0.0, slo_ttft_s=1.0), 100.0)
     assert not dpa.preemptive
 
 
 def test_dpa_without_a_ttft_slo_takes_the_deadline() -> None:
-    dpa = DeadlinePriority(tau_p_s=2.0, default_deadline_s=60.0)
+    dpa = DeadlinePriorityOrdering(tau_p_s=2.0, default_deadline_s=60.0)
     changes = [
         dpa.next_change(request, 0.0)
         for request in (
@@ -317,11 +321,11 @@ def test_dpa_without_a_ttft_slo_takes_the_deadline() -> None:
 
 def test_pf_goes_by_class_and_then_by_arrival() -> None:
     requests = [FakeRequest(i, float(9 - i), tier=tier) for i, tier in enumerate((0, 2, 1, 0, 3, 1))]
-    assert served(PriorityFirst(), requests, 10.0) == [3, 0, 5, 2, 4, 1]
-    assert served(PriorityFirst(classes=(2,)), requests, 10.0) == [5, 3, 2, 0, 4, 1]
-    assert not PriorityFirst().preemptive
+    assert served(PriorityFirstOrdering(), requests, 10.0) == [3, 0, 5, 2, 4, 1]
+    assert served(PriorityFirstOrdering(classes=(2,)), requests, 10.0) == [5, 3, 2, 0, 4, 1]
+    assert not PriorityFirstOrdering().preemptive
     with pytest.raises(HeadwayError, match="classes: expected tiers from low to high"):
-        PriorityFirst(classes=(2, 1))
+        PriorityFirstOrdering(classes=(2, 1))
 
 
 def test_edf_serves_expired_requests_first() -> None:
@@ -333,7 +337,7 @@ def test_edf_serves_expired_requests_first() -> None:
         FakeRequest(3, 98.5, tier=0, slo_ttft_s=1.0),
         FakeRequest(4, 10.0, tier=2, deadline_s=86_410.0),
     ]
-    assert served(Edf(), requests, 99.7) == [2, 3, 0, 1, 4]
+    assert served(EdfOrdering(), requests, 99.7) == [2, 3, 0, 1, 4]
 
 
 endpoints = st.lists(
@@ -371,4 +375,4 @@ def test_the_queue_manager_lets_go_as_many_as_all_endpoints_ask_for(
     requests = [FakeRequest(id=i, tier=2, arrival_s=0.0) for i in range(held)]
     uses = [effective_use(some) for some in regions]
     asked = sum((use < 0.6) + (use < 0.5) for use in uses)
-    assert len(released(QueueManager(), replicas, requests, 1.0)) == min(asked, held)
+    assert len(released(QueueManagerAdmission(), replicas, requests, 1.0)) == min(asked, held)

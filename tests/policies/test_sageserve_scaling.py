@@ -17,13 +17,13 @@ from fakes import FakePool, FakePools, FakeReplica
 from headway.core.errors import HeadwayError
 from headway.core.forecast import Floats
 from headway.policies import resolve
-from headway.policies.cover import Cover
-from headway.policies.demand import Steps
-from headway.policies.hourly import LastDay, Planning
-from headway.policies.scaling.chiron import Chiron
-from headway.policies.scaling.long_term import LongTermGap, LongTermImmediate, LongTermUtilization
-from headway.policies.scaling.reactive import Reactive
-from headway.policies.scaling.timetable import Timetable
+from headway.policies.scaling.chiron import ChironScaler
+from headway.policies.scaling.cover import GreedyCover
+from headway.policies.scaling.demand import StepRates
+from headway.policies.scaling.hourly_plan import Planning, SameTimeYesterday
+from headway.policies.scaling.long_term import LongTermGapScaler, LongTermImmediateScaler, LongTermUtilizationScaler
+from headway.policies.scaling.reactive import ReactiveScaler
+from headway.policies.scaling.timetable import TimetableScaler
 from headway.testing import check_scaler
 
 HOUR_S = 3600.0
@@ -47,11 +47,11 @@ def wanted(scaler: Any, one: FakePool, now: float = 0.0) -> int | None:
     ("use", "number"), [(0.9, 5), (0.701, 5), (0.7, None), (0.5, None), (0.3, None), (0.299, 3), (0.0, 3)]
 )
 def test_out_above_70_and_in_below_30_per_cent(use: float, number: int | None) -> None:
-    assert wanted(Reactive(), pool(use)) == number
+    assert wanted(ReactiveScaler(), pool(use)) == number
 
 
 def test_steps_are_a_cool_down_apart_pool_by_pool() -> None:
-    scaler = Reactive()
+    scaler = ReactiveScaler()
     assert scaler.scale(FakePools([pool(0.9), pool(0.5, name="b")], 100.0)) == {"main": 5}
     assert scaler.scale(FakePools([pool(0.9, 5), pool(0.9, name="b")], 110.0)) == {"b": 5}
     assert wanted(scaler, pool(0.9, 5), 114.9) is None
@@ -59,48 +59,48 @@ def test_steps_are_a_cool_down_apart_pool_by_pool() -> None:
 
 
 def test_what_starts_counts_as_if_it_were_up() -> None:
-    assert wanted(Reactive(), pool(0.8, 4, num_starting=1)) is None  # 0.8 * 4 / 5 = 0.64
-    assert wanted(Reactive(), pool(0.9, 4, num_starting=1)) == 6  # 0.72
-    assert wanted(Reactive(pending_guard=False), pool(0.8, 4, num_starting=1)) == 6
-    assert wanted(Reactive(), pool(0.1, 4, num_starting=1)) is None
-    assert wanted(Reactive(pending_guard=False), pool(0.1, 4, num_starting=1)) == 4
+    assert wanted(ReactiveScaler(), pool(0.8, 4, num_starting=1)) is None  # 0.8 * 4 / 5 = 0.64
+    assert wanted(ReactiveScaler(), pool(0.9, 4, num_starting=1)) == 6  # 0.72
+    assert wanted(ReactiveScaler(pending_guard=False), pool(0.8, 4, num_starting=1)) == 6
+    assert wanted(ReactiveScaler(), pool(0.1, 4, num_starting=1)) is None
+    assert wanted(ReactiveScaler(pending_guard=False), pool(0.1, 4, num_starting=1)) == 4
 
 
 def test_reactive_keeps_to_the_bounds_and_leaves_one() -> None:
-    assert wanted(Reactive(), pool(0.9, 4, max_replicas=4)) is None
-    assert wanted(Reactive(), pool(0.1, 2, min_replicas=2)) is None
-    assert wanted(Reactive(), pool(0.1, 1, min_replicas=0)) is None
-    assert wanted(Reactive(), pool(0.1, 0, min_replicas=2)) == 2  # they have crashed
+    assert wanted(ReactiveScaler(), pool(0.9, 4, max_replicas=4)) is None
+    assert wanted(ReactiveScaler(), pool(0.1, 2, min_replicas=2)) is None
+    assert wanted(ReactiveScaler(), pool(0.1, 1, min_replicas=0)) is None
+    assert wanted(ReactiveScaler(), pool(0.1, 0, min_replicas=2)) == 2  # they have crashed
 
 
 def test_what_drains_does_not_count() -> None:
     one = pool(0.9)
     one.replicas[0].is_draining = True
     one.replicas[0].kv_blocks_used = 0
-    assert wanted(Reactive(), one) == 4
+    assert wanted(ReactiveScaler(), one) == 4
 
 
 # The plan.
 
 
 def test_steps_are_told_from_counts_seen_now_and_then() -> None:
-    steps = Steps(10.0)
+    steps = StepRates(10.0)
     for now, count in ((5.0, 50), (10.0, 100), (15.0, 100), (35.0, 300), (40.0, 300)):
         steps.push(now, count)
     assert steps.rates == pytest.approx([10.0, 5.0, 10.0, 5.0])  # from 15 s to 35 s: 200, evenly
-    late = Steps(10.0, nothing_until_s=25.0)
+    late = StepRates(10.0, nothing_until_s=25.0)
     late.push(30.0, 100)
     assert late.rates == pytest.approx([0.0, 0.0, 10.0])
 
 
 def test_last_day_is_the_day_before() -> None:
     history = np.array([1.0, 2.0, 3.0, 4.0, 2.0, 3.0, 4.0, 9.0])
-    said = LastDay(4).forecast(history, 6, (0.5, 1.0, 0.0))
+    said = SameTimeYesterday(4).forecast(history, 6, (0.5, 1.0, 0.0))
     assert said[0].tolist() == [2.0, 3.0, 4.0, 9.0, 2.0, 3.0]
     assert (said[1] - said[0]).tolist() == [4.0] * 6  # it rose by 1, 1, 1 and 5
     assert (said[2] - said[0]).tolist() == [0.0] * 6
-    assert LastDay(9).forecast(history, 2, (0.5,)).tolist() == [[9.0, 9.0]]
-    assert LastDay(4).forecast(np.array([5.0]), 2, (0.1, 0.9)).tolist() == [[5.0, 5.0]] * 2
+    assert SameTimeYesterday(9).forecast(history, 2, (0.5,)).tolist() == [[9.0, 9.0]]
+    assert SameTimeYesterday(4).forecast(np.array([5.0]), 2, (0.1, 0.9)).tolist() == [[5.0, 5.0]] * 2
 
 
 def cost_of(num: Mapping[str, int], pools: Sequence[FakePool], startup_s: float) -> float:
@@ -134,7 +134,7 @@ def test_cover_is_the_optimum(
         for i, (num, fewest, most, usd) in enumerate(given_)
     ]  # fmt: skip
     demand = {("m", f"r{i}"): [window[i] for window in windows] for i in range(3)}
-    found = Cover({"m": 10.0}, epsilon, startup_s).instances(demand, pools)
+    found = GreedyCover({"m": 10.0}, epsilon, startup_s).instances(demand, pools)
 
     def meets(counts: Sequence[int]) -> bool:
         own = all(10.0 * n >= epsilon * max(demand["m", f"r{i}"]) - 1e-6 for i, n in enumerate(counts))
@@ -154,10 +154,10 @@ def test_cover_is_the_optimum(
 def test_cover_leaves_alone_what_it_knows_nothing_of() -> None:
     pools = [pool(name="a", model="m"), pool(name="b", model="n")]
     demand = {("m", ""): [25.0], ("n", ""): [99.0]}
-    assert Cover({"m": 10.0}, 1.0, 60.0).instances(demand, pools) == {"a": 3}
-    assert Cover({"m": 10.0, "b": 50.0}, 1.0, 60.0).instances(demand, pools) == {"a": 3, "b": 2}
+    assert GreedyCover({"m": 10.0}, 1.0, 60.0).instances(demand, pools) == {"a": 3}
+    assert GreedyCover({"m": 10.0, "b": 50.0}, 1.0, 60.0).instances(demand, pools) == {"a": 3, "b": 2}
     with pytest.raises(HeadwayError, match="tps: unknown pool or model 'mm'; did you mean 'm'"):
-        Cover({"mm": 10.0}, 1.0, 60.0).instances(demand, pools)
+        GreedyCover({"mm": 10.0}, 1.0, 60.0).instances(demand, pools)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_a_plan_that_makes_no_sense_is_refused(plan: dict[str, Any], says: str) 
 
 def test_forecaster_and_planner_are_checked() -> None:
     with pytest.raises(HeadwayError, match="forecaster: expected something to call"):
-        LongTermImmediate(forecaster="arima")  # type: ignore[arg-type]
+        LongTermImmediateScaler(forecaster="arima")  # type: ignore[arg-type]
     with pytest.raises(HeadwayError, match="planner: expected an object with a method `instances`"):
-        LongTermGap(planner=3)  # type: ignore[arg-type]
+        LongTermGapScaler(planner=3)  # type: ignore[arg-type]
 
 
 # Long-term scaling.
@@ -233,7 +233,7 @@ PLAN = Planning(tps={"m": 100.0})
 
 def test_lt_i_goes_to_the_plan_at_once() -> None:
     forecaster = Knows(750.0)
-    world = World(LongTermImmediate(PLAN, forecaster=forecaster), interactive_tps=400.0)
+    world = World(LongTermImmediateScaler(PLAN, forecaster=forecaster), interactive_tps=400.0)
     world.until(295.0)
     assert world.num == 4 and not forecaster.shown
     world.until(300.0)
@@ -248,7 +248,7 @@ def test_lt_i_goes_to_the_plan_at_once() -> None:
 
 
 def test_beta_is_a_tenth_of_the_last_hour_s_batch_load() -> None:
-    world = World(LongTermImmediate(PLAN, forecaster=Knows(390.0)), interactive_tps=9.0, batch_tps=1000.0)
+    world = World(LongTermImmediateScaler(PLAN, forecaster=Knows(390.0)), interactive_tps=9.0, batch_tps=1000.0)
     world.until(HOUR_S)
     assert world.num == 5  # 390 + 100
     world.batch_tps = 0.0
@@ -256,7 +256,9 @@ def test_beta_is_a_tenth_of_the_last_hour_s_batch_load() -> None:
     assert world.num == 5
     world.until(2 * HOUR_S)
     assert world.num == 4
-    world = World(LongTermImmediate(Planning({"m": 100.0}, buffer=0.0), forecaster=Knows(390.0)), batch_tps=1000.0)
+    world = World(
+        LongTermImmediateScaler(Planning({"m": 100.0}, buffer=0.0), forecaster=Knows(390.0)), batch_tps=1000.0
+    )
     world.until(HOUR_S)
     assert world.num == 4
 
@@ -265,13 +267,13 @@ def test_the_quantile_follows_what_missing_costs() -> None:
     assert Planning().quantile == 0.5
     for miss_to_idle, number in ((1.0, 4), (3.0, 5), (9.0, 6), (1 / 3, 3)):
         planning = Planning({"m": 100.0}, miss_to_idle=miss_to_idle)
-        world = World(LongTermImmediate(planning, forecaster=Knows(400.0, spread=400.0)), interactive_tps=1.0)
+        world = World(LongTermImmediateScaler(planning, forecaster=Knows(400.0, spread=400.0)), interactive_tps=1.0)
         world.until(300.0)
         assert world.num == number, miss_to_idle  # 400 + 400 * (m / (m + 1) - 0.5)
 
 
 def test_without_forecaster_and_planner_it_is_the_day_before() -> None:
-    world = World(LongTermImmediate(PLAN), interactive_tps=650.0)
+    world = World(LongTermImmediateScaler(PLAN), interactive_tps=650.0)
     world.until(HOUR_S)
     assert world.num == 7
     world.interactive_tps = 250.0
@@ -282,7 +284,7 @@ def test_without_forecaster_and_planner_it_is_the_day_before() -> None:
 
 
 def test_lt_u_waits_until_memory_asks_for_it_and_stops_at_the_plan() -> None:
-    world = World(LongTermUtilization(PLAN, forecaster=Knows(600.0)), interactive_tps=100.0)
+    world = World(LongTermUtilizationScaler(PLAN, forecaster=Knows(600.0)), interactive_tps=100.0)
     world.until(600.0)
     assert world.num == 4
     world.use = 0.71
@@ -300,7 +302,7 @@ def test_lt_u_waits_until_memory_asks_for_it_and_stops_at_the_plan() -> None:
 
 
 def test_lt_u_shrinks_to_the_plan() -> None:
-    world = World(LongTermUtilization(PLAN, forecaster=Knows(600.0)), use=0.31, num=9, interactive_tps=100.0)
+    world = World(LongTermUtilizationScaler(PLAN, forecaster=Knows(600.0)), use=0.31, num=9, interactive_tps=100.0)
     world.until(600.0)
     assert world.num == 9
     world.use = 0.29
@@ -310,7 +312,7 @@ def test_lt_u_shrinks_to_the_plan() -> None:
 
 def gap(demand: float, num: int, forecast_tps: float = 400.0, **config: Any) -> World:
     """LT-UA at its plan of 4 (unless it has another number) while demand is so many times the forecast."""
-    scaler = LongTermGap(PLAN, forecaster=Knows(forecast_tps), **config)
+    scaler = LongTermGapScaler(PLAN, forecaster=Knows(forecast_tps), **config)
     return World(scaler, num=num, interactive_tps=demand * forecast_tps)
 
 
@@ -405,7 +407,7 @@ def test_lt_ua_guards_against_what_is_pending() -> None:
 
 
 def test_demand_is_looked_at_by_model_and_region() -> None:
-    scaler = LongTermImmediate(Planning({"m": 100.0, "n": 100.0}))
+    scaler = LongTermImmediateScaler(Planning({"m": 100.0, "n": 100.0}))
     pools = [
         pool(name=f"{model}-{region}", model=model, region=region)
         for model in ("m", "n")
@@ -462,16 +464,16 @@ def endpoint(busy: tuple[int, int], batch: int = 0, num: tuple[int, int, int] = 
 
 
 def test_chiron_grows_above_theta_and_shrinks_where_that_stays_below() -> None:
-    assert Chiron().scale(endpoint((9, 0), batch=1)) == {}  # 9 of 15 are 0.6, of 14 more
-    assert Chiron().scale(endpoint((9, 1), batch=1)) == {"m-interactive": 11}
-    assert Chiron().scale(endpoint((8, 0), batch=1)) == {"m-interactive": 9}  # 8 of 14 are 0.57
-    assert Chiron(theta=0.8).scale(endpoint((9, 3), batch=1)) == {}
+    assert ChironScaler().scale(endpoint((9, 0), batch=1)) == {}  # 9 of 15 are 0.6, of 14 more
+    assert ChironScaler().scale(endpoint((9, 1), batch=1)) == {"m-interactive": 11}
+    assert ChironScaler().scale(endpoint((8, 0), batch=1)) == {"m-interactive": 9}  # 8 of 14 are 0.57
+    assert ChironScaler(theta=0.8).scale(endpoint((9, 3), batch=1)) == {}
 
 
 def test_chiron_counts_what_starts_and_waits_for_it() -> None:
-    assert Chiron().scale(endpoint((10, 0), batch=1, num_starting=1)) == {}  # 10 of 17
-    assert Chiron().scale(endpoint((0, 0), batch=1, num_starting=1)) == {}
-    scaler = Chiron()
+    assert ChironScaler().scale(endpoint((10, 0), batch=1, num_starting=1)) == {}  # 10 of 17
+    assert ChironScaler().scale(endpoint((0, 0), batch=1, num_starting=1)) == {}
+    scaler = ChironScaler()
     assert scaler.scale(endpoint((10, 5), batch=1)) == {"m-interactive": 11}
     later = endpoint((10, 5), batch=1)
     later.now = 14.0
@@ -481,21 +483,21 @@ def test_chiron_counts_what_starts_and_waits_for_it() -> None:
 
 
 def test_chiron_takes_mixed_ones_when_there_are_no_interactive_ones_left() -> None:
-    assert Chiron().scale(endpoint((1, 0), batch=1, num=(1, 5, 5))) == {"m": 4}
+    assert ChironScaler().scale(endpoint((1, 0), batch=1, num=(1, 5, 5))) == {"m": 4}
     full = endpoint((10, 5), batch=1)
     full.pools[0].max_replicas = 10
-    assert Chiron().scale(full) == {"m": 6}
+    assert ChironScaler().scale(full) == {"m": 6}
 
 
 def test_chiron_has_as_many_batch_replicas_as_the_queue_needs() -> None:
     calm = (9, 0)
-    assert Chiron().scale(endpoint(calm, batch=5 * 8640)) == {}
-    assert Chiron().scale(endpoint(calm, batch=5 * 8640 + 1)) == {"m-batch": 6}
-    assert Chiron().scale(endpoint(calm, batch=10**6)) == {"m-batch": 40}
-    assert Chiron().scale(endpoint(calm)) == {"m-batch": 0}
+    assert ChironScaler().scale(endpoint(calm, batch=5 * 8640)) == {}
+    assert ChironScaler().scale(endpoint(calm, batch=5 * 8640 + 1)) == {"m-batch": 6}
+    assert ChironScaler().scale(endpoint(calm, batch=10**6)) == {"m-batch": 40}
+    assert ChironScaler().scale(endpoint(calm)) == {"m-batch": 0}
     none_left = endpoint(calm, num=(10, 5, 0))
     none_left.pools[1].replicas[4].num_by_tier = {2: 3}  # mixed ones do the batch work
-    assert Chiron().scale(none_left) == {"m-batch": 1}
+    assert ChironScaler().scale(none_left) == {"m-batch": 1}
 
 
 def test_chiron_looks_at_each_endpoint_by_itself() -> None:
@@ -504,7 +506,7 @@ def test_chiron_looks_at_each_endpoint_by_itself() -> None:
     for one in other.pools:
         one.name, one.region = f"west-{one.name}", "west"
     fleet.pools = [*fleet.pools, *other.pools]
-    assert Chiron().scale(fleet) == {"west-m-interactive": 11}
+    assert ChironScaler().scale(fleet) == {"west-m-interactive": 11}
 
 
 # A timetable.
@@ -512,17 +514,17 @@ def test_chiron_looks_at_each_endpoint_by_itself() -> None:
 
 def test_each_step_has_its_number() -> None:
     """More is asked for ahead of its step, less at its step; the last step goes on."""
-    scaler = Timetable({"main": [2, 5, 3]}, step_s=100.0, ahead_s=30.0)
+    scaler = TimetableScaler({"main": [2, 5, 3]}, step_s=100.0, ahead_s=30.0)
     numbers = [wanted(scaler, pool(), now) for now in (0.0, 69.0, 70.0, 100.0, 170.0, 199.0, 200.0, 900.0)]
     assert numbers == [2, 2, 5, 5, 5, 5, 3, 3]
 
 
 def test_a_timetable_keeps_to_the_bounds_and_to_the_pools_it_names() -> None:
-    scaler = Timetable({"main": [0, 50]}, step_s=100.0)
+    scaler = TimetableScaler({"main": [0, 50]}, step_s=100.0)
     assert wanted(scaler, pool(min_replicas=2)) == 2
     assert wanted(scaler, pool(), 100.0) == 20
     assert scaler.scale(FakePools([pool(), pool(name="b")], 0.0)) == {"main": 1}
     with pytest.raises(HeadwayError, match="counts: unknown pool 'main'"):
         scaler.scale(FakePools([pool(name="b")], 0.0))
     with pytest.raises(HeadwayError, match="counts"):
-        Timetable({"main": []})
+        TimetableScaler({"main": []})

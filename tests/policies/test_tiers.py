@@ -15,10 +15,10 @@ from headway.core.errors import HeadwayError
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
 from headway.core.request import Phase
 from headway.policies import resolve
-from headway.policies.ordering.pascal import Pascal
-from headway.policies.ordering.priority import Priority
-from headway.policies.ordering.tier_promotion import TierPromotion
-from headway.policies.ordering.tiers_and_phases import TiersAndPhases
+from headway.policies.ordering.pascal import PascalOrdering
+from headway.policies.ordering.priority import PriorityOrdering
+from headway.policies.ordering.tier_promotion import TierPromotionOrdering
+from headway.policies.ordering.tiers_and_phases import TiersAndPhasesOrdering
 
 
 def served(ordering: Ordering, requests: list[FakeRequest], now: float = 100.0) -> list[int]:
@@ -29,14 +29,14 @@ def served(ordering: Ordering, requests: list[FakeRequest], now: float = 100.0) 
 
 
 def test_a_tier_for_each_quota() -> None:
-    ordering, request = TierPromotion(quota_s=10.0), FakeRequest(arrival_s=5.0, tier=2)
+    ordering, request = TierPromotionOrdering(quota_s=10.0), FakeRequest(arrival_s=5.0, tier=2)
     times = (5.0, 14.9, 15.0, 24.9, 25.0, 1e9)
     assert [ordering.rank(request, now)[0] for now in times] == [2, 2, 1, 1, 0, 0]
     assert [ordering.next_change(request, now) for now in times] == [15.0, 15.0, 25.0, 25.0, None, None]
 
 
 def test_quotas_by_tier() -> None:
-    ordering, request = TierPromotion(quota_s=(99.0, 1.0, 20.0)), FakeRequest(tier=4)
+    ordering, request = TierPromotionOrdering(quota_s=(99.0, 1.0, 20.0)), FakeRequest(tier=4)
     changes, now = [], 0.0
     while (change := ordering.next_change(request, now)) is not None:
         changes.append(now := change)
@@ -49,8 +49,8 @@ def test_nobody_starves() -> None:
     late = FakeRequest(-1, arrival_s=0.0, tier=3)
     for now, first in ((29.0, False), (30.0, True)):
         urgent = [FakeRequest(i, arrival_s=float(i)) for i in range(1, int(now))]
-        assert (served(TierPromotion(10.0), [late, *urgent], now)[0] == -1) is first
-        assert served(Priority(), [late, *urgent], now)[-1] == -1
+        assert (served(TierPromotionOrdering(10.0), [late, *urgent], now)[0] == -1) is first
+        assert served(PriorityOrdering(), [late, *urgent], now)[-1] == -1
 
 
 @given(
@@ -62,7 +62,7 @@ def test_nobody_starves() -> None:
 def test_ranks_only_rise_and_only_when_said(
     tier: int, arrival_s: float, quotas: list[float], waits: list[float]
 ) -> None:
-    ordering, request = TierPromotion(tuple(quotas)), FakeRequest(tier=tier, arrival_s=arrival_s)
+    ordering, request = TierPromotionOrdering(tuple(quotas)), FakeRequest(tier=tier, arrival_s=arrival_s)
     times = sorted(arrival_s + wait for wait in waits)
     for before, after in pairwise(times):
         was, now = ordering.rank(request, before), ordering.rank(request, after)
@@ -74,7 +74,7 @@ def test_ranks_only_rise_and_only_when_said(
 @pytest.mark.parametrize("quota_s", [0.0, -1.0, (), (1.0, 0.0)])
 def test_quotas_are_checked(quota_s: Any) -> None:
     with pytest.raises(HeadwayError, match="quota_s"):
-        TierPromotion(quota_s)
+        TierPromotionOrdering(quota_s)
 
 
 # tiers-and-phases
@@ -88,18 +88,18 @@ def request(id: int, tier: int, phase: Phase, **others: Any) -> FakeRequest:
 
 def test_tiers_come_before_phases_or_after() -> None:
     every = [request(i, tier, phase) for i, (tier, phase) in enumerate(product(range(3), (REASONS, ANSWERS)))]
-    assert served(TiersAndPhases(3), every[::-1]) == [0, 1, 2, 3, 4, 5]
-    assert served(TiersAndPhases(3, phases_first=True), every[::-1]) == [0, 2, 4, 1, 3, 5]
+    assert served(TiersAndPhasesOrdering(3), every[::-1]) == [0, 1, 2, 3, 4, 5]
+    assert served(TiersAndPhasesOrdering(3, phases_first=True), every[::-1]) == [0, 2, 4, 1, 3, 5]
 
 
 def test_an_urgent_answer_and_a_later_tier_s_reasoning() -> None:
     both = [request(0, 1, REASONS), request(1, 0, ANSWERS)]
-    assert served(TiersAndPhases(), both) == [1, 0]
-    assert served(TiersAndPhases(phases_first=True), both) == [0, 1]
+    assert served(TiersAndPhasesOrdering(), both) == [1, 0]
+    assert served(TiersAndPhasesOrdering(phases_first=True), both) == [0, 1]
 
 
 def test_long_reasoning_is_demoted_within_its_tier() -> None:
-    ordering = TiersAndPhases(2, demotion_tokens=1000)
+    ordering = TiersAndPhasesOrdering(2, demotion_tokens=1000)
     long = request(0, 0, REASONS, prompt_tokens=100, generated_tokens=900)
     assert (ordering.queue(long), ordering.next_change_tokens(long)) == (0, 1)
     long.generated_tokens += 1
@@ -110,7 +110,7 @@ def test_long_reasoning_is_demoted_within_its_tier() -> None:
 def test_turns_then_arrival_within_a_queue() -> None:
     line = [request(0, 0, ANSWERS, turn=2), request(1, 0, ANSWERS, turn=1, arrival_s=9.0)]
     line.append(request(2, 0, ANSWERS, turn=1, arrival_s=8.0))
-    assert served(TiersAndPhases(), line) == [2, 1, 0]
+    assert served(TiersAndPhasesOrdering(), line) == [2, 1, 0]
 
 
 @given(
@@ -121,7 +121,7 @@ def test_turns_then_arrival_within_a_queue() -> None:
     tokens=st.integers(0, 9000),
 )
 def test_queues_are_as_the_ranks_say(num_tiers: int, phases_first: bool, tier: int, phase: Phase, tokens: int) -> None:
-    ordering = TiersAndPhases(num_tiers, phases_first=phases_first)
+    ordering = TiersAndPhasesOrdering(num_tiers, phases_first=phases_first)
     one = request(0, tier, phase, generated_tokens=tokens, turn=7, arrival_s=3.0)
     queue = ordering.queue(one)
     assert 0 <= queue < ordering.num_queues == 2 * num_tiers
@@ -137,20 +137,20 @@ def test_queues_are_as_the_ranks_say(num_tiers: int, phases_first: bool, tier: i
 @given(tier=st.integers(0, 3), phase=st.sampled_from(Phase), tokens=st.integers(0, 9000))
 def test_with_one_tier_it_is_pascal(tier: int, phase: Phase, tokens: int) -> None:
     one = request(0, tier, phase, generated_tokens=tokens, turn=3, arrival_s=1.0)
-    for ordering in (TiersAndPhases(1), TiersAndPhases(1, phases_first=True)):
-        assert ordering.rank(one, 9.0) == Pascal().rank(one, 9.0)
-        assert ordering.next_change_tokens(one) == Pascal().next_change_tokens(one)
+    for ordering in (TiersAndPhasesOrdering(1), TiersAndPhasesOrdering(1, phases_first=True)):
+        assert ordering.rank(one, 9.0) == PascalOrdering().rank(one, 9.0)
+        assert ordering.next_change_tokens(one) == PascalOrdering().next_change_tokens(one)
 
 
 def test_what_they_tell_the_engine() -> None:
-    rising, phased = TierPromotion(), TiersAndPhases()
-    assert (rising.quantum, rising.preemptive, TierPromotion(preemptive=True).preemptive) == (None, False, True)
+    rising, phased = TierPromotionOrdering(), TiersAndPhasesOrdering()
+    assert (rising.quantum, rising.preemptive, TierPromotionOrdering(preemptive=True).preemptive) == (None, False, True)
     assert isinstance(rising, MovingOrdering) and not isinstance(rising, SteppedOrdering | QueuedOrdering)
     assert (phased.quantum, phased.preemptive, phased.num_queues) == (500, True, 8)
     assert isinstance(phased, SteppedOrdering) and isinstance(phased, QueuedOrdering)
     assert not isinstance(phased, MovingOrdering)
     with pytest.raises(HeadwayError, match="num_tiers"):
-        TiersAndPhases(0)
+        TiersAndPhasesOrdering(0)
 
 
 # As a scenario says them.

@@ -15,7 +15,7 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.forecast import Floats
 from headway.forecast.naive import LastValue
-from headway.policies.hourly import Planning
+from headway.policies.scaling.hourly_plan import Planning
 from headway.scenario import long_term as long_term_module
 from headway.workload.generate import generate
 

@@ -20,9 +20,9 @@ from headway.core.request import Request
 from headway.core.view import FleetView, PoolsView, RequestView
 from headway.metrics.tokens import token_times
 from headway.perf import links
-from headway.policies.routing.cauchy import Cauchy
-from headway.policies.routing.least_loaded import LeastLoaded
-from headway.policies.scaling.combos import Combos
+from headway.policies.routing.cauchy import CauchyRouter
+from headway.policies.routing.least_loaded import LeastLoadedRouter
+from headway.policies.scaling.combos import CombosScaler
 from headway.sim.cluster import NETWORK
 from inside import assert_empty, assert_sound, replicas_of, watched
 from simulation import GPU, MODEL, Made, Scenario, by_request, pool, request, seconds
@@ -50,7 +50,7 @@ def combo(
 
 def run(requests: Sequence[Request], *combos: Combo, step: Any = "stretch", **given: Any) -> Records:
     """One second an iteration; in the end every replica is empty."""
-    made = {"line": seconds(1.0), "router": Made(Cauchy, ("goodput", "strict")), "pools": (), **given}
+    made = {"line": seconds(1.0), "router": Made(CauchyRouter, ("goodput", "strict")), "pools": (), **given}
     scenario = Scenario(tuple(requests), combos=combos or (combo(),), **made)
     cluster = watched(scenario.cluster(step), assert_sound)
     records = scenario.run(cluster)
@@ -201,7 +201,7 @@ def test_too_long_for_any_that_decodes_it_stays(step: str) -> None:
 @both_steps
 def test_a_router_that_knows_no_pairs_prefills_and_the_least_loaded_decodes(step: str) -> None:
     requests = [request(i, 0, 16, 9) for i in range(4)]
-    records = run(requests, combo(1, 2), router=LeastLoaded, step=step)
+    records = run(requests, combo(1, 2), router=LeastLoadedRouter, step=step)
     segments = records.segments
     firsts = segments["replica"][segments["enqueued_s"] == 0]
     assert set(firsts.tolist()) == {0} and sorted(ended_at(records)) == [1, 1, 2, 2]
@@ -215,7 +215,7 @@ def test_a_router_that_knows_no_pairs_prefills_and_the_least_loaded_decodes(step
 def test_in_place_where_idle(step: str, within: str) -> None:
     """1P2D, fig. 5b: while the first is prefilled, two come and find the decode replicas idle."""
     requests = [request(0, 0, 64, 30), request(1, 0.25, 64, 30), request(2, 0.5, 64, 30)]
-    records = run(requests, combo(1, 2), router=Made(Cauchy, ("goodput", within)), step=step)
+    records = run(requests, combo(1, 2), router=Made(CauchyRouter, ("goodput", within)), step=step)
     first = [times(records, id)[0] for id in range(3)]
     handed = sorted(move["request"] for move in moves(records))
     if within == "opportunistic":
@@ -228,7 +228,7 @@ def test_in_place_where_idle(step: str, within: str) -> None:
 @both_steps
 def test_an_idle_prefill_replica_takes_all_of_one(step: str) -> None:
     requests = [request(0, 0, 16, 40), request(1, 10, 16, 5), request(2, 10.5, 16, 5)]
-    records = run(requests, combo(), router=Cauchy, step=step)
+    records = run(requests, combo(), router=CauchyRouter, step=step)
     assert ended_at(records) == [1, 0, 1], "decode is busy, prefill idle; then both are busy"
     assert times(records, 1) == [11, 12, 13, 14, 15]
 
@@ -236,7 +236,7 @@ def test_an_idle_prefill_replica_takes_all_of_one(step: str) -> None:
 # Crashes.
 
 
-class Seen(Cauchy):
+class Seen(CauchyRouter):
     """Notes which roles it is shown, when."""
 
     def __init__(self) -> None:
@@ -298,7 +298,7 @@ def test_who_is_prefilled_when_the_decode_replica_crashes_stays(step: str) -> No
 def test_who_starts_anew_where_both_phases_are_done_stays_there(step: str) -> None:
     """The prefill replica is gone for good; what was said of decoding when it had them is forgotten."""
     requests = [request(0, 0, 64, 4), request(1, 0, 64, 4)]
-    records = run(requests, combo(1, 2), router=LeastLoaded, faults=(Fault(0.5, 0, None),), step=step)
+    records = run(requests, combo(1, 2), router=LeastLoadedRouter, faults=(Fault(0.5, 0, None),), step=step)
     assert moves(records) == [] and times(records) == times(records, 1) == [1.5, 2.5, 3.5, 4.5]
     assert ended_at(records) == [1, 2]
 
@@ -366,7 +366,7 @@ def test_a_combo_starts_as_a_whole(step: str) -> None:
 def test_a_kind_of_combo_may_go_to_none_and_come_back() -> None:
     requests = [request(i, 1.0 * i, 16, 4) for i in range(60)]
     kinds = combo(name="c", min_replicas=0), _other(combo(name="o"))
-    records = run(requests, *kinds, scaler=Made(Wanted, ((5.0, 0), (30.0, 1))), router=Cauchy)
+    records = run(requests, *kinds, scaler=Made(Wanted, ((5.0, 0), (30.0, 1))), router=CauchyRouter)
     assert (records.requests["outcome"] == Outcome.FINISHED).all()
     assert records.replicas[0].up[0][1] < 30.0 and [each.pool for each in records.replicas[4:]] == ["p", "d"]
 
@@ -413,12 +413,12 @@ def test_an_autoscaled_fleet_never_has_more_gpus_than_there_are(seed: int) -> No
         _other(_with_gpus(combo(1, 2, goodput_rps=0.25, name="o", min_replicas=0, start_s=9.0), GPU, GPU)),
     ]
     limits = {"fast": rng.randint(2, 3), "gpu": rng.randint(5, 9)}
-    scaler = Made(Combos, (0.2, 10.0, 30.0, 3.0, 1.0, limits))
+    scaler = Made(CombosScaler, (0.2, 10.0, 30.0, 3.0, 1.0, limits))
     now, requests = 0.0, []
     for id in range(150):
         now += rng.expovariate(rng.choice((0.3, 3.0)))
         requests.append(request(id, now, rng.randint(1, 100), rng.randint(1, 40)))
-    records = run(requests, *kinds, scaler=scaler, router=Cauchy)
+    records = run(requests, *kinds, scaler=scaler, router=CauchyRouter)
     assert (records.requests["outcome"] == Outcome.FINISHED).all()
     for name, limit in limits.items():
         assert _most_gpus(records, name) <= limit
@@ -434,7 +434,7 @@ def test_the_scaler_sees_prices_and_gpus_of_whole_combos() -> None:
             return {}
 
     kinds = _with_gpus(combo(2, 3, goodput_rps=4.0), FAST, GPU)
-    run([request(0, 0, 9, 9)], kinds, pools=(pool(replicas=2),), scaler=Looks, router=Cauchy)
+    run([request(0, 0, 9, 9)], kinds, pools=(pool(replicas=2),), scaler=Looks, router=CauchyRouter)
     assert seen == [
         ("main", GPU.usd_per_hour, {"gpu": 1}, None),
         ("c", 2 * 3.0 + 3 * GPU.usd_per_hour, {"fast": 2, "gpu": 3}, 4.0),
@@ -452,6 +452,6 @@ def test_goodput_sets_how_many_requests_each_combo_gets() -> None:
 
 def test_pools_without_roles_are_combos_of_their_own() -> None:
     requests = [request(i, 0.1 * i, 8, 3) for i in range(40)]
-    records = run(requests, combo(), pools=(Pool("main", MODEL, GPU, pool().engine),), router=Cauchy)
+    records = run(requests, combo(), pools=(Pool("main", MODEL, GPU, pool().engine),), router=CauchyRouter)
     at = np.bincount(by_request(records.requests)["replica"], minlength=3)
     assert at[0] == 20 and at[1:].sum() == 20

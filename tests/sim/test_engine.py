@@ -17,8 +17,8 @@ from headway.core.request import Request, Segment
 from headway.core.view import FleetView, RequestView
 from headway.metrics.tokens import token_times
 from headway.perf import links
-from headway.policies.ordering.priority import Priority
-from headway.policies.ordering.round_robin import RoundRobin as TakeTurns
+from headway.policies.ordering.priority import PriorityOrdering
+from headway.policies.ordering.round_robin import RoundRobinOrdering
 from simulation import GPU, MODEL, Demoting, Scenario, by_request, pool, request, seconds
 
 pytestmark = pytest.mark.parametrize("step", ["stretch", "exact"])
@@ -93,14 +93,14 @@ def test_an_idle_engine_has_no_lag(step: str) -> None:
 
 def test_quanta_rotate(step: str) -> None:
     requests = [request(0, 0, 1, 5), request(1, 0, 1, 5)]
-    records = run(step, requests, pool(max_num_seqs=1), ordering=lambda: TakeTurns(2))
+    records = run(step, requests, pool(max_num_seqs=1), ordering=lambda: RoundRobinOrdering(2))
     # The first token of a turn comes with the prefill, on the way back in as well.
     assert tokens(records) == [[1, 2, 5, 6, 9], [3, 4, 7, 8, 10]]
     assert column(records, "preemptions") == [2, 2]
 
 
 def test_nobody_rotates_while_nobody_waits(step: str) -> None:
-    records = run(step, [request(0, 0, 1, 9)], pool(max_num_seqs=1), ordering=lambda: TakeTurns(2))
+    records = run(step, [request(0, 0, 1, 9)], pool(max_num_seqs=1), ordering=lambda: RoundRobinOrdering(2))
     assert column(records, "preemptions") == [0]
     assert tokens(records) == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
 
@@ -111,7 +111,7 @@ URGENT = [request(0, 0, 32, 6, tier=1), request(1, 2.5, 16, 2, tier=0)]
 
 def test_the_urgent_take_the_place_of_others_by_recompute(step: str) -> None:
     small = pool(kv_capacity_tokens=48, max_num_batched_tokens=64)
-    records = run(step, URGENT, small, ordering=Priority)
+    records = run(step, URGENT, small, ordering=PriorityOrdering)
     # At 3 the first has 3 tokens and all 3 blocks; it computes its 32 + 3 anew once the second is done at 5.
     assert tokens(records) == [[1, 2, 3, 6, 7, 8], [4, 5]]
     assert records.stretches["prefill_tokens"].tolist()[:4] == [32, 0, 16, 0]
@@ -120,7 +120,7 @@ def test_the_urgent_take_the_place_of_others_by_recompute(step: str) -> None:
 
 def test_the_urgent_take_the_place_of_others_by_swap(step: str) -> None:
     small = pool(kv_capacity_tokens=48, max_num_batched_tokens=64, preemption="swap", host_memory_bytes=1e9)
-    records = run(step, URGENT, small, ordering=Priority)
+    records = run(step, URGENT, small, ordering=PriorityOrdering)
     # 34 tokens have KV at 3 (the newest has none yet). Each copy stands before the next iteration.
     copy_s = links.host_copy_s(34 * links.kv_bytes(MODEL, 1), GPU)
     assert tokens(records)[1] == pytest.approx([4 + copy_s, 5 + copy_s], abs=1e-9)
@@ -133,8 +133,8 @@ def test_the_urgent_take_the_place_of_others_by_swap(step: str) -> None:
 def test_swap_without_room_recomputes(step: str) -> None:
     small = {"kv_capacity_tokens": 48, "max_num_batched_tokens": 64}
     no_room = pool(preemption="swap", host_memory_bytes=33 * links.kv_bytes(MODEL, 1), **small)
-    assert tokens(run(step, URGENT, no_room, ordering=Priority)) == tokens(
-        run(step, URGENT, pool(**small), ordering=Priority)
+    assert tokens(run(step, URGENT, no_room, ordering=PriorityOrdering)) == tokens(
+        run(step, URGENT, pool(**small), ordering=PriorityOrdering)
     )
 
 

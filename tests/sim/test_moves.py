@@ -22,9 +22,9 @@ from headway.core.request import Request
 from headway.core.view import FleetView, PoolsView, RequestView
 from headway.metrics.tokens import token_times
 from headway.perf import links
-from headway.policies.migration.llumnix import Llumnix
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.ordering.priority import Priority
+from headway.policies.migration.llumnix import LlumnixMigration
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.ordering.priority import PriorityOrdering
 from headway.sim.cluster import NETWORK
 from headway.sim.fabric import Fabric
 from headway.sim.kernel import COMMAND, Kernel
@@ -194,7 +194,7 @@ def test_one_that_gives_way_for_want_of_memory_is_not_moved(step: str) -> None:
     pools = slow(replicas=1, kv_capacity_tokens=96), slow("other", replicas=1)
     fast = [msgspec.structs.replace(each, network_bytes_per_s=BYTES_PER_TOKEN) for each in pools]
     plan = Made(Planned, ((10.5, Move(1, 1, 1)),))
-    records = run(requests, *fast, migration=plan, router=Made(Pinned), ordering=Fcfs, step=step)
+    records = run(requests, *fast, migration=plan, router=Made(Pinned), ordering=FcfsOrdering, step=step)
     assert [move["outcome"] for move in moves(records)] == [PREEMPTED]
     assert by_request(records.requests)["preemptions"].tolist() == [0, 1]
 
@@ -301,7 +301,7 @@ def test_flows_fill_as_in_exact_arithmetic(flows: list[Any], capacities: list[fl
 # Replicas come and go.
 
 
-@pytest.mark.parametrize("migration", [None, Made(Llumnix, (0.5,))])
+@pytest.mark.parametrize("migration", [None, Made(LlumnixMigration, (0.5,))])
 def test_a_drained_replica_ends_empty_and_nobody_fails(migration: Any) -> None:
     requests = [request(i, 0.25 * i, 60, 30) for i in range(40)]
     records = run(requests, slow(min_replicas=1), migration=migration, scaler=Made(Wanted, ((5.0, 1),)))
@@ -448,6 +448,8 @@ def test_priority_is_kept_where_requests_arrive() -> None:
     """Who comes with its KV cache stands in line like anybody."""
     requests = [request(0, 0, 30, 20, tier=1), request(1, 0, 30, 40), request(2, 3.0, 30, 5)]
     plan = Made(Planned, ((2.5, Move(0, 1, None)),))
-    records = run(requests, slow(max_num_seqs=1), migration=plan, router=Made(ById), ordering=Made(Priority, (False,)))
+    records = run(
+        requests, slow(max_num_seqs=1), migration=plan, router=Made(ById), ordering=Made(PriorityOrdering, (False,))
+    )
     first = by_request(records.requests)["end_s"]
     assert first[0] > first[1]

@@ -9,11 +9,11 @@ import pytest
 
 from headway.core.record import MoveOutcome, Records
 from headway.core.request import Request
-from headway.policies.migration.pascal import Pascal as PascalMigration
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.ordering.pascal import Pascal as PascalOrdering
-from headway.policies.ordering.round_robin import RoundRobin
-from headway.policies.routing.pascal import Pascal
+from headway.policies.migration.pascal import PascalMigration
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.ordering.pascal import PascalOrdering
+from headway.policies.ordering.round_robin import RoundRobinOrdering
+from headway.policies.routing.pascal import PascalRouter
 from simulation import Made, Scenario, by_request, play, pool, request, seconds
 
 
@@ -32,7 +32,8 @@ def timeline(step: Any, ordering: Any, seats: int) -> Records:
 
 
 @pytest.mark.parametrize(
-    ("ordering", "seats", "ttft"), [(Fcfs, 3, 1.0), (Fcfs, 2, 7.0), (Made(RoundRobin, (4,)), 2, 3.0)]
+    ("ordering", "seats", "ttft"),
+    [(FcfsOrdering, 3, 1.0), (FcfsOrdering, 2, 7.0), (Made(RoundRobinOrdering, (4,)), 2, 3.0)],
 )
 def test_the_third_request_of_figure_2_waits_as_the_paper_says(
     step: Any, ordering: Any, seats: int, ttft: float
@@ -43,7 +44,7 @@ def test_the_third_request_of_figure_2_waits_as_the_paper_says(
 
 
 def test_turns_of_figure_2_are_taken_as_the_paper_draws_them(step: Any) -> None:
-    records = timeline(step, Made(RoundRobin, (4,)), 2)
+    records = timeline(step, Made(RoundRobinOrdering, (4,)), 2)
     segments = records.segments
     stays = [
         (r, round(a), round(e))
@@ -58,7 +59,12 @@ def pascal(requests: list[Request], step: Any = "stretch", **given: Any) -> Reco
     """Two replicas under PASCAL's three policies."""
     engine = {"preemption": "swap", "host_memory_bytes": 1e9, "kv_capacity_tokens": 2000, "replicas": 2}
     return Scenario(
-        tuple(requests), (pool(**engine),), router=Pascal, ordering=PascalOrdering, migration=PascalMigration, **given
+        tuple(requests),
+        (pool(**engine),),
+        router=PascalRouter,
+        ordering=PascalOrdering,
+        migration=PascalMigration,
+        **given,
     ).play(step)
 
 

@@ -19,14 +19,14 @@ from headway.core.record import Cause, MoveOutcome, Outcome, Records
 from headway.core.view import FleetView, PoolsView, RequestView
 from headway.metrics.tokens import token_times
 from headway.perf import links
-from headway.policies.routing.cauchy import Cauchy
-from headway.policies.routing.least_loaded import LeastLoaded
+from headway.policies.routing.cauchy import CauchyRouter
+from headway.policies.routing.least_loaded import LeastLoadedRouter
 from sim.test_combos import BYTES_PER_TOKEN, LATENCY_S, TOKENS_PER_S, both_steps, combo, ended_at, moves, run, times
 from sim.test_stretch_exact import assert_agree
 from simulation import MODEL, Made, Scenario, by_request, num_examples, pool, request, scenarios
 
 DONE, BROKEN = MoveOutcome.DONE, MoveOutcome.BROKEN
-STRICT = Made(Cauchy, ("goodput", "strict"))
+STRICT = Made(CauchyRouter, ("goodput", "strict"))
 
 
 def finished(records: Records) -> bool:
@@ -89,7 +89,7 @@ def test_who_waits_where_a_prefill_replica_now_does_both_stays(step: str) -> Non
 def test_who_waits_at_a_decode_replica_that_now_prefills_is_handed_over(step: str) -> None:
     """1P2D, requests in place at 1; at 0.5 s that one prefills, and 2 decodes the one which had not begun."""
 
-    class InPlace(Cauchy):
+    class InPlace(CauchyRouter):
         def route(self, request: RequestView, view: FleetView) -> Placement:
             return Placement(1)
 
@@ -106,7 +106,7 @@ def test_who_waits_at_a_decode_replica_that_now_prefills_is_handed_over(step: st
 def test_back_to_aggregated_nothing_is_handed_over(step: str) -> None:
     roles = (RoleChange(10.0, 0, "mixed"), RoleChange(10.0, 1, "mixed"))
     requests = [request(i, 5.0 * i + 0.5, 16, 3) for i in range(6)]
-    records = run(requests, roles=roles, router=LeastLoaded, step=step)
+    records = run(requests, roles=roles, router=LeastLoadedRouter, step=step)
     assert finished(records)
     assert {move["request"] for move in moves(records)} == {0, 1}
     assert spans(records) == [(((0.0, 10.0),), ()), ((), ((0.0, 10.0),))]
@@ -179,7 +179,7 @@ def test_nobody_is_turned_away_for_a_switch(step: str) -> None:
     """Queues of two, all full: who waits at the one that is for decode now stays and is served there."""
     requests = [request(i, 0.25 * (i > 1), 16, 3) for i in range(6)]
     like = combo(2, 1, max_num_seqs=1, max_num_waiting=2)
-    records = run(requests, like, router=LeastLoaded, roles=(RoleChange(0.5, 1, "decode"),), step=step)
+    records = run(requests, like, router=LeastLoadedRouter, roles=(RoleChange(0.5, 1, "decode"),), step=step)
     assert finished(records)
     began = began_at(records)
     assert sorted(began) == [0, 0, 0, 1, 1, 1]
@@ -221,7 +221,7 @@ def test_gpus_stay_within_limits_while_roles_change_and_combos_come_and_go(seed:
     )
     like = combo(1, 2, start_s=4.0, min_replicas=1)
     limit = rng.choice((6, 7, 9))
-    records = run(requests, like, scaler=Wavering, roles=roles, gpu_limits=(("", "gpu", limit),), router=Cauchy)
+    records = run(requests, like, scaler=Wavering, roles=roles, gpu_limits=(("", "gpu", limit),), router=CauchyRouter)
     assert (records.requests["outcome"] == Outcome.FINISHED).all()
     assert len(records.replicas) > 3, "it did scale"
     for at_s in {edge for replica in records.replicas for edge in replica.up[0]}:

@@ -17,8 +17,8 @@ from headway.core.decision import Placement
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import Records
 from headway.core.view import FleetView, RequestView
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.routing.round_robin import RoundRobin
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.routing.round_robin import RoundRobinRouter
 from headway.sim.cluster import simulate
 from headway.workload.sources import ClosedLoop, TraceSource
 from headway.workload.table import Workload
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def run(
-    arrival_s: Any, prompt: Any, output: Any, fleet: Pool, line: Any, router: Any = RoundRobin, clients: int = 0
+    arrival_s: Any, prompt: Any, output: Any, fleet: Pool, line: Any, router: Any = RoundRobinRouter, clients: int = 0
 ) -> Records:
     """Records of requests given as columns; a scalar holds for all."""
     n = len(arrival_s)
@@ -39,7 +39,7 @@ def run(
     }
     table = Workload(columns)
     source = ClosedLoop(table, clients) if clients else TraceSource(table)
-    return simulate(Fleet((fleet,)), source, Policies(router, Fcfs), seed=0, line=line)
+    return simulate(Fleet((fleet,)), source, Policies(router, FcfsOrdering), seed=0, line=line)
 
 
 def interval(samples: Floats, num_batches: int = 30) -> tuple[float, float]:

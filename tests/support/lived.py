@@ -35,7 +35,7 @@ from headway.gateway.relay import metering
 from headway.gateway.server import http_protocol
 from headway.gateway.server.app import application
 from headway.gateway.telemetry.recording import Recording
-from headway.policies.ordering.fcfs import Fcfs
+from headway.policies.ordering.fcfs import FcfsOrdering
 
 
 class _Selector(selectors.DefaultSelector):
@@ -136,7 +136,7 @@ async def _day(path: Path) -> tuple[Records, list[Decision]]:
     async with AsyncExitStack() as stack:
         for served in plan.pools:
             for url in served.endpoints:
-                ordering = Fcfs() if chosen.spec.policies.ordering_at == "gateway" else plan.policies.ordering()
+                ordering = FcfsOrdering() if chosen.spec.policies.ordering_at == "gateway" else plan.policies.ordering()
                 await _emulate(stack, served.pool, ordering, url)
         app = application(made, lambda gateway: None)
         async with app.router.lifespan_context(app):

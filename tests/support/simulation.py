@@ -37,13 +37,13 @@ from headway.core.request import Request, Segment
 from headway.core.view import AdmissionView, FleetView, PoolsView, RequestView
 from headway.perf.step import StepModel
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
-from headway.policies.cascade.thresholds import Thresholds
-from headway.policies.ordering.edf import Edf
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.ordering.priority import Priority
-from headway.policies.ordering.round_robin import RoundRobin as TakeTurns
-from headway.policies.routing.round_robin import RoundRobin
-from headway.policies.scaling.combos import Combos
+from headway.policies.cascade.thresholds import ThresholdsCascade
+from headway.policies.ordering.edf import EdfOrdering
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.ordering.priority import PriorityOrdering
+from headway.policies.ordering.round_robin import RoundRobinOrdering
+from headway.policies.routing.round_robin import RoundRobinRouter
+from headway.policies.scaling.combos import CombosScaler
 from headway.sim.cluster import Cluster, Step
 from headway.sim.timeline import Line
 from headway.workload.sources import ClosedLoop, RequestSource, TraceSource
@@ -161,8 +161,8 @@ class Scenario:
 
     requests: tuple[Request, ...]
     pools: tuple[Pool, ...] = (pool(),)
-    router: Callable[[], Router] = RoundRobin
-    ordering: Callable[[], Ordering] = Fcfs
+    router: Callable[[], Router] = RoundRobinRouter
+    ordering: Callable[[], Ordering] = FcfsOrdering
     ordering_at: Any = "replica"
     window: int | None = None
     faults: tuple[Fault, ...] = ()
@@ -332,9 +332,9 @@ class Made:
 ROUTER_MAKERS = tuple(ROUTERS.values())
 ORDERING_MAKERS: tuple[Callable[[], Ordering], ...] = (
     *ORDERINGS.values(),
-    Made(TakeTurns, (20,)),
-    Made(Edf, (2.0, True)),
-    Made(Priority, (False,)),
+    Made(RoundRobinOrdering, (20,)),
+    Made(EdfOrdering, (2.0, True)),
+    Made(PriorityOrdering, (False,)),
     ByAge,
     Demoting,
 )
@@ -406,7 +406,7 @@ _migrations = st.one_of(
         st.sampled_from((0.05, 0.5)),
     ),
 )
-_scalers = st.sampled_from((None, None, Breathing, *SCALERS.values(), Made(Combos, (0.2, 0.5, 1.5, 0.25, 0.125))))
+_scalers = st.sampled_from((None, None, Breathing, *SCALERS.values(), Made(CombosScaler, (0.2, 0.5, 1.5, 0.25, 0.125))))
 _faults = st.builds(Fault, st.floats(0.0, 3.0), st.integers(0, 5), st.sampled_from((None, 0.25, 1.0, 1.0)))
 _breaks = st.builds(
     Fault, st.floats(0.0, 3.0), st.integers(0, 5), st.sampled_from((None, 0.0, 0.125, 1.0)), st.integers(1, 3)
@@ -506,7 +506,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         cascade = CascadeConfig(
             "cascade",
             (MODEL.name, "larger"),
-            Made(Thresholds, (50,)),
+            Made(ThresholdsCascade, (50,)),
             draw(st.sampled_from((0.0, 0.25))),
             0.0,
             1.0,

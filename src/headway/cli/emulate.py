@@ -16,8 +16,8 @@ from headway.core.fleet import Parallel, Pool
 from headway.gateway.server import web_server
 from headway.gateway.upstream.dialects import api_of
 from headway.perf import memory
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.ordering.priority import Priority
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.ordering.priority import PriorityOrdering
 from headway.sim.timeline import Line
 
 _positive = click.IntRange(min=1)
@@ -114,7 +114,7 @@ def command(
     if max_num_seqs is not None:
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
     memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
-    ordering = Fcfs() if scheduling_policy == "fcfs" else Priority(preemptive=False)
+    ordering = FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False)
     bytes_per_s = (pool.network_bytes_per_s or Link().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
     link = Link(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
     made = web_server.listen(host, port)

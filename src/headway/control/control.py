@@ -25,7 +25,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Role
 from headway.core.record import Ended, Outcome
 from headway.core.request import Phase
-from headway.policies.ordering.fcfs import Fcfs
+from headway.policies.ordering.fcfs import FcfsOrdering
 
 _FINISHED = Outcome.FINISHED
 Ticking = Migrations | Admissions | Scaling
@@ -308,7 +308,7 @@ class Control:
 
         `members` are the replicas by model, `names` every name of each model, `scaling` creates the scaler's part.
         """
-        hold_ordering = policies.ordering if policies.ordering_at != "replica" else Fcfs
+        hold_ordering = policies.ordering if policies.ordering_at != "replica" else FcfsOrdering
         for model in members:
             view = MutableFleetView(Random(f"{seed}/router/{model}"))
             service = Service(

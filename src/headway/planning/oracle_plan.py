@@ -24,8 +24,8 @@ from headway.core.fleet import Pool
 from headway.core.forecast import Floats
 from headway.core.view import ReplicaView
 from headway.planning.gpu_hours_bound import serves
-from headway.policies.hourly import Planning
-from headway.policies.reaction import bounded
+from headway.policies.endpoints import within_bounds
+from headway.policies.scaling.hourly_plan import Planning
 from headway.scenario.long_term import Cell, ScenarioDemand, ScenarioPlanner
 from headway.scenario.run import run
 from headway.sim.replica_resources import start_up_s
@@ -189,7 +189,7 @@ def _planner(scenario: Scenario, tps: Mapping[str, float]) -> Callable[[float], 
             asked = {cell: (headroom * float(rate[k]),) for cell, rate in rates.items()}
             found = planner.instances(asked, pools)
             for pool in pools:
-                counts[pool.name].append(bounded(pool, found.get(pool.name, pool.num_serving)))
+                counts[pool.name].append(within_bounds(pool, found.get(pool.name, pool.num_serving)))
         return counts
 
     return timetable

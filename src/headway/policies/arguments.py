@@ -7,25 +7,25 @@ from math import isfinite
 from headway.core.errors import HeadwayError
 
 
-def at_least(name: str, value: float, lowest: float) -> None:
+def require_at_least(name: str, value: float, lowest: float) -> None:
     """Refuse a number that is below `lowest`, infinite or NaN."""
     if not isfinite(value) or value < lowest:
         raise HeadwayError(f"{name}: expected a number of at least {lowest:g}, got {value!r}")
 
 
-def between(name: str, value: float, lowest: float, highest: float) -> None:
+def require_between(name: str, value: float, lowest: float, highest: float) -> None:
     """Refuse a number outside of `lowest` to `highest`, or NaN."""
     if not lowest <= value <= highest:
         raise HeadwayError(f"{name}: expected a number from {lowest:g} to {highest:g}, got {value!r}")
 
 
-def above(name: str, value: float, bound: float) -> None:
+def require_above(name: str, value: float, bound: float) -> None:
     """Refuse a number that is not above `bound`, infinite or NaN."""
     if not isfinite(value) or value <= bound:
         raise HeadwayError(f"{name}: expected a number above {bound:g}, got {value!r}")
 
 
-def can(name: str, given: object, verb: str | None = None) -> None:
+def require_callable(name: str, given: object, verb: str | None = None) -> None:
     """Refuse what is not None and cannot be called, or has no such method."""
     if given is None or callable(given if verb is None else getattr(given, verb, None)):
         return

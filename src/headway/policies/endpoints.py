@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headway.core.view import ReplicaView, RequestView
-from headway.policies.arguments import at_least
+from headway.core.view import PoolCounts, ReplicaView, RequestView
+from headway.policies.arguments import require_at_least
 
 
 def effective_use(replicas: Iterable[ReplicaView]) -> float:
@@ -55,7 +55,7 @@ class Silos:
     """
 
     def __init__(self, batch_tier: int, interactive_suffix: str, batch_suffix: str) -> None:
-        at_least("batch_tier", batch_tier, 1)
+        require_at_least("batch_tier", batch_tier, 1)
         self._batch_tier = batch_tier
         self._suffixes = (interactive_suffix, batch_suffix)
         self.are_there = bool(interactive_suffix or batch_suffix)
@@ -78,3 +78,8 @@ class Silos:
         if not self.are_there:
             return replicas
         return [replica for replica in replicas if self.serves(replica.pool, is_batch)]
+
+
+def within_bounds(pool: PoolCounts, number: int) -> int:
+    """Within the pool's bounds, and never none: an empty pool says nothing of its load."""
+    return min(max(number, pool.min_replicas, 1), pool.max_replicas)

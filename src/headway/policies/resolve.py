@@ -34,7 +34,7 @@ _TOOLS = frozenset({"desk"})
 
 
 @dataclass(frozen=True)
-class Choice(Generic[P]):
+class PolicyChoice(Generic[P]):
     """A policy and its arguments. Calling it makes a fresh instance, for one run."""
 
     name: str
@@ -55,16 +55,16 @@ class Choice(Generic[P]):
         return f"{self.name}({given})" if given else self.name
 
 
-def router(spec: Spec, load: LoadModule | None = None) -> Choice[Router]:
+def router(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Router]:
     """The router that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Router] = _choice("router", spec, ROUTERS, load)
+    choice: PolicyChoice[Router] = _choice("router", spec, ROUTERS, load)
     _check_verb("router", choice.name, choice(), "route", ("request", "view"))
     return choice
 
 
-def ordering(spec: Spec, load: LoadModule | None = None) -> Choice[Ordering]:
+def ordering(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Ordering]:
     """The ordering that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Ordering] = _choice("ordering", spec, ORDERINGS, load)
+    choice: PolicyChoice[Ordering] = _choice("ordering", spec, ORDERINGS, load)
     made = choice()
     _check_verb("ordering", choice.name, made, "rank", ("request", "now"))
     quantum, preemptive = getattr(made, "quantum", ""), getattr(made, "preemptive", "")
@@ -75,9 +75,9 @@ def ordering(spec: Spec, load: LoadModule | None = None) -> Choice[Ordering]:
     return choice
 
 
-def migration(spec: Spec, load: LoadModule | None = None) -> Choice[Migration]:
+def migration(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Migration]:
     """The migration policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Migration] = _choice("migration", spec, MIGRATIONS, load)
+    choice: PolicyChoice[Migration] = _choice("migration", spec, MIGRATIONS, load)
     made = choice()
     _check_verb("migration", choice.name, made, "moves", ("view",))
     _check_verb("migration", choice.name, made, "at_phase", ("request", "view"))
@@ -86,9 +86,9 @@ def migration(spec: Spec, load: LoadModule | None = None) -> Choice[Migration]:
     return choice
 
 
-def admission(spec: Spec, load: LoadModule | None = None) -> Choice[Admission]:
+def admission(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Admission]:
     """The admission policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Admission] = _choice("admission", spec, ADMISSIONS, load)
+    choice: PolicyChoice[Admission] = _choice("admission", spec, ADMISSIONS, load)
     made = choice()
     _check_verb("admission", choice.name, made, "holds", ("request",))
     _check_verb("admission", choice.name, made, "release", ("view",))
@@ -96,25 +96,25 @@ def admission(spec: Spec, load: LoadModule | None = None) -> Choice[Admission]:
     return choice
 
 
-def cascade(spec: Spec, load: LoadModule | None = None) -> Choice[Cascade]:
+def cascade(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Cascade]:
     """The cascade policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Cascade] = _choice("cascade", spec, CASCADES, load)
+    choice: PolicyChoice[Cascade] = _choice("cascade", spec, CASCADES, load)
     made = choice()
     _check_verb("cascade", choice.name, made, "enter", ("request", "view"))
     _check_verb("cascade", choice.name, made, "accept", ("request", "score", "view"))
     return choice
 
 
-def scaler(spec: Spec, load: LoadModule | None = None) -> Choice[Scaler]:
+def scaler(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Scaler]:
     """The scaler that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: Choice[Scaler] = _choice("scaler", spec, SCALERS, load)
+    choice: PolicyChoice[Scaler] = _choice("scaler", spec, SCALERS, load)
     made = choice()
     _check_verb("scaler", choice.name, made, "scale", ("view",))
     _check_interval("scaler", choice.name, made, "")
     return choice
 
 
-def _choice(kind: str, spec: Spec, named: Mapping[str, type[P]], load: LoadModule | None) -> Choice[P]:
+def _choice(kind: str, spec: Spec, named: Mapping[str, type[P]], load: LoadModule | None) -> PolicyChoice[P]:
     given = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     name = given.pop("name", None)
     if not isinstance(name, str):
@@ -126,12 +126,12 @@ def _choice(kind: str, spec: Spec, named: Mapping[str, type[P]], load: LoadModul
     else:
         raise unknown(kind, name, named)
     where = f"{kind} {name}"
-    choice = Choice(name, made_by, _arguments(where, made_by, given))
+    choice = PolicyChoice(name, made_by, _arguments(where, made_by, given))
     _try_out(where, choice)
     return choice
 
 
-def _try_out(where: str, choice: Choice[Any]) -> None:
+def _try_out(where: str, choice: PolicyChoice[Any]) -> None:
     """Let the constructor refuse its arguments now rather than in the run."""
     try:
         choice()

@@ -30,11 +30,11 @@ from headway.metrics.columns import floats, ints
 from headway.planning.regions.problem import Have, Kind, Problem
 from headway.planning.regions.search import plan
 from headway.policies import resolve
-from headway.policies.cover import HOUR_S, Cover
-from headway.policies.hourly import DAY_S, Planning
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.resolve import Choice
-from headway.policies.routing.jsq_tokens import JsqTokens
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.resolve import PolicyChoice
+from headway.policies.routing.jsq_tokens import JsqTokensRouter
+from headway.policies.scaling.cover import HOUR_S, GreedyCover
+from headway.policies.scaling.hourly_plan import DAY_S, Planning
 from headway.scenario.user_modules import loader_of
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
@@ -73,7 +73,7 @@ class PlannerSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 def scaler(
     spec: str | Mapping[str, Any], scenario: Scenario, line: Callable[[Pool], Line], tasks: TaskFactory | None = None
-) -> Choice[Scaler]:
+) -> PolicyChoice[Scaler]:
     """The scaler of a specification, with the forecaster and the planner that it names. `tasks` runs its planner."""
     arguments = {} if isinstance(spec, str) else dict(spec)
     tools = {key: _with_name(arguments.pop(key)) for key in ("forecaster", "planner") if key in arguments}
@@ -95,7 +95,7 @@ def scaler(
     return replace(choice, arguments={**choice.arguments, **made})
 
 
-def knows_future(choice: Choice[Scaler] | None) -> bool:
+def knows_future(choice: PolicyChoice[Scaler] | None) -> bool:
     """Whether the scaler's forecaster is fitted on the run's own demand."""
     return choice is not None and getattr(choice.arguments.get("forecaster"), "cheats", False)
 
@@ -211,7 +211,7 @@ def _served_tps(pool: Pool, rows: Workload, line: Callable[[Pool], Line]) -> flo
 
     def in_time(rate: float) -> bool:
         source = TraceSource(rows.with_columns({"arrival_s": np.cumsum(gaps) / rate}))
-        records = simulate(Fleet((pool,)), source, Policies(JsqTokens, Fcfs), seed=0, line=line)
+        records = simulate(Fleet((pool,)), source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
         request = ints(records.requests, "request")
         waits_s = floats(records.requests, "first_token_s") - floats(records.workload, "arrival_s", request)
         good = waits_s <= floats(records.workload, "slo_ttft_s", request)
@@ -320,7 +320,7 @@ class ScenarioPlanner:
 
     @cached_property
     def _greedy(self) -> InstancePlanner:
-        return Cover(self._tps, self._config.epsilon, self._config.startup_s)
+        return GreedyCover(self._tps, self._config.epsilon, self._config.startup_s)
 
     def _problem(
         self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]

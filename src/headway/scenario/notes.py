@@ -6,7 +6,7 @@ from headway.control.policies import Policies
 from headway.core.fleet import Pool
 from headway.core.policy import Scaler
 from headway.core.record import Outcome, Records
-from headway.policies.resolve import Choice
+from headway.policies.resolve import PolicyChoice
 from headway.scenario.long_term import knows_future
 from headway.scenario.replan import replanner_of
 
@@ -26,7 +26,7 @@ def rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
     return notes if too_long else notes[1:]
 
 
-def leaks(scaler: Choice[Scaler] | None) -> list[str]:
+def leaks(scaler: PolicyChoice[Scaler] | None) -> list[str]:
     """A warning where the scaler's forecaster knew the run's own demand."""
     if not knows_future(scaler):
         return []

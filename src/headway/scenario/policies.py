@@ -10,7 +10,7 @@ from headway.core.fleet import Fleet
 from headway.core.policy import Scaler
 from headway.core.task import TaskFactory
 from headway.policies import resolve
-from headway.policies.resolve import Choice
+from headway.policies.resolve import PolicyChoice
 from headway.scenario import long_term, replan
 from headway.scenario.user_modules import loader_of
 
@@ -47,7 +47,7 @@ def labels(scenario: Scenario) -> dict[str, str]:
     return names if policies.ordering_at == "replica" else {**names, "ordering_at": policies.ordering_at}
 
 
-def scaler_of(scenario: Scenario, tasks: TaskFactory | None = None) -> Choice[Scaler] | None:
+def scaler_of(scenario: Scenario, tasks: TaskFactory | None = None) -> PolicyChoice[Scaler] | None:
     """The scaler, with the forecaster and the planner that its specification names."""
     spec = scenario.spec.policies.scaling
     return None if spec is None else long_term.scaler(spec, scenario, StepTimes(scenario), tasks)

@@ -30,9 +30,9 @@ from headway.planning.cascade.shapes import Sets, among
 from headway.planning.cascade.shapes import shapes as shapes_of
 from headway.planning.cascade.stage_simulator import Simulated, rounds
 from headway.policies import resolve
-from headway.policies.cascade.replanned import Replanned as ReplannedCascade
-from headway.policies.resolve import Choice
-from headway.policies.scaling.replanned import Replanned as ReplannedScaler
+from headway.policies.cascade.replanned import ReplannedCascade
+from headway.policies.resolve import PolicyChoice
+from headway.policies.scaling.replanned import ReplannedScaler
 from headway.scenario.user_modules import loader_of
 from headway.workload.arrivals import Deterministic, Gamma, Poisson
 from headway.workload.quality import Scores
@@ -145,16 +145,16 @@ def _least_total_latency(search: Search, looked: Looked) -> CascadePlan:
 
 def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, num_gpus: int) -> Policies:
     """The policies with a cascade and a scaler that follow a planner."""
-    accept = Choice("replanned", ReplannedCascade, {"planner": planner})
+    accept = PolicyChoice("replanned", ReplannedCascade, {"planner": planner})
     arguments = {"planner": planner, "num_gpus": num_gpus, "interval_s": planner.config.interval_s}
-    scaler = Choice("replanned", ReplannedScaler, arguments)
+    scaler = PolicyChoice("replanned", ReplannedScaler, arguments)
     return structs.replace(policies, cascade=structs.replace(cascade, policy=accept), scaler=scaler)
 
 
 def replanner_of(policies: Policies) -> Replanner | None:
     """The planner that the policies follow."""
     chosen = None if policies.cascade is None else policies.cascade.policy
-    planner = chosen.arguments.get("planner") if isinstance(chosen, Choice) else None
+    planner = chosen.arguments.get("planner") if isinstance(chosen, PolicyChoice) else None
     return planner if isinstance(planner, Replanner) else None
 
 

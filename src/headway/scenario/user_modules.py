@@ -25,6 +25,9 @@ def loader_of(base_dir: Path) -> Callable[[str], ModuleType]:
         invalidate_caches()
         for folder in (Path.cwd(), base_dir.absolute()):
             file = folder.joinpath(*name.split("."))
+            imported = getattr(sys.modules.get(name), "__file__", None)
+            if imported in (f"{file}.py", str(file / "__init__.py")):
+                return sys.modules[name]  # a program that imported it shares its classes
             if file.with_name(f"{file.name}.py").is_file() or (file / "__init__.py").is_file():
                 return import_module(f"{__name__}.{str(folder).encode().hex()}.{name}")
         return import_module(name)

@@ -28,8 +28,8 @@ from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of
 from headway.gateway.workers.planner_process import PlannerProcesses
 from headway.planning.cascade.replanning import Replanner
 from headway.policies import resolve
-from headway.policies.hourly import Planning
-from headway.policies.resolve import Choice
+from headway.policies.resolve import PolicyChoice
+from headway.policies.scaling.hourly_plan import Planning
 from headway.scenario.long_term import knows_future
 from headway.scenario.policies import policies_of
 from headway.scenario.replan import replanner_of
@@ -220,7 +220,7 @@ def _is_planned(spec: Spec, said: DeclaredPool) -> bool:
 
 def _planned_gpus(spec: Spec, said: list[DeclaredPool], policies: Policies, places: Places) -> int | None:
     """GPUs of this machine that plans share out. HeadwayError where ports would be wanting."""
-    if replanner_of(policies) is None or not isinstance(policies.scaler, Choice):
+    if replanner_of(policies) is None or not isinstance(policies.scaler, PolicyChoice):
         return None
     num_gpus: int = policies.scaler.arguments["num_gpus"]
     for each in said:
@@ -327,7 +327,7 @@ def _check_oracles(policies: Policies, places: Places) -> None:
 def _check_forecasts(policies: Policies, places: Places) -> None:
     """Nobody knows the demand to come; and a plan needs to know what a replica serves."""
     choice = policies.scaler
-    if not isinstance(choice, Choice) or "forecaster" not in signature(choice.made_by).parameters:
+    if not isinstance(choice, PolicyChoice) or "forecaster" not in signature(choice.made_by).parameters:
         return
     at = ("policies", "scaling")
     if knows_future(choice):

@@ -21,7 +21,7 @@ from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, RoleChange, unit
 from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.perf import links
-from headway.policies.ordering.fcfs import Fcfs
+from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.sim.fabric import Fabric
 from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
@@ -99,7 +99,7 @@ class Cluster:
         self._last_s = 0.0
         """When a request last came, or a replica was asked for."""
         self._until_s: float | None = None
-        self._ordering = policies.ordering if policies.ordering_at != "gateway" else Fcfs
+        self._ordering = policies.ordering if policies.ordering_at != "gateway" else FcfsOrdering
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
         self._pacer, self._exact = pacer, step == "exact"
         self._control = Control(self, self._recorder, source.reactive)

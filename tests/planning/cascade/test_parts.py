@@ -35,8 +35,8 @@ from headway.planning.cascade.deployment import deploy, spread
 from headway.planning.cascade.latencies import Latencies, Table, Trend
 from headway.planning.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, Replicas, ReplicaSet
 from headway.planning.cascade.shapes import among, replica_sets, shapes, uniform_sets
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.routing.least_loaded import LeastLoaded
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.routing.least_loaded import LeastLoadedRouter
 from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.sim.cluster import simulate
 from headway.workload.quality_traces import generate_scores
@@ -237,7 +237,7 @@ def simulated_p95_s(model: Model, replicas: ReplicaSet, rate_rps: float, lengths
     columns = {"prompt_tokens": lengths.computed_tokens, "output_tokens": lengths.output_tokens}
     workload = Workload({"arrival_s": at - at[0], **{n: np.tile(c, rounds) for n, c in columns.items()}})
     pools = tuple(Pool(part.label, model, gpu, engine, part.parallel, part.count) for part in replicas.parts)
-    policies = Policies(LeastLoaded, Fcfs)
+    policies = Policies(LeastLoadedRouter, FcfsOrdering)
     line = lambda pool: StepModel(pool.model, pool.gpu, pool.engine, pool.parallel).line  # noqa: E731
     done = simulate(Fleet(pools), TraceSource(workload), policies, seed=0, line=line).requests
     assert (done["outcome"] == Outcome.FINISHED).all()

@@ -23,11 +23,11 @@ from headway.planning.cascade.periods import Period, shift
 from headway.planning.cascade.plan import CascadePlan, StagePlan
 from headway.planning.cascade.problem import QualityFloor, Replicas
 from headway.planning.cascade.replanning import Replanner, Standing, changes, standing
-from headway.policies.cascade.replanned import Replanned as Following
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.resolve import Choice
-from headway.policies.routing.least_loaded import LeastLoaded
-from headway.policies.scaling.replanned import Replanned as Rollout
+from headway.policies.cascade.replanned import ReplannedCascade
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.resolve import PolicyChoice
+from headway.policies.routing.least_loaded import LeastLoadedRouter
+from headway.policies.scaling.replanned import ReplannedScaler
 from headway.sim.cluster import simulate
 from headway.testing import check_cascade, check_scaler
 from headway.workload.quality import Scores
@@ -225,15 +225,15 @@ def test_the_pair_keeps_to_what_every_policy_must() -> None:
         config = Replan(quality=80, every_s=5.0, audit_share=0.5)
         return Replanner(tuple("mnopq"), {}, wanted, None, InlineTask(_no_plan), config)
 
-    check_cascade(lambda: Following(planner()))
-    check_scaler(lambda: Rollout(planner(), num_gpus=1000))
+    check_cascade(lambda: ReplannedCascade(planner()))
+    check_scaler(lambda: ReplannedScaler(planner(), num_gpus=1000))
 
 
 def _no_plan(found: Scores, rate_rps: float) -> CascadePlan:
     raise HeadwayError("none")
 
 
-class Watched(Rollout):
+class Watched(ReplannedScaler):
     """Notes how many GPUs are in use."""
 
     most = 0
@@ -270,11 +270,16 @@ def test_a_run_takes_a_new_plan_up_while_it_serves(after: CascadePlan) -> None:
         }
     )
     planner = replanner(lambda found, rate_rps: after, period(scores(), 10.0), every_s=100.0)
-    cascade = CascadeConfig("cascade", MODELS, Choice("following", Following, {"planner": planner}))
-    scaler = Choice("rollout", Watched, {"planner": planner, "num_gpus": 8})
+    cascade = CascadeConfig("cascade", MODELS, PolicyChoice("following", ReplannedCascade, {"planner": planner}))
+    scaler = PolicyChoice("rollout", Watched, {"planner": planner, "num_gpus": 8})
     Watched.most = 0
     done = summarize(
-        simulate(Fleet(pools), TraceSource(rows), Policies(LeastLoaded, Fcfs, cascade=cascade, scaler=scaler), seed=0)
+        simulate(
+            Fleet(pools),
+            TraceSource(rows),
+            Policies(LeastLoadedRouter, FcfsOrdering, cascade=cascade, scaler=scaler),
+            seed=0,
+        )
     )
     assert done.num_completed == num
     assert [each.why for each in planner.made][:1] == ["scores of llama-3-8b"]

@@ -7,11 +7,11 @@ from math import inf
 
 from headway.core.decision import Release
 from headway.core.view import AdmissionView, ReplicaView, RequestView
-from headway.policies.arguments import above, at_least, between
+from headway.policies.arguments import require_above, require_at_least, require_between
 from headway.policies.endpoints import Silos, effective_use
 
 
-class QueueManager:
+class QueueManagerAdmission:
     """Batch requests are kept until an endpoint has room for them, or their time is running out.
 
     Batch are the requests of tier `batch_tier` and above. Every `interval_s` each endpoint, a model's replicas in one
@@ -41,14 +41,14 @@ class QueueManager:
         interval_s: float = 1.0,
         interactive_suffix: str = "",
     ) -> None:
-        between("threshold", threshold, 0, 1)
-        between("low_threshold", low_threshold, 0, threshold)
-        at_least("urgent_after_s", urgent_after_s, 0)
-        above("default_deadline_s", default_deadline_s, 0)
-        at_least("margin_s", margin_s, 0)
-        above("interval_s", interval_s, 0)
+        require_between("threshold", threshold, 0, 1)
+        require_between("low_threshold", low_threshold, 0, threshold)
+        require_at_least("urgent_after_s", urgent_after_s, 0)
+        require_above("default_deadline_s", default_deadline_s, 0)
+        require_at_least("margin_s", margin_s, 0)
+        require_above("interval_s", interval_s, 0)
         self._silos = Silos(batch_tier, interactive_suffix, "")
-        between("urgent_tier", urgent_tier, 0, batch_tier)
+        require_between("urgent_tier", urgent_tier, 0, batch_tier)
         self.interval_s = interval_s
         self._threshold, self._low_threshold = threshold, low_threshold
         self._urgent_after_s, self._margin_s = urgent_after_s, margin_s

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from headway.core.record import Ended
 from headway.core.view import CascadeView, RequestView
-from headway.policies.arguments import above
-from headway.policies.cascade.thresholds import Thresholds
+from headway.policies.arguments import require_above
+from headway.policies.cascade.thresholds import ThresholdsCascade
 
 
-class DeadlineAware(Thresholds):
+class DeadlineAwareCascade(ThresholdsCascade):
     """As `thresholds`, but an answer will do where the next model cannot make the request's deadline.
 
     The deadline is the request's own, else its arrival and its promise for the whole answer; without either,
@@ -18,7 +18,7 @@ class DeadlineAware(Thresholds):
 
     def __init__(self, thresholds: float | list[float] = 80.0, weight: float = 0.05) -> None:
         super().__init__(thresholds)
-        above("weight", weight, 0)
+        require_above("weight", weight, 0)
         self._weight = min(weight, 1.0)
         self._takes_s: dict[str, float] = {}
         self._began: dict[int, tuple[str, float]] = {}

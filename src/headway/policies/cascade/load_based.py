@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.core.view import CascadeView, ReplicaView, RequestView
-from headway.policies.arguments import above, at_least, between
+from headway.policies.arguments import require_above, require_at_least, require_between
 
 
-class LoadBased:
+class LoadBasedCascade:
     """As `thresholds`, but the busier the next model is, the less an answer has to score.
 
     After CascadeServe, which picks one of several gears by load: as the next stage's requests in flight per seat go
@@ -16,10 +16,10 @@ class LoadBased:
     """
 
     def __init__(self, threshold: float = 80.0, lowest: float = 0.0, calm: float = 0.5, full: float = 1.0) -> None:
-        between("threshold", threshold, 0, 100)
-        between("lowest", lowest, 0, threshold)
-        at_least("calm", calm, 0)
-        above("full", full, calm)
+        require_between("threshold", threshold, 0, 100)
+        require_between("lowest", lowest, 0, threshold)
+        require_at_least("calm", calm, 0)
+        require_above("full", full, calm)
         self._threshold, self._lowest = threshold, lowest
         self._calm, self._full = calm, full
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from headway.core.view import CascadeView, OracleRequestView, RequestView
-from headway.policies.arguments import at_least, between
+from headway.policies.arguments import require_at_least, require_between
 
 
-class PreRouted:
+class PreRoutedCascade:
     """The smallest model whose answer is predicted to score at least `threshold`, else the largest.
 
     After RouteLLM. The prediction is the true score with a normal error of `noise`, which stands for how well
@@ -18,8 +18,8 @@ class PreRouted:
     oracle = True
 
     def __init__(self, threshold: float = 80.0, noise: float = 15.0) -> None:
-        between("threshold", threshold, 0, 100)
-        at_least("noise", noise, 0)
+        require_between("threshold", threshold, 0, 100)
+        require_at_least("noise", noise, 0)
         self._threshold, self._noise = threshold, noise
 
     def enter(self, request: RequestView, view: CascadeView) -> int:

@@ -7,7 +7,7 @@ from headway.core.record import Ended
 from headway.core.view import CascadeView, RequestView
 
 
-class Replanned:
+class ReplannedCascade:
     """As `thresholds`, with those of a planner that watches (Cascadia, section 4.4).
 
     Requests that the planner audits go through all models that have replicas. Where the next model has none, any

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headway.core.errors import HeadwayError
 from headway.core.view import CascadeView, RequestView
-from headway.policies.arguments import between
+from headway.policies.arguments import require_between
 
 
-class Thresholds:
+class ThresholdsCascade:
     """Every request begins with the smallest model; an answer that scores at least its stage's threshold will do.
 
     One threshold for each stage but the last, 0 to 100; one number stands for all of them. Cascadia, section 3.3.
@@ -18,7 +18,7 @@ class Thresholds:
         if not given:
             raise HeadwayError("thresholds: expected one for each stage but the last")
         for threshold in given:
-            between("thresholds", threshold, 0, 100)
+            require_between("thresholds", threshold, 0, 100)
         self._thresholds = thresholds
 
     def enter(self, request: RequestView, view: CascadeView) -> int:

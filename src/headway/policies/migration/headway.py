@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from headway.core.decision import Move
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.policies.migration.llumnix import Llumnix
-from headway.policies.migration.pascal import Pascal
+from headway.policies.migration.llumnix import LlumnixMigration
+from headway.policies.migration.pascal import PascalMigration
 
 
-class Headway:
+class HeadwayMigration:
     """An answer begins where the fewest reason; every `interval_s`, requests leave replicas that are full or drain.
 
     The first is PASCAL's Algorithm 2, with room in host memory counted; the second is K-tier Llumnix's pairing with
@@ -19,8 +19,8 @@ class Headway:
     """
 
     def __init__(self, interval_s: float = 1.0, num_tiers: int = 4) -> None:
-        self._phases = Pascal(host_counts=True)
-        self._tiers = Llumnix(interval_s=interval_s, num_tiers=num_tiers)
+        self._phases = PascalMigration(host_counts=True)
+        self._tiers = LlumnixMigration(interval_s=interval_s, num_tiers=num_tiers)
         self.interval_s: float | None = interval_s
 
     def moves(self, view: FleetView) -> Sequence[Move]:

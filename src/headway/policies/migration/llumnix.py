@@ -9,11 +9,11 @@ from typing import Literal
 from headway.core.decision import Move
 from headway.core.record import Ended
 from headway.core.view import FleetView, PlacedRequestView, ReplicaView, RequestView
-from headway.policies.arguments import above, at_least
-from headway.policies.headroom import Headroom, headroom_of
+from headway.policies.arguments import require_above, require_at_least
+from headway.policies.freeness import Headroom, headroom_of
 
 
-class Llumnix:
+class LlumnixMigration:
     """Every `interval_s`, the least free replica gives a request to the freest, the next to the next, and so on.
 
     Freeness is as in `freest`, headroom included. Two replicas pair while theirs differ by `threshold`, in blocks
@@ -39,11 +39,11 @@ class Llumnix:
         headroom: Literal["exponential", "binary", "none"] = "exponential",
         adaptive: bool = False,
     ) -> None:
-        above("interval_s", interval_s, 0)
-        at_least("threshold", threshold, 0)
-        at_least("evacuations", evacuations, 1)
+        require_above("interval_s", interval_s, 0)
+        require_at_least("threshold", threshold, 0)
+        require_at_least("evacuations", evacuations, 1)
         if stage_blocks is not None:
-            at_least("stage_blocks", stage_blocks, 1)
+            require_at_least("stage_blocks", stage_blocks, 1)
         self.interval_s: float | None = interval_s
         self._threshold = threshold
         self._stage_blocks = stage_blocks

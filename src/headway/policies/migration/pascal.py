@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from headway.core.decision import Move
 from headway.core.request import Phase
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.policies.arguments import at_least
+from headway.policies.arguments import require_at_least
 
 
-class Pascal:
+class PascalMigration:
     """When its reasoning ends, a request goes where the fewest others reason, of replicas whose answers keep pace.
 
     Those who reason are counted by the ordering's first queue (see the ordering `pascal`). Where no replica's
@@ -26,7 +26,7 @@ class Pascal:
     interval_s: float | None = None
 
     def __init__(self, adaptive: bool = True, quantum_tokens: int = 500, host_counts: bool = False) -> None:
-        at_least("quantum_tokens", quantum_tokens, 1)
+        require_at_least("quantum_tokens", quantum_tokens, 1)
         self._adaptive = adaptive
         self._host_counts = host_counts
         self._quantum_tokens = quantum_tokens

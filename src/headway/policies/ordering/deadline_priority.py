@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import inf, nextafter
 
 from headway.core.view import RequestView
-from headway.policies.arguments import above, at_least
+from headway.policies.arguments import require_above, require_at_least
 
 _STARTED, _SEVERELY_EXPIRED, _URGENT, _NOT_URGENT, _RECENTLY_EXPIRED, _BATCH = range(6)
 
 
-class DeadlinePriority:
+class DeadlinePriorityOrdering:
     """Severely expired, then urgent, then the others by tier, then recently expired; first come, first served in each.
 
     With d the time left until the TTFT deadline, a request is severely expired if d < -`tau_n_s`, recently expired if
@@ -28,10 +28,10 @@ class DeadlinePriority:
     def __init__(
         self, tau_n_s: float = 10.0, tau_p_s: float = 1.0, batch_tier: int = 2, default_deadline_s: float = 60.0
     ) -> None:
-        at_least("tau_n_s", tau_n_s, 0)
-        at_least("tau_p_s", tau_p_s, 0)
-        at_least("batch_tier", batch_tier, 1)
-        above("default_deadline_s", default_deadline_s, 0)
+        require_at_least("tau_n_s", tau_n_s, 0)
+        require_at_least("tau_p_s", tau_p_s, 0)
+        require_at_least("batch_tier", batch_tier, 1)
+        require_above("default_deadline_s", default_deadline_s, 0)
         self._tau_n_s, self._tau_p_s = tau_n_s, tau_p_s
         self._batch_tier = batch_tier
         self._default_deadline_s = default_deadline_s

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headway.core.view import RequestView
-from headway.policies.arguments import above
+from headway.policies.arguments import require_above
 
 
-class Edf:
+class EdfOrdering:
     """By deadline, and by arrival among equals.
 
     The deadline is the request's own or, where it has none, its arrival plus the first of these that is
@@ -16,7 +16,7 @@ class Edf:
     quantum: int | None = None
 
     def __init__(self, default_deadline_s: float = 60.0, preemptive: bool = False) -> None:
-        above("default_deadline_s", default_deadline_s, 0)
+        require_above("default_deadline_s", default_deadline_s, 0)
         self._default_deadline_s = default_deadline_s
         self.preemptive = preemptive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.core.view import RequestView
 
 
-class Fcfs:
+class FcfsOrdering:
     """By arrival; a request that was preempted keeps its place."""
 
     quantum: int | None = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headway.core.view import RequestView
-from headway.policies.arguments import at_least
+from headway.policies.arguments import require_at_least
 
 
-class FewestQuanta:
+class FewestQuantaOrdering:
     """Whoever has used up fewer quanta of `quantum_tokens` output tokens goes first; of equals, who came first.
 
     In `round-robin` a new request goes behind all who wait; here it takes the place of those that are past their
@@ -19,7 +19,7 @@ class FewestQuanta:
     preemptive: bool = True
 
     def __init__(self, quantum_tokens: int = 500) -> None:
-        at_least("quantum_tokens", quantum_tokens, 1)
+        require_at_least("quantum_tokens", quantum_tokens, 1)
         self._quantum_tokens = quantum_tokens
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headway.core.request import Phase
 from headway.core.view import RequestView
-from headway.policies.arguments import at_least
+from headway.policies.arguments import require_at_least
 
 
-class Pascal:
+class PascalOrdering:
     """Requests that reason, then those that answer; each of the two queues takes turns of `quantum_tokens`.
 
     A request that reasons with more than `demotion_tokens` of KV cache (prompt and output) stands with those that
@@ -23,8 +23,8 @@ class Pascal:
     preemptive: bool = True
 
     def __init__(self, quantum_tokens: int = 500, demotion_tokens: int = 5000, by_quanta: bool = False) -> None:
-        at_least("quantum_tokens", quantum_tokens, 1)
-        at_least("demotion_tokens", demotion_tokens, 0)
+        require_at_least("quantum_tokens", quantum_tokens, 1)
+        require_at_least("demotion_tokens", demotion_tokens, 0)
         self.quantum: int | None = None if by_quanta else quantum_tokens
         self._quantum_tokens = quantum_tokens
         self._demotion_tokens = demotion_tokens

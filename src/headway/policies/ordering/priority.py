@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.core.view import RequestView
 
 
-class Priority:
+class PriorityOrdering:
     """By tier, 0 first, and by arrival within a tier.
 
     With `preemptive`, an urgent request that waits takes the place of less urgent ones that run. Without,

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 from headway.core.errors import HeadwayError
 from headway.core.view import RequestView
-from headway.policies.arguments import at_least
+from headway.policies.arguments import require_at_least
 
 
-class PriorityFirst:
+class PriorityFirstOrdering:
     """Class by class of tiers, first come, first served within a class; who runs is not displaced.
 
     A new class begins at each tier of `classes`. The default, 1 and 2, is SageServe's PF with batch work behind:
@@ -22,7 +22,7 @@ class PriorityFirst:
 
     def __init__(self, classes: tuple[int, ...] = (1, 2)) -> None:
         for tier in classes:
-            at_least("classes", tier, 1)
+            require_at_least("classes", tier, 1)
         if any(one >= next_one for one, next_one in pairwise(classes)):
             raise HeadwayError(f"classes: expected tiers from low to high, got {list(classes)}")
         self._classes = tuple(classes)

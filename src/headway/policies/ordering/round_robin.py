@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headway.core.view import RequestView
-from headway.policies.arguments import at_least
+from headway.policies.arguments import require_at_least
 
 
-class RoundRobin:
+class RoundRobinOrdering:
     """Requests take turns of `quantum_tokens` output tokens; who has used one up goes behind those who wait.
 
     The default quantum is the one of the PASCAL paper's baseline.
@@ -15,7 +15,7 @@ class RoundRobin:
     preemptive: bool = True
 
     def __init__(self, quantum_tokens: int = 500) -> None:
-        at_least("quantum_tokens", quantum_tokens, 1)
+        require_at_least("quantum_tokens", quantum_tokens, 1)
         self.quantum: int | None = quantum_tokens
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:

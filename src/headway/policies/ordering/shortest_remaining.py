@@ -7,7 +7,7 @@ from typing import cast
 from headway.core.view import OracleRequestView, RequestView
 
 
-class ShortestRemaining:
+class ShortestRemainingOrdering:
     """By output tokens still to come, as only an oracle knows them, and by arrival among equals.
 
     With `preemptive`, a short request that waits takes the place of longer ones that run. The best mean

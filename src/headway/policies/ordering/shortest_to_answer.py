@@ -7,7 +7,7 @@ from typing import cast
 from headway.core.view import OracleRequestView, RequestView
 
 
-class ShortestToAnswer:
+class ShortestToAnswerOrdering:
     """By output tokens still to come before the answer begins; those that answer go last, by what is left of it.
 
     As only an oracle knows, and by arrival among equals. Where users see nothing of the reasoning, this is what

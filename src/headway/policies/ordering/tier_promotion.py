@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from headway.core.errors import HeadwayError
 from headway.core.view import RequestView
-from headway.policies.arguments import above
+from headway.policies.arguments import require_above
 
 
-class TierPromotion:
+class TierPromotionOrdering:
     """By tier and arrival, as `priority`, but a request rises by one tier for each `quota_s` since its arrival.
 
     The multi-level feedback queue that K-tier Llumnix proposes against starvation (section 6.5). `quota_s` is in
@@ -24,7 +24,7 @@ class TierPromotion:
         if not self._quotas_s:
             raise HeadwayError("quota_s: expected a number of seconds, or one for each tier")
         for value in self._quotas_s:
-            above("quota_s", value, 0)
+            require_above("quota_s", value, 0)
         self.preemptive = preemptive
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from headway.core.view import RequestView
-from headway.policies.arguments import at_least
-from headway.policies.ordering.pascal import Pascal
+from headway.policies.arguments import require_at_least
+from headway.policies.ordering.pascal import PascalOrdering
 
 
-class TiersAndPhases:
+class TiersAndPhasesOrdering:
     """By tier, and within a tier by the queues of `pascal`: reasoning, then answering, each in turns.
 
     What K-tier Llumnix and PASCAL order by, together: two queues for each of `num_tiers` tiers; further tiers share
@@ -27,8 +27,8 @@ class TiersAndPhases:
         phases_first: bool = False,
         by_quanta: bool = False,
     ) -> None:
-        at_least("num_tiers", num_tiers, 1)
-        self._phases = Pascal(quantum_tokens, demotion_tokens, by_quanta)
+        require_at_least("num_tiers", num_tiers, 1)
+        self._phases = PascalOrdering(quantum_tokens, demotion_tokens, by_quanta)
         self.quantum = self._phases.quantum
         self.num_queues = self._phases.num_queues * num_tiers
         self._num_tiers = num_tiers

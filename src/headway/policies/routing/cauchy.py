@@ -11,7 +11,7 @@ from msgspec import Struct
 from headway.core.decision import Placement
 from headway.core.errors import HeadwayError
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.policies.combos import Turns, after, by_combo, goodput_weights, tokens_left
+from headway.policies.routing.combos import WeightedRoundRobin, by_combo, goodput_weights, next_after, tokens_left
 
 Combo = Sequence[ReplicaView]
 
@@ -46,7 +46,7 @@ class WorkloadClass(Struct, frozen=True, forbid_unknown_fields=True):
         return any(replica.pool in (name, f"{name}-prefill", f"{name}-decode") for name in self.combos)
 
 
-class Cauchy:
+class CauchyRouter:
     """First a combo, in proportion to goodput; in it, prefill and decode apart, or all in place where idle.
 
     `between` combos: `goodput` is round robin weighted by profiled goodput, with weights that follow the combos
@@ -81,11 +81,11 @@ class Cauchy:
             raise HeadwayError(f"in_place: expected 0 to 1, got {in_place}")
         self._between, self._within, self._in_place = between, within, in_place
         self._classes = classes
-        self._turns: dict[int, Turns] = {}
+        self._turns: dict[int, WeightedRoundRobin] = {}
         """By class, -1 for requests of none."""
         self._last: dict[tuple[int, str], int] = {}
         """By combo and role, who had the last turn."""
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[int, DecodeTargets] = {}
         """By prefill replica."""
 
     @property
@@ -114,7 +114,7 @@ class Cauchy:
             return max(combos.items(), key=lambda item: (tokens_left(item[1]), -item[0]))[1]
         equal = 1.0 / len(combos)
         weights = goodput_weights(combos) if self._between == "goodput" else dict.fromkeys(combos, equal)
-        return combos[self._turns.setdefault(index, Turns()).next(weights)]
+        return combos[self._turns.setdefault(index, WeightedRoundRobin()).next(weights)]
 
     def _strict(self, combo: Combo) -> Placement:
         first = self._in_turn("prefill", _prefill(combo))
@@ -124,7 +124,7 @@ class Cauchy:
 
     def _in_turn(self, role: str, able: Combo) -> ReplicaView:
         key = able[0].combo, role
-        chosen = self._last[key] = after([replica.id for replica in able], self._last.get(key, -1))
+        chosen = self._last[key] = next_after([replica.id for replica in able], self._last.get(key, -1))
         return next(replica for replica in able if replica.id == chosen)
 
     def _opportunistic(self, combo: Combo) -> Placement:
@@ -137,7 +137,7 @@ class Cauchy:
             return Placement(last.id)
         if first.role != "prefill" or self._has_room(first, last):
             return Placement(first.id)
-        self._sent.setdefault(first.id, Sent()).add(last.id)
+        self._sent.setdefault(first.id, DecodeTargets()).add(last.id)
         return Placement(first.id, last.id)
 
     def _has_room(self, first: ReplicaView, last: ReplicaView) -> bool:
@@ -154,7 +154,7 @@ class Cauchy:
         return not _is_idle(replica), _load(replica) + coming, replica.id
 
 
-class Sent:
+class DecodeTargets:
     """Where the requests of a prefill replica will decode. Views do not say; they leave in the order they came in."""
 
     def __init__(self) -> None:

@@ -8,12 +8,11 @@ from typing import Literal
 from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.core.view import FleetView, RequestView
-from headway.policies.freeness import full_freeness
-from headway.policies.headroom import headroom_of
+from headway.policies.freeness import full_freeness, headroom_of
 from headway.policies.routing.least_loaded import least_loaded
 
 
-class Freest:
+class FreestRouter:
     """The replica with the most KV blocks left per running request, headroom for its tiers taken off.
 
     Freeness is `(M - used - head of the line - headroom) / running` in blocks (K-tier Llumnix, eq. 1-4), so a

@@ -8,15 +8,15 @@ from random import Random
 
 from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.policies.arguments import at_least
-from headway.policies.combos import by_combo, goodput_weights
-from headway.policies.routing.cauchy import Cauchy
+from headway.policies.arguments import require_at_least
+from headway.policies.routing.cauchy import CauchyRouter
+from headway.policies.routing.combos import by_combo, goodput_weights
 
 Combos = Mapping[int, Sequence[ReplicaView]]
 
 
 @dataclass(frozen=True)
-class Part:
+class ComboView:
     """Some replicas of a view, as a view."""
 
     now: float
@@ -24,7 +24,7 @@ class Part:
     replicas: Sequence[ReplicaView]
 
 
-class Headway:
+class HeadwayRouter:
     """The combo whose KV tokens, held and to come, are the fewest for its goodput; in it, who is idle does it all.
 
     What five systems look at, in one measure. Tokens are those of KV caches on the GPU and in host memory (PASCAL's
@@ -45,9 +45,9 @@ class Headway:
     """It may give all of a request to a replica that is for one phase."""
 
     def __init__(self, far: float = 1.5) -> None:
-        at_least("far", far, 1)
+        require_at_least("far", far, 1)
         self._far = far
-        self._inside = Cauchy()
+        self._inside = CauchyRouter()
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         combos = by_combo(view.replicas)
@@ -59,7 +59,7 @@ class Headway:
         told = tuple((on_pace[id][0].id, score) for id, score in scores.items())
         if len(chosen) == 1:
             return Placement(chosen[0].id, scores=told)
-        inside = self._inside.route(request, Part(view.now, view.random, chosen))
+        inside = self._inside.route(request, ComboView(view.now, view.random, chosen))
         return Placement(inside.replica, inside.decode, told)
 
     def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:

@@ -8,7 +8,7 @@ from enum import Enum
 from headway.core.decision import Placement
 from headway.core.record import Ended, Outcome
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.policies.arguments import at_least, between
+from headway.policies.arguments import require_at_least, require_between
 
 
 class State(Enum):
@@ -23,7 +23,7 @@ class State(Enum):
     """It drains, and is chosen only where all others do."""
 
 
-class Infaas:
+class InfaasRouter:
     """The lowest cost: `alpha * requests there + beta * their usual time + gamma * penalty of the state`.
 
     Requests there are all that wait or run; their usual time is an EWMA, in seconds, of the time from arrival to end
@@ -45,9 +45,9 @@ class Infaas:
         interference_factor: float = 1.5,
     ) -> None:
         for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma), ("overload_share", overload_share)):
-            at_least(name, value, 0)
-        between("ewma_weight", ewma_weight, 0, 1)
-        at_least("interference_factor", interference_factor, 1)
+            require_at_least(name, value, 0)
+        require_between("ewma_weight", ewma_weight, 0, 1)
+        require_at_least("interference_factor", interference_factor, 1)
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
         self._weight = ewma_weight
         self._overload_share = overload_share

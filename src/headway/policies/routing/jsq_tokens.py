@@ -8,10 +8,10 @@ from math import inf
 from headway.core.decision import Placement
 from headway.core.record import Ended, Outcome
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.policies.arguments import above, at_least
+from headway.policies.arguments import require_above, require_at_least
 
 
-class JsqTokens:
+class JsqTokensRouter:
     """The replica with the fewest tokens left, output lengths estimated by the mean of those that finished.
 
     Tokens left are the prompt tokens not yet computed, plus `num_in_flight * mean - tokens_generated`, but
@@ -20,8 +20,8 @@ class JsqTokens:
     """
 
     def __init__(self, prior_output_tokens: float = 256.0, prior_num_requests: float = 16.0) -> None:
-        at_least("prior_output_tokens", prior_output_tokens, 1)
-        above("prior_num_requests", prior_num_requests, 0)
+        require_at_least("prior_output_tokens", prior_output_tokens, 1)
+        require_above("prior_num_requests", prior_num_requests, 0)
         self._mean = prior_output_tokens
         self._count = prior_num_requests
 

@@ -10,7 +10,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, OracleReplicaView, RequestView
 
 
-class JsqTokensOracle:
+class JsqTokensOracleRouter:
     """The replica with the fewest tokens left, prompt and output, as only an oracle knows them.
 
     What `jsq-tokens` would do with perfect estimates: the bound on what predicting lengths can bring. Of

@@ -6,7 +6,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
 
 
-class LeastFootprint:
+class LeastFootprintRouter:
     """The replica with the smallest KV footprint: blocks on the GPU, and those of preempted requests in host memory.
 
     Of equals, the lowest id. The placement of the PASCAL paper's baselines (section V-A). Unlike `least-kv`, it

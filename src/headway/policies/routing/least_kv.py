@@ -6,10 +6,10 @@ from math import inf
 
 from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
-from headway.policies.arguments import at_least
+from headway.policies.arguments import require_at_least
 
 
-class LeastKv:
+class LeastKvRouter:
     """The replica with the smallest share of KV blocks used, or spoken for by prompts not yet computed.
 
     Counting the prompts that wait (`block_size_tokens` to a block) tells two full caches apart, and keeps a
@@ -18,7 +18,7 @@ class LeastKv:
     """
 
     def __init__(self, block_size_tokens: int = 16) -> None:
-        at_least("block_size_tokens", block_size_tokens, 1)
+        require_at_least("block_size_tokens", block_size_tokens, 1)
         self._blocks_per_token = 1.0 / block_size_tokens
 
     def route(self, request: RequestView, view: FleetView) -> Placement:

@@ -9,7 +9,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, ReplicaView, RequestView
 
 
-class LeastLoaded:
+class LeastLoadedRouter:
     """The replica with the fewest requests: waiting, running, and placed but not yet seen in its metrics.
 
     Load is `max(num_in_flight, num_waiting + num_running)`: a router's own count is never stale, and the

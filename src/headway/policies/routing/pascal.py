@@ -6,7 +6,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
 
 
-class Pascal:
+class PascalRouter:
     """The replica with the smallest KV footprint, GPU and host, among those whose answers keep their pace.
 
     Where no replica's answers do, among all. Of equals, the lowest id. Meant for new requests, which begin to

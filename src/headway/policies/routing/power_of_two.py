@@ -6,7 +6,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
 
 
-class PowerOfTwo:
+class PowerOfTwoRouter:
     """The less loaded of two different replicas drawn at random.
 
     Load as in `least-loaded`; of equals, the first drawn. Two are enough to avoid the longest queues, and

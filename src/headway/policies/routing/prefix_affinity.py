@@ -6,13 +6,13 @@ from math import ceil
 
 from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
-from headway.policies.arguments import at_least
+from headway.policies.arguments import require_at_least
 from headway.policies.routing.least_loaded import least_loaded
 
 _MASK = (1 << 30) - 1  # products of two such numbers are the fastest that Python has
 
 
-class PrefixAffinity:
+class PrefixAffinityRouter:
     """Requests whose prompts begin alike stick to one replica, with bounded load.
 
     Requests form a group when their first `num_segments` prefix segments are the same. A group ranks the
@@ -24,9 +24,9 @@ class PrefixAffinity:
     """
 
     def __init__(self, load_factor: float = 1.25, spare_requests: int = 4, num_segments: int = 1) -> None:
-        at_least("load_factor", load_factor, 1)
-        at_least("spare_requests", spare_requests, 0)
-        at_least("num_segments", num_segments, 1)
+        require_at_least("load_factor", load_factor, 1)
+        require_at_least("spare_requests", spare_requests, 0)
+        require_at_least("num_segments", num_segments, 1)
         self._load_factor = load_factor
         self._spare_requests = spare_requests
         self._num_segments = num_segments

@@ -6,7 +6,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
 
 
-class Random:
+class RandomRouter:
     """Any replica, each as likely as the others."""
 
     def route(self, request: RequestView, view: FleetView) -> Placement:

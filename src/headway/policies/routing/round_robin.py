@@ -6,7 +6,7 @@ from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
 
 
-class RoundRobin:
+class RoundRobinRouter:
     """Each replica in turn, whatever its load.
 
     The cursor is the last replica's id, so that replicas which come and go move nobody else's turn: the next

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.core.view import FleetView, ReplicaView, RequestView
-from headway.policies.arguments import between
+from headway.policies.arguments import require_between
 from headway.policies.endpoints import Silos, effective_use, is_below
-from headway.policies.routing.jsq_tokens import JsqTokens
+from headway.policies.routing.jsq_tokens import JsqTokensRouter
 
 
-class SageServe:
+class SageServeRouter:
     """A region that is less than `threshold` full, the least full endpoint in it, the instance with least to do.
 
     How full is effective memory utilisation: KV cache in use over KV cache there is. An interactive request goes to
@@ -36,11 +36,11 @@ class SageServe:
         prior_output_tokens: float = 256.0,
         prior_num_requests: float = 16.0,
     ) -> None:
-        between("threshold", threshold, 0, 1)
+        require_between("threshold", threshold, 0, 1)
         self._threshold = threshold
         self._preference = tuple(preference)
         self._silos = Silos(batch_tier, interactive_suffix, batch_suffix)
-        self._instances = JsqTokens(prior_output_tokens, prior_num_requests)
+        self._instances = JsqTokensRouter(prior_output_tokens, prior_num_requests)
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         is_batch = self._silos.is_batch(request)

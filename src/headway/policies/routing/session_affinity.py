@@ -6,18 +6,18 @@ from collections import OrderedDict
 
 from headway.core.decision import Placement
 from headway.core.view import FleetView, RequestView
-from headway.policies.arguments import at_least
+from headway.policies.arguments import require_at_least
 from headway.policies.routing.least_loaded import least_loaded
 
 
-class SessionAffinity:
+class SessionAffinityRouter:
     """A session stays with its replica for as long as that is there; a new one goes to the least loaded.
 
     The `max_sessions` used last are remembered. A request without a session goes to the least loaded replica.
     """
 
     def __init__(self, max_sessions: int = 200_000) -> None:
-        at_least("max_sessions", max_sessions, 1)
+        require_at_least("max_sessions", max_sessions, 1)
         self._max_sessions = max_sessions
         self._homes: OrderedDict[int, int] = OrderedDict()
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from headway.core.view import PoolsView, PoolView, ReplicaView
-from headway.policies.arguments import above, at_least, between
-from headway.policies.endpoints import Silos
-from headway.policies.reaction import bounded
+from headway.policies.arguments import require_above, require_at_least, require_between
+from headway.policies.endpoints import Silos, within_bounds
 
 
-class Chiron:
+class ChironScaler:
     """Back-pressure of interactive work sizes interactive and mixed pools, the batch queue sizes batch pools.
 
     Of a model in a region, pools whose names end in `interactive_suffix` or `batch_suffix` are of that kind, all
@@ -38,12 +37,12 @@ class Chiron:
         batch_suffix: str = "-batch",
         interval_s: float = 5.0,
     ) -> None:
-        above("theta", theta, 0)
-        between("theta", theta, 0, 1)
-        at_least("cooldown_s", cooldown_s, 0)
-        at_least("batch_request_s", batch_request_s, 0)
-        above("batch_deadline_s", batch_deadline_s, 0)
-        above("interval_s", interval_s, 0)
+        require_above("theta", theta, 0)
+        require_between("theta", theta, 0, 1)
+        require_at_least("cooldown_s", cooldown_s, 0)
+        require_at_least("batch_request_s", batch_request_s, 0)
+        require_above("batch_deadline_s", batch_deadline_s, 0)
+        require_above("interval_s", interval_s, 0)
         self.interval_s = interval_s
         self._theta, self._cooldown_s = theta, cooldown_s
         self._replicas_per_batch_request = batch_request_s / batch_deadline_s
@@ -73,9 +72,9 @@ class Chiron:
         num = sum(map(_number, own))
         if busy > self._theta * num:
             growing = [pool for pool in own if _number(pool) < pool.max_replicas]
-            return {growing[0].name: bounded(growing[0], _number(growing[0]) + 1)} if growing else {}
+            return {growing[0].name: within_bounds(growing[0], _number(growing[0]) + 1)} if growing else {}
         if busy <= self._theta * (num - 1) and not any(pool.num_starting for pool in own):
-            shrinking = [pool for pool in own if _number(pool) > bounded(pool, 0)]
+            shrinking = [pool for pool in own if _number(pool) > within_bounds(pool, 0)]
             return {shrinking[0].name: _number(shrinking[0]) - 1} if shrinking else {}
         return {}
 

@@ -12,17 +12,16 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.policy import ComboPlanner
 from headway.core.task import InlineTask, TaskFactory
 from headway.core.view import PoolsView, PoolView
-from headway.policies.arguments import above, at_least, can
-from headway.policies.cheapest import Kind, cheapest
-from headway.policies.demand import Arrivals
-from headway.policies.stock import Stock, stock_of, surplus
+from headway.policies.arguments import require_above, require_at_least, require_callable
+from headway.policies.scaling.cheapest_combos import ComboKind, cheapest
+from headway.policies.scaling.demand import ArrivalCounts
 
 _LITTLE = 1e-9
 _Purpose = Literal["out", "anew"]
 """More of them; or the best ones in place of those that there are."""
 
 
-class Combos:
+class CombosScaler:
     """As many combos of each kind as the demand of the last `local_window_s` asks for.
 
     Every `interval_s`, for each model: when `local_window_s` has passed since the last step and the mean rate of
@@ -54,15 +53,15 @@ class Combos:
         planner: ComboPlanner | None = None,
         desk: TaskFactory | None = None,
     ) -> None:
-        at_least("ratio", ratio, 0)
-        above("local_window_s", local_window_s, 0)
-        at_least("global_window_s", global_window_s, local_window_s)
-        at_least("grace_s", grace_s, 0)
-        above("interval_s", interval_s, 0)
+        require_at_least("ratio", ratio, 0)
+        require_above("local_window_s", local_window_s, 0)
+        require_at_least("global_window_s", global_window_s, local_window_s)
+        require_at_least("grace_s", grace_s, 0)
+        require_above("interval_s", interval_s, 0)
         for name, num in (gpu_limits or {}).items():
-            at_least(f"gpu_limits: {name}", num, 0)
+            require_at_least(f"gpu_limits: {name}", num, 0)
         for name, efficiency in (cost_efficiency or {}).items():
-            above(f"cost_efficiency: {name}", efficiency, 0)
+            require_above(f"cost_efficiency: {name}", efficiency, 0)
         if planner is not None and not callable(getattr(planner, "best", None)):
             raise HeadwayError(f"planner: expected an object with a method `best`, got {planner!r}")
         self.interval_s = interval_s
@@ -70,7 +69,7 @@ class Combos:
         self._local_s, self._global_s = local_window_s, global_window_s
         self._gpu_limits = gpu_limits or {}
         self._cost_efficiency = cost_efficiency
-        can("desk", desk)
+        require_callable("desk", desk)
         self._clerk = (desk or InlineTask)(_Best(planner))
         self._asked: _Question | None = None
         """What the clerk works out."""
@@ -83,7 +82,7 @@ class Combos:
         wanted: dict[str, int] = {}
         for model in models:
             stocks = [
-                stock_of(pool, self._cost(pool)) for pool in view.pools if pool.model == model and pool.goodput_rps
+                count_combos(pool, self._cost(pool)) for pool in view.pools if pool.model == model and pool.goodput_rps
             ]
             # Requests may go by another name of the only model, or by none.
             arrived = sum(num for (name, *_), (num, _) in view.arrived.items() if name == model or len(models) == 1)
@@ -94,7 +93,7 @@ class Combos:
                 wanted |= self._step(state, stocks, left, view.now)
         return wanted
 
-    def _step(self, state: _Model, stocks: Sequence[Stock], left: Counter[str], now: float) -> dict[str, int]:
+    def _step(self, state: _Model, stocks: Sequence[ComboCounts], left: Counter[str], now: float) -> dict[str, int]:
         """Algorithm 1, lines 7 to 28."""
         rate_rps = state.arrivals.rate_rps(self._local_s)
         provisioned_rps = sum(stock.goodput_rps * stock.num for stock in stocks)
@@ -120,7 +119,9 @@ class Combos:
             return self._refine(state, stocks, left, now)
         return {}
 
-    def _out(self, state: _Model, stocks: Sequence[Stock], left: Counter[str], deficit_rps: float) -> dict[str, int]:
+    def _out(
+        self, state: _Model, stocks: Sequence[ComboCounts], left: Counter[str], deficit_rps: float
+    ) -> dict[str, int]:
         """More of them; who drains first, since those are up and paid for."""
         more: Counter[str] = Counter()
         for stock in sorted(stocks, key=lambda stock: (stock.cost / stock.goodput_rps, stock.name)):
@@ -134,7 +135,7 @@ class Combos:
             more += _fit(stocks, found, left)
         return {stock.name: max(stock.num + more[stock.name], stock.fewest) for stock in stocks if more[stock.name]}
 
-    def _best_anew(self, state: _Model, stocks: Sequence[Stock], left: Counter[str]) -> dict[str, int]:
+    def _best_anew(self, state: _Model, stocks: Sequence[ComboCounts], left: Counter[str]) -> dict[str, int]:
         """Which combos would be best now (line 24)."""
         gpus = Counter(left)
         for stock in stocks:
@@ -147,7 +148,7 @@ class Combos:
         found = self._best(state, "anew", rate_rps, stocks, most, gpus)
         return {stock.name: max(found.get(stock.name, 0), stock.fewest) for stock in stocks}
 
-    def _refine(self, state: _Model, stocks: Sequence[Stock], left: Counter[str], now: float) -> dict[str, int]:
+    def _refine(self, state: _Model, stocks: Sequence[ComboCounts], left: Counter[str], now: float) -> dict[str, int]:
         """Towards the target: add first, and when that serves, remove (line 25)."""
         target = state.target or {}
         if any(stock.num_starting for stock in stocks):
@@ -170,8 +171,8 @@ class Combos:
         return _less(stocks, extra)
 
     def _best(
-        self, state: _Model, purpose: _Purpose, demand_rps: float, stocks: Sequence[Stock], most: Mapping[str, int],
-        gpus: Mapping[str, int],
+        self, state: _Model, purpose: _Purpose, demand_rps: float, stocks: Sequence[ComboCounts],
+        most: Mapping[str, int], gpus: Mapping[str, int],
     ) -> Mapping[str, int]:  # fmt: skip
         """The clerk's answer, once it is there; what was asked a moment ago is as good as asked now."""
         if self._asked is not None:
@@ -185,7 +186,7 @@ class Combos:
                 asked.state.failed.pop(asked.purpose, None)
                 if (asked.state, asked.purpose) == (state, purpose):
                     return found
-        kinds = tuple(Kind(s.name, s.goodput_rps, s.cost, dict(s.gpus), most[s.name]) for s in stocks)
+        kinds = tuple(ComboKind(s.name, s.goodput_rps, s.cost, dict(s.gpus), most[s.name]) for s in stocks)
         question = _Question(state, purpose, state.now, demand_rps, kinds, dict(gpus))
         if self._is_hopeless(question):
             raise _LaterError
@@ -206,7 +207,7 @@ class Combos:
         """Of the types that are limited; what drains still has its GPUs."""
         left = Counter(self._gpu_limits)
         for pool in pools:
-            stock = stock_of(pool, 0.0)
+            stock = count_combos(pool, 0.0)
             for gpu in left:
                 left[gpu] -= (stock.num + stock.num_draining) * pool.gpus.get(gpu, 0)
         return left
@@ -241,7 +242,7 @@ class _Best:
     def __init__(self, planner: ComboPlanner | None) -> None:
         self._planner = planner
 
-    def __call__(self, demand_rps: float, kinds: Sequence[Kind], gpus: Mapping[str, int]) -> Mapping[str, int]:
+    def __call__(self, demand_rps: float, kinds: Sequence[ComboKind], gpus: Mapping[str, int]) -> Mapping[str, int]:
         if self._planner is None:
             return cheapest(demand_rps, kinds, gpus)
         return self._planner.best(demand_rps, {kind.name: kind.most for kind in kinds}, gpus)
@@ -251,7 +252,7 @@ class _Model:
     """Where the algorithm is with one model."""
 
     def __init__(self, now: float, longest_s: float) -> None:
-        self.arrivals = Arrivals(longest_s)
+        self.arrivals = ArrivalCounts(longest_s)
         self.last_s = now
         """When it last took a step."""
         self.leaves_s: float | None = None
@@ -271,11 +272,77 @@ class _Question:
     purpose: _Purpose
     at_s: float
     demand_rps: float
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ComboKind, ...]
     gpus: dict[str, int]
 
 
-def _fit(stocks: Sequence[Stock], more: Mapping[str, int], left: Counter[str]) -> Counter[str]:
+@dataclass(frozen=True)
+class ComboCounts:
+    """A pool in numbers."""
+
+    name: str
+    goodput_rps: float
+    """Of one of them."""
+    cost: float
+    """Of one of them, in whatever is minimised."""
+    gpus: Mapping[str, int]
+    """Of one of them, by type."""
+    num_serving: int
+    num_starting: int
+    num_draining: int
+    fewest: int
+    most: int
+    num_failed: int = 0
+    """That are wanted, and do not start."""
+
+    @property
+    def num(self) -> int:
+        """Those that serve or will."""
+        return self.num_serving + self.num_starting
+
+    @property
+    def room(self) -> int:
+        """How many more there may be, those that drain counted; none while one does not start."""
+        return 0 if self.num_failed else max(self.most - self.num - self.num_draining, 0)
+
+    @property
+    def num_removable(self) -> int:
+        """How many can be drained: none that is starting, nor the last that serves while others start."""
+        return max(min(self.num_serving - bool(self.num_starting), self.num - self.fewest), 0)
+
+
+def count_combos(pool: PoolView, cost: float) -> ComboCounts:
+    """A pool as it is now."""
+    draining = {replica.combo for replica in pool.replicas if replica.is_draining}
+    return ComboCounts(
+        pool.name, pool.goodput_rps or 0.0, cost, pool.gpus, pool.num_serving, pool.num_starting, len(draining),
+        pool.min_replicas, pool.max_replicas, pool.num_failed,
+    )  # fmt: skip
+
+
+def surplus(stocks: Sequence[ComboCounts], excess_rps: float, only: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Which combos to do without, and how many: again and again the one whose goodput is closest to the excess.
+
+    None that has more goodput than is left of the excess, and of equals the dearest. One combo stays. `only` limits
+    how many of each.
+    """
+    going: Counter[str] = Counter()
+    num_serving = sum(stock.num_serving for stock in stocks)
+    most = {stock.name: stock.num_removable for stock in stocks}
+    if only is not None:
+        most = {name: min(num, only.get(name, 0)) for name, num in most.items()}
+    while num_serving > 1:
+        fitting = [s for s in stocks if going[s.name] < most[s.name] and s.goodput_rps <= excess_rps + _LITTLE]
+        if not fitting:
+            break
+        one = max(fitting, key=lambda stock: (stock.goodput_rps, stock.cost, stock.name))
+        going[one.name] += 1
+        excess_rps -= one.goodput_rps
+        num_serving -= 1
+    return dict(going)
+
+
+def _fit(stocks: Sequence[ComboCounts], more: Mapping[str, int], left: Counter[str]) -> Counter[str]:
     """As many of these as there is room for; their GPUs are no longer left."""
     fitting: Counter[str] = Counter()
     for stock in stocks:
@@ -288,5 +355,5 @@ def _fit(stocks: Sequence[Stock], more: Mapping[str, int], left: Counter[str]) -
     return fitting
 
 
-def _less(stocks: Sequence[Stock], fewer: Mapping[str, int]) -> dict[str, int]:
+def _less(stocks: Sequence[ComboCounts], fewer: Mapping[str, int]) -> dict[str, int]:
     return {stock.name: max(stock.num - fewer[stock.name], stock.fewest) for stock in stocks if fewer.get(stock.name)}

@@ -7,11 +7,11 @@ from statistics import fmean
 
 from headway.core.errors import HeadwayError
 from headway.core.view import PoolsView, PoolView
-from headway.policies.arguments import above, at_least
+from headway.policies.arguments import require_above, require_at_least
 from headway.policies.freeness import free_share, normal_freeness
 
 
-class Freeness:
+class FreenessScaler:
     """One replica more while a pool's mean normal freeness is below `out_below`, one less above `in_above`.
 
     Freeness is in KV blocks per running request, without headroom, and the thresholds -0.5 and 1.5 are the paper's.
@@ -31,8 +31,8 @@ class Freeness:
         cooldown_s: float = 10.0,
         normalised: bool = False,
     ) -> None:
-        above("interval_s", interval_s, 0)
-        at_least("cooldown_s", cooldown_s, 0)
+        require_above("interval_s", interval_s, 0)
+        require_at_least("cooldown_s", cooldown_s, 0)
         low, high = (0.1, 0.6) if normalised else (-0.5, 1.5)
         self._out_below = low if out_below is None else out_below
         self._in_above = high if in_above is None else in_above

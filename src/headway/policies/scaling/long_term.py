@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from headway.core.policy import InstancePlanner, MakeForecaster
 from headway.core.task import TaskFactory
 from headway.core.view import PoolsView, PoolView
-from headway.policies.arguments import above, at_least, between, can
-from headway.policies.hourly import Hourly, Planning
-from headway.policies.reaction import Reaction, bounded
+from headway.policies.arguments import require_above, require_at_least, require_between, require_callable
+from headway.policies.endpoints import within_bounds
+from headway.policies.scaling.hourly_plan import HourlyPlanner, Planning
+from headway.policies.scaling.reactive import ReactiveRule
 
 
-class LongTermImmediate:
+class LongTermImmediateScaler:
     """LT-I: each pool goes to the planned number of replicas as soon as there is a plan.
 
     Every hour (and once after the first `step_s`) the input tokens per second of interactive work are forecast for
@@ -33,20 +34,20 @@ class LongTermImmediate:
         planner: InstancePlanner | None = None,
         desk: TaskFactory | None = None,
     ) -> None:
-        above("interval_s", interval_s, 0)
-        can("forecaster", forecaster)
-        can("planner", planner, "instances")
-        can("desk", desk)
+        require_above("interval_s", interval_s, 0)
+        require_callable("forecaster", forecaster)
+        require_callable("planner", planner, "instances")
+        require_callable("desk", desk)
         self.interval_s = interval_s
-        self._hourly = Hourly(plan, forecaster, planner, desk)
+        self._hourly = HourlyPlanner(plan, forecaster, planner, desk)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         self._hourly.watch(view)
         targets = self._hourly.targets
-        return {pool.name: bounded(pool, targets[pool.name]) for pool in view.pools if pool.name in targets}
+        return {pool.name: within_bounds(pool, targets[pool.name]) for pool in view.pools if pool.name in targets}
 
 
-class LongTermUtilization:
+class LongTermUtilizationScaler:
     """LT-U: the plan of `lt-i` is approached one replica at a time, and only when memory asks for it.
 
     A pool grows while it is more than `out_above` full and below the planned number, and shrinks while it is less than
@@ -66,20 +67,20 @@ class LongTermUtilization:
         planner: InstancePlanner | None = None,
         desk: TaskFactory | None = None,
     ) -> None:
-        above("interval_s", interval_s, 0)
-        can("forecaster", forecaster)
-        can("planner", planner, "instances")
-        can("desk", desk)
+        require_above("interval_s", interval_s, 0)
+        require_callable("forecaster", forecaster)
+        require_callable("planner", planner, "instances")
+        require_callable("desk", desk)
         self.interval_s = interval_s
-        self._hourly = Hourly(plan, forecaster, planner, desk)
-        self._reaction = Reaction(out_above, in_below, cooldown_s, pending_guard)
+        self._hourly = HourlyPlanner(plan, forecaster, planner, desk)
+        self._reaction = ReactiveRule(out_above, in_below, cooldown_s, pending_guard)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         self._hourly.watch(view)
         wanted: dict[str, int] = {}
         for pool in view.pools:
             if pool.name in self._hourly.targets:
-                target = bounded(pool, self._hourly.targets[pool.name])
+                target = within_bounds(pool, self._hourly.targets[pool.name])
                 wanted |= self._reaction.step(pool, self._step(pool, target, view.now), view.now)
         return wanted
 
@@ -90,7 +91,7 @@ class LongTermUtilization:
         return direction if (number < target if direction > 0 else number > target) else 0
 
 
-class LongTermGap(LongTermUtilization):
+class LongTermGapScaler(LongTermUtilizationScaler):
     """LT-UA: as `lt-u`, but at the end of the hour demand that is far off the forecast goes before the plan.
 
     In the last `last_s` of each hour a pool that has reached its planned number grows on, and does not shrink, while
@@ -117,9 +118,9 @@ class LongTermGap(LongTermUtilization):
     ) -> None:
         super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner, desk)
         self._period_s = (plan or Planning()).period_s
-        between("last_s", last_s, 0, self._period_s)
-        at_least("burst", burst, 1)
-        between("lull", lull, 0, 1)
+        require_between("last_s", last_s, 0, self._period_s)
+        require_at_least("burst", burst, 1)
+        require_between("lull", lull, 0, 1)
         self._last_s, self._burst, self._lull = last_s, burst, lull
 
     def _step(self, pool: PoolView, target: int, now: float) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from headway.core.policy import CascadeReplanner
 from headway.core.view import PoolsView, PoolView
-from headway.policies.arguments import above, at_least
+from headway.policies.arguments import require_above, require_at_least
 
 
-class Replanned:
+class ReplannedScaler:
     """Follows a planner (Cascadia, section 4.4, appendix G): replicas that both plans have stay as they are.
 
     The others change one after the other. What the plan adds starts as soon as there are GPUs for it; what it drops
@@ -17,8 +17,8 @@ class Replanned:
     """
 
     def __init__(self, planner: CascadeReplanner, num_gpus: int, interval_s: float = 2.0) -> None:
-        at_least("num_gpus", num_gpus, 1)
-        above("interval_s", interval_s, 0)
+        require_at_least("num_gpus", num_gpus, 1)
+        require_above("interval_s", interval_s, 0)
         self.interval_s = interval_s
         self._planner, self._num_gpus = planner, num_gpus
 

@@ -7,11 +7,11 @@ from math import ceil
 
 from headway.core.errors import HeadwayError
 from headway.core.view import PoolsView, PoolView
-from headway.policies.arguments import above, at_least
+from headway.policies.arguments import require_above, require_at_least
 from headway.policies.endpoints import fullest_use
 
 
-class TargetUtilization:
+class TargetUtilizationScaler:
     """Each pool gets `ceil(serving * load / target)` replicas or combos, the most that any of its targets asks for.
 
     Loads are the share of KV blocks in use, against `kv_use`, and requests in flight per replica, or per combo,
@@ -33,13 +33,13 @@ class TargetUtilization:
     ) -> None:
         for name, target in (("kv_use", kv_use), ("in_flight", in_flight)):
             if target is not None:
-                above(name, target, 0)
+                require_above(name, target, 0)
         if kv_use is None and in_flight is None:
             raise HeadwayError("kv_use, in_flight: expected a target for at least one of them")
-        at_least("tolerance", tolerance, 0)
-        at_least("stabilization_s", stabilization_s, 0)
-        at_least("cooldown_s", cooldown_s, 0)
-        above("interval_s", interval_s, 0)
+        require_at_least("tolerance", tolerance, 0)
+        require_at_least("stabilization_s", stabilization_s, 0)
+        require_at_least("cooldown_s", cooldown_s, 0)
+        require_above("interval_s", interval_s, 0)
         self.interval_s = interval_s
         self._kv_use, self._in_flight = kv_use, in_flight
         self._tolerance, self._stabilization_s, self._cooldown_s = tolerance, stabilization_s, cooldown_s

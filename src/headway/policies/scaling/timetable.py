@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from headway.core.errors import unknown
 from headway.core.view import PoolsView
-from headway.policies.arguments import above, at_least
-from headway.policies.reaction import bounded
+from headway.policies.arguments import require_above, require_at_least
+from headway.policies.endpoints import within_bounds
 
 
-class Timetable:
+class TimetableScaler:
     """So many replicas from the start of each step on; after the last step, as many as in it.
 
     `counts` are replicas by pool, one for each `step_s` since the start; pools that it does not name stay as they are.
@@ -25,12 +25,12 @@ class Timetable:
         interval_s: float = 5.0,
     ) -> None:
         for name, steps in (counts or {}).items():
-            at_least(f"counts: {name}: steps", len(steps), 1)
+            require_at_least(f"counts: {name}: steps", len(steps), 1)
             for number in steps:
-                at_least(f"counts: {name}", number, 0)
-        above("step_s", step_s, 0)
-        at_least("ahead_s", ahead_s, 0)
-        above("interval_s", interval_s, 0)
+                require_at_least(f"counts: {name}", number, 0)
+        require_above("step_s", step_s, 0)
+        require_at_least("ahead_s", ahead_s, 0)
+        require_above("interval_s", interval_s, 0)
         self.interval_s = interval_s
         self._counts = counts or {}
         self._step_s, self._ahead_s = step_s, ahead_s
@@ -42,5 +42,5 @@ class Timetable:
             if name not in pools:
                 raise unknown("pool", name, pools, "counts")
             now, soon = (int(at_s // self._step_s) for at_s in (view.now, view.now + self._ahead_s))
-            wanted[name] = bounded(pools[name], max(counts[min(now, len(counts) - 1) : soon + 1]))
+            wanted[name] = within_bounds(pools[name], max(counts[min(now, len(counts) - 1) : soon + 1]))
         return wanted

@@ -28,8 +28,8 @@ from headway.planning.cascade.replanning import Replanner, Shape, standing, targ
 from headway.planning.cascade.shapes import shapes
 from headway.planning.cascade.stage_latencies import bounds, evaluator
 from headway.planning.cascade.tighten import tighten_until_met
-from headway.policies.cascade.thresholds import Thresholds
-from headway.policies.resolve import Choice
+from headway.policies.cascade.thresholds import ThresholdsCascade
+from headway.policies.resolve import PolicyChoice
 from headway.reproduce.cascadia.runs import SCALE
 from headway.reproduce.cascadia.setup import ROWS, asked
 from headway.reproduce.tasks import Measurement
@@ -126,13 +126,15 @@ def _fixed(case: PlanningRequest, plan: CascadePlan) -> Policies:
     models = tuple(stage.model for stage in plan.stages if stage.replicas)
     if len(models) < 2:
         return case.policies
-    choice = Choice("thresholds", Thresholds, {"thresholds": list(plan.thresholds)[: len(models) - 1]})
+    choice = PolicyChoice("thresholds", ThresholdsCascade, {"thresholds": list(plan.thresholds)[: len(models) - 1]})
     return structs.replace(case.policies, cascade=CascadeConfig("cascade", models, choice, case.problem.judge_s))
 
 
 def _following(case: PlanningRequest, planner: Replanner) -> Policies:
     """One that is made anew."""
-    cascade = CascadeConfig("cascade", DEEPSEEK, Choice("thresholds", Thresholds, {}), case.problem.judge_s)
+    cascade = CascadeConfig(
+        "cascade", DEEPSEEK, PolicyChoice("thresholds", ThresholdsCascade, {}), case.problem.judge_s
+    )
     return following(case.policies, cascade, planner, case.problem.num_gpus)
 
 

@@ -17,8 +17,8 @@ from headway.control.policies import Policies
 from headway.core.fleet import Fleet
 from headway.core.record import Records, ReplicaRecord
 from headway.metrics.columns import floats, ints
-from headway.policies.ordering.fcfs import Fcfs
-from headway.policies.routing.jsq_tokens import JsqTokens
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.routing.jsq_tokens import JsqTokensRouter
 from headway.report.run import Run
 from headway.reproduce.sageserve.scenes import BURST_S, LLAMA_2
 from headway.reproduce.tasks import Measurement
@@ -48,7 +48,7 @@ def theta(document: Mapping[str, Any]) -> Measurement:
         rows = _some(demand.table, pool.model.name)
         source = TraceSource(rows)
         alone = Fleet((structs.replace(pool, replicas=1),))
-        records = simulate(alone, source, Policies(JsqTokens, Fcfs), seed=0, line=line)
+        records = simulate(alone, source, Policies(JsqTokensRouter, FcfsOrdering), seed=0, line=line)
         first_s = floats(records.requests, "first_token_s")
         order = np.argsort(first_s)
         middle = order[len(order) // 5 : 4 * len(order) // 5]  # neither filling up nor running empty

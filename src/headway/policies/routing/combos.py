@@ -36,7 +36,7 @@ def tokens_left(replicas: Sequence[ReplicaView]) -> int:
     )
 
 
-class Turns:
+class WeightedRoundRobin:
     """Weighted round robin, smooth: at every instant each has had its share of the turns to within one.
 
     Each turn, everybody is credited with their weight, and who is served pays 1. Of those in credit the one is
@@ -60,7 +60,7 @@ class Turns:
         return chosen
 
 
-def after(ids: Sequence[int], last: int) -> int:
+def next_after(ids: Sequence[int], last: int) -> int:
     """Round robin: the next id above the last one, or the lowest."""
     higher = [id for id in ids if id > last]
     return min(higher or ids)

@@ -10,7 +10,7 @@ _LITTLE = 1e-9
 
 
 @dataclass(frozen=True)
-class Kind:
+class ComboKind:
     """One kind of combo that may be had."""
 
     name: str
@@ -21,7 +21,7 @@ class Kind:
     most: int
 
 
-def cheapest(demand_rps: float, kinds: Sequence[Kind], gpus: Mapping[str, int]) -> dict[str, int]:
+def cheapest(demand_rps: float, kinds: Sequence[ComboKind], gpus: Mapping[str, int]) -> dict[str, int]:
     """How many of each kind, by name.
 
     Sets: kinds k, GPU types g. Parameters: goodput q_k, cost c_k, GPUs r_kg, most u_k, GPUs to be had G_g (types that
@@ -42,7 +42,7 @@ def cheapest(demand_rps: float, kinds: Sequence[Kind], gpus: Mapping[str, int]) 
 class _Search:
     """Kinds in order of cost for goodput, as many as can be of use of each first."""
 
-    def __init__(self, kinds: Sequence[Kind], costs: Sequence[float], gpus: Mapping[str, int]) -> None:
+    def __init__(self, kinds: Sequence[ComboKind], costs: Sequence[float], gpus: Mapping[str, int]) -> None:
         self._kinds, self._costs = kinds, costs
         self._reach = [0.0]
         """Goodput that kinds i, i + 1, ... can add at most; GPUs that they share are counted for each."""
@@ -72,7 +72,7 @@ class _Search:
         return short < self._short - _LITTLE or (short <= self._short + _LITTLE and cost < self._cost - _LITTLE)
 
 
-def _fitting(kind: Kind, gpus: Mapping[str, int]) -> int:
+def _fitting(kind: ComboKind, gpus: Mapping[str, int]) -> int:
     """How many of the kind may be had."""
     rooms = [gpus[gpu] // num for gpu, num in kind.gpus.items() if num and gpu in gpus]
     return max(min([kind.most, *rooms]), 0)

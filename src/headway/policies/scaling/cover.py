@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headway.core.errors import unknown
 from headway.core.view import PoolCounts
-from headway.policies.reaction import bounded
+from headway.policies.endpoints import within_bounds
 
 _LITTLE = 1e-9
 HOUR_S = 3600.0
@@ -31,7 +31,7 @@ class _Place:
         return self.tps * self.num
 
 
-class Cover:
+class GreedyCover:
     """Each region can serve `epsilon` of its own peak, all together the peak of the sum; the cheapest that do.
 
     `tps` are the input tokens per second that one replica serves, by pool or by model; pools without are left alone. A
@@ -78,7 +78,7 @@ class Cover:
         now = pool.num_serving + pool.num_starting
         return _Place(
             pool.name, pool.model, pool.region, self._tps_of(pool), pool.usd_per_hour, now, pool.max_replicas,
-            bounded(pool, 0),
+            within_bounds(pool, 0),
         )  # fmt: skip
 
     def _tps_of(self, pool: PoolCounts) -> float:

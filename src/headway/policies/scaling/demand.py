@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 
-class Arrivals:
+class ArrivalCounts:
     """Counts of arrivals since the start, as seen now and then; remembered for `longest_s`."""
 
     def __init__(self, longest_s: float) -> None:
@@ -29,7 +29,7 @@ class Arrivals:
         return (self._counts[-1] - self._counts[first]) / elapsed_s if elapsed_s > 0 else 0.0
 
 
-class Steps:
+class StepRates:
     """Mean rates over equal steps of time since the start, from counts since the start as seen now and then.
 
     Between two sights the count is taken to grow evenly.

@@ -13,8 +13,8 @@ from headway.core.forecast import Floats, Forecaster
 from headway.core.policy import InstancePlanner, MakeForecaster
 from headway.core.task import InlineTask, TaskFactory
 from headway.core.view import PoolCounts, PoolsView, PoolView
-from headway.policies.cover import HOUR_S, Cover
-from headway.policies.demand import Arrivals, Steps
+from headway.policies.scaling.cover import HOUR_S, GreedyCover
+from headway.policies.scaling.demand import ArrivalCounts, StepRates
 
 DAY_S = 86_400.0
 _LITTLE = 1e-6
@@ -68,7 +68,7 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
         return self.miss_to_idle / (self.miss_to_idle + 1.0)
 
 
-class Hourly:
+class HourlyPlanner:
     """Watches demand, and plans at the end of each hour, or period, for the next; first when one step has been seen.
 
     A plan that is still being worked out when its hour begins holds from when it is there; until then, and where it
@@ -85,8 +85,8 @@ class Hourly:
         self._config = config = planning or Planning()
         self._clerk = (desk or InlineTask)(
             _Work(
-                forecaster or LastDay(round(DAY_S / config.step_s)).of,
-                planner or Cover(config.tps, config.epsilon, config.startup_s),
+                forecaster or SameTimeYesterday(round(DAY_S / config.step_s)).of,
+                planner or GreedyCover(config.tps, config.epsilon, config.startup_s),
                 round(config.period_s / config.step_s),
                 config.quantile,
             )
@@ -154,9 +154,9 @@ class _Cell:
     """The demand for a model from a region."""
 
     def __init__(self, config: Planning, nothing_until_s: float) -> None:
-        self.interactive = Steps(config.step_s, nothing_until_s)
-        self.batch = Steps(config.step_s, nothing_until_s)
-        self.recent = Arrivals(config.recent_s)
+        self.interactive = StepRates(config.step_s, nothing_until_s)
+        self.batch = StepRates(config.step_s, nothing_until_s)
+        self.recent = ArrivalCounts(config.recent_s)
         self.recent.push(nothing_until_s, 0)
         self.expected_from_s = 0.0
         self.expected_tps: Sequence[float] = ()
@@ -235,7 +235,7 @@ def _counted(pools: Sequence[PoolView]) -> list[_Counted]:
     ]  # fmt: skip
 
 
-class LastDay:
+class SameTimeYesterday:
     """What was a day before; the last value until there is a day. A forecaster to do without one.
 
     Quantiles other than the median differ from it as the values known differed from what this would have said.
@@ -246,7 +246,7 @@ class LastDay:
     def __init__(self, steps_per_day: int) -> None:
         self._day = steps_per_day
 
-    def of(self, model: str, region: str) -> LastDay:
+    def of(self, model: str, region: str) -> SameTimeYesterday:
         """For any series: it keeps nothing."""
         return self
 
