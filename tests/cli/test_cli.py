@@ -273,7 +273,7 @@ def test_a_failing_run_leaves_no_output(scenario: Path, tmp_path: Path, capsys: 
 def test_interrupted(scenario: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import headway.cli.simulate as module
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "run", interrupt)
