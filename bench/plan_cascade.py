@@ -13,9 +13,9 @@ from dataclasses import replace
 from time import process_time
 
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.planners import EFFORT
-from headway.planning.cascade.stage_latencies import bounds, evaluator
+from headway.planning.cascade.stage_simulator import bounds, evaluator
 from headway.reproduce.cascadia.setup import asked
 
 SIZES = (32, 80)

@@ -10,7 +10,7 @@ import numpy as np
 from headway.core.fleet import Engine, Gpu, Model
 from headway.perf.memory import weights_bytes
 from headway.planning.cascade.problem import Floats, Lengths, Problem, QualityFloor, ReplicaSet, Target
-from headway.planning.cascade.shapes import Sets
+from headway.planning.cascade.replica_sets import Sets
 from headway.workload.quality import Scores
 
 GPU = Gpu("gpu", 80e9, 2e12, {"bf16": 3e14}, 3e11, 2e10, 2.0, 400.0, 4)

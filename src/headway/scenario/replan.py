@@ -17,17 +17,16 @@ from headway.config.strict_yaml import Key, Places
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.task import InlineTask, TaskFactory
-from headway.planning.cascade.bilevel import Looked, Search, SetsOf, all_sets
 from headway.planning.cascade.bounds import StepBounds
-from headway.planning.cascade.candidates import along_s, candidates
-from headway.planning.cascade.latencies import Latencies
-from headway.planning.cascade.periods import Period
+from headway.planning.cascade.cascadia import along_s, candidates
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, MOST
 from headway.planning.cascade.problem import Problem, QualityFloor
-from headway.planning.cascade.replanning import Replanner, Shape, Standing, target_of
-from headway.planning.cascade.shapes import Sets, among
-from headway.planning.cascade.shapes import shapes as shapes_of
+from headway.planning.cascade.replanning import Period, Replanner, Shape, Standing, target_of
+from headway.planning.cascade.replica_sets import Sets, SetsOf, all_sets, among
+from headway.planning.cascade.replica_sets import shapes as shapes_of
+from headway.planning.cascade.search import Looked, Search
 from headway.planning.cascade.stage_simulator import Simulated, rounds
 from headway.policies import resolve
 from headway.policies.cascade.replanned import ReplannedCascade

@@ -16,15 +16,16 @@ from headway import catalog, scenario
 from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.cascade import interface as cascade
-from headway.planning.cascade.bilevel import Search, all_sets
+from headway.planning.cascade.best_plan import plan as make_plan
 from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.cascadia import made
-from headway.planning.cascade.deployment import Deployment
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.deployment import Deployment, Latencies
+from headway.planning.cascade.planning_request import ask
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
-from headway.planning.cascade.rehearsal import Rehearsed, rehearse
-from headway.planning.cascade.tighten import tighten_until_met
+from headway.planning.cascade.rehearsal import Rehearsed, document_of, rehearse, tighten_until_met
+from headway.planning.cascade.replica_sets import all_sets
+from headway.planning.cascade.search import Search
+from headway.planning.cascade.stage_simulator import Simulated, evaluator
 from headway.planning.combos.combos import Offer
 from headway.scenario import Simulator
 from headway.workload.generate import generate
@@ -108,8 +109,8 @@ def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[Rehearsed]
 
     Of those whose thresholds reach `q_min` on the requests that plans are made on.
     """
-    asked = cascade.ask(SMALL, Places(), Path(), QualityFloor(0.0), Simulator())
-    search = Search(asked.problem, Latencies(cascade.evaluator(asked)), NoBounds())
+    asked = ask(SMALL, Places(), Path(), QualityFloor(0.0), Simulator())
+    search = Search(asked.problem, Latencies(evaluator(asked)), NoBounds())
     sets, looked, found = all_sets(asked.problem), search.look(QualityFloor(0.0)), list[Rehearsed]()
     for i, ratios in enumerate(search.known.ratios.tolist()):
         if search.known.quality[i] < q_min:
@@ -127,10 +128,10 @@ def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[Rehearsed]
 @pytest.mark.parametrize("budget_s", [20.0, 21.0, 22.0, 27.0, 34.0])
 def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: float) -> None:
     """Against every threshold on every set of replicas, each of them simulated as a whole."""
-    asked = cascade.ask(SMALL, Places(), Path(), LatencyBudget(budget_s), Simulator())
+    asked = ask(SMALL, Places(), Path(), LatencyBudget(budget_s), Simulator())
     best = max((done.quality or 0.0 for done in every_rehearsal() if done.keeps(asked.problem.target)), default=None)
     assert best is not None
-    found = tighten_until_met(asked, Latencies(cascade.evaluator(asked)))
+    found = tighten_until_met(asked, Latencies(evaluator(asked)))
     assert found.kept and found.rehearsed.quality is not None
     assert best - 0.5 <= found.rehearsed.quality <= best + 1e-9
 
@@ -139,9 +140,9 @@ def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: floa
 def test_the_cheapest_plan_is_that_of_all_plans_rehearsed(q_min: float, within_s: float) -> None:
     """Against every threshold on every set of replicas, fewer than all GPUs included."""
     target = Cheapest(q_min, within_s)
-    asked = cascade.ask(SMALL, Places(), Path(), target, Simulator())
+    asked = ask(SMALL, Places(), Path(), target, Simulator())
     usd = [done.usd_per_request or 0.0 for done in every_rehearsal(False, q_min) if done.keeps(target)]
-    found = tighten_until_met(asked, Latencies(cascade.evaluator(asked)))
+    found = tighten_until_met(asked, Latencies(evaluator(asked)))
     assert found.kept and found.rehearsed.usd_per_request is not None
     assert min(usd) - 1e-12 <= found.rehearsed.usd_per_request <= 1.05 * min(usd)
 
@@ -177,15 +178,15 @@ def test_unlike_gpus_are_planned_together(file: Path, tmp_path: Path, capsys: py
 
 
 def test_one_model_on_two_types_is_a_pool_of_each() -> None:
-    asked = cascade.ask(SMALL, Places(), Path(), QualityFloor(60.0), Simulator(), gpus=(H100, A100))
+    asked = ask(SMALL, Places(), Path(), QualityFloor(60.0), Simulator(), gpus=(H100, A100))
     first = asked.problem.models[0]
     parts = (Replicas(1, 1, 1, "a100-80gb"), Replicas(1, 1, 1, "h100-80gb-sxm"))
-    search = Search(asked.problem, Latencies(cascade.evaluator(asked)), NoBounds())
+    search = Search(asked.problem, Latencies(evaluator(asked)), NoBounds())
     looked = search.look(QualityFloor(0.0))
     found = made(
         search, search.least, Deployment((0, 0), (ReplicaSet(parts), None), (1.0, 0.0), 1.0, None), looked, "x"
     )
-    pools = cascade.document_of(asked, found)["fleet"]
+    pools = document_of(asked, found)["fleet"]
     assert [(pool["gpu"], pool["model"], pool["replicas"]) for pool in pools] == [
         ("a100-80gb", first.name, 1), ("h100-80gb-sxm", first.name, 1),
     ]  # fmt: skip
@@ -200,14 +201,14 @@ def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
         {"model": "llama-3-8b", "gpu": "l40s", "replicas": 3, "usd_per_gpu_hour": 1.1},
         {"model": "llama-3-8b", "gpu": "h100-80gb-sxm", "replicas": 1},
     ]
-    asked = cascade.ask({**SCENARIO, "fleet": [first, *more]}, Places(), Path(), QualityFloor(75.0), Simulator())
+    asked = ask({**SCENARIO, "fleet": [first, *more]}, Places(), Path(), QualityFloor(75.0), Simulator())
     told = [(offer.gpu.name, offer.limit, offer.usd_per_hour) for offer in asked.problem.offers]
     assert told == [("h100-80gb-sxm", 9, None), ("l40s", 3, 1.1)] and not asked.problem.use_all
     assert asked.problem.hardware == "9 x h100-80gb-sxm + 3 x l40s"
     assert asked.entries == {
         "llama-3-8b": 2, "llama-3-70b": 0, "llama-3-8b on l40s": 1, "llama-3-70b on l40s": 1,
     }  # fmt: skip
-    alone = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem
+    alone = ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem
     assert alone.others == () and alone.use_all and alone.num_gpus == 8
 
 
@@ -227,17 +228,17 @@ def test_a_quality_that_no_model_has_is_told(file: Path, capsys: pytest.CaptureF
 
 
 def test_one_model_left_makes_a_scenario_without_a_cascade() -> None:
-    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(1.0), Simulator())
-    answer = cascade.plan(asked, compare=False)
-    document = cascade.document_of(asked, answer.chosen.plan)
+    asked = ask(SCENARIO, Places(), Path(), QualityFloor(1.0), Simulator())
+    answer = make_plan(asked, compare=False)
+    document = document_of(asked, answer.chosen.plan)
     assert "cascade" not in document and list(document["workload"]["quality"]["models"]) == ["llama-3-8b"]
     assert answer.chosen.kept
 
 
 def test_a_stage_alone_has_the_same_arrivals_whatever_serves_it() -> None:
-    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(80.0), Simulator())
+    asked = ask(SCENARIO, Places(), Path(), QualityFloor(80.0), Simulator())
     problem = asked.problem
-    found = cascade.Simulated(problem.gpu, problem.engine, asked.policies)
+    found = Simulated(problem.gpu, problem.engine, asked.policies)
     scores = problem.scores
     lengths = Lengths(scores.prompt_tokens.astype("f8"), scores.prompt_tokens.astype("f8"),
                       scores.output_tokens[:, 1].astype("f8"))  # fmt: skip
@@ -259,7 +260,7 @@ def test_a_stage_alone_has_the_same_arrivals_whatever_serves_it() -> None:
 )
 def test_what_cannot_be_planned_is_told(change: dict[str, Any], message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
-        cascade.ask({**SCENARIO, **change}, Places(), Path(), QualityFloor(80.0), Simulator())
+        ask({**SCENARIO, **change}, Places(), Path(), QualityFloor(80.0), Simulator())
 
 
 def test_a_workload_carries_the_rows_of_its_table(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from msgspec import structs
 
 from headway import catalog
 from headway.core.fleet import Model
-from headway.planning.cascade.bilevel import Effort, Search
+from headway.planning.cascade.allocation import least_sum_allocation
+from headway.planning.cascade.best_plan import confidence
 from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.candidates import _allocated, along_s, candidates
-from headway.planning.cascade.confidence import confidence
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.cascadia import along_s, candidates
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, ReplicaSet, Target
+from headway.planning.cascade.search import Effort, Search
 from headway.workload.quality import Scores
 from headway.workload.quality_traces import generate_scores
 
@@ -67,7 +68,7 @@ def test_the_least_sum_is_that_of_all_allocations(use_all: bool) -> None:
             for gpus in product(range(8), repeat=3)
             if (sum(gpus) == 7 if use_all else sum(gpus) <= 7)
         }
-        best, found = min(sums.values()), _allocated(costs, 7, use_all)
+        best, found = min(sums.values()), least_sum_allocation(costs, 7, use_all)
         assert (found is None) == (best == inf)
         if found is not None:
             assert sums[found] == pytest.approx(best)

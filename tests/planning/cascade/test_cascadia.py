@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from cascade_queues import ENGINE, GPU, LARGE, MIDDLE, SMALL, HonestBounds, Queue, problem, scores
 from headway.core.errors import HeadwayError
 from headway.perf import memory
-from headway.planning.cascade.bilevel import Effort
 from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.cascadia import calibrated, plan, plans, with_held_out
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import LatencyBudget, Problem, QualityFloor, ReplicaSet
 from headway.planning.cascade.routing import Objective, cascades, penalised_latency, penalised_quality, proportional
+from headway.planning.cascade.search import Effort
 from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.workload.quality import Scores
 

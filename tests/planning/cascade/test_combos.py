@@ -21,11 +21,9 @@ from headway.core.fleet import Parallel
 from headway.core.record import MoveOutcome, Records
 from headway.planning.cascade import stage_simulator as stages
 from headway.planning.cascade.baselines import cascade_serve, stand_alone, uniform_allocation, uniform_parallelism
-from headway.planning.cascade.bilevel import Effort, Search, all_sets
 from headway.planning.cascade.bounds import NoBounds, StepBounds
-from headway.planning.cascade.candidates import candidates
-from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.cascadia import candidates, plan
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import (
     Cheapest,
@@ -37,8 +35,8 @@ from headway.planning.cascade.problem import (
     Split,
     Target,
 )
-from headway.planning.cascade.shapes import Sets
-from headway.planning.cascade.splits import LIMITS, offered
+from headway.planning.cascade.replica_sets import LIMITS, Sets, all_sets, offered
+from headway.planning.cascade.search import Effort, Search
 from headway.planning.cascade.stage_simulator import Simulated
 from headway.planning.combos.combos import Offer
 from headway.planning.combos.speeds import Pattern, Slo, Speeds

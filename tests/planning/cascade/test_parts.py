@@ -28,13 +28,12 @@ from headway.planning.cascade.baselines import (
     uniform_allocation,
     uniform_parallelism,
 )
-from headway.planning.cascade.bilevel import Effort
 from headway.planning.cascade.bounds import NoBounds, StepBounds
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.deployment import deploy, spread
-from headway.planning.cascade.latencies import Latencies, Table, Trend
+from headway.planning.cascade.deployment import Latencies, Table, Trend, deploy, spread
 from headway.planning.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, Replicas, ReplicaSet
-from headway.planning.cascade.shapes import among, replica_sets, shapes, uniform_sets
+from headway.planning.cascade.replica_sets import among, replica_sets, shapes, uniform_sets
+from headway.planning.cascade.search import Effort
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.least_loaded import LeastLoadedRouter
 from headway.reproduce.cascadia.exhaustive import exhaustive

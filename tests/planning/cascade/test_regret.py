@@ -14,11 +14,13 @@ import yaml
 from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.cascade import interface as cascade
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.best_plan import plan as make_plan
+from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.planning_request import ask
 from headway.planning.cascade.problem import LatencyBudget, QualityFloor
-from headway.planning.cascade.regret import Off, erring
-from headway.planning.cascade.rehearsal import believed
+from headway.planning.cascade.regret import Off, Regret, erring, regrets
+from headway.planning.cascade.rehearsal import believed, rehearse
+from headway.planning.cascade.stage_simulator import evaluator
 from headway.scenario import Simulator
 from headway.workload.quality_judges import noisy_score
 
@@ -35,19 +37,19 @@ ERRORS = (Off(0.0, 0.0), Off(-12.0, 5.0), Off(12.0, 5.0), Off(0.0, 15.0))
 
 
 @pytest.fixture(scope="module")
-def lost() -> tuple[cascade.Regret, ...]:
-    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
-    return cascade.regrets(asked, Latencies(cascade.evaluator(asked)), ERRORS)
+def lost() -> tuple[Regret, ...]:
+    asked = ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
+    return regrets(asked, Latencies(evaluator(asked)), ERRORS)
 
 
-def test_a_judge_without_error_loses_nothing(lost: tuple[cascade.Regret, ...]) -> None:
+def test_a_judge_without_error_loses_nothing(lost: tuple[Regret, ...]) -> None:
     none = lost[0]
     for each in (none.by_judge, none.by_truth, none.knowing):
         assert (each.short_points, each.slower_s) == (0.0, 0.0)
         assert each.plan.stages == none.knowing.plan.stages and each.rehearsed == none.knowing.rehearsed
 
 
-def test_nothing_is_lost_against_the_best_that_was_run(lost: tuple[cascade.Regret, ...]) -> None:
+def test_nothing_is_lost_against_the_best_that_was_run(lost: tuple[Regret, ...]) -> None:
     for each in lost:
         found = (each.by_judge, each.by_truth, each.knowing)
         for one in found:
@@ -59,7 +61,7 @@ def test_nothing_is_lost_against_the_best_that_was_run(lost: tuple[cascade.Regre
                 assert good + one.short_points >= min(other.rehearsed.quality or 0.0, 75.0) - 1e-9
 
 
-def test_a_kind_judge_costs_quality_and_a_strict_one_time(lost: tuple[cascade.Regret, ...]) -> None:
+def test_a_kind_judge_costs_quality_and_a_strict_one_time(lost: tuple[Regret, ...]) -> None:
     _, strict, kind, _ = lost
     assert kind.by_judge.short_points > 1 and kind.by_judge.short_points >= kind.knowing.short_points
     assert strict.by_judge.rehearsed.quality > 75.0  # type: ignore[operator]
@@ -67,18 +69,18 @@ def test_a_kind_judge_costs_quality_and_a_strict_one_time(lost: tuple[cascade.Re
 
 
 def test_what_a_judge_believes_is_the_truth_without_error_and_off_by_its_bias() -> None:
-    asked = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
-    found = cascade.plan(asked, compare=False).chosen.plan
+    asked = ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
+    found = make_plan(asked, compare=False).chosen.plan
     told = believed(asked, found)
-    assert told.quality == pytest.approx(cascade.rehearse(asked, found).quality)
+    assert told.quality == pytest.approx(rehearse(asked, found).quality)
     document = {**asked.document, "cascade": {"judge_bias": -3.0}}
     low = replace(asked, document=document)
-    true = cascade.rehearse(low, found).quality
+    true = rehearse(low, found).quality
     assert true is not None and believed(low, found).quality == pytest.approx(true - 3.0, abs=0.3)
 
 
 def test_the_same_draw_for_every_judge() -> None:
-    scores = cascade.ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem.scores
+    scores = ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem.scores
     one, two = (erring(scores, Off(0.0, noise), 1).scores - scores.scores for noise in (2.0, 4.0))
     inside = (erring(scores, Off(0.0, 4.0), 1).scores > 0) & (erring(scores, Off(0.0, 4.0), 1).scores < 100)
     assert inside.mean() > 0.5 and two[inside] == pytest.approx(2 * one[inside])
@@ -102,6 +104,6 @@ def test_the_command_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert told["off"] == {"bias": 12.0, "noise": 5.0} and told["by_judge"]["short_points"] > 0
     assert main([*asked, "--regret=much"]) == 2 and "expected points as in -9:8" in capsys.readouterr().err
     assert main([*asked, "--regret=0:-1"]) == 2
-    late = cascade.ask(SCENARIO, Places(), Path(), LatencyBudget(9.0), Simulator())
+    late = ask(SCENARIO, Places(), Path(), LatencyBudget(9.0), Simulator())
     with pytest.raises(HeadwayError, match="expected a quality"):
-        cascade.regrets(late, Latencies(cascade.evaluator(late)), ERRORS)
+        regrets(late, Latencies(evaluator(late)), ERRORS)

@@ -19,10 +19,9 @@ from headway.core.record import Ended, Outcome
 from headway.core.task import InlineTask
 from headway.metrics.summary import summarize
 from headway.planning.cascade import replanning
-from headway.planning.cascade.periods import Period, shift
 from headway.planning.cascade.plan import CascadePlan, StagePlan
 from headway.planning.cascade.problem import QualityFloor, Replicas
-from headway.planning.cascade.replanning import Replanner, Standing, changes, standing
+from headway.planning.cascade.replanning import Period, Replanner, Standing, changes, shift, standing
 from headway.policies.cascade.replanned import ReplannedCascade
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.resolve import PolicyChoice

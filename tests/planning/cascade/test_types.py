@@ -14,16 +14,15 @@ from msgspec import structs
 
 from cascade_queues import GPU, HonestBounds, Queue, problem
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.allocation import least_cost, least_max, least_max_milp
+from headway.planning.cascade.allocation import Room, least_cost, least_max, least_max_milp, least_sum_allocation
 from headway.planning.cascade.baselines import cascade_serve, equal_shares, uniform_allocation, uniform_parallelism
-from headway.planning.cascade.bilevel import Effort, Search, all_sets
 from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.candidates import _allocated, candidates
-from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.gpu_budget import Room
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.cascadia import candidates, plan
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Problem, QualityFloor, Target
+from headway.planning.cascade.replica_sets import all_sets
+from headway.planning.cascade.search import Effort, Search
 from headway.planning.combos.combos import Offer
 from headway.reproduce.cascadia.exhaustive import exhaustive
 
@@ -74,7 +73,7 @@ def test_the_split_is_what_brute_force_finds(limits: list[int], stages: int, see
     best = min(largest.values(), default=inf)
     found, by_program = least_max(tables, left), least_max_milp(tables, left)
     assert (found is None) == (by_program is None) == (not every)
-    least = _allocated(tables, left, False)
+    least = least_sum_allocation(tables, left, False)
     assert (least is None) == (not every)
     if found is None or by_program is None or least is None:
         return

@@ -23,15 +23,126 @@ solves the program as it stands here. Each is the other's test.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf, prod
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.gpu_budget import Room, split
-from headway.planning.cascade.problem import Floats
+from headway.planning.cascade.problem import Floats, Problem
 from headway.planning.solver import minimise
+
+Ints = npt.NDArray[np.int64]
+Vector = tuple[int, ...]
+MOST_CELLS = 200_000
+"""More would take tables of a GB."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """GPUs of each type."""
+
+    limits: Vector
+    """That there are: how cells are numbered."""
+    usd_per_hour: tuple[float, ...]
+    """Of one GPU of each type."""
+    left: Vector = field(default=())
+    """That may be taken."""
+
+    def __post_init__(self) -> None:
+        if self.num_cells > MOST_CELLS:
+            raise HeadwayError(f"{' x '.join(map(str, self.limits))} GPUs of {len(self.limits)} types: too many "
+                               f"combinations; expected {MOST_CELLS:,} at most")  # fmt: skip
+        if not self.left:
+            object.__setattr__(self, "left", self.limits)
+
+    @property
+    def shape(self) -> Vector:
+        """Of an array of all cells."""
+        return tuple(n + 1 for n in self.limits)
+
+    @property
+    def num_cells(self) -> int:
+        """Including the one without GPUs."""
+        return prod(self.shape)
+
+    def cells(self, vectors: Ints) -> Ints:
+        """[..., type] -> [...]."""
+        found: Ints = np.ravel_multi_index(tuple(np.moveaxis(vectors, -1, 0)), self.shape)
+        return found
+
+    def vector(self, cell: int) -> Vector:
+        """GPUs of each type."""
+        return tuple(int(n) for n in np.unravel_index(cell, self.shape))
+
+    def without(self, cell: int) -> Room:
+        """What is left when these are taken."""
+        return replace(self, left=tuple(n - k for n, k in zip(self.left, self.vector(cell), strict=True)))
+
+    @cached_property
+    def usd(self) -> Floats:
+        """An hour of each cell."""
+        found: Floats = np.tensordot(np.array(self.usd_per_hour), np.indices(self.shape), axes=1).ravel()
+        return found
+
+    def of(self, table: Floats) -> Floats:
+        """A table as such an array, as far as GPUs are left."""
+        return table.reshape(self.shape)[tuple(slice(n + 1) for n in self.left)]
+
+
+def split(arrays: Sequence[Floats], combine: np.ufunc) -> tuple[float, list[Vector]] | None:
+    """One cell an array, together within the arrays' size, whose combined values are least; None: none is finite."""
+    *firsts, last = arrays
+    left = np.array(last.shape) - 1
+    taken, values, chosen = np.zeros((1, len(left)), "i8"), np.zeros(1), np.zeros((1, 0, len(left)), "i8")
+    for array in firsts:
+        cells, own = _front(array)
+        sums = taken[:, None] + cells[None]
+        first, second = np.nonzero((sums <= left).all(axis=2))
+        taken, values = sums[first, second], combine(values[first], own[second])
+        chosen = np.concatenate([chosen[first], cells[second][:, None]], axis=1)
+        kept = _best_of_each(taken, values, last.shape)
+        taken, values, chosen = taken[kept], values[kept], chosen[kept]
+    if not len(values):
+        return None
+    total = combine(values, _least_within(last)[tuple((left - taken).T)])
+    best = int(total.argmin())
+    if not np.isfinite(total[best]):
+        return None
+    rest = last[tuple(slice(n + 1) for n in (left - taken[best]).tolist())]
+    own_cell = np.unravel_index(int(rest.argmin()), rest.shape)
+    return float(total[best]), [*(tuple(each) for each in chosen[best].tolist()), tuple(int(n) for n in own_cell)]
+
+
+def _front(array: Floats) -> tuple[Ints, Floats]:
+    """Cells that are better than every smaller one, and their values."""
+    smaller = np.full(array.shape, np.inf)
+    within = _least_within(array)
+    for axis in range(array.ndim):
+        before, after = [slice(None)] * array.ndim, [slice(None)] * array.ndim
+        before[axis], after[axis] = slice(None, -1), slice(1, None)
+        smaller[tuple(after)] = np.minimum(smaller[tuple(after)], within[tuple(before)])
+    at = np.nonzero(array < smaller)
+    return np.stack(at, axis=1), array[at]
+
+
+def _least_within(array: Floats) -> Floats:
+    """Of each cell and all smaller ones."""
+    for axis in range(array.ndim):
+        array = np.minimum.accumulate(array, axis=axis)
+    return array
+
+
+def _best_of_each(taken: Ints, values: Floats, shape: Vector) -> Ints:
+    """Of those that take the same, the first of the best."""
+    cells = np.ravel_multi_index(tuple(taken.T), shape) if len(taken) else np.zeros(0, "i8")
+    order = np.lexsort((values, cells))
+    found: Ints = order[np.unique(cells[order], return_index=True)[1]]
+    return found
+
 
 Gpus = int | Room
 """How many there are: of one type, or of several."""
@@ -149,6 +260,40 @@ def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = Fal
         raise HeadwayError("the time was over before an allocation was proved best")
     gpus = {i: f for (i, f), value in zip(places, found.values[:num], strict=True) if value > 0.5}
     return _allocation(tables, tuple(gpus[i] for i in range(stages)))
+
+
+def least_sum_allocation(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[int, ...] | None:
+    """One number for each stage, `num_gpus` in all or at most, with the least sum of costs; None: none is finite."""
+    if isinstance(num_gpus, Room):
+        of_types = split([num_gpus.of(cost) for cost in costs], np.add)
+        return None if of_types is None else tuple(int(num_gpus.cells(np.array(each))) for each in of_types[1])
+    total, chosen = np.zeros(1), list[np.ndarray]()
+    for cost in costs:
+        added = np.full((num_gpus + 1, len(cost)), np.inf)
+        for f, each in enumerate(cost.tolist()):
+            ends = min(len(total), num_gpus + 1 - f)
+            added[f : f + ends, f] = total[:ends] + each
+        chosen.append(added.argmin(axis=1))
+        total = added.min(axis=1)
+    left = num_gpus if use_all else int(total.argmin())
+    if not np.isfinite(total[left]):
+        return None
+    found: list[int] = []
+    for each in reversed(chosen):
+        found.append(int(each[left]))
+        left -= found[-1]
+    return tuple(reversed(found))
+
+
+def gpus_of(problem: Problem) -> Gpus:
+    """How many there are."""
+    return as_room(problem) if problem.others else problem.num_gpus
+
+
+def as_room(problem: Problem) -> Room:
+    """The same with prices."""
+    limits = tuple(offer.limit or 0 for offer in problem.offers)
+    return Room(limits, tuple(offer.price for offer in problem.offers))
 
 
 def _allocation(tables: Sequence[Floats], gpus: tuple[int, ...]) -> Allocation:

@@ -7,22 +7,20 @@ here. Only one model alone is offered combos.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 from msgspec import structs
 
 from headway.core.errors import HeadwayError, unknown
 from headway.perf.memory import weights_bytes
-from headway.planning.cascade.bilevel import Effort, Looked, Search, SetsOf, all_sets
 from headway.planning.cascade.bounds import Bounds, StepBounds
-from headway.planning.cascade.cascadia import answer, made
-from headway.planning.cascade.deployment import Deployment
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.cascadia import answer, made, served_by
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import Problem, QualityFloor
+from headway.planning.cascade.replica_sets import Sets, SetsOf, all_sets, uniform_sets, unlike
 from headway.planning.cascade.routing import Routings, of_routes
-from headway.planning.cascade.shapes import Sets, uniform_sets, unlike
+from headway.planning.cascade.search import Effort, Looked, Search
 from headway.workload.quality import Scores
 
 
@@ -205,9 +203,3 @@ def _deployed_by(seen: Search, real: Search, planner: str) -> CascadePlan:
         counted = (real.latencies.num_asked - asked, real.latencies.num_found - found)
         return made(real, i, deployment, Looked(objective, (), False, *counted), planner)
     raise HeadwayError(f"{planner}: no routing can be deployed on {real.problem.total_gpus} GPUs")
-
-
-def served_by(search: Search, routing: int, found: Deployment) -> Deployment:
-    """The same replicas with the latencies of the search's own requests under any routing."""
-    latencies = [0.0 if each is None else search.latency_s(routing, i, each) for i, each in enumerate(found.sets)]
-    return Deployment(found.gpus, found.sets, tuple(latencies), max(latencies, default=inf), None)

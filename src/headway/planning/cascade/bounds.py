@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from math import ceil, floor
+from math import floor
 from typing import Protocol
 
 import numpy as np
@@ -36,8 +36,8 @@ from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf import memory
 from headway.perf.step import StepModel
-from headway.planning.cascade.problem import Floats, Lengths
-from headway.planning.cascade.shapes import Sets
+from headway.planning.cascade.problem import Floats, Lengths, longest_tokens, of_type
+from headway.planning.cascade.replica_sets import Sets
 
 Ints = npt.NDArray[np.int64]
 SLACK = 0.97
@@ -108,17 +108,6 @@ class StepBounds:
             own = self.own.get(of_type(model, on if on in self.others else ""))
             self._shapes[key] = _Shape(model, gpu, self.engine, parallel, own)
         return self._shapes[key]
-
-
-def of_type(model: Model, other: str) -> str:
-    """The key of coefficients: the model's name, and that of the GPU where it is not of the first type."""
-    return f"{model.name} on {other}" if other else model.name
-
-
-def longest_tokens(room_tokens: int, engine: Engine) -> int:
-    """The longest request, prompt and output together, that a replica with so much KV cache surely takes."""
-    blocks = room_tokens // engine.block_size_tokens
-    return (blocks - ceil(blocks * engine.watermark)) * engine.block_size_tokens
 
 
 def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Floats]:

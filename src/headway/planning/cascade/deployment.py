@@ -8,15 +8,168 @@ number of GPUs, then the program) has the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, isnan
 
+import numpy as np
 from msgspec import Struct, structs
 
-from headway.planning.cascade.allocation import Allocation, Gpus, least_cost, least_max, less
-from headway.planning.cascade.gpu_budget import Room
-from headway.planning.cascade.latencies import Table
-from headway.planning.cascade.problem import ReplicaSet
+from headway.core.errors import HeadwayError
+from headway.core.fleet import Model
+from headway.planning.cascade.allocation import Allocation, Gpus, Room, least_cost, least_max, less
+from headway.planning.cascade.problem import Evaluator, Floats, Lengths, ReplicaSet
+from headway.planning.cascade.replica_sets import Sets
+
+Tell = Callable[[int], None]
+"""Told how many evaluations there were so far."""
+
+
+@dataclass
+class Latencies:
+    """Asks the evaluator, and never twice. `known` may come from an earlier plan, and may be kept for a later one."""
+
+    evaluator: Evaluator
+    known: dict[str, float] = field(default_factory=dict)
+    tell: Tell | None = None
+    num_asked: int = 0
+    num_found: int = 0
+
+    @property
+    def num_looked(self) -> int:
+        """Answers used so far, remembered or not."""
+        return self.num_asked + self.num_found
+
+    def p95_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
+        """As `Evaluator.p95_latency_s`. HeadwayError for what is no latency."""
+        key = f"{model.name} | {replicas.label} | {rate_rps!r} | {lengths.key}"
+        if key in self.known:
+            self.num_found += 1
+            return self.known[key]
+        self.num_asked += 1
+        found = float(self.evaluator.p95_latency_s(model, replicas, rate_rps, lengths))
+        if isnan(found) or found < 0:
+            raise HeadwayError(f"evaluator: {found} s for {model.name} on {replicas.label}; expected 0 or more")
+        self.known[key] = found
+        if self.tell is not None:
+            self.tell(self.num_asked)
+        return found
+
+
+@dataclass
+class Trend:
+    """How latencies compare with their guesses, on average so far: so that guesses get better."""
+
+    total: float = 0.0
+    num: int = 0
+
+    def learn(self, ratio: float) -> None:
+        """One evaluation's."""
+        self.total, self.num = self.total + ratio, self.num + 1
+
+    @property
+    def ratio(self) -> float:
+        """1 until something is known."""
+        return self.total / self.num if self.num else 1.0
+
+
+class Table:
+    """One stage under one load. Arrays over f = 0..N: no latency is below `lower`, and `best` was evaluated.
+
+    With several types of GPU, f is the number of a cell (`room`), and N that of the last.
+
+    Where `lower[f] == best[f]`, l(f) is known. `guess` is what l(f) is expected to be. Sets with combos have a queue of
+    their own, and a trend (`of_combos`): how prompts hold up answers is no part of a guess, and they do so less there.
+    """
+
+    def __init__(
+        self,
+        sets: Sets,
+        lower: Floats,
+        guess: Floats,
+        num_gpus: int,
+        ask: Callable[[ReplicaSet], float],
+        trend: Trend,
+        added_s: float = 0.0,
+        of_combos: Trend | None = None,
+    ) -> None:
+        self.sets, self._ask, self._added_s = sets, ask, added_s
+        self._trends = (trend,) if of_combos is None else (trend, of_combos)
+        self._lower, self._guess = lower + added_s, guess
+        kinds = len(self._trends)
+        lines = sets.cells * kinds + (0 if of_combos is None else sets.are_split.astype("i8"))
+        order = np.lexsort((guess, lower, lines))
+        splits = np.searchsorted(lines[order], np.arange(kinds, kinds * (num_gpus + 1) + 1))
+        self._queue = [*[order[:0]] * kinds, *(order[a:b] for a, b in pairwise(splits.tolist()))]
+        self._next = [0] * len(self._queue)
+        self.best = np.full(num_gpus + 1, inf)
+        self.lower = np.full(num_gpus + 1, inf)
+        self._open_guess = np.full((kinds, num_gpus + 1), inf)
+        self._open_lower = np.full((kinds, num_gpus + 1), inf)
+        self.chosen: list[ReplicaSet | None] = [None] * (num_gpus + 1)
+        self.num_sets, self.num_asked = len(sets), 0
+        for f in np.unique(sets.cells).tolist():
+            self._look(f)
+
+    @property
+    def guess(self) -> Floats:
+        """The best seen, or what is expected of the next."""
+        guess: Floats = np.minimum(self.best, self._expected(slice(None)).min(axis=0))
+        return guess
+
+    def _expected(self, f: slice) -> Floats:
+        """[queue, f]: of the next; infinite where it cannot be better than the best seen."""
+        ratios = np.array([[trend.ratio] for trend in self._trends])
+        found: Floats = np.maximum(self._open_guess[:, f] * ratios + self._added_s, self._open_lower[:, f])
+        return found
+
+    def open(self, f: int) -> bool:
+        """Whether another set of f GPUs could be better than the best seen."""
+        return bool(self.lower[f] < self.best[f])
+
+    def ask(self, f: int) -> None:
+        """Evaluate the most promising set of f GPUs."""
+        kind = int(self._expected(slice(f, f + 1)).argmin())
+        line = f * len(self._trends) + kind
+        i = int(self._queue[line][self._next[line]])
+        self._next[line] += 1
+        self.num_asked += 1
+        replicas = self.sets[i]
+        found = self._ask(replicas)
+        if np.isfinite(found) and self._guess[i] > 0:
+            self._trends[kind].learn(found / self._guess[i])
+        if found + self._added_s < self.best[f] or self.chosen[f] is None:
+            self.best[f], self.chosen[f] = found + self._added_s, replicas
+        self._look(f)
+
+    def _look(self, f: int) -> None:
+        """What is known of f GPUs, after the latest evaluation."""
+        self.lower[f] = self.best[f]
+        for kind in range(len(self._trends)):
+            line = f * len(self._trends) + kind
+            queue, at = self._queue[line], self._next[line]
+            following = self._lower[queue[at]] if at < len(queue) else inf
+            self.lower[f] = min(self.lower[f], following)
+            is_open = following < self.best[f]
+            self._open_guess[kind, f] = self._guess[queue[at]] if is_open else inf
+            self._open_lower[kind, f] = following if is_open else inf
+
+
+class Idle(Table):
+    """A stage that no request reaches: no GPUs, no time."""
+
+    def __init__(self, num_gpus: int) -> None:
+        self.best = np.full(num_gpus + 1, inf)
+        self.best[0] = 0.0
+        self.lower, self._fixed = self.best, self.best
+        self.chosen = [None] * (num_gpus + 1)
+        self.num_sets = self.num_asked = 0
+
+    @property
+    def guess(self) -> Floats:
+        return self._fixed
+
 
 EPS = 1e-12
 

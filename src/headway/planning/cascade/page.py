@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from headway.planning.cascade.confidence import Confidence
+from headway.planning.cascade.best_plan import Confidence
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.report.charts import layout

@@ -8,12 +8,12 @@ from itertools import combinations
 
 from headway.core.errors import HeadwayError
 from headway.planning.cascade import baselines
-from headway.planning.cascade.bilevel import Effort, Search
 from headway.planning.cascade.bounds import Bounds
-from headway.planning.cascade.candidates import candidates as of_search
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.cascadia import candidates as of_search
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import Cheapest, Problem, QualityFloor
+from headway.planning.cascade.search import Effort, Search
 
 EFFORT = Effort(stable_rounds=4, gap=0.05, asks=25)
 """Of every search."""

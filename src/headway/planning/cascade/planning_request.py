@@ -19,10 +19,8 @@ from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fleet, Pool
-from headway.planning.cascade.bounds import of_type
-from headway.planning.cascade.problem import Problem, Target
-from headway.planning.cascade.splits import offered
-from headway.planning.cascade.stage_simulator import Handing
+from headway.planning.cascade.problem import Handing, Problem, Target, of_type
+from headway.planning.cascade.replica_sets import offered
 from headway.planning.combos.combos import Offer
 from headway.planning.simulator import Simulator
 from headway.workload.generate import generate

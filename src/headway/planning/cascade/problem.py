@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Gpu, Model, Parallel, Role
+from headway.core.fleet import Engine, Gpu, Handover, Model, Parallel, Role
 from headway.planning.combos.combos import Offer
+from headway.planning.combos.speeds import DEFAULT_NETWORK_BYTES_PER_S
 from headway.workload.quality import Scores
 
 Floats = npt.NDArray[np.float64]
@@ -78,6 +79,14 @@ class Split(Struct, frozen=True, order=True, forbid_unknown_fields=True):
     prefill_gpu: str = ""
     """Empty where there is one type only."""
     decode_gpu: str = ""
+
+
+class Handing(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the replicas of a combo hand KV caches over."""
+
+    network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
+    """Of one replica, each way."""
+    handover: Handover = Handover("layerwise", 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,3 +258,14 @@ class Problem:
     def asking(self, target: Target) -> Problem:
         """The same with another target."""
         return replace(self, target=target)
+
+
+def of_type(model: Model, other: str) -> str:
+    """The key of coefficients: the model's name, and that of the GPU where it is not of the first type."""
+    return f"{model.name} on {other}" if other else model.name
+
+
+def longest_tokens(room_tokens: int, engine: Engine) -> int:
+    """The longest request, prompt and output together, that a replica with so much KV cache surely takes."""
+    blocks = room_tokens // engine.block_size_tokens
+    return (blocks - ceil(blocks * engine.watermark)) * engine.block_size_tokens

@@ -23,15 +23,14 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.perf.memory import weights_bytes
-from headway.planning.cascade.bilevel import Search
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, Make, Searched
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import QualityFloor
-from headway.planning.cascade.rehearsal import Rehearsed, believed, rehearse
+from headway.planning.cascade.rehearsal import Option, Rehearsed, Trials, believed, nearest, rehearse, tried
 from headway.planning.cascade.routing import Routings, cascades, of_routes
-from headway.planning.cascade.tighten import Option, Trials, nearest, tried
+from headway.planning.cascade.search import Search
 from headway.workload.quality import Scores
 from headway.workload.random_streams import stream
 

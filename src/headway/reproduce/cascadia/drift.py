@@ -18,16 +18,15 @@ from headway.metrics.summary import summarize
 from headway.perf.memory import weights_bytes
 from headway.perf.step import StepModel
 from headway.planning.cascade import baselines, planners
-from headway.planning.cascade.latencies import Latencies
-from headway.planning.cascade.periods import Period
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import QualityFloor
-from headway.planning.cascade.replanning import Replanner, Shape, standing, target_of
-from headway.planning.cascade.shapes import shapes
-from headway.planning.cascade.stage_latencies import bounds, evaluator
-from headway.planning.cascade.tighten import tighten_until_met
+from headway.planning.cascade.rehearsal import tighten_until_met
+from headway.planning.cascade.replanning import Period, Replanner, Shape, standing, target_of
+from headway.planning.cascade.replica_sets import shapes
+from headway.planning.cascade.stage_simulator import bounds, evaluator
 from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.resolve import PolicyChoice
 from headway.reproduce.cascadia.runs import SCALE

@@ -9,14 +9,13 @@ from math import inf
 import numpy as np
 
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.bilevel import Effort, Looked, Search, Solved
 from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.cascadia import made
-from headway.planning.cascade.deployment import Deployment
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.deployment import Deployment, Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import Problem, ReplicaSet
 from headway.planning.cascade.routing import Routings
+from headway.planning.cascade.search import Effort, Looked, Search, Solved
 
 Best = dict[tuple[int, ...], tuple[float, ReplicaSet | None]]
 """Of one stage, by its number of GPUs of each type: the least latency, and with which replicas."""

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 from headway.planning.cascade import baselines
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import LatencyBudget, QualityFloor
 from headway.planning.cascade.regret import Off, regrets
-from headway.planning.cascade.rehearsal import rehearse
-from headway.planning.cascade.stage_latencies import bounds, evaluator
-from headway.planning.cascade.tighten import tighten_until_met
+from headway.planning.cascade.rehearsal import rehearse, tighten_until_met
+from headway.planning.cascade.stage_simulator import bounds, evaluator
 from headway.reproduce.cascadia.runs import throughput_rps
 from headway.reproduce.cascadia.setup import asked
 from headway.reproduce.tasks import Measurement

@@ -12,10 +12,10 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.metrics.summary import summarize
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
-from headway.planning.cascade.stage_latencies import bounds, evaluator
+from headway.planning.cascade.stage_simulator import bounds, evaluator
 from headway.reproduce.cascadia.setup import asked
 from headway.reproduce.tasks import Measurement
 from headway.sim.cluster import simulate

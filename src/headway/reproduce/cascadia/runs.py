@@ -13,14 +13,13 @@ from dataclasses import replace
 from headway.core.errors import HeadwayError
 from headway.planning.cascade import baselines, planners
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.latencies import Latencies
+from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, Make
 from headway.planning.cascade.planning_request import PlanningRequest, at_rate
 from headway.planning.cascade.problem import ReplicaSet
-from headway.planning.cascade.rehearsal import document_of, rehearse
-from headway.planning.cascade.stage_latencies import bounds, evaluator
-from headway.planning.cascade.tighten import Option, tighten_until_met
+from headway.planning.cascade.rehearsal import Option, document_of, rehearse, tighten_until_met
+from headway.planning.cascade.stage_simulator import bounds, evaluator
 from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.reproduce.cascadia.setup import AWQ_SLOWER, asked, at_once, changed
 from headway.reproduce.tasks import Measurement

@@ -11,32 +11,35 @@ the optimum. The best plan ever evaluated is the answer, across all targets that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 from msgspec import Struct
 
-from headway.core.errors import HeadwayError
 from headway.perf.memory import weights_bytes
-from headway.planning.cascade.allocation import Gpus
+from headway.planning.cascade.allocation import as_room, gpus_of
 from headway.planning.cascade.bounds import Bounds
-from headway.planning.cascade.deployment import Deployment, deploy, deploy_cheapest, spread
-from headway.planning.cascade.gpu_budget import Room
-from headway.planning.cascade.latencies import Idle, Latencies, Table, Trend
+from headway.planning.cascade.deployment import (
+    Deployment,
+    Idle,
+    Latencies,
+    Table,
+    Trend,
+    deploy,
+    deploy_cheapest,
+    spread,
+)
 from headway.planning.cascade.plan import Round
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Problem, ReplicaSet, Target
+from headway.planning.cascade.replica_sets import SetsOf, all_sets
 from headway.planning.cascade.routing import Objective, Routings, cascades, proportional
-from headway.planning.cascade.shapes import Sets, replica_sets, shapes, unlike
-from headway.planning.cascade.splits import with_combos
 
 EPS = 1e-9
 """By this share a plan must be better to count as better."""
 UNMET = 10
 """So many times as many stable rounds, as long as the target is not reached."""
-SetsOf = Callable[[int, tuple[bool, ...]], Sets]
-"""The replica sets of a stage, given which stages get any requests."""
 
 
 class Effort(Struct, frozen=True, forbid_unknown_fields=True):
@@ -344,38 +347,3 @@ class _Loop:
             self.best, self.score = i, score
             return True
         return False
-
-
-def gpus_of(problem: Problem) -> Gpus:
-    """How many there are."""
-    return as_room(problem) if problem.others else problem.num_gpus
-
-
-def as_room(problem: Problem) -> Room:
-    """The same with prices."""
-    limits = tuple(offer.limit or 0 for offer in problem.offers)
-    return Room(limits, tuple(offer.price for offer in problem.offers))
-
-
-def all_sets(problem: Problem) -> SetsOf:
-    """Every feasible set of every model. HeadwayError where the first model fits on no shape."""
-    found = []
-    for i, model in enumerate(problem.models):
-        by_type, reasons = [], list[str]()
-        for offer in problem.offers:
-            num_gpus = offer.limit or 0
-            of, reason = shapes(model, offer.gpu, problem.engine, num_gpus, offer.server, problem.max_pp)
-            by_type.append(replica_sets(of, num_gpus, problem.max_kinds))
-            reasons.append(f"{num_gpus} x {offer.gpu.name}: {reason}")
-        if i == 0 and not any(len(sets) for sets in by_type):
-            raise HeadwayError("; ".join(reasons))
-        splits = problem.splits.get(model.name, ())
-        found.append(with_combos(_together(problem, by_type), splits, problem.offers, problem.max_types))
-    return lambda stage, used: found[stage]
-
-
-def _together(problem: Problem, by_type: Sequence[Sets]) -> Sets:
-    """One model's sets of each type, and of several."""
-    if not problem.others:
-        return by_type[0]
-    return unlike(by_type, tuple(offer.gpu.name for offer in problem.offers), as_room(problem), problem.max_types)
