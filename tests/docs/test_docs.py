@@ -85,16 +85,6 @@ def test_links_lead_to_files(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    block = re.search(r"^```text\nsrc/headway/\n(.*?)^docs/", README, re.DOTALL | re.MULTILINE)
-    assert block is not None
-    shown = set(re.findall(r"(?:^  | {4,})(\w+(?:/|\.py))", block[1], re.MULTILINE))
-    package = ROOT / "src" / "headway"
-    folders = {f"{path.name}/" for path in package.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    files = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
-    assert shown == folders | files
-
-
 def test_every_dependency_has_its_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
