@@ -60,7 +60,7 @@ async def _one(gateway: Gateway, i: int) -> bytes:
         told.append(message.get("body", b""))
 
     asked = read_request(CHAT, json.dumps({**body, "stream": True}).encode(), headers)
-    await gateway.exchange(asked, AsgiWriter(_nobody, send), f"id-{i}").run()
+    await gateway.relay(asked, AsgiWriter(_nobody, send), f"id-{i}").run()
     return b"".join(told)
 
 

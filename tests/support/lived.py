@@ -92,7 +92,7 @@ async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: s
         surface = Sglang(Half(pool.role, bootstrap, 300.0))
     app = emulator(lambda: emulated.Engine(pool, ordering, link=link), config, surface)
     await stack.enter_async_context(app.router.lifespan_context(app))
-    served = uvicorn.Config(app, http=http_protocol.Guarded, lifespan="off", log_level="warning")
+    served = uvicorn.Config(app, http=http_protocol.LimitedHttpProtocol, lifespan="off", log_level="warning")
     served.load()
     state, loop = ServerState(), asyncio.get_running_loop()
 

@@ -108,7 +108,7 @@ def command(
         from headway.emulator.engine import Engine
         from headway.emulator.sglang import BOOTSTRAP_PORT, Half, Sglang
     except ModuleNotFoundError as error:
-        raise web_server.needed(str(error.name)) from None
+        raise web_server.not_installed(str(error.name)) from None
     said = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
     pool, line = _of_flags(said, pool_name) if scenario is None else _of_scenario(scenario, pool_name, said)
     if max_num_seqs is not None:

@@ -70,7 +70,7 @@ def command(
         from headway.gateway.workers.supervisor import WorkerSupervisor
         from headway.serving import emulated_fleet
     except ModuleNotFoundError as error:
-        raise web_server.needed(str(error.name)) from None
+        raise web_server.not_installed(str(error.name)) from None
     file = _file(fleet, preset)
     if emulate_with and not is_emulated:
         raise HeadwayError("--emulate-with: goes with --emulated")
@@ -83,7 +83,7 @@ def command(
     tls = _tls(certfile, keyfile)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
-    listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_together(host, port, workers)
+    listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
     crew = None if workers == 1 else WorkerSupervisor(listeners, tls)
     told = None if decisions is None else Behind(DecisionFile(decisions, plan.settings.max_decisions_bytes))
 
@@ -104,7 +104,7 @@ def command(
     if crew is None:
         web_server.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls)
     else:
-        web_server.serve(application(make, stopped), crew.http, _SCHEDULER_S, ending=crew.stop)
+        web_server.serve(application(make, stopped), crew.http, _SCHEDULER_S, on_shutdown=crew.stop)
 
 
 def _file(fleet: Path | None, preset: str | None) -> Path:

@@ -32,7 +32,7 @@ from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import dashboard
-from headway.gateway.server.auth import Caller, Keys
+from headway.gateway.server.auth import ApiKeys, Caller
 from headway.gateway.telemetry.metrics import RequestMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
@@ -58,7 +58,7 @@ class Gateway:
     ) -> None:
         self.plan, self.settings, self.recording = plan, plan.settings, recording
         self.clock = Clock(asyncio.get_running_loop())
-        self.board: RollingStats | None = None
+        self.rolling_stats: RollingStats | None = None
         self.decisions = self._overheard(decision_log)
         ordering = plan.policies.ordering()
         self.replicas: list[LiveReplica] = []
@@ -96,13 +96,13 @@ class Gateway:
 
             self.tracing = Tracing()
             self._new_exchange = self.tracing.exchange
-        self.keys = Keys(self.settings.api_keys, lambda: self.clock.now)
+        self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
         self.fleet = LiveFleet(self, ordering)
-        self.office: BatchService | None = None
+        self.batches: BatchService | None = None
         if self.settings.batches is not None:
             from headway.gateway.batch.service import BatchService
 
-            self.office = BatchService(self, self.settings.batches)
+            self.batches = BatchService(self, self.settings.batches, lambda owner: self.keys.caller_of(owner).tier)
         self.is_closing = False
         self.on_gone: list[Callable[[LiveReplica], None]] = []
         """Told of replicas that do not come back."""
@@ -123,7 +123,7 @@ class Gateway:
         if log is not None:
             decisions.listeners.append(log)
         if dashboard.is_there(self.settings):
-            self.board = RollingStats(decisions)
+            self.rolling_stats = RollingStats(decisions)
         return decisions
 
     def _request_id(self, live: Live) -> str:
@@ -149,14 +149,14 @@ class Gateway:
         self.driver.start_ticking()
         self.scaling.start()
         self.fleet.expect(self.plan.roles)
-        if self.office is not None:
-            self.office.start()
+        if self.batches is not None:
+            self.batches.start()
 
     async def stop(self) -> None:
         """Let streams end, for so long; then close."""
         self.is_closing = True
-        if self.office is not None:
-            await self.office.stop()
+        if self.batches is not None:
+            await self.batches.stop()
         end_s = self.clock.now + self.settings.drain_s
         while self.driver.requests and self.clock.now < end_s:
             await asyncio.sleep(0.05)
@@ -179,16 +179,16 @@ class Gateway:
         """A client's request comes in. ApiError where it cannot be taken, or is more than its caller may ask for."""
         ask.explains &= self.settings.explain
         ticket = self.admit(ask.features(self.clock.now), lambda live: InFlightRequest(live, request_id), caller)
-        return self._exchange(ask, ticket, reply)
+        return self._relay(ask, ticket, reply)
 
-    def exchange(
+    def relay(
         self, ask: ClientRequest, reply: ResponseWriter, request_id: str, deadline_s: float | None = None
     ) -> Relay:
         """A request of a batch. `deadline_s`: seconds from now."""
         ticket = self._admit(ask.features(self.clock.now), lambda live: InFlightRequest(live, request_id), deadline_s)
-        return self._exchange(ask, ticket, reply)
+        return self._relay(ask, ticket, reply)
 
-    def _exchange(self, ask: ClientRequest, ticket: InFlightRequest, reply: ResponseWriter) -> Relay:
+    def _relay(self, ask: ClientRequest, ticket: InFlightRequest, reply: ResponseWriter) -> Relay:
         return self._new_exchange(
             ask, ticket, self.driver, self.health, reply, ticket.request_id, self.settings.max_attempts,
             self.plan.tell_priority,
@@ -199,13 +199,13 @@ class Gateway:
         if not caller.is_limited:
             return self._admit(asked, made)
         tokens = self.prompt_tokens(asked) + (asked.max_tokens or 0)
-        caller.begin(tokens)
+        caller.reserve(tokens)
         try:
             ticket = self._admit(asked, made)
         except BaseException:
-            caller.end(tokens, 0)
+            caller.settle(tokens, 0)
             raise
-        ticket.on_settled = partial(caller.end, tokens)
+        ticket.on_settled = partial(caller.settle, tokens)
         return ticket
 
     def _admit(
@@ -310,8 +310,8 @@ class Gateway:
                 self.decisions.record_hold_refusal(live, now, ticket.request_id or str(live.id))
         if self.decisions is not None:
             self.decisions.forget(live)
-        if self.board is not None:
-            self.board.count_end(live, outcome, now, ticket.is_unstreamed)
+        if self.rolling_stats is not None:
+            self.rolling_stats.count_end(live, outcome, now, ticket.is_unstreamed)
         self.recording.add(live, "" if live.stage_index < 0 else self.names()[-1])
         self.fleet.ended()
 
@@ -335,7 +335,7 @@ class Gateway:
              [({"pool": pool}, float(num)) for pool, num in self.scaling.failed_of.items()]),
             ("requests_held", "Requests that wait in the gateway", held),
             ("batch_requests_open", "Requests of batches that wait for their turn or their answer",
-             [] if self.office is None else [({}, self.office.num_open)]),
+             [] if self.batches is None else [({}, self.batches.num_open)]),
         ])  # fmt: skip
 
     def records(self) -> Records:

@@ -137,7 +137,7 @@ def _settings(chosen: Scenario) -> Settings:
         try:
             importlib.import_module("headway.gateway.telemetry.tracing")
         except ModuleNotFoundError as error:
-            raise web_server.needed(str(error.name), "otel") from None
+            raise web_server.not_installed(str(error.name), "otel") from None
     batches = settings.batches
     if batches is None:
         return settings
@@ -147,7 +147,7 @@ def _settings(chosen: Scenario) -> Settings:
         raise places.error(at, f"{kind!r} is no database that is known; expected a file, or postgresql://host/database")
     for module in ("sqlalchemy", "multipart", "asyncpg" if marker else "aiosqlite"):
         if find_spec(module) is None:
-            raise web_server.needed(module, "postgres" if module == "asyncpg" else "gateway")
+            raise web_server.not_installed(module, "postgres" if module == "asyncpg" else "gateway")
     if marker:
         from headway.gateway.batch.store import postgres_url
 
@@ -245,7 +245,7 @@ def _check_cluster(said: DeclaredPool, how: Kubernetes, places: Places) -> None:
     """There is one, as far as can be told without asking it."""
     at = (*said.at, "kubernetes")
     if find_spec("kubernetes") is None:
-        raise web_server.needed("kubernetes", "kubernetes")
+        raise web_server.not_installed("kubernetes", "kubernetes")
     from headway.gateway.fleet import kubernetes
 
     with places.at(*at):

@@ -19,7 +19,8 @@ from serving import ask, until
 pytest.importorskip("httptools")
 pytest.importorskip("sqlalchemy")
 from headway.gateway.batch import files, queue, validate
-from headway.gateway.batch.files import PART_BYTES, DeletedError, Writer
+from headway.gateway.batch.files import PART_BYTES, DeletedError, FileWriter
+from headway.gateway.batch.objects import FileObject
 from headway.gateway.batch.store import Store
 
 NUM_BYTES = 40 << 20
@@ -70,26 +71,26 @@ def test_a_download_is_whole_though_its_file_is_deleted_meanwhile(front: serving
     connection.close()
 
 
-async def _written(store: Store, content: bytes) -> dict[str, Any]:
+async def _written(store: Store, content: bytes) -> FileObject:
     await store.open()
     async with store.begin() as connection:
-        writer = Writer(connection, "me", "f", "batch")
+        writer = FileWriter(connection, "me", "f", "batch")
         await writer.write(content)
-        return await writer.end()
+        return await writer.close()
 
 
 def test_who_comes_to_a_part_that_is_gone_is_told(where: str) -> None:
     async def story() -> None:
         store = Store(where)
         file = await _written(store, b"x" * (3 * PART_BYTES + 1))
-        assert sum([len(part) async for part in files.content(store, file)]) == file["bytes"]
-        parts = files.content(store, file)
+        assert sum([len(part) async for part in files.read_parts(store, file)]) == file.bytes
+        parts = files.read_parts(store, file)
         assert len(await anext(parts)) == PART_BYTES
-        assert await files.remove(store, "me", file["id"])
+        assert await files.delete_file(store, "me", file.id)
         with pytest.raises(DeletedError):
             await anext(parts)
         with pytest.raises(DeletedError):
-            await files.copied(store, file)
+            await files.copy_file(store, file)
         await store.close()
 
     asyncio.run(story())
@@ -102,21 +103,21 @@ def test_a_batch_of_which_only_the_beginning_was_there_is_none(where: str, monke
         store = Store(where)
         content = jsonl([line(f"{i}", user="x" * 2000) for i in range(2000)])
         file = await _written(store, content)
-        assert file["bytes"] > 2 * PART_BYTES
-        made = await queue.create(store, "me", file["id"], "/v1/chat/completions", "24h", 86_400, None)
-        add = queue.add
+        assert file.bytes > 2 * PART_BYTES
+        made = await queue.create_batch(store, "me", file.id, "/v1/chat/completions", "24h", 86_400, None)
+        add = queue.add_lines
 
         async def slow(store: Store, lines: Any) -> None:
             await add(store, lines)
-            await files.remove(store, "me", file["id"])
+            await files.delete_file(store, "me", file.id)
 
-        monkeypatch.setattr(queue, "add", slow)
-        (batch,) = [each for each in await queue.active(store) if each["id"] == made["id"]]
+        monkeypatch.setattr(queue, "add_lines", slow)
+        (batch,) = [each for each in await queue.active_batches(store) if each.id == made.id]
         await validate.validate(store, batch, 50_000, 1 << 20)
-        found = await queue.find(store, "me", made["id"])
-        assert found is not None and found["status"] == "failed"
-        assert [error["code"] for error in found["errors"]["data"]] == ["file_deleted"]
-        assert not await queue.waiting(store, made["id"], 0, 10)
+        found = await queue.find_batch(store, "me", made.id)
+        assert found is not None and found.status == "failed" and found.errors is not None
+        assert [error.code for error in found.errors.data] == ["file_deleted"]
+        assert not await queue.open_lines(store, made.id, 0, 10)
         await store.close()
 
     asyncio.run(story())

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 import serving
 from asgi import GOOD_WHOLE, Inside, whole
-from headway.gateway.server.http_protocol import Guarded, TransportWriter
+from headway.gateway.server.http_protocol import LimitedHttpProtocol, TransportWriter
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PADDING = b"x" * 8000
@@ -54,11 +54,13 @@ class Front:
     @asynccontextmanager
     async def connected(self) -> Any:
         """A client's two ends."""
-        config = uvicorn.Config(self.inside.app, log_level="warning", access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            self.inside.app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False
+        )  # fmt: skip
         config.load()
         front = self
 
-        class Noted(Guarded):
+        class Noted(LimitedHttpProtocol):
             def connection_made(self, transport: Any) -> None:
                 super().connection_made(transport)
                 plain = transport.write

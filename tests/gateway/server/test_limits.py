@@ -24,7 +24,7 @@ import serving
 from headway import serving as composition
 from headway.core.errors import HeadwayError
 from headway.gateway.errors import ApiError
-from headway.gateway.server.auth import Bucket, Keys
+from headway.gateway.server.auth import ApiKeys, TokenBucket
 from headway.gateway.settings import Key
 from serving import ask, chat, metric, said, until
 
@@ -47,7 +47,7 @@ def test_over_any_time_no_more_is_taken_than_a_full_bucket_and_what_flows_in(
     per_minute: float, asked: list[tuple[float, float]]
 ) -> None:
     """And who waits as long as it is told to is served."""
-    bucket, now, taken = Bucket(per_minute, 0.0), 0.0, []
+    bucket, now, taken = TokenBucket(per_minute, 0.0), 0.0, []
     for pause_s, amount in asked:
         now += pause_s
         wait_s = bucket.wait_s(amount, now)
@@ -56,7 +56,7 @@ def test_over_any_time_no_more_is_taken_than_a_full_bucket_and_what_flows_in(
             now += wait_s * (1 + 1e-9) + 1e-9
             assert bucket.wait_s(amount, now) == pytest.approx(0.0, abs=1e-6)
         if amount <= per_minute:
-            bucket.take(amount, now)
+            bucket.withdraw(amount, now)
             taken.append((now, amount))
     for i, (start_s, _) in enumerate(taken):
         so_far = 0.0
@@ -67,38 +67,38 @@ def test_over_any_time_no_more_is_taken_than_a_full_bucket_and_what_flows_in(
 
 def test_what_was_not_used_is_given_back_and_debts_are_paid() -> None:
     now = 0.0
-    keys = Keys([Key(sha256=_sum("k"), tokens_per_minute=600)], lambda: now)
-    caller = keys.caller({"authorization": "Bearer k"})
-    caller.begin(500)
+    keys = ApiKeys([Key(sha256=_sum("k"), tokens_per_minute=600)], lambda: now)
+    caller = keys.authenticate({"authorization": "Bearer k"})
+    caller.reserve(500)
     with pytest.raises(ApiError) as told:
-        caller.begin(200)
+        caller.reserve(200)
     assert (told.value.status, told.value.retry_after_s) == (429, 10)  # 100 are missing, and 10 come a second
-    caller.end(500, 100)
-    caller.begin(200)
-    caller.end(200, 900)  # more than anybody had foreseen
+    caller.settle(500, 100)
+    caller.reserve(200)
+    caller.settle(200, 900)  # more than anybody had foreseen
     with pytest.raises(ApiError) as told:
-        caller.begin(1)
+        caller.reserve(1)
     assert told.value.retry_after_s == 41  # 400 owed, and 1
     now = 41.0
-    caller.begin(1)
+    caller.reserve(1)
 
 
 def test_keys_expire_after_their_last_day() -> None:
     today = datetime.datetime.now(datetime.UTC).date()
     day = datetime.timedelta(days=1)
-    keys = Keys([Key(sha256=_sum("old"), expires=today - day), Key(sha256=_sum("new"), expires=today + day)], float)
-    keys.caller({"authorization": "Bearer new"})
+    keys = ApiKeys([Key(sha256=_sum("old"), expires=today - day), Key(sha256=_sum("new"), expires=today + day)], float)
+    keys.authenticate({"authorization": "Bearer new"})
     with pytest.raises(ApiError, match="expired"):
-        keys.caller({"authorization": "Bearer old"})
+        keys.authenticate({"authorization": "Bearer old"})
 
 
 def test_keys_come_as_openais_or_as_anthropics_clients_send_them_and_go_no_further() -> None:
-    keys = Keys([_sum("k")], float)
+    keys = ApiKeys([_sum("k")], float)
     for headers in ({"authorization": "Bearer k", "a": "b"}, {"x-api-key": "k", "a": "b"}):
-        assert keys.caller(headers).owner == _sum("k") and headers == {"a": "b"}
+        assert keys.authenticate(headers).owner == _sum("k") and headers == {"a": "b"}
     for wrong in ({}, {"authorization": "k"}, {"x-api-key": ""}, {"x-api-key": "j"}):
         with pytest.raises(ApiError):
-            keys.caller(dict(wrong))
+            keys.authenticate(dict(wrong))
 
 
 # In front of engines.

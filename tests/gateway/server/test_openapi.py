@@ -22,7 +22,7 @@ import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from headway.gateway.relay.request import MOST_TOKENS
-from headway.gateway.server.app import application
+from headway.gateway.server.app import application, endpoints
 from headway.gateway.server.openapi import document
 from headway.gateway.settings import Batches, Settings
 
@@ -50,7 +50,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[serving.P
 
 def _described() -> dict[str, Any]:
     """As the gateway gives it, with a model that there is."""
-    made = document(Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
+    made = document(endpoints(), Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
     for name, schema in made["components"]["schemas"].items():
         if name.endswith("Request"):
             schema["properties"]["model"] = {"const": MODEL}
@@ -91,20 +91,20 @@ def _shorten(case: Any) -> None:
 
 def test_anybody_may_read_what_there_is(fronts: tuple[serving.Process, serving.Process], tmp_path: Path) -> None:
     told = ask(fronts[0], "/openapi.json").json()
-    made = document(Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
+    made = document(endpoints(), Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
     assert told == json.loads(json.dumps(made))
     assert {"/v1/chat/completions", "/v1/batches/{id}/cancel", "/workers/{id}/drain", "/dashboard/data"} <= set(
         told["paths"]
     )
     assert "max_tokens" in told["components"]["schemas"]["ChatRequest"]["properties"]
     assert "security" in told["paths"]["/v1/files"]["get"] and "security" not in told["paths"]["/health"]["get"]
-    plain = document(Settings())
+    plain = document(endpoints(), Settings())
     assert not any(path.startswith(("/workers", "/v1/files", "/dashboard")) for path in plain["paths"])
     assert "security" not in plain["paths"]["/v1/chat/completions"]["post"]
 
 
 def test_every_endpoint_is_described() -> None:
-    made = document(Settings(admin_keys=(SUM,), batches=Batches()))
+    made = document(endpoints(), Settings(admin_keys=(SUM,), batches=Batches()))
     told = {(method.upper(), path) for path, methods in made["paths"].items() for method in methods}
     routes = application(_nobody, _nobody).routes
     assert told == {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}

@@ -15,7 +15,7 @@ pytest.importorskip("httptools")
 
 from asgi import Inside
 from headway.gateway.scheduling.in_flight import ReleaseReason
-from headway.gateway.server.app import Completions
+from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.workers.protocol import WorkerConfig, frame, receive_config
 from headway.gateway.workers.session import WorkerSession
 from headway.gateway.workers.worker import Worker
@@ -29,7 +29,7 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     """Whose requests come in by workers, one after the other."""
     with gateway_before_held(tmp_path_factory.mktemp("fleet"), NUM_ENGINES) as made:
         workers = [made.run(_hired(made)) for _ in range(2)]
-        apps = [Completions(lambda worker=worker: worker) for worker in workers]  # type: ignore[misc]
+        apps = [CompletionsApp(lambda worker=worker: worker) for worker in workers]  # type: ignore[misc]
         turns = iter(range(1 << 30))
 
         async def app(*message: Any) -> None:

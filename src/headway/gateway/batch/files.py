@@ -1,4 +1,4 @@
-"""Files, as OpenAI's API has them: kept in parts, so that none is ever whole in memory."""
+"""Files of OpenAI's API in the database, in parts, so that no file is ever in memory as a whole."""
 
 from __future__ import annotations
 
@@ -12,101 +12,102 @@ from typing import IO, Any
 from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headway.gateway.batch.pages import Page, page
+from headway.gateway.batch.objects import FileList, FileObject, Page
 from headway.gateway.batch.store import FILES, PARTS, Store
 
 PART_BYTES = 1 << 20
-PURPOSES = ("batch", "batch_output")
-"""What clients give, and what they get."""
 
 
-class Writer:
-    """A file as it is written, within a transaction."""
+class DeletedError(Exception):
+    """A file was deleted during the read."""
+
+
+class FileWriter:
+    """Writes one file within a transaction."""
 
     def __init__(self, connection: AsyncConnection, owner: str, filename: str, purpose: str) -> None:
         self.id = f"file-{uuid.uuid4().hex}"
         self._connection = connection
-        self._about = {"id": self.id, "owner": owner, "filename": filename, "purpose": purpose}
+        self._columns = {"id": self.id, "owner": owner, "filename": filename, "purpose": purpose}
         self._buffer = bytearray()
         self.num_bytes = self._num_parts = 0
 
     async def write(self, data: bytes) -> None:
-        """More of it."""
         self._buffer += data
         self.num_bytes += len(data)
         while len(self._buffer) >= PART_BYTES:
-            await self._put(bytes(self._buffer[:PART_BYTES]))
+            await self._write_part(bytes(self._buffer[:PART_BYTES]))
             del self._buffer[:PART_BYTES]
 
-    async def _put(self, data: bytes) -> None:
+    async def _write_part(self, data: bytes) -> None:
         row = {"file": self.id, "part": self._num_parts, "data": data}
         await self._connection.execute(insert(PARTS).values(row))
         self._num_parts += 1
 
-    async def end(self) -> dict[str, Any]:
-        """That was all; the file object."""
+    async def close(self) -> FileObject:
+        """Write the rest; the file exists from now on."""
         if self._buffer:
-            await self._put(bytes(self._buffer))
-        row = {**self._about, "bytes": self.num_bytes, "created_ns": time.time_ns()}
+            await self._write_part(bytes(self._buffer))
+        row = {**self._columns, "bytes": self.num_bytes, "created_ns": time.time_ns()}
         await self._connection.execute(insert(FILES).values(row))
-        return told(row)
+        return _file_object(row)
 
 
-def told(row: Any) -> dict[str, Any]:
-    """A file as clients see it."""
-    return {
-        "id": row["id"], "object": "file", "bytes": row["bytes"], "created_at": row["created_ns"] // 10**9,
-        "filename": row["filename"], "purpose": row["purpose"], "status": "processed",
-    }  # fmt: skip
+def _file_object(row: Any) -> FileObject:
+    return FileObject(
+        id=row["id"], object="file", bytes=row["bytes"], created_at=row["created_ns"] // 10**9,
+        filename=row["filename"], purpose=row["purpose"], status="processed",
+    )  # fmt: skip
 
 
-async def find(store: Store, owner: str, id: str) -> dict[str, Any] | None:
-    """One of this owner's files."""
+async def find_file(store: Store, owner: str, id: str) -> FileObject | None:
+    """The file of this id, if this owner has it."""
     async with store.begin() as connection:
         rows = await connection.execute(select(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
         row = rows.mappings().first()
-    return None if row is None else told(row)
+    return None if row is None else _file_object(row)
 
 
-async def listed(store: Store, owner: str, wanted: Page, purpose: str | None) -> dict[str, Any]:
+async def list_files(store: Store, owner: str, page: Page, purpose: str | None) -> FileList:
     """The owner's files, the newest first."""
-    asked = select(FILES).where(FILES.c.owner == owner)
+    query = select(FILES).where(FILES.c.owner == owner)
     if purpose is not None:
-        asked = asked.where(FILES.c.purpose == purpose)
-    return await page(store, FILES, asked, wanted, told)
+        query = query.where(FILES.c.purpose == purpose)
+    rows, has_more = await store.page(FILES, query, page)
+    data = [_file_object(row) for row in rows]
+    return FileList(
+        object="list", data=data, first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
+        has_more=has_more,
+    )  # fmt: skip
 
 
-async def remove(store: Store, owner: str, id: str) -> bool:
-    """False if there was no such file."""
+async def delete_file(store: Store, owner: str, id: str) -> bool:
+    """Delete the file of this id, if this owner has it; False otherwise."""
     async with store.begin() as connection:
-        gone = await connection.execute(delete(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
-        if gone.rowcount:
+        deleted = await connection.execute(delete(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
+        if deleted.rowcount:
             await connection.execute(delete(PARTS).where(PARTS.c.file == id))
-    return bool(gone.rowcount)
+    return bool(deleted.rowcount)
 
 
-class DeletedError(Exception):
-    """A file was deleted while it was read."""
-
-
-async def content(store: Store, file: dict[str, Any]) -> AsyncIterator[bytes]:
-    """A file's parts, each read when it is wanted. DeletedError where they end before it does."""
-    part, left = 0, file["bytes"]
-    while left > 0:
+async def read_parts(store: Store, file: FileObject) -> AsyncIterator[bytes]:
+    """A file's parts, each read from the database on demand. DeletedError if the file is deleted meanwhile."""
+    part, bytes_left = 0, file.bytes
+    while bytes_left > 0:
         async with store.begin() as connection:
-            asked = select(PARTS.c.data).where(PARTS.c.file == file["id"], PARTS.c.part == part)
-            data = (await connection.execute(asked)).scalar()
+            query = select(PARTS.c.data).where(PARTS.c.file == file.id, PARTS.c.part == part)
+            data = (await connection.execute(query)).scalar()
         if data is None:
             raise DeletedError
         yield bytes(data)
-        part, left = part + 1, left - len(data)
+        part, bytes_left = part + 1, bytes_left - len(data)
 
 
-async def copied(store: Store, file: dict[str, Any]) -> IO[bytes]:
-    """All of it, for who takes longer to read than it may be there. DeletedError where it was not there to the end."""
-    copy = SpooledTemporaryFile(PART_BYTES)  # noqa: SIM115  # whoever gets it closes it
+async def copy_file(store: Store, file: FileObject) -> IO[bytes]:
+    """A copy for a client that may read slowly. The caller closes it. DeletedError as in `read_parts`."""
+    copy = SpooledTemporaryFile(PART_BYTES)  # noqa: SIM115  # the caller closes it
     try:
-        async for data in content(store, file):
+        async for data in read_parts(store, file):
             await asyncio.to_thread(copy.write, data)
         await asyncio.to_thread(copy.seek, 0)
     except BaseException:
@@ -115,15 +116,14 @@ async def copied(store: Store, file: dict[str, Any]) -> IO[bytes]:
     return copy
 
 
-async def lines(store: Store, file: dict[str, Any], limit_bytes: int) -> AsyncIterator[bytes]:
-    """A file's lines. One that is longer than the limit comes cut off after it, and is the last. DeletedError, as
-    above."""
+async def read_lines(store: Store, file: FileObject, max_bytes: int) -> AsyncIterator[bytes]:
+    """A file's lines. A longer one than `max_bytes` comes truncated, and ends the iteration. DeletedError as above."""
     rest = b""
-    async for data in content(store, file):
-        *whole, rest = (rest + data).split(b"\n")
-        for line in whole:
+    async for data in read_parts(store, file):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
             yield line
-        if len(rest) > limit_bytes:
+        if len(rest) > max_bytes:
             break
     if rest:
         yield rest

@@ -1,4 +1,4 @@
-"""Batches and their lines in the database: what is to be done, and what has been answered."""
+"""Batches and their lines in the database: what is still open, and what has been answered."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ from msgspec import Struct
 from sqlalchemy import and_, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from headway.gateway.batch.files import Writer
-from headway.gateway.batch.pages import Page, page
+from headway.gateway.batch.files import FileWriter
+from headway.gateway.batch.objects import BatchError, BatchErrorList, BatchList, BatchObject, Page, RequestCounts
 from headway.gateway.batch.store import ANSWERED, BATCHES, FAILED, LINES, OPEN, Store
 
 _ACTIVE = ("validating", "in_progress", "cancelling")
-_PAGE = 200
-_WHY = {
+_ROWS_PER_READ = 200
+_UNANSWERED = {
     "expired": ("batch_expired", "the completion window ended before this request was answered"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request was answered"),
 }
-_TIMES = (
-    "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
-)  # fmt: skip
+
+
+class ActiveBatch(Struct, frozen=True):
+    """A batch that has not ended."""
+
+    id: str
+    owner: str
+    status: str
+    endpoint: str
+    input_file_id: str
+    expires_at: int
+    num_total: int
+    num_ended: int
 
 
 class Line(Struct, frozen=True):
@@ -37,52 +47,59 @@ class Line(Struct, frozen=True):
     body: bytes
 
 
-class Result(Struct, frozen=True):
-    """A line's answer, as the output or error file has it."""
+class LineResult(Struct, frozen=True):
+    """A line's entry in the output file, or, if it failed, in the error file."""
 
     batch: str
     line: int
-    good: bool
-    answer: bytes
+    has_succeeded: bool
+    entry: bytes
 
 
-def told(row: Any) -> dict[str, Any]:
-    """A batch as clients see it."""
-    decode = msgspec.json.decode
-    return {
-        "id": row["id"], "object": "batch", "endpoint": row["endpoint"], "status": row["status"],
-        "input_file_id": row["input_file_id"], "output_file_id": row["output_file_id"],
-        "error_file_id": row["error_file_id"], "completion_window": row["completion_window"],
-        "created_at": row["created_ns"] // 10**9, **{f"{what}_at": row[f"{what}_at"] for what in _TIMES},
-        "request_counts": {what: row[f"num_{what}"] for what in ("total", "completed", "failed")},
-        "metadata": decode(row["metadata"]) if row["metadata"] else None,
-        "errors": {"object": "list", "data": decode(row["errors"])} if row["errors"] else None,
-    }  # fmt: skip
-
-
-def told_answer(custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """A line of the output or error file."""
+def encode_entry(custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """The entry of an answered line in the output or error file."""
     try:
         value: Any = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         value = body.decode(errors="replace")
     response = {"status_code": status, "request_id": request_id, "body": value}
-    made = {"id": _id("batch_req"), "custom_id": custom_id, "response": response, "error": None}
-    return msgspec.json.encode(made)
+    entry = {"id": _new_id("batch_req"), "custom_id": custom_id, "response": response, "error": None}
+    return msgspec.json.encode(entry)
 
 
-def _id(kind: str) -> str:
+def _unanswered_entry(custom_id: str, status: str) -> bytes:
+    code, message = _UNANSWERED[status]
+    error = {"code": code, "message": message}
+    return msgspec.json.encode({"id": _new_id("batch_req"), "custom_id": custom_id, "response": None, "error": error})
+
+
+def _new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
-# What clients ask for.
+def _batch_object(row: Any) -> BatchObject:
+    decode, errors = msgspec.json.decode, row["errors"]
+    return BatchObject(
+        id=row["id"], object="batch", endpoint=row["endpoint"], status=row["status"],
+        input_file_id=row["input_file_id"], output_file_id=row["output_file_id"], error_file_id=row["error_file_id"],
+        completion_window=row["completion_window"], created_at=row["created_ns"] // 10**9,
+        in_progress_at=row["in_progress_at"], expires_at=row["expires_at"], finalizing_at=row["finalizing_at"],
+        completed_at=row["completed_at"], failed_at=row["failed_at"], expired_at=row["expired_at"],
+        cancelling_at=row["cancelling_at"], cancelled_at=row["cancelled_at"],
+        request_counts=RequestCounts(row["num_total"], row["num_completed"], row["num_failed"]),
+        metadata=decode(row["metadata"]) if row["metadata"] else None,
+        errors=BatchErrorList(object="list", data=decode(errors, type=list[BatchError])) if errors else None,
+    )  # fmt: skip
 
 
-async def create(
+# For clients.
+
+
+async def create_batch(
     store: Store, owner: str, file: str, endpoint: str, window: str, window_s: int, metadata: dict[str, str] | None
-) -> dict[str, Any]:
-    """A new batch, to be validated."""
-    now_ns, id = time.time_ns(), _id("batch")
+) -> BatchObject:
+    """A new batch, whose file is still to be validated."""
+    now_ns, id = time.time_ns(), _new_id("batch")
     row = {
         "id": id, "owner": owner, "created_ns": now_ns, "status": "validating", "endpoint": endpoint,
         "input_file_id": file, "completion_window": window, "expires_at": now_ns // 10**9 + window_s,
@@ -90,26 +107,31 @@ async def create(
     }  # fmt: skip
     async with store.begin() as connection:
         await connection.execute(insert(BATCHES).values(row))
-    found = await find(store, owner, id)
-    assert found is not None
-    return found
+    batch = await find_batch(store, owner, id)
+    assert batch is not None
+    return batch
 
 
-async def find(store: Store, owner: str, id: str) -> dict[str, Any] | None:
-    """One of this owner's batches."""
+async def find_batch(store: Store, owner: str, id: str) -> BatchObject | None:
+    """The batch of this id, if this owner has it."""
     async with store.begin() as connection:
         rows = await connection.execute(select(BATCHES).where(BATCHES.c.id == id, BATCHES.c.owner == owner))
         row = rows.mappings().first()
-    return None if row is None else told(row)
+    return None if row is None else _batch_object(row)
 
 
-async def listed(store: Store, owner: str, wanted: Page) -> dict[str, Any]:
+async def list_batches(store: Store, owner: str, page: Page) -> BatchList:
     """The owner's batches, the newest first."""
-    return await page(store, BATCHES, select(BATCHES).where(BATCHES.c.owner == owner), wanted, told)
+    rows, has_more = await store.page(BATCHES, select(BATCHES).where(BATCHES.c.owner == owner), page)
+    data = [_batch_object(row) for row in rows]
+    return BatchList(
+        object="list", data=data, first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
+        has_more=has_more,
+    )  # fmt: skip
 
 
-async def cancel(store: Store, owner: str, id: str) -> None:
-    """No more of its lines are begun. One that has ended stays as it is."""
+async def cancel_batch(store: Store, owner: str, id: str) -> None:
+    """Start no more of the batch's lines. A batch that has ended does not change."""
     async with store.begin() as connection:
         await connection.execute(
             update(BATCHES)
@@ -118,105 +140,106 @@ async def cancel(store: Store, owner: str, id: str) -> None:
         )
 
 
-# What the runner does.
+# For the service that answers the lines.
 
 
-async def active(store: Store) -> list[dict[str, Any]]:
-    """Batches that have not ended, those that have the least time first."""
+async def active_batches(store: Store) -> list[ActiveBatch]:
+    """Batches that have not ended, in order of their deadlines."""
     async with store.begin() as connection:
-        asked = select(BATCHES).where(BATCHES.c.status.in_(_ACTIVE))
-        asked = asked.order_by(BATCHES.c.expires_at, BATCHES.c.created_ns)
-        return [dict(row) for row in (await connection.execute(asked)).mappings()]
+        query = select(BATCHES).where(BATCHES.c.status.in_(_ACTIVE))
+        rows = await connection.execute(query.order_by(BATCHES.c.expires_at, BATCHES.c.created_ns))
+        return [
+            ActiveBatch(
+                row.id, row.owner, row.status, row.endpoint, row.input_file_id, row.expires_at, row.num_total,
+                row.num_completed + row.num_failed,
+            )
+            for row in rows
+        ]  # fmt: skip
 
 
-async def empty(store: Store, batch: str) -> None:
-    """Forget lines: of a validation that was cut short."""
+async def delete_lines(store: Store, batch: str) -> None:
+    """Delete all lines of a batch, such as those of an interrupted validation."""
     async with store.begin() as connection:
         await connection.execute(delete(LINES).where(LINES.c.batch == batch))
 
 
-async def add(store: Store, lines: Sequence[Line]) -> None:
-    """Lines that are well."""
+async def add_lines(store: Store, lines: Sequence[Line]) -> None:
     rows = [{"batch": e.batch, "line": e.line, "custom_id": e.custom_id, "body": e.body, "status": OPEN} for e in lines]
     async with store.begin() as connection:
         await connection.execute(insert(LINES), rows)
 
 
-async def begin(store: Store, batch: str, total: int) -> None:
-    """All lines are there."""
-    await _change(store, batch, "validating", status="in_progress", in_progress_at=int(time.time()), num_total=total)
+async def start_batch(store: Store, batch: str, num_total: int) -> None:
+    """Change a validated batch, whose lines have all been added, to `in_progress`."""
+    now = int(time.time())
+    await _change_validating(store, batch, status="in_progress", in_progress_at=now, num_total=num_total)
 
 
-async def reject(store: Store, batch: str, errors: list[dict[str, Any]]) -> None:
-    """The file is no batch."""
-    said = msgspec.json.encode(errors).decode()
-    await _change(store, batch, "validating", status="failed", failed_at=int(time.time()), errors=said)
+async def fail_batch(store: Store, batch: str, errors: list[BatchError]) -> None:
+    """Change a batch whose file is invalid to `failed`."""
+    encoded = msgspec.json.encode(errors).decode()
+    await _change_validating(store, batch, status="failed", failed_at=int(time.time()), errors=encoded)
 
 
-async def _change(store: Store, batch: str, before: str, **values: Any) -> None:
+async def _change_validating(store: Store, batch: str, **values: Any) -> None:
     async with store.begin() as connection:
-        asked = update(BATCHES).where(BATCHES.c.id == batch, BATCHES.c.status == before)
-        await connection.execute(asked.values(values))
+        change = update(BATCHES).where(BATCHES.c.id == batch, BATCHES.c.status == "validating")
+        await connection.execute(change.values(values))
 
 
-async def waiting(store: Store, batch: str, after: int, most: int) -> list[Line]:
-    """The next lines that have no answer."""
+async def open_lines(store: Store, batch: str, after: int, max_lines: int) -> list[Line]:
+    """The next lines after line number `after` that have no answer."""
     async with store.begin() as connection:
-        asked = select(LINES.c.batch, LINES.c.line, LINES.c.custom_id, LINES.c.body)
-        asked = asked.where(LINES.c.batch == batch, LINES.c.status == OPEN, LINES.c.line > after)
-        rows = await connection.execute(asked.order_by(LINES.c.line).limit(most))
+        query = select(LINES.c.batch, LINES.c.line, LINES.c.custom_id, LINES.c.body)
+        query = query.where(LINES.c.batch == batch, LINES.c.status == OPEN, LINES.c.line > after)
+        rows = await connection.execute(query.order_by(LINES.c.line).limit(max_lines))
         return [Line(row.batch, row.line, row.custom_id, bytes(row.body)) for row in rows]
 
 
-async def write(store: Store, results: Sequence[Result]) -> None:
-    """Keep answers: of each line the first, whoever it was that asked."""
+async def write_results(store: Store, results: Sequence[LineResult]) -> None:
+    """Store results; of several for one line, the first counts."""
     async with store.begin() as connection:
         for result in results:
-            status = ANSWERED if result.good else FAILED
-            here = and_(LINES.c.batch == result.batch, LINES.c.line == result.line, LINES.c.status == OPEN)
-            kept = await connection.execute(update(LINES).where(here).values(status=status, answer=result.answer))
-            if kept.rowcount:
-                count = BATCHES.c.num_completed if result.good else BATCHES.c.num_failed
-                asked = update(BATCHES).where(BATCHES.c.id == result.batch)
-                await connection.execute(asked.values({count: count + 1}))
+            status = ANSWERED if result.has_succeeded else FAILED
+            is_open = and_(LINES.c.batch == result.batch, LINES.c.line == result.line, LINES.c.status == OPEN)
+            written = await connection.execute(update(LINES).where(is_open).values(status=status, answer=result.entry))
+            if written.rowcount:
+                count = BATCHES.c.num_completed if result.has_succeeded else BATCHES.c.num_failed
+                change = update(BATCHES).where(BATCHES.c.id == result.batch)
+                await connection.execute(change.values({count: count + 1}))
 
 
-async def end(store: Store, batch: dict[str, Any], status: str) -> None:
-    """Make the files of what was answered and of what was not, and be done; all at once."""
+async def finish_batch(store: Store, batch: ActiveBatch, status: str) -> None:
+    """Write the output and error files and end the batch, in one transaction."""
     now = int(time.time())
-    id, owner = batch["id"], batch["owner"]
     async with store.begin() as connection:
-        here = and_(LINES.c.batch == id, LINES.c.status == OPEN)
-        left = await connection.execute(update(LINES).where(here).values(status=FAILED))
+        is_open = and_(LINES.c.batch == batch.id, LINES.c.status == OPEN)
+        unanswered = await connection.execute(update(LINES).where(is_open).values(status=FAILED))
         values: dict[str, Any] = {"status": status, f"{status}_at": now, "finalizing_at": now}
-        values["num_failed"] = BATCHES.c.num_failed + left.rowcount
-        for column, kind, name in (("output_file_id", ANSWERED, "output"), ("error_file_id", FAILED, "error")):
-            writer = Writer(connection, owner, f"{id}_{name}.jsonl", "batch_output")
-            async for custom_id, answer in _answers(connection, id, kind):
-                await writer.write((answer or _unanswered(custom_id, status)) + b"\n")
+        values["num_failed"] = BATCHES.c.num_failed + unanswered.rowcount
+        for column, line_status, name in (("output_file_id", ANSWERED, "output"), ("error_file_id", FAILED, "error")):
+            writer = FileWriter(connection, batch.owner, f"{batch.id}_{name}.jsonl", "batch_output")
+            async for custom_id, entry in _entries(connection, batch.id, line_status):
+                await writer.write((entry or _unanswered_entry(custom_id, status)) + b"\n")
             if writer.num_bytes:
-                values[column] = (await writer.end())["id"]
-        asked = update(BATCHES).where(BATCHES.c.id == id, BATCHES.c.status.in_(_ACTIVE))
-        if (await connection.execute(asked.values(values))).rowcount:
-            await connection.execute(delete(LINES).where(LINES.c.batch == id))
-        else:  # another gateway was here first
+                values[column] = (await writer.close()).id
+        change = update(BATCHES).where(BATCHES.c.id == batch.id, BATCHES.c.status.in_(_ACTIVE))
+        if (await connection.execute(change.values(values))).rowcount:
+            await connection.execute(delete(LINES).where(LINES.c.batch == batch.id))
+        else:  # another gateway has ended it meanwhile
             await connection.rollback()
 
 
-async def _answers(connection: AsyncConnection, batch: str, kind: int) -> AsyncIterator[tuple[str, bytes | None]]:
+async def _entries(
+    connection: AsyncConnection, batch: str, line_status: int
+) -> AsyncIterator[tuple[str, bytes | None]]:
     line = 0
     while True:
-        asked = select(LINES.c.line, LINES.c.custom_id, LINES.c.answer)
-        asked = asked.where(LINES.c.batch == batch, LINES.c.status == kind, LINES.c.line > line)
-        rows = (await connection.execute(asked.order_by(LINES.c.line).limit(_PAGE))).all()
+        query = select(LINES.c.line, LINES.c.custom_id, LINES.c.answer)
+        query = query.where(LINES.c.batch == batch, LINES.c.status == line_status, LINES.c.line > line)
+        rows = (await connection.execute(query.order_by(LINES.c.line).limit(_ROWS_PER_READ))).all()
         if not rows:
             return
         for row in rows:
             yield row.custom_id, None if row.answer is None else bytes(row.answer)
         line = rows[-1].line
-
-
-def _unanswered(custom_id: str, status: str) -> bytes:
-    code, message = _WHY[status]
-    error = {"code": code, "message": message}
-    return msgspec.json.encode({"id": _id("batch_req"), "custom_id": custom_id, "response": None, "error": error})

@@ -1,76 +1,226 @@
-"""Batches, as one gateway sees to them: the database, the runner, and requests like any other."""
+"""Answers the lines of batches: reads them from the database, relays them like other requests, and writes the answers.
+
+Lines that are in flight when the gateway dies have no answer in the database, so the next gateway sends them again.
+An answer is written only to a line without one, so that each line has one answer.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
 
 from headway.core.errors import HeadwayError
-from headway.gateway.batch.runner import Answered, Order, Runner
-from headway.gateway.batch.store import Store
+from headway.gateway.batch import queue
+from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
+from headway.gateway.batch.store import UNAVAILABLE, Store
+from headway.gateway.batch.validate import validate
 from headway.gateway.errors import ApiError
-from headway.gateway.relay.request import read_request
-from headway.gateway.relay.writer import Headers
-from headway.gateway.settings import Batches
-
-if TYPE_CHECKING:
-    from headway.gateway.gateway import Gateway
+from headway.gateway.relay.relay import Relay
+from headway.gateway.relay.request import ClientRequest, read_request
+from headway.gateway.relay.writer import Headers, ResponseWriter
+from headway.gateway.settings import Batches, Settings
 
 log = logging.getLogger("headway.gateway")
-_NO_ROOM = frozenset(("no_capacity", "queue_full", "shutting_down"))
+_PASS_S, _IDLE_S = 0.05, 1.0
+"""Shortest and longest time between two passes over the database."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_NO_CAPACITY = frozenset(("no_capacity", "queue_full", "shutting_down"))
 
 
-class BatchService:
-    """One gateway's."""
-
-    def __init__(self, gateway: Gateway, settings: Batches) -> None:
-        self._gateway, self.settings = gateway, settings
-        self.store = Store(settings.store)
-        self.body_timeout_s = gateway.settings.body_timeout_s
-        self._runner = Runner(self.store, settings, gateway.settings.max_body_bytes, self._answer)
-        self.start, self.stop, self.wake = self._runner.start, self._runner.stop, self._runner.wake
+class RequestRelay(Protocol):
+    """The gateway, as far as batches use it."""
 
     @property
-    def num_open(self) -> int:
-        """Lines that wait for their turn, or for their answer."""
-        return self._runner.num_open
-
-    async def _answer(self, order: Order, body: bytes, request_id: str, left_s: float) -> Answered:
-        """A line goes the way of any request, though nobody waits for it."""
-        kept = _Kept()
-        try:
-            asked = read_request(order.endpoint, body, {})
-            if asked.stream:
-                raise ApiError(400, "nobody reads a stream in a batch", "invalid_value", "stream")
-            asked.tier = max(self.settings.tier, self._gateway.keys.tier(order.owner))
-            exchange = self._gateway.exchange(asked, kept, request_id, left_s)
-        except ApiError as error:
-            return Answered(error.status, error.json(), error.code in _NO_ROOM)
-        except HeadwayError as error:
-            log.error("%s", error)
-            return Answered(500, ApiError(500, "a policy failed", "policy_error").json())
-        await exchange.run()
-        self._gateway.end(asked, exchange)
-        body = b"".join(kept.parts)
-        return Answered(kept.status, body, kept.status == 503 and b'"no_capacity"' in body)
+    def settings(self) -> Settings: ...
+    def relay(self, request: ClientRequest, writer: ResponseWriter, request_id: str, deadline_s: float) -> Relay: ...
+    def end(self, request: ClientRequest, relay: Relay) -> None: ...
 
 
-class _Kept:
-    """An answer that nobody is sent. Satisfies `send.Reply`."""
+class _Answer:
+    """The answer to a line, collected in memory. Satisfies `ResponseWriter`."""
 
     is_full = False
 
     def __init__(self) -> None:
         self.status = 0
-        self.parts: list[bytes] = []
+        self.body = b""
+        self.lacked_capacity = False
+        """No engine was tried."""
 
     def start(self, status: int, headers: Headers) -> None:
-        """Keep the status."""
         self.status = status
 
     def write(self, body: bytes, more: bool = False) -> None:
-        """Keep it."""
-        self.parts.append(body)
+        self.body += body
 
     async def drain(self) -> None:
-        """There is always room."""
+        """Return at once, as memory is never full."""
+
+    def fail(self, error: ApiError) -> None:
+        self.status, self.body = error.status, error.json()
+        self.lacked_capacity = error.code in _NO_CAPACITY
+
+    @property
+    def is_retryable(self) -> bool:
+        return self.status >= 500 or self.status in (408, 429)
+
+
+class BatchService:
+    """Runs the batches of one database, in the one of the gateways on it that holds the database's lock."""
+
+    def __init__(self, gateway: RequestRelay, settings: Batches, tier_of: Callable[[str], int]) -> None:
+        """`tier_of`: the most urgent tier that an owner may use."""
+        self._gateway, self.settings, self._tier_of = gateway, settings, tier_of
+        self.store = Store(settings.store)
+        self.body_timeout_s = gateway.settings.body_timeout_s
+        self._open: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """Lines that are being answered, by batch and number."""
+        self._last_started: dict[str, int] = {}
+        """The number of each batch's last line that was started."""
+        self._results: list[LineResult] = []
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_unavailable = False
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Stop. Lines that are being answered are left to the next gateway."""
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._drop_lines()
+        with suppress(*UNAVAILABLE):
+            await self._write_results()
+            await self.store.close()
+
+    def wake(self) -> None:
+        """Look at the database soon, as a batch has changed."""
+        self._changed.set()
+
+    @property
+    def num_open(self) -> int:
+        """Lines that are held in the gateway or at an engine."""
+        return len(self._open)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.store.open()
+                if await self.store.lead():
+                    await self._pass()
+                    self._is_unavailable = False
+                else:
+                    await self._drop_lines()
+            except UNAVAILABLE as error:
+                if not self._is_unavailable:
+                    log.warning("batches wait for their database: %s", str(error).splitlines()[0])
+                self._is_unavailable = True
+                with suppress(*UNAVAILABLE):
+                    await self.store.resign()
+                await asyncio.sleep(_IDLE_S)
+            except Exception:  # a defect that one batch brings out must not stop the others
+                log.exception("batches")
+                await asyncio.sleep(_IDLE_S)
+            await asyncio.sleep(_PASS_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_IDLE_S):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    async def _pass(self) -> None:
+        """Take every active batch one step further."""
+        await self._write_results()
+        batches = await queue.active_batches(self.store)
+        for ended in self._last_started.keys() - {batch.id for batch in batches}:
+            await self._drop_lines(ended)
+        share = max(self.settings.max_open // max(len(batches), 1), 1)
+        for batch in batches:
+            if batch.status == "cancelling":
+                await self._finish(batch, "cancelled")
+            elif time.time() >= batch.expires_at:
+                await self._finish(batch, "expired")
+            elif batch.status == "validating":
+                max_line_bytes = self._gateway.settings.max_body_bytes
+                await validate(self.store, batch, self.settings.max_lines, max_line_bytes)
+                self.wake()
+            elif batch.num_ended == batch.num_total:
+                await self._finish(batch, "completed")
+            else:
+                await self._start_lines(batch, share)
+
+    async def _finish(self, batch: ActiveBatch, status: str) -> None:
+        await self._drop_lines(batch.id)
+        await self._write_results()
+        await queue.finish_batch(self.store, batch, status)
+
+    async def _start_lines(self, batch: ActiveBatch, share: int) -> None:
+        """Start lines up to the batch's share, so that a long batch does not delay a short one."""
+        num_of_batch = sum(id == batch.id for id, _ in self._open)
+        room = min(share - num_of_batch, self.settings.max_open - len(self._open))
+        if room <= 0:
+            return
+        for line in await queue.open_lines(self.store, batch.id, self._last_started.get(batch.id, 0), room):
+            self._last_started[batch.id] = line.line
+            self._open[batch.id, line.line] = asyncio.create_task(self._process(batch, line))
+
+    async def _process(self, batch: ActiveBatch, line: Line) -> None:
+        """Answer a line, with retries for errors that may pass."""
+        request_id = uuid.uuid4().hex
+        num_attempts, pause_s = 0, _FIRST_PAUSE_S
+        while True:
+            answer = await self._send(batch, line, request_id)
+            num_attempts += not answer.lacked_capacity
+            if not answer.is_retryable or num_attempts >= self.settings.max_attempts:
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        entry = queue.encode_entry(line.custom_id, answer.status, request_id, answer.body)
+        self._results.append(LineResult(line.batch, line.line, answer.status < 300, entry))
+        del self._open[line.batch, line.line]
+        self.wake()
+
+    async def _send(self, batch: ActiveBatch, line: Line, request_id: str) -> _Answer:
+        answer = _Answer()
+        try:
+            request = read_request(batch.endpoint, line.body, {})
+            if request.stream:
+                raise ApiError(400, "a batch cannot stream", "invalid_value", "stream")
+            request.tier = max(self.settings.tier, self._tier_of(batch.owner))
+            seconds_left = max(batch.expires_at - time.time(), 0.001)
+            relay = self._gateway.relay(request, answer, request_id, seconds_left)
+            await relay.run()
+            self._gateway.end(request, relay)
+            answer.lacked_capacity = answer.status == 503 and b'"no_capacity"' in answer.body
+        except ApiError as error:
+            answer.fail(error)
+        except HeadwayError as error:
+            log.error("%s", error)
+            answer.fail(ApiError(500, "a policy failed", "policy_error"))
+        except Exception:  # a defect that one line brings out must not hold up its batch
+            log.exception("line %d of %s", line.line, line.batch)
+            answer.fail(ApiError(500, "the gateway failed", "internal_error"))
+        return answer
+
+    async def _write_results(self) -> None:
+        num_written = len(self._results)
+        if num_written:
+            await queue.write_results(self.store, self._results[:num_written])
+            del self._results[:num_written]
+
+    async def _drop_lines(self, batch: str | None = None) -> None:
+        """Stop answering the lines of one batch, or of all."""
+        dropped = [key for key in self._open if batch in (None, key[0])]
+        tasks = [self._open.pop(key) for key in dropped]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for id in [id for id in self._last_started if batch in (None, id)]:
+            del self._last_started[id]

@@ -1,4 +1,4 @@
-"""The database that files, batches and their lines are kept in: SQLite, or PostgreSQL."""
+"""The database of files, batches and their lines: SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    RowMapping,
+    Select,
     Table,
     Text,
     event,
     make_url,
+    select,
     text,
 )  # fmt: skip
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from headway.core.errors import HeadwayError
+from headway.gateway.batch.objects import Page
 
 TABLES = MetaData()
 FILES = Table(
@@ -46,7 +50,7 @@ BATCHES = Table(
     Column("created_ns", BigInteger, nullable=False), Column("status", Text, nullable=False),
     Column("endpoint", Text, nullable=False), Column("input_file_id", Text, nullable=False),
     Column("output_file_id", Text), Column("error_file_id", Text), Column("completion_window", Text, nullable=False),
-    *(Column(f"{what}_at", BigInteger) for what in (
+    *(Column(f"{status}_at", BigInteger) for status in (
         "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled",
     )),
     *(Column(f"num_{what}", Integer, nullable=False, default=0) for what in ("total", "completed", "failed")),
@@ -62,30 +66,30 @@ Index("headway_files_by_owner", FILES.c.owner, FILES.c.created_ns)
 Index("headway_batches_by_owner", BATCHES.c.owner, BATCHES.c.created_ns)
 Index("headway_batch_lines_by_status", LINES.c.batch, LINES.c.status, LINES.c.line)
 OPEN, ANSWERED, FAILED = range(3)
-"""Of a line."""
+"""The status of a line."""
 _LOCK = 0x68656164
-"""Of PostgreSQL's advisory locks."""
+"""The key of the advisory lock in PostgreSQL."""
 UNAVAILABLE = (SQLAlchemyError, OSError)
-"""What a database that cannot be used raises."""
+"""Raised while the database cannot be used."""
 
 
 class Store:
     """One database. Several gateways may use the same; one of them at a time runs the batches."""
 
-    def __init__(self, where: str) -> None:
-        """`where`: a file's path, or `postgresql://user@host/database`."""
+    def __init__(self, location: str) -> None:
+        """`location`: a file's path, or `postgresql://user@host/database`."""
         self._path: Path | None = None
         options: dict[str, Any]
-        if "://" in where:
-            url = postgres_url(where)
-            # A server that says nothing is as good as none.
+        if "://" in location:
+            url = postgres_url(location)
+            # A server that hangs is to fail like one that is down.
             options = {"pool_pre_ping": True, "connect_args": {"timeout": 10, "command_timeout": 60}}
         else:
-            self._path = Path(where)
+            self._path = Path(location)
             url = make_url(f"sqlite+aiosqlite:///{self._path}")
-            # One connection: SQLite has one writer at a time, and those that wait here wait in turn.
+            # One connection: SQLite has one writer at a time, and the pool serves waiters in turn.
             options = {"pool_size": 1, "max_overflow": 0}
-        # What clients ask is nothing for logs.
+        # Clients' requests must not appear in logs.
         self._engine = create_async_engine(url, hide_parameters=True, **options)
         if self._path is not None:
             event.listen(self._engine.sync_engine, "connect", _durable)
@@ -94,43 +98,53 @@ class Store:
         self.is_open = False
 
     async def open(self) -> None:
-        """Make the tables where there are none."""
+        """Create the tables if they do not exist."""
         if not self.is_open:
-            if self._path is not None:  # nobody else's to read
+            if self._path is not None:  # create the file readable by its owner only
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
             async with self._engine.begin() as connection:
-                if self._path is None:  # two gateways that start at the same time
+                if self._path is None:  # gateways that start at the same time create the tables in turn
                     await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK + 1})"))
                 await connection.run_sync(TABLES.create_all)
             self.is_open = True
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction: all of it, or nothing."""
+        """A transaction, committed at the end of the block."""
         async with self._engine.begin() as connection:
             yield connection
 
+    async def page(self, table: Table, query: Select[Any], page: Page) -> tuple[list[RowMapping], bool]:
+        """One page of the rows that a query finds, the newest first, and whether there are more rows after it."""
+        if page.after is not None:
+            last = select(table.c.created_ns).where(table.c.id == page.after).scalar_subquery()
+            query = query.where(table.c.created_ns < last)
+        query = query.order_by(table.c.created_ns.desc()).limit(page.limit + 1)
+        async with self.begin() as connection:
+            rows = list((await connection.execute(query)).mappings())
+        return rows[: page.limit], len(rows) > page.limit
+
     async def lead(self) -> bool:
-        """Be the one gateway that runs batches, now and until `close`, or until the process is gone."""
+        """Become or stay the one gateway that runs batches. False if another one is; the lock ends with the process."""
         if self._path is not None:
-            return self._lock_file is not None or self._take_file(self._path)
+            return self._lock_file is not None or self._lock_path(self._path)
         if self._lock_held is not None:
             await self._lock_held.execute(text("SELECT 1"))
             return True
         connection = await self._engine.connect()
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
-            got = bool((await connection.execute(text(f"SELECT pg_try_advisory_lock({_LOCK})"))).scalar())
+            is_leader = bool((await connection.execute(text(f"SELECT pg_try_advisory_lock({_LOCK})"))).scalar())
         except BaseException:
             await connection.close()
             raise
-        if got:
+        if is_leader:
             self._lock_held = connection
         else:
             await connection.close()
-        return got
+        return is_leader
 
-    def _take_file(self, path: Path) -> bool:
+    def _lock_path(self, path: Path) -> bool:
         handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +155,7 @@ class Store:
         return True
 
     async def resign(self) -> None:
-        """Another gateway may run batches."""
+        """Release the lock, so that another gateway may run batches."""
         handle, self._lock_file = self._lock_file, None
         if handle is not None:
             os.close(handle)
@@ -151,25 +165,24 @@ class Store:
             await held.close()
 
     async def close(self) -> None:
-        """All connections."""
         await self.resign()
         await self._engine.dispose()
 
 
-def postgres_url(where: str) -> URL:
-    """A PostgreSQL's address as SQLAlchemy takes it. HeadwayError where it is none."""
+def postgres_url(address: str) -> URL:
+    """SQLAlchemy's URL for a PostgreSQL address. HeadwayError if the address is malformed."""
     try:
-        url = make_url(where)
+        url = make_url(address)
     except (SQLAlchemyError, ValueError):
-        raise HeadwayError("no address of a database; expected postgresql://user@host:port/database") from None
+        raise HeadwayError("not a database address; expected postgresql://user@host:port/database") from None
     if set(url.query) - {"sslmode"}:
-        raise HeadwayError(f"{', '.join(url.query)}: only sslmode can be said in a database's address")
+        raise HeadwayError(f"{', '.join(url.query)}: unknown option in a database address; expected only sslmode")
     query = {"ssl": url.query["sslmode"]} if url.query else {}
     return url.set(drivername="postgresql+asyncpg", query=query)
 
 
 def _durable(connection: Any, record: object) -> None:
-    """What is committed outlives the machine's loss of power."""
+    """Make commits survive a power failure."""
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000"):
         cursor.execute(f"PRAGMA {pragma}")

@@ -1,121 +1,126 @@
-"""Is a file a batch? One request a line, each with a name of its own."""
+"""Validation of a batch's input file: one request a line, each with an id of its own."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 import msgspec
 
-from headway.gateway.batch import files, queue
-from headway.gateway.batch.queue import Line
+from headway.gateway.batch import queue
+from headway.gateway.batch.files import DeletedError, find_file, read_lines
+from headway.gateway.batch.objects import BatchError
+from headway.gateway.batch.queue import ActiveBatch, Line
 from headway.gateway.batch.store import Store
 
-_CHUNK = 500
-MAX_ID_CHARS = 512
-_MOST_ERRORS = 100
-"""That a batch's client is told of."""
+_LINES_PER_WRITE = 500
+_MAX_CUSTOM_ID_CHARS = 512
+_MAX_ERRORS = 100
 
 
-class _Request(msgspec.Struct):
+class _BatchRequest(msgspec.Struct):
     custom_id: str
     body: msgspec.Raw
     url: str
     method: str = "POST"
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+_decode = msgspec.json.Decoder(_BatchRequest).decode
 
 
-class Checked:
-    """What a file's lines come to."""
+class _LineError(Exception):
+    """A line is not a request of the batch."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+class LineValidator:
+    """Checks the lines of one batch, and collects their errors."""
 
     def __init__(self, batch: str, endpoint: str, max_lines: int, max_line_bytes: int) -> None:
-        self.errors: list[dict[str, Any]] = []
-        self.num = 0
-        """Requests."""
+        self.errors: list[BatchError] = []
+        self.num_requests = 0
         self._batch, self._endpoint = batch, endpoint
         self._max_lines, self._max_line_bytes = max_lines, max_line_bytes
-        self._seen: set[str] = set()
+        self._custom_ids: set[str] = set()
 
-    def line(self, number: int, raw: bytes) -> Iterator[Line]:
-        """The request of a line; nothing for a blank line, or one with a mistake."""
+    def read(self, number: int, raw: bytes) -> Line | None:
+        """The request of a line; None for a blank or an invalid line."""
         if not raw.strip():
-            return
-        self.num += 1
-        if self.num > self._max_lines:
-            self._wrong(number, "too_many_lines", f"a batch has at most {self._max_lines:,} requests", None)
-        elif len(raw) > self._max_line_bytes:
-            self._wrong(number, "line_too_long", f"a line has at most {self._max_line_bytes:,} bytes", None)
-        else:
-            yield from self._request(number, raw)
-
-    def _request(self, number: int, raw: bytes) -> Iterator[Line]:
+            return None
+        self.num_requests += 1
         try:
-            asked = _decode(raw)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            self._wrong(number, "invalid_json_line", f"expected a request with custom_id, url and body: {error}", None)
-            return
-        if asked.method != "POST":
-            self._wrong(number, "invalid_method", f"{asked.method!r}; expected 'POST'", "method")
-        elif asked.url != self._endpoint:
-            self._wrong(number, "mismatched_url", f"{asked.url!r}; the batch is for {self._endpoint!r}", "url")
-        elif not 0 < len(asked.custom_id) <= MAX_ID_CHARS or "\0" in asked.custom_id:
-            self._wrong(number, "invalid_custom_id", f"expected 1 to {MAX_ID_CHARS} characters, no zeros", "custom_id")
-        elif asked.custom_id in self._seen:
-            self._wrong(number, "duplicate_custom_id", f"{asked.custom_id!r} is another line's, too", "custom_id")
-        elif not bytes(asked.body).lstrip().startswith(b"{"):
-            self._wrong(number, "invalid_body", "the body must be a JSON object", "body")
-        else:
-            self._seen.add(asked.custom_id)
-            yield Line(self._batch, number, asked.custom_id, bytes(asked.body))
+            request = self._decode(raw)
+        except _LineError as error:
+            if len(self.errors) < _MAX_ERRORS:
+                self.errors.append(BatchError(error.code, str(error), error.param, number))
+            return None
+        self._custom_ids.add(request.custom_id)
+        return Line(self._batch, number, request.custom_id, bytes(request.body))
 
-    def _wrong(self, number: int, code: str, message: str, param: str | None) -> None:
-        if len(self.errors) < _MOST_ERRORS:
-            self.errors.append({"code": code, "message": message, "param": param, "line": number})
+    def _decode(self, raw: bytes) -> _BatchRequest:
+        if self.num_requests > self._max_lines:
+            raise _LineError("too_many_lines", f"a batch has at most {self._max_lines:,} requests")
+        if len(raw) > self._max_line_bytes:
+            raise _LineError("line_too_long", f"a line has at most {self._max_line_bytes:,} bytes")
+        try:
+            request = _decode(raw)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            what = f"expected a request with custom_id, url and body: {error}"
+            raise _LineError("invalid_json_line", what) from None
+        if request.method != "POST":
+            raise _LineError("invalid_method", f"{request.method!r}; expected 'POST'", "method")
+        if request.url != self._endpoint:
+            raise _LineError("mismatched_url", f"{request.url!r}; the batch is for {self._endpoint!r}", "url")
+        if not 0 < len(request.custom_id) <= _MAX_CUSTOM_ID_CHARS or "\0" in request.custom_id:
+            what = f"expected 1 to {_MAX_CUSTOM_ID_CHARS} characters, no zeros"
+            raise _LineError("invalid_custom_id", what, "custom_id")
+        if request.custom_id in self._custom_ids:
+            what = f"{request.custom_id!r} is another line's, too"
+            raise _LineError("duplicate_custom_id", what, "custom_id")
+        if not bytes(request.body).lstrip().startswith(b"{"):
+            raise _LineError("invalid_body", "the body must be a JSON object", "body")
+        return request
 
     @property
-    def is_hopeless(self) -> bool:
-        """There is no need to read on."""
-        return self.num > self._max_lines or len(self.errors) >= _MOST_ERRORS
+    def can_stop(self) -> bool:
+        """Further lines cannot change the result."""
+        return self.num_requests > self._max_lines or len(self.errors) >= _MAX_ERRORS
 
 
-async def validate(store: Store, batch: dict[str, Any], max_lines: int, max_line_bytes: int) -> None:
-    """Put the lines of a new batch into the queue, or say what is wrong with them."""
-    id = batch["id"]
-    await queue.empty(store, id)
-    checked = Checked(id, batch["endpoint"], max_lines, max_line_bytes)
-    file = await files.find(store, batch["owner"], batch["input_file_id"])
+async def validate(store: Store, batch: ActiveBatch, max_lines: int, max_line_bytes: int) -> None:
+    """Queue the lines of a new batch and start it, or fail it with the errors of its file."""
+    await queue.delete_lines(store, batch.id)
+    validator = LineValidator(batch.id, batch.endpoint, max_lines, max_line_bytes)
+    file = await find_file(store, batch.owner, batch.input_file_id)
     try:
         if file is None:
-            raise files.DeletedError
-        await _take_in(store, checked, files.lines(store, file, max_line_bytes))
-    except files.DeletedError:
-        checked.errors = [_error("file_deleted", "the file was deleted before it had been read")]
+            raise DeletedError
+        await _queue_lines(store, validator, read_lines(store, file, max_line_bytes))
+        errors = validator.errors
+        if not validator.num_requests:
+            errors = [BatchError("empty_file", "the file has no requests", None, None)]
+    except DeletedError:
+        errors = [BatchError("file_deleted", "the file was deleted during its validation", None, None)]
+    if errors:
+        await queue.delete_lines(store, batch.id)
+        await queue.fail_batch(store, batch.id, errors)
     else:
-        if not checked.num:
-            checked.errors.append(_error("empty_file", "the file has no requests"))
-    if checked.errors:
-        await queue.empty(store, id)
-        await queue.reject(store, id, checked.errors)
-    else:
-        await queue.begin(store, id, checked.num)
+        await queue.start_batch(store, batch.id, validator.num_requests)
 
 
-async def _take_in(store: Store, checked: Checked, lines: AsyncIterator[bytes]) -> None:
-    """All lines that are requests, as far as there is any use in it."""
+async def _queue_lines(store: Store, validator: LineValidator, lines: AsyncIterator[bytes]) -> None:
     number, chunk = 0, list[Line]()
     async for raw in lines:
         number += 1
-        chunk.extend(checked.line(number, raw))
-        if checked.is_hopeless:
+        line = validator.read(number, raw)
+        if line is not None:
+            chunk.append(line)
+        if validator.can_stop:
             return
-        if len(chunk) == _CHUNK:
-            await queue.add(store, chunk)
+        if len(chunk) == _LINES_PER_WRITE:
+            await queue.add_lines(store, chunk)
             chunk = []
     if chunk:
-        await queue.add(store, chunk)
-
-
-def _error(code: str, message: str) -> dict[str, Any]:
-    return {"code": code, "message": message, "param": None, "line": None}
+        await queue.add_lines(store, chunk)

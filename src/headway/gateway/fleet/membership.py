@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from headway.core.errors import unknown
 from headway.core.fleet import Role, RoleChange
@@ -13,6 +13,8 @@ from headway.gateway.fleet.replica import LiveReplica
 
 if TYPE_CHECKING:
     from headway.gateway.gateway import Gateway
+
+Status = Literal["up", "starting", "down", "draining", "leaving"]
 
 
 class LiveFleet:
@@ -28,25 +30,19 @@ class LiveFleet:
         """All but those that have gone."""
         return [replica for replica in self._gateway.replicas if replica.id not in self._gone]
 
-    def described(self, replica: LiveReplica) -> dict[str, Any]:
-        """A replica as it is now; what its engine does not tell is null."""
-        load = replica.load
-        leaving, draining = replica.id in self._leaving, replica.is_draining
-        up, starting = self._gateway.health.is_up(replica), self._gateway.scaling.is_starting(replica)
-        status = "up" if up else "starting" if starting else "down"
-        return {
-            "id": replica.id, "name": replica.name, "pool": replica.pool, "model": replica.model, "url": replica.url,
-            "status": "leaving" if leaving else "draining" if draining else status,
-            "combo": replica.deployment if replica.is_of_combo else None, "role": replica.role,
-            "in_flight": replica.num_in_flight, "empty": replica.num_in_flight == 0,
-            "engine": {"running": load.running, "waiting": load.waiting, "kv_share": load.kv_share},
-        }  # fmt: skip
+    def status(self, replica: LiveReplica) -> Status:
+        if replica.id in self._leaving:
+            return "leaving"
+        if replica.is_draining:
+            return "draining"
+        if self._gateway.health.is_up(replica):
+            return "up"
+        return "starting" if self._gateway.scaling.is_starting(replica) else "down"
 
-    def failed(self) -> list[dict[str, Any]]:
-        """Replicas that are wanted and do not start, by pool, and what became of the last start."""
+    def failed(self) -> list[tuple[str, int, str]]:
+        """Pools with wanted replicas that fail to start: the pool, how many replicas, and the last start's error."""
         scaling = self._gateway.scaling
-        found = {pool: num for pool, num in scaling.failed_of.items() if num}
-        return [{"pool": pool, "replicas": num, "why": scaling.why_of[pool]} for pool, num in found.items()]
+        return [(pool, num, scaling.why_of[pool]) for pool, num in scaling.failed_of.items() if num]
 
     def find(self, id: int) -> LiveReplica:
         """ApiError where there is none."""

@@ -1,117 +1,124 @@
-"""Endpoints for who runs the gateway: its replicas, as they come and go."""
+"""Endpoints for administrators: replicas, as they come and go."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from headway.gateway.errors import ApiError
-from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.replica import LiveReplica
-from headway.gateway.relay.writer import error_response
-from headway.gateway.server.auth import check_admin
-from headway.gateway.server.bodies import short
-from headway.gateway.server.schema import NewRole, NewWorker
+from headway.gateway.server.bodies import read_short_body
+from headway.gateway.server.routes import HTTP_ERRORS, Access, Endpoint, Gateway, decode_body, path_id, query
+from headway.gateway.server.schema import EngineLoad, FailedPool, NewRole, NewWorker, ReplicaList, ReplicaState
 
-_PAUSE_S = 10.0
-"""A body that stops coming for so long is given up."""
-Handler = Callable[[Request, LiveFleet], Awaitable[Response]]
-
-
-def routes(fleet: Callable[[], LiveFleet], admin_keys: Callable[[], tuple[str, ...]]) -> list[Route]:
-    """All of them."""
-    table: list[tuple[str, str, Handler]] = [
-        ("GET", "/workers", _all),
-        ("POST", "/workers", _add),
-        ("GET", "/workers/{id}", _one),
-        ("DELETE", "/workers/{id}", _remove),
-        ("POST", "/workers/{id}/drain", _drain),
-        ("POST", "/workers/{id}/undrain", _undrain),
-        ("POST", "/workers/{id}/role", _role),
-    ]
-
-    def guarded(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            try:
-                check_admin(dict(request.headers), admin_keys())
-                return await handler(request, fleet())
-            except ApiError as error:
-                return error_response(error)
-
-        return answer
-
-    return [Route(path, guarded(handler), methods=[method]) for method, path, handler in table]
+_BODY_TIMEOUT_S = 10.0
+ADMIN = Access(
+    key=lambda settings: "admin",
+    exists=lambda settings: bool(settings.admin_keys),
+    missing="this gateway has no admin_keys",
+)
 
 
-async def _all(request: Request, fleet: LiveFleet) -> Response:
-    data = [fleet.described(replica) for replica in fleet.present()]
-    return JSONResponse({"object": "list", "data": data, "failed": fleet.failed()})
+def replica_state(gateway: Gateway, replica: LiveReplica) -> ReplicaState:
+    load = replica.load
+    return ReplicaState(
+        id=replica.id, name=replica.name, pool=replica.pool, model=replica.model, url=replica.url,
+        status=gateway.fleet.status(replica), combo=replica.deployment if replica.is_of_combo else None,
+        role=replica.role, in_flight=replica.num_in_flight, empty=replica.num_in_flight == 0,
+        engine=EngineLoad(running=load.running, waiting=load.waiting, kv_share=load.kv_share),
+    )  # fmt: skip
 
 
-async def _one(request: Request, fleet: LiveFleet) -> Response:
-    return JSONResponse(fleet.described(_found(request, fleet)))
+async def _list(request: Request, gateway: Gateway) -> ReplicaList:
+    data = [replica_state(gateway, replica) for replica in gateway.fleet.present()]
+    failed = [FailedPool(pool=pool, replicas=num, why=why) for pool, num, why in gateway.fleet.failed()]
+    return ReplicaList(object="list", data=data, failed=failed)
 
 
-def _found(request: Request, fleet: LiveFleet) -> LiveReplica:
+async def _get(request: Request, gateway: Gateway) -> ReplicaState:
+    return replica_state(gateway, _replica(request, gateway))
+
+
+def _replica(request: Request, gateway: Gateway) -> LiveReplica:
     id = request.path_params["id"]
     if not (id.isascii() and id.isdigit() and len(id) < 10):
         raise ApiError(404, f"there is no worker {id!r}", "not_found", "id")
-    return fleet.find(int(id))
+    return gateway.fleet.find(int(id))
 
 
-async def _add(request: Request, fleet: LiveFleet) -> Response:
-    try:
-        new = msgspec.json.decode(await short(request, _PAUSE_S), type=NewWorker)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"expected pool and url: {error}", "invalid_type") from None
+async def _add(request: Request, gateway: Gateway) -> ReplicaState:
+    new: NewWorker = decode_body(await read_short_body(request, _BODY_TIMEOUT_S), NewWorker, "expected pool and url")
     if not is_address(new.url):
         raise ApiError(400, f"{new.url!r}; expected http://host:port", "invalid_value", "url")
-    return JSONResponse(fleet.described(fleet.add(new.pool, new.url)), 201)
-
-
-async def _remove(request: Request, fleet: LiveFleet) -> Response:
-    replica = _found(request, fleet)
-    force = request.query_params.get("force", "false")
-    if force not in ("true", "false"):
-        raise ApiError(400, f"{force!r}; expected true or false", "invalid_value", "force")
-    fleet.remove(replica, at_once=force == "true")
-    return JSONResponse(fleet.described(replica), 202)
-
-
-async def _drain(request: Request, fleet: LiveFleet) -> Response:
-    return _set(request, fleet, True)
-
-
-async def _undrain(request: Request, fleet: LiveFleet) -> Response:
-    return _set(request, fleet, False)
-
-
-async def _role(request: Request, fleet: LiveFleet) -> Response:
-    try:
-        role = msgspec.json.decode(await short(request, _PAUSE_S), type=NewRole).role
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"expected role: {error}", "invalid_type") from None
-    replica = _found(request, fleet)
-    fleet.switch(replica, role)
-    return JSONResponse(fleet.described(replica))
-
-
-def _set(request: Request, fleet: LiveFleet, on: bool) -> Response:
-    replica = _found(request, fleet)
-    fleet.drain(replica, on)
-    return JSONResponse(fleet.described(replica))
+    return replica_state(gateway, gateway.fleet.add(new.pool, new.url))
 
 
 def is_address(url: str) -> bool:
-    """An engine can be reached at such a URL."""
+    """Whether an engine can be reached at this URL."""
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.username
     except ValueError:
         return False
-    return bool(good) and not parts.query and not parts.fragment and url.isascii() and url.isprintable()
+    return bool(is_valid) and not parts.query and not parts.fragment and url.isascii() and url.isprintable()
+
+
+async def _remove(request: Request, gateway: Gateway) -> ReplicaState:
+    replica = _replica(request, gateway)
+    force = request.query_params.get("force", "false")
+    if force not in ("true", "false"):
+        raise ApiError(400, f"{force!r}; expected true or false", "invalid_value", "force")
+    gateway.fleet.remove(replica, at_once=force == "true")
+    return replica_state(gateway, replica)
+
+
+async def _drain(request: Request, gateway: Gateway) -> ReplicaState:
+    replica = _replica(request, gateway)
+    gateway.fleet.drain(replica, True)
+    return replica_state(gateway, replica)
+
+
+async def _undrain(request: Request, gateway: Gateway) -> ReplicaState:
+    replica = _replica(request, gateway)
+    gateway.fleet.drain(replica, False)
+    return replica_state(gateway, replica)
+
+
+async def _set_role(request: Request, gateway: Gateway) -> ReplicaState:
+    new: NewRole = decode_body(await read_short_body(request, _BODY_TIMEOUT_S), NewRole, "expected role")
+    replica = _replica(request, gateway)
+    gateway.fleet.switch(replica, new.role)
+    return replica_state(gateway, replica)
+
+
+_ERRORS, _ONE = (*HTTP_ERRORS, 404), (path_id({"type": "integer", "minimum": 0}),)
+_FORCE = query("force", {"enum": ["true", "false"]})
+
+ENDPOINTS = [
+    Endpoint(method="GET", path="/workers", summary="All replicas", handler=_list, access=ADMIN, returns=ReplicaList),
+    Endpoint(
+        method="POST", path="/workers", summary="Add a replica to a pool", handler=_add, access=ADMIN,
+        accepts=NewWorker, returns=ReplicaState, status=201, errors=(*HTTP_ERRORS, 409, 413),
+    ),
+    Endpoint(
+        method="GET", path="/workers/{id}", summary="A replica", handler=_get, access=ADMIN, returns=ReplicaState,
+        errors=_ERRORS, parameters=_ONE,
+    ),
+    Endpoint(
+        method="DELETE", path="/workers/{id}", summary="Remove a replica when it is empty, or at once",
+        handler=_remove, access=ADMIN, returns=ReplicaState, status=202, errors=_ERRORS, parameters=(*_ONE, _FORCE),
+    ),
+    Endpoint(
+        method="POST", path="/workers/{id}/drain", summary="Send a replica no more requests", handler=_drain,
+        access=ADMIN, returns=ReplicaState, errors=(*_ERRORS, 409), parameters=_ONE,
+    ),
+    Endpoint(
+        method="POST", path="/workers/{id}/undrain", summary="Send a replica requests again", handler=_undrain,
+        access=ADMIN, returns=ReplicaState, errors=(*_ERRORS, 409), parameters=_ONE,
+    ),
+    Endpoint(
+        method="POST", path="/workers/{id}/role", summary="Set the role of a replica in a combo", handler=_set_role,
+        access=ADMIN, accepts=NewRole, returns=ReplicaState, errors=(*_ERRORS, 409, 413), parameters=_ONE,
+    ),
+]  # fmt: skip

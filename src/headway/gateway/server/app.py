@@ -1,242 +1,155 @@
-"""The HTTP surface: OpenAI's endpoints, as a Starlette application; streams are pure ASGI."""
+"""The HTTP API as a Starlette application. Requests for engines bypass Starlette, as streams are plain ASGI."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Match, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from headway import __version__
-from headway.core.errors import HeadwayError
-from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
-from headway.gateway.gateway import Gateway
-from headway.gateway.relay.relay import Relay
-from headway.gateway.relay.request import PATHS, ClientRequest, read_request
-from headway.gateway.relay.writer import AsgiWriter, ClientReply, ResponseWriter, answer, error_response
-from headway.gateway.server import admin, dashboard, openapi
-from headway.gateway.server.auth import Caller, Keys
-from headway.gateway.server.bodies import left
-from headway.gateway.server.http_protocol import DIRECT
-from headway.gateway.settings import Settings
+from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, PATHS, RESPONSES
+from headway.gateway.relay.writer import ClientReply, error_response
+from headway.gateway.server import admin, dashboard, schema
+from headway.gateway.server.completions import INTERNAL_ERROR, CompletionsApp
+from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS, COMPLETION_PARAMETERS, document
+from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, Gateway, json_response
 
-log = logging.getLogger("headway.gateway")
-_BROKEN = ApiError(500, "the gateway failed", "internal_error")
-"""A mistake of Headway's own, which the log has."""
-_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-class Front(Protocol):
-    """Who takes requests of clients."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def keys(self) -> Keys: ...
-    @property
-    def clock(self) -> Clock: ...
-
-    async def begin(self, ask: ClientRequest, caller: Caller, reply: ResponseWriter, request_id: str) -> Relay:
-        """A request comes in. ApiError where it cannot be taken."""
-
-    def end(self, ask: ClientRequest, exchange: Relay) -> None:
-        """It is over."""
-
-
-class Completions:
-    """What is answered by engines."""
-
-    def __init__(self, gateway: Callable[[], Front]) -> None:
-        self._gateway = gateway
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it; a server that knows a shorter way back to the client says so by an extension."""
-        # It is taken out, as scope and reply hold each other.
-        reply: ClientReply = scope.get("extensions", {}).pop(DIRECT, None) or AsgiWriter(receive, send)
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        given = headers.get("x-request-id", "")
-        request_id = given if _ID.fullmatch(given) else os.urandom(16).hex()
-        try:
-            await self._serve(scope["path"], headers, request_id, receive, reply)
-        except ApiError as error:
-            await answer(reply, error, request_id.encode())
-        except HeadwayError as error:
-            log.error("%s", error)
-            await answer(reply, ApiError(500, "a policy failed", "policy_error"), request_id.encode())
-        except Exception:
-            if not reply.has_begun:
-                await answer(reply, _BROKEN, request_id.encode())
-            raise
-
-    async def _serve(
-        self, path: str, headers: dict[str, str], request_id: str, receive: Receive, reply: ClientReply
-    ) -> None:
-        """ApiError where it is not taken."""
-        gateway = self._gateway()
-        caller = gateway.keys.caller(headers)
-        raw = await _body(reply, receive, headers, gateway.settings)
-        if raw is None:
-            return
-        read_s = gateway.clock.now
-        asked = read_request(path, raw, headers)
-        asked.read_s = read_s
-        asked.tier = max(asked.tier, caller.tier)
-        exchange = await gateway.begin(asked, caller, reply, request_id)
-        reply.watch(exchange.gone)
-        try:
-            await exchange.run()
-        finally:
-            reply.close()
-            gateway.end(asked, exchange)
-
-
-async def _body(reply: ClientReply, receive: Receive, headers: dict[str, str], settings: Settings) -> bytes | None:
-    """The request's body; None if the client left. ApiError where it is too long, or too slow."""
-    limit, length = settings.max_body_bytes, headers.get("content-length", "")
-    if length.isdigit() and (len(length) > 18 or int(length) > limit):
-        raise _too_long(limit)
-    raw = reply.take_body()
-    if raw is None:
-        return await _in_time(receive, settings)
-    if len(raw) > limit:
-        raise _too_long(limit)
-    return raw
-
-
-async def _in_time(receive: Receive, settings: Settings) -> bytes | None:
-    """A body that is still to come."""
-    try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            return await _parts(receive, settings.max_body_bytes)
-    except TimeoutError:
-        what = f"the body was not there within {settings.body_timeout_s:g} s"
-        raise ApiError(408, what, "body_timeout") from None
-
-
-async def _parts(receive: Receive, limit: int) -> bytes | None:
-    parts, size = [], 0
-    while True:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise _too_long(limit)
-        parts.append(part)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _too_long(limit: int) -> ApiError:
-    return ApiError(413, f"the body is longer than {limit:,} bytes", "body_too_long")
+G = TypeVar("G", bound=Gateway)
 
 
 class _Application(Starlette):
-    """What engines answer is not looked for among the routes."""
+    takes_writer = True
+    """`__call__` takes a `ClientReply` as a fourth argument."""
+    completions: CompletionsApp
 
-    completions: Completions
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientReply | None = None) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS:
-            await self.completions(scope, receive, send)
+            await self.completions(scope, receive, send, writer)
         else:
             await super().__call__(scope, receive, send)
 
 
-def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None]) -> Starlette:
-    """The application; `make` is called in its event loop, and `stopped` when all has ended."""
-    made: list[Gateway] = []
+def application(make: Callable[[], G], stopped: Callable[[G], None]) -> Starlette:
+    """The application. `make` is called in its event loop at the start, and `stopped` at the end."""
+    gateway: G | None = None
 
-    def gateway() -> Gateway:
-        return made[0]
+    def running() -> G:
+        assert gateway is not None
+        return gateway
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        made.append(make())
-        gateway().start()
+        nonlocal gateway
+        gateway = make()
+        gateway.start()
         yield
-        await gateway().stop()
-        stopped(gateway())
+        await gateway.stop()
+        stopped(gateway)
 
-    async def models(request: Request) -> Response:
-        data = [{"id": model, "object": "model", "created": 0, "owned_by": "headway"} for model in gateway().names()]
-        return JSONResponse({"object": "list", "data": data})
-
-    async def health(request: Request) -> Response:
-        num_up, num = gateway().num_up, len(gateway().fleet.present())
-        ok = num_up > 0 and not gateway().is_closing
-        return JSONResponse(
-            {"status": "ok" if ok else "unavailable", "up": num_up, "replicas": num}, 200 if ok else 503
-        )
-
-    async def metrics(request: Request) -> Response:
-        return PlainTextResponse(gateway().metrics_page(), media_type="text/plain; version=0.0.4")
-
-    async def version(request: Request) -> Response:
-        return JSONResponse({"version": __version__})
-
-    async def described(request: Request) -> Response:
-        return JSONResponse(openapi.document(gateway().settings))
-
-    def owner(request: Request) -> str:
-        return gateway().keys.caller(dict(request.headers)).owner
-
-    completions = Completions(gateway)
+    completions = CompletionsApp(running)
     routes = [
-        *(Route(path, completions, methods=["POST"]) for path in PATHS),  # for what is said of other methods
-        *_batch_routes(gateway, owner),
-        *admin.routes(lambda: gateway().fleet, lambda: gateway().settings.admin_keys),
-        *dashboard.routes(gateway),
-        Route("/v1/models", models),
-        Route("/health", health),
-        Route("/metrics", metrics),
-        Route("/version", version),
-        Route("/openapi.json", described),
+        Route(each.path, completions, methods=[each.method]) if each.handler is None else each.route(running)
+        for each in endpoints()
     ]
-    handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {HTTPException: _failed}
-    handlers |= {ClientDisconnect: left, Exception: _broken}
-    made_of = _Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    made_of.completions = completions
-    return made_of
+    handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+        HTTPException: _http_error, ClientDisconnect: _disconnected, Exception: _internal_error,
+    }  # fmt: skip
+    app = _Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    app.completions = completions
+    return app
 
 
-def _batch_routes(gateway: Callable[[], Gateway], owner: Callable[[Request], str]) -> list[Route]:
-    """None, where what they need is not installed: no fleet file that asks for them has been accepted then."""
+# Endpoints for anybody.
+
+
+async def _models(request: Request, gateway: Gateway) -> schema.ModelList:
+    names = gateway.names()
+    data = [schema.ModelObject(id=name, object="model", created=0, owned_by="headway") for name in names]
+    return schema.ModelList(object="list", data=data)
+
+
+async def _health(request: Request, gateway: Gateway) -> Response:
+    num_up, num = gateway.num_up, len(gateway.fleet.present())
+    if num_up > 0 and not gateway.is_closing:
+        return json_response(schema.HealthStatus(status="ok", up=num_up, replicas=num))
+    return json_response(schema.HealthStatus(status="unavailable", up=num_up, replicas=num), 503)
+
+
+async def _metrics(request: Request, gateway: Gateway) -> Response:
+    return PlainTextResponse(gateway.metrics_page(), media_type="text/plain; version=0.0.4")
+
+
+async def _version(request: Request, gateway: Gateway) -> schema.VersionInfo:
+    return schema.VersionInfo(version=__version__)
+
+
+async def _openapi(request: Request, gateway: Gateway) -> Response:
+    return json_response(document(endpoints(), gateway.settings))
+
+
+def _completion(path: str, summary: str, accepts: type, returns: type) -> Endpoint:
+    return Endpoint(
+        method="POST", path=path, summary=summary, accepts=accepts, returns=returns, access=CLIENT,
+        media_types=(JSON, SSE), errors=COMPLETION_ERRORS, parameters=COMPLETION_PARAMETERS,
+        headers=COMPLETION_HEADERS,
+    )  # fmt: skip
+
+
+_ENDPOINTS = [
+    _completion(CHAT, "Answer a chat", schema.ChatRequest, schema.Completion),
+    _completion(COMPLETIONS, "Complete a text", schema.CompletionRequest, schema.Completion),
+    _completion(EMBEDDINGS, "Embed texts", schema.InputRequest, dict),
+    _completion(RESPONSES, "Answer, by OpenAI's Responses API", schema.InputRequest, dict),
+    _completion(MESSAGES, "Answer, by Anthropic's Messages API", schema.MessagesRequest, dict),
+    Endpoint(method="GET", path="/v1/models", summary="The models", handler=_models, returns=schema.ModelList),
+    Endpoint(
+        method="GET", path="/health", summary="Whether a replica is up", handler=_health, returns=schema.HealthStatus,
+        also=(503,),
+    ),
+    Endpoint(
+        method="GET", path="/metrics", summary="For Prometheus", handler=_metrics, returns=str, media_types=(TEXT,)
+    ),
+    Endpoint(method="GET", path="/version", summary="Headway's version", handler=_version, returns=schema.VersionInfo),
+    Endpoint(method="GET", path="/openapi.json", summary="This document", handler=_openapi, returns=dict),
+]  # fmt: skip
+
+
+def endpoints() -> list[Endpoint]:
+    """All endpoints. Those for batches are missing if their libraries are not installed."""
     try:
-        from headway.gateway.batch import endpoints
+        from headway.gateway.server import batches
     except ModuleNotFoundError:
-        return []
-    return endpoints.routes(lambda: gateway().office, owner)
+        return [*_ENDPOINTS, *admin.ENDPOINTS, *dashboard.ENDPOINTS]
+    return [*_ENDPOINTS, *batches.ENDPOINTS, *admin.ENDPOINTS, *dashboard.ENDPOINTS]
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    """Paths and methods that there are not, in OpenAI's words."""
+# Errors outside handlers.
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """OpenAI's error object for an unknown path or method."""
     assert isinstance(error, HTTPException)
-    what = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
-    told = ApiError(error.status_code, what.get(error.status_code, error.detail), "not_found")
+    message = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
+    body = ApiError(error.status_code, message.get(error.status_code, error.detail), "not_found").body()
     headers = dict(error.headers or {})
-    if error.status_code == 405:  # what raised it knew of one route only
-        headers["Allow"] = ", ".join(sorted(_methods(request)))
-    return JSONResponse(told.body(), error.status_code, headers=headers)
+    if error.status_code == 405:  # Starlette lists the methods of one of the path's routes only
+        routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+    return JSONResponse(body, error.status_code, headers=headers)
 
 
-def _methods(request: Request) -> set[str]:
-    """All that this path is for."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return {method for route in routes for method in route.methods or ()}
+async def _disconnected(request: Request, error: Exception) -> Response:
+    """The client left before its request was complete, and reads no response."""
+    return Response(status_code=499)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
-    return error_response(_BROKEN)
+async def _internal_error(request: Request, error: Exception) -> Response:
+    return error_response(INTERNAL_ERROR)

@@ -1,4 +1,4 @@
-"""Who may ask for what, and how much of it: API keys, known by their hashes, each with limits of its own."""
+"""API keys, known by their hashes, each with limits of its own; and the keys of administrators."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from headway.gateway.settings import Key
 _UNKNOWN = ApiError(401, "an API key is needed: Authorization: Bearer KEY", "invalid_api_key")
 
 
-class Bucket:
-    """Fills at a steady rate, up to a minute's worth. What is taken after the fact may leave it in debt."""
+class TokenBucket:
+    """A bucket that fills at a steady rate, up to a minute's worth. Its level may become negative."""
 
     def __init__(self, per_minute: float, now: float) -> None:
-        self._most, self._per_s = per_minute, per_minute / 60.0
+        self._capacity, self._per_s = per_minute, per_minute / 60.0
         self._level, self._at_s = per_minute, now
 
     def _fill(self, now: float) -> None:
-        self._level = min(self._level + (now - self._at_s) * self._per_s, self._most)
+        self._level = min(self._level + (now - self._at_s) * self._per_s, self._capacity)
         self._at_s = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Until so much is there; what is more than there can ever be waits for a full bucket."""
+        """Seconds until this amount is there; more than the capacity waits for a full bucket."""
         self._fill(now)
-        return max(min(amount, self._most) - self._level, 0.0) / self._per_s
+        return max(min(amount, self._capacity) - self._level, 0.0) / self._per_s
 
-    def take(self, amount: float, now: float) -> None:
-        """Less than nothing: give back."""
+    def withdraw(self, amount: float, now: float) -> None:
+        """Withdraw an amount; a negative one is a deposit."""
         self._fill(now)
-        self._level = min(self._level - amount, self._most)
+        self._level = min(self._level - amount, self._capacity)
 
 
 class Caller:
-    """Who has a key."""
+    """A client with its key's tier and limits. Without a key, there are no limits."""
 
     def __init__(self, key: Key | None, clock: Callable[[], float]) -> None:
         self.owner = "" if key is None else key.sha256
@@ -45,18 +45,17 @@ class Caller:
         self._key, self._clock = key, clock
         requests = None if key is None else key.requests_per_minute
         tokens = None if key is None else key.tokens_per_minute
-        self._requests = None if requests is None else Bucket(requests, clock())
-        self._tokens = None if tokens is None else Bucket(tokens, clock())
+        self._requests = None if requests is None else TokenBucket(requests, clock())
+        self._tokens = None if tokens is None else TokenBucket(tokens, clock())
         self.is_limited = not (requests is tokens is None)
 
     @property
     def has_expired(self) -> bool:
-        """Its last day is over."""
-        last = None if self._key is None else self._key.expires
-        return last is not None and datetime.now(UTC).date() > last
+        last_day = None if self._key is None else self._key.expires
+        return last_day is not None and datetime.now(UTC).date() > last_day
 
-    def begin(self, tokens: int) -> None:
-        """A request that may take so many tokens. ApiError where that is too much for now."""
+    def reserve(self, tokens: int) -> None:
+        """Withdraw one request and its tokens from the limits. ApiError (429) if a limit is reached."""
         now = self._clock()
         for bucket, amount, what in ((self._requests, 1, "requests"), (self._tokens, tokens, "tokens")):
             wait_s = 0.0 if bucket is None else bucket.wait_s(amount, now)
@@ -64,60 +63,50 @@ class Caller:
                 message = f"this key's limit of {what} per minute is reached"
                 raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=math.ceil(wait_s))
         if self._requests is not None:
-            self._requests.take(1, now)
+            self._requests.withdraw(1, now)
         if self._tokens is not None:
-            self._tokens.take(tokens, now)
+            self._tokens.withdraw(tokens, now)
 
-    def end(self, begun_tokens: int, used_tokens: int) -> None:
-        """It took so many."""
+    def settle(self, reserved_tokens: int, used_tokens: int) -> None:
+        """Correct a reservation by the tokens that the request has used."""
         if self._tokens is not None:
-            self._tokens.take(used_tokens - begun_tokens, self._clock())
+            self._tokens.withdraw(used_tokens - reserved_tokens, self._clock())
 
 
-class Keys:
-    """All of them."""
+class ApiKeys:
+    """The keys that clients may send. Without any, every client is served."""
 
-    def __init__(self, known: Sequence[str | Key], clock: Callable[[], float]) -> None:
-        keys = [key if isinstance(key, Key) else Key(sha256=key) for key in known]
-        self._callers = [Caller(key, clock) for key in keys]
-        self._anybody = Caller(None, clock)
+    def __init__(self, keys: Sequence[str | Key], clock: Callable[[], float]) -> None:
+        self._callers = [Caller(key if isinstance(key, Key) else Key(sha256=key), clock) for key in keys]
+        self._without_key = Caller(None, clock)
 
-    def caller(self, headers: MutableMapping[str, str]) -> Caller:
-        """Who sent these headers; a key that the gateway knows is taken out, as it is not the engines' business.
-
-        ApiError for a client without one.
-        """
+    def authenticate(self, headers: MutableMapping[str, str]) -> Caller:
+        """The caller by its key, which is removed from the headers, so that engines do not see it. ApiError (401)."""
         if not self._callers:
-            return self._anybody
-        digest = _digest(headers)
-        # All are compared, each in constant time: how long it takes says nothing about them.
-        found = [caller for caller in self._callers if hmac.compare_digest(digest, caller.owner)]
-        if not found:
+            return self._without_key
+        digest = _key_digest(headers)
+        # The comparison takes the same time whichever key matches.
+        matches = [caller for caller in self._callers if hmac.compare_digest(digest, caller.owner)]
+        if not matches:
             raise _UNKNOWN
-        if found[0].has_expired:
+        if matches[0].has_expired:
             raise ApiError(401, "this API key has expired", "expired_api_key")
-        return found[0]
+        return matches[0]
 
-    def of(self, owner: str) -> Caller:
-        """The one that a request's headers have told already."""
-        return next((caller for caller in self._callers if caller.owner == owner), self._anybody)
-
-    def tier(self, owner: str) -> int:
-        """The most urgent tier of the requests that this owner left behind."""
-        return self.of(owner).tier
+    def caller_of(self, owner: str) -> Caller:
+        """The caller with this `owner`."""
+        return next((caller for caller in self._callers if caller.owner == owner), self._without_key)
 
 
-def check_admin(headers: MutableMapping[str, str], known: Sequence[str]) -> None:
-    """ApiError for who has none of these keys. Without any, there is nothing to be seen."""
-    if not known:
-        raise ApiError(404, "this gateway has no admin_keys", "not_found")
-    digest = _digest(headers)
-    if not sum(hmac.compare_digest(digest, each) for each in known):
+def check_admin(headers: MutableMapping[str, str], admin_keys: Sequence[str]) -> None:
+    """ApiError (401) if the headers have none of these keys."""
+    digest = _key_digest(headers)
+    if not sum(hmac.compare_digest(digest, each) for each in admin_keys):
         raise _UNKNOWN
 
 
-def _digest(headers: MutableMapping[str, str]) -> str:
-    """Of the key that came: OpenAI's way, or Anthropic's. Empty where none did."""
+def _key_digest(headers: MutableMapping[str, str]) -> str:
+    """The SHA-256 of the key in OpenAI's or Anthropic's header, which is removed; empty without a key."""
     scheme, _, key = headers.pop("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         key = ""

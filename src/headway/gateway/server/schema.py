@@ -1,21 +1,16 @@
-"""What goes over the wire, for who reads /openapi.json: bodies, as far as Headway reads or writes them."""
+"""The bodies of the HTTP API: those that clients send to engines, as far as Headway reads them, and Headway's own."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
-from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, MOST_TIER, MOST_TOKENS
+from headway.gateway.relay.request import MOST_TIER, MOST_TOKENS
+from headway.gateway.telemetry.rolling_stats import Num, RecentRates, SlotSeries, TierStats
 from headway.gateway.upstream import sse
-
-BATCHED = (CHAT, COMPLETIONS, EMBEDDINGS)
-"""What batches may ask for."""
-ID = "^[A-Za-z0-9_-]{1,100}$"
-WINDOW = "^([1-9][0-9]{0,3}m|([1-9][0-9]?|[1-6][0-9]{2}|7[01][0-9]|720)h|([1-9]|[12][0-9]|30)d)$"
-"""30 days at most."""
 
 Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 _Object = dict[str, Any]
@@ -24,16 +19,14 @@ _PROMPTS = [
     {"type": "string"},
     *({"type": "array", "minItems": 1, "items": {"type": kind}} for kind in ("string", "integer", "array")),
 ]
-"""A text, texts, token ids, or several prompts' token ids."""
-_Count = Annotated[int, Meta(ge=0)]
-_Share = Annotated[float, Meta(ge=0)]
+"""A text, several texts, token ids, or the token ids of several prompts."""
 
 
 # Errors.
 
 
 class Error(Struct):
-    """What went wrong, in OpenAI's words; an engine's own error may say more."""
+    """OpenAI's error object; an engine's own error may have further fields."""
 
     message: str
     type: str | None = None
@@ -42,19 +35,19 @@ class Error(Struct):
 
 
 class ErrorBody(Struct):
-    """In place of an answer."""
+    """The body of an error response."""
 
     error: Error
 
 
-# What engines answer. All else in the bodies goes to them as it is.
+# Requests for engines. Fields that are not listed go to the engine unchanged.
 
 
-class Request(Struct, kw_only=True):
-    """What every endpoint that engines answer has in common."""
+class EngineRequest(Struct, kw_only=True):
+    """The fields that the endpoints share."""
 
     model: str
-    """One of `GET /v1/models`, the catalog's or the engine's own name."""
+    """One of `GET /v1/models`, or the catalog's or the engine's own name for one of them."""
     stream: bool | None = None
     n: int | None = None
     max_tokens: Tokens | None = None
@@ -66,145 +59,42 @@ class Request(Struct, kw_only=True):
     service_tier: Any = None
     """`flex` is tier 1."""
     prompt_cache_key: str | None = None
-    """Names a session."""
+    """The id of a session."""
 
 
-class ChatRequest(Request, kw_only=True):
-    """POST /v1/chat/completions."""
+class ChatRequest(EngineRequest, kw_only=True):
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[_Object], Meta(min_length=1)]
 
 
-class CompletionRequest(Request, kw_only=True):
-    """POST /v1/completions."""
+class CompletionRequest(EngineRequest, kw_only=True):
+    """The body of POST /v1/completions."""
 
     prompt: Annotated[Any, Meta(extra_json_schema={"anyOf": _PROMPTS})]
 
 
-class InputRequest(Request, kw_only=True):
-    """POST /v1/embeddings and POST /v1/responses."""
+class InputRequest(EngineRequest, kw_only=True):
+    """The body of POST /v1/embeddings and POST /v1/responses."""
 
     input: str | _Some
 
 
-class MessagesRequest(Request, kw_only=True):
-    """POST /v1/messages."""
+class MessagesRequest(EngineRequest, kw_only=True):
+    """The body of POST /v1/messages."""
 
     messages: Annotated[list[_Object], Meta(min_length=1)]
     system: Any = None
 
 
 Completion = sse.Chunk
-"""An answer, whole, as far as Headway reads it."""
 
 
-# Files and batches.
+# Models, health and version.
 
 
-class File(Struct, forbid_unknown_fields=True):
-    """A file."""
-
-    id: Annotated[str, Meta(pattern=ID)]
-    object: Literal["file"]
-    bytes: _Count
-    created_at: int
-    filename: str
-    purpose: Literal["batch", "batch_output"]
-    status: Literal["processed"]
-
-
-class Deleted(Struct, forbid_unknown_fields=True):
-    """A file that is no more."""
-
-    id: str
-    object: Literal["file"]
-    deleted: bool
-
-
-class Files(Struct, forbid_unknown_fields=True):
-    """A page of files."""
-
-    object: Literal["list"]
-    data: list[File]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class NewBatch(Struct):
-    """POST /v1/batches."""
-
-    input_file_id: str
-    endpoint: Annotated[str, Meta(extra_json_schema={"enum": list(BATCHED)})]
-    completion_window: Annotated[str, Meta(extra_json_schema={"pattern": WINDOW})]
-    """`24h`, or others up to `30d`."""
-    metadata: dict[str, str] | None = None
-
-
-class RequestCounts(Struct, forbid_unknown_fields=True):
-    """Of a batch."""
-
-    total: _Count
-    completed: _Count
-    failed: _Count
-
-
-class BatchError(Struct, forbid_unknown_fields=True):
-    """What is wrong with a line of a batch."""
-
-    code: str
-    message: str
-    param: str | None
-    line: int | None
-
-
-class BatchErrors(Struct, forbid_unknown_fields=True):
-    """Why a batch failed."""
-
-    object: Literal["list"]
-    data: list[BatchError]
-
-
-class Batch(Struct, forbid_unknown_fields=True):
-    """A batch; times are seconds since 1970."""
-
-    id: Annotated[str, Meta(pattern=ID)]
-    object: Literal["batch"]
-    endpoint: str
-    status: Literal["validating", "in_progress", "completed", "failed", "expired", "cancelling", "cancelled"]
-    input_file_id: str
-    output_file_id: str | None
-    error_file_id: str | None
-    completion_window: str
-    created_at: int
-    in_progress_at: int | None
-    expires_at: int | None
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
-    request_counts: RequestCounts
-    metadata: dict[str, str] | None
-    errors: BatchErrors | None
-
-
-class Batches(Struct, forbid_unknown_fields=True):
-    """A page of batches."""
-
-    object: Literal["list"]
-    data: list[Batch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-# For who runs the gateway.
-
-
-class Model(Struct, forbid_unknown_fields=True):
-    """One that may be asked."""
+class ModelObject(Struct, forbid_unknown_fields=True):
+    """A model that requests may name."""
 
     id: str
     object: Literal["model"]
@@ -212,52 +102,55 @@ class Model(Struct, forbid_unknown_fields=True):
     owned_by: str
 
 
-class Models(Struct, forbid_unknown_fields=True):
-    """All of them."""
+class ModelList(Struct, forbid_unknown_fields=True):
+    """All models that requests may name."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelObject]
 
 
-class Health(Struct, forbid_unknown_fields=True):
+class HealthStatus(Struct, forbid_unknown_fields=True):
     """Whether a replica is up."""
 
     status: Literal["ok", "unavailable"]
-    up: _Count
-    replicas: _Count
+    up: Num
+    replicas: Num
 
 
-class Version(Struct, forbid_unknown_fields=True):
-    """Headway's."""
+class VersionInfo(Struct, forbid_unknown_fields=True):
+    """Headway's version."""
 
     version: str
 
 
-class Engine(Struct, forbid_unknown_fields=True):
-    """What an engine says of itself; null: it does not."""
-
-    running: _Count | None
-    waiting: _Count | None
-    kv_share: float | None
+# Replicas, for administrators.
 
 
 class NewWorker(Struct, forbid_unknown_fields=True):
-    """POST /workers."""
+    """The body of POST /workers."""
 
     pool: str
     url: Annotated[str, Meta(extra_json_schema={"pattern": "^https?://"})]
 
 
 class NewRole(Struct, forbid_unknown_fields=True):
-    """POST /workers/ID/role."""
+    """The body of POST /workers/ID/role."""
 
     role: Role
 
 
-class Worker(Struct, forbid_unknown_fields=True):
-    """A replica as it is now."""
+class EngineLoad(Struct, forbid_unknown_fields=True):
+    """An engine's load by its own metrics; null if it does not report one."""
 
-    id: _Count
+    running: Num | None
+    waiting: Num | None
+    kv_share: float | None
+
+
+class ReplicaState(Struct, forbid_unknown_fields=True):
+    """The present state of a replica."""
+
+    id: Num
     name: str
     pool: str
     model: str
@@ -265,100 +158,76 @@ class Worker(Struct, forbid_unknown_fields=True):
     status: Literal["up", "starting", "down", "draining", "leaving"]
     combo: str | None
     role: Role
-    in_flight: _Count
+    in_flight: Num
     empty: bool
-    engine: Engine
+    engine: EngineLoad
 
 
-class Failed(Struct, forbid_unknown_fields=True):
-    """Replicas of a pool that are wanted and do not start."""
+class FailedPool(Struct, forbid_unknown_fields=True):
+    """Wanted replicas of a pool that fail to start."""
 
     pool: str
-    replicas: _Count
+    replicas: Num
     why: str
-    """What became of the last start."""
+    """The error of the last start."""
 
 
-class Workers(Struct, forbid_unknown_fields=True):
-    """All of them."""
+class ReplicaList(Struct, forbid_unknown_fields=True):
+    """All replicas."""
 
     object: Literal["list"]
-    data: list[Worker]
-    failed: list[Failed]
+    data: list[ReplicaState]
+    failed: list[FailedPool]
 
 
-class Shown(Worker):
-    """A replica, as the dashboard shows it."""
+# The dashboard.
+
+
+class ReplicaRow(ReplicaState):
+    """A replica on the dashboard."""
 
     gpu: str
     region: str
     most_in_flight: int
-    kv_share: _Share
-    by_tier: dict[str, _Count]
+    kv_share: Annotated[float, Meta(ge=0)]
+    by_tier: dict[str, Num]
     age_s: float | None
 
 
-class Queue(Struct, forbid_unknown_fields=True):
-    """Who waits in the gateway for one model, in one tier."""
+class HeldRequests(Struct, forbid_unknown_fields=True):
+    """The requests of one model and tier that are held in the gateway."""
 
     model: str
-    tier: _Count
-    held: _Count
+    tier: Num
+    held: Num
     oldest_s: float
 
 
-class Quantiles(Struct, forbid_unknown_fields=True):
-    """In seconds; null: nothing was observed."""
-
-    p50: float | None
-    p95: float | None
-    p99: float | None
-
-
-class Tier(Struct, forbid_unknown_fields=True):
-    """One tier over the last minutes."""
-
-    tier: _Count
-    num: _Count
-    failed: _Count
-    ttft_s: Quantiles
-    tpot_s: Quantiles
-    e2e_s: Quantiles
-
-
-class Rates(Struct, forbid_unknown_fields=True):
-    """Over the last half minute."""
-
-    requests_per_s: _Share
-    failed_per_s: _Share
-    tokens_per_s: _Share
-
-
-class Series(Struct, forbid_unknown_fields=True):
-    """The last minutes, slot by slot."""
-
-    slot_s: float
-    requests: list[_Count]
-    tokens: list[_Count]
-    failed: list[_Count]
-    tiers: dict[str, dict[str, list[float | None]]]
-
-
-class Dashboard(Struct, forbid_unknown_fields=True):
-    """All that the dashboard shows."""
+class DashboardData(Struct, forbid_unknown_fields=True):
+    """Everything that the dashboard shows."""
 
     version: str
     time_s: float
     uptime_s: float
     closing: bool
-    replicas: list[Shown]
-    queues: list[Queue]
-    in_flight: _Count
-    held: _Count
-    up: _Count
-    batch_requests_open: _Count
+    replicas: list[ReplicaRow]
+    queues: list[HeldRequests]
+    in_flight: Num
+    held: Num
+    up: Num
+    batch_requests_open: Num
     window_s: float
-    rates: Rates
-    tiers: list[Tier]
-    series: Series
-    decisions: list[Decision] = field(default_factory=list)
+    rates: RecentRates
+    tiers: list[TierStats]
+    series: SlotSeries
+    decisions: list[Decision] = []
+
+
+PUBLISHED_NAMES = {
+    "BatchErrorList": "BatchErrors", "BatchList": "Batches", "BatchObject": "Batch", "DashboardData": "Dashboard",
+    "DeletedFile": "Deleted", "EngineLoad": "Engine", "FailedPool": "Failed", "FileList": "Files", "FileObject": "File",
+    "HealthStatus": "Health", "HeldRequests": "Queue", "LatencyQuantiles": "Quantiles", "ModelList": "Models",
+    "ModelObject": "Model", "RecentRates": "Rates", "ReplicaList": "Workers", "ReplicaRow": "Shown",
+    "ReplicaState": "Worker", "SlotSeries": "Series", "TierStats": "Tier", "VersionInfo": "Version",
+}  # fmt: skip
+"""The components of /openapi.json whose names differ from the names of their classes."""

@@ -1,4 +1,4 @@
-"""Serves an ASGI application on a port, with uvicorn."""
+"""Serves an ASGI application on a socket, with uvicorn."""
 
 from __future__ import annotations
 
@@ -15,115 +15,116 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError
 
 _GC_THRESHOLDS = 2000, 100, 10
-"""Python's own are 700, 10 and 10. Requests leave no cycles behind, so that collections find nothing, and stop all
-streams for as long as it takes to look at those that have begun: in small parts, and rarely all over again."""
+"""Python's own are 700, 10 and 10. Requests leave no reference cycles, so collections find nothing, and pause all
+streams meanwhile: these thresholds make them short, and full ones rare."""
 _BACKLOG = 4096
 """Connections that may wait to be accepted."""
 _TCP = socket.IPPROTO_TCP
-"""Said of a socket, or asyncio does not see what it is, and has small pieces wait for 40 ms (Nagle)."""
+"""Named explicitly, as asyncio otherwise does not see TCP and leaves Nagle's delay of 40 ms on."""
 
 
 class Tls(Struct, frozen=True):
-    """What encrypts connections: files in PEM format."""
+    """Files in PEM format that encrypt connections."""
 
     certfile: Path
-    """The certificate, and those between it and a trusted one."""
+    """The certificate, with intermediate certificates."""
     keyfile: Path | None = None
-    """Its key; None: it is in the same file."""
+    """The certificate's key; None if it is in the same file."""
 
     def check(self) -> None:
-        """HeadwayError where it cannot be used."""
+        """HeadwayError if certificate and key cannot be used together."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certfile, self.keyfile, _no_password)
         except (OSError, ValueError) as error:
-            said = error.strerror if isinstance(error, OSError) and error.strerror else error
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             where = self.certfile if self.keyfile is None else f"{self.certfile}, {self.keyfile}"
-            raise HeadwayError(f"{where}: no certificate and key that go together: {said}") from None
+            raise HeadwayError(f"{where}: not a certificate and its key: {reason}") from None
 
 
 def _no_password() -> str:
     raise ValueError("the key has a password; expected one without")
 
 
-def needed(module: str, extra: str = "gateway") -> HeadwayError:
-    """The error for an extra that is not installed."""
+def not_installed(module: str, extra: str = "gateway") -> HeadwayError:
+    """The error for a missing module of one of Headway's extras."""
     return HeadwayError(f"{module} is not installed; try: pip install 'headway[{extra}]'")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on this port; 0: any that is free. HeadwayError where it cannot be had."""
+    """A listening socket on this port; 0 for a free port. HeadwayError if the port is taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, socket.SOCK_STREAM, _TCP)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(_BACKLOG)
+        listener = socket.socket(family, socket.SOCK_STREAM, _TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
     except OSError as error:
-        raise HeadwayError(f"{host}:{port}: cannot listen there: {error.strerror or error}") from None
-    return made
+        raise HeadwayError(f"{host}:{port}: cannot listen: {error.strerror or error}") from None
+    return listener
 
 
-def address(made: socket.socket) -> str:
-    """`host:port`, as it is in a URL."""
-    host, port = made.getsockname()[:2]
+def address(listener: socket.socket) -> str:
+    """`host:port` of a socket, as in a URL."""
+    host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def listen_together(host: str, port: int, num: int) -> list[socket.socket]:
-    """As many sockets on this port, among which the system shares out what comes. HeadwayError as above."""
-    if sys.platform != "linux":  # others give all connections to one of such sockets
+def listen_shared(host: str, port: int, num: int) -> list[socket.socket]:
+    """`num` sockets on one port, to which Linux distributes connections. HeadwayError if the port is taken."""
+    if sys.platform != "linux":  # other systems give all connections to one of the sockets
         return num * [listen(host, port)]
-    with listen(host, port) as only:  # nobody else has it: sockets that share a port do not see that
-        family, (host, port) = only.family, only.getsockname()[:2]
-    made = []
+    with listen(host, port) as exclusive:  # fails if the port is taken, as sockets with SO_REUSEPORT do not
+        family, (host, port) = exclusive.family, exclusive.getsockname()[:2]
+    listeners = []
     for _ in range(num):
-        one = socket.socket(family, socket.SOCK_STREAM, _TCP)
+        listener = socket.socket(family, socket.SOCK_STREAM, _TCP)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-            one.setsockopt(socket.SOL_SOCKET, option, 1)
-        one.bind((host, port))
-        one.listen(_BACKLOG)
-        made.append(one)
-    return made
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+        listeners.append(listener)
+    return listeners
 
 
-def listen_privately(path: Path) -> socket.socket:
-    """A socket that is a file."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.bind(str(path))
-    made.listen(_BACKLOG)
-    return made
+def listen_unix(path: Path) -> socket.socket:
+    """A listening Unix socket."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(_BACKLOG)
+    return listener
 
 
 def serve(
     application: Any,
-    made: socket.socket,
+    listener: socket.socket,
     shutdown_s: float,
     tls: Tls | None = None,
-    ending: Callable[[], Awaitable[None]] | None = None,
+    on_shutdown: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Until the process is told to stop; then `ending` is waited for, and requests have so long to end."""
+    """Serve until a signal; then await `on_shutdown`, and wait at most `shutdown_s` for open requests."""
     try:
         import uvicorn
 
-        from headway.gateway.server.http_protocol import Guarded
+        from headway.gateway.server.http_protocol import LimitedHttpProtocol
     except ModuleNotFoundError as error:
-        raise needed(str(error.name)) from None
+        raise not_installed(str(error.name)) from None
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, http=Guarded, lifespan="on", server_header=False,
-        proxy_headers=False, timeout_graceful_shutdown=round(shutdown_s) or None, timeout_keep_alive=75,
+        application, log_level="warning", access_log=False, http=LimitedHttpProtocol, lifespan="on",
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=round(shutdown_s) or None,
+        timeout_keep_alive=75,
         backlog=_BACKLOG,
         ssl_certfile=None if tls is None else tls.certfile, ssl_keyfile=None if tls is None else tls.keyfile,
     )  # fmt: skip
     config.load()
-    # What has been imported and read stays: collections need not go through it, which stops all streams for a while.
+    # Objects that exist now stay: exempt them from collections, which pause all streams.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if ending is not None:
-                await ending()
+            if on_shutdown is not None:
+                await on_shutdown()
             await super().shutdown(sockets)
 
-    Server(config).run(sockets=[made])
+    Server(config).run(sockets=[listener])

@@ -164,7 +164,7 @@ class WorkerSession:
             return request
 
         try:
-            self._gateway.admit(message.features, make, self._gateway.keys.of(message.owner))
+            self._gateway.admit(message.features, make, self._gateway.keys.caller_of(message.owner))
         except (ApiError, HeadwayError) as error:
             self._requests.pop(number, None)
             answer = error if isinstance(error, ApiError) else _POLICY_FAILED

@@ -34,7 +34,7 @@ class WorkerSupervisor:
     def __init__(self, listeners: list[socket.socket], tls: web_server.Tls | None) -> None:
         self._listeners, self._tls = listeners, tls
         self._folder = Path(tempfile.mkdtemp(prefix="headway-"))
-        self.http = web_server.listen_privately(self._folder / "http")
+        self.http = web_server.listen_unix(self._folder / "http")
         """The socket at which the gateway's application is to be served to workers."""
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: set[Process] = set()

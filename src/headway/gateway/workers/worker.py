@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 from headway.gateway.clock import Clock
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import PATHS, ClientRequest
-from headway.gateway.relay.writer import ResponseWriter
+from headway.gateway.relay.writer import ClientReply, ResponseWriter
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import web_server
-from headway.gateway.server.app import Completions
-from headway.gateway.server.auth import Caller, Keys
+from headway.gateway.server.auth import ApiKeys, Caller
+from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
 from headway.gateway.workers.heartbeat import HeartbeatMonitor
 from headway.gateway.workers.protocol import WorkerConfig, WorkerLeaving, receive_config
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Begins relays for clients' requests. Satisfies `server.app.Front`. Made in the event loop that it runs in."""
+    """Begins relays for clients' requests. Satisfies `RequestGateway`. Made in the event loop that it runs in."""
 
     def __init__(self, config: WorkerConfig, on_lost: Callable[[], None]) -> None:
         """`on_lost` is called when the scheduler is gone."""
         self._config, self.settings = config, config.settings
         self.clock = Clock(asyncio.get_running_loop(), config.start_s)
-        self.keys = Keys(self.settings.api_keys, lambda: self.clock.now)
+        self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
         scorer = None if config.judge is None else AnswerScorer(config.judge)
         self.scheduler = RemoteScheduler(self.clock, scorer, on_lost)
         self._health = RemoteHealth(self.scheduler.link)
@@ -76,9 +76,11 @@ class Worker:
 class WorkerApplication:
     """A worker's ASGI application: relays requests for engines, and proxies everything else to the scheduler."""
 
+    takes_writer = True
+
     def __init__(self, link: socket.socket, config: WorkerConfig) -> None:
         self._link, self._config = link, config
-        self._completions = Completions(self.worker)
+        self._completions = CompletionsApp(self.worker)
         self._proxy = Proxy(config.http)
         self._worker: Worker | None = None
         self._is_scheduler_gone = False
@@ -88,13 +90,13 @@ class WorkerApplication:
         assert self._worker is not None
         return self._worker
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientReply | None = None) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close"})
         elif scope["method"] == "POST" and scope["path"] in PATHS:
-            await self._completions(scope, receive, send)
+            await self._completions(scope, receive, send, writer)
         else:
             await self._proxy(scope, receive, send)
 

@@ -1,0 +1,252 @@
+"""OpenAI's endpoints for files and batches."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import IO, Any
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from headway.gateway.batch import files, queue
+from headway.gateway.batch.files import PART_BYTES, FileWriter
+from headway.gateway.batch.objects import (
+    BATCH_ENDPOINTS,
+    ID_PATTERN,
+    PURPOSES,
+    WINDOW_PATTERN,
+    BatchList,
+    BatchObject,
+    DeletedFile,
+    FileList,
+    FileObject,
+    NewBatch,
+    Page,
+)
+from headway.gateway.batch.service import BatchService
+from headway.gateway.batch.store import UNAVAILABLE
+from headway.gateway.errors import ApiError
+from headway.gateway.server.bodies import bounded, read_short_body
+from headway.gateway.server.routes import HTTP_ERRORS, PAGE, Access, Endpoint, Gateway, decode_body, path_id, query
+
+_ID, _WINDOW = re.compile(ID_PATTERN), re.compile(WINDOW_PATTERN)
+_UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
+_FORM_BYTES = 1 << 16
+"""Most bytes of a form besides its file."""
+_ACCESS = Access(
+    key=lambda settings: "client",
+    exists=lambda settings: settings.batches is not None,
+    missing="this gateway keeps no files and batches: gateway.batches",
+)
+
+
+def _with_service(handler: Callable[[Request, BatchService, str], Awaitable[Any]]) -> Any:
+    """A handler that gets the batch service and the key's owner, to whom only the owner's own objects exist."""
+
+    async def handle(request: Request, gateway: Gateway) -> Any:
+        assert gateway.batches is not None
+        try:
+            return await handler(request, gateway.batches, request.state.owner)
+        except UNAVAILABLE:
+            raise ApiError(503, "the database cannot be used now", "unavailable", retry_after_s=1) from None
+
+    return handle
+
+
+# Files.
+
+
+async def _upload(request: Request, service: BatchService, owner: str) -> FileObject:
+    max_bytes = service.settings.max_file_bytes
+    receive = bounded(request.receive, max_bytes + _FORM_BYTES, service.body_timeout_s, _too_long(max_bytes))
+    try:
+        async with Request(request.scope, receive).form(max_files=1, max_fields=20) as form:
+            upload, purpose = _check_form(form)
+            if (upload.size or 0) > max_bytes:
+                raise _too_long(max_bytes)
+            async with service.store.begin() as connection:
+                name = (upload.filename or "file").replace("\0", "")[:255]
+                writer = FileWriter(connection, owner, name, purpose)
+                while data := await upload.read(PART_BYTES):
+                    await writer.write(data)
+                return await writer.close()
+    except (HTTPException, MultiPartException) as error:
+        what = error.detail if isinstance(error, HTTPException) else error.message
+        raise ApiError(400, f"expected a form with a file: {what}", "invalid_form") from None
+
+
+def _check_form(form: FormData) -> tuple[UploadFile, str]:
+    upload, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(upload, UploadFile):
+        what = "'file' is missing: a form of type multipart/form-data"
+        raise ApiError(400, what, "missing_required_parameter", "file")
+    if purpose != "batch":
+        raise ApiError(400, f"files are for batches: purpose {purpose!r}; expected 'batch'", "invalid_value", "purpose")
+    return upload, purpose
+
+
+def _too_long(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the file is longer than {max_bytes:,} bytes", "file_too_long", "file")
+
+
+async def _list_files(request: Request, service: BatchService, owner: str) -> FileList:
+    purpose = request.query_params.get("purpose")
+    if purpose not in (None, *PURPOSES):
+        raise ApiError(400, f"{purpose!r}; expected one of {', '.join(PURPOSES)}", "invalid_value", "purpose")
+    return await files.list_files(service.store, owner, _page(request), purpose)
+
+
+async def _get_file(request: Request, service: BatchService, owner: str) -> FileObject:
+    id = request.path_params["id"]
+    file = await files.find_file(service.store, owner, id) if _ID.fullmatch(id) else None
+    if file is None:
+        raise _no_file(id)
+    return file
+
+
+def _no_file(id: str) -> ApiError:
+    return ApiError(404, f"there is no file {id!r}", "not_found", "id")
+
+
+async def _delete_file(request: Request, service: BatchService, owner: str) -> DeletedFile:
+    file = await _get_file(request, service, owner)
+    await files.delete_file(service.store, owner, file.id)
+    return DeletedFile(id=file.id, object="file", deleted=True)
+
+
+async def _get_content(request: Request, service: BatchService, owner: str) -> Response:
+    file = await _get_file(request, service, owner)
+    headers = {"content-length": str(file.bytes)}
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type="application/jsonl")
+    try:
+        return _CopyResponse(await files.copy_file(service.store, file), headers)
+    except files.DeletedError:
+        raise _no_file(file.id) from None
+
+
+class _CopyResponse(StreamingResponse):
+    """Streams a copy of a file, so that a deletion meanwhile does not truncate the response."""
+
+    def __init__(self, copy: IO[bytes], headers: dict[str, str]) -> None:
+        super().__init__(self._parts(), headers=headers, media_type="application/jsonl")
+        self._copy = copy
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        while data := await asyncio.to_thread(self._copy.read, PART_BYTES):
+            yield data
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._copy:
+            await super().__call__(scope, receive, send)
+
+
+# Batches.
+
+
+async def _create_batch(request: Request, service: BatchService, owner: str) -> BatchObject:
+    new: NewBatch = decode_body(await read_short_body(request, service.body_timeout_s), NewBatch, "no batch")
+    if new.endpoint not in BATCH_ENDPOINTS:
+        what = f"{new.endpoint!r}; expected one of {', '.join(BATCH_ENDPOINTS)}"
+        raise ApiError(400, what, "invalid_value", "endpoint")
+    window_s = _window_s(new.completion_window)
+    is_id = _ID.fullmatch(new.input_file_id)
+    if not is_id or await files.find_file(service.store, owner, new.input_file_id) is None:
+        raise ApiError(404, f"there is no file {new.input_file_id!r}", "not_found", "input_file_id")
+    batch = await queue.create_batch(
+        service.store, owner, new.input_file_id, new.endpoint, new.completion_window, window_s, new.metadata
+    )
+    service.wake()
+    return batch
+
+
+def _window_s(window: str) -> int:
+    if not _WINDOW.fullmatch(window):
+        what = f"{window!r}; expected '24h', or others up to '30d'"
+        raise ApiError(400, what, "invalid_value", "completion_window")
+    return int(window[:-1]) * _UNIT_S[window[-1]]
+
+
+async def _list_batches(request: Request, service: BatchService, owner: str) -> BatchList:
+    return await queue.list_batches(service.store, owner, _page(request))
+
+
+async def _get_batch(request: Request, service: BatchService, owner: str) -> BatchObject:
+    id = request.path_params["id"]
+    batch = await queue.find_batch(service.store, owner, id) if _ID.fullmatch(id) else None
+    if batch is None:
+        raise ApiError(404, f"there is no batch {id!r}", "not_found", "id")
+    return batch
+
+
+async def _cancel_batch(request: Request, service: BatchService, owner: str) -> BatchObject:
+    batch = await _get_batch(request, service, owner)
+    await queue.cancel_batch(service.store, owner, batch.id)
+    service.wake()
+    return await _get_batch(request, service, owner)
+
+
+def _page(request: Request) -> Page:
+    number = request.query_params.get("limit", "20")
+    limit = int(number) if number.isascii() and number.isdigit() and len(number) < 6 else 0
+    if not 1 <= limit <= 10_000:
+        raise ApiError(400, f"{number!r}; expected a number from 1 to 10000", "invalid_value", "limit")
+    after = request.query_params.get("after")
+    if after is not None and not _ID.fullmatch(after):
+        raise ApiError(400, f"{after!r}; expected the last id of the page before", "invalid_value", "after")
+    return Page(after, min(limit, 100))
+
+
+_UPLOAD = {
+    "type": "object", "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}},
+}  # fmt: skip
+_LIST_ERRORS, _ONE_ERRORS = (*HTTP_ERRORS, 503), (*HTTP_ERRORS, 404, 503)
+_ONE = (path_id({"type": "string"}),)
+_PURPOSE = query("purpose", {"enum": list(PURPOSES)})
+
+ENDPOINTS = [
+    Endpoint(
+        method="POST", path="/v1/files", summary="Upload a file", handler=_with_service(_upload), access=_ACCESS,
+        form=_UPLOAD, returns=FileObject, errors=(*HTTP_ERRORS, 413, 503),
+    ),
+    Endpoint(
+        method="GET", path="/v1/files", summary="The newest files", handler=_with_service(_list_files), access=_ACCESS,
+        returns=FileList, errors=_LIST_ERRORS, parameters=(*PAGE, _PURPOSE),
+    ),
+    Endpoint(
+        method="GET", path="/v1/files/{id}", summary="A file", handler=_with_service(_get_file), access=_ACCESS,
+        returns=FileObject, errors=_ONE_ERRORS, parameters=_ONE,
+    ),
+    Endpoint(
+        method="DELETE", path="/v1/files/{id}", summary="Delete a file", handler=_with_service(_delete_file),
+        access=_ACCESS, returns=DeletedFile, errors=_ONE_ERRORS, parameters=_ONE,
+    ),
+    Endpoint(
+        method="GET", path="/v1/files/{id}/content", summary="The content of a file",
+        handler=_with_service(_get_content), access=_ACCESS, returns=str, media_types=("application/jsonl",),
+        errors=_ONE_ERRORS, parameters=_ONE,
+    ),
+    Endpoint(
+        method="POST", path="/v1/batches", summary="Create a batch", handler=_with_service(_create_batch),
+        access=_ACCESS, accepts=NewBatch, returns=BatchObject, errors=(*_ONE_ERRORS, 413),
+    ),
+    Endpoint(
+        method="GET", path="/v1/batches", summary="The newest batches", handler=_with_service(_list_batches),
+        access=_ACCESS, returns=BatchList, errors=_LIST_ERRORS, parameters=PAGE,
+    ),
+    Endpoint(
+        method="GET", path="/v1/batches/{id}", summary="A batch", handler=_with_service(_get_batch), access=_ACCESS,
+        returns=BatchObject, errors=_ONE_ERRORS, parameters=_ONE,
+    ),
+    Endpoint(
+        method="POST", path="/v1/batches/{id}/cancel", summary="Cancel a batch: no more of its requests are started",
+        handler=_with_service(_cancel_batch), access=_ACCESS, returns=BatchObject, errors=_ONE_ERRORS, parameters=_ONE,
+    ),
+]  # fmt: skip

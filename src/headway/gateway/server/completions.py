@@ -1,0 +1,91 @@
+"""The endpoints that engines answer, as an ASGI application: read a request, and relay it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from headway.core.errors import HeadwayError
+from headway.gateway.clock import Clock
+from headway.gateway.errors import ApiError
+from headway.gateway.relay.relay import Relay
+from headway.gateway.relay.request import ClientRequest, read_request
+from headway.gateway.relay.writer import AsgiWriter, ClientReply, ResponseWriter, answer
+from headway.gateway.server.auth import ApiKeys, Caller
+from headway.gateway.server.bodies import read_body
+from headway.gateway.settings import Settings
+
+log = logging.getLogger("headway.gateway")
+INTERNAL_ERROR = ApiError(500, "the gateway failed", "internal_error")
+"""A defect of the gateway; the log has the traceback."""
+_POLICY_ERROR = ApiError(500, "a policy failed", "policy_error")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestGateway(Protocol):
+    """Accepts clients' requests for engines: the gateway itself, or one of its workers."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def keys(self) -> ApiKeys: ...
+    @property
+    def clock(self) -> Clock: ...
+
+    async def begin(
+        self, request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str, /
+    ) -> Relay:  # fmt: skip
+        """Accept a request. ApiError if the request is not accepted."""
+
+    def end(self, request: ClientRequest, relay: Relay, /) -> None:
+        """Account for a request whose relay has returned."""
+
+
+class CompletionsApp:
+    """Reads requests, and relays them. `gateway` is called for each request."""
+
+    def __init__(self, gateway: Callable[[], RequestGateway]) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientReply | None = None) -> None:
+        """ASGI, with one more argument for a server that can write to the connection directly."""
+        writer = writer or AsgiWriter(receive, send)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        client_id = headers.get("x-request-id", "")
+        request_id = client_id if _REQUEST_ID.fullmatch(client_id) else os.urandom(16).hex()
+        try:
+            await self._relay(scope["path"], headers, request_id, receive, writer)
+        except ApiError as error:
+            await answer(writer, error, request_id.encode())
+        except HeadwayError as error:
+            log.error("%s", error)
+            await answer(writer, _POLICY_ERROR, request_id.encode())
+        except Exception:
+            if not writer.has_begun:
+                await answer(writer, INTERNAL_ERROR, request_id.encode())
+            raise
+
+    async def _relay(
+        self, path: str, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientReply
+    ) -> None:
+        gateway = self._gateway()
+        caller = gateway.keys.authenticate(headers)
+        body = await read_body(writer, receive, headers, gateway.settings)
+        if body is None:
+            return
+        read_s = gateway.clock.now
+        request = read_request(path, body, headers)
+        request.read_s = read_s
+        request.tier = max(request.tier, caller.tier)
+        relay = await gateway.begin(request, caller, writer, request_id)
+        writer.watch(relay.gone)
+        try:
+            await relay.run()
+        finally:
+            writer.close()
+            gateway.end(request, relay)

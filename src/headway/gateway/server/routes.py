@@ -1,0 +1,147 @@
+"""What an endpoint of the HTTP API is: one entry makes its route, its access check and its part of /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headway.gateway.batch.objects import ID_PATTERN
+from headway.gateway.errors import ApiError
+from headway.gateway.fleet.membership import LiveFleet
+from headway.gateway.relay.writer import error_response
+from headway.gateway.scheduling.driver import Driver
+from headway.gateway.server.auth import check_admin
+from headway.gateway.server.completions import RequestGateway
+from headway.gateway.settings import Settings
+from headway.gateway.telemetry.rolling_stats import RollingStats
+
+if TYPE_CHECKING:
+    from headway.gateway.batch.service import BatchService
+
+JSON, SSE, TEXT = "application/json", "text/event-stream", "text/plain"
+HTTP_ERRORS = (400, 408, 431)
+"""Any path refuses malformed HTTP with one of these."""
+Schema = dict[str, Any]
+
+
+class Gateway(RequestGateway, Protocol):
+    """The gateway, as far as the endpoints use it."""
+
+    @property
+    def fleet(self) -> LiveFleet: ...
+    @property
+    def driver(self) -> Driver: ...
+    @property
+    def rolling_stats(self) -> RollingStats | None: ...
+    @property
+    def batches(self) -> BatchService | None: ...
+    @property
+    def is_closing(self) -> bool: ...
+    @property
+    def num_up(self) -> int: ...
+    def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def names(self) -> list[str]: ...
+    def metrics_page(self) -> str: ...
+
+
+class Access(Struct, frozen=True):
+    """On which gateways an endpoint exists, and which key it needs there."""
+
+    key: Callable[[Settings], Literal["", "client", "admin"]] = lambda settings: ""
+    exists: Callable[[Settings], bool] = lambda settings: True
+    missing: str = ""
+    """The error message where it does not exist."""
+
+    def check(self, request: Request, gateway: Gateway) -> None:
+        """Set `request.state.owner` to the owner of the key. ApiError without access."""
+        key, headers = self.key(gateway.settings), dict(request.headers)
+        request.state.owner = gateway.keys.authenticate(headers).owner if key == "client" else ""
+        if not self.exists(gateway.settings):
+            raise ApiError(404, self.missing, "not_found")
+        if key == "admin":
+            check_admin(headers, gateway.settings.admin_keys)
+
+
+OPEN = Access()
+CLIENT = Access(key=lambda settings: "client")
+
+Handler = Callable[[Request, Gateway], Awaitable[Any]]
+"""Returns a Response, or the value that the response's JSON encodes. Raises ApiError."""
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """One method of one path."""
+
+    method: str
+    path: str
+    summary: str
+    returns: Any
+    """The type of the response's body."""
+    handler: Handler | None = None
+    """None: engines answer, by way of a relay."""
+    access: Access = OPEN
+    accepts: Any = None
+    """The type of the request's JSON body."""
+    form: Schema | None = None
+    """The schema of the request's body as a form."""
+    media_types: tuple[str, ...] = (JSON,)
+    status: int = 200
+    also: tuple[int, ...] = ()
+    """Further statuses with a body of the same type."""
+    errors: tuple[int, ...] = HTTP_ERRORS
+    parameters: tuple[Schema, ...] = ()
+    headers: tuple[str, ...] = ()
+    """Headers of the response."""
+
+    def route(self, gateway: Callable[[], Gateway]) -> Route:
+        """The route of an endpoint that has a handler. `gateway` is called for each request."""
+        handler = self.handler
+        assert handler is not None
+
+        async def respond(request: Request) -> Response:
+            try:
+                self.access.check(request, gateway())
+                answer = await handler(request, gateway())
+            except ApiError as error:
+                return error_response(error)
+            return answer if isinstance(answer, Response) else json_response(answer, self.status)
+
+        return Route(self.path, respond, methods=[self.method])
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, JSON)
+
+
+def decode_body(raw: bytes, type: Any, expected: str) -> Any:
+    """A request's JSON body as a value of this type. ApiError, which begins with `expected`, for anything else."""
+    try:
+        return msgspec.json.decode(raw, type=type)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"{expected}: {error}", "invalid_type") from None
+
+
+def header(name: str, description: str, schema: Schema) -> Schema:
+    return {"name": name, "in": "header", "description": description, "schema": schema}
+
+
+def query(name: str, schema: Schema) -> Schema:
+    return {"name": name, "in": "query", "schema": schema}
+
+
+def path_id(schema: Schema) -> Schema:
+    return {"name": "id", "in": "path", "required": True, "schema": schema}
+
+
+PAGE = (
+    query("limit", {"type": "integer", "minimum": 1, "maximum": 10_000}),
+    query("after", {"type": "string", "pattern": ID_PATTERN}),
+)
+"""The parameters of endpoints that return a list page by page."""
