@@ -326,7 +326,7 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     other, _ = _certificate(tmp_path / "other")
     Tls(certificate, key).check()
     for tls in (Tls(other, key), Tls(tmp_path / "none.pem"), Tls(certificate), Tls(key, key)):
-        with pytest.raises(HeadwayError, match="no certificate and key that go together"):
+        with pytest.raises(HeadwayError, match="not a certificate and its key"):
             tls.check()
 
 
@@ -337,7 +337,7 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         ({"api_keys": [{"sha256": "0" * 64, "tiers": 1}]}, "did you mean 'tier'?"),
         ({"api_keys": [{"sha256": "0" * 64, "tokens_per_minute": 0}]}, "tokens_per_minute"),
         ({"batches": {"store": "mysql://a/b"}}, "'mysql' is no database that is known"),
-        ({"batches": {"store": "postgresql://a:b:c/d"}}, "no address of a database"),
+        ({"batches": {"store": "postgresql://a:b:c/d"}}, "not a database address"),
         ({"batches": {"store": "postgresql://a/b?user=c"}}, "only sslmode"),
         ({"batches": {"store": "no/such/folder/a.sqlite"}}, "is no folder"),
         ({"batches": {"max_line": 1}}, "did you mean 'max_lines'?"),
