@@ -10,7 +10,7 @@ from msgspec import ValidationError, convert
 
 from headway import catalog
 from headway.core.fleet import Fleet, Network, Pool, Provisioning
-from headway.sim.sources import Sources
+from headway.sim.provisioning import InstanceSources
 
 PAPER = Provisioning(reclaim_s=60.0, redeploy_s=600.0, acquire_s=600.0, reclaim_max_s=300.0, remote_s=7200.0)
 
@@ -23,15 +23,15 @@ def pool(region: str, model: str, replicas: int) -> Pool:
 HERE, THERE, OTHER = pool("east", "llama-3.1-8b", 1), pool("west", "llama-3.1-8b", 0), pool("west", "llama-3.2-3b", 1)
 
 
-def sources(provisioning: Provisioning = PAPER, seed: int = 0) -> Sources:
-    return Sources(Fleet((HERE, THERE, OTHER), provisioning=provisioning), seed)
+def sources(provisioning: Provisioning = PAPER, seed: int = 0) -> InstanceSources:
+    return InstanceSources(Fleet((HERE, THERE, OTHER), provisioning=provisioning), seed)
 
 
 def reclaimed(seed: int = 0, config: Provisioning = PAPER) -> list[float]:
     found = sources(config, seed)
     for replica in range(1000):
-        found.give(replica, HERE)
-    return [found.take(1000 + i, HERE, 0.0) for i in range(1000)]
+        found.give_back(replica, HERE)
+    return [found.acquire(1000 + i, HERE, 0.0) for i in range(1000)]
 
 
 def test_a_spot_instance_takes_a_minute_in_the_median_and_five_at_most() -> None:
@@ -47,12 +47,12 @@ def test_reclaim_times_belong_to_seeds_and_replicas() -> None:
 
 def test_the_first_of_a_model_in_a_region_waits_for_its_weights_and_so_do_others() -> None:
     found = sources()
-    assert found.take(10, HERE, 0.0) == 600.0
-    assert found.take(11, THERE, 100.0) == 7200.0
-    assert found.take(12, THERE, 5100.0) == 2200.0
-    assert found.take(13, THERE, 7000.0) == 600.0  # weights are there before the machine is
-    assert found.take(14, THERE, 9000.0) == 600.0
-    assert sources(Provisioning(acquire_s=600.0)).take(11, THERE, 100.0) == 600.0
+    assert found.acquire(10, HERE, 0.0) == 600.0
+    assert found.acquire(11, THERE, 100.0) == 7200.0
+    assert found.acquire(12, THERE, 5100.0) == 2200.0
+    assert found.acquire(13, THERE, 7000.0) == 600.0  # weights are there before the machine is
+    assert found.acquire(14, THERE, 9000.0) == 600.0
+    assert sources(Provisioning(acquire_s=600.0)).acquire(11, THERE, 100.0) == 600.0
 
 
 def test_latencies_are_the_papers() -> None:

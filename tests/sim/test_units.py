@@ -17,10 +17,10 @@ from headway.core.errors import HeadwayError
 from headway.core.record import boundary_s
 from headway.core.request import Segment
 from headway.perf import links
-from headway.sim.clock import completed, first_boundary_at
+from headway.sim.host_memory import HostPrefixTier
 from headway.sim.kernel import ARRIVAL, COMMAND, FINISH, TICK, Kernel
 from headway.sim.kvcache import KvCache
-from headway.sim.offload import HostTier
+from headway.sim.timeline import completed, first_boundary_at
 from inside import replicas_of
 from simulation import GPU, MODEL, Scenario, play, pool, request, seconds
 
@@ -152,19 +152,19 @@ def test_a_run_stops_before_what_lies_beyond() -> None:
 
 def host_memory(num_bytes: float) -> Any:
     engine = {"preemption": "swap", "host_memory_bytes": num_bytes}
-    return replicas_of(Scenario((request(0),), (pool(**engine),)).cluster())[0].swap
+    return replicas_of(Scenario((request(0),), (pool(**engine),)).cluster())[0].batch.host
 
 
 def test_host_memory_is_taken_and_given_back() -> None:
     per_token = links.kv_bytes(MODEL, 1)
     host = host_memory(100 * per_token)
     one, other = Live(0, 0.0, 1, 1), Live(1, 0.0, 1, 1)
-    assert host.out(one, 60) == pytest.approx(links.host_copy_s(60 * per_token, GPU), rel=1e-9)
+    assert host.swap_out(one, 60) == pytest.approx(links.host_copy_s(60 * per_token, GPU), rel=1e-9)
     assert (one.swapped_tokens, host.used_tokens) == (60, 60)
-    assert host.out(other, 41) is None
+    assert host.swap_out(other, 41) is None
     assert (other.swapped_tokens, host.used_tokens) == (0, 60)
-    assert host.out(other, 40) is not None
-    assert host.back(one) == pytest.approx(links.host_copy_s(60 * per_token, GPU), rel=1e-9)
+    assert host.swap_out(other, 40) is not None
+    assert host.swap_in(one) == pytest.approx(links.host_copy_s(60 * per_token, GPU), rel=1e-9)
     host.drop(other)
     assert (one.swapped_tokens, other.swapped_tokens, host.used_tokens) == (0, 0, 0)
 
@@ -282,7 +282,7 @@ def test_prefix_hits_are_those_of_named_blocks(chains: Any, block: int, spare: i
 
 
 def test_host_tier_forgets_the_least_recently_used() -> None:
-    tier = HostTier(10, lambda blocks: float(blocks))
+    tier = HostPrefixTier(10, lambda blocks: float(blocks))
     tier.store(1, 4)
     tier.store(2, 4)
     tier.store(1, 0)  # used again

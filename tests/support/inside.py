@@ -30,58 +30,59 @@ def watched(cluster: Cluster, look: Callable[[Replica], None]) -> Cluster:
 
     def add_watched(*given: Any) -> Replica:
         replica = add(*given)
-        replica._line = wrapped(replica, replica._line)
+        replica.timeline._line = wrapped(replica, replica.timeline._line)
         return replica
 
     cluster._add = add_watched  # type: ignore[method-assign]
     for replica in cluster._replicas:
-        replica._line = wrapped(replica, replica._line)
+        replica.timeline._line = wrapped(replica, replica.timeline._line)
     return cluster
 
 
 def own_tokens(replica: Replica, live: Live) -> int:
     """KV tokens of a decoding request that no other shares."""
-    return live.computed_tokens + replica.tick - live.joined_tick - live.shared_blocks * replica.kv.block
+    return live.computed_tokens + replica.batch.tick - live.joined_tick - live.shared_blocks * replica.batch.kv.block
 
 
 def shared_blocks(replica: Replica) -> int:
-    """Blocks of the prefix cache that somebody uses."""
-    if replica.prefixes is None:
+    """Blocks of the prefix cache that running requests share."""
+    if replica.batch.prefixes is None:
         return 0
-    return sum(node.cached for node in replica.prefixes.nodes.values() if node.users)
+    return sum(node.cached for node in replica.batch.prefixes.nodes.values() if node.users)
 
 
 def assert_sound(replica: Replica) -> None:
     """The replica's sums are those of its requests, counted one at a time, and no limit is exceeded."""
-    kv, tick, engine = replica.kv, replica.tick, replica.engine
-    decoding, prefilling = list(replica.decoding.values()), list(replica.prefilling.values())
+    kv, tick, engine = replica.batch.kv, replica.batch.tick, replica.batch.engine
+    decoding, prefilling = list(replica.batch.decoding.values()), list(replica.batch.prefilling.values())
     own = [own_tokens(replica, live) for live in decoding]
     pinned = sum(-(-live.computed_tokens // kv.block) - live.shared_blocks for live in prefilling)
-    leaving = [live for live in replica.leaving.values() if not live.swapped_tokens]
+    leaving = [live for live in replica.transit.leaving.values() if not live.swapped_tokens]
     pinned += sum(-(-live.computed_tokens // kv.block) - live.shared_blocks for live in leaving)
-    pinned += sum(live.resident_blocks for live in replica.resident.values()) + replica.reserved_blocks
+    pinned += sum(live.resident_blocks for live in replica.batch.resident.values()) + replica.transit.reserved_blocks
     assert kv.pinned == pinned + shared_blocks(replica)
     assert kv.count == len(decoding)
     assert kv.used(tick) == kv.pinned + sum(-(-tokens // kv.block) for tokens in own)
     growing = sum(tokens % kv.block == 0 for tokens in own)
     assert kv.needed_next(tick) == growing
-    assert kv.used(tick) + (growing if replica.advances else 0) <= kv.total
+    assert kv.used(tick) + (growing if replica.timeline.advances else 0) <= kv.total
     assert len(decoding) + len(prefilling) == replica.num_running <= engine.max_num_seqs
-    assert replica.given == sum(tokens for _, tokens in replica.chunks)
-    in_batch = replica.given + (len(decoding) if replica.advances else 0)
-    whole_and_alone = len(replica.chunks) == 1 and engine.batching != "chunked"
+    assert replica.batch.chunk_tokens == sum(tokens for _, tokens in replica.batch.chunks)
+    in_batch = replica.batch.chunk_tokens + (len(decoding) if replica.timeline.advances else 0)
+    whole_and_alone = len(replica.batch.chunks) == 1 and engine.batching != "chunked"
     assert in_batch <= max(engine.max_num_batched_tokens, len(decoding)) or whole_and_alone
-    waiting = [*replica.in_line(), *replica.inbox]
-    coming = list(replica.coming.values())
-    staying = [live for live in replica.leaving.values() if live.move is None or not live.move.is_sent]
+    waiting = replica.waiting_requests()
+    coming = list(replica.transit.expected.values())
+    staying = [live for live in replica.transit.leaving.values() if live.move is None or not live.move.is_sent]
     assert replica.num_waiting - len(coming) == len({live.id for live in waiting}) == len(waiting)
     assert all(live.stage is Stage.WAITING for live in waiting)
     assert replica.num_in_flight == replica.num_running + len(waiting) + len(coming) + len(staying)
-    left = replica.given + sum(live.target_tokens - live.computed_tokens for live in prefilling)
+    left = replica.batch.chunk_tokens + sum(live.target_tokens - live.computed_tokens for live in prefilling)
     queued = sum(live.target_tokens for live in waiting if not live.swapped_tokens)
     assert replica.prefill_tokens_left == left + queued
-    swapped = [live for live in (*waiting, *replica.leaving.values()) if live.id not in replica.resident]
-    assert sum(live.swapped_tokens for live in swapped) <= replica.swap.used_tokens <= replica.swap.room_tokens
+    swapped = [live for live in (*waiting, *replica.transit.leaving.values()) if live.id not in replica.batch.resident]
+    host = replica.batch.host
+    assert sum(live.swapped_tokens for live in swapped) <= host.used_tokens <= host.capacity_tokens
     grown = sum(live.joined_generated + tick - live.joined_tick for live in decoding)
     standing = (*waiting, *prefilling, *coming, *staying)
     generated = grown + sum(live.generated_tokens for live in standing)
@@ -93,13 +94,14 @@ def assert_sound(replica: Replica) -> None:
 
 def assert_empty(replica: Replica) -> None:
     """Nobody is here, and nothing is held for anybody."""
-    kv = replica.kv
+    kv = replica.batch.kv
     assert (replica.num_in_flight, replica.num_waiting, replica.num_running) == (0, 0, 0)
     assert (replica.prefill_tokens_left, replica.tokens_generated, replica.output_tokens_left) == (0, 0, 0)
-    assert (kv.used(replica.tick), kv.pinned, kv.count, kv.free(replica.tick)) == (0, 0, 0, kv.total)
+    assert (kv.used(replica.batch.tick), kv.pinned, kv.count, kv.free(replica.batch.tick)) == (0, 0, 0, kv.total)
     assert shared_blocks(replica) == 0
-    assert (replica.window_tokens, replica.num_growing) == (0, 0)
-    assert (replica.resident, replica.leaving, replica.coming) == ({}, {}, {})
-    assert (replica.reserved_blocks, replica.num_arriving) == (0, 0)
+    assert (replica.batch.window_tokens, replica.batch.num_growing) == (0, 0)
+    assert (replica.batch.resident, replica.transit.leaving, replica.transit.expected) == ({}, {}, {})
+    assert (replica.transit.reserved_blocks, replica.num_arriving) == (0, 0)
     assert not any(replica.num_by_tier.values()) and not any(replica.queue_lengths)
-    assert (replica.swap.used_tokens, replica.inbox, replica.cancelling, replica.chunks) == (0, [], [], [])
+    assert (replica._inbox, replica._cancelling, replica.batch.chunks) == ([], [], [])
+    assert replica.batch.host.used_tokens == 0

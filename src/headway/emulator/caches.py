@@ -106,11 +106,10 @@ class Caches:
     def keep(self, request: str, live: Live, now: float) -> None:
         """A prompt has been computed for another engine; its blocks were free for no time at all."""
         replica = self._replica
-        blocks = replica.kv.blocks(live.prompt_tokens)
+        blocks = replica.batch.kv.blocks(live.prompt_tokens)
         self._kept[request] = live.prompt_tokens, blocks
-        replica.kv.pinned += blocks
-        replica.reserved_blocks += blocks
-        replica.num_arriving += 1  # whoever waits for room waits for this
+        replica.transit.pin(blocks)
+        replica.transit.num_arriving += 1  # whoever waits for room waits for this
         self._kernel.at(now + self.link.keep_s, COMMAND, live.id, self._expire, request)
 
     def _expire(self, now: float, request: str) -> None:
@@ -137,12 +136,12 @@ class Caches:
 
     def give_up(self, blocks: int, now: float) -> None:
         """What was set aside, or kept, is not needed any more."""
-        self._replica.num_arriving -= 1
-        self._replica.unreserve(blocks, now)
+        self._replica.transit.num_arriving -= 1
+        self._replica.transit.unreserve(blocks, now)
 
     async def fetch(self, remote: Source, prompt_tokens: int) -> int:
         """Blocks set aside, in which the cache is now: for `land`. GoneError where it cannot be had; they are free."""
-        blocks = self._replica.kv.blocks(prompt_tokens + 1)
+        blocks = self._replica.batch.kv.blocks(prompt_tokens + 1)
         self.num_fetching += 1
         try:
             await self._room(blocks)
@@ -176,7 +175,7 @@ class Caches:
         """
         live.swapped_tokens = live.prompt_tokens if has_token else max(live.prompt_tokens - 1, 1)
         live.generated_tokens = int(has_token)
-        self._replica.num_arriving -= 1
+        self._replica.transit.num_arriving -= 1
         self._replica.receive(live, blocks, now)
 
     async def _room(self, blocks: int) -> None:
@@ -195,11 +194,11 @@ class Caches:
         """Blocks for those that wait for them, as far as they go."""
         while self._waiting:
             blocks, granted = self._waiting[0]
-            if not granted.done() and not self._replica.reserve(blocks, now):
+            if not granted.done() and not self._replica.transit.reserve(blocks, now):
                 return
             self._waiting.popleft()
             if not granted.done():
-                self._replica.num_arriving += 1
+                self._replica.transit.num_arriving += 1
                 granted.set_result(None)
 
     async def _copy(self, tokens: int, is_sent: bool) -> None:

@@ -150,8 +150,8 @@ class Engine:
         boundary_s, kernel.now = kernel.now, now
         self.caches.grant(now)
         kernel.run(now)
-        tick = self._replica.tick
-        for live in self._replica.decoding.values():
+        tick = self._replica.batch.tick
+        for live in self._replica.batch.decoding.values():
             self._make(self._streams[live.id], live.joined_generated + tick - live.joined_tick, False, boundary_s)
         if self._timer is not None:
             self._timer.cancel()
@@ -183,6 +183,7 @@ class Engine:
 
     def on_finished(self, live: Live, now: float) -> None:
         """All its tokens are out."""
+        live.enter(ENDED)
         stream = self._streams.pop(live.id)
         if stream.keeps is not None:
             self.caches.keep(stream.keeps, live, now)
@@ -190,6 +191,7 @@ class Engine:
 
     def on_cancelled(self, live: Live, now: float) -> None:
         """It was aborted."""
+        live.enter(ENDED)
         stream = self._streams.pop(live.id)
         stream.made(stream.num_made, True)
 

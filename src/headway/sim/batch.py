@@ -1,125 +1,116 @@
-"""The requests of one replica: who waits, who prefills, who decodes, and the memory that they hold.
+"""The batch of one replica: the requests that wait, prefill and decode, the memory that they hold, and preemption.
 
-No time passes here. `engine` says when things happen and `batching` what runs next; both work through these verbs:
-a request stands in the `queue`, is admitted, is given prefill chunks, joins the decoding ones, and leaves. A decoding
-request has gained `tick - joined_tick` tokens, so a sum over them is an offset plus their number times the tick, and
-costs nothing to bring up to date.
+No time passes here. `replica` says when things happen and `batching` what runs next; both work through these methods.
+A decoding request has gained `tick - joined_tick` tokens since it joined, so a sum over all of them is an offset plus
+their number times the tick, and needs no update as ticks pass.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from heapq import heapify, heappop, heappush
 
 from headway.control.live import DECODING, NEVER, PREFILLING, WAITING, Live
-from headway.control.recorder import Recorder
-from headway.core.fleet import Pool
+from headway.control.recorder import Table
+from headway.core.fleet import Engine, Pool
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
-from headway.core.record import Cause
+from headway.core.record import Cause, MoveOutcome
+from headway.sim.host_memory import HostMemory
 from headway.sim.kvcache import KvCache
 from headway.sim.prefixcache import PrefixCache
 from headway.sim.stall_tracker import StallTracker
-from headway.sim.swap import HostMemory
 
 
 class Batch:
     """Requests and memory of one replica."""
 
     __slots__ = (
-        "_pack_segment", "_put_segment", "_queues", "advances", "again", "changed", "chunks", "context_offset",
-        "decoding", "engine", "generated_offset", "given", "gpu", "growing", "id", "kv", "kv_blocks_total",
-        "max_context_tokens", "max_num_batched_tokens", "max_num_seqs", "milestones", "model", "moving",
-        "num_by_tier", "num_growing", "num_in_flight", "num_waiting", "ordering", "output", "pace", "pool",
-        "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queued", "rank",
-        "region", "resident", "saturations", "shape", "stall_s", "stepped", "swap", "tick", "waiting", "window",
+        "_pack_segment", "_put_segment", "_window_ends", "checks", "chunk_shapes", "chunk_tokens", "chunks",
+        "context_offset", "decoding", "engine", "generated_offset", "growing", "host", "is_changed", "kv",
+        "kv_blocks_total", "max_num_batched_tokens", "max_num_seqs", "moving_ordering", "must_recheck", "num_growing",
+        "num_waiting", "preemptive", "prefill_tokens_left", "prefilling", "prefixes", "quantum", "queued_ordering",
+        "rank", "replica", "resident", "stall_s", "stalls", "stepped_ordering", "tick", "waiting", "window",
         "window_tokens",
     )  # fmt: skip
 
     def __init__(
-        self, id: int, pool: Pool, kv_blocks: int, swap: HostMemory, ordering: Ordering, recorder: Recorder
+        self, replica: int, pool: Pool, kv_blocks: int, host: HostMemory, ordering: Ordering, segments: Table
     ) -> None:
-        self.id = id
-        self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
-        self.engine = pool.engine
+        self.replica = replica
+        self.engine: Engine = pool.engine
         self.max_num_seqs = pool.engine.max_num_seqs
         self.max_num_batched_tokens = pool.engine.max_num_batched_tokens
-        self.max_context_tokens = pool.model.max_context_tokens
         self.window = pool.model.sliding_window_tokens
         self.kv_blocks_total = kv_blocks
-        self.swap = swap
-        self.ordering = ordering
+        self.host = host
         self.rank = ordering.rank
         self.quantum, self.preemptive = ordering.quantum, ordering.preemptive
-        self.moving = ordering if isinstance(ordering, MovingOrdering) else None
-        self.stepped = ordering if isinstance(ordering, SteppedOrdering) else None
-        self.queued = ordering if isinstance(ordering, QueuedOrdering) else None
-        self.pace: StallTracker | None = None
-        self._pack_segment, self._put_segment = recorder.segments.pack, recorder.segments.write
+        self.moving_ordering = ordering if isinstance(ordering, MovingOrdering) else None
+        self.stepped_ordering = ordering if isinstance(ordering, SteppedOrdering) else None
+        self.queued_ordering = ordering if isinstance(ordering, QueuedOrdering) else None
+        self.stalls: StallTracker | None = None
+        self._pack_segment, self._put_segment = segments.pack, segments.write
         self.tick = 0
+        """Iterations so far in which the decoding requests each gained a token."""
         self.clear()
 
     def clear(self) -> None:
-        """No requests, and nothing cached."""
+        """Remove all requests and all cached content."""
         engine = self.engine
         self.kv = KvCache(self.kv_blocks_total, engine.block_size_tokens, engine.watermark)
-        self.prefixes = PrefixCache(self.kv, self.swap.tier(self.kv.block)) if engine.prefix_caching else None
+        self.prefixes = PrefixCache(self.kv, self.host.prefix_tier(self.kv.block)) if engine.prefix_caching else None
         self.waiting: list[tuple[object, int, Live]] = []
+        """Heap of (rank, id, request). May contain requests that no longer wait."""
         self.prefilling: dict[int, Live] = {}
         self.decoding: dict[int, Live] = {}
-        self.chunks: list[tuple[Live, int]] = []
-        self.shape: list[tuple[int, int]] = []
-        self.given = 0
-        self.milestones: list[tuple[int, int, Live]] = []
-        self.saturations: list[tuple[int, int]] = []
-        self.growing: dict[int, int] = {}
         self.resident: dict[int, Live] = {}
-        self.num_by_tier: defaultdict[int, int] = defaultdict(int)
-        self._queues = [0] * (0 if self.queued is None else self.queued.num_queues)
-        if self.pace is not None:
-            self.pace = StallTracker(self.pace.pacer)
-        self.num_waiting = self.num_in_flight = 0
-        self.prefill_tokens_left = self.output = 0
+        """Waiting requests that hold KV blocks on the GPU."""
+        self.chunks: list[tuple[Live, int]] = []
+        """Prefill chunks of the coming iteration, in tokens."""
+        self.chunk_shapes: list[tuple[int, int]] = []
+        """The same as (new tokens, tokens before)."""
+        self.chunk_tokens = 0
+        self.checks: list[tuple[int, int, Live]] = []
+        """Heap of (tick, id, request): when to check a decoding request for its end or a change."""
+        self._window_ends: list[tuple[int, int]] = []
+        """Heap of (tick, id): when a context outgrows the sliding window."""
+        self.growing: dict[int, int] = {}
+        """That tick, by request."""
+        if self.stalls is not None:
+            self.stalls = StallTracker(self.stalls.pacer)
+        self.num_waiting = self.prefill_tokens_left = 0
         self.context_offset = self.generated_offset = self.window_tokens = self.num_growing = 0
-        self.changed = self.again = self.advances = False
+        self.is_changed = False
+        """The decoding requests differ from those at the start of the epoch."""
+        self.must_recheck = False
+        """Decide again at the next boundary, as admission may then find more room."""
         self.stall_s = 0.0
+        """Time of KV copies that delays the next iteration."""
 
     @property
     def num_running(self) -> int:
-        """Requests in the batch."""
+        """Requests that prefill or decode."""
         return len(self.decoding) + len(self.prefilling)
 
-    @property
-    def max_request_tokens(self) -> int:
-        """Longest request, prompt and output together, that runs here when it is alone."""
-        in_memory = (self.kv.total - self.kv.watermark) * self.kv.block + 1
-        return min(in_memory, self.max_context_tokens)
+    # The queue.
 
-    # The line.
-
-    def stand(self, live: Live, now: float) -> None:
-        """Put a request in line, at its rank."""
-        live.rank = rank = self.rank(live, now)
-        heappush(self.waiting, (rank, live.id, live))
-
-    def queue(self, live: Live, now: float) -> None:
-        """A request waits: to prefill what it has (again), or to be swapped back in."""
-        self.expect(live)
-        live.rank = rank = self.rank(live, now)
-        heappush(self.waiting, (rank, live.id, live))
-
-    def expect(self, live: Live) -> None:
-        """Count a request as waiting."""
+    def count_waiting(self, live: Live) -> None:
+        """Count a request as waiting: to prefill what it has (again), or to be swapped back in."""
         live.enter(WAITING)
-        if self.pace is not None:
-            self.pace.waits(live)
+        if self.stalls is not None:
+            self.stalls.pause(live)
         if not live.swapped_tokens:
             live.target_tokens = tokens = live.prompt_tokens + live.generated_tokens
             live.computed_tokens = 0
             self.prefill_tokens_left += tokens
         self.num_waiting += 1
 
-    def head(self) -> Live | None:
-        """Who is first in line."""
+    def push_waiting(self, live: Live, now: float) -> None:
+        """Put a request that is counted as waiting into the queue."""
+        live.rank = rank = self.rank(live, now)
+        heappush(self.waiting, (rank, live.id, live))
+
+    def first_waiting(self) -> Live | None:
+        """The waiting request that ranks first."""
         waiting = self.waiting
         while waiting:
             live = waiting[0][2]
@@ -128,54 +119,42 @@ class Batch:
             heappop(waiting)
         return None
 
-    def in_line(self) -> list[Live]:
-        """Who waits, in no order. Entries that a cancellation left behind do not."""
+    def waiting_requests(self) -> list[Live]:
+        """The requests in the queue, in no order."""
         return [entry[2] for entry in self.waiting if entry[2].stage is WAITING]
 
     def rerank(self, now: float) -> None:
-        """Rank the line anew."""
-        self.waiting = [(self.rank(live, now), live.id, live) for live in self.in_line()]
+        """Rank the queue again."""
+        self.waiting = [(self.rank(live, now), live.id, live) for live in self.waiting_requests()]
         for rank, _, live in self.waiting:
             live.rank = rank
         heapify(self.waiting)
 
     def renew_quanta(self, quantum: int) -> None:
-        """Whoever has used up its quantum goes to the end of the line; whole quanta passed count in one go."""
+        """Send requests that have used up their quantum to the end of the queue's order."""
         for live in self.decoding.values():
             turns = (self.tick - live.quantum_tick) // quantum
             if turns:
                 live.quantum_tick += turns * quantum
                 live.turn = live.quantum_tick
 
-    def withdraw(self, live: Live) -> None:
-        """A waiting request goes."""
+    def uncount_waiting(self, live: Live) -> None:
+        """Stop counting a request as waiting, and discard its KV. Its entry in the heap is skipped later."""
         if not live.swapped_tokens:
             self.prefill_tokens_left -= live.target_tokens
         self.num_waiting -= 1
-        self.drop_kept(live)
-        self.gone(live)
+        self.discard_kv(live)
 
-    # In the batch.
+    # Prefill and decode.
 
     def admit(self, live: Live, hit_blocks: int, loaded_blocks: int, now: float) -> None:
-        """Take the head of the line into the batch, with what is cached for it on the GPU and in host memory."""
+        """Take the first waiting request into the batch, with its blocks in the prefix cache and its host tier."""
         heappop(self.waiting)
         self.num_waiting -= 1
         live.stay_admitted_s = now
         live.quantum_tick = self.tick
         if live.swapped_tokens:
-            live.prefill_end_s = NEVER
-            live.computed_tokens = live.swapped_tokens
-            if live.id in self.resident:
-                own = live.computed_tokens - live.shared_blocks * self.kv.block
-                spare = live.resident_blocks - self.kv.blocks(own)
-                if spare and self.prefixes is not None:
-                    self.prefixes.free(spare, self.tick)
-                self.unkeep(live)
-            else:
-                self.stall_s += self.swap.back(live)
-            self.join(live)
-            self.plan(live)
+            self._resume(live)
             return
         if (hit_blocks or loaded_blocks) and self.prefixes is not None:
             self._use_cached(self.prefixes, live, hit_blocks, loaded_blocks)
@@ -187,8 +166,23 @@ class Batch:
         live.enter(PREFILLING)
         self.prefilling[live.id] = live
 
+    def _resume(self, live: Live) -> None:
+        """Decode again with the KV that was kept."""
+        live.prefill_end_s = NEVER
+        live.computed_tokens = live.swapped_tokens
+        if live.id in self.resident:
+            own = live.computed_tokens - live.shared_blocks * self.kv.block
+            spare = live.resident_blocks - self.kv.blocks(own)
+            if spare and self.prefixes is not None:
+                self.prefixes.free(spare, self.tick)
+            self.release_blocks(live)
+        else:
+            self.stall_s += self.host.swap_in(live)
+        self.start_decode(live)
+        self.set_check(live)
+
     def _use_cached(self, prefixes: PrefixCache, live: Live, hit_blocks: int, loaded_blocks: int) -> None:
-        prefixes.take(live, hit_blocks)
+        prefixes.share(live, hit_blocks)
         prefixes.touch(live, hit_blocks + loaded_blocks)
         live.computed_tokens = (hit_blocks + loaded_blocks) * self.kv.block
         self.prefill_tokens_left -= live.computed_tokens
@@ -196,21 +190,21 @@ class Batch:
             self.kv.pinned += loaded_blocks
             self.stall_s += prefixes.host.load_s(loaded_blocks)
 
-    def give(self, live: Live, tokens: int) -> None:
-        """Compute this many more prompt tokens in the coming iteration; their blocks are free."""
+    def add_chunk(self, live: Live, tokens: int) -> None:
+        """Compute this many more prompt tokens in the coming iteration. Their blocks must be free."""
         kv = self.kv
         before = live.computed_tokens
         live.computed_tokens = after = before + tokens
         block = kv.block
         kv.pinned += -(-after // block) + -before // block
         self.chunks.append((live, tokens))
-        self.shape.append((tokens, before))
-        self.given += tokens
+        self.chunk_shapes.append((tokens, before))
+        self.chunk_tokens += tokens
         if self.prefixes is not None and live.prefix:
             self.prefixes.publish(live, self.tick)
 
-    def join(self, live: Live) -> None:
-        """The request decodes from the next iteration on."""
+    def start_decode(self, live: Live) -> None:
+        """Let a request decode from the next iteration on."""
         live.enter(DECODING)
         live.joined_tick = tick = self.tick
         live.joined_generated = live.generated_tokens
@@ -218,34 +212,34 @@ class Batch:
         tokens = live.computed_tokens
         self.decoding[live.id] = live
         self.context_offset += tokens - tick
-        self.kv.join(tokens - live.shared_blocks * self.kv.block, tick)
+        kv = self.kv
+        kv.join(tokens - live.shared_blocks * kv.block, tick)
         if self.window is not None:
             self.window_tokens += min(tokens, self.window)
             if tokens < self.window:
                 self.num_growing += 1
                 self.growing[live.id] = end = tick + self.window - tokens
-                heappush(self.saturations, (end, live.id))
-        if self.pace is not None:
-            self.pace.runs(live)
-        self.changed = True
+                heappush(self._window_ends, (end, live.id))
+        if self.stalls is not None:
+            self.stalls.run(live)
+        self.is_changed = True
 
-    def leave(self, live: Live, keeping: bool = False) -> None:
-        """A decoding request goes, and its blocks with it; `computed_tokens` becomes what it had.
+    def stop_decode(self, live: Live, keeps_blocks: bool = False) -> None:
+        """Take a decoding request out of the batch. `computed_tokens` becomes the KV tokens that it had.
 
-        With `keeping`, its blocks stay taken, until `let_go`.
+        With `keeps_blocks`, its blocks stay pinned until `InTransit.release`.
         """
-        tick = self.tick
+        tick, kv, prefixes = self.tick, self.kv, self.prefixes
         grown = tick - live.joined_tick
         live.generated_tokens = live.joined_generated + grown
         self.generated_offset += tick
         live.computed_tokens = tokens = live.computed_tokens + grown
-        own = tokens - live.shared_blocks * self.kv.block
-        prefixes = self.prefixes
-        if keeping:
-            self.kv.pinned += self.kv.blocks(own)
+        own = tokens - live.shared_blocks * kv.block
+        if keeps_blocks:
+            kv.pinned += kv.blocks(own)
         elif prefixes is not None and (prefixes.nodes or live.output_id is not None):
             prefixes.release(live, own, tick, tokens)
-        self.kv.leave(own, tick)
+        kv.leave(own, tick)
         self.context_offset -= tokens - tick
         del self.decoding[live.id]
         live.check_tick = -1
@@ -253,27 +247,35 @@ class Batch:
             self.window_tokens -= min(tokens, self.window)
             if self.growing.pop(live.id, None) is not None:
                 self.num_growing -= 1
-        self.changed = True
+        self.is_changed = True
 
-    def drop_prefill(self, live: Live) -> None:
-        """A request in prefill goes, and its blocks with it."""
+    def stop_prefill(self, live: Live) -> None:
+        """Take a request in prefill out of the batch and free its blocks."""
         kv = self.kv
-        given = sum(tokens for other, tokens in self.chunks if other is live)
-        if given:
+        in_iteration = sum(tokens for other, tokens in self.chunks if other is live)
+        if in_iteration:
             at = next(i for i, chunk in enumerate(self.chunks) if chunk[0] is live)
-            del self.chunks[at], self.shape[at]
-            self.given -= given
+            del self.chunks[at], self.chunk_shapes[at]
+            self.chunk_tokens -= in_iteration
         own = live.computed_tokens - live.shared_blocks * kv.block
         if self.prefixes is not None:
             self.prefixes.release(live, own, self.tick, 0)
         kv.pinned -= kv.blocks(own)
         del self.prefilling[live.id]
-        self.prefill_tokens_left -= live.target_tokens - live.computed_tokens + given
+        self.prefill_tokens_left -= live.target_tokens - live.computed_tokens + in_iteration
         live.computed_tokens = 0
-        self.changed = True
+        self.is_changed = True
 
-    def plan(self, live: Live) -> None:
-        """Set the tick at which to look at a decoding request again: its end, or a change of phase or rank."""
+    def end_prefill(self, live: Live) -> None:
+        """Let a request whose prompt is computed decode from the next iteration on."""
+        kv = self.kv
+        del self.prefilling[live.id]
+        kv.pinned += -live.computed_tokens // kv.block + live.shared_blocks
+        live.quantum_tick = self.tick - 1  # the prefill's token is the first of its quantum
+        self.start_decode(live)
+
+    def set_check(self, live: Live) -> None:
+        """Set the tick of a decoding request's next check: its end, or a change of its phase or rank."""
         generated = live.generated_tokens
         if live.first_token_s != live.first_token_s:
             ahead = 1
@@ -283,88 +285,148 @@ class Batch:
             ahead = 1
         else:
             ahead = live.output_tokens - generated
-        if self.stepped is not None:
-            step = self.stepped.next_change_tokens(live)
+        if self.stepped_ordering is not None:
+            step = self.stepped_ordering.next_change_tokens(live)
             ahead = ahead if step is None else min(ahead, step)
         live.check_tick = tick = self.tick + ahead
-        heappush(self.milestones, (tick, live.id, live))
+        heappush(self.checks, (tick, live.id, live))
 
     def sync(self, live: Live) -> None:
         """Bring `generated_tokens` of a decoding request up to the present tick."""
         live.generated_tokens = live.joined_generated + self.tick - live.joined_tick
 
-    def saturate(self, ticks: int) -> None:
-        """Contexts grow within the sliding window; those that have outgrown it stop."""
-        self.window_tokens += self.num_growing * ticks
-        while self.saturations and self.saturations[0][0] <= self.tick:
-            tick, request = heappop(self.saturations)
+    def advance(self, num_ticks: int) -> None:
+        """Let ticks pass. Contexts grow within the sliding window; those that outgrow it stop."""
+        self.tick += num_ticks
+        if self.window is None:
+            return
+        self.window_tokens += self.num_growing * num_ticks
+        ends = self._window_ends
+        while ends and ends[0][0] <= self.tick:
+            tick, request = heappop(ends)
             if self.growing.get(request) == tick:
                 del self.growing[request]
                 self.num_growing -= 1
-                self.changed = True
+                self.is_changed = True
 
-    # Blocks that requests hold while they do not run.
+    def ticks_until_check(self) -> int:
+        """Ticks until a decoding request is to be checked or outgrows the sliding window."""
+        checks = self.checks
+        while (live := checks[0][2]).check_tick != checks[0][0] or live.replica != self.replica:
+            heappop(checks)
+        n = checks[0][0] - self.tick
+        if self._window_ends:
+            n = min(n, self._window_ends[0][0] - self.tick)
+        return n
 
-    def keep(self, live: Live, blocks: int) -> None:
-        """A waiting request holds its KV on the GPU; the blocks are taken already."""
+    # KV of requests that wait.
+
+    def hold_blocks(self, live: Live, blocks: int) -> None:
+        """Let a waiting request hold blocks on the GPU, which are pinned already."""
         live.resident_blocks = blocks
         self.resident[live.id] = live
 
-    def unkeep(self, live: Live) -> None:
-        """It holds them no longer."""
+    def release_blocks(self, live: Live) -> None:
+        """Unpin the blocks that a waiting request holds."""
         self.kv.pinned -= live.resident_blocks
         live.swapped_tokens = live.resident_blocks = 0
         del self.resident[live.id]
 
-    def drop_kept(self, live: Live) -> None:
-        """Forget the KV of a waiting request, wherever it is."""
+    def discard_kv(self, live: Live) -> None:
+        """Discard the KV of a waiting request, on the GPU or in host memory."""
         if live.id in self.resident:
             if self.prefixes is not None:
                 self.prefixes.give_up(live, live.resident_blocks, self.tick)
-            self.unkeep(live)
+            self.release_blocks(live)
         else:
-            self.swap.drop(live)
+            self.host.drop(live)
 
-    # The end.
+    # Preemption.
 
-    def gone(self, live: Live) -> None:
-        """The request is no longer this replica's."""
-        self.num_in_flight -= 1
-        self.generated_offset -= live.generated_tokens
-        self.output -= live.output_tokens
-        self.num_by_tier[live.tier] -= 1
-        if self.queued is not None:
-            self._queues[live.queue] -= 1
-        if self.pace is not None:
-            self.pace.forget(live)
+    def make_room(self, now: float) -> None:
+        """Preempt from the end of the ranking until the blocks of the next tick are free."""
+        kv = self.kv
+        while not kv.can_tick(self.tick):
+            self.preempt(self.last_ranked(now), now)
+            self.must_recheck = True
 
-    def come(self, live: Live) -> None:
-        """The request is this replica's now."""
-        self.num_in_flight += 1
-        self.generated_offset += live.generated_tokens
-        self.output += live.output_tokens
-        self.num_by_tier[live.tier] += 1
-        if self.queued is not None:
-            live.queue = self.queued.queue(live)
-            self._queues[live.queue] += 1
+    def last_ranked(self, now: float) -> Live:
+        """The request that ranks last of those that hold blocks."""
+        return max(self._ranked(now))[2]
 
-    def requeue(self, live: Live) -> None:
-        """Its place in line begins anew if it has changed to another queue of the ordering."""
-        if self.queued is None:
+    def displace(self, live: Live, blocks: int, now: float) -> bool:
+        """Preempt the last request that ranks behind `live`, if all of those together would make room for it."""
+        behind = [entry for entry in self._ranked(now) if entry[:2] > (live.rank, live.id)]
+        if not behind:
+            return False
+        kv = self.kv
+        sizes = [(self._kv_tokens(other), other) for _, _, other in behind]
+        gain = sum(kv.blocks(tokens) - other.shared_blocks for tokens, other in sizes)
+        growing = sum(tokens % kv.block == 0 for tokens, other in sizes if other.stage is DECODING)
+        if kv.free(self.tick) + gain < blocks + kv.needed_next(self.tick) - growing:
+            return False
+        self.preempt(max(behind)[2], now)
+        return True
+
+    def evict_for(self, live: Live, now: float) -> bool:
+        """While no request runs: evict the last-ranked waiting request that holds blocks, unless it is `live`."""
+        last = self.last_ranked(now)
+        if last is not live:
+            self.preempt(last, now)
+        return last is not live
+
+    def preempt(self, live: Live, now: float) -> None:
+        """Send a request back to the queue, with its KV dropped or swapped out."""
+        live.preemptions += 1
+        if live.stage is WAITING:
+            self._evict(live)
             return
-        queue = self.queued.queue(live)
-        if queue != live.queue:
-            self._queues[live.queue] -= 1
-            self._queues[queue] += 1
-            live.queue = queue
-            live.turn = live.quantum_tick = self.tick
+        if live.move is not None:
+            live.move.abandon(now, MoveOutcome.PREEMPTED)
+        cause = Cause.PREEMPTED
+        if live.stage is DECODING:
+            self.stop_decode(live)
+            if self._swap_out(live, live.computed_tokens):
+                cause = Cause.SWAPPED
+        else:
+            self.stop_prefill(live)
+        self.write_segment(live, now, cause)
+        self.count_waiting(live)
+        self.push_waiting(live, now)
 
-    def record(self, live: Live, now: float, cause: Cause) -> None:
-        """Write down the end of a stay in the batch."""
+    def _evict(self, live: Live) -> None:
+        """Take the blocks of a waiting request: its KV is swapped out, or computed again later."""
+        tokens = live.swapped_tokens
+        self.discard_kv(live)
+        if not self._swap_out(live, tokens):
+            live.target_tokens = live.prompt_tokens + live.generated_tokens
+            self.prefill_tokens_left += live.target_tokens
+            live.computed_tokens = 0
+
+    def _swap_out(self, live: Live, tokens: int) -> bool:
+        copy_s = self.host.swap_out(live, tokens) if self.engine.preemption == "swap" else None
+        self.stall_s += copy_s or 0.0
+        return copy_s is not None
+
+    def _ranked(self, now: float) -> list[tuple[object, int, Live]]:
+        for live in self.decoding.values():
+            self.sync(live)
+        lives = [*self.decoding.values(), *self.prefilling.values(), *self.resident.values()]
+        return [(self.rank(live, now), live.id, live) for live in lives]
+
+    def _kv_tokens(self, live: Live) -> int:
+        if live.stage is WAITING:
+            return live.swapped_tokens
+        grown = self.tick - live.joined_tick if live.stage is DECODING else 0
+        return live.computed_tokens + grown
+
+    # The record.
+
+    def write_segment(self, live: Live, now: float, cause: Cause) -> None:
+        """Record the end of a request's stay in the batch."""
         tick = self.tick
         joined = live.joined_tick if live.stage is DECODING else tick
-        row = self._pack_segment(
-            live.id, self.id, live.attempt, live.stage_index, live.enqueued_s, live.stay_admitted_s,
+        self._put_segment(self._pack_segment(
+            live.id, self.replica, live.attempt, live.stage_index, live.enqueued_s, live.stay_admitted_s,
             live.prefill_end_s, joined, tick, now, cause,
-        )  # fmt: skip
-        self._put_segment(row)
+        ))  # fmt: skip

@@ -1,4 +1,7 @@
-"""The simulator's driver: replicas in virtual time under `control`'s command."""
+"""The simulator's driver: replicas in virtual time, commanded by `control`.
+
+Read `Cluster._arrive` and `Cluster.start` first: a request goes from the workload to control, and back to a replica.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ from headway.sim.fabric import Fabric
 from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.lifetime import Lifetime
+from headway.sim.provisioning import InstanceSources
 from headway.sim.replica import Replica
 from headway.sim.replica_resources import calibrated_line, host_memory, kv_blocks
-from headway.sim.sources import Sources
 from headway.sim.timeline import Line
 from headway.sim.transfers import KvTransfers
 from headway.workload.quality_judges import noisy_score
@@ -38,7 +41,7 @@ Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
 NETWORK = "mooncake-h800"
-"""Whose measured latency a transfer has; its rate is the pool's."""
+"""The measured network whose latency a transfer has. Its rate is the pool's."""
 _PROGRESS_EVERY = 1 << 11
 
 
@@ -60,10 +63,9 @@ def simulate(
 ) -> Records:
     """Run a workload on a fleet. Deterministic: the same arguments give the same records on every machine.
 
-    `progress(now_s, requests arrived)` is called now and then. `until_s` stops the run; requests still in the
-    system are recorded as unfinished. `line` puts another step-time model in the place of `perf`'s. `pacer` is what
-    readers of answers expect. `decisions` hears what policies chose. Raises HeadwayError when a model does not fit
-    its GPUs.
+    `progress(now_s, requests arrived)` is called at intervals. `until_s` stops the run; requests still in the system
+    are recorded as unfinished. `line` replaces `perf`'s step-time model. `pacer` is the pace at which answers are read.
+    `decisions` observes the policies' choices. Raises HeadwayError if a model does not fit its GPUs.
     """
     cluster = Cluster(
         fleet, source, policies, seed, step, scrape or Scrape(), progress, line or calibrated_line, pacer or Pacer(),
@@ -73,7 +75,7 @@ def simulate(
 
 
 class Cluster:
-    """A fleet in virtual time. Supplies control's clock and effects."""
+    """A fleet in virtual time. Satisfies `control.effects.Effects` and `ScalingEffects`."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class Cluster:
         self._armed = 0
         self._num_starting = 0
         self._last_s = 0.0
-        """When a request last came, or a replica was asked for."""
+        """Time of the last arrival, or of the last request for a replica."""
         self._until_s: float | None = None
         self._ordering = policies.ordering if policies.ordering_at != "gateway" else FcfsOrdering
         self._lines = {pool.name: line(pool) for pool in fleet.all_pools}
@@ -111,7 +113,7 @@ class Cluster:
         self._num_units = 0
         self._network, self._gpu_limits = fleet.network, fleet.gpu_limits
         self._is_wide = len({pool.region for pool in fleet.all_pools}) > 1 or bool(source.table().regions)
-        self._sources = Sources(fleet, seed)
+        self._instance_sources = InstanceSources(fleet, seed)
         for deployment in self._deployments.values():
             for _ in range(deployment.replicas):
                 self._add_unit(deployment, 0.0)
@@ -119,19 +121,19 @@ class Cluster:
             raise HeadwayError("fleet: no replicas; at least one pool needs `replicas` of 1 or more")
         self._views = ReplicaViews(self._replicas, scrape, Random(f"{seed}/scrape"))
         fabric = Fabric(self._kernel, self._capacity, costs().kv_transfer[NETWORK].latency_s)
-        self._mover = KvTransfers(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
-        self._incidents = Incidents(self._kernel, self._replicas, self._lifetimes, self._mover, self._control)
+        self._transfers = KvTransfers(fabric, self._replicas, self._kv_bytes, self._control, self._recorder.moves)
+        self._incidents = Incidents(self._kernel, self._replicas, self._lifetimes, self._transfers, self._control)
         self._seed = seed
         self._configure(policies, seed)
 
     def _add_unit(self, deployment: Pool | Combo, now: float) -> list[Replica]:
-        """A replica of a pool, or all of a combo."""
+        """Add a replica of a pool, or all replicas of a combo."""
         self._num_units += 1
         goodput_rps = deployment.goodput_rps if isinstance(deployment, Combo) else None
         return [self._add(each, now, goodput_rps) for each in unit_of(deployment)]
 
     def _add(self, pool: Pool, now: float, goodput_rps: float | None) -> Replica:
-        """A replica, paid for from now on."""
+        """Add a replica, paid for from now on."""
         replica = Replica(
             len(self._replicas), pool, self._lines[pool.name], kv_blocks(pool), host_memory(pool), self._ordering(),
             self._kernel, self._control, self._recorder, self._exact, self._pacer, self._num_units, goodput_rps,
@@ -159,7 +161,7 @@ class Cluster:
 
     def _member(self, replica: Replica, deployment: str) -> Member:
         view = self._views.views[replica.id]
-        return Member(view, replica.max_request_tokens, replica.engine.max_num_waiting, deployment)
+        return Member(view, replica.max_request_tokens, replica.max_num_waiting, deployment)
 
     def _capacity(self, replica: int) -> float:
         return self._pools[replica].network_bytes_per_s
@@ -179,32 +181,32 @@ class Cluster:
             self._replicas[replica].enqueue(live, now)
 
     def _latency_s(self, live: Live, region: str) -> float:
-        """Each way between a request's own region and another."""
+        """Latency between a request's own region and another, each way."""
         median_s = self._network.latency_s(live.region, region)
         if not median_s or self._network.p90_to_median == 1:
             return median_s
         return self._network.varied_s(median_s, Random(f"{self._seed}/network/{live.id}").gauss(0.0, 1.0))
 
     def cancel(self, live: Live, now: float) -> None:
-        """Abort a request where it is."""
+        """Abort a request at its replica."""
         self._replicas[live.replica].cancel(live, now)
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
-        """Take a request to another replica, if that can be."""
-        self._mover.begin(live, target, stage_blocks, now)
+        """Move a request to another replica if possible."""
+        self._transfers.begin(live, target, stage_blocks, now)
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
-        """A prompt is computed: take the request to where it is decoded, if there is room."""
+        """Move a request after its prefill to the replica that decodes it, if that has room."""
         pool = self._pools[live.replica]
-        self._mover.hand_over(live, target, pool.handover, pool.model.num_layers, now)
+        self._transfers.hand_over(live, target, pool.handover, pool.model.num_layers, now)
 
     def set_role(self, replica: int, role: Role) -> None:
-        """A replica is for something else from now on."""
+        """Change the role of a replica, effective now."""
         self._replicas[replica].role = role
-        self._lifetimes[replica].becomes(role, self._kernel.now)
+        self._lifetimes[replica].set_role(role, self._kernel.now)
 
     def judge(self, live: Live, now: float) -> None:
-        """Score an answer, as well as the judge can."""
+        """Score the answer of a cascade stage after the judge's time."""
         assert self._control.cascade is not None
         self._kernel.at(now + self._control.cascade.config.judge_s, COMMAND, live.id, self._judge, live)
 
@@ -219,44 +221,44 @@ class Cluster:
         """Acquire one more replica of a pool, or one more combo."""
         self._last_s = now
         unit = self._add_unit(self._deployments[deployment], now)
-        start_s = max(self._sources.take(replica.id, self._pools[replica.id], now) for replica in unit)
+        start_s = max(self._instance_sources.acquire(replica.id, self._pools[replica.id], now) for replica in unit)
         for replica in unit:
             replica.is_up = False
-            self._lifetimes[replica.id].out(now, now + start_s)
+            self._lifetimes[replica.id].start_down(now, now + start_s)
             self._views.add(replica)
         self._num_starting += 1
-        self._kernel.at(now + start_s, COMMAND, unit[0].id - BEFORE, self._started, (deployment, unit))
+        self._kernel.at(now + start_s, COMMAND, unit[0].id - BEFORE, self._on_started, (deployment, unit))
 
-    def _started(self, now: float, what: tuple[str, list[Replica]]) -> None:
-        deployment, unit = what
+    def _on_started(self, now: float, started: tuple[str, list[Replica]]) -> None:
+        deployment, unit = started
         self._num_starting -= 1
         for replica in unit:
             replica.is_up = True
         self._control.on_unit_started(deployment, [self._member(replica, deployment) for replica in unit], now)
 
     def drain(self, replica: int, on: bool) -> None:
-        """Show a replica as draining, or no longer so."""
+        """Start or stop draining a replica."""
         self._replicas[replica].is_draining = on
 
     def stop_replica(self, replica: int, now: float) -> None:
         """Give a replica back."""
         self._replicas[replica].is_up = False
-        self._lifetimes[replica].ends(now)
-        self._sources.give(replica, self._pools[replica])
+        self._lifetimes[replica].end(now)
+        self._instance_sources.give_back(replica, self._pools[replica])
 
     def call_at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
-        """Call `action(time_s, argument)` then."""
+        """Call `action(time_s, argument)` at `time_s`."""
         self._kernel.at(time_s, COMMAND, argument.id, action, argument)
 
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:
-        """Tell the workload, which may have an answer to it."""
+        """Report the end of a request to the workload, which may react with further requests."""
         self._source.ended(live, now, outcome)
         self._arm()
 
     # Arrivals.
 
     def _arm(self) -> None:
-        """Wake at the next arrival known, if no earlier wake stands."""
+        """Schedule the next known arrival, unless an earlier one is scheduled."""
         time_s = self._source.peek_s()
         if time_s is not None and time_s < self._next_s:
             self._next_s = time_s
@@ -284,7 +286,7 @@ class Cluster:
     ) -> Records:
         """Run to the end of the workload, or until `until_s`."""
         self._until_s = until_s
-        self._incidents.expect(faults, roles)
+        self._incidents.schedule(faults, roles)
         if self._views.scrape_config.period_s:
             self._kernel.at(0.0, TICK, 0, self._scrape)
         for i, ticking in enumerate(self._control.ticking()):
@@ -294,35 +296,35 @@ class Cluster:
         self._kernel.run(float("inf") if until_s is None else until_s)
         stop_s = max(self._last_s, self._incidents.last_s, self._control.last_s) if until_s is None else until_s
         unfinished = [live for replica in self._replicas for live in replica.halt(stop_s, Cause.UNFINISHED)]
-        self._mover.halt(stop_s)
+        self._transfers.write_unfinished(stop_s)
         self._control.write_unfinished(unfinished, stop_s)
-        # The last tokens may have been on their way to the client when the run stopped.
+        # The last tokens may still be on their way to the client when the run stops.
         return self._records(max(stop_s, self._control.last_s))
 
-    def _goes_on(self, now: float) -> bool:
-        """Something besides ticks is still to happen."""
-        if self._is_awaited() or self._source.peek_s() is not None or self._control.has_placeable_waiter(now):
+    def _is_active(self, now: float) -> bool:
+        """Whether anything besides ticks is still to happen."""
+        if self._awaits_replicas() or self._source.peek_s() is not None or self._control.has_placeable_waiter(now):
             return True
         return any(replica.num_in_flight for replica in self._replicas)
 
-    def _is_awaited(self) -> bool:
-        """Replicas will come, go or change. Without an end that was given, those that start matter to who is held."""
+    def _awaits_replicas(self) -> bool:
+        """Whether replicas will start, stop or change. Without `until_s`, a start matters only to held requests."""
         if self._incidents.num_to_come:
             return True
         return bool(self._num_starting) and (self._until_s is not None or self._control.has_held())
 
     def _tick(self, now: float, ticking: tuple[Ticking, int]) -> None:
         policy, key = ticking
-        goes_on = self._goes_on(now)
-        if goes_on or self._control.has_held():
+        is_active = self._is_active(now)
+        if is_active or self._control.has_held():
             policy.tick(now)
-        if goes_on or self._is_awaited():
+        if is_active or self._awaits_replicas():
             assert policy.interval_s is not None
             self._kernel.at(now + policy.interval_s, TICK, key, self._tick, ticking)
 
     def _scrape(self, now: float, _: Any) -> None:
         config = self._views.scrape_config
-        if self._goes_on(now):
+        if self._is_active(now):
             self._kernel.at(now + config.period_s, TICK, 0, self._scrape)
         self._kernel.at(now + config.delay_s, TICK, 1, self._show, self._views.scrape(now))
 
@@ -353,6 +355,6 @@ class Cluster:
         return ReplicaRecord(
             replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
             pool.gpu.watts * num_gpus, replica.kv_blocks_total * pool.engine.block_size_tokens, replica.max_num_seqs,
-            lifetime.up(end_s), lifetime.down(end_s), *self._sources.origin(replica.id),
-            lifetime.was("prefill", end_s), lifetime.was("decode", end_s),
+            lifetime.up(end_s), lifetime.down(end_s), *self._instance_sources.origin(replica.id),
+            lifetime.with_role("prefill", end_s), lifetime.with_role("decode", end_s),
         )  # fmt: skip

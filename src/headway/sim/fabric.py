@@ -1,7 +1,7 @@
-"""The network between replicas: flows that share what each end can send and receive.
+"""The network between replicas: flows that share the capacity of both their ends.
 
-A flow gets an equal part of its source's outgoing capacity and of its target's incoming one, whichever is less. What
-a flow leaves unused because its other end is slower is not handed on.
+A flow gets an equal share of its source's outgoing capacity and of its target's incoming capacity, whichever is less.
+Capacity that a flow leaves unused because its other end is slower is not given to other flows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Done = Callable[[float], None]
 
 
 class Flow:
-    """Bytes on their way."""
+    """A transfer of bytes from one replica to another."""
 
     __slots__ = ("done", "key", "left_bytes", "limit", "rate", "since_s", "source", "target", "version")
 
@@ -31,7 +31,7 @@ class Flow:
 
 
 class Fabric:
-    """All flows. `capacity(replica)` is its bytes per second, each way; every flow begins after `latency_s`."""
+    """All flows. `capacity(replica)` is in bytes per second, each way; every flow begins after `latency_s`."""
 
     def __init__(self, kernel: Kernel, capacity: Callable[[int], float], latency_s: float) -> None:
         self._kernel = kernel
@@ -43,26 +43,26 @@ class Fabric:
     def send(
         self, key: int, source: int, target: int, num_bytes: float, now: float, done: Done, limit: float = inf
     ) -> Flow:
-        """Begin a flow of `limit` bytes per second at most; `done(time_s)` is called when all has arrived.
+        """Begin a flow of at most `limit` bytes per second; `done(time_s)` is called when all bytes have arrived.
 
-        Keys of flows at a time are different.
+        `key` is unique among the present flows.
         """
         flow = Flow(key, source, target, num_bytes, limit, done)
         self._kernel.at(now + self._latency_s, COMMAND, key, self._begin, flow)
         return flow
 
     def share(self, source: int, target: int, limit: float = inf) -> float:
-        """Bytes per second that one more flow would get."""
+        """Bytes per second of one more flow."""
         out, into = len(self._out.get(source, ())) + 1, len(self._in.get(target, ())) + 1
         return min(self._capacity(source) / out, self._capacity(target) / into, limit)
 
     @staticmethod
     def left_bytes(flow: Flow, now: float) -> float:
-        """What has not arrived yet."""
+        """Bytes that have not arrived yet."""
         return max(flow.left_bytes - flow.rate * (now - flow.since_s), 0.0)
 
     def stop(self, flow: Flow, now: float) -> None:
-        """The rest is not needed."""
+        """End a flow without sending the rest."""
         flow.version = -1
         if self._out.get(flow.source, {}).pop(flow.key, None) is not None:
             del self._in[flow.target][flow.key]
@@ -84,7 +84,7 @@ class Fabric:
         flow.done(now)
 
     def _share(self, source: int, target: int, now: float) -> None:
-        """A flow has come or gone between these two: time all that they have anew."""
+        """Recompute the rates and ends of all flows of two replicas after one of their flows began or ended."""
         for key, flow in sorted((self._out.get(source, {}) | self._in.get(target, {})).items()):
             out, into = self._out[flow.source], self._in[flow.target]
             rate = min(self._capacity(flow.source) / len(out), self._capacity(flow.target) / len(into), flow.limit)

@@ -1,4 +1,4 @@
-"""What befalls replicas at times that are known beforehand: crashes, streams that break, changes of role."""
+"""Incidents at given times: crashes, broken streams and changes of role."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from headway.sim.transfers import KvTransfers
 
 
 class Incidents:
-    """All of a run's."""
+    """The incidents of one run."""
 
     def __init__(
         self,
         kernel: Kernel,
         replicas: Sequence[Replica],
         lifetimes: Sequence[Lifetime],
-        mover: KvTransfers,
+        transfers: KvTransfers,
         control: Control,
     ) -> None:
-        self._kernel, self._mover, self._control = kernel, mover, control
+        self._kernel, self._transfers, self._control = kernel, transfers, control
         self._replicas, self._lifetimes = replicas, lifetimes
         self.num_to_come = 0
-        """Those of which control will still hear."""
+        """Incidents and their consequences that have not happened yet."""
         self.last_s = 0.0
-        """The last crash."""
+        """Time of the last crash."""
 
-    def expect(self, faults: Sequence[Fault], roles: Sequence[RoleChange]) -> None:
-        """Let them happen. HeadwayError where there is no such replica."""
+    def schedule(self, faults: Sequence[Fault], roles: Sequence[RoleChange]) -> None:
+        """Schedule incidents. Raises HeadwayError if a replica does not exist."""
         for i, fault in enumerate(faults):
             self._check(f"faults[{i}]", fault.replica)
-            self._at(fault.at_s, self._crash if fault.streams is None else self._break, fault)
+            self._at(fault.at_s, self._crash if fault.streams is None else self._break_streams, fault)
         for i, change in enumerate(roles):
             self._check(f"roles[{i}]", change.replica)
-            self._at(change.at_s, self._switch, change)
+            self._at(change.at_s, self._change_role, change)
 
     def _check(self, where: str, replica: int) -> None:
         if not 0 <= replica < len(self._replicas):
             raise HeadwayError(f"{where}.replica: {replica}; the fleet has 0 to {len(self._replicas) - 1}")
 
-    def _at(self, time_s: float, action: Callable[[float, Any], None], what: Fault | RoleChange) -> None:
-        def happens(now: float, what: Any) -> None:
+    def _at(self, time_s: float, action: Callable[[float, Any], None], incident: Fault | RoleChange) -> None:
+        def happen(now: float, incident: Any) -> None:
             self.num_to_come -= 1
-            action(now, what)
+            action(now, incident)
 
         self.num_to_come += 1
-        self._kernel.at(time_s, COMMAND, what.replica - BEFORE, happens, what)
+        self._kernel.at(time_s, COMMAND, incident.replica - BEFORE, happen, incident)
 
     def _crash(self, now: float, fault: Fault) -> None:
         replica = self._replicas[fault.replica]
         if not replica.is_up:
             return
         self.last_s = now
-        self._mover.crashed(replica.id, now)
+        self._transfers.abandon_all(replica.id, now)
         lost = replica.crash(now)
-        self._lifetimes[replica.id].out(now)
+        self._lifetimes[replica.id].start_down(now)
         if fault.down_s is not None:
             self._at(now + fault.down_s, self._recover, fault)
         self._control.on_crashed(replica.id, lost, now)
@@ -68,19 +68,19 @@ class Incidents:
     def _recover(self, now: float, fault: Fault) -> None:
         lifetime = self._lifetimes[fault.replica]
         if lifetime.end_s <= now:
-            return  # given back meanwhile
-        lifetime.back(now)
+            return  # the replica was given back meanwhile
+        lifetime.end_down(now)
         self._replicas[fault.replica].recover()
         self._control.on_recovered(fault.replica, now)
 
-    def _break(self, now: float, fault: Fault) -> None:
+    def _break_streams(self, now: float, fault: Fault) -> None:
         assert fault.streams is not None
-        self._mover.lose_streams(fault.replica, fault.streams, fault.down_s, now)
+        self._transfers.lose_streams(fault.replica, fault.streams, fault.down_s, now)
 
-    def _switch(self, now: float, change: RoleChange) -> None:
+    def _change_role(self, now: float, change: RoleChange) -> None:
         if change.switch_s:
-            self._at(now + change.switch_s, self._switched, change)
+            self._at(now + change.switch_s, self._complete_role_change, change)
         self._control.change_role(change.replica, change.role, now, is_ready=not change.switch_s)
 
-    def _switched(self, now: float, change: RoleChange) -> None:
+    def _complete_role_change(self, now: float, change: RoleChange) -> None:
         self._control.on_role_changed(change.replica, now)

@@ -8,13 +8,13 @@ from heapq import heappop, heappush
 from typing import Any, Protocol
 
 FINISH, COMMAND, ARRIVAL, TICK = range(4)
-"""Who goes first at equal times. Scheduling comes after all of them."""
+"""Priorities at equal times, the first to happen first. Scheduling comes after all of them."""
 BEFORE = 1 << 40
-"""Less than this, keys of replicas come before those of requests."""
+"""Offset subtracted from replicas' keys, so that they come before those of requests."""
 
 
 class Schedulable(Protocol):
-    """A replica that decides its next batch once everything else at this instant has happened."""
+    """A replica that decides its next iteration after everything else at this instant."""
 
     id: int
 
@@ -36,22 +36,22 @@ class Kernel:
         self.heap: list[Event] = []
         self._sequence = 0
         self.undecided: list[Schedulable] = []
-        """Replicas that decide at the end of this instant. They put themselves here, each once."""
+        """Replicas that decide at the end of this instant. Each appends itself, once."""
         self.push: Callable[[Event], None] = partial(heappush, self.heap)
-        """Add an event whose sequence its pusher numbers itself; numbers must not repeat per (priority, key)."""
+        """Add an event with the caller's own sequence number, unique per (priority, key)."""
 
     def at(self, time_s: float, priority: int, key: int, action: Action, argument: Any = None) -> None:
-        """Call `action(time_s, argument)` then."""
+        """Call `action(time_s, argument)` at `time_s`."""
         self._sequence += 1
         heappush(self.heap, (time_s, priority, key, self._sequence, action, argument))
 
     @property
     def num_events(self) -> int:
-        """Events that stand."""
+        """Pending events and decisions."""
         return len(self.heap) + len(self.undecided)
 
     def run(self, until_s: float = float("inf")) -> None:
-        """Run until nothing is left, or the next event lies after `until_s`."""
+        """Run until no event is left, or the next one is after `until_s`."""
         heap, undecided = self.heap, self.undecided
         self._settle()
         while heap:
@@ -66,7 +66,7 @@ class Kernel:
                 self._settle()
 
     def _settle(self) -> None:
-        """Let those that are due decide, again if that makes others due."""
+        """Let due replicas decide, again if that makes other replicas due."""
         undecided = self.undecided
         while undecided and (not self.heap or self.heap[0][0] > self.now):
             due = sorted(undecided, key=_by_id) if len(undecided) > 1 else undecided[:]

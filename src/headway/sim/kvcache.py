@@ -1,27 +1,29 @@
 """Paged KV memory of one replica, with the growth of decoding requests in closed form.
 
-Blocks are counted, not named. Two kinds of holders: decoding requests, and `pinned` blocks (of requests in prefill,
-and of the prefix cache while running requests share them). A decoding request that joined with c tokens of its own has
-c + (tick - joined) at any later tick. So c - joined says all about it, their sum is all that is kept, and a histogram
-of it modulo the block size says how many blocks the coming ticks take.
+Blocks are counted, not named. They are held by decoding requests, or `pinned` (by requests in prefill, by transfers,
+and by the prefix cache while running requests share them). A decoding request that joined with c tokens of its own has
+c + (tick - joined) tokens at any later tick, so its offset c - joined describes it. The cache keeps the sum of the
+offsets, and a histogram of the offsets modulo the block size, which gives the blocks that the coming ticks take.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from operator import add, sub
+from operator import add, mul, sub
 
 
 @cache
 def _slacks(block: int) -> tuple[tuple[int, ...], ...]:
-    """Of one request whose offset is so much modulo the block size: its unused tokens, by tick modulo the same."""
+    """Unused tokens in a request's last block: by its offset and by the tick, both modulo the block size."""
     return tuple(tuple(-(residue + tick) % block for tick in range(block)) for residue in range(block))
 
 
 class KvCache:
     """Block counts. At tick t the `count` decoding requests have `offset + count * t` tokens of their own."""
 
-    __slots__ = ("_residues", "_slack", "_slacks", "block", "count", "offset", "pinned", "total", "watermark")
+    __slots__ = (
+        "_pending", "_residues", "_slack", "_slacks", "block", "count", "offset", "pinned", "total", "watermark",
+    )  # fmt: skip
 
     def __init__(self, total_blocks: int, block_size_tokens: int, watermark: float) -> None:
         self.total = total_blocks
@@ -33,57 +35,77 @@ class KvCache:
         self._residues = [0] * block_size_tokens
         self._slack = [0] * block_size_tokens
         """Unused tokens in the last blocks of the decoding requests, by tick modulo the block size."""
+        self._pending: list[int] = []
+        """Offsets (modulo the block size) not yet in `_slack`; negative, less one, for those that left. When as long
+        as a block, it is incomplete, and `_slack` is computed from the histogram."""
         self._slacks = _slacks(block_size_tokens)
 
     def blocks(self, tokens: int) -> int:
-        """Blocks that this many tokens take."""
+        """Blocks for this many tokens."""
         return -(-tokens // self.block)
 
     def join(self, tokens: int, tick: int) -> None:
-        """A request with this many KV tokens of its own starts to decode."""
+        """Add a decoding request with this many KV tokens of its own."""
         offset = tokens - tick
         self.offset += offset
         self.count += 1
         residue = offset % self.block
         self._residues[residue] += 1
-        self._slack = list(map(add, self._slack, self._slacks[residue]))
+        if len(self._pending) < self.block:
+            self._pending.append(residue)
 
     def leave(self, tokens: int, tick: int) -> None:
-        """A decoding request that now has this many tokens of its own goes, and its blocks with it."""
+        """Remove a decoding request that now has this many tokens of its own, and free its blocks."""
         offset = tokens - tick
         self.offset -= offset
         self.count -= 1
         residue = offset % self.block
         self._residues[residue] -= 1
-        self._slack = list(map(sub, self._slack, self._slacks[residue]))
+        if len(self._pending) < self.block:
+            self._pending.append(~residue)
 
     def used(self, tick: int) -> int:
         """Blocks held by requests."""
+        if self._pending:
+            self._update_slack()
         block = self.block
         return self.pinned + (self.offset + self.count * tick + self._slack[tick % block]) // block
 
+    def _update_slack(self) -> None:
+        pending, slack, slacks = self._pending, self._slack, self._slacks
+        if len(pending) < self.block:
+            for residue in pending:
+                if residue >= 0:
+                    slack = list(map(add, slack, slacks[residue]))
+                else:
+                    slack = list(map(sub, slack, slacks[~residue]))
+        else:
+            slack = [sum(map(mul, self._residues, unused)) for unused in slacks]
+        self._slack = slack
+        pending.clear()
+
     def free(self, tick: int) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that are not held."""
         return self.total - self.used(tick)
 
     def has_free(self, blocks: int, tick: int) -> bool:
-        """Whether `blocks` are free; counts exactly only when a bound does not settle it."""
+        """Whether this many blocks are free. Counts exactly only if a bound does not decide."""
         bound = (self.offset + self.count * (tick + self.block - 1)) // self.block + self.pinned
         return self.total - bound >= blocks or self.free(tick) >= blocks
 
     def needed_next(self, tick: int) -> int:
-        """Blocks that the next tick takes: one for each decoding request whose last block is full."""
+        """Blocks for the next tick: one for each decoding request whose last block is full."""
         return self._residues[-tick % self.block]
 
     def can_tick(self, tick: int, more: int = 0) -> bool:
-        """Whether the blocks of the next tick are free, and `more` besides."""
+        """Whether the blocks for the next tick are free, and `more` besides."""
         block = self.block
         if self.offset + self.count * (tick + block) <= (self.total - self.pinned - more) * block:
             return True
         return self.free(tick) - more >= self._residues[-tick % block]
 
     def ticks_left(self, tick: int, wanted: int) -> int:
-        """How many ticks, at most `wanted`, the decoding requests can grow before blocks run out."""
+        """Ticks that the decoding requests can grow before blocks run out, at most `wanted`."""
         block = self.block
         count = self.count
         bound = self.offset + count * (tick + block - 1 + wanted)

@@ -1,11 +1,10 @@
 """The prefix cache of one replica: full KV blocks kept by content, oldest freed blocks reused first.
 
-A node is the run of blocks that belong to one prompt segment; a segment's id stands for its tokens and all before
+A node is the run of blocks that belong to one prompt segment. A segment's id identifies its tokens and all before
 them, so nodes need no parent links. A block that straddles two segments belongs to the later one. Nodes in use are
-held as a whole. Freed blocks, whether they have content or not, stand in one line and are taken from its head, as
-vLLM's free queue does; within a request the last blocks are freed first. Blocks taken by growing requests are
-settled lazily: only their number matters until somebody looks up, takes or frees, and while nothing is cached not even
-that does.
+held as a whole. Freed blocks, with content or without, form one queue and are reused from its head, as in vLLM's free
+queue; the last blocks of a request are freed first. Blocks that growing requests take are removed from the queue
+lazily: before the next lookup, share or free, and in bulk while nothing is cached.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from headway.control.live import Live
+from headway.sim.host_memory import HostPrefixTier
 from headway.sim.kvcache import KvCache
-from headway.sim.offload import HostTier
 
 
 class _Node:
@@ -27,23 +26,23 @@ class _Node:
 
 
 class PrefixCache:
-    """What is cached, who uses it, and in which order it goes."""
+    """The cached nodes, the requests that share them, and the order of eviction."""
 
-    __slots__ = ("_accounted", "_anonymous", "_kv", "_leases", "_line", "host", "nodes")
+    __slots__ = ("_accounted", "_anonymous", "_free_queue", "_kv", "_leases", "host", "nodes")
 
-    def __init__(self, kv: KvCache, host: HostTier | None = None) -> None:
+    def __init__(self, kv: KvCache, host: HostPrefixTier | None = None) -> None:
         self._kv = kv
         self.host = host
         self.nodes: dict[int, _Node] = {}
         self._leases: dict[int, dict[int, None]] = {}
         self._accounted = 0
         self._anonymous = 0
-        self._line: OrderedDict[tuple[bool, int], int] = OrderedDict()
-        """(has content, node or running number) -> blocks. Its sum is what is not accounted as used."""
-        self._line[False, 0] = kv.total
+        self._free_queue: OrderedDict[tuple[bool, int], int] = OrderedDict()
+        """(has content, node or running number) -> blocks. The sum is the blocks not accounted as used."""
+        self._free_queue[False, 0] = kv.total
 
     def hit_blocks(self, live: Live, tick: int) -> int:
-        """Leading blocks of what the request must compute that are cached; its last token never is."""
+        """Cached leading blocks of the tokens that the request must compute; the last token is always computed."""
         self._settle(tick)
         limit = (live.target_tokens - 1) // self._kv.block
         hit = 0
@@ -57,7 +56,7 @@ class PrefixCache:
         return min(hit, limit)
 
     def host_blocks(self, live: Live, hit: int) -> int:
-        """Blocks right behind the `hit` leading ones that host memory has."""
+        """Blocks in host memory that follow the `hit` leading ones."""
         if self.host is None:
             return 0
         reach = hit
@@ -72,14 +71,14 @@ class PrefixCache:
         return max(0, min(reach, (live.target_tokens - 1) // self._kv.block) - hit)
 
     def touch(self, live: Live, blocks: int) -> None:
-        """The segments behind `blocks` leading blocks are in use: in host memory, others go first."""
+        """Mark the segments of `blocks` leading blocks as used, so that host memory evicts others first."""
         if self.host is not None:
             for node_id, low, _ in self._spans(live):
                 if low < blocks and self.host.blocks(node_id):
                     self.host.store(node_id, 0)
 
-    def take(self, live: Live, blocks: int) -> None:
-        """Hold the nodes behind `blocks` leading blocks for this request."""
+    def share(self, live: Live, blocks: int) -> None:
+        """Hold the nodes of `blocks` leading blocks for this request."""
         for node_id, low, _ in self._spans(live):
             if low >= blocks:
                 break
@@ -87,7 +86,7 @@ class PrefixCache:
         live.shared_blocks = blocks
 
     def idle_blocks(self, live: Live, blocks: int) -> int:
-        """Free blocks that `take` would hold."""
+        """Free blocks that `share` would hold."""
         return sum(
             node.cached
             for node_id, low, _ in self._spans(live)
@@ -95,7 +94,7 @@ class PrefixCache:
         )
 
     def publish(self, live: Live, tick: int) -> None:
-        """Full blocks of prompt segments that the request has been given become findable, and shared."""
+        """Make the full blocks of prompt segments that the request has computed findable, and share them."""
         self._settle(tick)
         full = live.computed_tokens // self._kv.block
         for node_id, low, high in self._spans(live):
@@ -115,18 +114,18 @@ class PrefixCache:
                 self.host.store(node_id, node.cached)
 
     def release(self, live: Live, own_tokens: int, tick: int, computed_tokens: int) -> None:
-        """The request goes. Call before its own blocks leave the block counts; shared ones leave here."""
+        """Release a request's blocks. Call before its own blocks leave the block counts; shared ones leave here."""
         own_blocks = self._kv.blocks(own_tokens)
         self._settle(tick)
         self._accounted -= own_blocks
         output = self._output_blocks(live, own_blocks, computed_tokens)
         if own_blocks > output:
             self._anonymous += 1
-            self._line[False, self._anonymous] = own_blocks - output
+            self._free_queue[False, self._anonymous] = own_blocks - output
         if output and live.output_id is not None:
             node = self.nodes[live.output_id] = _Node()
             node.cached = output
-            self._line[True, live.output_id] = output
+            self._free_queue[True, live.output_id] = output
             if self.host is not None:
                 self.host.store(live.output_id, output)
         for node_id in reversed(self._leases.pop(live.id, {})):
@@ -134,14 +133,14 @@ class PrefixCache:
         live.shared_blocks = 0
 
     def free(self, blocks: int, tick: int) -> None:
-        """So many blocks without content go. Call before they leave the block counts."""
+        """Free this many blocks without content. Call before they leave the block counts."""
         self._settle(tick)
         self._accounted -= blocks
         self._anonymous += 1
-        self._line[False, self._anonymous] = blocks
+        self._free_queue[False, self._anonymous] = blocks
 
     def give_up(self, live: Live, blocks: int, tick: int) -> None:
-        """The request's own blocks go, without content, and what it shared. Call before they leave the counts."""
+        """Free a request's own blocks, without content, and its shared ones. Call before they leave the counts."""
         self.free(blocks, tick)
         for node_id in reversed(self._leases.pop(live.id, {})):
             self._unuse(node_id)
@@ -159,7 +158,7 @@ class PrefixCache:
             start = end
 
     def _output_blocks(self, live: Live, own_blocks: int, computed_tokens: int) -> int:
-        """Full blocks of output that the next turn can find."""
+        """Full blocks of output that the next turn of the session can share."""
         if live.output_id is None or live.output_id in self.nodes or live.generated_tokens < live.output_tokens:
             return 0
         if sum(segment.tokens for segment in live.prefix) != live.prompt_tokens:
@@ -177,7 +176,7 @@ class PrefixCache:
         if node.users == 1 and node.cached:
             self._kv.pinned += node.cached
             self._accounted += node.cached
-            del self._line[True, node_id]
+            del self._free_queue[True, node_id]
 
     def _unuse(self, node_id: int) -> None:
         node = self.nodes[node_id]
@@ -185,20 +184,20 @@ class PrefixCache:
         if not node.users:
             self._kv.pinned -= node.cached
             self._accounted -= node.cached
-            self._line[True, node_id] = node.cached
+            self._free_queue[True, node_id] = node.cached
 
     def _settle(self, tick: int) -> None:
-        """Take the blocks that requests have grown into from the head of the line, and forget their content."""
+        """Remove the blocks that requests have grown into from the head of the queue, with their content."""
         used = self._kv.used(tick)
         taken = used - self._accounted
         self._accounted = used
-        line = self._line
+        queue = self._free_queue
         if not self.nodes:
-            line.clear()
-            line[False, 0] = self._kv.total - used
+            queue.clear()
+            queue[False, 0] = self._kv.total - used
             return
         while taken > 0:
-            (has_content, key), blocks = next(iter(line.items()))
+            (has_content, key), blocks = next(iter(queue.items()))
             step = min(taken, blocks)
             taken -= step
             if has_content:
@@ -207,6 +206,6 @@ class PrefixCache:
                 if not node.cached:
                     del self.nodes[key]
             if step == blocks:
-                del line[has_content, key]
+                del queue[has_content, key]
             else:
-                line[has_content, key] = blocks - step
+                queue[has_content, key] = blocks - step

@@ -1,35 +1,38 @@
-"""One simulated replica: a batch in time, and the stretches in which nothing changes.
+"""One simulated replica: a batch in time.
 
-An iteration ends at a *boundary*. At a boundary requests finish, then `batching` decides what runs next. While a
-batch stays the same its iterations form an *epoch*, whose boundaries one clock function gives. Nothing happens
-inside an epoch until its *horizon*, so the replica sleeps until then; what comes from outside may `cut` the sleep
-short at the next boundary. With `exact`, the horizon is always the next boundary, and nothing else differs.
+An iteration ends at a *boundary*. At a boundary requests finish, then a batching rule decides what runs next. While a
+batch stays the same its iterations form an *epoch* (see `timeline`). Nothing happens inside an epoch until its
+*horizon*, so the replica sleeps until then; an event from outside may wake it at an earlier boundary. With `exact`,
+the horizon is always the next boundary, and nothing else differs.
+
+Read `enqueue`, `wake` and `_schedule` first: a request arrives, an iteration ends, the next one is decided.
 """
 
 from __future__ import annotations
 
-from heapq import heappop
+from collections import defaultdict
+from collections.abc import Sequence
+from heapq import heapify, heappop
 from typing import Protocol
 
-from headway.control.live import DECODING, ENDED, HELD, PAUSED, PREFILLING, WAITING, Live
+from headway.control.live import DECODING, HELD, PAUSED, PREFILLING, WAITING, Live
 from headway.control.recorder import Recorder
 from headway.core.fleet import Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.record import Cause, MoveOutcome, boundary_s
 from headway.core.request import Phase
-from headway.sim.batching import ADMISSIONS
-from headway.sim.clock import first_boundary_at
-from headway.sim.in_transit import Transit
+from headway.sim.batch import Batch
+from headway.sim.batching import BATCHING_RULES
+from headway.sim.host_memory import HostMemory
+from headway.sim.in_transit import InTransit
 from headway.sim.kernel import COMMAND, Kernel
-from headway.sim.swap import HostMemory
-from headway.sim.timeline import Line
-
-_FINISHED = Cause.FINISHED
+from headway.sim.stall_tracker import StallTracker
+from headway.sim.timeline import Line, Timeline, first_boundary_at
 
 
 class Listener(Protocol):
-    """Who hears of what requests do (control)."""
+    """Receives the events of requests (control). It ends a request that has finished or was cancelled."""
 
     def on_finished(self, live: Live, now: float) -> None: ...
     def on_cancelled(self, live: Live, now: float) -> None: ...
@@ -37,12 +40,15 @@ class Listener(Protocol):
     def on_prefilled(self, live: Live, now: float) -> None: ...
 
 
-class Replica(Transit):
+class Replica:
     """One replica. Satisfies `core.view.OracleReplicaView`."""
 
     __slots__ = (
-        "_admit", "_is_slow", "_restless", "cancelling", "combo", "exact", "goodput_rps", "is_draining", "is_up",
-        "lag", "listener", "makes_first", "request_s", "response_s", "role", "sends_first", "tokenize_s",
+        "_batching_rule", "_cancelling", "_events", "_exact", "_has_frontend", "_has_moving_ranks", "_inbox", "_kernel",
+        "_lag", "_listener", "_makes_first_token", "_output_tokens", "_pacer", "_queue_lengths", "_sends_first_token",
+        "_undecided", "batch", "combo", "goodput_rps", "gpu", "id", "is_draining", "is_up", "kv_blocks_total",
+        "max_num_seqs", "max_num_waiting", "max_request_tokens", "model", "num_by_tier", "num_in_flight", "pool",
+        "region", "request_s", "response_s", "role", "timeline", "tokenize_s", "transit",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +57,7 @@ class Replica(Transit):
         pool: Pool,
         line: Line,
         kv_blocks: int,
-        swap: HostMemory,
+        host: HostMemory,
         ordering: Ordering,
         kernel: Kernel,
         listener: Listener,
@@ -61,355 +67,518 @@ class Replica(Transit):
         combo: int,
         goodput_rps: float | None,
     ) -> None:
-        super().__init__(id, pool, line, kv_blocks, swap, ordering, kernel, recorder, pacer)
-        self.listener, self.exact = listener, exact
-        engine = pool.engine
-        self._admit = ADMISSIONS[engine.batching]
-        self._restless = ordering.quantum is not None or self.moving is not None
-        self.lag = engine.schedule_lag
+        self.id = id
+        self.pool, self.model, self.gpu, self.region = pool.name, pool.model.name, pool.gpu.name, pool.region
+        self.batch = Batch(id, pool, kv_blocks, host, ordering, recorder.segments)
+        self.timeline = Timeline(self, self.batch, line, kernel, recorder.stretches)
+        self.transit = InTransit(self.batch, self.timeline)
+        self._kernel, self._events, self._undecided = kernel, kernel.heap, kernel.undecided
+        self._listener, self._exact, self._pacer = listener, exact, pacer
+        engine, kv = pool.engine, self.batch.kv
+        self._batching_rule = BATCHING_RULES[engine.batching]
+        self._has_moving_ranks = ordering.quantum is not None or self.batch.moving_ordering is not None
+        self._lag = engine.schedule_lag
         self.request_s, self.tokenize_s = engine.request_overhead_s, engine.tokenize_s_per_token
         self.response_s = engine.response_overhead_s
-        self._is_slow = bool(self.lag or self.request_s or self.tokenize_s)
-        self.cancelling: list[Live] = []
+        self._has_frontend = bool(self._lag or self.request_s or self.tokenize_s)
+        """Requests reach the scheduler some time after they were placed."""
+        self._makes_first_token = pool.handover.first_token != "decode"
+        self._sends_first_token = pool.handover.first_token == "sent"
+        self.max_num_seqs, self.max_num_waiting = engine.max_num_seqs, engine.max_num_waiting
+        self.kv_blocks_total = kv_blocks
+        self.max_request_tokens = min((kv.total - kv.watermark) * kv.block + 1, pool.model.max_context_tokens)
+        """Longest request, prompt and output tokens, that runs here when it is alone."""
         self.is_up = True
         self.is_draining = False
         self.role = pool.role
         self.combo, self.goodput_rps = combo, goodput_rps
-        self.makes_first = pool.handover.first_token != "decode"
-        self.sends_first = pool.handover.first_token == "sent"
+        self._clear_requests()
 
-    # What comes from outside.
+    def _clear_requests(self) -> None:
+        self._inbox: list[Live] = []
+        """Requests on their way to the scheduler."""
+        self._cancelling: list[Live] = []
+        """Running requests that leave at the next boundary."""
+        self.num_in_flight = self._output_tokens = 0
+        self.num_by_tier: defaultdict[int, int] = defaultdict(int)
+        queued = self.batch.queued_ordering
+        self._queue_lengths = [0] * (0 if queued is None else queued.num_queues)
+
+    # Events from outside.
 
     def enqueue(self, live: Live, now: float, tokenized: bool = False, delay_s: float = 0.0) -> None:
-        """A request is placed here; `delay_s` is between its client and here, each way."""
-        self.come(live)
+        """Add a request that was placed here; `delay_s` is the latency to its client, each way."""
+        batch, timeline = self.batch, self.timeline
+        self.count(live)
         live.enqueued_s = now
         live.replica = self.id
-        if self.quantum is not None:
-            live.turn = self.tick + self._ahead(now)
+        if batch.quantum is not None:
+            live.turn = batch.tick + timeline.ticks_ahead(now)
         response_s = self.response_s + delay_s
-        # Of a request that moves, what comes next does not overtake what is still on its way.
+        # Tokens of a request that moved must not overtake those that are still on their way to the client.
         live.response_s = max(response_s, live.response_s) if tokenized else response_s
-        if self._is_slow or delay_s:
+        batch.count_waiting(live)
+        if self._has_frontend or delay_s:
             live.ready_s = now + self.request_s + delay_s
             if not tokenized:
                 live.ready_s += self.tokenize_s * live.prompt_tokens
-            self._expect(live, now)
+            self._inbox.append(live)
+            if batch.decoding or batch.prefilling:
+                timeline.wake_by(live.ready_s, self._lag)
+            else:
+                self._kernel.at(live.ready_s, COMMAND, live.id, self._on_ready)
             return
-        self.queue(live, now)
-        if self.num_waiting > 1 and self.head() is not live:
+        batch.push_waiting(live, now)
+        if batch.num_waiting > 1 and batch.first_waiting() is not live:
             return
-        if self.preemptive or self.num_running < self.max_num_seqs or self.k == self.k_end:
-            self._look(now)
+        if batch.preemptive or batch.num_running < batch.max_num_seqs or timeline.k == timeline.k_end:
+            timeline.wake_by(now)
 
-    def _expect(self, live: Live, now: float) -> None:
-        """The request is on its way to the scheduler, and visible `lag` boundaries after it is ready."""
-        self.expect(live)
-        self.inbox.append(live)
-        if self.decoding or self.prefilling:
-            self._look(live.ready_s, self.lag)
-        else:
-            self.kernel.at(live.ready_s, COMMAND, live.id, self._ready)
-
-    def _ready(self, now: float, _: object) -> None:
-        if self.k == self.k_end:
-            self._look(now)
+    def _on_ready(self, now: float, _: object) -> None:
+        if self.timeline.k == self.timeline.k_end:
+            self.timeline.wake_by(now)
 
     def cancel(self, live: Live, now: float) -> None:
-        """The client gave up: a waiting request goes at once, a running one at the next boundary."""
+        """Remove a request whose client gave up: a waiting one at once, a running one at the next boundary."""
+        timeline = self.timeline
         if live.stage is WAITING or live.stage is PAUSED:
             if live.stage is WAITING:
-                self.take_out(live, now)
+                self.remove_waiting(live, now)
             else:
                 live.move.abandon(now, MoveOutcome.ENDED)
-                self.let_go(live, now)
-            live.enter(ENDED)
-            self.listener.on_cancelled(live, now)
-        elif self.k == self.k_end:
+                self.release(live, now)
+            self._listener.on_cancelled(live, now)
+        elif timeline.k == timeline.k_end:
             self._cancel_running(live, now)
-            self._ask()
+            timeline.request_decision()
         else:
-            self.cancelling.append(live)
-            self._look(now)
+            self._cancelling.append(live)
+            timeline.wake_by(now)
 
-    def take_out(self, live: Live, now: float) -> None:
-        """A waiting request goes."""
-        self.catch_up(now)
-        self.inbox = [other for other in self.inbox if other is not live]
-        self.withdraw(live)
-        self._look(now)
+    def remove_waiting(self, live: Live, now: float) -> None:
+        """Remove a waiting request and its KV."""
+        self.timeline.catch_up(now)
+        self._inbox = [other for other in self._inbox if other is not live]
+        self.batch.uncount_waiting(live)
+        self.uncount(live)
+        self.timeline.wake_by(now)
+
+    def unqueue(self, live: Live) -> None:
+        """Delete a request's entry in the queue, so that the request may enter the queue again."""
+        self._inbox = [other for other in self._inbox if other is not live]
+        self.batch.waiting = [entry for entry in self.batch.waiting if entry[2] is not live]
+        heapify(self.batch.waiting)
 
     def halt(self, now: float, cause: Cause) -> list[Live]:
-        """Stop in the middle of things; completed iterations stand. Returns the requests here, in order of id."""
-        n = self._ahead(now)
-        self.k += n
-        self.tick += n
-        self._close_epoch()
-        for live in self.decoding.values():
-            self.sync(live)
-        running = [*self.prefilling.values(), *self.decoding.values()]
+        """Stop in the middle of an iteration; complete iterations count. Returns the requests here, by id."""
+        batch, timeline = self.batch, self.timeline
+        n = timeline.ticks_ahead(now)
+        timeline.k += n
+        batch.tick += n
+        timeline.close()
+        for live in batch.decoding.values():
+            batch.sync(live)
+        running = [*batch.prefilling.values(), *batch.decoding.values()]
         for live in running:
-            self.record(live, now, cause)
-        return sorted([*self.in_line(), *self.inbox, *running, *self.leaving.values()], key=_by_id)
+            batch.write_segment(live, now, cause)
+        return sorted([*self.waiting_requests(), *running, *self.transit.leaving.values()], key=_by_id)
 
     def crash(self, now: float) -> list[Live]:
-        """Everything here is lost at once. Returns the requests, without their KV."""
+        """Lose everything at once. Returns the requests that were here, without their KV."""
+        batch, timeline = self.batch, self.timeline
         lost = self.halt(now, Cause.CRASHED)
         for live in lost:
-            if live.id in self.resident:
+            if live.id in batch.resident:
                 live.swapped_tokens = live.resident_blocks = 0
-            self.swap.drop(live)
+            batch.host.drop(live)
             live.shared_blocks = live.computed_tokens = 0
             live.check_tick = -1
             live.enter(HELD)
-        self.version += 1
-        self.clear()
-        self.idle()
-        self.inbox, self.cancelling, self.pausing, self.leaving = [], [], [], {}
-        self.num_arriving = self.reserved_blocks = 0
-        self.coming = {}
+        timeline.version += 1
+        batch.clear()
+        timeline.reset()
+        self.transit.clear()
+        self._clear_requests()
         self.is_up = False
         return lost
 
     def recover(self) -> None:
-        """Up again, empty."""
+        """Serve again, without requests."""
         self.is_up = True
 
-    def decide(self, now: float) -> None:
-        """The kernel says that it is time to."""
-        self.is_due = False
-        if self.is_up:
-            self._schedule(now)
+    # Transfers of KV caches (see `transfers`).
 
-    @property
-    def requests(self) -> list[Live]:
-        """Who is placed here, with their tokens as of the last completed iteration."""
-        ahead = self.tick + self._ahead(self.kernel.now)
-        for live in self.decoding.values():
-            live.generated_tokens = live.joined_generated + ahead - live.joined_tick
-        inside = (*self.prefilling.values(), *self.decoding.values(), *self.coming.values())
-        return [
-            *self.in_line(),
-            *self.inbox,
-            *inside,
-            *(live for live in self.leaving.values() if not live.move.is_sent),
-        ]
+    def expect(self, live: Live) -> None:
+        """Count a request as waiting here, no longer as arriving: it is sent before its KV."""
+        transit = self.transit
+        transit.num_arriving -= 1
+        self.batch.num_waiting += 1
+        transit.expected[live.id] = live
+        self.count(live)
+
+    def unexpect(self, live: Live) -> None:
+        """Count an expected request as arriving again: its KV is here, or will not come."""
+        transit = self.transit
+        self.uncount(live)
+        del transit.expected[live.id]
+        self.batch.num_waiting -= 1
+        transit.num_arriving += 1
+
+    def receive(self, live: Live, blocks: int, now: float) -> None:
+        """Enqueue a request whose `swapped_tokens` of KV are in these reserved blocks; 0 = in host memory."""
+        if blocks:
+            self.transit.reserved_blocks -= blocks
+            self.batch.hold_blocks(live, blocks)
+            self.timeline.wake_by(now)
+        self.enqueue(live, now, tokenized=True)
+
+    def send_waiting(self, live: Live, now: float) -> None:
+        """Take a waiting request out of the queue, to copy its KV from host memory."""
+        self.unqueue(live)
+        self.transit.send_waiting(live, now)
+
+    def release(self, live: Live, now: float) -> None:
+        """Let go of a paused request and its KV."""
+        self.transit.release(live, now)
+        self.uncount(live)
+        self.timeline.wake_by(now)
+
+    def take_back(self, live: Live, now: float) -> None:
+        """Put a paused request back into the queue. Its KV is still here."""
+        self.transit.keep(live, now)
+        self.uncount(live)
+        self.enqueue(live, now, tokenized=True)
+
+    def count(self, live: Live) -> None:
+        """Count a request as placed here."""
+        batch = self.batch
+        self.num_in_flight += 1
+        batch.generated_offset += live.generated_tokens
+        self._output_tokens += live.output_tokens
+        self.num_by_tier[live.tier] += 1
+        if batch.queued_ordering is not None:
+            live.queue = batch.queued_ordering.queue(live)
+            self._queue_lengths[live.queue] += 1
+
+    def uncount(self, live: Live) -> None:
+        """Stop counting a request as placed here."""
+        batch = self.batch
+        self.num_in_flight -= 1
+        batch.generated_offset -= live.generated_tokens
+        self._output_tokens -= live.output_tokens
+        self.num_by_tier[live.tier] -= 1
+        if batch.queued_ordering is not None:
+            self._queue_lengths[live.queue] -= 1
+        if batch.stalls is not None:
+            batch.stalls.forget(live)
 
     # At a boundary.
 
-    def _wake(self, now: float, version: int) -> None:
-        if version != self.version:
+    def wake(self, now: float, version: int) -> None:
+        """Handle boundary `k_end`, unless the replica has gone to sleep again since `version`."""
+        timeline = self.timeline
+        if version != timeline.version:
             return
-        k = self.k_end
-        if self.advances:
-            n = k - self.k
-            self.tick += n
-            if self.window is not None:
-                self.saturate(n)
-        self.k = k
-        if self.cancelling:
-            self._cancel_all(now)
-        if self.given:
+        batch = self.batch
+        k = timeline.k_end
+        if timeline.advances:
+            if batch.window is None:
+                batch.tick += k - timeline.k
+            else:
+                batch.advance(k - timeline.k)
+        timeline.k = k
+        if self._cancelling:
+            for live in self._cancelling:
+                self._cancel_running(live, now)
+            self._cancelling = []
+        if batch.chunk_tokens:
             self._end_prefills(now)
-        milestones, tick = self.milestones, self.tick
-        while milestones and milestones[0][0] <= tick:
-            live = heappop(milestones)[2]
-            if live.check_tick == tick and self.decoding.get(live.id) is live:
+        checks, tick = batch.checks, batch.tick
+        while checks and checks[0][0] <= tick:
+            live = heappop(checks)[2]
+            if live.check_tick == tick and batch.decoding.get(live.id) is live:
                 live.generated_tokens = live.joined_generated + tick - live.joined_tick
-                self._look_at(live, now)
-        if self.pausing:
-            self._pause_all(now)
+                self._check(live, now)
+        if self.transit.pausing:
+            self.transit.pause_all(now)
         events = self._events
         if not self._undecided and (not events or events[0][0] > now):
             self._schedule(now)
         else:
-            self._ask()
+            timeline.request_decision()
+
+    def decide(self, now: float) -> None:
+        """Decide the next iteration: everything else at this instant has happened."""
+        self.timeline.is_due = False
+        if self.is_up:
+            self._schedule(now)
 
     def _end_prefills(self, now: float) -> None:
-        """The prefill chunks of the iteration are computed; complete prompts give a token and start to decode."""
-        chunks, self.chunks, self.shape, self.given = self.chunks, [], [], 0
-        self.changed = True
+        """Account for the iteration's prefill chunks. A complete prompt gives a token, and decodes from now on."""
+        batch = self.batch
+        chunks, batch.chunks, batch.chunk_shapes, batch.chunk_tokens = batch.chunks, [], [], 0
+        batch.is_changed = True
         for live, tokens in chunks:
             if live.stage is not PREFILLING:
                 continue
-            self.prefill_tokens_left -= tokens
+            batch.prefill_tokens_left -= tokens
             if live.computed_tokens < live.target_tokens:
                 continue
-            if live.decode_replica < 0 or self.makes_first:
+            if live.decode_replica < 0 or self._makes_first_token:
                 live.prefill_end_s = now
                 live.generated_tokens += 1
-                self.generated_offset += 1
-                if live.first_token_s != live.first_token_s and not self._is_sent(live):
+                batch.generated_offset += 1
+                if live.first_token_s != live.first_token_s and not self._sends_first(live):
                     live.first_token_s = now + live.response_s
-            del self.prefilling[live.id]
-            self.kv.pinned += -live.computed_tokens // self.kv.block + live.shared_blocks
-            live.quantum_tick = self.tick - 1  # the prefill's token is the first of its quantum
-            self.join(live)
-            self._look_at(live, now)
+            batch.end_prefill(live)
+            self._check(live, now)
             if live.decode_replica >= 0 and live.stage is DECODING and live.move is None:
-                self.listener.on_prefilled(live, now)
+                self._listener.on_prefilled(live, now)
 
-    def _is_sent(self, live: Live) -> bool:
-        """Its first token is on its way with its KV cache, and it is not the only one."""
-        return self.sends_first and live.decode_replica >= 0 and live.output_tokens > 1
+    def _sends_first(self, live: Live) -> bool:
+        """Whether the request's first token travels with its KV cache, and is not the only one."""
+        return self._sends_first_token and live.decode_replica >= 0 and live.output_tokens > 1
 
-    def _look_at(self, live: Live, now: float) -> None:
-        """Is it done, does its phase change, when to look again? Reasoning is over with its last token."""
+    def _check(self, live: Live, now: float) -> None:
+        """Check a decoding request for its first token, the end of its reasoning and its end; set the next check."""
+        batch = self.batch
         generated = live.generated_tokens
         if live.first_token_s != live.first_token_s and generated:
-            if self._is_sent(live):
-                if self.queued is not None:
-                    self.requeue(live)
-                self.plan(live)
+            if self._sends_first(live):
+                self._requeue(live)
+                batch.set_check(live)
                 return
             live.first_token_s = now + live.response_s
         if live.answer_s != live.answer_s and generated > live.reasoning_tokens:
-            told_s = now + live.response_s if live.reasoning_tokens else live.first_token_s
-            live.answer_s = max(told_s, live.first_token_s)
-            if self.pace is not None:
-                self.pace.runs(live)
+            answer_s = now + live.response_s if live.reasoning_tokens else live.first_token_s
+            live.answer_s = max(answer_s, live.first_token_s)
+            if batch.stalls is not None:
+                batch.stalls.run(live)
         if generated >= live.output_tokens:
-            self._finish(live, now)
+            if live.move is not None:
+                live.move.abandon(now, MoveOutcome.ENDED)
+            batch.stop_decode(live)
+            self._remove_running(live, now, Cause.FINISHED)
+            self._listener.on_finished(live, now)
             return
         if live.reasoning_tokens and live.phase is Phase.REASONING and generated >= live.reasoning_tokens:
-            self._answer(live, now)
+            self._end_reasoning(live, now)
             if live.stage is not DECODING:
                 return
-        elif self.queued is not None:
-            self.requeue(live)
-        self.plan(live)
+        elif batch.queued_ordering is not None:
+            self._requeue(live)
+        batch.set_check(live)
 
-    def _answer(self, live: Live, now: float) -> None:
-        """Reasoning is over."""
+    def _end_reasoning(self, live: Live, now: float) -> None:
         live.phase = Phase.ANSWERING
         live.reasoning_end_s = now + live.response_s
-        self.requeue(live)
-        if self.pace is not None:
-            self.pace.runs(live)
-        self.listener.on_phase_changed(live, now)
+        self._requeue(live)
+        if self.batch.stalls is not None:
+            self.batch.stalls.run(live)
+        self._listener.on_phase_changed(live, now)
 
-    def _finish(self, live: Live, now: float) -> None:
-        if live.move is not None:
-            live.move.abandon(now, MoveOutcome.ENDED)
-        self.leave(live)
-        self.record(live, now, _FINISHED)
-        self.gone(live)
-        live.enter(ENDED)
-        self.listener.on_finished(live, now)
-
-    def _cancel_all(self, now: float) -> None:
-        for live in self.cancelling:
-            self._cancel_running(live, now)
-        self.cancelling = []
+    def _requeue(self, live: Live) -> None:
+        """Move a request to another of the ordering's queues if it belongs there: its quantum begins anew."""
+        batch = self.batch
+        if batch.queued_ordering is None:
+            return
+        queue = batch.queued_ordering.queue(live)
+        if queue != live.queue:
+            self._queue_lengths[live.queue] -= 1
+            self._queue_lengths[queue] += 1
+            live.queue = queue
+            live.turn = live.quantum_tick = batch.tick
 
     def _cancel_running(self, live: Live, now: float) -> None:
         if live.move is not None:
             live.move.abandon(now, MoveOutcome.ENDED)
         if live.stage is DECODING:
-            self.leave(live)
+            self.batch.stop_decode(live)
         else:
-            self.drop_prefill(live)
-        self.record(live, now, Cause.CANCELLED)
-        self.gone(live)
-        live.enter(ENDED)
-        self.listener.on_cancelled(live, now)
+            self.batch.stop_prefill(live)
+        self._remove_running(live, now, Cause.CANCELLED)
+        self._listener.on_cancelled(live, now)
 
-    # What next.
+    def _remove_running(self, live: Live, now: float, cause: Cause) -> None:
+        self.batch.write_segment(live, now, cause)
+        self.uncount(live)
+
+    # The next iteration.
 
     def _schedule(self, now: float) -> None:
         """Decide the next iteration, and sleep for as long as it repeats."""
-        self.again = False
-        if self.inbox:
+        batch, timeline = self.batch, self.timeline
+        batch.must_recheck = False
+        if self._inbox:
             self._open_inbox(now)
-        if self.waiting or self.prefilling:
-            if self._restless and self.waiting:
-                self._move_ranks(now)
-            self._admit(self, now)
+        if batch.waiting or batch.prefilling:
+            if self._has_moving_ranks and batch.waiting:
+                if batch.quantum is not None:
+                    batch.renew_quanta(batch.quantum)
+                if batch.moving_ordering is not None:
+                    batch.rerank(now)
+            timeline.advances = self._batching_rule(batch, now)
         else:
-            self.advances = True
-            if not self.kv.can_tick(self.tick):
-                self.secure(now)
-        if not self.decoding and not self.given:
+            timeline.advances = True
+            if not batch.kv.can_tick(batch.tick):
+                batch.make_room(now)
+        if not batch.decoding and not batch.chunk_tokens:
             self._rest(now)
             return
-        if self.changed or self.given or self.k == self.valid:
-            if self.k:
-                self._put_stretch(self._pack_stretch(*self._opened, self.k))
-            self._open_epoch(now)
-        elif self.exact:
-            self._check_line()
-        self._sleep_until(self.k + self._horizon(now))
-
-    def _move_ranks(self, now: float) -> None:
-        """Quanta that are used up, and ranks that time has changed."""
-        if self.quantum is not None:
-            self.renew_quanta(self.quantum)
-        if self.moving is not None:
-            self.rerank(now)
+        if batch.is_changed or batch.chunk_tokens or timeline.k == timeline.valid:
+            timeline.close()
+            timeline.open(now)
+        elif self._exact:
+            timeline.check_line()
+        is_single = batch.chunk_tokens or self._exact or (batch.must_recheck and batch.num_waiting)
+        timeline.sleep_until(timeline.k + (1 if is_single else self._horizon(now)))
 
     def _rest(self, now: float) -> None:
-        """Nothing to run."""
-        self._close_epoch()
-        self.idle()
-        self.changed = False
-        if self.again:
-            self._look(now)
-        elif self.head() is not None and not (self.num_arriving or self.coming or self.leaving):
-            raise AssertionError(f"replica {self.id} is stuck with {self.num_waiting} requests waiting")
-        for live in self.inbox:
-            self.kernel.at(live.ready_s, COMMAND, live.id, self._ready)
+        """Wait for events: no request runs. Raises AssertionError if waiting requests would wait forever."""
+        batch, timeline, transit = self.batch, self.timeline, self.transit
+        timeline.close()
+        timeline.reset()
+        batch.is_changed = False
+        if batch.must_recheck:
+            timeline.wake_by(now)
+        elif batch.first_waiting() is not None and not (transit.num_arriving or transit.expected or transit.leaving):
+            raise AssertionError(f"replica {self.id} is stuck with {batch.num_waiting} requests waiting")
+        for live in self._inbox:
+            self._kernel.at(live.ready_s, COMMAND, live.id, self._on_ready)
 
     def _horizon(self, now: float) -> int:
-        """For how many iterations this batch repeats; at least one."""
-        if self.given or self.exact or (self.again and self.num_waiting):
-            return 1
-        milestones = self.milestones
-        while (live := milestones[0][2]).check_tick != milestones[0][0] or live.replica != self.id:
-            heappop(milestones)
-        n = milestones[0][0] - self.tick
-        if self.saturations:
-            n = min(n, self.saturations[0][0] - self.tick)
-        if self.valid is not None:
-            n = min(n, self.valid - self.k)
-        if self.inbox:
+        """Number of iterations that the present batch of decoding requests repeats, at least one."""
+        batch, timeline = self.batch, self.timeline
+        n = batch.ticks_until_check()
+        if timeline.valid is not None:
+            n = min(n, timeline.valid - timeline.k)
+        if self._inbox:
             n = self._until_ready(n)
-        if self._restless and self.waiting:
+        if self._has_moving_ranks and batch.waiting:
             n = self._until_ranks_move(n, now)
-        return n if n == 1 else self.kv.ticks_left(self.tick, n)
+        return n if n == 1 else batch.kv.ticks_left(batch.tick, n)
 
     def _until_ready(self, n: int) -> int:
-        """Until the scheduler sees somebody new."""
-        ready_s = min([live.ready_s for live in self.inbox])
-        k = first_boundary_at(self.start_s, self.a_s, self.b_s, ready_s, self.k, self.k + n) + self.lag - self.k
+        """Iterations until the scheduler sees another request, at most `n`."""
+        t = self.timeline
+        ready_s = min([live.ready_s for live in self._inbox])
+        k = first_boundary_at(t.start_s, t.a_s, t.b_s, ready_s, t.k, t.k + n) + self._lag - t.k
         return n if k > n else k if k > 1 else 1
 
     def _until_ranks_move(self, n: int, now: float) -> int:
-        """Until a rank changes, while somebody waits."""
-        if self.quantum is not None and self.preemptive:
-            first = min(live.quantum_tick for live in self.decoding.values())
-            n = min(n, first + self.quantum - self.tick)
-        moving = self.moving
-        if moving is not None:
-            lives = [*self.decoding.values(), *self.in_line()]
-            changes = [t for live in lives if (t := moving.next_change(live, now)) is not None]
+        """Iterations until a rank changes while a request waits, at most `n`."""
+        batch, t = self.batch, self.timeline
+        if batch.quantum is not None and batch.preemptive:
+            first = min(live.quantum_tick for live in batch.decoding.values())
+            n = min(n, first + batch.quantum - batch.tick)
+        ordering = batch.moving_ordering
+        if ordering is not None:
+            lives = [*batch.decoding.values(), *batch.waiting_requests()]
+            changes = [time_s for live in lives if (time_s := ordering.next_change(live, now)) is not None]
             if changes:
-                low = self.k + 1
-                n = first_boundary_at(self.start_s, self.a_s, self.b_s, min(changes), low, self.k + n) - self.k
+                n = first_boundary_at(t.start_s, t.a_s, t.b_s, min(changes), t.k + 1, t.k + n) - t.k
         return n
 
     def _open_inbox(self, now: float) -> None:
-        """Who is ready stands in line. A busy engine with a scheduling lag looked one boundary earlier."""
+        """Queue the requests that are ready. A busy engine with a scheduling lag looked one boundary earlier."""
+        batch, timeline = self.batch, self.timeline
         seen_s = now
-        if self.lag and (self.decoding or self.prefilling):
-            k = self.k - 1
-            seen_s = boundary_s(self.start_s, self.a_s, self.b_s, k) if k > 0 else self.opened_s
+        if self._lag and (batch.decoding or batch.prefilling):
+            k = timeline.k - 1
+            seen_s = timeline.opened_s
+            if k > 0:
+                seen_s = boundary_s(timeline.start_s, timeline.a_s, timeline.b_s, k)
         hidden = []
-        for live in self.inbox:
+        for live in self._inbox:
             if live.ready_s > seen_s:
                 hidden.append(live)
             else:
-                self.stand(live, now)
-        self.inbox = hidden
+                batch.push_waiting(live, now)
+        self._inbox = hidden
+
+    # What views read, as of the last complete iteration.
+
+    @property
+    def num_waiting(self) -> int:
+        return self.batch.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        batch = self.batch
+        return len(batch.decoding) + len(batch.prefilling)
+
+    @property
+    def num_arriving(self) -> int:
+        return self.transit.num_arriving
+
+    @property
+    def prefill_tokens_left(self) -> int:
+        return self.batch.prefill_tokens_left
+
+    @property
+    def queue_lengths(self) -> Sequence[int]:
+        return self._queue_lengths or (self.num_in_flight,)
+
+    @property
+    def block_size_tokens(self) -> int:
+        return self.batch.kv.block
+
+    @property
+    def kv_blocks_used(self) -> int:
+        batch = self.batch
+        if not batch.decoding:
+            return batch.kv.pinned
+        return batch.kv.used(batch.tick + self.timeline.ticks_ahead(self._kernel.now))
+
+    @property
+    def kv_blocks_host(self) -> int:
+        return self.batch.kv.blocks(self.batch.host.used_tokens)
+
+    @property
+    def head_demand_blocks(self) -> int:
+        live = self.batch.first_waiting()
+        if live is None:
+            return 0
+        return self.batch.kv.blocks(live.swapped_tokens or live.target_tokens) - live.resident_blocks
+
+    @property
+    def tokens_generated(self) -> int:
+        batch = self.batch
+        if not batch.decoding:
+            return batch.generated_offset
+        tick = batch.tick + self.timeline.ticks_ahead(self._kernel.now)
+        return batch.generated_offset + len(batch.decoding) * tick
+
+    @property
+    def output_tokens_left(self) -> int:
+        return self._output_tokens - self.tokens_generated
+
+    @property
+    def answers_on_pace(self) -> bool:
+        stalls, now = self.batch.stalls, self._kernel.now
+        if stalls is None:
+            stalls = self.batch.stalls = StallTracker(self._pacer)
+            for live in self.requests:
+                stalls.add(live)
+        return stalls.all_on_pace(self.batch.tick + self.timeline.ticks_ahead(now), now)
+
+    @property
+    def requests(self) -> list[Live]:
+        batch, transit = self.batch, self.transit
+        tick = batch.tick + self.timeline.ticks_ahead(self._kernel.now)
+        for live in batch.decoding.values():
+            live.generated_tokens = live.joined_generated + tick - live.joined_tick
+        return [
+            *self.waiting_requests(),
+            *batch.prefilling.values(),
+            *batch.decoding.values(),
+            *transit.expected.values(),
+            *(live for live in transit.leaving.values() if not live.move.is_sent),
+        ]
+
+    def waiting_requests(self) -> list[Live]:
+        """The requests in the queue and those on their way to the scheduler, in no order."""
+        return [*self.batch.waiting_requests(), *self._inbox]
 
 
 def _by_id(live: Live) -> int:

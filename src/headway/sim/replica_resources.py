@@ -1,4 +1,4 @@
-"""What one replica of a pool is made of: step times, KV blocks, host memory, seconds until it serves."""
+"""Resources of one replica of a pool: step times, KV blocks, host memory, start-up time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from headway.core.fleet import Pool
 from headway.perf import links, memory
 from headway.perf.coldstart import LOCAL, cold_start_s
 from headway.perf.step import StepModel
-from headway.sim.swap import HostMemory
+from headway.sim.host_memory import HostMemory
 from headway.sim.timeline import Line
 
 
 def calibrated_line(pool: Pool) -> Line:
-    """Step times, with the catalog's coefficients."""
+    """Step times with the catalog's coefficients."""
     return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel).line
 
 
 def start_up_s(pool: Pool) -> float:
-    """Seconds from asking for one more replica to its first request: the pool's own, else with local weights."""
+    """Seconds from the request for a replica until it serves: the pool's `start_s`, else with local weights."""
     if pool.start_s is not None:
         return pool.start_s
     plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
@@ -26,7 +26,7 @@ def start_up_s(pool: Pool) -> float:
 
 
 def kv_blocks(pool: Pool) -> int:
-    """KV blocks of one replica: what memory allows, or the pool's cap."""
+    """KV blocks of one replica: the memory's limit, or the pool's cap if that is lower."""
     plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     tokens = plan.kv_capacity_tokens
     if pool.kv_capacity_tokens is not None:
@@ -35,7 +35,7 @@ def kv_blocks(pool: Pool) -> int:
 
 
 def host_memory(pool: Pool) -> HostMemory:
-    """Room for preempted and cached KV, with the time that copies take."""
+    """Host memory for preempted and cached KV."""
     per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token
     return HostMemory(
         int(pool.engine.host_memory_bytes / per_token),

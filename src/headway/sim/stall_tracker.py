@@ -1,8 +1,8 @@
-"""When the readers of a replica's answers run dry, so that asking whether all are on pace costs next to nothing.
+"""When the readers of a replica's answers run out of tokens, so that `answers_on_pace` costs next to nothing to read.
 
-A decoding request gains a token a tick, so the moment at which its reader runs dry moves on by `tpot_s` a tick: what
-is kept is that moment less `tick * tpot_s`, and the first of them all is the first at any tick. That of a request
-that does not decode stands still.
+A decoding request gains a token per tick, so the time at which its reader stalls grows by `tpot_s` per tick. The
+tracker keeps that time less `tick * tpot_s`: its minimum belongs to the first reader to stall, at any tick. The stall
+time of a request that does not decode is constant.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ from headway.core.pacer import Pacer
 from headway.core.request import Phase
 
 Entry = tuple[float, int, int, Live]
-"""(when, request, its `pace` then, request)."""
+"""(stall time in s, request, its `pace_version` at entry, request)."""
 
 
 class StallTracker:
-    """The answers of one replica."""
+    """The stall times of one replica's answers."""
 
-    __slots__ = ("_running", "_still", "pacer")
+    __slots__ = ("_decoding", "_paused", "pacer")
 
     def __init__(self, pacer: Pacer) -> None:
         self.pacer = pacer
-        self._running: list[Entry] = []
-        self._still: list[Entry] = []
+        self._decoding: list[Entry] = []
+        self._paused: list[Entry] = []
 
-    def runs(self, live: Live) -> None:
-        """The request decodes, or something about its answer has changed while it does."""
+    def run(self, live: Live) -> None:
+        """Note that a request decodes, or that its answer has changed while it does."""
         live.pace_version += 1
-        dry_s = self._dry_s(live, live.joined_generated - live.joined_tick)
-        if dry_s is not None:
-            heappush(self._running, (dry_s, live.id, live.pace_version, live))
+        stall_s = self._stall_s(live, live.joined_generated - live.joined_tick)
+        if stall_s is not None:
+            heappush(self._decoding, (stall_s, live.id, live.pace_version, live))
 
-    def waits(self, live: Live) -> None:
-        """The request is here and does not decode."""
+    def pause(self, live: Live) -> None:
+        """Note that a request is at the replica and does not decode."""
         live.pace_version += 1
-        dry_s = self._dry_s(live, live.generated_tokens)
-        if dry_s is not None:
-            heappush(self._still, (dry_s, live.id, live.pace_version, live))
+        stall_s = self._stall_s(live, live.generated_tokens)
+        if stall_s is not None:
+            heappush(self._paused, (stall_s, live.id, live.pace_version, live))
 
     @staticmethod
     def forget(live: Live) -> None:
-        """What was noted of the request holds no longer."""
+        """Make the entry of a request void."""
         live.pace_version += 1
 
-    def notes(self, live: Live) -> None:
-        """Take in a request as it is."""
+    def add(self, live: Live) -> None:
+        """Note the present state of a request."""
         if live.stage is DECODING:
-            self.runs(live)
+            self.run(live)
         else:
-            self.waits(live)
+            self.pause(live)
 
-    def holds(self, tick: int, now: float) -> bool:
-        """No reader has run dry."""
-        first_s = _first_s(self._running)
+    def all_on_pace(self, tick: int, now: float) -> bool:
+        """Whether no reader has stalled."""
+        first_s = _first_s(self._decoding)
         if first_s is not None and first_s + tick * self.pacer.tpot_s <= now:
             return False
-        first_s = _first_s(self._still)
+        first_s = _first_s(self._paused)
         return first_s is None or first_s > now
 
-    def _dry_s(self, live: Live, generated: int) -> float | None:
-        """None: nobody reads yet."""
+    def _stall_s(self, live: Live, generated: int) -> float | None:
+        """None: the answer has no reader yet."""
         if live.phase is Phase.REASONING:
             return None
         start_s = self.pacer.start_s(live.reasoning_end_s, live.answer_s)
@@ -71,8 +71,8 @@ class StallTracker:
 
 def _first_s(entries: list[Entry]) -> float | None:
     while entries:
-        when_s, _, pace, live = entries[0]
-        if live.pace_version == pace:
-            return when_s
+        stall_s, _, version, live = entries[0]
+        if live.pace_version == version:
+            return stall_s
         heappop(entries)
     return None

@@ -1,192 +1,177 @@
-"""A batch in time: the epoch that is running, when its iterations end, and when to look again.
+"""The timeline of a replica: when the iterations of its present batch end, and when the replica decides again.
 
-While a batch stays the same its iterations form an epoch: iteration k takes `a_s + k*b_s`, and one clock function says
-when it ends. The replica sleeps until boundary `k_end`; `k` is the last boundary that has been dealt with. Reads in
-between see the iterations that are over, and cut nothing.
+While a batch stays the same its iterations form an *epoch*: iteration k takes `a_s + k*b_s` seconds, and one clock
+function, `core.record.boundary_s`, gives the end of each. The replica sleeps until boundary `k_end`; `k` is the last
+boundary that has been dealt with. Reads in between see the iterations that are complete, and cut nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import Protocol
 
-from headway.control.recorder import Recorder
-from headway.core.fleet import Pool
-from headway.core.policy import Ordering
+from headway.control.recorder import Table
 from headway.core.record import boundary_s
-from headway.sim.clock import completed, first_boundary_at
-from headway.sim.kernel import FINISH, Kernel
-from headway.sim.preemption import Preempting
-from headway.sim.swap import HostMemory
+from headway.sim.batch import Batch
+from headway.sim.kernel import FINISH, Kernel, Schedulable
 
 Line = Callable[[int, int, Sequence[tuple[int, int]], int, int], tuple[float, float, int | None]]
-"""perf's answer to a batch: see `perf.step.StepModel.line`."""
+"""The step times of a batch: see `perf.step.StepModel.line`."""
 
 
-class Timeline(Preempting):
-    """A batch, its present epoch, and its place in the kernel's events."""
+class Sleeper(Schedulable, Protocol):
+    """A replica that the timeline wakes."""
+
+    def wake(self, now: float, version: int) -> None: ...
+
+
+class Timeline:
+    """The epoch of a batch, and the batch's place in the kernel's events."""
 
     __slots__ = (
-        "_events", "_line", "_on_wake", "_opened", "_pack_stretch", "_push", "_put_stretch", "_undecided", "a_s", "b_s",
-        "is_due", "k", "k_end", "kernel", "opened_s", "start_s", "valid", "version",
+        "_batch", "_line", "_opened", "_owner", "_pack", "_push", "_put", "_undecided", "_wake", "a_s", "advances",
+        "b_s", "is_due", "k", "k_end", "kernel", "opened_s", "start_s", "valid", "version",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        id: int,
-        pool: Pool,
-        line: Line,
-        kv_blocks: int,
-        swap: HostMemory,
-        ordering: Ordering,
-        kernel: Kernel,
-        recorder: Recorder,
-    ) -> None:
-        super().__init__(id, pool, kv_blocks, swap, ordering, recorder)
+    def __init__(self, owner: Sleeper, batch: Batch, line: Line, kernel: Kernel, stretches: Table) -> None:
+        self._owner, self._wake, self._batch = owner, owner.wake, batch
         self.kernel = kernel
-        self._push, self._events, self._undecided = kernel.push, kernel.heap, kernel.undecided
-        self._pack_stretch, self._put_stretch = recorder.stretches.pack, recorder.stretches.write
+        self._push, self._undecided = kernel.push, kernel.undecided
+        self._pack, self._put = stretches.pack, stretches.write
         self._line = line
-        self._on_wake = self._wake
         self.version = 0
         self.is_due = False
-        self.idle()
+        """The owner is among the kernel's undecided replicas."""
+        self.reset()
 
-    def idle(self) -> None:
-        """No epoch."""
+    def reset(self) -> None:
+        """Start without an epoch."""
         self.opened_s = self.start_s = self.a_s = self.b_s = 0.0
         self.valid: int | None = None
+        """Boundary up to which `a_s` and `b_s` hold; None = any."""
         self.k = self.k_end = 0
         self.advances = False
+        """Every iteration is a tick: decoding requests gain a token."""
         self._opened = (0, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0)
-
-    def _wake(self, now: float, version: int) -> None:
-        """The boundary until which the replica slept; another version has been set since if it is not this one."""
-        raise NotImplementedError
-
-    def decide(self, now: float) -> None:
-        """Everything else at this instant has happened."""
-        raise NotImplementedError
-
-    # What a view reads, as of the last completed iteration.
-
-    @property
-    def kv_blocks_used(self) -> int:
-        """Blocks that requests hold."""
-        if not self.decoding:
-            return self.kv.pinned
-        return self.kv.used(self.tick + self._ahead(self.kernel.now))
-
-    @property
-    def queue_lengths(self) -> Sequence[int]:
-        """Requests by the ordering's queue."""
-        return self._queues or (self.num_in_flight,)
-
-    @property
-    def block_size_tokens(self) -> int:
-        """Tokens of a KV block."""
-        return self.kv.block
-
-    @property
-    def kv_blocks_host(self) -> int:
-        """Blocks that are swapped out."""
-        return self.kv.blocks(self.swap.used_tokens)
-
-    @property
-    def head_demand_blocks(self) -> int:
-        """Blocks that the first in line asks for."""
-        live = self.head()
-        if live is None:
-            return 0
-        return self.kv.blocks(live.swapped_tokens or live.target_tokens) - live.resident_blocks
-
-    @property
-    def tokens_generated(self) -> int:
-        """Output tokens of the requests here."""
-        if not self.decoding:
-            return self.generated_offset
-        return self.generated_offset + len(self.decoding) * (self.tick + self._ahead(self.kernel.now))
-
-    @property
-    def output_tokens_left(self) -> int:
-        """True output tokens to come (an oracle's)."""
-        return self.output - self.tokens_generated
-
-    def _ahead(self, now: float) -> int:
-        """Ticks completed since the last boundary at which something happened."""
-        if not self.advances or self.k_end == self.k:
-            return 0
-        return completed(self.start_s, self.a_s, self.b_s, now, self.k, self.k_end) - self.k
-
-    def catch_up(self, now: float) -> None:
-        """Bring ticks up to the last completed iteration, before something changes in the middle of a stretch.
-
-        A boundary at this very instant ends the sleep: what is decided there takes the change into account.
-        """
-        n = self._ahead(now)
-        if not n:
-            return
-        self.k += n
-        self.tick += n
-        if self.window is not None:
-            self.saturate(n)
-        if self.k < self.k_end and boundary_s(self.start_s, self.a_s, self.b_s, self.k) == now:
-            self.k_end = self.k
-            self.version += 1
-            self._ask()
-
-    # When to look again.
-
-    def _look(self, now: float, later: int = 0) -> None:
-        """Look again at the first boundary from now on, or so many boundaries later."""
-        if self.k == self.k_end:
-            self._ask()
-        elif self.k_end - self.k > 1:
-            k = first_boundary_at(self.start_s, self.a_s, self.b_s, now, self.k + 1, self.k_end) + later
-            if k < self.k_end:
-                self._sleep_until(k)
-
-    def _ask(self) -> None:
-        """Decide once everything else at this instant has happened."""
-        if not self.is_due:
-            self.is_due = True
-            self._undecided.append(self)
-
-    def _sleep_until(self, k: int) -> None:
-        self.k_end = k
-        self.version = version = self.version + 1
-        time_s = boundary_s(self.start_s, self.a_s, self.b_s, k)
-        self._push((time_s, FINISH, self.id, version, self._on_wake, version))
 
     # The epoch.
 
-    def _open_epoch(self, now: float) -> None:
+    def open(self, now: float) -> None:
+        """Begin a new epoch with the present batch. KV copies over the host link delay its first iteration."""
+        batch = self._batch
         self.opened_s = now
-        if self.stall_s:
-            now += self.stall_s
-            self.stall_s = 0.0
+        if batch.stall_s:
+            now += batch.stall_s
+            batch.stall_s = 0.0
         self.start_s = now
-        self.changed = False
         self.k = 0
-        tick = self.tick
+        batch.is_changed = False
+        tick = batch.tick
         num_decode = context = 0
         if self.advances:
-            num_decode = len(self.decoding)
-            context = self.context_offset + num_decode * tick
-        self.a_s, self.b_s, self.valid = line = self._line(
-            num_decode, context, self.shape, self.window_tokens, self.num_growing
+            num_decode = len(batch.decoding)
+            context = batch.context_offset + num_decode * tick
+        self.a_s, self.b_s, self.valid = a_s, b_s, _ = self._line(
+            num_decode, context, batch.chunk_shapes, batch.window_tokens, batch.num_growing
         )
         self._opened = (
-            self.id, tick, now, line[0], line[1], num_decode, self.given, context, self.num_waiting,
+            batch.replica, tick, now, a_s, b_s, num_decode, batch.chunk_tokens, context, batch.num_waiting,
         )  # fmt: skip
 
-    def _close_epoch(self) -> None:
+    def close(self) -> None:
+        """Record the present epoch, if it has a complete iteration."""
         if self.k:
-            self._put_stretch(self._pack_stretch(*self._opened, self.k))
+            self._put(self._pack(*self._opened, self.k))
 
-    def _check_line(self) -> None:
-        """In exact mode perf is asked for every iteration, and must agree with the line it drew."""
-        context = self.context_offset + len(self.decoding) * self.tick
-        a_s, _, _ = self._line(len(self.decoding), context, (), self.window_tokens, self.num_growing)
+    def check_line(self) -> None:
+        """Compare the step time of the next iteration with the epoch's line. Raises AssertionError."""
+        batch = self._batch
+        context = batch.context_offset + len(batch.decoding) * batch.tick
+        a_s, _, _ = self._line(len(batch.decoding), context, (), batch.window_tokens, batch.num_growing)
         line = self.a_s + self.k * self.b_s
         if abs(a_s - line) > 1e-9 * a_s:
             raise AssertionError(f"perf drew a line of {line} s for iteration {self.k}, which takes {a_s} s")
+
+    def ticks_ahead(self, now: float) -> int:
+        """Ticks completed since the last boundary that was dealt with."""
+        low, high = self.k, self.k_end
+        if low == high or not self.advances:
+            return 0
+        return completed(self.start_s, self.a_s, self.b_s, now, low, high) - low
+
+    def catch_up(self, now: float) -> None:
+        """Advance to the last complete iteration, before something changes in the middle of a stretch.
+
+        A boundary at this very instant ends the sleep, so that the decision there takes the change into account.
+        """
+        n = self.ticks_ahead(now)
+        if not n:
+            return
+        self.k += n
+        self._batch.advance(n)
+        if self.k < self.k_end and boundary_s(self.start_s, self.a_s, self.b_s, self.k) == now:
+            self.k_end = self.k
+            self.version += 1
+            self.request_decision()
+
+    # When to decide again.
+
+    def wake_by(self, now: float, num_later: int = 0) -> None:
+        """Decide at the first boundary from `now` on, or `num_later` boundaries after that one."""
+        if self.k == self.k_end:
+            self.request_decision()
+        elif self.k_end - self.k > 1:
+            k = first_boundary_at(self.start_s, self.a_s, self.b_s, now, self.k + 1, self.k_end) + num_later
+            if k < self.k_end:
+                self.sleep_until(k)
+
+    def request_decision(self) -> None:
+        """Decide once everything else at this instant has happened."""
+        if not self.is_due:
+            self.is_due = True
+            self._undecided.append(self._owner)
+
+    def sleep_until(self, k: int) -> None:
+        """Wake the owner at boundary k. An earlier sleep becomes void."""
+        self.k_end = k
+        self.version = version = self.version + 1
+        time_s = self.start_s + k * self.a_s + self.b_s * (k * (k - 1) // 2)
+        self._push((time_s, FINISH, self._batch.replica, version, self._wake, version))
+
+
+# In both functions `boundary_s` and the estimate are written out: a call would take as long as the sum.
+
+
+def first_boundary_at(start_s: float, a_s: float, b_s: float, now: float, low: int, high: int) -> int:
+    """The smallest k in [low, high] whose boundary is at or after `now`; `high` if none is."""
+    elapsed, k = now - start_s, 0
+    if elapsed > 0.0:
+        if b_s > 0.0:
+            linear = a_s - 0.5 * b_s
+            k = int(2.0 * elapsed / (linear + sqrt(linear * linear + 2.0 * b_s * elapsed)))
+        elif a_s > 0.0:
+            k = int(elapsed / a_s)
+    k = low if k < low else high if k > high else k
+    while k > low and start_s + (k - 1) * a_s + b_s * ((k - 1) * (k - 2) // 2) >= now:
+        k -= 1
+    while k < high and start_s + k * a_s + b_s * (k * (k - 1) // 2) < now:
+        k += 1
+    return k
+
+
+def completed(start_s: float, a_s: float, b_s: float, now: float, low: int, high: int) -> int:
+    """The largest k in [low, high] whose boundary is at or before `now`; `low` if none is."""
+    elapsed, k = now - start_s, 0
+    if elapsed > 0.0:
+        if b_s > 0.0:
+            linear = a_s - 0.5 * b_s
+            k = int(2.0 * elapsed / (linear + sqrt(linear * linear + 2.0 * b_s * elapsed)))
+        elif a_s > 0.0:
+            k = int(elapsed / a_s)
+    k = low if k < low else high if k > high else k
+    while k > low and start_s + k * a_s + b_s * (k * (k - 1) // 2) > now:
+        k -= 1
+    while k < high and start_s + (k + 1) * a_s + b_s * ((k + 1) * k // 2) <= now:
+        k += 1
+    return k

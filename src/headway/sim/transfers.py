@@ -1,10 +1,10 @@
-"""Requests on their way from one replica to another, in virtual time.
+"""Moves of requests and their KV caches between replicas, in virtual time.
 
-A request without a KV cache changes queues, and that is all. One that stops (`stage_blocks` None) leaves its batch,
-is copied, and goes on at the target. One that is copied live goes on decoding while stage after stage of its blocks
-is copied; what it has grown meanwhile makes further stages, and it stands still only for the last, which commits.
-Blocks at the target are reserved before they are copied. A target without room aborts a live copy, and takes one
-that stops into its host memory, if there is room.
+A request without a KV cache changes queues. A request that stops (`stage_blocks` None) leaves its batch, is copied, and
+continues at the target. A request that is copied live keeps decoding while its blocks are copied stage by stage; the
+blocks that it adds meanwhile form further stages, and it pauses only for the last stage, which commits the move.
+Blocks at the target are reserved before they are copied. If the target has no room, a live copy is aborted, and a
+request that stops goes to the target's host memory if that has room.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ from headway.sim.fabric import Fabric, Flow
 from headway.sim.replica import Replica
 
 
-class Listener(Protocol):
-    """Who hears how moves end (control)."""
+class MoveListener(Protocol):
+    """Receives the ends of moves (control)."""
 
     def on_moved(self, live: Live, now: float) -> None: ...
 
 
 class Move:
-    """One request's move; hangs on it (`Live.move`) while it lasts."""
+    """One request's move; `Live.move` refers to it while it lasts."""
 
     __slots__ = (
-        "_mover", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "is_sent", "live", "num_bytes",
+        "_transfers", "ahead_bytes", "copied_tokens", "flow", "handover", "host_tokens", "is_sent", "live", "num_bytes",
         "num_layers", "paused_s", "reserved", "source", "stage_blocks", "start_s", "target",
     )  # fmt: skip
 
     def __init__(
-        self, mover: KvTransfers, live: Live, source: Replica, target: Replica, stage_blocks: int | None, now: float
+        self, transfers: KvTransfers, live: Live, source: Replica, target: Replica, stage_blocks: int | None, now: float
     ) -> None:
-        self._mover = mover
+        self._transfers = transfers
         self.live, self.source, self.target = live, source, target
         self.stage_blocks = stage_blocks
         self.start_s, self.paused_s = now, NEVER
         self.reserved = 0
-        """GPU blocks at the target."""
+        """GPU blocks reserved at the target."""
         self.host_tokens = 0
-        """Room in the target's host memory, in place of blocks."""
+        """Tokens reserved in the target's host memory, in place of blocks."""
         self.copied_tokens = 0
         self.num_bytes = 0.0
         self.handover: Handover | None = None
-        """Of a prefill replica to one that decodes."""
+        """Set if the move is a hand-over from a prefill replica to a decode replica."""
         self.ahead_bytes = 0.0
-        """What was sent while the prompt was being computed, or by streams that broke since."""
+        """Bytes sent during the prefill, or by streams that broke since."""
         self.num_layers = 1
         self.is_sent = False
-        """The request itself is at the target, which waits for its KV."""
+        """The request itself is at the target, which waits for the KV."""
         self.flow: Flow | None = None
 
     def paused(self, now: float) -> None:
-        """The request is out of its batch."""
+        """The replica has taken the request out of its batch."""
         self.paused_s = now
-        self._mover.paused(self, now)
+        self._transfers.paused(self, now)
 
     def abandon(self, now: float, outcome: MoveOutcome) -> None:
-        """The move is off. What becomes of the request at its source is not this one's to say."""
-        self._mover.abandon(self, now, outcome)
+        """End the move. The caller decides what happens to the request at its source."""
+        self._transfers.abandon(self, now, outcome)
 
 
 class KvTransfers:
-    """All moves."""
+    """All moves of a fleet."""
 
     def __init__(
         self,
         fabric: Fabric,
         replicas: Sequence[Replica],
         bytes_per_token: Callable[[int], float],
-        listener: Listener,
+        listener: MoveListener,
         table: Table,
     ) -> None:
         self._fabric = fabric
@@ -87,26 +87,26 @@ class KvTransfers:
         self._moves: dict[int, Move] = {}
 
     def begin(self, live: Live, target_id: int, stage_blocks: int | None, now: float) -> None:
-        """Move a request, if it is where it can be moved from."""
+        """Move a request that decodes, or that waits without KV on the GPU; other requests stay."""
         source, target = self._replicas[live.replica], self._replicas[target_id]
         if live.stage is WAITING and not live.swapped_tokens:
-            source.take_out(live, now)
-            source.strike(live)
+            source.remove_waiting(live, now)
+            source.unqueue(live)
             self._write(Move(self, live, source, target, None, now), now, MoveOutcome.DONE)
             target.enqueue(live, now, tokenized=True)
             self._listener.on_moved(live, now)
-        elif live.stage is WAITING and live.id not in source.resident:
+        elif live.stage is WAITING and live.id not in source.batch.resident:
             self._from_host(Move(self, live, source, target, None, now), now)
         elif live.stage is DECODING:
             move = Move(self, live, source, target, stage_blocks, now)
             if stage_blocks is None:
                 self._stop(move, now)
             else:
-                self._arrive_later(move)
+                self._register(move)
                 self._next_stage(move, now)
 
     def hand_over(self, live: Live, target_id: int, handover: Handover, num_layers: int, now: float) -> None:
-        """A prompt is computed: its KV goes to a replica that decodes, if that has room, else it stays."""
+        """Move the KV of a computed prompt to a decode replica if it has room; else the request stays."""
         source, target = self._replicas[live.replica], self._replicas[target_id]
         move = Move(self, live, source, target, None, now)
         move.handover, move.num_layers = handover, num_layers
@@ -117,47 +117,47 @@ class KvTransfers:
             move.ahead_bytes = min(sent, num_bytes * (1 - 1 / num_layers))
         self._stop(move, now)
 
-    def _arrive_later(self, move: Move) -> None:
+    def _register(self, move: Move) -> None:
         move.live.move = move
         self._moves[move.live.id] = move
-        move.target.num_arriving += 1
+        move.target.transit.num_arriving += 1
 
     def _from_host(self, move: Move, now: float) -> None:
-        """A preempted request's KV goes from host memory to host memory, or stays where it is."""
+        """Copy a preempted request's KV from host memory to host memory if the target has room."""
         live, source = move.live, move.source
         tokens = live.swapped_tokens
-        if not move.target.swap.set_aside(tokens):
+        if not move.target.batch.host.reserve(tokens):
             self._write(move, now, MoveOutcome.FULL)
             return
         move.host_tokens = tokens
-        self._arrive_later(move)
-        source.send_off(live, now)
+        self._register(move)
+        source.send_waiting(live, now)
         self._send(move, tokens, now)
 
     def _stop(self, move: Move, now: float) -> None:
         live, target = move.live, move.target
         # The running iteration gives one more token, if there is one.
-        tokens = move.source.tokens_of(live, now) + 1
-        blocks = target.kv.blocks(tokens)
-        in_host = move.handover is not None and move.handover.landing == "host" and target.swap.set_aside(tokens)
+        tokens = move.source.transit.kv_tokens(live, now) + 1
+        blocks = target.batch.kv.blocks(tokens)
+        in_host = move.handover is not None and move.handover.landing == "host" and target.batch.host.reserve(tokens)
         if in_host:
             move.host_tokens = tokens
-        elif target.reserve(blocks, now):
+        elif target.transit.reserve(blocks, now):
             move.reserved = blocks
-        elif target.swap.set_aside(tokens):
+        elif target.batch.host.reserve(tokens):
             move.host_tokens = tokens
         else:
             self._write(move, now, MoveOutcome.FULL)
             return
-        self._arrive_later(move)
-        move.source.pause(live, now)
+        self._register(move)
+        move.source.transit.pause(live, now)
 
     def _next_stage(self, move: Move, now: float) -> None:
-        live, block = move.live, move.target.kv.block
+        live, block = move.live, move.target.batch.kv.block
         stage_tokens = (move.stage_blocks or 1) * block
-        left = move.source.tokens_of(live, now) - move.copied_tokens
+        left = move.source.transit.kv_tokens(live, now) - move.copied_tokens
         if left <= stage_tokens:
-            move.source.pause(live, now)
+            move.source.transit.pause(live, now)
         elif self._reserve(move, move.copied_tokens + stage_tokens, now):
             self._send(move, stage_tokens, now)
         else:
@@ -165,24 +165,24 @@ class KvTransfers:
 
     @staticmethod
     def _reserve(move: Move, tokens: int, now: float) -> bool:
-        """Blocks for so many tokens in all."""
-        more = move.target.kv.blocks(tokens) - move.reserved
-        if more > 0 and not move.target.reserve(more, now):
+        """Reserve blocks for this many tokens in all."""
+        more = move.target.batch.kv.blocks(tokens) - move.reserved
+        if more > 0 and not move.target.transit.reserve(more, now):
             return False
         move.reserved += max(more, 0)
         return True
 
     def paused(self, move: Move, now: float) -> None:
-        """The request stands still: copy what is left."""
+        """Copy the rest of the KV of a request that is out of its batch."""
         tokens = move.live.computed_tokens
         if move.stage_blocks is not None and not self._reserve(move, tokens + 1, now):
             move.abandon(now, MoveOutcome.FULL)
             move.source.take_back(move.live, now)
             return
         if move.handover is not None and move.handover.first_token == "decode":
-            # The request itself goes by way of the gateway, and is read once more.
-            move.source.gone(move.live)
-            move.target.awaits(move.live)
+            # The request itself goes through the gateway, and is tokenized once more.
+            move.source.uncount(move.live)
+            move.target.expect(move.live)
             move.is_sent = True
             now += move.source.response_s + move.target.tokenize_s * move.live.prompt_tokens
         self._send(move, tokens - move.copied_tokens, now)
@@ -212,12 +212,11 @@ class KvTransfers:
         live, source, target = move.live, move.source, move.target
         tokens = live.computed_tokens
         self._forget(move)
-        source.let_go(live, now)
+        source.release(live, now)
         if move.handover is not None and move.handover.first_token == "decode":
             tokens = max(tokens - 1, 1)
         if move.host_tokens:
-            target.swap.clear_aside(move.host_tokens)
-            target.swap.hold(live, tokens)
+            target.batch.host.receive(live, move.host_tokens, tokens)
         else:
             live.swapped_tokens = tokens
         self._write(move, now, MoveOutcome.DONE)
@@ -231,46 +230,46 @@ class KvTransfers:
         self._listener.on_moved(live, now)
 
     def abandon(self, move: Move, now: float, outcome: MoveOutcome) -> None:
-        """Give back what was reserved."""
+        """Release the reservations at the target."""
         self._forget(move)
         if move.flow is not None:
             self._fabric.stop(move.flow, now)
         if move.target.is_up:
             if move.reserved:
-                move.target.unreserve(move.reserved, now)
-            move.target.swap.clear_aside(move.host_tokens)
+                move.target.transit.unreserve(move.reserved, now)
+            move.target.batch.host.unreserve(move.host_tokens)
         self._write(move, now, outcome)
 
     def _forget(self, move: Move) -> None:
         if move.is_sent:
-            move.target.awaits_not(move.live)
-            move.source.come(move.live)
+            move.target.unexpect(move.live)
+            move.source.count(move.live)
         move.live.move = None
         del self._moves[move.live.id]
-        move.target.num_arriving -= 1
+        move.target.transit.num_arriving -= 1
 
-    def crashed(self, replica: int, now: float) -> None:
-        """A replica is about to lose all it has."""
+    def abandon_all(self, replica: int, now: float) -> None:
+        """End all moves from and to a replica that is about to crash."""
         for move in [m for m in self._moves.values() if replica in (m.source.id, m.target.id)]:
             move.abandon(now, MoveOutcome.CRASHED)
             if move.target.id == replica and move.live.stage is PAUSED:
                 move.source.take_back(move.live, now)
 
     def lose_streams(self, replica: int, num: int, again_s: float | None, now: float) -> None:
-        """Of the hand-overs from and to a replica, the oldest so many break; others do not notice.
+        """Break the streams of the `num` oldest hand-overs from and to a replica.
 
-        They are taken up again `again_s` later; None: the request goes on at its source.
+        They resume `again_s` later; None: the request continues at its source.
         """
-        there = [m for m in self._moves.values() if m.handover is not None and replica in (m.source.id, m.target.id)]
-        for move in sorted((m for m in there if m.flow is not None), key=_by_age)[:num]:
+        local = [m for m in self._moves.values() if m.handover is not None and replica in (m.source.id, m.target.id)]
+        for move in sorted((m for m in local if m.flow is not None), key=_by_age)[:num]:
             if again_s is None:
                 move.abandon(now, MoveOutcome.BROKEN)
                 move.source.take_back(move.live, now)
             else:
-                self._take_up(move, again_s, now)
+                self._resume(move, again_s, now)
 
-    def _take_up(self, move: Move, again_s: float, now: float) -> None:
-        """Send anew what has not arrived: all, or the layers that are not whole."""
+    def _resume(self, move: Move, again_s: float, now: float) -> None:
+        """Send again what has not arrived: everything, or the incomplete layers."""
         flow, handover = move.flow, move.handover
         assert flow is not None and handover is not None
         if handover.mode == "layerwise":
@@ -281,8 +280,8 @@ class KvTransfers:
         self._write(move, now, MoveOutcome.BROKEN)
         self._stream(move, move.num_bytes - move.ahead_bytes, now + again_s)
 
-    def halt(self, now: float) -> None:
-        """The run stops."""
+    def write_unfinished(self, now: float) -> None:
+        """Record the moves that are under way when the run stops."""
         for move in list(self._moves.values()):
             self._write(move, now, MoveOutcome.UNFINISHED)
 
@@ -299,5 +298,5 @@ def _by_age(move: Move) -> tuple[float, int]:
 
 
 def _limit(handover: Handover) -> float:
-    """Bytes per second that all its streams carry."""
+    """Bytes per second of all streams together."""
     return inf if handover.stream_bytes_per_s is None else handover.degree * handover.stream_bytes_per_s

@@ -7,7 +7,7 @@ from msgspec import Struct
 from headway.core.fleet import Pool, Role
 from headway.core.record import ReplicaRecord
 from headway.gateway.fleet.replica import LiveReplica
-from headway.sim.lifetime import was
+from headway.sim.lifetime import role_intervals
 
 
 class ReplicaLifetime(Struct):
@@ -32,5 +32,6 @@ class ReplicaLifetime(Struct):
             replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
             pool.gpu.watts * num_gpus, replica.kv_blocks_total * replica.block_size_tokens, replica.max_num_seqs,
             ((self.start_s, end_s),), tuple((start_s, min(to_s, end_s)) for start_s, to_s in self.down), self.origin,
-            for_prefill=was(self.roles, "prefill", end_s), for_decode=was(self.roles, "decode", end_s),
+            for_prefill=role_intervals(self.roles, "prefill", end_s),
+            for_decode=role_intervals(self.roles, "decode", end_s),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where one more replica comes from: spot instances that were given back before, or new."""
+"""Sources of further replicas: spot instances that were given back before, or new instances."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from random import Random
 from headway.core.fleet import Fleet, Pool
 from headway.sim.replica_resources import start_up_s
 
-Kind = tuple[str, str, int]
-"""(region, GPU, how many of it)."""
+InstanceType = tuple[str, str, int]
+"""(region, GPU, number of GPUs)."""
 NORMAL_P999 = 3.0902
-"""Of the standard normal distribution."""
+"""99.9th percentile of the standard normal distribution."""
 
 
-class Sources:
-    """Spot instances by what they could become, oldest first. Without `Provisioning`, everything is new."""
+class InstanceSources:
+    """Spot instances by type, oldest first. Without `Provisioning`, every instance is new."""
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self._provisioning, self._seed = fleet.provisioning, seed
         began = [*(p for p in fleet.pools if p.replicas), *(p for c in fleet.combos if c.replicas for p in c.parts)]
         self._weights_s = {(pool.region, pool.model.name): 0.0 for pool in began}
-        """When a model's weights are in a region."""
-        self._spots: dict[Kind, list[tuple[str, int]]] = {}
+        """Time from which a model's weights are in a region."""
+        self._spots: dict[InstanceType, list[tuple[str, int]]] = {}
         self._origins: dict[int, tuple[str, int]] = {}
 
-    def give(self, replica: int, pool: Pool) -> None:
-        """A replica is given back."""
+    def give_back(self, replica: int, pool: Pool) -> None:
+        """Turn a replica into a spot instance."""
         if self._provisioning is not None:
-            self._spots.setdefault(_kind(pool), []).append((pool.model.name, replica))
+            self._spots.setdefault(_instance_type(pool), []).append((pool.model.name, replica))
 
-    def take(self, replica: int, pool: Pool, now: float) -> float:
-        """The best source for one more: seconds until it serves."""
-        start_s = self._take(replica, pool)
+    def acquire(self, replica: int, pool: Pool, now: float) -> float:
+        """Acquire an instance from the fastest source. Returns seconds until the replica serves."""
+        start_s = self._acquire(replica, pool)
         config = self._provisioning
         if config is None or config.remote_s is None:
             return start_s
-        there_s = self._weights_s.setdefault((pool.region, pool.model.name), now + config.remote_s)
-        return max(start_s, there_s - now)
+        weights_s = self._weights_s.setdefault((pool.region, pool.model.name), now + config.remote_s)
+        return max(start_s, weights_s - now)
 
-    def _take(self, replica: int, pool: Pool) -> float:
+    def _acquire(self, replica: int, pool: Pool) -> float:
         config = self._provisioning
         if config is None:
             self._origins[replica] = "new", -1
             return start_up_s(pool)
-        spots = self._spots.get(_kind(pool), [])
+        spots = self._spots.get(_instance_type(pool), [])
         for spot in spots:
             if spot[0] == pool.model.name:
                 spots.remove(spot)
@@ -56,7 +56,7 @@ class Sources:
         return start_up_s(pool) if config.acquire_s is None else config.acquire_s
 
     def _reclaim_s(self, replica: int) -> float:
-        """Its own draw for each replica, so that no decision changes what others take."""
+        """Draw a time per replica, so that no decision changes the times of other replicas."""
         config = self._provisioning
         assert config is not None
         if config.reclaim_max_s is None:
@@ -65,9 +65,9 @@ class Sources:
         return float(config.reclaim_s * (config.reclaim_max_s / config.reclaim_s) ** normal)
 
     def origin(self, replica: int) -> tuple[str, int]:
-        """Where a replica came from, and the spot instance that it was."""
+        """The kind of source of a replica, and the replica that was the spot instance; -1 = none."""
         return self._origins.get(replica, ("initial", -1))
 
 
-def _kind(pool: Pool) -> Kind:
+def _instance_type(pool: Pool) -> InstanceType:
     return pool.region, pool.gpu.name, pool.parallel.num_gpus

@@ -1,0 +1,102 @@
+"""Host memory of one replica: KV of preempted requests that is swapped out, and a second tier of the prefix cache.
+
+A copy back to the GPU stands in front of the next iteration. Blocks of the second tier are copied out beside the
+computation, as vLLM's offloading does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from headway.control.live import Live
+
+
+class HostPrefixTier:
+    """Leading blocks of prompt segments (see `prefixcache`), in host memory.
+
+    The segment that was used least recently is evicted first, its last blocks first.
+    """
+
+    __slots__ = ("_blocks", "_capacity_blocks", "_copy_s", "_used")
+
+    def __init__(self, capacity_blocks: int, copy_s: Callable[[int], float]) -> None:
+        self._capacity_blocks = capacity_blocks
+        self._copy_s = copy_s
+        self._blocks: OrderedDict[int, int] = OrderedDict()
+        self._used = 0
+
+    def blocks(self, segment: int) -> int:
+        """Leading blocks of a segment that are stored."""
+        return self._blocks.get(segment, 0)
+
+    def store(self, segment: int, blocks: int) -> None:
+        """Store this many leading blocks of a segment, or mark the segment as used again."""
+        stored = self._blocks.pop(segment, 0)
+        self._blocks[segment] = blocks = max(blocks, stored)
+        self._used += blocks - stored
+        while self._used > self._capacity_blocks:
+            oldest, stored = self._blocks.popitem(last=False)
+            left = max(0, stored - (self._used - self._capacity_blocks))
+            self._used -= stored - left
+            if left:
+                self._blocks[oldest] = left
+                self._blocks.move_to_end(oldest, last=False)
+
+    def load_s(self, blocks: int) -> float:
+        """Seconds to copy this many blocks to the GPU."""
+        return self._copy_s(blocks)
+
+
+class HostMemory:
+    """Capacity for swapped KV, and the time that a copy takes."""
+
+    __slots__ = ("_copy_s", "_offload_tokens", "capacity_tokens", "used_tokens")
+
+    def __init__(self, capacity_tokens: int, copy_s: Callable[[int], float], offload_tokens: int = 0) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.used_tokens = 0
+        self._copy_s = copy_s
+        """Seconds to copy a number of tokens' KV over the host link."""
+        self._offload_tokens = offload_tokens
+
+    def prefix_tier(self, block_size_tokens: int) -> HostPrefixTier | None:
+        """An empty second tier for the prefix cache; None if no memory is set aside for one."""
+        capacity_blocks = self._offload_tokens // block_size_tokens
+        if not capacity_blocks:
+            return None
+        return HostPrefixTier(capacity_blocks, lambda blocks: self._copy_s(blocks * block_size_tokens))
+
+    def swap_out(self, live: Live, tokens: int) -> float | None:
+        """Swap out this many KV tokens. Returns seconds on the host link, or None if they do not fit."""
+        if not self.reserve(tokens):
+            return None
+        live.swapped_tokens = tokens
+        return self._copy_s(tokens)
+
+    def swap_in(self, live: Live) -> float:
+        """Swap a request's KV back in. Returns seconds on the host link."""
+        tokens = live.swapped_tokens
+        self.drop(live)
+        return self._copy_s(tokens)
+
+    def drop(self, live: Live) -> None:
+        """Discard a request's swapped KV, if there is any."""
+        self.used_tokens -= live.swapped_tokens
+        live.swapped_tokens = 0
+
+    def reserve(self, tokens: int) -> bool:
+        """Reserve capacity for KV tokens if they fit."""
+        if self.used_tokens + tokens > self.capacity_tokens:
+            return False
+        self.used_tokens += tokens
+        return True
+
+    def unreserve(self, tokens: int) -> None:
+        """Give back reserved capacity."""
+        self.used_tokens -= tokens
+
+    def receive(self, live: Live, reserved_tokens: int, tokens: int) -> None:
+        """Take in a request's KV from another replica, into `reserved_tokens` of capacity."""
+        self.used_tokens += tokens - reserved_tokens
+        live.swapped_tokens = tokens
