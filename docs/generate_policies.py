@@ -1,6 +1,6 @@
 """Writes docs/policies.md from the policies themselves: `python docs/generate_policies.py`.
 
-What a policy reads is not what somebody wrote down but what the conformance suite sees it read.
+The attributes that a policy reads are recorded by the conformance checks, not written down by hand.
 """
 
 from __future__ import annotations
@@ -34,28 +34,33 @@ policies:
   ordering: {name: edf, default_deadline_s: 30}
 ```
 
-*Reads* is everything that a policy was seen to read in its conformance tests, besides the replicas' ids. The
-names are those of `headway.core.view`; `placed` is one of a replica's requests. A policy marked *oracle* reads
-what only a simulation knows: use it as a bound. [Write a policy](write-a-policy.md) shows how to add one.
+*Reads* lists the attributes that a policy was seen to read in its conformance checks, besides the ids of replicas.
+Their names are those of `headway.core.view`; `placed` is one of a replica's requests. A policy marked *oracle* reads
+values that only a simulation knows: use it as a bound. [Write a policy](write-a-policy.md) shows how to add one.
 """
 
 
 KINDS: tuple[tuple[str, str, Mapping[str, type[Any]], Any], ...] = (
     ("Routers", "Which replica gets a request.", ROUTERS, router_reads),
     (
-        "Orderings", "Who goes first, and who gives way when memory runs out: the last in the ranking.",
+        "Orderings", "Which request runs first. When memory runs out, the last in the ranking is preempted.",
         ORDERINGS, ordering_reads,
     ),
-    ("Migrations", "Who goes to another replica. Without one, nobody does.", MIGRATIONS, migration_reads),
-    ("Admissions", "Which requests are kept for later. Without one, none is.", ADMISSIONS, admission_reads),
-    ("Cascades", "Which of several models' answers a request gets.", CASCADES, cascade_reads),
-    ("Scalers", "How many replicas there are. Without one, as many as the fleet says.", SCALERS, scaler_reads),
+    (
+        "Migrations", "Which requests move to another replica. Without a migration policy, none does.",
+        MIGRATIONS, migration_reads,
+    ),
+    ("Admissions", "Which requests are held back. Without an admission policy, none is.", ADMISSIONS, admission_reads),
+    ("Cascades", "Which of several models answers a request.", CASCADES, cascade_reads),
+    (
+        "Scalers", "How many replicas each pool has. Without a scaler, as many as the fleet file says.",
+        SCALERS, scaler_reads,
+    ),
 )  # fmt: skip
-"""(title, what such a policy decides, all by name, what says what one reads)."""
+"""(title, what such a policy decides, the policies by name, the function that returns what one reads)."""
 
 
 def page() -> str:
-    """The whole page."""
     parts = [INTRO]
     for title, decides, named, reads in KINDS:
         if named:

@@ -313,7 +313,7 @@ def test_what_could_not_be_planned_is_asked_again_a_window_later(
         return clerks[-1]
 
     rates = [rate]
-    here = world({"slow": 3}, lambda now: rates[-1], desk=desk, global_window_s=600.0)
+    here = world({"slow": 3}, lambda now: rates[-1], tasks=desk, global_window_s=600.0)
     (clerk,) = clerks
     while not clerk.asked:
         here.tick()
@@ -357,7 +357,7 @@ def test_models_have_demands_of_their_own() -> None:
     [
         ({"gpu_limits": {"h2o": 3}}, "gpu_limits: unknown GPU 'h2o'; did you mean 'h20'"),
         ({"cost_efficiency": {"fats": 3.0}}, "cost_efficiency: unknown combo 'fats'; did you mean 'fast'"),
-        ({"cost_efficiency": {"fast": 3.0}}, "cost_efficiency: nothing is said of middle"),
+        ({"cost_efficiency": {"fast": 3.0}}, "cost_efficiency: no value for middle"),
     ],
 )
 def test_names_that_do_not_exist(given: dict[str, Any], says: str) -> None:

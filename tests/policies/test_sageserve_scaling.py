@@ -176,7 +176,7 @@ def test_a_plan_that_makes_no_sense_is_refused(plan: dict[str, Any], says: str) 
 
 
 def test_forecaster_and_planner_are_checked() -> None:
-    with pytest.raises(HeadwayError, match="forecaster: expected something to call"):
+    with pytest.raises(HeadwayError, match="forecaster: expected a callable"):
         LongTermImmediateScaler(forecaster="arima")  # type: ignore[arg-type]
     with pytest.raises(HeadwayError, match="planner: expected an object with a method `instances`"):
         LongTermGapScaler(planner=3)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Checks of what a policy's constructor is given."""
+"""Checks of the arguments of policies' constructors. All raise HeadwayError."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def require_above(name: str, value: float, bound: float) -> None:
         raise HeadwayError(f"{name}: expected a number above {bound:g}, got {value!r}")
 
 
-def require_callable(name: str, given: object, verb: str | None = None) -> None:
-    """Refuse what is not None and cannot be called, or has no such method."""
-    if given is None or callable(given if verb is None else getattr(given, verb, None)):
+def require_callable(name: str, value: object, verb: str | None = None) -> None:
+    """Refuse a value that is not None and cannot be called, or that lacks the method `verb`."""
+    if value is None or callable(value if verb is None else getattr(value, verb, None)):
         return
-    expected = "something to call" if verb is None else f"an object with a method `{verb}`"
-    raise HeadwayError(f"{name}: expected {expected}, got {given!r}")
+    expected = "a callable" if verb is None else f"an object with a method `{verb}`"
+    raise HeadwayError(f"{name}: expected {expected}, got {value!r}")

@@ -1,4 +1,4 @@
-"""How full a model's endpoints are, and whose work each of them does."""
+"""Memory utilisation of endpoints, and which pools serve batch or interactive requests (SageServe)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from headway.policies.arguments import require_at_least
 
 
 def effective_use(replicas: Iterable[ReplicaView]) -> float:
-    """Effective memory utilisation (SageServe, 6.1): KV cache in use over KV cache there is, of all of them together.
+    """Effective memory utilisation (SageServe, 6.1): KV blocks in use over KV blocks, of all replicas together.
 
-    Weights are not in it. Without any cache, or any replica, they are full.
+    Weights are not counted. 1 without replicas or without KV cache.
     """
     used = total = 0
     for replica in replicas:
@@ -21,7 +21,7 @@ def effective_use(replicas: Iterable[ReplicaView]) -> float:
 
 
 def fullest_use(replicas: Iterable[ReplicaView]) -> float:
-    """The `effective_use` of the role that uses more: a combo is full when those who decode are, or who prefill."""
+    """The highest `effective_use` of a role: a combo is full when its prefill or its decode replicas are."""
     by_role: dict[str, list[ReplicaView]] = {}
     for replica in replicas:
         by_role.setdefault(replica.role, []).append(replica)
@@ -29,9 +29,9 @@ def fullest_use(replicas: Iterable[ReplicaView]) -> float:
 
 
 def is_below(threshold: float, replicas: Sequence[ReplicaView]) -> bool:
-    """Whether `effective_use` is below it: the same answer, with no more of them read than that takes.
+    """Whether `effective_use` is below `threshold`, reading as few replicas as possible.
 
-    To say how much is in use is an engine's dearest answer, and is asked for at every arrival.
+    KV use is the most expensive attribute of a replica, and routers need the answer for every arrival.
     """
     total = sum([replica.kv_blocks_total for replica in replicas])
     if not total:
@@ -49,9 +49,9 @@ def is_below(threshold: float, replicas: Sequence[ReplicaView]) -> bool:
 
 
 class Silos:
-    """Pools whose names end in one of two ways serve interactive, or batch, work only; all others serve both.
+    """Pools that serve only interactive or only batch requests, told by the suffix of their names.
 
-    Batch (non-interactive) are the requests of tier `batch_tier` and above; no name ends in "".
+    Requests of tier `batch_tier` and above are batch requests. An empty suffix matches no pool.
     """
 
     def __init__(self, batch_tier: int, interactive_suffix: str, batch_suffix: str) -> None:
@@ -61,25 +61,23 @@ class Silos:
         self.are_there = bool(interactive_suffix or batch_suffix)
 
     def is_batch(self, request: RequestView) -> bool:
-        """It is not interactive."""
         return request.tier >= self._batch_tier
 
     def is_batch_tier(self, tier: int) -> bool:
-        """Requests of this tier are not interactive."""
         return tier >= self._batch_tier
 
     def serves(self, pool: str, is_batch: bool) -> bool:
-        """Whether a pool does such work."""
-        kept_out = self._suffixes[0 if is_batch else 1]
-        return not (kept_out and pool.endswith(kept_out))
+        """Whether a pool serves batch (or interactive) requests."""
+        excluded = self._suffixes[0 if is_batch else 1]
+        return not (excluded and pool.endswith(excluded))
 
     def serving(self, replicas: Sequence[ReplicaView], is_batch: bool) -> Sequence[ReplicaView]:
-        """Those of the replicas that do such work."""
+        """The replicas that serve batch (or interactive) requests."""
         if not self.are_there:
             return replicas
         return [replica for replica in replicas if self.serves(replica.pool, is_batch)]
 
 
 def within_bounds(pool: PoolCounts, number: int) -> int:
-    """Within the pool's bounds, and never none: an empty pool says nothing of its load."""
+    """The number limited to the pool's bounds, and at least 1: an empty pool shows no load to scale by."""
     return min(max(number, pool.min_replicas, 1), pool.max_replicas)

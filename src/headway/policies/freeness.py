@@ -15,12 +15,12 @@ Decay = float | Literal["auto"]
 
 
 class Headroom:
-    """A budget per tier, as a share of the KV cache, charged once for each tier that is present (eq. 4).
+    """KV cache to keep free, as a share of the cache, charged once for each tier present on a replica (eq. 4).
 
-    `exponential`: tier p gets `h_max * exp(-decay * p)` (eq. 3), tiers from `num_tiers` on share the last one's.
-    With `decay="auto"` the last tier gets a hundredth of the first, as the paper asks for next to nothing there.
-    With a single tier there is nobody to keep away, and no headroom. `binary`: Llumnix's own, `h_max` for tier 0
-    and none for the others. `none`: none.
+    `exponential`: tier p gets `h_max * exp(-decay * p)` (eq. 3), and tiers from `num_tiers` on share the last tier's.
+    With `decay="auto"` the last tier gets a hundredth of the first, as the paper asks for next to nothing there. A
+    single tier needs no headroom. `binary`: as in Llumnix, `h_max` for tier 0 and none for the others. `none`: no
+    headroom.
     """
 
     def __init__(self, num_tiers: int = 4, h_max: float = 0.2, decay: Decay = 1.0, kind: Kind = "exponential") -> None:
@@ -29,16 +29,16 @@ class Headroom:
         if decay != "auto":
             require_at_least("decay", decay, 0)
         self.shares = _shares(num_tiers, h_max, decay, kind)
-        """By tier; later tiers are as the last."""
+        """By tier; later tiers have the last value."""
 
     def share(self, tiers: Iterable[int]) -> float:
-        """Share of the KV cache that is charged where requests of these tiers are."""
+        """The share of the KV cache to keep free on a replica with requests of these tiers."""
         shares = self.shares
         last = len(shares) - 1
         return fsum([shares[tier] for tier in {min(tier, last) for tier in tiers}])
 
     def learn(self, record: Ended) -> None:
-        """Budgets that are fixed learn nothing."""
+        """Do nothing: fixed budgets do not adapt."""
 
 
 def _shares(num_tiers: int, h_max: float, decay: Decay, kind: Kind) -> tuple[float, ...]:
@@ -51,12 +51,13 @@ def _shares(num_tiers: int, h_max: float, decay: Decay, kind: Kind) -> tuple[flo
 
 
 class AdaptiveHeadroom(Headroom):
-    """Budgets that follow each tier's SLO violations (the paper's section 6.5 asks for it, and has no rule).
+    """Headroom that follows each tier's SLO violations. The paper's section 6.5 asks for it, without a rule.
 
-    They start as `Headroom`'s. When a request of tier p ends, H_p is multiplied by `exp(step * (violated - target))`,
-    so it rises while more than `target` of the tier's requests miss an SLO, falls slowly while fewer do, and is in
-    balance at `target`. It stays between `lowest` and `highest` times where it started, and no tier gets more than
-    the tier above it, or else a starved background would push the urgent away. A request without SLOs says nothing.
+    Shares start as `Headroom`'s. When a request of tier p ends, the share of tier p is multiplied by `exp(step *
+    (violated - target))`. So it rises while more than `target` of the tier's requests violate an SLO, falls slowly
+    while fewer do, and is stable at `target`. It stays between `lowest` and `highest` times its start value, and no
+    tier gets more than the tier above, so that a starved background tier does not displace an urgent one. Requests
+    without SLOs have no effect.
     """
 
     def __init__(
@@ -94,15 +95,15 @@ class AdaptiveHeadroom(Headroom):
 
 
 def headroom_of(num_tiers: int, h_max: float, decay: Decay, kind: Kind, adaptive: bool) -> Headroom:
-    """The headroom that a policy's arguments ask for."""
-    made_by = AdaptiveHeadroom if adaptive else Headroom
-    return made_by(num_tiers, h_max, decay, kind)
+    """The headroom for the arguments of a policy."""
+    cls = AdaptiveHeadroom if adaptive else Headroom
+    return cls(num_tiers, h_max, decay, kind)
 
 
 def violated_slo(record: Ended) -> bool | None:
-    """Whether the request missed one of its SLOs; None: it has none, or was still under way when the run stopped.
+    """Whether the request violated one of its SLOs; None if it has no SLO or was unfinished when the run ended.
 
-    One that was refused or given up missed them. One with a single output token has no TPOT to miss.
+    A rejected or cancelled request violated its SLOs. A request with a single output token has no TPOT.
     """
     limits = record.slo_ttft_s, record.slo_tpot_s, record.slo_e2e_s
     if record.outcome is Outcome.UNFINISHED or limits == (None, None, None):
@@ -120,11 +121,11 @@ def violated_slo(record: Ended) -> bool | None:
 
 
 def freeness(replica: ReplicaView, headroom_share: float = 0.0) -> float:
-    """`F = (M - sum of V) / B` (eq. 1, 2), -inf while the replica drains; from counters alone.
+    """`F = (M - sum of V) / B` (eq. 1, 2), in KV blocks per running request; -inf while the replica drains.
 
-    Virtual usage V is what the first in line needs, nothing for the others that wait, and what those that run
-    hold; besides, `headroom_share` of the M blocks. B is the number of running requests; where nobody runs
-    the quotient is not defined and B counts as 1.
+    Virtual usage V is the blocks that the first waiting request needs, the blocks in use, and `headroom_share` of the M
+    blocks; other waiting requests count for nothing. B is the number of running requests, or 1 if none runs. Computed
+    from counters alone.
     """
     if replica.is_draining:
         return -inf
@@ -134,12 +135,12 @@ def freeness(replica: ReplicaView, headroom_share: float = 0.0) -> float:
 
 
 def full_freeness(replica: ReplicaView, headroom: Headroom) -> float:
-    """With headroom: for dispatch and migration (section 3.4)."""
+    """Freeness with headroom, for dispatch and migration (section 3.4)."""
     return freeness(replica, headroom.share(tier for tier, num in replica.num_by_tier.items() if num > 0))
 
 
 def normal_freeness(replica: ReplicaView) -> float:
-    """Without headroom: for scaling (section 3.4)."""
+    """Freeness without headroom, for scaling (section 3.4)."""
     return freeness(replica)
 
 

@@ -1,7 +1,7 @@
-"""From what a user wrote to a policy: a name, a name with arguments, or a class of the user's own.
+"""Policies from a user's specification: a name, a name with arguments, or a class of the user's own.
 
-A spec is `"least-loaded"`, or `{"name": "edf", "default_deadline_s": 30}`, or either of them with
-`module:Class` for the name, where the module may lie in the current directory.
+A specification is `"least-loaded"`, or `{"name": "edf", "default_deadline_s": 30}`, or either of them with
+`module:Class` as the name. Without a `load` function, modules are imported from the current directory or `sys.path`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -29,8 +29,8 @@ LoadModule = Callable[[str], ModuleType]
 """Imports the module of a user's class by its name."""
 
 
-_TOOLS = frozenset({"desk"})
-"""Arguments that no file says: where a policy has its work done."""
+_HIDDEN = frozenset({"tasks"})
+"""Arguments that no file gives, and no table shows: how a policy runs work in the background."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,23 @@ class PolicyChoice(Generic[P]):
 
     def __str__(self) -> str:
         """As in tables: `edf`, or `edf(default_deadline_s=30)`."""
-        given = ", ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items() if name not in _TOOLS)
-        return f"{self.name}({given})" if given else self.name
+        shown = [f"{name}={_text(value)}" for name, value in self.arguments.items() if name not in _HIDDEN]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
+
+
+Verbs = Mapping[str, tuple[str, ...]]
+"""The methods that a kind of policy must have, with their arguments."""
 
 
 def router(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Router]:
-    """The router that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: PolicyChoice[Router] = _choice("router", spec, ROUTERS, load)
-    _check_verb("router", choice.name, choice(), "route", ("request", "view"))
-    return choice
+    """Resolve a router. Raises HeadwayError, as all functions here."""
+    return _resolved("router", spec, ROUTERS, load, {"route": ("request", "view")})[0]
 
 
 def ordering(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Ordering]:
-    """The ordering that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: PolicyChoice[Ordering] = _choice("ordering", spec, ORDERINGS, load)
-    made = choice()
-    _check_verb("ordering", choice.name, made, "rank", ("request", "now"))
-    quantum, preemptive = getattr(made, "quantum", ""), getattr(made, "preemptive", "")
+    """Resolve an ordering."""
+    choice, policy = _resolved("ordering", spec, ORDERINGS, load, {"rank": ("request", "now")})
+    quantum, preemptive = getattr(policy, "quantum", ""), getattr(policy, "preemptive", "")
     if quantum is not None and (type(quantum) is not int or quantum < 1):
         raise HeadwayError(f"ordering {choice.name}: `quantum` must be a number of tokens, or None for none")
     if type(preemptive) is not bool:
@@ -76,73 +76,64 @@ def ordering(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Orderin
 
 
 def migration(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Migration]:
-    """The migration policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: PolicyChoice[Migration] = _choice("migration", spec, MIGRATIONS, load)
-    made = choice()
-    _check_verb("migration", choice.name, made, "moves", ("view",))
-    _check_verb("migration", choice.name, made, "at_phase", ("request", "view"))
-    if getattr(made, "interval_s", "") is not None:
-        _check_interval("migration", choice.name, made, ", or None for never")
+    """Resolve a migration policy."""
+    verbs = {"moves": ("view",), "at_phase": ("request", "view")}
+    choice, policy = _resolved("migration", spec, MIGRATIONS, load, verbs)
+    if getattr(policy, "interval_s", "") is not None:
+        _check_interval("migration", choice.name, policy, ", or None for never")
     return choice
 
 
 def admission(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Admission]:
-    """The admission policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: PolicyChoice[Admission] = _choice("admission", spec, ADMISSIONS, load)
-    made = choice()
-    _check_verb("admission", choice.name, made, "holds", ("request",))
-    _check_verb("admission", choice.name, made, "release", ("view",))
-    _check_interval("admission", choice.name, made, "")
+    """Resolve an admission policy."""
+    verbs = {"holds": ("request",), "release": ("view",)}
+    choice, policy = _resolved("admission", spec, ADMISSIONS, load, verbs)
+    _check_interval("admission", choice.name, policy)
     return choice
 
 
 def cascade(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Cascade]:
-    """The cascade policy that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: PolicyChoice[Cascade] = _choice("cascade", spec, CASCADES, load)
-    made = choice()
-    _check_verb("cascade", choice.name, made, "enter", ("request", "view"))
-    _check_verb("cascade", choice.name, made, "accept", ("request", "score", "view"))
-    return choice
+    """Resolve a cascade policy."""
+    verbs = {"enter": ("request", "view"), "accept": ("request", "score", "view")}
+    return _resolved("cascade", spec, CASCADES, load, verbs)[0]
 
 
 def scaler(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Scaler]:
-    """The scaler that a spec asks for. Raises HeadwayError if it cannot be had."""
-    choice: PolicyChoice[Scaler] = _choice("scaler", spec, SCALERS, load)
-    made = choice()
-    _check_verb("scaler", choice.name, made, "scale", ("view",))
-    _check_interval("scaler", choice.name, made, "")
+    """Resolve a scaler."""
+    choice, policy = _resolved("scaler", spec, SCALERS, load, {"scale": ("view",)})
+    _check_interval("scaler", choice.name, policy)
     return choice
 
 
-def _choice(kind: str, spec: Spec, named: Mapping[str, type[P]], load: LoadModule | None) -> PolicyChoice[P]:
-    given = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
-    name = given.pop("name", None)
+def _resolved(
+    kind: str, spec: Spec, registered: Mapping[str, type[P]], load: LoadModule | None, verbs: Verbs
+) -> tuple[PolicyChoice[P], P]:
+    """The choice, and one instance: constructors refuse bad arguments now rather than in the run."""
+    arguments = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
+    name = arguments.pop("name", None)
     if not isinstance(name, str):
         raise HeadwayError(f"{kind}: expected a name, or `name` and arguments, got {spec!r}")
-    if name in named:
-        made_by: type[P] = named[name]
+    if name in registered:
+        made_by: type[P] = registered[name]
     elif ":" in name:
-        made_by = _own(kind, name, load or _import_from_here)
+        made_by = _users_class(kind, name, load or _import_from_here)
     else:
-        raise unknown(kind, name, named)
+        raise unknown(kind, name, registered)
     where = f"{kind} {name}"
-    choice = PolicyChoice(name, made_by, _arguments(where, made_by, given))
-    _try_out(where, choice)
-    return choice
-
-
-def _try_out(where: str, choice: PolicyChoice[Any]) -> None:
-    """Let the constructor refuse its arguments now rather than in the run."""
+    choice = PolicyChoice(name, made_by, _arguments(where, made_by, arguments))
     try:
-        choice()
+        policy = choice()
     except HeadwayError as error:
         raise HeadwayError(f"{where}: {error}") from error
     except Exception as error:
-        raise HeadwayError(f"{where}: its constructor failed: {_told(error)}") from error
+        raise HeadwayError(f"{where}: its constructor failed: {_one_line(error)}") from error
+    for verb, parameters in verbs.items():
+        _check_method(where, policy, verb, parameters)
+    return choice, policy
 
 
-def _own(kind: str, name: str, load: LoadModule) -> type[Any]:
-    """A user's class, from `module:Class`."""
+def _users_class(kind: str, name: str, load: LoadModule) -> type[Any]:
+    """The class that `module:Class` names."""
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise HeadwayError(f"{kind} {name!r}: expected module:Class")
@@ -150,15 +141,15 @@ def _own(kind: str, name: str, load: LoadModule) -> type[Any]:
         module = load(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise HeadwayError(f"{kind} {name}: {module_name} cannot be imported: {_told(error)}") from error
+            raise HeadwayError(f"{kind} {name}: {module_name} cannot be imported: {_one_line(error)}") from error
         raise HeadwayError(f"{kind} {name}: no module {error.name!r} here or among the installed packages") from None
     except Exception as error:
-        raise HeadwayError(f"{kind} {name}: {module_name} cannot be imported: {_told(error)}") from error
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
+        raise HeadwayError(f"{kind} {name}: {module_name} cannot be imported: {_one_line(error)}") from error
+    named = getattr(module, class_name, None)
+    if not isinstance(named, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         raise unknown("class", class_name, classes, f"{kind} {module_name}")
-    return found
+    return named
 
 
 def _import_from_here(name: str) -> ModuleType:
@@ -169,28 +160,24 @@ def _import_from_here(name: str) -> ModuleType:
 
 
 def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The constructor's arguments, each converted to the type that its signature names."""
+    """The constructor's arguments, converted to the types of its annotations."""
     parameters = inspect.signature(made_by).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for name in given:
+            if not parameters:
+                raise HeadwayError(f"{where}: takes no arguments, got {name!r}")
             if name not in parameters:
-                raise _unknown_argument(where, name, parameters)
+                raise unknown("argument", name, parameters, where)
     for parameter in parameters.values():
-        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if named and parameter.default is parameter.empty and parameter.name not in given:
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is parameter.empty and parameter.name not in given:
             raise HeadwayError(f"{where}: needs the argument {parameter.name!r}")
     hints = _hints(made_by)
     return {name: _converted(f"{where}: {name}", value, hints.get(name, Any)) for name, value in given.items()}
 
 
-def _unknown_argument(where: str, name: str, parameters: Iterable[str]) -> HeadwayError:
-    if not list(parameters):
-        return HeadwayError(f"{where}: takes no arguments, got {name!r}")
-    return unknown("argument", name, parameters, where)
-
-
 def _hints(made_by: type[Any]) -> dict[str, Any]:
-    """The types of the constructor's arguments, but for those that name what does not exist at run time."""
+    """The annotated types of the constructor's arguments that can be resolved at run time."""
     hints = {}
     constructor = made_by.__init__
     for name, annotation in getattr(constructor, "__annotations__", {}).items():
@@ -210,25 +197,25 @@ def _converted(where: str, value: Any, hint: Any) -> Any:
         return value
 
 
-def _check_verb(kind: str, name: str, made: object, verb: str, arguments: tuple[str, ...]) -> None:
-    method = getattr(made, verb, None)
-    shown = f"`{verb}({', '.join(arguments)})`"
+def _check_method(where: str, policy: object, name: str, arguments: tuple[str, ...]) -> None:
+    method = getattr(policy, name, None)
+    shown = f"`{name}({', '.join(arguments)})`"
     if not callable(method):
-        raise HeadwayError(f"{kind} {name}: has no method {shown}")
+        raise HeadwayError(f"{where}: has no method {shown}")
     try:
         inspect.signature(method).bind(*arguments)
     except TypeError:
-        raise HeadwayError(f"{kind} {name}: expected a method {shown}") from None
+        raise HeadwayError(f"{where}: expected a method {shown}") from None
 
 
-def _check_interval(kind: str, name: str, made: object, otherwise: str) -> None:
-    interval_s: Any = getattr(made, "interval_s", None)
+def _check_interval(kind: str, name: str, policy: object, otherwise: str = "") -> None:
+    interval_s: Any = getattr(policy, "interval_s", None)
     if type(interval_s) not in (int, float) or not 0 < interval_s < inf:
         raise HeadwayError(f"{kind} {name}: `interval_s` must be seconds, more than 0{otherwise}")
 
 
-def _told(error: Exception) -> str:
-    """An exception of the user's code in one line, with the place it came from."""
+def _one_line(error: Exception) -> str:
+    """An exception of the user's code, with its file and line, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else ""
     if not at and frames:
@@ -237,7 +224,7 @@ def _told(error: Exception) -> str:
     return f"{at}: {type(error).__name__}: {text}"
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -79,8 +79,8 @@ def scaler(
     tools = {key: _with_name(arguments.pop(key)) for key in ("forecaster", "planner") if key in arguments}
     choice = resolve.scaler(arguments or spec, loader_of(scenario.base_dir))
     parameters = signature(choice.made_by).parameters
-    if tasks is not None and "desk" in parameters:
-        choice = replace(choice, arguments={**choice.arguments, "desk": tasks})
+    if tasks is not None and "tasks" in parameters:
+        choice = replace(choice, arguments={**choice.arguments, "tasks": tasks})
     if not tools:
         return choice
     for key in tools:

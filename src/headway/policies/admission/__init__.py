@@ -1,1 +1,1 @@
-"""Which requests are kept for later: one idea a file."""
+"""Admission policies: which requests are held back, and when they are released."""

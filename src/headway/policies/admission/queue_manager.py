@@ -12,21 +12,21 @@ from headway.policies.endpoints import Silos, effective_use
 
 
 class QueueManagerAdmission:
-    """Batch requests are kept until an endpoint has room for them, or their time is running out.
+    """Hold batch requests until an endpoint has room for them, or until their deadline is near.
 
-    Batch are the requests of tier `batch_tier` and above. Every `interval_s` each endpoint, a model's replicas in one
-    region, says how full it is (effective memory utilisation): below `threshold` it gets one request, below
-    `low_threshold` two, those that wait longest; the least full is served first, as the paper leaves it open whose
-    signal comes first. Which replica there is the router's to say. Pools whose names end in `interactive_suffix` do not
-    count.
+    Batch requests are those of tier `batch_tier` and above. An endpoint is the set of a model's replicas in one region.
+    Every `interval_s`, each endpoint reports its effective memory utilisation: below `threshold` one request is
+    released to it, below `low_threshold` two. Requests that have waited longest go first. The paper does not say which
+    endpoint is served first; here it is the least utilised one. The router chooses the replica. Pools whose names end
+    in `interactive_suffix` are not counted.
 
-    A request that is `urgent_after_s` old goes at once, however full the endpoints are, and is of tier `urgent_tier`
-    from then on: on a par with interactive work. So does one whose deadline is `margin_s` away; without a deadline of
-    its own it has `default_deadline_s` from its arrival. The paper's are 10 h and 24 h; it neither says how often
-    endpoints send signals nor has a margin.
+    A request is urgent when it is `urgent_after_s` old, or `margin_s` before its deadline; a request without a deadline
+    gets `default_deadline_s` after its arrival. Urgent requests are released at once, whatever the utilisation, and get
+    tier `urgent_tier`: the tier of interactive work. The defaults of 10 h and 24 h are the paper's. The paper gives
+    neither the reporting interval nor a margin.
 
-    The paper would cut large jobs into chunks of a fixed size, but takes none to be large. A request here is one
-    prompt, whose prefill the engine cuts into chunks itself.
+    The paper cuts large jobs into chunks of a fixed size, but assumes no job to be large. Here a request is one prompt,
+    and the engine itself chunks its prefill.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class QueueManagerAdmission:
         self._default_deadline_s = default_deadline_s
         self._urgent_tier = urgent_tier
         self._soonest_s = inf
-        """The shortest time from arrival to urgency of any request so far."""
+        """The shortest time from arrival to urgency of all requests so far."""
 
     def holds(self, request: RequestView) -> bool:
         if not self._silos.is_batch(request):
@@ -64,14 +64,18 @@ class QueueManagerAdmission:
         return True
 
     def release(self, view: AdmissionView) -> Sequence[Release]:
-        going = list(self._urgent(view))
-        urgent = {release.request for release in going}
-        asking = self._asking(view.replicas, len(view.held) - len(going))
-        others = (request.id for request in view.held if request.id not in urgent)
-        return [*going, *(Release(request, region=region) for region, request in zip(asking, others, strict=False))]
+        releases = list(self._urgent(view))
+        urgent = {release.request for release in releases}
+        regions = self._regions_with_room(view.replicas, len(view.held) - len(releases))
+        waiting = (request.id for request in view.held if request.id not in urgent)
+        return [
+            *releases,
+            *(Release(request, region=region) for region, request in zip(regions, waiting, strict=False)),
+        ]
 
     def _urgent(self, view: AdmissionView) -> Iterator[Release]:
-        """Whose time is running out. They stand in order of arrival, so the young ones need no look."""
+        """Release urgent requests. Held requests are in order of arrival, so the search stops at the first one too
+        young."""
         for request in view.held:
             if request.arrival_s + self._soonest_s > view.now:
                 return
@@ -79,21 +83,21 @@ class QueueManagerAdmission:
                 yield Release(request.id, self._urgent_tier)
 
     def _urgent_s(self, request: RequestView) -> float:
-        """When it goes at the latest."""
+        """The time at which a request becomes urgent."""
         deadline_s = request.deadline_s
         if deadline_s is None:
             deadline_s = request.arrival_s + self._default_deadline_s
         return min(request.arrival_s + self._urgent_after_s, deadline_s - self._margin_s)
 
-    def _asking(self, replicas: Sequence[ReplicaView], most: int) -> list[str]:
-        """The endpoint, by its region, of each request that is asked for, as far as there are so many."""
+    def _regions_with_room(self, replicas: Sequence[ReplicaView], most: int) -> list[str]:
+        """The region of each requested release, least utilised endpoint first; at most `most` entries."""
         endpoints: dict[str, list[ReplicaView]] = {}
         for replica in self._silos.serving(replicas, is_batch=True):
             if not replica.is_draining:
                 endpoints.setdefault(replica.region, []).append(replica)
-        asking: list[str] = []
+        regions: list[str] = []
         uses = {region: effective_use(endpoint) for region, endpoint in endpoints.items()} if most > 0 else {}
         for region in sorted(uses, key=lambda region: uses[region]):
             if uses[region] < self._threshold:
-                asking += [region] * (1 + (uses[region] < self._low_threshold))
-        return asking[:most]
+                regions += [region] * (1 + (uses[region] < self._low_threshold))
+        return regions[:most]

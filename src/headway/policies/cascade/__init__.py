@@ -1,1 +1,1 @@
-"""Which of several models' answers a request gets."""
+"""Cascade policies: which of several models answers a request."""

@@ -1,4 +1,4 @@
-"""Thresholds that give way when the next model's answer would come too late."""
+"""Thresholds that yield when the next model's answer would miss the deadline."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from headway.policies.cascade.thresholds import ThresholdsCascade
 
 
 class DeadlineAwareCascade(ThresholdsCascade):
-    """As `thresholds`, but an answer will do where the next model cannot make the request's deadline.
+    """As `thresholds`, but accept any answer if the next model would miss the request's deadline.
 
-    The deadline is the request's own, else its arrival and its promise for the whole answer; without either,
-    thresholds alone decide. What the next model takes is the mean of what it took, weighted towards the latest
-    (`weight` for each); until it has answered anybody, it is taken to be in time.
+    The deadline is the request's own, or else its arrival plus its end-to-end SLO. A request with neither is decided by
+    the thresholds alone. The expected time of the next model is an exponentially weighted mean of its past times, with
+    `weight` for each new one. A model that has not answered yet is expected to be in time.
     """
 
     def __init__(self, thresholds: float | list[float] = 80.0, weight: float = 0.05) -> None:
         super().__init__(thresholds)
         require_above("weight", weight, 0)
         self._weight = min(weight, 1.0)
-        self._takes_s: dict[str, float] = {}
-        self._began: dict[int, tuple[str, float]] = {}
+        self._usual_s: dict[str, float] = {}
+        self._started: dict[int, tuple[str, float]] = {}
 
     def enter(self, request: RequestView, view: CascadeView) -> int:
-        self._began[request.id] = view.stages[0].model, view.now
+        self._started[request.id] = view.stages[0].model, view.now
         return super().enter(request, view)
 
     def accept(self, request: RequestView, score: float, view: CascadeView) -> bool:
         if super().accept(request, score, view):
             return True
         model, due_s = view.stages[view.stage + 1].model, _due_s(request)
-        if due_s is not None and view.now + self._takes_s.get(model, 0.0) > due_s:
+        if due_s is not None and view.now + self._usual_s.get(model, 0.0) > due_s:
             return True
-        self._began[request.id] = model, view.now
+        self._started[request.id] = model, view.now
         return False
 
     def learn(self, record: Ended) -> None:
-        model, began_s = self._began.pop(record.id, ("", 0.0))
+        model, started_s = self._started.pop(record.id, ("", 0.0))
         if model != record.model or not record.generated_tokens:
             return
-        took_s = record.end_s - began_s
-        known_s = self._takes_s.setdefault(model, took_s)
-        self._takes_s[model] = known_s + self._weight * (took_s - known_s)
+        took_s = record.end_s - started_s
+        usual_s = self._usual_s.setdefault(model, took_s)
+        self._usual_s[model] = usual_s + self._weight * (took_s - usual_s)
 
 
 def _due_s(request: RequestView) -> float | None:

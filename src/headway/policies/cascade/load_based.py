@@ -1,4 +1,4 @@
-"""Thresholds that give way when replicas are busy."""
+"""Thresholds that fall as the next model's load rises."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from headway.policies.arguments import require_above, require_at_least, require_
 
 
 class LoadBasedCascade:
-    """As `thresholds`, but the busier the next model is, the less an answer has to score.
+    """As `thresholds`, but the busier the next model is, the lower the score that is accepted.
 
-    After CascadeServe, which picks one of several gears by load: as the next stage's requests in flight per seat go
-    from `calm` to `full`, the threshold goes from `threshold` to `lowest`.
+    After CascadeServe, which selects one of several gears by load. The load is the next stage's requests in flight over
+    the sum of its replicas' `max_num_seqs`. While the load goes from `calm` to `full`, the threshold goes from
+    `threshold` to `lowest`.
     """
 
     def __init__(self, threshold: float = 80.0, lowest: float = 0.0, calm: float = 0.5, full: float = 1.0) -> None:
@@ -33,6 +34,6 @@ class LoadBasedCascade:
 
 
 def _load(replicas: Sequence[ReplicaView]) -> float:
-    """Requests in flight per seat; a stage without replicas is full."""
+    """Requests in flight over `max_num_seqs`, of all replicas together; infinite without replicas."""
     seats = sum(replica.max_num_seqs for replica in replicas)
     return sum(replica.num_in_flight for replica in replicas) / seats if seats else float("inf")

@@ -9,10 +9,10 @@ from headway.policies.arguments import require_at_least, require_between
 
 
 class PreRoutedCascade:
-    """The smallest model whose answer is predicted to score at least `threshold`, else the largest.
+    """The smallest model whose answer is predicted to score at least `threshold`, or else the largest model.
 
-    After RouteLLM. The prediction is the true score with a normal error of `noise`, which stands for how well
-    a router can tell from the prompt alone; so only a run that knows the scores can have this policy.
+    After RouteLLM. The prediction is the true score plus a normal error with standard deviation `noise`, which models
+    how well a router can predict the score from the prompt. So this policy runs only where the true scores are known.
     """
 
     oracle = True

@@ -1,4 +1,4 @@
-"""Thresholds that follow a plan which is made anew while requests are served."""
+"""Thresholds of a plan that is recomputed during serving."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from headway.core.view import CascadeView, RequestView
 
 
 class ReplannedCascade:
-    """As `thresholds`, with those of a planner that watches (Cascadia, section 4.4).
+    """As `thresholds`, with the thresholds of a planner that observes the workload (Cascadia, section 4.4).
 
-    Requests that the planner audits go through all models that have replicas. Where the next model has none, any
-    answer will do.
+    A request that the planner audits goes through all models that have replicas. If the next model has no replica, any
+    answer is accepted.
     """
 
     def __init__(self, planner: CascadeReplanner) -> None:

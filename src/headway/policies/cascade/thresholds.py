@@ -1,4 +1,4 @@
-"""Small models first, larger ones where the judge is not content."""
+"""Small models first, and larger ones for answers that score too low."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from headway.policies.arguments import require_between
 
 
 class ThresholdsCascade:
-    """Every request begins with the smallest model; an answer that scores at least its stage's threshold will do.
+    """Start at the smallest model; accept an answer that scores at least the threshold of its stage.
 
-    One threshold for each stage but the last, 0 to 100; one number stands for all of them. Cascadia, section 3.3.
+    `thresholds` has one value, 0 to 100, for each stage but the last. A single number applies to all stages. Source:
+    Cascadia, section 3.3.
     """
 
     def __init__(self, thresholds: float | list[float] = 80.0) -> None:
-        given = thresholds if isinstance(thresholds, list) else [thresholds]
-        if not given:
+        values = thresholds if isinstance(thresholds, list) else [thresholds]
+        if not values:
             raise HeadwayError("thresholds: expected one for each stage but the last")
-        for threshold in given:
+        for threshold in values:
             require_between("thresholds", threshold, 0, 100)
         self._thresholds = thresholds
 

@@ -1,1 +1,1 @@
-"""Who goes to another replica: one idea a file."""
+"""Migration policies: which requests move to another replica."""

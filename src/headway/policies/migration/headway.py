@@ -1,4 +1,4 @@
-"""Headway's own migration: PASCAL's when reasoning ends, Llumnix's where a replica is full or empties."""
+"""Headway's own migration: PASCAL's at phase changes, Llumnix's away from full or draining replicas."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headway.policies.migration.pascal import PascalMigration
 
 
 class HeadwayMigration:
-    """An answer begins where the fewest reason; every `interval_s`, requests leave replicas that are full or drain.
+    """Answers start where the fewest requests reason; every `interval_s`, requests leave full or draining replicas.
 
-    The first is PASCAL's Algorithm 2, with room in host memory counted; the second is K-tier Llumnix's pairing with
-    headroom for `num_tiers` tiers, but only from replicas that drain or have no room, in memory or in seats, for the
-    first in line. Between replicas that have room, a request gains nothing from moving.
+    The first part is PASCAL's Algorithm 2 with `host_counts`. The second part is the pairing of `llumnix` with headroom
+    for `num_tiers` tiers, restricted to sources that drain or that lack KV blocks or sequences for their first waiting
+    request. Between replicas with room, a request gains nothing from a move.
     """
 
     def __init__(self, interval_s: float = 1.0, num_tiers: int = 4) -> None:
@@ -35,7 +35,7 @@ class HeadwayMigration:
 
 
 def _is_full(replica: ReplicaView) -> bool:
-    """Somebody waits who cannot begin."""
+    """Whether a request waits that the replica cannot start."""
     if not replica.num_waiting:
         return False
     free_blocks = replica.kv_blocks_total - replica.kv_blocks_used

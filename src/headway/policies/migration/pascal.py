@@ -1,4 +1,4 @@
-"""Where to answer: PASCAL's Algorithm 2, and its adaptive migration."""
+"""Where requests answer: PASCAL's Algorithm 2, and its adaptive migration."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from headway.policies.arguments import require_at_least
 
 
 class PascalMigration:
-    """When its reasoning ends, a request goes where the fewest others reason, of replicas whose answers keep pace.
+    """When its reasoning ends, a request moves to the replica with the fewest reasoning requests.
 
-    Those who reason are counted by the ordering's first queue (see the ordering `pascal`). Where no replica's
-    answers keep their pace, all are eligible, and answers that have not used up their first `quantum_tokens`, or
-    are on their way there, count too. With `adaptive`, a request stays where its replica has a free KV block and
-    the chosen one lacks room for its KV cache and a block to grow. Of equals, its own replica, then the lowest id.
-    Source: PASCAL, Algorithm 2 and Fig. 7.
+    Only replicas whose answers keep their pace are eligible. Reasoning requests are counted by the first queue of the
+    ordering (see the ordering `pascal`). If no replica's answers keep their pace, all replicas are eligible, and
+    answers that have not used up their first `quantum_tokens`, or that are in transfer to the replica, count too. With
+    `adaptive`, a request stays if its own replica has a free KV block and the selected one lacks room for the request's
+    KV cache and one more block. Among equals, the request's own replica wins, then the lowest id. Source: PASCAL,
+    Algorithm 2 and Fig. 7.
 
-    With `host_counts`, what waits in a replica's host memory takes room there, too, as in Algorithm 1's footprint: a
-    replica that has swapped requests out has no memory to offer, whatever blocks are free at the moment.
+    With `host_counts`, blocks in a replica's host memory count as used, as in Algorithm 1's footprint: a replica that
+    has swapped requests out has no memory to offer, whatever blocks are free at the moment.
     """
 
     interval_s: float | None = None
@@ -46,18 +47,18 @@ class PascalMigration:
             return None
         return Move(request.id, selected, scores=tuple(load.items()))
 
-    def _fresh(self, replica: ReplicaView, but: int) -> int:
-        """Answers at a replica within their first quantum, and those about to arrive."""
+    def _fresh(self, replica: ReplicaView, excluded: int) -> int:
+        """Answers within their first quantum at a replica, and requests in transfer to it."""
         return replica.num_arriving + sum(
             one.phase is Phase.ANSWERING
             and one.answer_tokens < self._quantum_tokens
-            and one.id != but
+            and one.id != excluded
             and not one.is_moving
             for one in replica.requests
         )
 
     def _stays(self, request: RequestView, replicas: Sequence[ReplicaView], selected: int) -> bool:
-        """The request's replica has room for it to go on, and the selected one has not."""
+        """Whether the request's replica has room for it and the selected one has not."""
         free = {i.id: i.kv_blocks_total - i.kv_blocks_used - self._host_counts * i.kv_blocks_host for i in replicas}
         block = next(i.block_size_tokens for i in replicas if i.id == selected)
         needed = -(-(request.prompt_tokens + request.generated_tokens) // block) + 1

@@ -1,1 +1,1 @@
-"""Who goes first: one idea a file."""
+"""Orderings: which request runs first, and which one is preempted first."""

@@ -11,15 +11,15 @@ _STARTED, _SEVERELY_EXPIRED, _URGENT, _NOT_URGENT, _RECENTLY_EXPIRED, _BATCH = r
 
 
 class DeadlinePriorityOrdering:
-    """Severely expired, then urgent, then the others by tier, then recently expired; first come, first served in each.
+    """Severely expired, then urgent, then other requests by tier, then recently expired; by arrival within a class.
 
     With d the time left until the TTFT deadline, a request is severely expired if d < -`tau_n_s`, recently expired if
-    -`tau_n_s` <= d < 0, urgent if 0 <= d <= `tau_p_s`, and else not urgent. Urgent and not urgent ones go by tier, as
-    many as there are below `batch_tier`; those of `batch_tier` and above wait until none of the others does.
+    -`tau_n_s` <= d < 0, urgent if 0 <= d <= `tau_p_s`, and not urgent otherwise. Urgent and not urgent requests are
+    ordered by tier first. Requests of tier `batch_tier` and above run when no other request waits.
 
-    The deadline is the arrival plus the TTFT SLO or, where there is none, the request's own deadline, or the arrival
-    plus `default_deadline_s`. A request that has its first token has no TTFT deadline any more: nothing that waits
-    goes before it, as nothing that runs is displaced until memory runs out. The paper gives no values for tau.
+    The deadline is the arrival plus the TTFT SLO. Without a TTFT SLO it is the request's own deadline, or the arrival
+    plus `default_deadline_s`. A request with its first token has no TTFT deadline any more: no waiting request goes
+    before it, since running requests are preempted only when memory runs out. The paper gives no values for tau.
     """
 
     quantum: int | None = None
@@ -54,7 +54,10 @@ class DeadlinePriorityOrdering:
         return next((change_s for change_s in self._bounds(request) if change_s > now), None)
 
     def _bounds(self, request: RequestView) -> tuple[float, float, float]:
-        """From when on it is urgent, expired, and severely expired: the first two instants after d = 0 and -tau_n."""
+        """The times from which the request is urgent, expired and severely expired.
+
+        The latter two are the first floating-point times after d = 0 and d = -tau_n.
+        """
         deadline_s = request.deadline_s
         if request.slo_ttft_s is not None:
             deadline_s = request.arrival_s + request.slo_ttft_s

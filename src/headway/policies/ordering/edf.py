@@ -9,8 +9,8 @@ from headway.policies.arguments import require_above
 class EdfOrdering:
     """By deadline, and by arrival among equals.
 
-    The deadline is the request's own or, where it has none, its arrival plus the first of these that is
-    given: its end-to-end SLO, its TTFT SLO, `default_deadline_s`.
+    The deadline is the request's own. Without one, it is the arrival plus the end-to-end SLO, the TTFT SLO or
+    `default_deadline_s`: the first of them that is set.
     """
 
     quantum: int | None = None

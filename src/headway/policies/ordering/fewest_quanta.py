@@ -1,4 +1,4 @@
-"""Time-sharing that favours whoever has had the least."""
+"""Time-sharing that favours requests with the fewest used quanta."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from headway.policies.arguments import require_at_least
 
 
 class FewestQuantaOrdering:
-    """Whoever has used up fewer quanta of `quantum_tokens` output tokens goes first; of equals, who came first.
+    """By the number of quanta of `quantum_tokens` output tokens already used, and by arrival among equals.
 
-    In `round-robin` a new request goes behind all who wait; here it takes the place of those that are past their
-    first quantum. It is how the PASCAL paper describes its round-robin baseline: with each quantum used up a request's
-    priority falls, so that a long one loses against a short one that came later (sections II-C and V-B). The default
+    In `round-robin` a new request goes behind all waiting requests; here it goes before all that have used up a
+    quantum. The PASCAL paper describes its round-robin baseline this way: each used quantum lowers a request's
+    priority, so that a long request loses against a short one that came later (sections II-C and V-B). The default
     quantum is the paper's. Long requests may starve.
     """
 

@@ -8,15 +8,15 @@ from headway.policies.arguments import require_at_least
 
 
 class PascalOrdering:
-    """Requests that reason, then those that answer; each of the two queues takes turns of `quantum_tokens`.
+    """Reasoning requests before answering ones; each of the two queues is time-shared in quanta of `quantum_tokens`.
 
-    A request that reasons with more than `demotion_tokens` of KV cache (prompt and output) stands with those that
-    answer, so that one long chain of thought does not take the memory of them all. Source: PASCAL, section IV-C;
-    the defaults are those of section V-A.
+    A reasoning request with more than `demotion_tokens` of KV cache (prompt and output) moves to the queue of the
+    answering requests, so that one long chain of thought does not take the memory of all others. Source: PASCAL,
+    section IV-C; the defaults are those of section V-A.
 
-    With `by_quanta`, turns are not circular: in each queue, whoever has used up fewer quanta there goes first, and
-    of equals, who came first. So an answer that has just begun is not behind all others, as the paper says of
-    those within their first quantum (section IV-B, on Algorithm 2).
+    With `by_quanta`, the queues are not circular: the request that has used the fewest quanta in its queue goes first,
+    and the earliest among equals. So a new answer goes before the older ones, as the paper says of answers within their
+    first quantum (section IV-B, on Algorithm 2).
     """
 
     num_queues: int = 2
@@ -30,7 +30,7 @@ class PascalOrdering:
         self._demotion_tokens = demotion_tokens
 
     def queue(self, request: RequestView) -> int:
-        """0: the high priority queue."""
+        """0 is the queue with the higher priority."""
         return 0 if request.phase is Phase.REASONING and self._left(request) >= 0 else 1
 
     def rank(self, request: RequestView, now: float) -> tuple[int, int, float]:
@@ -45,12 +45,12 @@ class PascalOrdering:
         return used_up if demoted is None else min(used_up, demoted)
 
     def _served(self, request: RequestView) -> int:
-        """Tokens that the request has gained in its present queue."""
+        """Tokens that the request has generated in its present queue."""
         if request.phase is Phase.ANSWERING:
             return request.answer_tokens
         left = self._left(request)
         return request.generated_tokens if left >= 0 else min(request.generated_tokens, -left - 1)
 
     def _left(self, request: RequestView) -> int:
-        """KV tokens until the request is demoted."""
+        """KV tokens until the request is demoted; negative if it was demoted."""
         return self._demotion_tokens - request.prompt_tokens - request.generated_tokens

@@ -1,4 +1,4 @@
-"""The urgent before the less urgent."""
+"""By tier."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from headway.core.view import RequestView
 class PriorityOrdering:
     """By tier, 0 first, and by arrival within a tier.
 
-    With `preemptive`, an urgent request that waits takes the place of less urgent ones that run. Without,
-    tiers only decide who is admitted next and who gives way when memory runs out, as in vLLM.
+    With `preemptive`, an urgent waiting request takes the place of a less urgent running one. Without it, tiers decide
+    only which request is admitted next and which is preempted when memory runs out, as in vLLM.
     """
 
     quantum: int | None = None

@@ -1,4 +1,4 @@
-"""SageServe's Priority First, and its priorities 0 and 1 (sections 6.1 and 6.5)."""
+"""SageServe's Priority First, and its FCFS with batch work behind (sections 6.1 and 6.5)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headway.policies.arguments import require_at_least
 
 
 class PriorityFirstOrdering:
-    """Class by class of tiers, first come, first served within a class; who runs is not displaced.
+    """By class of tiers, and by arrival within a class; running requests are not preempted.
 
     A new class begins at each tier of `classes`. The default, 1 and 2, is SageServe's PF with batch work behind:
-    interactive-fast (tier 0), then interactive-normal (1), then the rest. With `classes: [2]` it is SageServe's FCFS:
-    both interactive tiers alike, batch requests only when none of them waits.
+    interactive-fast (tier 0), then interactive-normal (1), then the rest. `classes: [2]` is SageServe's FCFS: both
+    interactive tiers alike, and batch requests only when no interactive request waits.
     """
 
     quantum: int | None = None

@@ -7,9 +7,9 @@ from headway.policies.arguments import require_at_least
 
 
 class RoundRobinOrdering:
-    """Requests take turns of `quantum_tokens` output tokens; who has used one up goes behind those who wait.
+    """Time-sharing in quanta of `quantum_tokens` output tokens; after a quantum a request goes behind the waiting ones.
 
-    The default quantum is the one of the PASCAL paper's baseline.
+    The default quantum is that of the PASCAL paper's baseline.
     """
 
     preemptive: bool = True

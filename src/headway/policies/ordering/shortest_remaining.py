@@ -8,10 +8,10 @@ from headway.core.view import OracleRequestView, RequestView
 
 
 class ShortestRemainingOrdering:
-    """By output tokens still to come, as only an oracle knows them, and by arrival among equals.
+    """By remaining output tokens, which only an oracle knows, and by arrival among equals.
 
-    With `preemptive`, a short request that waits takes the place of longer ones that run. The best mean
-    latency that knowing output lengths can bring, at the price of the longest requests.
+    With `preemptive`, a short waiting request takes the place of a longer running one. This gives the lowest mean
+    latency that known output lengths allow, at the expense of the longest requests.
     """
 
     oracle = True
@@ -21,5 +21,5 @@ class ShortestRemainingOrdering:
         self.preemptive = preemptive
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:
-        known = cast(OracleRequestView, request)
-        return known.output_tokens - known.generated_tokens, known.arrival_s
+        oracle_view = cast(OracleRequestView, request)
+        return oracle_view.output_tokens - oracle_view.generated_tokens, oracle_view.arrival_s

@@ -1,4 +1,4 @@
-"""Shortest way to the first answering token first."""
+"""Fewest tokens until the first answering token."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from headway.core.view import OracleRequestView, RequestView
 
 
 class ShortestToAnswerOrdering:
-    """By output tokens still to come before the answer begins; those that answer go last, by what is left of it.
+    """By output tokens until the answer begins; answering requests go last, by remaining output tokens.
 
-    As only an oracle knows, and by arrival among equals. Where users see nothing of the reasoning, this is what
-    `shortest-remaining` is to end-to-end latency: the best mean time to the first answering token that knowing
-    lengths can bring, at the price of long chains of thought and of answers that have begun.
+    Only an oracle knows these lengths. Equals are ordered by arrival. Where users do not see the reasoning, this
+    ordering gives the lowest mean time to the first answering token that known lengths allow, at the expense of long
+    chains of thought and of answers that have begun.
     """
 
     oracle = True
@@ -22,12 +22,12 @@ class ShortestToAnswerOrdering:
         self.preemptive = preemptive
 
     def rank(self, request: RequestView, now: float) -> tuple[bool, int, float]:
-        known = cast(OracleRequestView, request)
+        oracle_view = cast(OracleRequestView, request)
         to_answer = self.next_change_tokens(request)
-        left = known.output_tokens - known.generated_tokens if to_answer is None else to_answer
-        return to_answer is None, left, known.arrival_s
+        left = oracle_view.output_tokens - oracle_view.generated_tokens if to_answer is None else to_answer
+        return to_answer is None, left, oracle_view.arrival_s
 
     def next_change_tokens(self, request: RequestView) -> int | None:
-        known = cast(OracleRequestView, request)
-        to_answer = known.reasoning_tokens + 1 - known.generated_tokens
+        oracle_view = cast(OracleRequestView, request)
+        to_answer = oracle_view.reasoning_tokens + 1 - oracle_view.generated_tokens
         return to_answer if to_answer > 0 else None

@@ -1,4 +1,4 @@
-"""Tiers that nobody waits in for ever."""
+"""Tiers without starvation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headway.policies.arguments import require_above
 
 
 class TierPromotionOrdering:
-    """By tier and arrival, as `priority`, but a request rises by one tier for each `quota_s` since its arrival.
+    """As `priority`, but a request rises by one tier for each `quota_s` since its arrival.
 
-    The multi-level feedback queue that K-tier Llumnix proposes against starvation (section 6.5). `quota_s` is in
-    seconds, one for all tiers or a list of them by tier, the last for all further ones; that of tier 0 says nothing.
-    What has risen stays where it is. Within a tier the earlier arrival goes first.
+    This is the multi-level feedback queue that K-tier Llumnix proposes against starvation (section 6.5). `quota_s` is
+    in seconds: one value for all tiers, or a list by tier whose last value holds for all further tiers. The value of
+    tier 0 has no effect. A request keeps the tier it has reached. Within a tier the earlier arrival goes first.
     """
 
     quantum: int | None = None
@@ -39,7 +39,7 @@ class TierPromotionOrdering:
         return next((promoted_s for promoted_s in self._promotions(request) if promoted_s > now), None)
 
     def _promotions(self, request: RequestView) -> Iterator[float]:
-        """When the request rises, tier by tier."""
+        """The times at which the request rises, tier by tier."""
         at_s = request.arrival_s
         last = len(self._quotas_s) - 1
         for tier in range(request.tier, 0, -1):

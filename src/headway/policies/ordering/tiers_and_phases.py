@@ -1,4 +1,4 @@
-"""K tiers of service, and in each of them reasoning before answering."""
+"""Tiers of service, and within each tier reasoning before answering."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from headway.policies.ordering.pascal import PascalOrdering
 
 
 class TiersAndPhasesOrdering:
-    """By tier, and within a tier by the queues of `pascal`: reasoning, then answering, each in turns.
+    """By tier, and within a tier by the queues of `pascal`: reasoning, then answering, each time-shared.
 
-    What K-tier Llumnix and PASCAL order by, together: two queues for each of `num_tiers` tiers; further tiers share
-    the last one's. A tier is a contract and a phase a matter of efficiency, so an answer of tier 0 goes before the
-    reasoning of tier 1: who pays for tier 0 never waits for others to think, and a late tier may starve. With
-    `phases_first` it is the other way round: all reasoning before all answers, tiers within. `by_quanta` is as in
-    `pascal`.
+    This combines the orderings of K-tier Llumnix and PASCAL: two queues for each of `num_tiers` tiers; further tiers
+    share the last one's. A tier is a contract and a phase a matter of efficiency, so an answer of tier 0 goes before
+    the reasoning of tier 1: customers of tier 0 never wait for other customers' reasoning, and a late tier may starve.
+    With `phases_first`, all reasoning goes before all answers, ordered by tier within. `by_quanta` is as in `pascal`.
     """
 
     preemptive: bool = True

@@ -1,1 +1,1 @@
-"""Which replica gets a request: one idea a file."""
+"""Routers: which replica gets a request."""

@@ -1,4 +1,4 @@
-"""Cauchy's hierarchical request scheduler (section 3.4): which combo, then which of its instances."""
+"""Cauchy's hierarchical request scheduler (section 3.4): a combo, then instances within it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Combo = Sequence[ReplicaView]
 
 
 class WorkloadClass(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests that have combos to themselves. A policy knows no output lengths: it goes by prompt and tier."""
+    """Requests that have combos of their own. Output lengths are unknown, so a class has prompt lengths and tiers."""
 
     combos: tuple[str, ...]
-    """Names of combos or pools; a combo's name stands for all of its parts."""
+    """Names of combos or pools; the name of a combo includes all its parts."""
     min_prompt_tokens: int = 0
     max_prompt_tokens: int | None = None
-    """None: however long."""
+    """None: no limit."""
     tiers: tuple[int, ...] | None = None
-    """None: all of them."""
+    """None: all tiers."""
 
     def __post_init__(self) -> None:
         if not self.combos:
@@ -34,36 +34,40 @@ class WorkloadClass(Struct, frozen=True, forbid_unknown_fields=True):
             most, least = self.max_prompt_tokens, self.min_prompt_tokens
             raise HeadwayError(f"classes: max_prompt_tokens: expected at least min_prompt_tokens ({least}), got {most}")
 
-    def has(self, request: RequestView) -> bool:
-        """The request is one of them."""
+    def matches(self, request: RequestView) -> bool:
+        """Whether the request belongs to this class."""
         if self.tiers is not None and request.tier not in self.tiers:
             return False
         tokens = request.prompt_tokens
         return tokens >= self.min_prompt_tokens and (self.max_prompt_tokens is None or tokens <= self.max_prompt_tokens)
 
-    def names(self, replica: ReplicaView) -> bool:
-        """The replica is of a combo that they have."""
+    def includes(self, replica: ReplicaView) -> bool:
+        """Whether the replica belongs to a combo of this class."""
         return any(replica.pool in (name, f"{name}-prefill", f"{name}-decode") for name in self.combos)
 
 
 class CauchyRouter:
-    """First a combo, in proportion to goodput; in it, prefill and decode apart, or all in place where idle.
+    """First a combo, in proportion to goodput; then a prefill and a decode replica in it, or one idle replica for both.
 
-    `between` combos: `goodput` is round robin weighted by profiled goodput, with weights that follow the combos
-    that are there (a combo without a profile weighs as the mean of the others); `round-robin` weighs all the same;
-    `tokens` takes the combo with the most tokens left, that is room in its KV caches less prompts it has yet
-    to compute (the paper's "highest remaining token count" says no more). `within` one: `strict` is prefill,
-    then decode, each in turn; `opportunistic` takes the prefill replica with the least pending and the decode
-    replica with the fewest requests, but if one of the two is idle and the other is not, the whole request is
-    computed there in place. If both are idle, as at the start of the paper's fig. 5b, it goes from one to the other.
-    A decode replica is idle with nothing in flight, for a prompt would hold up the answers that it writes. A prefill
-    replica is idle with no prompt left to compute and nobody waiting, as long as it has at most `in_place` of the
-    requests that the decode replica has: it writes answers between prompts, and in smaller batches than those whose
-    only task it is, so that tokens are in time there too. (The paper's telemetry is of remaining tokens and pending
-    requests, and what it looks for is idle capacity, 3.4.2; it gives no threshold. 0: only with nothing in flight.)
-    A replica that does both phases keeps what it is given. `classes` reserve combos by prompt length and tier: the
-    first class that has the request counts, the rest go to combos that no class names, and if none of
-    their own are there requests go to any. (Models need no class: each has a router of its own.)
+    `between` selects the combo. `goodput` is round robin weighted by profiled goodput, over the combos present at the
+    moment; a combo without a profile has the mean weight of the others. `round-robin` gives all combos equal weight.
+    `tokens` selects the combo with the most tokens left: free KV cache less prompt tokens yet to compute (the paper
+    says no more than "highest remaining token count").
+
+    `within` selects the replicas. `strict` selects a prefill replica and a decode replica, each in turn.
+    `opportunistic` selects the prefill replica with the fewest pending tokens and the decode replica with the fewest
+    requests; if one of the two is idle and the other is not, the idle replica serves the whole request. If both are
+    idle, as at the start of the paper's fig. 5b, the request goes from one to the other.
+
+    A decode replica is idle with no request in flight, because a prompt would delay its answers. A prefill replica is
+    idle if it has no prompt tokens left to compute, no waiting request, and at most `in_place` times the requests of
+    the decode replica: it decodes between prompts, in smaller batches than the decode replicas, so its tokens are in
+    time too. (The paper monitors remaining tokens and pending requests to find idle capacity, 3.4.2, and gives no
+    threshold. With `in_place` 0, idle means no request in flight.) A replica for both phases serves the whole request.
+
+    `classes` reserve combos by prompt length and tier. The first class that matches a request applies. Requests without
+    a class go to combos that no class names. If a request's combos are all absent, it may go to any combo. Models need
+    no class: each model has its own router.
     """
 
     pairs = True
@@ -82,19 +86,19 @@ class CauchyRouter:
         self._between, self._within, self._in_place = between, within, in_place
         self._classes = classes
         self._turns: dict[int, WeightedRoundRobin] = {}
-        """By class, -1 for requests of none."""
+        """By class index; -1 for requests without a class."""
         self._last: dict[tuple[int, str], int] = {}
-        """By combo and role, who had the last turn."""
+        """By combo and role: the replica that had the last turn."""
         self._sent: dict[int, DecodeTargets] = {}
         """By prefill replica."""
 
     @property
     def answers_in_place(self) -> bool:
-        """It may give all of a request to a replica that is for one phase."""
+        """Whether a replica for one phase may get a whole request."""
         return self._within == "opportunistic"
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        index = next((i for i, each in enumerate(self._classes) if each.has(request)), -1)
+        index = next((i for i, each in enumerate(self._classes) if each.matches(request)), -1)
         combos = by_combo(self._reserved(index, view.replicas) if self._classes else view.replicas)
         # A combo that cannot compute prompts now stands back while another can.
         able = {id: combo for id, combo in combos.items() if any(replica.role != "decode" for replica in combo)}
@@ -102,11 +106,11 @@ class CauchyRouter:
         return self._strict(combo) if self._within == "strict" else self._opportunistic(combo)
 
     def _reserved(self, index: int, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
-        """What a class may use; all if nothing of it is there."""
+        """The replicas that a class may use; all if none of its own is present."""
         if index >= 0:
-            own = [replica for replica in replicas if self._classes[index].names(replica)]
+            own = [replica for replica in replicas if self._classes[index].includes(replica)]
         else:
-            own = [replica for replica in replicas if not any(each.names(replica) for each in self._classes)]
+            own = [replica for replica in replicas if not any(each.includes(replica) for each in self._classes)]
         return own or replicas
 
     def _combo(self, index: int, combos: Mapping[int, Combo]) -> Combo:
@@ -141,33 +145,32 @@ class CauchyRouter:
         return Placement(first.id, last.id)
 
     def _has_room(self, first: ReplicaView, last: ReplicaView) -> bool:
-        """A prefill replica may write this answer, too."""
+        """Whether a prefill replica may decode this request too."""
         if _is_idle(first):
             return not _is_idle(last)
         busy = first.prefill_tokens_left > 0 or first.num_waiting > 0
         return not busy and _load(first) < self._in_place * _load(last)
 
     def _fewest(self, replica: ReplicaView, combo: Combo) -> tuple[bool, int, int]:
-        """Idle first, then by the requests that it has or that are being prefilled for it."""
+        """Sort key: idle first, then by the requests that the replica has or will get from prefill."""
         sent = [(each.num_in_flight, self._sent[each.id]) for each in combo if each.id in self._sent]
-        coming = sum(one.still(num_in_flight)[replica.id] for num_in_flight, one in sent)
+        coming = sum(one.pending(num_in_flight)[replica.id] for num_in_flight, one in sent)
         return not _is_idle(replica), _load(replica) + coming, replica.id
 
 
 class DecodeTargets:
-    """Where the requests of a prefill replica will decode. Views do not say; they leave in the order they came in."""
+    """Where the requests of a prefill replica will decode. Views do not show it; requests leave in order of arrival."""
 
     def __init__(self) -> None:
         self._targets: deque[int] = deque()
         self._counts: Counter[int] = Counter()
 
     def add(self, target: int) -> None:
-        """One more."""
         self._targets.append(target)
         self._counts[target] += 1
 
-    def still(self, num_in_flight: int) -> Mapping[int, int]:
-        """Requests by where they will decode, if there are no more than so many."""
+    def pending(self, num_in_flight: int) -> Mapping[int, int]:
+        """Pending requests by decode replica, given that at most `num_in_flight` are pending."""
         while len(self._targets) > num_in_flight:
             self._counts[self._targets.popleft()] -= 1
         return self._counts

@@ -1,4 +1,4 @@
-"""Combos as routers see them: which there are, what they are worth, and whose turn it is (Cauchy, section 3.4)."""
+"""Combos in a router's view: their replicas, goodput weights and turns (Cauchy, section 3.4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LITTLE = 1e-9
 
 
 def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:
-    """Replicas by their combo, combos in ascending order."""
+    """Replicas by combo, combos in ascending order."""
     found: dict[int, list[ReplicaView]] = {}
     for replica in replicas:
         found.setdefault(replica.combo, []).append(replica)
@@ -19,7 +19,7 @@ def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:
 
 
 def goodput_weights(combos: Mapping[int, Sequence[ReplicaView]]) -> dict[int, float]:
-    """Each combo's goodput as a share of all; one without a profile counts as the mean of those that have one."""
+    """Each combo's share of the total goodput. A combo without a profile counts as the mean of the profiled ones."""
     profiled = {combo: replicas[0].goodput_rps or 0.0 for combo, replicas in combos.items()}
     known = [goodput_rps for goodput_rps in profiled.values() if goodput_rps > 0]
     mean = fmean(known) if known else 1.0
@@ -29,7 +29,7 @@ def goodput_weights(combos: Mapping[int, Sequence[ReplicaView]]) -> dict[int, fl
 
 
 def tokens_left(replicas: Sequence[ReplicaView]) -> int:
-    """KV tokens that a combo has room for, less the prompt tokens that it has yet to compute."""
+    """Free KV tokens of a combo, less the prompt tokens that it has yet to compute."""
     return sum(
         (replica.kv_blocks_total - replica.kv_blocks_used) * replica.block_size_tokens - replica.prefill_tokens_left
         for replica in replicas
@@ -37,19 +37,19 @@ def tokens_left(replicas: Sequence[ReplicaView]) -> int:
 
 
 class WeightedRoundRobin:
-    """Weighted round robin, smooth: at every instant each has had its share of the turns to within one.
+    """Smooth weighted round robin: at any time, each id has had its share of the turns to within one.
 
-    Each turn, everybody is credited with their weight, and who is served pays 1. Of those in credit the one is
-    served that would be in credit with a whole turn first: as unit jobs by earliest deadline, which keeps each
-    between one turn ahead and one behind while weights stay as they are. Those that come begin with nothing, and what
-    those that went were owed goes to the others: credits always add up to nothing.
+    At each turn every id is credited with its weight, and the served id pays 1. Of the ids in credit, the one that
+    would reach a whole turn first is served. This is earliest deadline first for unit jobs, which keeps each id between
+    one turn ahead and one behind while the weights stay the same. New ids start without credit, and the credit of ids
+    that vanished is divided among the others, so that credits always sum to zero.
     """
 
     def __init__(self) -> None:
         self._credits: dict[int, float] = {}
 
     def next(self, weights: Mapping[int, float]) -> int:
-        """Whose turn it is, of these; weights add up to 1."""
+        """The id whose turn it is; `weights` sum to 1."""
         before = self._credits
         owed = 1.0 - sum(before.get(one, 0.0) for one in weights)
         credits = {one: before.get(one, 0.0) + owed * weight for one, weight in weights.items()}
@@ -61,6 +61,6 @@ class WeightedRoundRobin:
 
 
 def next_after(ids: Sequence[int], last: int) -> int:
-    """Round robin: the next id above the last one, or the lowest."""
+    """The lowest id above `last`, or the lowest of all."""
     higher = [id for id in ids if id > last]
     return min(higher or ids)

@@ -13,15 +13,16 @@ from headway.policies.routing.least_loaded import least_loaded
 
 
 class FreestRouter:
-    """The replica with the most KV blocks left per running request, headroom for its tiers taken off.
+    """The replica with the most free KV blocks per running request, after headroom for its tiers.
 
-    Freeness is `(M - used - head of the line - headroom) / running` in blocks (K-tier Llumnix, eq. 1-4), so a
-    replica that runs nothing is freer by orders of magnitude than one that is half full, and what waits behind
-    the first in line counts for nothing: bursts shorter than a prefill go to one replica. Of equals, the one with
-    the fewest requests in flight, then the lower id. A draining replica is chosen only where all are, and then the
-    least loaded. Headroom: a tier that is present takes `h_max * exp(-decay * tier)` of the cache; `decay: auto`
-    leaves the last of `num_tiers` a hundredth of that; `headroom: binary` keeps `h_max` for tier 0 alone, as
-    Llumnix does. `adaptive` budgets rise while a tier misses its SLOs.
+    Freeness is `(M - used - first waiting request - headroom) / running` in blocks (K-tier Llumnix, eq. 1-4). So a
+    replica without running requests is freer by orders of magnitude than a half-full one. Waiting requests behind the
+    first count for nothing, so a burst shorter than a prefill goes to one replica. Among equals, the fewest requests in
+    flight win, then the lower id. A draining replica is chosen only if all drain, and then the least loaded one.
+
+    Headroom: a tier that is present takes `h_max * exp(-decay * tier)` of the cache. `decay: auto` gives the last of
+    `num_tiers` a hundredth of the first. `headroom: binary` keeps `h_max` for tier 0 alone, as Llumnix does. With
+    `adaptive`, headroom rises while a tier violates its SLOs.
     """
 
     def __init__(
@@ -46,5 +47,4 @@ class FreestRouter:
         return Placement(least_loaded(view.replicas) if most == -inf else chosen)
 
     def learn(self, record: Ended) -> None:
-        """What adaptive headroom goes by."""
         self._headroom.learn(record)

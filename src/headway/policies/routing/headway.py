@@ -1,4 +1,4 @@
-"""Headway's own router: region, combo and replica by the tokens they still have to hold for each request they serve."""
+"""Headway's own router: the region, combo and replica with the fewest KV tokens for its goodput."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Combos = Mapping[int, Sequence[ReplicaView]]
 
 @dataclass(frozen=True)
 class ComboView:
-    """Some replicas of a view, as a view."""
+    """The replicas of one combo, as a view."""
 
     now: float
     random: Random
@@ -25,24 +25,24 @@ class ComboView:
 
 
 class HeadwayRouter:
-    """The combo whose KV tokens, held and to come, are the fewest for its goodput; in it, who is idle does it all.
+    """The combo with the fewest KV tokens for its goodput; within the combo, an idle replica serves the whole request.
 
-    What five systems look at, in one measure. Tokens are those of KV caches on the GPU and in host memory (PASCAL's
-    footprint) and of prompts that have yet to be computed, so that a burst spreads before any of it runs. They are
-    divided by profiled goodput, or where nothing is profiled by the KV cache there is, so that unlike combos fill up
-    alike (Cauchy's weights, but by what requests turned out to be, not by turns). Combos whose readers of answers run
-    dry stand back while others' do not (PASCAL, Algorithm 1). A replica on its own is a combo. Within one, prefill and
-    decode are as Cauchy's opportunistic scheduler has them. The scores that the decision log shows are those of combos,
-    each under its first replica.
+    One measure combines what five systems look at. Tokens are those of KV caches on the GPU and in host memory
+    (PASCAL's footprint) and of prompts yet to be computed, so that a burst spreads before any of it runs. They are
+    divided by profiled goodput, or by KV capacity if no combo is profiled, so that unlike combos fill up evenly
+    (Cauchy's weights, applied to the actual tokens instead of turns). Combos whose answers fall behind their readers
+    are used only if all do (PASCAL, Algorithm 1). A replica on its own is a combo. Within a combo, prefill and decode
+    replicas are selected as by Cauchy's opportunistic scheduler. The scores in the decision log are those of combos,
+    each under the id of its first replica.
 
-    A combo in another region than the request's counts as `far` times as full, so that requests stay near while load is
-    even, and leave before a region is full. (SageServe's threshold on KV cache in use lets a region that is short of
-    anything else fill up.)
+    A combo in another region than the request's counts as `far` times as full. So requests stay near while the load is
+    even, and leave before their region is full. (SageServe's threshold on KV use lets a region fill up that is short of
+    anything else.)
     """
 
     pairs = True
     answers_in_place = True
-    """It may give all of a request to a replica that is for one phase."""
+    """A replica for one phase may get a whole request."""
 
     def __init__(self, far: float = 1.5) -> None:
         require_at_least("far", far, 1)
@@ -56,32 +56,32 @@ class HeadwayRouter:
         on_pace = {id: combo for id, combo in able.items() if all(each.answers_on_pace for each in combo)} or able
         scores = self._scores(request, on_pace)
         chosen = on_pace[min(scores, key=lambda id: (scores[id], id))]
-        told = tuple((on_pace[id][0].id, score) for id, score in scores.items())
+        scored = tuple((on_pace[id][0].id, score) for id, score in scores.items())
         if len(chosen) == 1:
-            return Placement(chosen[0].id, scores=told)
+            return Placement(chosen[0].id, scores=scored)
         inside = self._inside.route(request, ComboView(view.now, view.random, chosen))
-        return Placement(inside.replica, inside.decode, told)
+        return Placement(inside.replica, inside.decode, scored)
 
     def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
-        """How full each combo would be."""
+        """How full each combo would be with the request."""
         weights = _weights(combos)
         near = {id: 1.0 if combo[0].region == request.region else self._far for id, combo in combos.items()}
         return {id: near[id] * (request.prompt_tokens + _tokens(combo)) / weights[id] for id, combo in combos.items()}
 
 
 def _tokens(combo: Sequence[ReplicaView]) -> int:
-    """KV tokens that its requests hold, and that their prompts will."""
+    """KV tokens held by the combo's requests, and prompt tokens yet to compute."""
     blocks = sum((each.kv_blocks_used + each.kv_blocks_host) * each.block_size_tokens for each in combo)
     return blocks + sum(each.prefill_tokens_left for each in combo)
 
 
 def _weights(combos: Combos) -> Mapping[int, float]:
-    """What each combo can take: its goodput or, where none is profiled, its KV cache in tokens."""
+    """The capacity of each combo: its goodput, or its KV cache in tokens if no combo is profiled."""
     if any(combo[0].goodput_rps for combo in combos.values()):
         return goodput_weights(combos)
     return {id: max(_room(combo), 1) for id, combo in combos.items()}
 
 
 def _room(combo: Sequence[ReplicaView]) -> int:
-    """KV tokens that those who decode can hold."""
+    """KV tokens that the decoding replicas can hold."""
     return sum(each.kv_blocks_total * each.block_size_tokens for each in combo if each.role != "prefill")

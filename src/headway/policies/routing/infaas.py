@@ -1,4 +1,4 @@
-"""INFaaS's routing by cost, as K-tier Llumnix has it for a baseline (section 3.7)."""
+"""INFaaS's routing by cost, as a baseline of K-tier Llumnix (section 3.7)."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from headway.policies.arguments import require_at_least, require_between
 
 
 class State(Enum):
-    """How a replica does; the value is its penalty."""
+    """State of a replica; the value is its penalty."""
 
     ACTIVE = 0.0
     INTERFERED = 0.5
-    """Slow, and not for its queue: something else is at its GPU."""
+    """Slow without a queue: another workload uses its GPU."""
     OVERLOADED = 1.0
-    """More wait than it can take in soon."""
+    """More requests wait than it can admit soon."""
     INACTIVE = 2.0
-    """It drains, and is chosen only where all others do."""
+    """It drains, and is chosen only if all replicas drain."""
 
 
 class InfaasRouter:
-    """The lowest cost: `alpha * requests there + beta * their usual time + gamma * penalty of the state`.
+    """The replica with the lowest cost: `alpha * requests + beta * usual time + gamma * penalty of the state`.
 
-    Requests there are all that wait or run; their usual time is an EWMA, in seconds, of the time from arrival to end
-    of those that finished at the replica (the fleet's mean while none did). A replica is OVERLOADED (penalty 1)
-    when more than `overload_share` of `max_num_seqs` requests wait, INTERFERED (penalty 0.5) when it is not but its
-    usual time is over `interference_factor` times the fleet's mean, INACTIVE (penalty 2) when it drains,
-    otherwise ACTIVE (no penalty). It knows nothing of KV caches, never moves a request, and balances rather
-    than packs. The source gives no constants: all defaults are Headway's, and `gamma` says how many requests a whole
-    penalty outweighs. Of equals, the one with the fewest requests, then the lower id.
+    Requests are all that wait or run at the replica. The usual time is an EWMA, in seconds, of the time from arrival to
+    end of the requests that finished there (the fleet's mean until one did). A replica is INACTIVE (penalty 2) if it
+    drains, OVERLOADED (penalty 1) if more than `overload_share` of `max_num_seqs` requests wait, INTERFERED (penalty
+    0.5) if its usual time is above `interference_factor` times the fleet's mean, and otherwise ACTIVE (no penalty). The
+    policy ignores KV caches, never moves a request, and balances rather than packs. The source gives no constants: all
+    defaults are Headway's, and `gamma` is the number of requests that outweighs a penalty of 1. Among equals, the
+    fewest requests win, then the lower id.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class InfaasRouter:
         return Placement(min(costs)[2])
 
     def state(self, replica: ReplicaView, mean_s: float) -> State:
-        """How the replica does, among others whose usual time is `mean_s` on average."""
+        """The state of the replica in a fleet whose mean usual time is `mean_s`."""
         if replica.is_draining:
             return State.INACTIVE
         if replica.num_waiting > self._overload_share * replica.max_num_seqs:
@@ -77,13 +77,13 @@ class InfaasRouter:
         return State.ACTIVE
 
     def learn(self, record: Ended) -> None:
-        """Only requests that finished say how long they take."""
+        """Update the replica's usual time; requests that did not finish are ignored."""
         if record.outcome is Outcome.FINISHED:
             took_s = record.end_s - record.arrival_s
             before_s = self._usual_s.get(record.replica, took_s)
             self._usual_s[record.replica] = before_s + self._weight * (took_s - before_s)
 
     def _mean_s(self, replicas: Sequence[ReplicaView]) -> float:
-        """The mean of the replicas' usual times; 0 while no request finished at any of them."""
+        """The mean of the replicas' usual times; 0 until a request has finished."""
         known = [self._usual_s[replica.id] for replica in replicas if replica.id in self._usual_s]
         return sum(known) / len(known) if known else 0.0

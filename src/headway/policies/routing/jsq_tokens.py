@@ -1,4 +1,4 @@
-"""Join the shortest queue, counted in tokens still to compute."""
+"""Join the shortest queue, in tokens still to compute."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headway.policies.arguments import require_above, require_at_least
 
 
 class JsqTokensRouter:
-    """The replica with the fewest tokens left, output lengths estimated by the mean of those that finished.
+    """The replica with the fewest tokens left; output lengths are estimated by the mean of finished requests.
 
-    Tokens left are the prompt tokens not yet computed, plus `num_in_flight * mean - tokens_generated`, but
-    one output token at least for each request in flight. The mean starts at `prior_output_tokens`, which
-    counts for as much as `prior_num_requests` finished requests. Of equals, the first in the view's order.
+    Tokens left are the prompt tokens yet to compute, plus `num_in_flight * mean - tokens_generated`, but at least one
+    output token for each request in flight. The mean starts at `prior_output_tokens`, which has the weight of
+    `prior_num_requests` finished requests. Among equals, the first in the view wins.
     """
 
     def __init__(self, prior_output_tokens: float = 256.0, prior_num_requests: float = 16.0) -> None:
@@ -29,7 +29,7 @@ class JsqTokensRouter:
         return Placement(self.shortest(view.replicas))
 
     def shortest(self, replicas: Sequence[ReplicaView]) -> int:
-        """Which of these replicas."""
+        """The id of the replica with the fewest tokens left."""
         mean = self._mean
         chosen = replicas[0].id
         least = inf
@@ -45,7 +45,7 @@ class JsqTokensRouter:
         return chosen
 
     def learn(self, record: Ended) -> None:
-        """Only requests that finished say how long outputs are."""
+        """Update the mean output length; requests that did not finish are ignored."""
         if record.outcome is Outcome.FINISHED:
             self._count += 1
             self._mean += (record.generated_tokens - self._mean) / self._count

@@ -11,10 +11,10 @@ from headway.core.view import FleetView, OracleReplicaView, RequestView
 
 
 class JsqTokensOracleRouter:
-    """The replica with the fewest tokens left, prompt and output, as only an oracle knows them.
+    """The replica with the fewest tokens left, prompt and output, which only an oracle knows.
 
-    What `jsq-tokens` would do with perfect estimates: the bound on what predicting lengths can bring. Of
-    equals, the first in the view's order.
+    This is `jsq-tokens` with perfect estimates: the bound on what length prediction can gain. Among equals, the first
+    in the view wins.
     """
 
     oracle = True

@@ -7,10 +7,10 @@ from headway.core.view import FleetView, RequestView
 
 
 class LeastFootprintRouter:
-    """The replica with the smallest KV footprint: blocks on the GPU, and those of preempted requests in host memory.
+    """The replica with the smallest KV footprint: blocks on the GPU, and blocks of preempted requests in host memory.
 
-    Of equals, the lowest id. The placement of the PASCAL paper's baselines (section V-A). Unlike `least-kv`, it
-    looks at what requests hold, not at shares of capacity or at prompts that wait.
+    Among equals, the lowest id wins. This is the placement of the PASCAL paper's baselines (section V-A). Unlike
+    `least-kv`, it counts held blocks, not shares of the capacity, and no waiting prompts.
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:

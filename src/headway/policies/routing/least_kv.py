@@ -10,11 +10,10 @@ from headway.policies.arguments import require_at_least
 
 
 class LeastKvRouter:
-    """The replica with the smallest share of KV blocks used, or spoken for by prompts not yet computed.
+    """The replica with the smallest share of KV blocks used or needed by prompts yet to compute.
 
-    Counting the prompts that wait (`block_size_tokens` to a block) tells two full caches apart, and keeps a
-    burst from going to one replica before its cache shows it. Of equals, the one with the fewest requests in
-    flight, then the first in the view's order.
+    Counting waiting prompts (`block_size_tokens` to a block) tells two full caches apart, and spreads a burst before
+    the caches show it. Among equals, the fewest requests in flight win, then the first in the view.
     """
 
     def __init__(self, block_size_tokens: int = 16) -> None:

@@ -10,10 +10,10 @@ from headway.core.view import FleetView, ReplicaView, RequestView
 
 
 class LeastLoadedRouter:
-    """The replica with the fewest requests: waiting, running, and placed but not yet seen in its metrics.
+    """The replica with the fewest requests: waiting, running, and placed but not yet in its metrics.
 
-    Load is `max(num_in_flight, num_waiting + num_running)`: a router's own count is never stale, and the
-    engine's also has what others placed there. Of equals, the first in the view's order.
+    Load is `max(num_in_flight, num_waiting + num_running)`: a router's own count is never stale, and the engine's count
+    includes requests that others placed. Among equals, the first in the view wins.
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:

@@ -1,4 +1,4 @@
-"""Where to reason: PASCAL's Algorithm 1."""
+"""Where requests reason: PASCAL's Algorithm 1."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from headway.core.view import FleetView, RequestView
 
 
 class PascalRouter:
-    """The replica with the smallest KV footprint, GPU and host, among those whose answers keep their pace.
+    """The replica with the smallest KV footprint, GPU and host, of those whose answers keep their pace.
 
-    Where no replica's answers do, among all. Of equals, the lowest id. Meant for new requests, which begin to
-    reason; the migration policy of the same name says where they answer. Source: PASCAL, Algorithm 1.
+    If no replica's answers keep their pace, all replicas are eligible. Among equals, the lowest id wins. The policy
+    places new requests, which begin to reason; the migration policy of the same name decides where they answer. Source:
+    PASCAL, Algorithm 1.
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:

@@ -9,8 +9,8 @@ from headway.core.view import FleetView, RequestView
 class PowerOfTwoRouter:
     """The less loaded of two different replicas drawn at random.
 
-    Load as in `least-loaded`; of equals, the first drawn. Two are enough to avoid the longest queues, and
-    random enough that routers with stale views do not all run to the same replica.
+    Load is that of `least-loaded`; among equals, the first drawn wins. Two draws are enough to avoid the longest
+    queues, and random enough that routers with stale views do not all choose the same replica.
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:

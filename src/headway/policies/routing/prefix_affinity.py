@@ -1,4 +1,4 @@
-"""Requests that share a prefix go to the replica that has it, as far as its load allows."""
+"""Requests with a common prefix go to the replica that caches it, as far as its load allows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ _MASK = (1 << 30) - 1  # products of two such numbers are the fastest that Pytho
 
 
 class PrefixAffinityRouter:
-    """Requests whose prompts begin alike stick to one replica, with bounded load.
+    """Requests whose prompts begin alike go to the same replica, with bounded load.
 
-    Requests form a group when their first `num_segments` prefix segments are the same. A group ranks the
-    replicas by rendezvous hashing (Thaler and Ravishankar, 1998) and takes the first with room, so that a
-    replica which goes or comes moves no group but its own. There is room below `ceil(load_factor * (requests
-    in flight + 1) / replicas) + spare_requests` requests in flight (Mirrokni et al., 2016, and a few to
-    spare, so that an idle fleet does not scatter its groups). A request without a prefix goes to the least
-    loaded replica.
+    Requests whose first `num_segments` prefix segments are equal form a group. A group ranks the replicas by rendezvous
+    hashing (Thaler and Ravishankar, 1998) and takes the first with room, so that a replica that appears or vanishes
+    moves only its own groups. A replica has room below `ceil(load_factor * (requests in flight + 1) / replicas) +
+    spare_requests` requests in flight (Mirrokni et al., 2016; the spare requests keep an idle fleet from scattering its
+    groups). A request without a prefix goes to the least loaded replica.
     """
 
     def __init__(self, load_factor: float = 1.25, spare_requests: int = 4, num_segments: int = 1) -> None:
@@ -52,7 +51,7 @@ class PrefixAffinityRouter:
 
 
 def _scrambled(number: int) -> int:
-    """30 bits that look random and are the same on every machine (the finaliser of SplitMix64)."""
+    """A 30-bit hash that is the same on every machine (the finaliser of SplitMix64)."""
     number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF

@@ -7,7 +7,7 @@ from headway.core.view import FleetView, RequestView
 
 
 class RandomRouter:
-    """Any replica, each as likely as the others."""
+    """A replica drawn uniformly at random."""
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
         replicas = view.replicas

@@ -9,8 +9,8 @@ from headway.core.view import FleetView, RequestView
 class RoundRobinRouter:
     """Each replica in turn, whatever its load.
 
-    The cursor is the last replica's id, so that replicas which come and go move nobody else's turn: the next
-    is the one after it in the view's order or, when the last is gone, the first with a higher id.
+    The cursor is the id of the last replica, so that replicas which appear or vanish do not change the turns of others.
+    The next replica is the one after it in the view or, if the last one is gone, the first with a higher id.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class RoundRobinRouter:
         return Placement(replica)
 
     def _after_last(self, view: FleetView) -> int:
-        """Where the cursor stands among replicas that have changed."""
+        """The position after the cursor in a view whose replicas have changed."""
         higher = -1
         for i, replica in enumerate(view.replicas):
             if replica.id == self._last:

@@ -13,17 +13,17 @@ from headway.policies.routing.jsq_tokens import JsqTokensRouter
 
 
 class SageServeRouter:
-    """A region that is less than `threshold` full, the least full endpoint in it, the instance with least to do.
+    """A region below `threshold`, its least utilised pool, and the replica in it with the fewest tokens left.
 
-    How full is effective memory utilisation: KV cache in use over KV cache there is. An interactive request goes to
-    the first region below `threshold` in order of preference: its own, then `preference`, then the view's order; if
-    there is none, to the least full one. A batch request, of tier `batch_tier` and above, goes to the least full
-    region, unless the queue manager has let it go for another. Of a region's pools, the least full; of its replicas,
-    the one with the fewest tokens left, estimated as `jsq-tokens` does with the same arguments.
+    Utilisation is effective memory utilisation: KV blocks in use over KV blocks. An interactive request goes to the
+    first region below `threshold` in order of preference: its own, then `preference`, then the order of the view; if no
+    region is below it, to the least utilised one. A batch request, of tier `batch_tier` and above, goes to the least
+    utilised region, unless the queue manager has released it to another. The replica is the one with the fewest tokens
+    left, estimated as by `jsq-tokens` with the same arguments.
 
-    Pools whose names end in `interactive_suffix` take no batch requests, those that end in `batch_suffix` no
-    interactive ones: silos if every pool is of either kind, Chiron's mixed instances are those of neither. Where
-    nothing that may serve a request is offered, anything is.
+    Pools whose names end in `interactive_suffix` get no batch requests, and pools whose names end in `batch_suffix` no
+    interactive ones. If every pool has one of the suffixes, they are silos; pools without one are Chiron's mixed
+    instances. If the view has no replica that may serve a request, any replica may.
     """
 
     def __init__(
@@ -49,13 +49,12 @@ class SageServeRouter:
         return Placement(self._instances.shortest(_least_full_pool(replicas)))
 
     def learn(self, record: Ended) -> None:
-        """Requests that finished say how long outputs are."""
         self._instances.learn(record)
 
     def _in_region(
         self, request: RequestView, replicas: Sequence[ReplicaView], is_batch: bool
     ) -> Sequence[ReplicaView]:
-        """All replicas of the region that it is to go to."""
+        """The replicas of the region that the request goes to."""
         own = [replica for replica in replicas if replica.region == request.region]
         if own and not is_batch and is_below(self._threshold, own):
             return own  # mostly it is so, and the others need no look
@@ -70,13 +69,13 @@ class SageServeRouter:
         return regions[min(uses, key=lambda region: uses[region])]
 
     def _in_order(self, request: RequestView, regions: Iterable[str]) -> Iterable[str]:
-        """All that are there, the preferred ones first."""
+        """The regions in order of preference."""
         there = dict.fromkeys(regions)
         return dict.fromkeys([one for one in (request.region, *self._preference, *there) if one in there])
 
 
 def _least_full_pool(replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
-    """All replicas of one pool, the first of equals."""
+    """The replicas of the least utilised pool; the first among equals."""
     if len({replica.pool for replica in replicas}) == 1:
         return replicas
     pools: dict[str, list[ReplicaView]] = {}

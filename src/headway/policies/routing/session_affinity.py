@@ -1,4 +1,4 @@
-"""The turns of a session go to the replica that has its history."""
+"""The turns of a session go to the replica that caches its history."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from headway.policies.routing.least_loaded import least_loaded
 
 
 class SessionAffinityRouter:
-    """A session stays with its replica for as long as that is there; a new one goes to the least loaded.
+    """A session stays with its replica while that exists; a new session goes to the least loaded replica.
 
-    The `max_sessions` used last are remembered. A request without a session goes to the least loaded replica.
+    The `max_sessions` most recently used sessions are remembered. A request without a session goes to the least loaded
+    replica.
     """
 
     def __init__(self, max_sessions: int = 200_000) -> None:

@@ -1,1 +1,1 @@
-"""How many replicas there are: one idea a file."""
+"""Scalers: how many replicas each pool has."""

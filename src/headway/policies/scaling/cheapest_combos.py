@@ -11,23 +11,23 @@ _LITTLE = 1e-9
 
 @dataclass(frozen=True)
 class ComboKind:
-    """One kind of combo that may be had."""
+    """One kind of combo that may be deployed."""
 
     name: str
     goodput_rps: float
     cost: float
-    """What one adds to what is minimised."""
+    """Contribution of one combo to the objective."""
     gpus: Mapping[str, int]
     most: int
 
 
 def cheapest(demand_rps: float, kinds: Sequence[ComboKind], gpus: Mapping[str, int]) -> dict[str, int]:
-    """How many of each kind, by name.
+    """How many combos of each kind to deploy, by name.
 
-    Sets: kinds k, GPU types g. Parameters: goodput q_k, cost c_k, GPUs r_kg, most u_k, GPUs to be had G_g (types that
-    are not named are not limited). Variables: 0 <= n_k <= u_k, whole. Constraints: sum of r_kg n_k <= G_g. Objective,
-    in this order: the demand that is not covered, max(0, D - sum of q_k n_k); sum of c_k n_k; of solutions that
-    cost the same to a millionth, the most goodput.
+    Sets: kinds k, GPU types g. Parameters: goodput q_k, cost c_k, GPUs r_kg, upper bounds u_k, available GPUs G_g
+    (types that `gpus` does not name are unlimited). Variables: integers 0 <= n_k <= u_k. Constraints: sum of r_kg n_k
+    <= G_g. Objectives, in this order: the uncovered demand max(0, D - sum of q_k n_k); the sum of c_k n_k; among
+    solutions whose cost is equal to a millionth, the most goodput.
     """
     usable = [kind for kind in kinds if kind.goodput_rps > 0 and _fitting(kind, gpus) > 0]
     ratios = [kind.cost / kind.goodput_rps for kind in usable if kind.cost > 0]
@@ -40,19 +40,19 @@ def cheapest(demand_rps: float, kinds: Sequence[ComboKind], gpus: Mapping[str, i
 
 
 class _Search:
-    """Kinds in order of cost for goodput, as many as can be of use of each first."""
+    """Branch and bound: kinds in order of cost per goodput, the largest useful count of each kind first."""
 
     def __init__(self, kinds: Sequence[ComboKind], costs: Sequence[float], gpus: Mapping[str, int]) -> None:
         self._kinds, self._costs = kinds, costs
         self._reach = [0.0]
-        """Goodput that kinds i, i + 1, ... can add at most; GPUs that they share are counted for each."""
+        """Upper bound on the goodput of kinds i, i + 1, ...; shared GPUs are counted for each kind."""
         for kind in reversed(kinds):
             self._reach.insert(0, self._reach[0] + kind.goodput_rps * _fitting(kind, gpus))
         self.best: tuple[int, ...] = ()
         self._short, self._cost = float("inf"), float("inf")
 
     def go(self, i: int, counts: tuple[int, ...], left_rps: float, cost: float, gpus: dict[str, int]) -> None:
-        """Try what can follow these counts of the first i kinds."""
+        """Try all counts of the kinds from i on."""
         short = left_rps if left_rps > _LITTLE else 0.0
         if self._beats(short, cost):
             self.best, self._short, self._cost = counts, short, cost
@@ -68,11 +68,11 @@ class _Search:
             self.go(i + 1, (*counts, num), left_rps - num * kind.goodput_rps, cost + num * self._costs[i], rest)
 
     def _beats(self, short: float, cost: float) -> bool:
-        """It covers more than the best so far, or as much for less."""
+        """Whether a solution covers more than the best so far, or as much for less."""
         return short < self._short - _LITTLE or (short <= self._short + _LITTLE and cost < self._cost - _LITTLE)
 
 
 def _fitting(kind: ComboKind, gpus: Mapping[str, int]) -> int:
-    """How many of the kind may be had."""
+    """Upper bound on the number of combos of this kind."""
     rooms = [gpus[gpu] // num for gpu, num in kind.gpus.items() if num and gpu in gpus]
     return max(min([kind.most, *rooms]), 0)

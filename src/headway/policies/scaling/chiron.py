@@ -1,4 +1,4 @@
-"""Chiron's scaling of instances, as SageServe compares itself with it (section 7.1)."""
+"""Chiron's scaling of instances, as a baseline of SageServe (section 7.1)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from headway.policies.endpoints import Silos, within_bounds
 
 
 class ChironScaler:
-    """Back-pressure of interactive work sizes interactive and mixed pools, the batch queue sizes batch pools.
+    """Interactive back-pressure sizes interactive and mixed pools; the batch queue sizes batch pools.
 
-    Of a model in a region, pools whose names end in `interactive_suffix` or `batch_suffix` are of that kind, all
-    others are mixed; route with `sageserve` and the same suffixes. Interactive back-pressure is the share of
-    interactive and mixed replicas that have an interactive request (tier below `batch_tier`). Above `theta` there is
-    one more, and one less where it stays at or below `theta` with one less: interactive ones first, then mixed ones.
-    Steps are `cooldown_s` apart. Replicas that are starting count, and none is given back while any starts.
+    Of a model in a region, pools whose names end in `interactive_suffix` or `batch_suffix` are of that kind, and all
+    others are mixed; use the router `sageserve` with the same suffixes. Interactive back-pressure is the share of
+    interactive and mixed replicas that have an interactive request (tier below `batch_tier`). Above `theta` one replica
+    is added; one is removed if the back-pressure without it is at most `theta`. Interactive pools change before mixed
+    ones. Steps are `cooldown_s` apart. Starting replicas count, and none is removed while one starts.
 
-    Batch replicas are as many as finish the batch requests placed with them and with mixed ones within
-    `batch_deadline_s`, at `batch_request_s` each; none is given back until there are no such requests, then all are.
+    The number of batch replicas is such that the batch requests placed on them and on mixed replicas finish within
+    `batch_deadline_s`, at `batch_request_s` each. No batch replica is removed while such requests exist; then all are.
 
-    After Chiron (arXiv 2501.08090), whose other half, the batch size of each instance, is the engine's here. 0.6 is
-    SageServe's; its pools start with 10 interactive, 5 mixed and 5 batch replicas. `batch_request_s` is ours.
+    After Chiron (arXiv 2501.08090), whose other half, the batch size of each instance, is the engine's here. The
+    default of 0.6 is SageServe's, whose pools start with 10 interactive, 5 mixed and 5 batch replicas.
+    `batch_request_s` is Headway's.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ChironScaler:
         return wanted
 
     def _interactive(self, pools: Sequence[PoolView]) -> dict[str, int]:
-        """One more or less of an endpoint's interactive or mixed replicas."""
+        """One replica more or less in an endpoint's interactive or mixed pools."""
         own = [pool for pool in pools if self._silos.serves(pool.name, is_batch=False)]
         own.sort(key=lambda pool: self._silos.serves(pool.name, is_batch=True))  # mixed ones last
         busy = sum(self._num(replica, batch=False) > 0 for pool in own for replica in _staying(pool))
@@ -79,7 +80,7 @@ class ChironScaler:
         return {}
 
     def _batch(self, pools: Sequence[PoolView]) -> dict[str, int]:
-        """As many batch replicas as an endpoint's batch requests need."""
+        """The batch replicas that an endpoint's batch requests need."""
         shared = [pool for pool in pools if self._silos.serves(pool.name, is_batch=True)]
         own = [pool for pool in shared if not self._silos.serves(pool.name, is_batch=False)]
         requests = sum(self._num(replica, batch=True) for pool in shared for replica in pool.replicas)

@@ -18,27 +18,27 @@ from headway.policies.scaling.demand import ArrivalCounts
 
 _LITTLE = 1e-9
 _Purpose = Literal["out", "anew"]
-"""More of them; or the best ones in place of those that there are."""
+""""out": add combos. "anew": the best combos in place of the present ones."""
 
 
 class CombosScaler:
-    """As many combos of each kind as the demand of the last `local_window_s` asks for.
+    """Combos of each kind for the mean demand of the last `local_window_s`.
 
-    Every `interval_s`, for each model: when `local_window_s` has passed since the last step and the mean rate of
-    requests is more than `ratio` off the goodput of the combos that serve or start, it scales. Out: combos that
-    drain are taken back, then the cheapest that cover the deficit are added (or as many as there is room for). In:
-    after `grace_s`, if the excess is still there, combos are removed, each time the one with the goodput closest to
-    what is left of the excess and not above it; one always serves. After `global_window_s` without a step, the
-    cheapest combos for the mean rate of that time take the place of those that there are: what is new is started
-    first, what is redundant goes once that serves, and where there is no room for both it goes by turns
-    as far as the demand allows.
+    Every `interval_s`, for each model, the scaler compares the mean rate of requests with the goodput of the combos
+    that serve or start. If they differ by more than `ratio`, and `local_window_s` has passed since the last step, it
+    scales. Out: draining combos are taken back, then the cheapest combos that cover the deficit are added, as far as
+    there is room. In: if the excess persists for `grace_s`, combos are removed, each time the one whose goodput is
+    closest to the remaining excess and not above it; at least one combo always serves. After `global_window_s` without
+    a step, the cheapest combos for the mean rate of that time replace the present ones: new combos start first, and
+    redundant ones drain once the new ones serve. Where there is no room for both, they alternate as far as the demand
+    allows.
 
-    The cheapest have the lowest sum of prices, or of prices over `cost_efficiency` (tokens per USD by combo, as
-    the paper's eq. 16) where that is given; a `planner` decides instead if one is handed in. Which they are is worked
-    out at the `desk`, if there is one; until it is known, everything stays as it is. What could not be worked out is
-    asked again a window later, or when demand (by more than `ratio`), prices or room have changed. `gpu_limits` are
-    the GPUs of each type that there are: serving, starting and draining combos never take more. Pools without a
-    profiled goodput stay as they are and count for nothing.
+    The cheapest combos have the lowest sum of prices, or of prices over `cost_efficiency` (tokens per USD by combo, as
+    in the paper's eq. 16) if that is given. A program may pass a `planner` that decides instead, and `tasks` to run the
+    search outside of the event loop; until a search has ended, the fleet stays as it is. A failed search is repeated a
+    window later, or when demand (by more than `ratio`), prices or room have changed. `gpu_limits` are the available
+    GPUs of each type; serving, starting and draining combos never exceed them. Pools without a profiled goodput are not
+    scaled and not counted.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CombosScaler:
         gpu_limits: dict[str, int] | None = None,
         cost_efficiency: dict[str, float] | None = None,
         planner: ComboPlanner | None = None,
-        desk: TaskFactory | None = None,
+        tasks: TaskFactory | None = None,
     ) -> None:
         require_at_least("ratio", ratio, 0)
         require_above("local_window_s", local_window_s, 0)
@@ -69,15 +69,15 @@ class CombosScaler:
         self._local_s, self._global_s = local_window_s, global_window_s
         self._gpu_limits = gpu_limits or {}
         self._cost_efficiency = cost_efficiency
-        require_callable("desk", desk)
-        self._clerk = (desk or InlineTask)(_Best(planner))
-        self._asked: _Question | None = None
-        """What the clerk works out."""
-        self._models: dict[str, _Model] = {}
+        require_callable("tasks", tasks)
+        self._task = (tasks or InlineTask)(_Search(planner))
+        self._pending: _Question | None = None
+        """The question that the task works on."""
+        self._models: dict[str, _ModelState] = {}
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
         self._check(view.pools)
-        left = self._gpus_left(view.pools)
+        left = self._free_gpus(view.pools)
         models = dict.fromkeys(pool.model for pool in view.pools)
         wanted: dict[str, int] = {}
         for model in models:
@@ -86,14 +86,16 @@ class CombosScaler:
             ]
             # Requests may go by another name of the only model, or by none.
             arrived = sum(num for (name, *_), (num, _) in view.arrived.items() if name == model or len(models) == 1)
-            state = self._models.setdefault(model, _Model(view.now, self._global_s))
+            state = self._models.setdefault(model, _ModelState(view.now, self._global_s))
             state.arrivals.push(view.now, arrived)
             state.now = view.now
             with suppress(_LaterError):
                 wanted |= self._step(state, stocks, left, view.now)
         return wanted
 
-    def _step(self, state: _Model, stocks: Sequence[ComboCounts], left: Counter[str], now: float) -> dict[str, int]:
+    def _step(
+        self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str], now: float
+    ) -> dict[str, int]:
         """Algorithm 1, lines 7 to 28."""
         rate_rps = state.arrivals.rate_rps(self._local_s)
         provisioned_rps = sum(stock.goodput_rps * stock.num for stock in stocks)
@@ -103,7 +105,7 @@ class CombosScaler:
             if now < state.leaves_s - _LITTLE:
                 return {}
             state.leaves_s = None
-            return _less(stocks, surplus(stocks, -delta_rps)) if is_off else {}
+            return _reduced(stocks, surplus(stocks, -delta_rps)) if is_off else {}
         waited_s = now - state.last_s + _LITTLE
         if waited_s >= self._local_s and is_off and delta_rps > 0:
             wanted = self._out(state, stocks, left, delta_rps)
@@ -120,9 +122,9 @@ class CombosScaler:
         return {}
 
     def _out(
-        self, state: _Model, stocks: Sequence[ComboCounts], left: Counter[str], deficit_rps: float
+        self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str], deficit_rps: float
     ) -> dict[str, int]:
-        """More of them; who drains first, since those are up and paid for."""
+        """Add combos; draining ones are taken back first, since they are running."""
         more: Counter[str] = Counter()
         for stock in sorted(stocks, key=lambda stock: (stock.cost / stock.goodput_rps, stock.name)):
             for _ in range(min(stock.num_draining, stock.most - stock.num)):
@@ -135,8 +137,8 @@ class CombosScaler:
             more += _fit(stocks, found, left)
         return {stock.name: max(stock.num + more[stock.name], stock.fewest) for stock in stocks if more[stock.name]}
 
-    def _best_anew(self, state: _Model, stocks: Sequence[ComboCounts], left: Counter[str]) -> dict[str, int]:
-        """Which combos would be best now (line 24)."""
+    def _best_anew(self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str]) -> dict[str, int]:
+        """The best combos for the present demand (line 24)."""
         gpus = Counter(left)
         for stock in stocks:
             for gpu in gpus:
@@ -148,8 +150,10 @@ class CombosScaler:
         found = self._best(state, "anew", rate_rps, stocks, most, gpus)
         return {stock.name: max(found.get(stock.name, 0), stock.fewest) for stock in stocks}
 
-    def _refine(self, state: _Model, stocks: Sequence[ComboCounts], left: Counter[str], now: float) -> dict[str, int]:
-        """Towards the target: add first, and when that serves, remove (line 25)."""
+    def _refine(
+        self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str], now: float
+    ) -> dict[str, int]:
+        """Move towards the target: add first, and remove once the additions serve (line 25)."""
         target = state.target or {}
         if any(stock.num_starting for stock in stocks):
             return {}
@@ -168,34 +172,35 @@ class CombosScaler:
             state.target = None
         if extra:
             state.last_s = now
-        return _less(stocks, extra)
+        return _reduced(stocks, extra)
 
     def _best(
-        self, state: _Model, purpose: _Purpose, demand_rps: float, stocks: Sequence[ComboCounts],
+        self, state: _ModelState, purpose: _Purpose, demand_rps: float, stocks: Sequence[ComboCounts],
         most: Mapping[str, int], gpus: Mapping[str, int],
     ) -> Mapping[str, int]:  # fmt: skip
-        """The clerk's answer, once it is there; what was asked a moment ago is as good as asked now."""
-        if self._asked is not None:
-            if self._clerk.is_busy:
+        """The result of the search, or _LaterError while it runs. The result of a slightly older question is used as it
+        is."""
+        if self._pending is not None:
+            if self._task.is_busy:
                 raise _LaterError
-            asked, self._asked = self._asked, None
-            found: Mapping[str, int] | None = self._clerk.answer()
+            question, self._pending = self._pending, None
+            found: Mapping[str, int] | None = self._task.answer()
             if found is None:
-                asked.state.failed[asked.purpose] = asked
+                question.state.failed[question.purpose] = question
             else:
-                asked.state.failed.pop(asked.purpose, None)
-                if (asked.state, asked.purpose) == (state, purpose):
+                question.state.failed.pop(question.purpose, None)
+                if (question.state, question.purpose) == (state, purpose):
                     return found
         kinds = tuple(ComboKind(s.name, s.goodput_rps, s.cost, dict(s.gpus), most[s.name]) for s in stocks)
         question = _Question(state, purpose, state.now, demand_rps, kinds, dict(gpus))
-        if self._is_hopeless(question):
+        if self._failed_recently(question):
             raise _LaterError
-        self._clerk.ask(demand_rps, kinds, question.gpus)
-        self._asked = question
+        self._task.ask(demand_rps, kinds, question.gpus)
+        self._pending = question
         return self._best(state, purpose, demand_rps, stocks, most, gpus)
 
-    def _is_hopeless(self, question: _Question) -> bool:
-        """The same was asked in this window, and came to nothing."""
+    def _failed_recently(self, question: _Question) -> bool:
+        """Whether the same question failed within this window."""
         failed = question.state.failed.get(question.purpose)
         window_s = self._local_s if question.purpose == "out" else self._global_s
         if failed is None or question.at_s - failed.at_s + _LITTLE >= window_s:
@@ -203,8 +208,8 @@ class CombosScaler:
         has_changed = abs(question.demand_rps - failed.demand_rps) > self._ratio * failed.demand_rps + _LITTLE
         return not has_changed and (question.kinds, question.gpus) == (failed.kinds, failed.gpus)
 
-    def _gpus_left(self, pools: Sequence[PoolView]) -> Counter[str]:
-        """Of the types that are limited; what drains still has its GPUs."""
+    def _free_gpus(self, pools: Sequence[PoolView]) -> Counter[str]:
+        """Free GPUs of the limited types; draining combos still hold theirs."""
         left = Counter(self._gpu_limits)
         for pool in pools:
             stock = count_combos(pool, 0.0)
@@ -213,15 +218,15 @@ class CombosScaler:
         return left
 
     def _cost(self, pool: PoolView) -> float:
-        """What one of them adds to the objective."""
+        """The contribution of one combo to the objective."""
         if self._cost_efficiency is None:
             return pool.usd_per_hour
         if pool.name not in self._cost_efficiency:
-            raise HeadwayError(f"cost_efficiency: nothing is said of {pool.name}, which has a goodput")
+            raise HeadwayError(f"cost_efficiency: no value for {pool.name}, which has a goodput")
         return pool.usd_per_hour / self._cost_efficiency[pool.name]
 
     def _check(self, pools: Sequence[PoolView]) -> None:
-        """Names in the configuration are names of what there is."""
+        """Refuse configured names that the view does not have."""
         gpus = {gpu for pool in pools for gpu in pool.gpus}
         for gpu in self._gpu_limits:
             if gpu not in gpus:
@@ -233,11 +238,11 @@ class CombosScaler:
 
 
 class _LaterError(Exception):
-    """It is still being worked out, or that failed: until it is known, all stays as it is."""
+    """The search is still running or has failed: the fleet stays as it is."""
 
 
-class _Best:
-    """Which combos serve a demand best."""
+class _Search:
+    """The search: by the planner if there is one."""
 
     def __init__(self, planner: ComboPlanner | None) -> None:
         self._planner = planner
@@ -248,27 +253,27 @@ class _Best:
         return self._planner.best(demand_rps, {kind.name: kind.most for kind in kinds}, gpus)
 
 
-class _Model:
-    """Where the algorithm is with one model."""
+class _ModelState:
+    """The state of the algorithm for one model."""
 
     def __init__(self, now: float, longest_s: float) -> None:
         self.arrivals = ArrivalCounts(longest_s)
         self.last_s = now
-        """When it last took a step."""
+        """Time of the last step."""
         self.leaves_s: float | None = None
-        """When the grace of combos that are too many is over."""
+        """End of the grace period before combos are removed."""
         self.target: dict[str, int] | None = None
-        """What it is being refined to."""
+        """Target of a refinement under way."""
         self.now = now
         self.failed: dict[_Purpose, _Question] = {}
-        """Questions that came to nothing, until there is an answer."""
+        """Failed questions, until one is answered."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    """What the clerk is asked, and when."""
+    """A question to the search."""
 
-    state: _Model
+    state: _ModelState
     purpose: _Purpose
     at_s: float
     demand_rps: float
@@ -278,41 +283,41 @@ class _Question:
 
 @dataclass(frozen=True)
 class ComboCounts:
-    """A pool in numbers."""
+    """The combos of one pool."""
 
     name: str
     goodput_rps: float
-    """Of one of them."""
+    """Of one combo."""
     cost: float
-    """Of one of them, in whatever is minimised."""
+    """Of one combo, in the unit of the objective."""
     gpus: Mapping[str, int]
-    """Of one of them, by type."""
+    """Of one combo, by type."""
     num_serving: int
     num_starting: int
     num_draining: int
     fewest: int
     most: int
     num_failed: int = 0
-    """That are wanted, and do not start."""
+    """Combos that are wanted but do not start."""
 
     @property
     def num(self) -> int:
-        """Those that serve or will."""
+        """Serving and starting combos."""
         return self.num_serving + self.num_starting
 
     @property
     def room(self) -> int:
-        """How many more there may be, those that drain counted; none while one does not start."""
+        """How many combos may be added, draining ones counted; 0 while one fails to start."""
         return 0 if self.num_failed else max(self.most - self.num - self.num_draining, 0)
 
     @property
     def num_removable(self) -> int:
-        """How many can be drained: none that is starting, nor the last that serves while others start."""
+        """How many combos can be drained: no starting one, and not the last serving one while others start."""
         return max(min(self.num_serving - bool(self.num_starting), self.num - self.fewest), 0)
 
 
 def count_combos(pool: PoolView, cost: float) -> ComboCounts:
-    """A pool as it is now."""
+    """The present counts of a pool."""
     draining = {replica.combo for replica in pool.replicas if replica.is_draining}
     return ComboCounts(
         pool.name, pool.goodput_rps or 0.0, cost, pool.gpus, pool.num_serving, pool.num_starting, len(draining),
@@ -321,10 +326,10 @@ def count_combos(pool: PoolView, cost: float) -> ComboCounts:
 
 
 def surplus(stocks: Sequence[ComboCounts], excess_rps: float, only: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Which combos to do without, and how many: again and again the one whose goodput is closest to the excess.
+    """Which combos to remove, and how many: repeatedly the one whose goodput is closest to the excess.
 
-    None that has more goodput than is left of the excess, and of equals the dearest. One combo stays. `only` limits
-    how many of each.
+    A combo with more goodput than the remaining excess is not removed. Among equals the most expensive one is removed.
+    One combo stays. `only` limits the number of each kind.
     """
     going: Counter[str] = Counter()
     num_serving = sum(stock.num_serving for stock in stocks)
@@ -343,7 +348,7 @@ def surplus(stocks: Sequence[ComboCounts], excess_rps: float, only: Mapping[str,
 
 
 def _fit(stocks: Sequence[ComboCounts], more: Mapping[str, int], left: Counter[str]) -> Counter[str]:
-    """As many of these as there is room for; their GPUs are no longer left."""
+    """As many of these combos as there is room for; takes their GPUs from `left`."""
     fitting: Counter[str] = Counter()
     for stock in stocks:
         rooms = [left[gpu] // num for gpu, num in stock.gpus.items() if num and gpu in left]
@@ -355,5 +360,5 @@ def _fit(stocks: Sequence[ComboCounts], more: Mapping[str, int], left: Counter[s
     return fitting
 
 
-def _less(stocks: Sequence[ComboCounts], fewer: Mapping[str, int]) -> dict[str, int]:
+def _reduced(stocks: Sequence[ComboCounts], fewer: Mapping[str, int]) -> dict[str, int]:
     return {stock.name: max(stock.num - fewer[stock.name], stock.fewest) for stock in stocks if fewer.get(stock.name)}

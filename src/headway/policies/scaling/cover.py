@@ -1,4 +1,4 @@
-"""Instances of each region that cover a forecast at least cost: SageServe's program (section 5), greedily."""
+"""A greedy solution of SageServe's program (section 5): the cheapest instances that cover a forecast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOUR_S = 3600.0
 
 @dataclass
 class _Place:
-    """A pool, and how many replicas it is to have."""
+    """A pool and its planned number of replicas."""
 
     name: str
     model: str
@@ -32,12 +32,12 @@ class _Place:
 
 
 class GreedyCover:
-    """Each region can serve `epsilon` of its own peak, all together the peak of the sum; the cheapest that do.
+    """The cheapest instances with which each region covers `epsilon` of its own peak, and all regions the total peak.
 
-    `tps` are the input tokens per second that one replica serves, by pool or by model; pools without are left alone. A
-    replica that is there already costs its price for an hour, a new one its start-up time besides. One replica is
-    added at a time, where a token per second costs least, in the region that lacks most among equals. Where a model's
-    pools are one to a region and serve equally much, that is the optimum, but for GPU limits, which it does not see.
+    `tps` has the input tokens per second that one replica serves, by pool or by model; pools without a value are not
+    planned. A replica that exists costs its price for an hour, a new one its start-up time in addition. Replicas are
+    added one at a time, where a token per second costs least, and among equals in the region with the largest deficit.
+    If a model has one pool in each region and all serve equally much, this is the optimum, GPU limits aside.
     """
 
     def __init__(self, tps: Mapping[str, float], epsilon: float, startup_s: float) -> None:
@@ -60,17 +60,17 @@ class GreedyCover:
         return {place.name: place.num for place in places}
 
     def _add(self, places: Sequence[_Place], tps: float, peaks: Mapping[str, float]) -> None:
-        """Until they serve so much, or no more may be added."""
+        """Add replicas until the places serve `tps`, or until none may be added."""
         while _capacity(places) < tps * (1 - _LITTLE):
-            open_ones = [place for place in places if place.num < place.most]
-            if not open_ones:
+            growing = [place for place in places if place.num < place.most]
+            if not growing:
                 return
-            lacks = {p.region: peaks.get(p.region, 0.0) - _capacity(q for q in places if q.region == p.region)
-                     for p in open_ones}  # fmt: skip
-            min(open_ones, key=lambda place: (self._usd_per_tps(place), -lacks[place.region], place.name)).num += 1
+            deficits = {p.region: peaks.get(p.region, 0.0) - _capacity(q for q in places if q.region == p.region)
+                     for p in growing}  # fmt: skip
+            min(growing, key=lambda place: (self._usd_per_tps(place), -deficits[place.region], place.name)).num += 1
 
     def _usd_per_tps(self, place: _Place) -> float:
-        """Of one more."""
+        """The price of a token per second with one more replica."""
         hours = 1.0 if place.num < place.now else 1.0 + self._startup_hours
         return place.usd_per_hour * hours / place.tps
 

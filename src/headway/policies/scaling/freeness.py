@@ -1,4 +1,4 @@
-"""As many replicas as their mean freeness asks for (K-tier Llumnix, section 3.6)."""
+"""Scaling by the mean freeness of a pool (K-tier Llumnix, section 3.6)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from headway.policies.freeness import free_share, normal_freeness
 
 
 class FreenessScaler:
-    """One replica more while a pool's mean normal freeness is below `out_below`, one less above `in_above`.
+    """One replica more while a pool's mean normal freeness is below `out_below`, one less while it is above `in_above`.
 
-    Freeness is in KV blocks per running request, without headroom, and the thresholds -0.5 and 1.5 are the paper's.
-    Taken literally they run caches to the brim: a replica with 10,000 blocks and 100 running requests is
-    above 1.5 until 98.5% of its blocks are used, and below -0.5 only when its first in line lacks 50 blocks. With
-    `normalised`, freeness is the share of the cache that is free (Headway's own; the thresholds are then 0.1
-    and 0.6 unless given: one replica less of two that are 40% full leaves 80%, which asks for none back). A pool
-    takes no step while replicas start or within `cooldown_s` of its last, and none down while one drains, which
-    does not count in the mean. It never leaves a pool empty: freeness could not bring it back.
+    Freeness is in KV blocks per running request, without headroom; the thresholds -0.5 and 1.5 are the paper's. Taken
+    literally they fill caches to the brim: a replica with 10,000 blocks and 100 running requests is above 1.5 until
+    98.5% of its blocks are used, and below -0.5 only when its first waiting request lacks 50 blocks. With `normalised`
+    (Headway's own), freeness is the free share of the cache, and the thresholds default to 0.1 and 0.6: removing one of
+    two replicas that are 40% full leaves one that is 80% full, which does not ask for it back. A pool takes no step
+    while replicas start or within `cooldown_s` of its last step, and removes none while one drains; draining replicas
+    do not count in the mean. A pool keeps at least one replica, since an empty pool has no freeness.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The plan for the next hour that SageServe's long-term scaling works to (sections 6.3 and 6.4)."""
+"""The hourly plan of SageServe's long-term scaling (sections 6.3 and 6.4): demand, forecast, instances."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from headway.policies.scaling.demand import ArrivalCounts, StepRates
 DAY_S = 86_400.0
 _LITTLE = 1e-6
 Cell = tuple[str, str]
-"""A model and a region."""
+"""(model, region)."""
 
 
 class Planning(Struct, frozen=True, forbid_unknown_fields=True):
-    """How demand is forecast, and met."""
+    """How demand is forecast and covered."""
 
     tps: dict[str, float] = {}
-    """Input tokens per second that one replica serves within its SLOs, by pool or model; others are left alone."""
+    """Input tokens per second that one replica serves within its SLOs, by pool or model; other pools are not planned.
+    """
     epsilon: float = 1.0
-    """Share of its own peak that a region must be able to serve itself."""
+    """Share of its own peak that each region must cover itself."""
     startup_s: float = 60.0
-    """What starting one more replica takes; 60 s to reclaim a spot instance (7.1)."""
+    """Time to start one more replica; 60 s to reclaim a spot instance (7.1)."""
     miss_to_idle: float = 1.0
-    """How much worse capacity that is missing is than capacity that is idle: the forecast's quantile is
-    m / (m + 1), the newsvendor's. 1 is the median, as in the paper."""
+    """How much worse missing capacity is than idle capacity. The quantile of the forecast is m / (m + 1), as of the
+    newsvendor. 1 is the median, as in the paper."""
     buffer: float = 0.1
     """beta: share of the last hour's mean batch load that is added to the forecast."""
     step_s: float = 300.0
-    """Demand is averaged over steps of this length; a period is some number of them."""
+    """Length of the steps over which demand is averaged; a period is a whole number of steps."""
     period_s: float = HOUR_S
-    """What a plan is for: the paper's hour, or less where a day is rehearsed in an hour."""
+    """The period of a plan: the paper's hour, or less where a day is rehearsed in an hour."""
     recent_s: float = 60.0
-    """What demand is now: its mean over so long."""
+    """Length of the window for the present demand."""
     batch_tier: int = 2
     """Requests of this tier and above are batch work, which is not forecast."""
 
@@ -64,15 +65,15 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def quantile(self) -> float:
-        """Of the forecast, to be ready for."""
+        """The quantile of the forecast to plan for."""
         return self.miss_to_idle / (self.miss_to_idle + 1.0)
 
 
 class HourlyPlanner:
-    """Watches demand, and plans at the end of each hour, or period, for the next; first when one step has been seen.
+    """Counts demand and plans at the end of each period for the next one; the first plan follows the first step.
 
-    A plan that is still being worked out when its hour begins holds from when it is there; until then, and where it
-    fails, the one before does.
+    A plan that takes longer than the period applies once it is done. Until then, and if it fails, the previous plan
+    applies.
     """
 
     def __init__(
@@ -80,37 +81,37 @@ class HourlyPlanner:
         planning: Planning | None,
         forecaster: MakeForecaster | None,
         planner: InstancePlanner | None,
-        desk: TaskFactory | None,
+        tasks: TaskFactory | None,
     ) -> None:
         self._config = config = planning or Planning()
-        self._clerk = (desk or InlineTask)(
-            _Work(
+        self._task = (tasks or InlineTask)(
+            _Forecasting(
                 forecaster or SameTimeYesterday(round(DAY_S / config.step_s)).of,
                 planner or GreedyCover(config.tps, config.epsilon, config.startup_s),
                 round(config.period_s / config.step_s),
                 config.quantile,
             )
         )
-        self._is_asked = False
+        self._is_planning = False
         self._cells: dict[Cell, _Cell] = {}
         self._seen_s = 0.0
         self._until_s = config.step_s
-        """When the present plan is over."""
+        """The end of the present plan's period."""
         self.targets: Mapping[str, int] = {}
-        """Replicas by pool."""
+        """Planned replicas by pool."""
 
-    def watch(self, view: PoolsView) -> bool:
-        """Look at what has come by now; True: there is a new plan."""
+    def update(self, view: PoolsView) -> bool:
+        """Record the arrivals so far, and start or finish a plan. True if there is a new plan."""
         self._count(view)
         self._seen_s = view.now
-        if view.now >= self._until_s and self._cells and not self._is_asked:
+        if view.now >= self._until_s and self._cells and not self._is_planning:
             self._until_s = (view.now // self._config.period_s + 1) * self._config.period_s
-            self._clerk.ask({cell: self._history(each) for cell, each in self._cells.items()}, _counted(view.pools))
-            self._is_asked = True
-        if not self._is_asked or self._clerk.is_busy:
+            self._task.ask({cell: self._history(each) for cell, each in self._cells.items()}, _snapshots(view.pools))
+            self._is_planning = True
+        if not self._is_planning or self._task.is_busy:
             return False
-        self._is_asked = False
-        planned: _Planned | None = self._clerk.answer()
+        self._is_planning = False
+        planned: _HourlyPlan | None = self._task.answer()
         if planned is None:
             return False
         self.targets = planned.targets
@@ -120,7 +121,7 @@ class HourlyPlanner:
         return True
 
     def ratio(self, pool: PoolView, now: float) -> float | None:
-        """What comes now over what was forecast for now; None: nothing was, or the model is not asked for there."""
+        """Present demand over forecast demand; None without a forecast, or for a model without demand in the region."""
         cell = self._cells.get((pool.model, pool.region))
         if cell is None or not len(cell.expected_tps):
             return None
@@ -143,7 +144,7 @@ class HourlyPlanner:
             self._cells[cell].push(view.now, interactive, batch)
 
     def _history(self, cell: _Cell) -> _History:
-        """What a forecast is made from, and beta."""
+        """The series to forecast, and beta."""
         steps = round(self._config.period_s / self._config.step_s)
         lately, rates = cell.batch.rates[-steps:], cell.interactive.rates
         beta_tps = self._config.buffer * sum(lately) / len(lately)
@@ -162,7 +163,7 @@ class _Cell:
         self.expected_tps: Sequence[float] = ()
 
     def push(self, now: float, interactive: int, batch: int) -> None:
-        """So many input tokens have come by now."""
+        """Record the input tokens since the start."""
         self.interactive.push(now, interactive)
         self.batch.push(now, batch)
         self.recent.push(now, interactive)
@@ -170,47 +171,45 @@ class _Cell:
 
 @dataclass(frozen=True)
 class _History:
-    """Of one cell."""
+    """The past demand of one cell."""
 
     interactive_tps: Floats
-    """Step by step."""
+    """By step."""
     beta_tps: float
     until_s: float
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """What comes of a plan."""
-
+class _HourlyPlan:
     targets: Mapping[str, int]
     expected_tps: Mapping[Cell, Sequence[float]]
-    """The median forecast, step by step."""
+    """The median forecast by step."""
     expected_from_s: Mapping[Cell, float]
 
 
-class _Work:
-    """From what has come to what is to be there. Nothing of the scaler's is in it, so that it can be done elsewhere."""
+class _Forecasting:
+    """Forecasts and plans. It holds no state of the scaler, so that it can run in another process."""
 
-    def __init__(self, make: MakeForecaster, planner: InstancePlanner, steps: int, quantile: float) -> None:
-        self._make, self._planner = make, planner
+    def __init__(self, make_forecaster: MakeForecaster, planner: InstancePlanner, steps: int, quantile: float) -> None:
+        self._make_forecaster, self._planner = make_forecaster, planner
         self._steps, self._quantile = steps, quantile
         self._forecasters: dict[Cell, Forecaster] = {}
 
-    def __call__(self, known: Mapping[Cell, _History], pools: Sequence[PoolCounts]) -> _Planned:
+    def __call__(self, histories: Mapping[Cell, _History], pools: Sequence[PoolCounts]) -> _HourlyPlan:
         demand: dict[Cell, Sequence[float]] = {}
         expected: dict[Cell, Sequence[float]] = {}
-        for cell, history in known.items():
+        for cell, history in histories.items():
             if cell not in self._forecasters:
-                self._forecasters[cell] = self._make(*cell)
-            said = self._forecasters[cell].forecast(history.interactive_tps, self._steps, (0.5, self._quantile))
-            expected[cell] = [float(tps) for tps in said[0]]
-            demand[cell] = [float(tps) + history.beta_tps for tps in said[1]]
+                self._forecasters[cell] = self._make_forecaster(*cell)
+            forecast = self._forecasters[cell].forecast(history.interactive_tps, self._steps, (0.5, self._quantile))
+            expected[cell] = [float(tps) for tps in forecast[0]]
+            demand[cell] = [float(tps) + history.beta_tps for tps in forecast[1]]
         targets = self._planner.instances(demand, pools)
-        return _Planned(targets, expected, {cell: history.until_s for cell, history in known.items()})
+        return _HourlyPlan(targets, expected, {cell: history.until_s for cell, history in histories.items()})
 
 
-class _Counted(Struct, frozen=True):
-    """A pool as it was: `core.view.PoolCounts`."""
+class _PoolSnapshot(Struct, frozen=True):
+    """A copy of a pool's counts (`core.view.PoolCounts`) that can be pickled."""
 
     name: str
     model: str
@@ -225,9 +224,9 @@ class _Counted(Struct, frozen=True):
     max_replicas: int
 
 
-def _counted(pools: Sequence[PoolView]) -> list[_Counted]:
+def _snapshots(pools: Sequence[PoolView]) -> list[_PoolSnapshot]:
     return [
-        _Counted(
+        _PoolSnapshot(
             pool.name, pool.model, pool.gpu, pool.region, pool.usd_per_hour, dict(pool.gpus), pool.num_serving,
             pool.num_starting, pool.num_down, pool.min_replicas, pool.max_replicas,
         )
@@ -236,9 +235,9 @@ def _counted(pools: Sequence[PoolView]) -> list[_Counted]:
 
 
 class SameTimeYesterday:
-    """What was a day before; the last value until there is a day. A forecaster to do without one.
+    """Forecasts the values of a day before; the last value until there is a day. The default without a forecaster.
 
-    Quantiles other than the median differ from it as the values known differed from what this would have said.
+    Other quantiles differ from the median by the quantiles of this forecast's past errors.
     """
 
     cheats = False
@@ -247,13 +246,13 @@ class SameTimeYesterday:
         self._day = steps_per_day
 
     def of(self, model: str, region: str) -> SameTimeYesterday:
-        """For any series: it keeps nothing."""
+        """The forecaster of any series: it keeps no state."""
         return self
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """As the Protocol says."""
+        """See `Forecaster`."""
         lag = self._day if len(history) >= self._day else 1
-        said = np.resize(history[-lag:], steps)
+        forecast = np.resize(history[-lag:], steps)
         misses = history[lag:] - history[:-lag]
         offsets = np.quantile(misses, quantiles) - np.median(misses) if len(misses) else np.zeros(len(quantiles))
-        return np.maximum(said + offsets[:, None], 0.0)
+        return np.maximum(forecast + offsets[:, None], 0.0)

@@ -14,16 +14,16 @@ from headway.policies.scaling.reactive import ReactiveRule
 
 
 class LongTermImmediateScaler:
-    """LT-I: each pool goes to the planned number of replicas as soon as there is a plan.
+    """LT-I: each pool goes to its planned number of replicas as soon as there is a plan.
 
-    Every hour (and once after the first `step_s`) the input tokens per second of interactive work are forecast for
-    each model and region; to the forecast, or its quantile, is added beta for batch work; and the planner says how many
-    replicas each pool needs for that. `plan` says how: `tps` (what a replica serves, by pool or model: without it a
-    pool stays as it is), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `recent_s` and `batch_tier`.
+    Every hour (and once after the first `step_s`) the scaler forecasts the input tokens per second of interactive work
+    for each model and region, and adds beta for batch work to the chosen quantile. A planner turns this demand into
+    replicas by pool. `plan` has the settings: `tps` (what a replica serves, by pool or model; a pool without it is not
+    scaled), `epsilon`, `startup_s`, `miss_to_idle`, `buffer`, `step_s`, `recent_s` and `batch_tier`.
 
-    `forecaster(model, region)` makes a forecaster of one series, and `planner` has `instances(demand_tps, pools)`:
-    both are handed in by a program, as is `desk`, where forecasts and plans are worked out. Without them demand is
-    expected to be as a day before, and met at least cost, GPU limits aside.
+    A program may pass `forecaster(model, region)`, which makes the forecaster of one series, a `planner` with
+    `instances(demand_tps, pools)`, and `tasks` to run both outside of the event loop. Without them, demand is expected
+    to be that of a day before, and is covered at least cost, GPU limits aside.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class LongTermImmediateScaler:
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
-        desk: TaskFactory | None = None,
+        tasks: TaskFactory | None = None,
     ) -> None:
         require_above("interval_s", interval_s, 0)
         require_callable("forecaster", forecaster)
         require_callable("planner", planner, "instances")
-        require_callable("desk", desk)
+        require_callable("tasks", tasks)
         self.interval_s = interval_s
-        self._hourly = HourlyPlanner(plan, forecaster, planner, desk)
+        self._hourly = HourlyPlanner(plan, forecaster, planner, tasks)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
-        self._hourly.watch(view)
+        self._hourly.update(view)
         targets = self._hourly.targets
         return {pool.name: within_bounds(pool, targets[pool.name]) for pool in view.pools if pool.name in targets}
 
@@ -50,8 +50,8 @@ class LongTermImmediateScaler:
 class LongTermUtilizationScaler:
     """LT-U: the plan of `lt-i` is approached one replica at a time, and only when memory asks for it.
 
-    A pool grows while it is more than `out_above` full and below the planned number, and shrinks while it is less than
-    `in_below` full and above it; steps are `cooldown_s` apart. How full is effective memory utilisation, and
+    A pool below its planned number grows while its utilisation is above `out_above`; a pool above it shrinks while its
+    utilisation is below `in_below`. Steps are `cooldown_s` apart. Utilisation is effective memory utilisation, and
     `pending_guard` is that of `reactive`.
     """
 
@@ -65,18 +65,18 @@ class LongTermUtilizationScaler:
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
-        desk: TaskFactory | None = None,
+        tasks: TaskFactory | None = None,
     ) -> None:
         require_above("interval_s", interval_s, 0)
         require_callable("forecaster", forecaster)
         require_callable("planner", planner, "instances")
-        require_callable("desk", desk)
+        require_callable("tasks", tasks)
         self.interval_s = interval_s
-        self._hourly = HourlyPlanner(plan, forecaster, planner, desk)
+        self._hourly = HourlyPlanner(plan, forecaster, planner, tasks)
         self._reaction = ReactiveRule(out_above, in_below, cooldown_s, pending_guard)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
-        self._hourly.watch(view)
+        self._hourly.update(view)
         wanted: dict[str, int] = {}
         for pool in view.pools:
             if pool.name in self._hourly.targets:
@@ -92,13 +92,13 @@ class LongTermUtilizationScaler:
 
 
 class LongTermGapScaler(LongTermUtilizationScaler):
-    """LT-UA: as `lt-u`, but at the end of the hour demand that is far off the forecast goes before the plan.
+    """LT-UA: as `lt-u`, but late in the hour, demand far off the forecast overrides the plan.
 
-    In the last `last_s` of each hour a pool that has reached its planned number grows on, and does not shrink, while
-    the interactive input tokens per second are `burst` times the forecast or more; and it shrinks on while they are
-    `lull` times the forecast or less. Neither happens if memory would then be less than `in_below` full, or more than
-    `out_above`: limits of ours, as memory would have the step undone at once. Traffic is what is sent from the pool's
-    region, over `recent_s`, against the median forecast of that moment.
+    In the last `last_s` of each hour, a pool that has reached its planned number grows further, and does not shrink,
+    while the interactive input tokens per second are at least `burst` times the forecast. It shrinks further while they
+    are at most `lull` times the forecast. Neither happens if the utilisation would then be below `in_below` or above
+    `out_above`: Headway's limits, as memory would undo the step at once. Demand is that of the pool's region over
+    `recent_s`, compared with the median forecast for the same time.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class LongTermGapScaler(LongTermUtilizationScaler):
         interval_s: float = 5.0,
         forecaster: MakeForecaster | None = None,
         planner: InstancePlanner | None = None,
-        desk: TaskFactory | None = None,
+        tasks: TaskFactory | None = None,
     ) -> None:
-        super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner, desk)
+        super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner, tasks)
         self._period_s = (plan or Planning()).period_s
         require_between("last_s", last_s, 0, self._period_s)
         require_at_least("burst", burst, 1)

@@ -10,10 +10,10 @@ from headway.policies.endpoints import fullest_use, within_bounds
 
 
 class ReactiveRule:
-    """Out above one effective memory utilisation, in below another, a pool at a time, with a cool-down between steps.
+    """Grow above one utilisation and shrink below another, one replica at a time, with a cool-down between steps.
 
-    With the guard, replicas that are starting count as if they were up and took their part of the load, and none is
-    given back while any starts.
+    With `pending_guard`, starting replicas count as if they carried their part of the load, and no replica is removed
+    while one starts.
     """
 
     def __init__(self, out_above: float, in_below: float, cooldown_s: float, pending_guard: bool) -> None:
@@ -26,7 +26,7 @@ class ReactiveRule:
         self._stepped_s: dict[str, float] = {}
 
     def direction(self, pool: PoolView) -> int:
-        """+1, 0 or -1 replicas, as far as memory says."""
+        """+1, 0 or -1 replicas, by memory alone."""
         use = self._use(pool, pool.num_serving)
         if use is None:
             return 0
@@ -35,21 +35,22 @@ class ReactiveRule:
         return -1 if use < self._in_below and self.may_shrink(pool) else 0
 
     def may_grow(self, pool: PoolView) -> bool:
-        """With one more it would not be empty, and those that are starting would not do."""
+        """Whether the pool would still be used enough with one more replica, and the starting ones are not enough."""
         if self._guard and pool.num_starting:
             return self.direction(pool) > 0
         use = self._use(pool, pool.num_serving + 1)
         return use is not None and use >= self._in_below
 
     def may_shrink(self, pool: PoolView) -> bool:
-        """With one less it would not be full."""
+        """Whether the pool would not be too full with one replica less."""
         if self._guard and pool.num_starting:
             return False
         use = self._use(pool, pool.num_serving - 1)
         return use is not None and use <= self._out_above
 
     def step(self, pool: PoolView, step: int, now: float) -> dict[str, int]:
-        """So many replicas more or less, within bounds, unless the pool has just stepped; what a scaler says."""
+        """The pool's new count after `step` more replicas, within bounds; empty during the cool-down or without a
+        change."""
         last_s = self._stepped_s.get(pool.name)
         number = pool.num_serving + pool.num_starting
         wanted = within_bounds(pool, number + step)
@@ -59,7 +60,8 @@ class ReactiveRule:
         return {pool.name: wanted}
 
     def _use(self, pool: PoolView, num_serving: int) -> float | None:
-        """If so many carried the load, with the guard's helpers; None: nobody does."""
+        """Utilisation if `num_serving` replicas (and, with the guard, the starting ones) carried the load; None if none
+        serves."""
         if not pool.num_serving:
             return None
         use = fullest_use(replica for replica in pool.replicas if not replica.is_draining)
@@ -68,12 +70,12 @@ class ReactiveRule:
 
 
 class ReactiveScaler:
-    """One replica more while a pool's effective memory utilisation is above `out_above`, one less below `in_below`.
+    """One replica more while a pool's memory utilisation is above `out_above`, one less while it is below `in_below`.
 
-    Utilisation is KV cache in use over KV cache there is, of those that do not drain. Steps of a pool are `cooldown_s`
-    apart. With `pending_guard`, which the paper does not have, replicas that are starting count as if they were up
-    and took their part of the load, so that one rise is not answered again and again until the first of them is
-    there; and none is given back while any starts. The paper asks at each request; here it is every `interval_s`.
+    Utilisation is KV blocks in use over KV blocks, of the replicas that do not drain. Steps of a pool are `cooldown_s`
+    apart. With `pending_guard`, which the paper does not have, starting replicas count as if they carried their part of
+    the load, so that one rise does not add replicas until the first of them is up; and no replica is removed while one
+    starts. The paper checks at each request; here it is every `interval_s`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The fleet of a plan that is made anew while it serves, rolled out a replica at a time."""
+"""The fleet of a plan that is recomputed during serving, rolled out one replica at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headway.policies.arguments import require_above, require_at_least
 
 
 class ReplannedScaler:
-    """Follows a planner (Cascadia, section 4.4, appendix G): replicas that both plans have stay as they are.
+    """Follows a planner (Cascadia, section 4.4, appendix G): replicas common to both plans stay.
 
-    The others change one after the other. What the plan adds starts as soon as there are GPUs for it; what it drops
-    drains only as far as the next addition needs room, and a model's last replica not before another one serves.
+    The others change one after the other. An added replica starts as soon as there are GPUs for it. A dropped replica
+    drains when the next addition needs its GPUs, and the last replica of a model not before another one serves.
     """
 
     def __init__(self, planner: CascadeReplanner, num_gpus: int, interval_s: float = 2.0) -> None:
@@ -32,8 +32,8 @@ class ReplannedScaler:
             self._planner.adopt()
         free = self._num_gpus - sum(_gpus(pool) * _num_held(pool) for pool in pools)
         missing = [pool for pool in pools if have[pool.name] < wanted[pool.name]]
-        stays = _stays(pools, have, wanted)
-        for pool in sorted(missing, key=lambda each: (stays.get(each.model, 0) > 0, _gpus(each))):
+        kept = _kept_by_model(pools, have, wanted)
+        for pool in sorted(missing, key=lambda each: (kept.get(each.model, 0) > 0, _gpus(each))):
             while have[pool.name] < wanted[pool.name] and _gpus(pool) <= free:
                 have[pool.name] += 1
                 free -= _gpus(pool)
@@ -50,8 +50,8 @@ class ReplannedScaler:
         free: int,
         short: int | None,
     ) -> None:
-        """Drain until the next addition has room; where there is none to wait for, all that is too many."""
-        coming = free + sum(_gpus(pool) * (_there(pool) - pool.num_serving) for pool in pools)
+        """Drain replicas until the next addition has room; without a pending addition, drain all redundant ones."""
+        coming = free + sum(_gpus(pool) * (_num_up(pool) - pool.num_serving) for pool in pools)
         serving = {model: sum(pool.num_serving for pool in pools if pool.model == model) for model in needed}
         surplus = [pool for pool in pools if have[pool.name] > wanted[pool.name]]
         changing = coming > free or any(have[pool.name] > pool.num_serving for pool in pools)
@@ -67,23 +67,23 @@ class ReplannedScaler:
                 return
 
 
-def _stays(pools: Sequence[PoolView], have: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
-    """Replicas by model that are wanted and there."""
-    found: dict[str, int] = {}
+def _kept_by_model(pools: Sequence[PoolView], have: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
+    """Replicas by model that are planned and exist."""
+    kept: dict[str, int] = {}
     for pool in pools:
         both = min(have[pool.name], wanted[pool.name])
-        found[pool.model] = found.get(pool.model, 0) + both
-    return found
+        kept[pool.model] = kept.get(pool.model, 0) + both
+    return kept
 
 
-def _there(pool: PoolView) -> int:
-    """Those that are up, whether they drain or not."""
+def _num_up(pool: PoolView) -> int:
+    """Replicas that are up, draining ones included."""
     return len({replica.combo for replica in pool.replicas})
 
 
 def _num_held(pool: PoolView) -> int:
-    """Those that have GPUs."""
-    return _there(pool) + pool.num_starting + pool.num_down
+    """Replicas that hold GPUs."""
+    return _num_up(pool) + pool.num_starting + pool.num_down
 
 
 def _gpus(pool: PoolView) -> int:

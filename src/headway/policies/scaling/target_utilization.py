@@ -1,4 +1,4 @@
-"""As many replicas as keep their load at a target, as Kubernetes' horizontal pod autoscaler has it."""
+"""Scaling to a target load, as Kubernetes' horizontal pod autoscaler does."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headway.policies.endpoints import fullest_use
 
 
 class TargetUtilizationScaler:
-    """Each pool gets `ceil(serving * load / target)` replicas or combos, the most that any of its targets asks for.
+    """Each pool gets `ceil(serving * load / target)` replicas or combos, for the target that needs the most.
 
-    Loads are the share of KV blocks in use, against `kv_use`, and requests in flight per replica, or per combo,
-    against `in_flight`; a target of None is not looked at. While requests wait in front of the replicas, as none has
-    room, these count as full whatever their KV use, and those who wait as if they were there. In a combo KV use is that
-    of whichever role uses more. Nothing happens while load and target differ by less than `tolerance` of the target, or
-    within `cooldown_s` of the pool's last step. A pool goes down to the highest number that was asked for in the last
-    `stabilization_s`. Those that drain do not count. Defaults but for `kv_use` are Kubernetes' own.
+    Loads are the share of KV blocks in use, with target `kv_use`, and requests in flight per replica or combo, with
+    target `in_flight`; a target of None is ignored. While requests wait in front of full replicas, the pool counts as
+    full whatever its KV use, and the waiting requests count as in flight. The KV use of a combo is that of its fullest
+    role. A pool does not change while load and target differ by less than `tolerance` of the target, or within
+    `cooldown_s` of its last step. It shrinks to the highest number that was needed within the last `stabilization_s`.
+    Draining replicas do not count. All defaults but that of `kv_use` are Kubernetes' own.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class TargetUtilizationScaler:
         self.interval_s = interval_s
         self._kv_use, self._in_flight = kv_use, in_flight
         self._tolerance, self._stabilization_s, self._cooldown_s = tolerance, stabilization_s, cooldown_s
-        self._asked: dict[str, list[tuple[float, int]]] = {}
-        """By pool: when, and for how many."""
+        self._recent: dict[str, list[tuple[float, int]]] = {}
+        """By pool: (time, needed replicas)."""
         self._stepped_s: dict[str, float] = {}
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
@@ -52,20 +52,20 @@ class TargetUtilizationScaler:
         queued = _queued(view.pools)
         for pool in view.pools:
             now, number = view.now, pool.num_serving + pool.num_starting
-            lately = [one for one in self._asked.get(pool.name, ()) if one[0] > now - self._stabilization_s]
-            asked = self._ask(pool, number, queued[pool.name])
-            self._asked[pool.name] = lately = [*lately, (now, asked)]
-            if asked < number:
-                asked = min(max(most for _, most in lately), number)
-            asked = min(max(asked, pool.min_replicas, 1), pool.max_replicas)
+            lately = [one for one in self._recent.get(pool.name, ()) if one[0] > now - self._stabilization_s]
+            needed = self._needed(pool, number, queued[pool.name])
+            self._recent[pool.name] = lately = [*lately, (now, needed)]
+            if needed < number:
+                needed = min(max(most for _, most in lately), number)
+            needed = min(max(needed, pool.min_replicas, 1), pool.max_replicas)
             last_s = self._stepped_s.get(pool.name)
-            if asked != number and (last_s is None or now - last_s >= self._cooldown_s):
-                wanted[pool.name] = asked
+            if needed != number and (last_s is None or now - last_s >= self._cooldown_s):
+                wanted[pool.name] = needed
                 self._stepped_s[pool.name] = now
         return wanted
 
-    def _ask(self, pool: PoolView, number: int, queued: float) -> int:
-        """How many the load asks for; as many as there are within the tolerance."""
+    def _needed(self, pool: PoolView, number: int, queued: float) -> int:
+        """The number of replicas for the present load; the present number within the tolerance."""
         staying = [replica for replica in pool.replicas if not replica.is_draining]
         if not staying:
             return number
@@ -81,7 +81,7 @@ class TargetUtilizationScaler:
 
 
 def _queued(pools: Sequence[PoolView]) -> dict[str, float]:
-    """By pool: its share of the requests that wait in front, as it has one of its model's replicas."""
+    """By pool: its share of the requests that wait in front, in proportion to its model's serving replicas."""
     serving: dict[str, int] = {}
     for pool in pools:
         serving[pool.model] = serving.get(pool.model, 0) + pool.num_serving

@@ -1,4 +1,4 @@
-"""Replicas by the clock: a plan that was made before."""
+"""Replicas by the clock: a plan made beforehand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headway.policies.endpoints import within_bounds
 
 
 class TimetableScaler:
-    """So many replicas from the start of each step on; after the last step, as many as in it.
+    """A given number of replicas for each time step; the last step's number after the last step.
 
-    `counts` are replicas by pool, one for each `step_s` since the start; pools that it does not name stay as they are.
-    What is more than before is asked for `ahead_s` early, so that it is up when its step begins.
+    `counts` has the replicas by pool, one number for each `step_s` since the start; pools without an entry are not
+    scaled. An increase is requested `ahead_s` early, so that the replicas are up when the step begins.
     """
 
     def __init__(
