@@ -20,7 +20,7 @@ from headway.calibration.solve import Coefficient, Fitted, held_out, solve
 from headway.catalog.coefficients import Roofline
 from headway.core.errors import HeadwayError
 from headway.perf.operators import CAST_BYTES, roofline_s
-from headway.perf.tiles import tiled_rows as perf_tiled_rows
+from headway.perf.operators import tiled_rows as perf_tiled_rows
 from measured import GPU, KERNELS, all_reduce, attention, gemm, write
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from headway.core.record import Outcome
-from headway.metrics.series import CDF_POINTS, cdf, itl_gaps, load, timeline
+from headway.metrics.series import CDF_POINTS, cdf, fleet_load, itl_gaps, replica_timelines
 from headway.metrics.summary import summarize
 from oracle_records import Run
 
@@ -18,7 +18,7 @@ from oracle_records import Run
 @given(st.integers(0, 10**6))
 def test_load_counts_who_is_where(seed: int) -> None:
     run = Run(seed=seed, num_requests=30, trouble=0.03)
-    found = load(run.records, bins=20)
+    found = fleet_load(run.records, bins=20)
     table, segments = run.records.requests, run.records.segments
     arrival_s = run.records.workload["arrival_s"][table["request"]]
     edges_s = found.edges_s
@@ -41,7 +41,7 @@ def test_load_counts_who_is_where(seed: int) -> None:
 @given(st.integers(0, 10**6), st.integers(1, 200))
 def test_timeline_means_agree_with_the_summary(seed: int, bins: int) -> None:
     run = Run(seed=seed, trouble=0.03)
-    found, summary = timeline(run.records, bins=bins), summarize(run.records)
+    found, summary = replica_timelines(run.records, bins=bins), summarize(run.records)
     assert found.kv_use.shape == (3, bins) and found.middles_s.shape == (bins,)
     assert (found.kv_use >= -1e-12).all()
     for i in range(3):
@@ -57,7 +57,7 @@ def test_timeline_is_blank_where_a_replica_was_down() -> None:
     crashed = structs.replace(records.replicas[1], down=((0.25 * end_s, 0.5 * end_s),))
     late = structs.replace(records.replicas[2], up=((0.5 * end_s, end_s),))
     records.replicas = (records.replicas[0], crashed, late)
-    blank = np.isnan(timeline(records, bins=8).kv_use)
+    blank = np.isnan(replica_timelines(records, bins=8).kv_use)
     assert not blank[0].any()
     assert blank[1].tolist() == [False, False, True, True, False, False, False, False]
     assert blank[2].tolist() == [True] * 4 + [False] * 4

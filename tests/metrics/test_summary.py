@@ -12,7 +12,7 @@ from msgspec import structs
 
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome, Records
-from headway.metrics.latency import Slo
+from headway.metrics.latency import DefaultSlo
 from headway.metrics.summary import Summary, flatten, summarize
 from oracle_records import Run
 
@@ -29,7 +29,7 @@ def rows(records: Records, warmup_s: float = 0.0) -> list[dict[str, float]]:
     return found
 
 
-def held(row: dict[str, float], slo: Slo) -> dict[str, bool]:
+def held(row: dict[str, float], slo: DefaultSlo) -> dict[str, bool]:
     """By kind of SLO that the request has: whether it met it."""
     limits = {
         "ttft": row["slo_ttft_s"] if row["slo_ttft_s"] == row["slo_ttft_s"] else slo.ttft_s,
@@ -51,9 +51,9 @@ def held(row: dict[str, float], slo: Slo) -> dict[str, bool]:
     st.integers(0, 10**6),
     st.sampled_from([0.0, 0.7]),
     st.sampled_from([3.0, 1e9]),
-    st.sampled_from([Slo(), Slo(ttft_s=0.4, tpot_s=0.03), Slo(e2e_s=2.0)]),
+    st.sampled_from([DefaultSlo(), DefaultSlo(ttft_s=0.4, tpot_s=0.03), DefaultSlo(e2e_s=2.0)]),
 )
-def test_summary_is_what_each_request_adds_up_to(seed: int, warmup_s: float, stop_s: float, slo: Slo) -> None:
+def test_summary_is_what_each_request_adds_up_to(seed: int, warmup_s: float, stop_s: float, slo: DefaultSlo) -> None:
     run = Run(seed=seed, num_requests=40, trouble=0.03, stop_s=stop_s)
     found = summarize(run.records, warmup_s=warmup_s, slo=slo)
     counted = rows(run.records, warmup_s)
@@ -143,7 +143,7 @@ def test_what_has_no_data_is_none() -> None:
 
 def test_unfinished_requests_miss_their_slos() -> None:
     run = Run(seed=6, stop_s=1.0)
-    found = summarize(run.records, slo=Slo(ttft_s=1e9, e2e_s=1e9))
+    found = summarize(run.records, slo=DefaultSlo(ttft_s=1e9, e2e_s=1e9))
     assert found.num_unfinished > 0 and found.slo_attainment is not None
     assert found.slo_attainment <= found.num_completed / found.num_requests
 

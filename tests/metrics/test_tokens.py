@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.metrics.gaps import Gaps, part
-from headway.metrics.itl import latencies
+from headway.metrics.gaps import Gaps, gap_runs
+from headway.metrics.itl import itl_distributions
 from headway.metrics.latency import gap_distribution
 from headway.metrics.tokens import inter_token_gaps, token_times
 from oracle_records import Run
@@ -63,7 +63,7 @@ def test_gaps_by_group_are_those_of_its_requests(run: Run) -> None:
 def test_gaps_by_replica_add_up_without_resumptions() -> None:
     def total(run: Run) -> int:
         everyone = np.ones(len(run.jobs), dtype=bool)
-        return sum(each.count for each in latencies(run.records, everyone, []).replicas.values() if each)
+        return sum(each.count for each in itl_distributions(run.records, everyone, []).replicas.values() if each)
 
     run, troubled = Run(seed=3, trouble=0.0), Run(seed=3, trouble=0.1)
     assert total(run) == len(run.gaps())
@@ -76,7 +76,7 @@ def test_two_readings_say_what_one_says(run: Run) -> None:
     """Of several groupings at once, what is left out by some included; to the bit, but for sums in another order."""
     tier = run.records.workload["tier"].astype(int)
     groupings = [np.where(tier == 2, -1, tier), np.zeros_like(tier), np.arange(len(tier)) % 3]
-    found = latencies(run.records, tier >= 0, groupings).groups
+    found = itl_distributions(run.records, tier >= 0, groupings).groups
     for which, group in enumerate(groupings):
         expected = {one: gap_distribution(gaps) for one, gaps in inter_token_gaps(run.records, group).items()}
         got = {one: each for (grouping, one), each in found.items() if grouping == which}
@@ -94,7 +94,7 @@ def test_long_runs_are_counted_in_pieces_without_a_trace() -> None:
     rng = np.random.default_rng(1)
     first, step = rng.uniform(0.01, 0.02, 300), rng.choice([0.0, 1e-6, 1e-4], 300)
     count, weight = rng.integers(1, 300, 300), rng.integers(1, 20, 300)
-    gaps = Gaps([part(first, step, count, weight)])
+    gaps = Gaps([gap_runs(first, step, count, weight)])
     columns = zip(first, step, count, weight, strict=True)
     written = np.concatenate([np.repeat(f + s * np.arange(c), w) for f, s, c, w in columns])
     fractions = np.linspace(0, 1, 101)
@@ -127,7 +127,7 @@ def test_quantiles_of_runs_are_those_written_out(
 ) -> None:
     written = [f + s * k for f, s, n, w in rows for k in range(n) for _ in range(w)]
     first, step, count, weight = (np.array(c) for c in zip(*rows, strict=True)) if rows else [np.empty(0)] * 4
-    gaps = Gaps([part(first, step, count, weight)])
+    gaps = Gaps([gap_runs(first, step, count, weight)])
     assert gaps.total == len(written)
     if written:
         assert gaps.quantiles_s(fractions) == pytest.approx(np.quantile(written, fractions), abs=1e-12)
@@ -140,7 +140,7 @@ def test_short_parts_are_put_together_without_a_trace() -> None:
     """Many short parts say what they say in one, to the bit, in any order."""
     rng = np.random.default_rng(0)
     parts = [
-        part(rng.uniform(0.001, 0.1, n), rng.choice([0.0, 1e-5], n), rng.integers(1, 90, n), rng.integers(1, 9, n))
+        gap_runs(rng.uniform(0.001, 0.1, n), rng.choice([0.0, 1e-5], n), rng.integers(1, 90, n), rng.integers(1, 9, n))
         for n in rng.integers(0, 400, 90)
     ]
     whole = tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))

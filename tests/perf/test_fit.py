@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.fleet import Parallel
-from headway.perf.operators import peak_flops, roofline_s
+from headway.perf.operators import peak_flops, roofline_s, tiled_rows
 from headway.perf.step import StepModel
-from headway.perf.tiles import tiled_rows
 
 pytestmark = pytest.mark.skipif("HEADWAY_DATA" not in os.environ, reason="HEADWAY_DATA is unset")
 ROOT = Path(__file__).parents[2]

@@ -15,15 +15,8 @@ from msgspec.structs import replace
 from headway import catalog
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Model, Parallel
-from headway.perf.memory import (
-    GIB,
-    active_params,
-    check_shape,
-    kv_bytes_per_token,
-    num_params,
-    plan,
-    weights_bytes,
-)
+from headway.perf.memory import GIB, check_shape, kv_bytes_per_token, plan
+from headway.perf.params import active_params, num_params, weights_bytes
 
 PUBLISHED = {
     "llama-2-7b": 6.738, "llama-2-13b": 13.016, "llama-2-70b": 68.977, "codellama-34b": 33.744,
@@ -153,3 +146,8 @@ def test_capacity_is_near_what_vllm_profiled() -> None:
         found = plan(model, catalog.gpu("h100"), engine, Parallel(tp=int(row["tp"])))
         cache_gib = found.kv_capacity_tokens * found.kv_bytes_per_token_gpu / GIB
         assert cache_gib == pytest.approx(float(row["kv_cache_gib"]), rel=0.02), row["model"]
+
+
+def test_kv_bytes_by_dtype() -> None:
+    assert 1000 * kv_bytes_per_token(catalog.model("llama-2-70b")) == 327_680_000
+    assert 1000 * kv_bytes_per_token(catalog.model("llama-2-70b"), kv_dtype_bytes=1.0) == 163_840_000

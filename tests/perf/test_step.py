@@ -22,9 +22,10 @@ from headway.catalog.coefficients import (
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.perf.attention import windowed_pairs
-from headway.perf.memory import kv_bytes_per_token, weights_bytes
+from headway.perf.memory import kv_bytes_per_token
+from headway.perf.operators import tiled_rows
+from headway.perf.params import weights_bytes
 from headway.perf.step import StepModel
-from headway.perf.tiles import tiled_rows
 
 SHAPES = [
     ("llama-2-70b", "h100", 4, 1),

@@ -14,7 +14,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from headway.core.errors import HeadwayError
-from headway.metrics.latency import Slo
+from headway.metrics.latency import DefaultSlo
 from headway.metrics.summary import PARTS, flatten, summarize
 from headway.report import describe, html, table, trace
 from headway.report.run import Provenance, Run, told_apart
@@ -27,7 +27,7 @@ ROUTERS = ("round-robin", "least-loaded", "jsq-tokens", "power-of-two")
 def make(index: int, *, calibrated: bool = True, notes: tuple[str, ...] = (), **more: object) -> Run:
     made = Made(seed=index, num_requests=80, trouble=0.01 * index, **more)  # type: ignore[arg-type]
     policies = {"routing": ROUTERS[index], "ordering": "fcfs"}
-    summary = summarize(made.records, slo=Slo(ttft_s=0.05))
+    summary = summarize(made.records, slo=DefaultSlo(ttft_s=0.05))
     return Run(" + ".join(policies.values()), policies, made.records, summary, 0.1, 0.2, calibrated, notes)
 
 

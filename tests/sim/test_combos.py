@@ -19,7 +19,7 @@ from headway.core.record import MoveOutcome, Outcome, Records
 from headway.core.request import Request
 from headway.core.view import FleetView, PoolsView, RequestView
 from headway.metrics.tokens import token_times
-from headway.perf import links
+from headway.perf import copies, memory
 from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.least_loaded import LeastLoadedRouter
 from headway.policies.scaling.combos import CombosScaler
@@ -28,7 +28,7 @@ from inside import assert_empty, assert_sound, replicas_of, watched
 from simulation import GPU, MODEL, Made, Scenario, by_request, pool, request, seconds
 
 DONE, ENDED, PREEMPTED, FULL, CRASHED, _, BROKEN = MoveOutcome
-BYTES_PER_TOKEN = links.kv_bytes(MODEL, 1, 2)
+BYTES_PER_TOKEN = memory.kv_bytes_per_token(MODEL, 2)
 LATENCY_S = costs().kv_transfer[NETWORK].latency_s
 TOKENS_PER_S = 16
 both_steps = pytest.mark.parametrize("step", ["stretch", "exact"])
@@ -164,7 +164,7 @@ def test_a_cache_that_lands_in_host_memory_is_copied_from_there(step: str, host_
         step=step,
     )
     (move,) = moves(records)
-    copy_s = links.host_copy_s(64 * BYTES_PER_TOKEN, GPU, 1) if host_memory_bytes else 0.0
+    copy_s = copies.host_copy_s(64 * BYTES_PER_TOKEN, GPU, 1) if host_memory_bytes else 0.0
     assert move["end_s"] == pytest.approx(5 + LATENCY_S)
     assert times(records) == pytest.approx([1, move["end_s"] + copy_s + 1, move["end_s"] + copy_s + 2])
 

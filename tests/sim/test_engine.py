@@ -16,7 +16,7 @@ from headway.core.record import Cause, Outcome, Records
 from headway.core.request import Request, Segment
 from headway.core.view import FleetView, RequestView
 from headway.metrics.tokens import token_times
-from headway.perf import links
+from headway.perf import copies, memory
 from headway.policies.ordering.priority import PriorityOrdering
 from headway.policies.ordering.round_robin import RoundRobinOrdering
 from simulation import GPU, MODEL, Demoting, Scenario, by_request, pool, request, seconds
@@ -122,7 +122,7 @@ def test_the_urgent_take_the_place_of_others_by_swap(step: str) -> None:
     small = pool(kv_capacity_tokens=48, max_num_batched_tokens=64, preemption="swap", host_memory_bytes=1e9)
     records = run(step, URGENT, small, ordering=PriorityOrdering)
     # 34 tokens have KV at 3 (the newest has none yet). Each copy stands before the next iteration.
-    copy_s = links.host_copy_s(34 * links.kv_bytes(MODEL, 1), GPU)
+    copy_s = copies.host_copy_s(34 * memory.kv_bytes_per_token(MODEL), GPU)
     assert tokens(records)[1] == pytest.approx([4 + copy_s, 5 + copy_s], abs=1e-9)
     back = [t + 2 * copy_s for t in (6, 7, 8)]
     assert tokens(records)[0] == pytest.approx([1, 2, 3, *back], abs=1e-9)
@@ -132,7 +132,7 @@ def test_the_urgent_take_the_place_of_others_by_swap(step: str) -> None:
 
 def test_swap_without_room_recomputes(step: str) -> None:
     small = {"kv_capacity_tokens": 48, "max_num_batched_tokens": 64}
-    no_room = pool(preemption="swap", host_memory_bytes=33 * links.kv_bytes(MODEL, 1), **small)
+    no_room = pool(preemption="swap", host_memory_bytes=33 * memory.kv_bytes_per_token(MODEL), **small)
     assert tokens(run(step, URGENT, no_room, ordering=PriorityOrdering)) == tokens(
         run(step, URGENT, pool(**small), ordering=PriorityOrdering)
     )
@@ -189,10 +189,10 @@ def test_what_the_gpu_let_go_comes_back_from_host_memory(step: str) -> None:
     # All blocks but the last, whose last token is always computed; the copy stands in front of the iteration.
     assert column(records, "cached_prompt_tokens") == [0, 0, 48, 48]
     assert records.stretches["prefill_tokens"].tolist() == [64, 64, 16, 16]
-    copy_s = links.host_copy_s(48 * links.kv_bytes(MODEL, 1), GPU)
+    copy_s = copies.host_copy_s(48 * memory.kv_bytes_per_token(MODEL), GPU)
     assert records.stretches["start_s"] - [0.0, 2.0, 4.0, 6.0] == pytest.approx([0.0, 0.0, copy_s, copy_s])
     # Room for one prompt in host memory as well: the other has always pushed it out.
-    one = run(step, requests, pool(**small, kv_offload_bytes=64 * links.kv_bytes(MODEL, 1)))
+    one = run(step, requests, pool(**small, kv_offload_bytes=64 * memory.kv_bytes_per_token(MODEL)))
     assert column(one, "cached_prompt_tokens") == [0, 0, 0, 0]
 
 

@@ -21,7 +21,7 @@ from headway.core.record import Cause, MoveOutcome, Outcome, Records
 from headway.core.request import Request
 from headway.core.view import FleetView, PoolsView, RequestView
 from headway.metrics.tokens import token_times
-from headway.perf import links
+from headway.perf import memory
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.priority import PriorityOrdering
@@ -44,7 +44,7 @@ from simulation import (
 )
 
 DONE, ENDED, PREEMPTED, FULL, CRASHED, _, _ = MoveOutcome
-BYTES_PER_TOKEN = links.kv_bytes(MODEL, 1, 2)
+BYTES_PER_TOKEN = memory.kv_bytes_per_token(MODEL, 2)
 LATENCY_S = costs().kv_transfer[NETWORK].latency_s
 TOKENS_PER_S = 16
 """What a replica's network carries, where a test reckons by hand."""

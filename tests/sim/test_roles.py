@@ -18,7 +18,7 @@ from headway.core.fleet import Combo, Fault, Handover, RoleChange
 from headway.core.record import Cause, MoveOutcome, Outcome, Records
 from headway.core.view import FleetView, PoolsView, RequestView
 from headway.metrics.tokens import token_times
-from headway.perf import links
+from headway.perf import memory
 from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.least_loaded import LeastLoadedRouter
 from sim.test_combos import BYTES_PER_TOKEN, LATENCY_S, TOKENS_PER_S, both_steps, combo, ended_at, moves, run, times
@@ -378,7 +378,7 @@ def test_every_token_comes_once_and_every_hand_over_is_accounted_for(scenario: S
         assert (np.diff(when) > 0).all()
     rows = moves(records)
     for row in rows:
-        assert row["num_bytes"] == row["kv_tokens"] * links.kv_bytes(MODEL, 1, 2)
+        assert row["num_bytes"] == row["kv_tokens"] * memory.kv_bytes_per_token(MODEL, 2)
     # One that broke was taken up again, from the same start, or its request went on where it was.
     for at, row in enumerate(rows):
         later = [other for other in rows[at + 1 :] if other["request"] == row["request"]]

@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 
 from headway.core.fleet import Engine, Gpu, Model
-from headway.perf.memory import weights_bytes
+from headway.perf.params import weights_bytes
 from headway.planning.cascade.problem import Floats, Lengths, Problem, QualityFloor, ReplicaSet, Target
 from headway.planning.cascade.replica_sets import Sets
 from headway.workload.quality import Scores

@@ -12,9 +12,8 @@ from headway.calibration.peaks import expert_weights, kv_bytes, moe_compute, pea
 from headway.calibration.solve import Coefficient, Fitted, held_out, solve
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
-from headway.perf.operators import CAST_BYTES, peak_flops
+from headway.perf.operators import CAST_BYTES, TILES, peak_flops
 from headway.perf.params import WEIGHT_BYTES
-from headway.perf.tiles import TILES
 
 L2_RESIDENT_BYTES = 96e6
 """A smaller KV cache is in the L2 cache when a benchmark reads it again, which no engine finds it in."""
@@ -58,7 +57,7 @@ def roofline(p: Floats, memory_s: Floats, compute_s: Floats) -> Floats:
 
 
 def tiled_rows(rows: Floats, out: Floats, num_sms: int, wave_share: float) -> Floats:
-    """`perf.tiles.tiled_rows` over columns."""
+    """`perf.operators.tiled_rows` over columns."""
     which = np.searchsorted([tile[0] for tile in TILES], rows)
     _, unit, high, wide = np.array(TILES)[which].T
     padded = unit * np.ceil(rows / unit)

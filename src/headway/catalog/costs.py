@@ -1,4 +1,4 @@
-"""What copies, starts and watts cost, as measured: coefficients of perf/links, coldstart and power. With sources."""
+"""Measured costs of KV transfers, host copies and cold starts, with sources: the coefficients of `perf.copies`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from importlib.resources import files
 import msgspec
 from msgspec import Struct
 
-from headway.core.errors import unknown
 
-
-class Transfer(Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes over a link: `latency_s + bytes * s_per_byte`."""
+class KvTransferCost(Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of a KV transfer between replicas over an idle link: `latency_s + bytes * s_per_byte`."""
 
     latency_s: float
     s_per_byte: float
@@ -30,14 +28,14 @@ class HostLink(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ColdStart(Struct, frozen=True, forbid_unknown_fields=True):
-    """From nothing to serving: weights into GPU memory, then what the engine does before its first request."""
+    """Costs of a cold start: loading weights into GPU memory, then the engine's own start."""
 
     download_bytes_per_s: float
-    """Of a whole model from a hub to a node's disk."""
+    """Rate of a whole model from a hub to a node's disk."""
     local_bytes_per_s_gpu: float
-    """From the node's memory into one GPU; GPUs load at the same time."""
+    """Rate from the node's memory into one GPU; GPUs load in parallel."""
     stream_bytes_per_s: dict[str, float]
-    """Of a whole model from a storage into GPU memory, by the storage's name."""
+    """Rate of a whole model from a storage into GPU memory, by name of the storage."""
     init_s: float
     """Processes, memory profile, KV cache."""
     graphs_s: float
@@ -49,49 +47,17 @@ class ColdStart(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-class Power(Struct, frozen=True, forbid_unknown_fields=True):
-    """Watts of one busy GPU: `base_w + memory_w * m + compute_w * sqrt(c)`, at most `limit_w`.
-
-    m: HBM bytes over peak bandwidth. c: FLOPs over the 16-bit peak.
-    """
-
-    gpus: tuple[str, ...]
-    base_w: float
-    memory_w: float
-    compute_w: float
-    limit_w: float
-    measured_on: str
-    """`serving`, or `kernels`: matrix products in a closed loop, which draw more than a server does."""
-    residuals: dict[str, float]
-    """Absolute relative errors: median, mean, p90; `left_out` = mean where the model was left out of the fit."""
-    source: str
-
-
 class Costs(Struct, frozen=True, forbid_unknown_fields=True):
-    """The data file."""
+    """The file `data/costs.json`."""
 
-    kv_transfer: dict[str, Transfer]
-    """By the network it was measured on."""
+    kv_transfer: dict[str, KvTransferCost]
+    """By the network of the measurement."""
     host_link: HostLink
     cold_start: ColdStart
-    power: tuple[Power, ...]
 
 
 @cache
 def costs() -> Costs:
-    """Everything that `scripts/fit_costs.py` fitted."""
+    """The coefficients that `scripts/fit_costs.py` fitted."""
     data = files("headway.catalog") / "data" / "costs.json"
     return msgspec.json.decode(data.read_bytes(), type=Costs)
-
-
-def kv_transfer(network: str) -> Transfer:
-    """The cost of moving KV over this network. HeadwayError for one that nobody measured."""
-    known = costs().kv_transfer
-    if network not in known:
-        raise unknown("network", network, known)
-    return known[network]
-
-
-def power(gpu_name: str) -> Power | None:
-    """The power of this GPU, by its short name; None where nobody measured it."""
-    return next((each for each in costs().power if gpu_name in each.gpus), None)

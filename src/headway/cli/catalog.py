@@ -13,7 +13,8 @@ from headway import catalog
 from headway.cli.output import print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
-from headway.perf.memory import num_params, plan
+from headway.perf.memory import plan
+from headway.perf.params import num_params
 
 GIB = 2**30
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from headway.catalog import coefficients, engine, gpu, model, model_from_config
 from headway.catalog.coefficients import Coefficients
-from headway.catalog.own import coefficients_in
+from headway.catalog.load import coefficients_in
 from headway.config import strict_yaml
 from headway.config.spec import DEFAULT_ENGINE, ComboSpec, ModelFile, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places

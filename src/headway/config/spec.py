@@ -12,7 +12,7 @@ from headway.core.fleet import Fault, Handover, Network, Provisioning, RoleChang
 from headway.core.pacer import Pacer
 from headway.gateway.fleet.starting import Kubernetes, Processes
 from headway.gateway.settings import Api, Judge, Settings
-from headway.metrics.latency import Slo
+from headway.metrics.latency import DefaultSlo
 from headway.workload.spec import WorkloadSpec
 
 Count = Annotated[int, Meta(ge=1)]
@@ -250,7 +250,7 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pacer: Pacer = field(default_factory=Pacer)
     """What readers of streamed answers expect: policies that mind it see by it which replicas fall behind, and QoE
     is counted by it."""
-    slo: Slo = field(default_factory=Slo)
+    slo: DefaultSlo = field(default_factory=DefaultSlo)
     """What metrics hold requests to that were promised nothing. Policies see only `workload`'s promises."""
     faults: tuple[Fault, ...] = ()
     """Replicas that crash, and hand-overs that break."""

@@ -21,7 +21,7 @@ from msgspec import Struct
 from headway.catalog.costs import costs
 from headway.control.live import Live
 from headway.core.fleet import Pool
-from headway.perf import links
+from headway.perf import memory
 from headway.sim.fabric import Fabric
 from headway.sim.kernel import COMMAND, Kernel
 from headway.sim.replica import Replica
@@ -93,7 +93,7 @@ class Caches:
     def __init__(self, pool: Pool, link: Link, kernel: Kernel, replica: Replica, run: Callable[[], float]) -> None:
         self.link = link
         self._kernel, self._replica, self._run = kernel, replica, run
-        self._bytes_per_token = links.kv_bytes(pool.model, 1, pool.engine.kv_dtype_bytes)
+        self._bytes_per_token = memory.kv_bytes_per_token(pool.model, pool.engine.kv_dtype_bytes)
         self._fabric = Fabric(kernel, lambda _: link.bytes_per_s, costs().kv_transfer[NETWORK].latency_s)
         self._kept: dict[str, tuple[int, int]] = {}
         """Tokens and blocks, by request."""

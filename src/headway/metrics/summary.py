@@ -16,12 +16,11 @@ from msgspec import Struct, structs
 from headway.core.errors import HeadwayError
 from headway.core.pacer import Pacer
 from headway.core.record import MoveOutcome, Outcome, Records
-from headway.metrics.cascade import answers
+from headway.metrics.cascade import answer_metrics
 from headway.metrics.columns import Rows, floats, rows_by_code
-from headway.metrics.itl import Latencies, latencies
-from headway.metrics.latency import Distribution, Sample, Slo, distribution, met, sample
-from headway.metrics.provisioning import Waste, provisioned
-from headway.metrics.usage import Level, Usage, usage
+from headway.metrics.itl import Latencies, itl_distributions
+from headway.metrics.latency import DefaultSlo, Distribution, Sample, distribution, sample, slo_masks
+from headway.metrics.usage import Level, StartingGpuHours, Usage, provisioning, usage
 
 
 class RequestMetrics(Struct, frozen=True, kw_only=True):
@@ -78,7 +77,7 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     judged: int
     judge_usd: float
     starts: int | None
-    starting_gpu_hours: Waste | None
+    starting_gpu_hours: StartingGpuHours | None
     spot_gpu_hours: float | None
     gpu_hours_bound: float | None = None
     """Of a run that scales: what `yardsticks` says."""
@@ -93,7 +92,7 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
 
 
 def summarize(
-    records: Records, *, warmup_s: float = 0.0, slo: Slo | None = None, pacer: Pacer | None = None
+    records: Records, *, warmup_s: float = 0.0, slo: DefaultSlo | None = None, pacer: Pacer | None = None
 ) -> Summary:
     """The summary of a run. `slo` holds for what a request has no SLO of its own for, `pacer` for who reads answers.
 
@@ -114,7 +113,7 @@ def summarize(
         }
         for which, groups in enumerate(breakdowns)
     )
-    given, scaled = answers(records, chosen), provisioned(records, warmup_s)
+    given, scaled = answer_metrics(records, chosen), provisioning(records, warmup_s)
     return Summary(
         **_replica_metrics(whole, used, list(range(len(records.replicas)))),
         warmup_s=warmup_s,
@@ -145,7 +144,7 @@ WHOLE = -1
 
 
 def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float) -> RequestMetrics:
-    attained = met(chosen)
+    attained = slo_masks(chosen)
     has_slo, good = attained["all"]
     outcomes = np.bincount(chosen.outcome, minlength=len(Outcome)).tolist()
     output_tokens = int(chosen.generated_tokens.sum())
@@ -214,7 +213,7 @@ def _itl(records: Records, chosen: Sample, breakdowns: Sequence[Groups]) -> Late
     wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     wanted[chosen.id] = True
     codes = [_codes(chosen, groups, len(wanted)) for groups in breakdowns]
-    found = latencies(records, wanted, [*codes, np.zeros(len(wanted), dtype=np.int8)])
+    found = itl_distributions(records, wanted, [*codes, np.zeros(len(wanted), dtype=np.int8)])
     return Latencies(
         {(w if w < len(codes) else WHOLE, c): each for (w, c), each in found.groups.items()}, found.replicas
     )
@@ -310,7 +309,7 @@ _LATENCIES = (
     "transfer_s",
 )  # fmt: skip
 
-PARTS: dict[str, type[Distribution] | type[Level] | type[Waste]] = {
-    **dict.fromkeys(_LATENCIES, Distribution), "kv_use": Level, "batch_size": Level, "starting_gpu_hours": Waste,
+PARTS: dict[str, type[Distribution] | type[Level] | type[StartingGpuHours]] = {
+    **dict.fromkeys(_LATENCIES, Distribution), "kv_use": Level, "batch_size": Level, "starting_gpu_hours": StartingGpuHours,
 }  # fmt: skip
 """Fields that are several numbers."""

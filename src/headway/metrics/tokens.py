@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headway.core.record import Columns, Records
 from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, rows_by_code
-from headway.metrics.gaps import Gaps, Part, Window, part, single
+from headway.metrics.gaps import Gaps, Part, Window, gap_runs, single
 
 Near = tuple[Rows, Rows]
 """Of a clock's stretches, by position: see `Clock.near`."""
@@ -95,7 +95,7 @@ class Clock:
         tick = self.tick[inside]
         seen = np.searchsorted(joined, tick, side="right") - np.searchsorted(left, tick, side="right")
         a_s, b_s = self.a_s[inside], self.b_s[inside]
-        yield part(a_s + b_s, b_s, self.iterations[inside] - 1, seen)
+        yield gap_runs(a_s + b_s, b_s, self.iterations[inside] - 1, seen)
 
 
 class Stays:

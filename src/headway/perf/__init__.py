@@ -1,1 +1,1 @@
-"""Pure: a batch, a model, a GPU and an engine in; seconds and bytes out."""
+"""Seconds and bytes of a batch for a model, a GPU and an engine. Pure functions."""

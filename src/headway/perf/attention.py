@@ -1,4 +1,4 @@
-"""Seconds of attention per KV token and per pair of query and key, on one GPU, summed over the layers."""
+"""Seconds of attention per KV token and per query-key pair, on one GPU, summed over the layers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from headway.perf.operators import peak_flops
 from headway.perf.params import kv_bytes_per_token_layer, num_windowed_layers
 
 
-class Attention(Struct, frozen=True):
-    """Constants of the attention operators; those of windowed layers stand apart."""
+class AttentionCosts(Struct, frozen=True):
+    """Constants of the attention operators of one replica, separately for layers with a sliding window."""
 
     decode_s: float
-    """Per KV token that a decoding sequence reads, over the layers without a window."""
+    """Per KV token that a decoding sequence reads, over layers without a window."""
     decode_window_s: float
     pair_s: float
-    """Per pair of a chunk's query and a key."""
+    """Per pair of a query of a chunk and a key."""
     pair_window_s: float
     read_s: float
-    """Per KV token that a chunk reads, at least."""
+    """Lower bound per KV token that a chunk reads."""
     up_s: float
     """Per cached token that a chunk expands from its latent vector (MLA only)."""
     half_tile: float
-    """Keys that each query row pays for in vain."""
+    """Wasted keys per query row, half a tile."""
 
 
-def attention_costs(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels) -> Attention:
-    """Constants for one replica."""
+def attention_costs(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, kernels: Kernels) -> AttentionCosts:
     tp = parallel.tp
     flops = peak_flops(gpu, "bf16")
     copies = 1 if model.mla is not None else min(tp, model.num_kv_heads)
@@ -39,7 +38,7 @@ def attention_costs(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, 
     up_s = _expansion_flops(model) / tp / (flops * kernels.gemm["bf16"].compute_efficiency)
     windowed = num_windowed_layers(model)
     full = model.num_layers - windowed
-    return Attention(
+    return AttentionCosts(
         decode_s=full * decode_s,
         decode_window_s=windowed * decode_s,
         pair_s=full * pair_s,
@@ -51,13 +50,13 @@ def attention_costs(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, 
 
 
 def windowed_pairs(new: int, before: int, window: int) -> float:
-    """Pairs of query and key in a chunk where each query sees at most `window` keys."""
+    """Query-key pairs of a chunk in which each query sees at most `window` keys."""
     rising = min(max(window - before, 0), new)
     return rising * (before + rising / 2) + (new - rising) * window
 
 
 def pair_flops(model: Model) -> float:
-    """Of one query with one key in a layer of a prompt, all heads."""
+    """FLOPs of one query-key pair in one layer of a prompt, all heads."""
     if model.mla is None:
         return 4.0 * model.num_heads * model.head_dim
     mla = model.mla
@@ -65,7 +64,7 @@ def pair_flops(model: Model) -> float:
 
 
 def _decode_flops(model: Model) -> float:
-    """Of one token's query with one cached token; MLA decodes in the latent space."""
+    """FLOPs of one token's query with one cached token. MLA decodes in the latent space."""
     if model.mla is None:
         return 4.0 * model.num_heads * model.head_dim
     return 2.0 * model.num_heads * (2 * model.mla.kv_lora_rank + model.mla.qk_rope_head_dim)

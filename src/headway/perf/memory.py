@@ -1,4 +1,4 @@
-"""What a replica's GPU memory holds: weights, activations, and how many KV tokens fit in the rest."""
+"""GPU memory of a replica: weights, activations, and the KV tokens that fit in the rest."""
 
 from __future__ import annotations
 
@@ -11,28 +11,16 @@ from msgspec.structs import replace
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.params import (
-    active_params,
     kv_bytes_per_token_layer,
     linear_bytes,
-    num_params,
     routed_bytes,
     weights_bytes,
 )
 
-__all__ = [
-    "MemoryPlan",
-    "active_params",
-    "check_shape",
-    "kv_bytes_per_token",
-    "num_params",
-    "plan",
-    "weights_bytes",
-]
-
 GIB = 2**30
 
-# Fitted on vLLM's own memory profiles on H100 (eight models): the sampler's copies of the logits are the
-# peak, and they are not split over the tensor-parallel group.
+# Fitted on vLLM's own memory profiles on H100 (eight models): the sampler's copies of the logits are the peak. They are
+# not split over the tensor-parallel group.
 SAMPLER_BYTES_PER_LOGIT = 38.0
 HIDDEN_STATES_HELD = 1.7
 RUNTIME_BYTES = 0.13 * GIB
@@ -40,30 +28,29 @@ COLLECTIVES_BYTES = 0.41 * GIB
 
 
 class MemoryPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """One replica's memory. Per GPU means the fullest GPU of the replica."""
+    """Memory of one replica. Per GPU means the fullest GPU of the replica."""
 
     weights_bytes: float
     """Per GPU."""
     activation_bytes: float
-    """Per GPU: the peak of a step, and what the runtime and collectives hold."""
+    """Per GPU: the peak of a step plus the runtime and collectives."""
     kv_bytes_per_token: float
-    """Of the replica, unreplicated: what a transfer of the cache moves."""
+    """Of the replica, unreplicated: the size of a transfer."""
     kv_bytes_per_token_gpu: float
-    """Per GPU. With more GPUs in the tensor-parallel group than KV heads, heads are replicated; with MLA
-    every GPU of the group holds the latent vector whole."""
+    """Per GPU. Heads are replicated if the tensor-parallel group has more GPUs than KV heads. With MLA every GPU of
+    the group holds the whole latent vector."""
     kv_bytes_per_token_replica: float
-    """Of the replica over all its GPUs, replicas of heads counted."""
+    """Of the replica over all its GPUs, including replicated heads."""
     kv_capacity_tokens: int
-    """Of the replica: of all its data parallel ranks, as if any sequence could be anywhere."""
+    """Of all data parallel ranks of the replica, as if any sequence could be on any rank."""
     kv_blocks: int
 
 
 def plan(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> MemoryPlan:
-    """Memory of one replica.
+    """Plan the memory of one replica.
 
-    Layers with a sliding window count as if they kept every token: an upper bound, exact for engines that
-    give all layers the same block table. Raises HeadwayError when the shape is impossible or nothing is
-    left for the cache.
+    Layers with a sliding window count as if they kept every token: an upper bound, exact for engines that give all
+    layers the same block table. HeadwayError if the shape is impossible or no memory is left for the cache.
     """
     check_shape(model, parallel)
     weights = _weights_bytes_gpu(model, parallel)
@@ -87,12 +74,12 @@ def plan(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> MemoryPl
 
 
 def kv_bytes_per_token(model: Model, kv_dtype_bytes: float = 2.0) -> float:
-    """KV cache of one token over all layers, unreplicated."""
+    """Bytes of KV cache of one token over all layers, unreplicated."""
     return model.num_layers * kv_bytes_per_token_layer(model, kv_dtype_bytes)
 
 
 def check_shape(model: Model, parallel: Parallel) -> None:
-    """Raises HeadwayError when no engine can split this model so."""
+    """Raise HeadwayError if no engine can split the model in this way."""
     tp, pp, dp = parallel.tp, parallel.pp, parallel.dp
     if min(tp, pp, dp) < 1:
         raise HeadwayError(f"tp {tp}, pp {pp} and dp {dp} must be at least 1")
@@ -117,9 +104,9 @@ def _heads_divide(model: Model, tp: int) -> bool:
 
 
 def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
-    """Of the fullest stage: its layers, an embedding, and what of the KV projections is replicated.
+    """Weights of the fullest stage: its layers, an embedding, and the replicated part of the KV projections.
 
-    Data parallel ranks hold all of it but the routed experts, of which each has its share.
+    Each data parallel rank holds all weights except routed experts, of which it holds its share.
     """
     embedding = 2.0 * model.vocab_size * model.hidden_size
     num_embeddings = 1 if model.tie_embeddings or parallel.pp > 1 else 2
@@ -129,8 +116,8 @@ def _weights_bytes_gpu(model: Model, parallel: Parallel) -> float:
     sharded = (in_layers * layers / model.num_layers + embedding * num_embeddings) / parallel.tp
     copies = max(1.0, parallel.tp / model.num_kv_heads) - 1.0
     if model.mla is not None:
-        held_whole = model.hidden_size * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank)
-        return sharded + layers * held_whole * linear_bytes(model) * (1.0 - 1.0 / parallel.tp)
+        unsharded = model.hidden_size * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim + model.mla.q_lora_rank)
+        return sharded + layers * unsharded * linear_bytes(model) * (1.0 - 1.0 / parallel.tp)
     kv_projections = 2.0 * model.hidden_size * model.num_kv_heads * model.head_dim
     return sharded + layers * kv_projections * linear_bytes(model) * copies / parallel.tp
 

@@ -1,13 +1,18 @@
-"""Seconds of the operators that depend only on how many tokens or sequences a batch has."""
+"""Seconds of the operators that depend only on the number of tokens or sequences of a batch.
+
+Tiles and clusters of matrix products are those of vLLM's FP8 kernels for Hopper (its CUTLASS dispatch by the number of
+rows); a cluster of two tiles of 128 rows makes 256 the unit of long batches. Tiles go to the multiprocessors in waves.
+A partly filled wave takes as long as a full one, less what faster clocks and a free memory bus recover.
+"""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from math import sqrt
+from math import ceil, inf, sqrt
 
 from headway.catalog.coefficients import AllReduce, Coefficients, Roofline
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Gpu, Model, Parallel
+from headway.core.fleet import Gpu, Model, Parallel
 from headway.perf.params import (
     expert_params,
     linear_bytes,
@@ -16,7 +21,6 @@ from headway.perf.params import (
     num_moe_layers,
     weight_dtype_bytes,
 )
-from headway.perf.tiles import tiled_rows
 
 NETWORK_BYTES_PER_S = 50e9
 """Between nodes, per GPU and direction: one 400 Gb/s port."""
@@ -25,29 +29,31 @@ SEND_LATENCY_S = 5e-6
 CAST_BYTES = 3.0
 """Read 16 bit, write 8 bit."""
 ROUTING_SKEW = 0.4
-"""Exponent of the power law of how often experts are chosen; 0: all equally."""
+"""Exponent of the power law of expert popularity; 0: all equally popular."""
 SKEW_BINS = 16
+TILES = ((64, 64, 64, 64), (128, 128, 64, 128), (inf, 256, 128, 128))
+"""(up to this many rows, rows of a cluster, rows of a tile, columns of a tile)."""
 
 Matrix = tuple[float, float, float]
-"""(how many in the model, rows out, columns in) of a weight matrix on one GPU."""
+"""(number in the model, rows out, columns in) of a weight matrix on one GPU."""
 
 
 class Operators:
     """Operator times on one GPU of a replica, for one micro-batch through all layers.
 
-    With several data parallel ranks, `tokens_s` and `rows_s` are of one rank, and `joint_s` of all together.
+    With several data parallel ranks, `tokens_s` and `rows_s` refer to one rank and `joint_s` to all ranks.
     """
 
-    def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, found: Coefficients) -> None:
+    def __init__(self, model: Model, gpu: Gpu, parallel: Parallel, coefficients: Coefficients) -> None:
         self._model, self._gpu, self._parallel = model, gpu, parallel
-        self._kernels, self._overhead = found.kernels, found.overhead
+        self._kernels, self._overhead = coefficients.kernels, coefficients.overhead
         dtype = compute_dtype(model.dtype, gpu)
-        self._gemm, self._gemm_flops = found.kernels.gemm[dtype], peak_flops(gpu, dtype)
+        self._gemm, self._gemm_flops = self._kernels.gemm[dtype], peak_flops(gpu, dtype)
         self._matrices = _attention_matrices(model, parallel.tp) + _mlp_matrices(model, parallel.tp)
         self._chances = expert_chances(model)
 
     def tokens_s(self, num_tokens: int) -> float:
-        """All that depends on the number of tokens; 0 tokens still pay for the step and its weights."""
+        """Operators whose time depends on the number of tokens. With 0 tokens, the step and its weights still count."""
         model = self._model
         width = linear_bytes(model)
         gemm_s = sum(
@@ -66,7 +72,7 @@ class Operators:
         )
 
     def joint_s(self, num_tokens: int) -> float:
-        """Experts, and the ways to them and back, for the tokens of all ranks."""
+        """Experts, and the exchange of tokens with them, for the tokens of all ranks."""
         return num_moe_layers(self._model) * (self._experts_s(num_tokens) + self._exchange_s(num_tokens))
 
     def rows_s(self, num_rows: int) -> float:
@@ -91,8 +97,8 @@ class Operators:
     def _experts_s(self, num_tokens: int) -> float:
         """One mixture-of-experts layer: loads the experts that a batch touches; each pads its rows to a tile.
 
-        Tensor parallelism slices every expert; expert parallelism gives each GPU whole experts. Either way
-        a GPU holds and computes its equal share (in balance), and the sum of the outputs is an all-reduce.
+        Tensor parallelism slices every expert; expert parallelism gives each GPU whole experts. In both cases a GPU
+        holds and computes an equal share, and the outputs are summed by an all-reduce.
         """
         model, moe = self._model, self._model.moe
         if moe is None:
@@ -124,9 +130,9 @@ class Operators:
         return c.latency_s + hop_s + c.ramp_s_per_sqrt_byte * sqrt(num_bytes) + wire_s
 
     def _exchange_s(self, num_tokens: int) -> float:
-        """Between data parallel ranks: all tokens to every rank, and the sums of the experts' outputs back.
+        """Exchange between data parallel ranks: all tokens to every rank, and the sums of the experts' outputs back.
 
-        An all-gather and a reduce-scatter, as vLLM does by default; together an all-reduce with two latencies.
+        An all-gather and a reduce-scatter, vLLM's default; together they are an all-reduce with two latencies.
         """
         dp, span = self._parallel.dp, self._parallel.tp * self._parallel.dp
         if dp == 1:
@@ -138,7 +144,7 @@ class Operators:
         return 2.0 * (c.latency_s + hop_s + c.ramp_s_per_sqrt_byte * sqrt(num_bytes) + wire_s)
 
     def _sends_s(self, num_bytes: float) -> float:
-        """A micro-batch's activations from stage to stage, and its tokens back to the first."""
+        """Sends of a micro-batch's activations from stage to stage, and of its tokens back to the first stage."""
         pp, tp = self._parallel.pp, self._parallel.tp
         if pp == 1:
             return 0.0
@@ -147,17 +153,17 @@ class Operators:
         return pp * (SEND_LATENCY_S + num_bytes / tp / self._gpu.link_bytes_per_s)
 
     def _link_bytes_per_s(self, num_gpus: int) -> float:
-        """Of a group of so many GPUs."""
+        """Link rate within a group of `num_gpus` GPUs."""
         if num_gpus > self._gpu.gpus_per_node:
             return min(NETWORK_BYTES_PER_S, self._gpu.link_bytes_per_s)
         return self._gpu.link_bytes_per_s
 
 
 def expert_chances(model: Model) -> list[tuple[float, float]]:
-    """(how many experts, chance that a token chooses one of them), by a power law over the experts' ranks.
+    """(number of experts, probability that a token chooses one of them), by a power law over the experts' ranks.
 
-    Routers are trained to choose evenly, but texts of one kind do not: a batch touches fewer experts than by
-    even chance. Experts of like rank share a bin.
+    Routers are trained for even choices, but texts of one kind use experts unevenly, so a batch touches fewer experts
+    than by even chance. Experts of similar rank share a bin.
     """
     if model.moe is None:
         return []
@@ -169,8 +175,21 @@ def expert_chances(model: Model) -> list[tuple[float, float]]:
     return [(high - low, min(1.0, scale * sum(weights[low:high]) / (high - low))) for low, high in pairwise(edges)]
 
 
+def tiled_rows(rows: float, out: float, num_sms: int, wave_share: float) -> float:
+    """The number of fully used rows that would take as long as `rows` rows of `out` columns in whole tiles.
+
+    `wave_share` is the lost share of a partly filled wave, 0 to 1. The result never falls as `rows` grows.
+    """
+    if not rows:
+        return 0.0
+    _, unit, high, wide = next(tile for tile in TILES if rows <= tile[0])
+    padded = unit * ceil(rows / unit)
+    waves = padded / high * ceil(out / wide) / num_sms
+    return padded * (1.0 - wave_share + wave_share * ceil(waves) / waves)
+
+
 def roofline_s(c: Roofline, memory_s: float, compute_s: float) -> float:
-    """Seconds of a product that would take `memory_s` and `compute_s` at the peaks."""
+    """Seconds of a product that takes `memory_s` and `compute_s` at the GPU's peaks."""
     memory_s, compute_s = memory_s / c.memory_efficiency, compute_s / c.compute_efficiency
     high, low = (memory_s, compute_s) if memory_s > compute_s else (compute_s, memory_s)
     if high == 0.0:
@@ -179,12 +198,12 @@ def roofline_s(c: Roofline, memory_s: float, compute_s: float) -> float:
 
 
 def compute_dtype(dtype: str, gpu: Gpu) -> str:
-    """The dtype that weights of `dtype` are multiplied in: 8 bit where the GPU can, else 16 bit."""
+    """The dtype in which weights of `dtype` are multiplied: fp8 if the GPU supports it, else bf16."""
     return "fp8" if dtype == "fp8" and "fp8" in gpu.peak_flops else "bf16"
 
 
 def peak_flops(gpu: Gpu, dtype: str) -> float:
-    """Peak FLOP/s; fp16 stands in where bf16 is not listed. Raises HeadwayError if neither is."""
+    """Peak FLOP/s of a dtype, else of bf16, else of fp16. HeadwayError if none of them is listed."""
     for name in (dtype, "bf16", "fp16"):
         if name in gpu.peak_flops:
             return gpu.peak_flops[name]
@@ -215,15 +234,15 @@ def _attention_matrices(model: Model, tp: int) -> list[Matrix]:
 
 def _mlp_matrices(model: Model, tp: int) -> list[Matrix]:
     h, up = model.hidden_size, num_mlp_matrices(model) - 1
-    found: list[Matrix] = []
+    matrices: list[Matrix] = []
     dense = num_dense_layers(model)
     if dense:
         width = model.intermediate_size / tp
-        found += [(dense, up * width, h), (dense, h, width)]
+        matrices += [(dense, up * width, h), (dense, h, width)]
     if model.moe is not None:
         sparse = num_moe_layers(model)
-        found.append((sparse, model.moe.num_experts, h))
+        matrices.append((sparse, model.moe.num_experts, h))
         if model.moe.shared_intermediate_size:
             width = model.moe.shared_intermediate_size / tp
-            found += [(sparse, up * width, h), (sparse, h, width)]
-    return found
+            matrices += [(sparse, up * width, h), (sparse, h, width)]
+    return matrices

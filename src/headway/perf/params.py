@@ -1,4 +1,4 @@
-"""Parameters and bytes that follow from a model's shape."""
+"""Numbers of parameters and bytes, computed from a model's shape."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from headway.core.errors import unknown
 from headway.core.fleet import Model
 
 WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.25 / 8}
-"""Bytes per quantised parameter; int4 with an 8-bit scale for each group of 32, as MXFP4 has it."""
+"""Bytes per quantised parameter. int4 has an 8-bit scale for each group of 32, as in MXFP4."""
 
 
 def num_params(model: Model) -> float:
-    """Parameters in all, biases left out."""
+    """All parameters except biases."""
     per_layers = model.num_layers * (attention_params(model) + 2 * model.hidden_size)
     dense = num_dense_layers(model) * dense_mlp_params(model)
     moe = num_moe_layers(model) * (_num_experts(model) * expert_params(model) + moe_shared_params(model))
@@ -18,7 +18,7 @@ def num_params(model: Model) -> float:
 
 
 def active_params(model: Model) -> float:
-    """Parameters that one token is multiplied with: chosen experts only, and no embedding look-up."""
+    """Parameters used for one token: only chosen experts, and no embedding look-up."""
     chosen = model.moe.experts_per_token if model.moe else 0
     per_layers = model.num_layers * (attention_params(model) + 2 * model.hidden_size)
     dense = num_dense_layers(model) * dense_mlp_params(model)
@@ -27,7 +27,7 @@ def active_params(model: Model) -> float:
 
 
 def weights_bytes(model: Model) -> float:
-    """Bytes of all weights, as an engine holds them. See `linear_bytes` for what is quantised."""
+    """Bytes of all weights in an engine. See `linear_bytes` for the quantised ones."""
     layers = model.num_layers * attention_params(model) * linear_bytes(model)
     layers += num_dense_layers(model) * dense_mlp_params(model) * linear_bytes(model)
     layers += num_moe_layers(model) * moe_layer_bytes(model)
@@ -37,21 +37,20 @@ def weights_bytes(model: Model) -> float:
 def linear_bytes(model: Model) -> float:
     """Bytes per parameter of attention and dense feed-forward layers.
 
-    Embeddings and norms are 16 bit in every case. In a 4-bit mixture of experts only the experts are
-    quantised, as in GPT-OSS.
+    Embeddings and norms are always 16 bit. In a 4-bit mixture of experts only the experts are quantised, as in GPT-OSS.
     """
     return 2.0 if model.moe and model.dtype == "int4" else weight_dtype_bytes(model)
 
 
 def weight_dtype_bytes(model: Model) -> float:
-    """Bytes per quantised parameter."""
+    """Bytes per quantised parameter. HeadwayError for an unknown dtype."""
     if model.dtype not in WEIGHT_BYTES:
         raise unknown("weight dtype", model.dtype, WEIGHT_BYTES, f"model {model.name}")
     return WEIGHT_BYTES[model.dtype]
 
 
 def moe_layer_bytes(model: Model) -> float:
-    """Bytes of one mixture-of-experts feed-forward."""
+    """Bytes of one mixture-of-experts feed-forward layer."""
     experts = _num_experts(model) * expert_params(model) * weight_dtype_bytes(model)
     return experts + moe_shared_params(model) * linear_bytes(model)
 
@@ -62,7 +61,7 @@ def routed_bytes(model: Model) -> float:
 
 
 def attention_params(model: Model) -> float:
-    """Of one layer: projections of query, key, value and output."""
+    """Parameters of one layer's query, key, value and output projections."""
     h, heads = model.hidden_size, model.num_heads
     if model.mla is None:
         return h * model.head_dim * (2.0 * heads + 2 * model.num_kv_heads)
@@ -75,17 +74,16 @@ def attention_params(model: Model) -> float:
 
 
 def dense_mlp_params(model: Model) -> float:
-    """Of one ordinary feed-forward."""
     return num_mlp_matrices(model) * float(model.hidden_size) * model.intermediate_size
 
 
 def expert_params(model: Model) -> float:
-    """Of one routed expert; 0 without experts."""
+    """Parameters of one routed expert; 0 without experts."""
     return num_mlp_matrices(model) * float(model.hidden_size) * model.moe.intermediate_size if model.moe else 0.0
 
 
 def moe_shared_params(model: Model) -> float:
-    """Of what every token of a mixture-of-experts layer passes: shared experts and the router."""
+    """Parameters that every token of a mixture-of-experts layer uses: shared experts and the router."""
     if model.moe is None:
         return 0.0
     shared = num_mlp_matrices(model) * float(model.hidden_size) * model.moe.shared_intermediate_size
@@ -93,24 +91,24 @@ def moe_shared_params(model: Model) -> float:
 
 
 def num_mlp_matrices(model: Model) -> int:
-    """Gate, up and down; or up and down."""
+    """3 (gate, up, down) or 2 (up, down)."""
     return 3 if model.gated_mlp else 2
 
 
 def num_moe_layers(model: Model) -> int:
-    """Layers whose feed-forward is a mixture of experts."""
+    """Layers with a mixture of experts as feed-forward."""
     if model.moe is None:
         return 0
     return (model.num_layers - model.moe.num_dense_layers) // model.moe.moe_layer_every
 
 
 def num_dense_layers(model: Model) -> int:
-    """Layers whose feed-forward is an ordinary one."""
+    """Layers with an ordinary feed-forward."""
     return model.num_layers - num_moe_layers(model)
 
 
 def num_windowed_layers(model: Model) -> int:
-    """Layers that see only a sliding window."""
+    """Layers with sliding-window attention."""
     if model.sliding_window_tokens is None:
         return 0
     every = model.sliding_window_every
@@ -118,7 +116,7 @@ def num_windowed_layers(model: Model) -> int:
 
 
 def kv_bytes_per_token_layer(model: Model, kv_dtype_bytes: float = 2.0) -> float:
-    """KV cache of one token in one layer, unreplicated: keys and values, or with MLA one latent vector."""
+    """Bytes of KV cache of one token in one layer, unreplicated: keys and values, or one latent vector with MLA."""
     if model.mla is not None:
         return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * kv_dtype_bytes
     return 2.0 * model.num_kv_heads * model.head_dim * kv_dtype_bytes

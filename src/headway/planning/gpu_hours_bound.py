@@ -24,7 +24,7 @@ from msgspec import structs
 
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import Outcome, Records
-from headway.metrics.latency import Slo
+from headway.metrics.latency import DefaultSlo
 from headway.perf.step import StepModel
 from headway.planning.fluid_bound import Best, Place, Span, Work, least_gpu_hours
 from headway.sim.replica_resources import kv_blocks
@@ -45,7 +45,7 @@ def gpu_hours_bound(
     steps: Callable[[Pool], StepModel],
     *,
     warmup_s: float = 0.0,
-    slo: Slo | None = None,
+    slo: DefaultSlo | None = None,
     to_the_end: bool = True,
     allowed: float = ALLOWED,
 ) -> float | None:
@@ -59,7 +59,7 @@ def gpu_hours_bound(
     if fleet.combos or not fleet.pools:
         return None
     pools = list(fleet.pools)
-    table = _Table(records, slo or Slo(), warmup_s, to_the_end)
+    table = _Table(records, slo or DefaultSlo(), warmup_s, to_the_end)
     works = {model: table.work(table.asked(fleet, model)) for model in dict.fromkeys(p.model.name for p in pools)}
     places = _places(pools, steps, records)
     limits: dict[tuple[str, str], float] = {}
@@ -74,12 +74,12 @@ def serves(
     records: Records,
     *,
     warmup_s: float = 0.0,
-    slo: Slo | None = None,
+    slo: DefaultSlo | None = None,
     to_the_end: bool = True,
     allowed: float = ALLOWED,
 ) -> bool:
     """Whether a run serves its trace in time, as this module says."""
-    table = _Table(records, slo or Slo(), warmup_s, to_the_end)
+    table = _Table(records, slo or DefaultSlo(), warmup_s, to_the_end)
     first_s, done_s = (np.full(len(table.arrival_s), inf) for _ in range(2))
     ended = records.requests
     finished = ended["outcome"] == Outcome.FINISHED
@@ -133,7 +133,7 @@ def best_of(pool: Pool, step: StepModel, longest_tokens: int, shares: bool) -> B
 class _Table:
     """A trace, what is due when, and with whom it may be late: -1, with nobody."""
 
-    def __init__(self, records: Records, slo: Slo, warmup_s: float, to_the_end: bool) -> None:
+    def __init__(self, records: Records, slo: DefaultSlo, warmup_s: float, to_the_end: bool) -> None:
         self.records = records
         table, end_s = records.workload, records.end_s
         self.arrival_s = np.asarray(table["arrival_s"], "f8")

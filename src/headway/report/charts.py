@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.metrics.latency import sample
-from headway.metrics.series import Timeline, cdf, itl_gaps, load, timeline
+from headway.metrics.series import ReplicaTimelines, cdf, fleet_load, itl_gaps, replica_timelines
 from headway.report.run import Run
 from headway.report.style import COLORS, INK, QUIET, RULE
 
@@ -121,7 +121,7 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
     unit_s, unit = time_unit(max(run.records.end_s for run in runs))
     lines: dict[str, list[dict[str, Any]]] = {"waiting": [], "running": [], "kv": [], "progress": []}
     for index, run in enumerate(runs):
-        found = load(run.records, bins=LOAD_BINS)
+        found = fleet_load(run.records, bins=LOAD_BINS)
         x, edges = numbers(found.middles_s / unit_s), numbers(found.edges_s / unit_s)
         at = f"%{{y:,.4~g}} at %{{x:.4g}} {unit}"
         lines["waiting"].append(_trace(index, run.name, x, numbers(found.waiting, 3), f"waiting: {at}"))
@@ -130,7 +130,7 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
         arrived["line"] = {"color": "#aab2ba", "width": 1.4, "dash": "dot"}
         completed = _trace(index, run.name, edges, found.completed.tolist(), f"completed: {at}")
         lines["progress"] += [arrived, completed]
-        busy = timeline(run.records, bins=LOAD_BINS)
+        busy = replica_timelines(run.records, bins=LOAD_BINS)
         share = 100 * _fleet_kv_use(run, busy)
         hover = f"KV: %{{y:.1f}}% at %{{x:.4g}} {unit}"
         lines["kv"].append(_trace(index, run.name, numbers(busy.middles_s / unit_s), numbers(share, 4), hover))
@@ -150,7 +150,7 @@ def _over(lines: list[dict[str, Any]], x: str, y: str, ticksuffix: str = "") -> 
     }
 
 
-def _fleet_kv_use(run: Run, found: Timeline) -> npt.NDArray[np.float64]:
+def _fleet_kv_use(run: Run, found: ReplicaTimelines) -> npt.NDArray[np.float64]:
     """Mean over the replicas that are up, by capacity."""
     capacity = np.array([[float(replica.kv_capacity_tokens)] for replica in run.records.replicas])
     weight = np.where(np.isnan(found.kv_use), 0.0, capacity)
@@ -173,7 +173,7 @@ def replica_timelines(runs: Sequence[Run]) -> list[dict[str, Figure]]:
     """For each run and quantity, replicas over time. White = down or not there."""
     num_rows = sum(len(run.records.replicas) for run in runs)
     bins = int(np.clip(MAX_CELLS // max(num_rows * len(QUANTITIES), 1), 24, 300))
-    found = [timeline(run.records, bins=bins) for run in runs]
+    found = [replica_timelines(run.records, bins=bins) for run in runs]
     tables = {
         "kv": [100 * each.kv_use for each in found],
         "batch": [each.batch_size for each in found],
@@ -187,7 +187,7 @@ def replica_timelines(runs: Sequence[Run]) -> list[dict[str, Figure]]:
     ]
 
 
-def _heatmap(run: Run, found: Timeline, table: npt.NDArray[np.float64], name: str, top: float) -> Figure:
+def _heatmap(run: Run, found: ReplicaTimelines, table: npt.NDArray[np.float64], name: str, top: float) -> Figure:
     replicas = run.records.replicas
     pools = {replica.pool for replica in replicas}
     labels = [f"{r.id}" if len(pools) == 1 else f"{r.pool} {r.id}" for r in replicas]

@@ -23,7 +23,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Combo, Fault, Fleet, Pool, Role, RoleChange, unit_of
 from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
-from headway.perf import links
+from headway.perf import memory
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.sim.fabric import Fabric
 from headway.sim.incidents import Incidents
@@ -168,7 +168,7 @@ class Cluster:
 
     def _kv_bytes(self, replica: int) -> float:
         pool = self._pools[replica]
-        return links.kv_bytes(pool.model, 1, pool.engine.kv_dtype_bytes)
+        return memory.kv_bytes_per_token(pool.model, pool.engine.kv_dtype_bytes)
 
     # Control's effects.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headway.catalog.costs import costs
 from headway.core.fleet import Pool
-from headway.perf import links, memory
-from headway.perf.coldstart import LOCAL, cold_start_s
+from headway.perf import copies, memory
+from headway.perf.copies import LOCAL, cold_start_s
 from headway.perf.step import StepModel
 from headway.sim.host_memory import HostMemory
 from headway.sim.timeline import Line
@@ -39,6 +39,6 @@ def host_memory(pool: Pool) -> HostMemory:
     per_token = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel).kv_bytes_per_token
     return HostMemory(
         int(pool.engine.host_memory_bytes / per_token),
-        lambda tokens: links.host_copy_s(tokens * per_token, pool.gpu, pool.parallel.num_gpus),
+        lambda tokens: copies.host_copy_s(tokens * per_token, pool.gpu, pool.parallel.num_gpus),
         int(pool.engine.kv_offload_bytes / per_token),
     )

@@ -7,7 +7,7 @@ import pytest
 from headway import catalog
 from headway.core.fleet import Model
 from headway.perf import memory
-from headway.perf.params import num_params
+from headway.perf.params import num_params, weights_bytes
 from headway.planning.combos.cost_efficiency import (
     PhaseCosts,
     a1,
@@ -138,7 +138,7 @@ def test_real_shapes_hold_what_the_model_holds(name: str) -> None:
     model: Model = catalog.model(name)
     costs = of_shape(model, batch=10**9)
     embedding = 0 if model.tie_embeddings else 2.0 * model.vocab_size * model.hidden_size
-    assert costs.c3 == pytest.approx(memory.weights_bytes(model) - embedding, rel=1e-6)
+    assert costs.c3 == pytest.approx(weights_bytes(model) - embedding, rel=1e-6)
     assert costs.c4 == memory.kv_bytes_per_token(model)
     assert costs.c2 < 2 * num_params(model)
 
@@ -153,7 +153,7 @@ def test_a_dense_model_with_as_many_kv_heads_is_as_stated_but_for_embeddings_and
 def test_a_batch_touches_more_experts_than_a_sequence_and_no_more_than_all() -> None:
     model = catalog.model("deepseek-v3")
     read = [of_shape(model, batch=batch).c3 for batch in (1, 8, 64, 4096)]
-    assert read == sorted(read) and read[-1] < 1.001 * memory.weights_bytes(model)
+    assert read == sorted(read) and read[-1] < 1.001 * weights_bytes(model)
     moe = model.moe
     assert moe is not None and read[0] < 0.1 * read[-1]
     assert of_shape(model).c2 < 0.1 * stated(model).c2 * moe.num_experts

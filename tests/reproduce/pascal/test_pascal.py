@@ -17,7 +17,7 @@ from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.pacer import Pacer
 from headway.core.record import Cause
-from headway.metrics.qoe import phases, scored
+from headway.metrics.qoe import computed_phases, phases
 from headway.report.run import Run
 from headway.reproduce import pascal
 from headway.reproduce.experiment import Experiment
@@ -206,7 +206,7 @@ def test_answers_without_reasoning_are_scored_from_their_arrival() -> None:
     run = ran(served(load.workload("pascal-answering", 4.0, 60, 0), FCFS, replicas=1, kv_capacity_tokens=15_000))
     requests = run.records.requests
     assert phases(run.records, requests, Pacer()) is None
-    qoe = scored(run.records, requests, Pacer(0.25, 0.1)).qoe
+    qoe = computed_phases(run.records, requests, Pacer(0.25, 0.1)).qoe
     waited_s = requests["first_token_s"] - run.records.workload["arrival_s"][requests["request"]]
     late = waited_s > 0.25
     assert late.any() and not late.all()

@@ -15,7 +15,7 @@ import yaml
 from msgspec import Struct, field, structs
 
 from headway import catalog
-from headway.catalog.own import coefficients_in
+from headway.catalog.load import coefficients_in
 from headway.config import strict_yaml
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places

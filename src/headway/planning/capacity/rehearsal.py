@@ -20,7 +20,7 @@ from msgspec import structs
 from headway import __version__, catalog, scenario
 from headway.config.strict_yaml import Places
 from headway.metrics.columns import Floats
-from headway.metrics.latency import met, sample
+from headway.metrics.latency import sample, slo_masks
 from headway.planning.capacity.problem import Candidate, Measured, Situation, Targets
 from headway.workload.atomic_file import write_text
 
@@ -119,7 +119,7 @@ def _measured(chosen: scenario.Scenario) -> Measured:
     run = scenario.run(chosen)
     found = sample(run.records, chosen.spec.simulation.warmup_s, chosen.spec.slo)
     tpot_s = np.where(found.finished & np.isnan(found.tpot_s), 0.0, found.tpot_s)
-    has, good = met(found)["all"]
+    has, good = slo_masks(found)["all"]
     goodput = run.summary.goodput_rps if has.any() else run.summary.throughput_rps
     return Measured(
         ttft_p99_s=_p99(np.where(found.finished, found.ttft_s, inf)),

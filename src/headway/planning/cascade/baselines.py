@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from headway.core.errors import HeadwayError, unknown
-from headway.perf.memory import weights_bytes
+from headway.perf.params import weights_bytes
 from headway.planning.cascade.bounds import Bounds, StepBounds
 from headway.planning.cascade.cascadia import answer, made, served_by
 from headway.planning.cascade.deployment import Latencies

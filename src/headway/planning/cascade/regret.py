@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.perf.memory import weights_bytes
+from headway.perf.params import weights_bytes
 from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, Make, Searched

@@ -16,7 +16,7 @@ from headway.config.scenario import Scenario
 from headway.config.strict_yaml import Places
 from headway.core.fleet import Handover
 from headway.core.record import Outcome, Records
-from headway.metrics.cascade import answers
+from headway.metrics.cascade import answer_metrics
 from headway.metrics.latency import distribution, sample
 from headway.metrics.usage import usage
 from headway.planning.cascade.cascadia import with_held_out
@@ -89,7 +89,7 @@ def measured(chosen: Scenario, records: Records) -> Rehearsed:
     """What a run came to; a summary has token times, too, which take longer than the run."""
     warmup_s = chosen.spec.simulation.warmup_s
     counted = sample(records, warmup_s, None)
-    e2e_s, given, num = distribution(counted.e2e_s), answers(records, counted), int(counted.finished.sum())
+    e2e_s, given, num = distribution(counted.e2e_s), answer_metrics(records, counted), int(counted.finished.sum())
     usd = float(usage(records, warmup_s).usd.sum()) + given.judge_usd
     return Rehearsed(
         quality=given.quality,

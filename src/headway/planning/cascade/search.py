@@ -18,7 +18,7 @@ from math import inf
 import numpy as np
 from msgspec import Struct
 
-from headway.perf.memory import weights_bytes
+from headway.perf.params import weights_bytes
 from headway.planning.cascade.allocation import as_room, gpus_of
 from headway.planning.cascade.bounds import Bounds
 from headway.planning.cascade.deployment import (

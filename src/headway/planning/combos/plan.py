@@ -19,8 +19,8 @@ from headway import __version__, catalog, scenario
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.metrics.latency import DefaultSlo as Limits
 from headway.metrics.latency import Sample, sample
-from headway.metrics.latency import Slo as Limits
 from headway.planning.capacity.rehearsal import code
 from headway.planning.combos.candidates import Candidate, Directions, Selection, Service, select
 from headway.planning.combos.combos import Counts, GpuCombo, Group, Offer

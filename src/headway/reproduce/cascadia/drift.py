@@ -15,7 +15,7 @@ from headway.core.fleet import Fleet, Pool
 from headway.core.record import Outcome, Records
 from headway.core.task import InlineTask
 from headway.metrics.summary import summarize
-from headway.perf.memory import weights_bytes
+from headway.perf.params import weights_bytes
 from headway.perf.step import StepModel
 from headway.planning.cascade import baselines, planners
 from headway.planning.cascade.deployment import Latencies

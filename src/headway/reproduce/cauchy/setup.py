@@ -16,7 +16,7 @@ import msgspec
 
 from headway import catalog, scenario
 from headway.config.strict_yaml import Places
-from headway.metrics.latency import Slo as Limits
+from headway.metrics.latency import DefaultSlo as Limits
 from headway.metrics.latency import sample
 from headway.planning.combos import plan
 from headway.planning.combos.candidates import Candidate, Service, select

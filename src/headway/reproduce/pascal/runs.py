@@ -18,7 +18,7 @@ import numpy.typing as npt
 from headway.core.pacer import Pacer
 from headway.core.record import Columns
 from headway.metrics.columns import floats, ints
-from headway.metrics.qoe import VIOLATED, Phases, phases, scored
+from headway.metrics.qoe import VIOLATED, Phases, computed_phases, phases
 from headway.report.run import Run
 from headway.reproduce.tasks import Measurement
 from headway.workload.generate import generate
@@ -170,7 +170,7 @@ def measure_phase(run: Run) -> Measurement:
     records = run.records
     ended = records.requests
     request = ints(ended, "request")
-    scores = scored(records, ended, WITH_TTFAT)
+    scores = computed_phases(records, ended, WITH_TTFAT)
     arrival_s = floats(records.workload, "arrival_s", request)
     reasons = bool(np.any(records.workload.get("reasoning_tokens", 0)))
     length = ints(records.workload, "reasoning_tokens" if reasons else "output_tokens", request)

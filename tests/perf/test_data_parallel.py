@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.perf.memory import plan
 from headway.perf.params import routed_bytes
-from headway.perf.ranks import dealt, fullest
-from headway.perf.step import StepModel
+from headway.perf.step import StepModel, spread_over_ranks
 
 MODEL, GPU, ENGINE = catalog.model("qwen3-30b-a3b"), catalog.gpu("h200"), catalog.engine("simulated")
 FREE = 1e12
@@ -66,7 +66,7 @@ def test_balanced_ranks_are_replicas_where_experts_and_links_are_free(
 @given(sequences, ranks)
 def test_experts_are_spread_over_all_ranks(num: int, dp: int) -> None:
     alone, many = step(1, own=FREE, link=FREE), step(dp, own=FREE, link=FREE)
-    tokens = dp * fullest(num, dp)
+    tokens = dp * ceil(num / dp)
     assert many.line(num, 0)[0] == pytest.approx(alone.line(tokens, 0)[0] / dp, rel=1e-6)
     both = many.line(0, 0, [(512, 0), (512, 0)])[0]
     assert both == pytest.approx(alone.line(0, 0, [(1024, 0)])[0] / dp, rel=1e-6)
@@ -87,7 +87,7 @@ def test_between_nodes_the_network_is_the_link() -> None:
 @given(sequences, contexts, ranks)
 def test_the_fullest_rank_decides(num: int, context: int, dp: int) -> None:
     model = step(dp)
-    even = dp * fullest(num, dp)
+    even = dp * ceil(num / dp)
     (a_s, b_s, holds), (even_s, even_b_s, _) = model.line(num, num * context), model.line(even, even * context)
     assert holds is None
     assert (a_s, b_s) == pytest.approx((even_s, even_b_s), rel=EXACT)
@@ -114,7 +114,7 @@ def test_a_single_chunk_keeps_one_rank_busy() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100)), min_size=1, max_size=9), st.integers(1, 5))
 def test_chunks_are_dealt_out(chunks: list[tuple[int, int]], num_ranks: int) -> None:
-    found = dealt(chunks, num_ranks)
+    found = spread_over_ranks(chunks, num_ranks)
     assert sorted(chunk for rank in found for chunk in rank) == sorted(chunks)
     assert all(found) and len(found) <= num_ranks
     tokens = [sum(new for new, _ in rank) for rank in found]

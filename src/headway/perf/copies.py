@@ -1,18 +1,28 @@
-"""How long a replica takes from nothing to its first request. Pure. Coefficients: catalog/data/costs.json."""
+"""Seconds of copies into GPU memory: over the host link, and of the weights of a replica that starts. Pure.
+
+Coefficients with their sources: catalog/data/costs.json.
+"""
 
 from __future__ import annotations
 
-from headway.catalog.costs import ColdStart
+from headway.catalog.costs import ColdStart, costs
 from headway.core.errors import unknown
+from headway.core.fleet import Gpu
 
 LOCAL, HUB = "local", "hub"
 
 
-def load_s(weights_bytes: float, num_gpus: int, storage: str, cost: ColdStart) -> float:
-    """Seconds until the weights of a replica of so many GPUs are in GPU memory.
+def host_copy_s(num_bytes: float, gpu: Gpu, tp: int = 1) -> float:
+    """Seconds to copy `num_bytes` between host memory and `tp` GPUs, each over its own link."""
+    link = costs().host_link
+    return link.latency_s + num_bytes / (tp * gpu.host_link_bytes_per_s * link.efficiency)
 
-    `local`: they are in the node's memory; `hub`: downloaded to disk first; else a storage of
-    `cost.stream_bytes_per_s`, from which they are streamed. HeadwayError for another name.
+
+def load_s(weights_bytes: float, num_gpus: int, storage: str, cost: ColdStart) -> float:
+    """Seconds to bring the weights of a replica with `num_gpus` GPUs into GPU memory.
+
+    `storage` is `local` (in the node's memory), `hub` (downloaded to disk first) or a key of
+    `cost.stream_bytes_per_s`, from which weights are streamed. HeadwayError for another name.
     """
     local_s = weights_bytes / num_gpus / cost.local_bytes_per_s_gpu
     if storage == LOCAL:
@@ -25,10 +35,10 @@ def load_s(weights_bytes: float, num_gpus: int, storage: str, cost: ColdStart) -
 
 
 def start_s(cost: ColdStart, *, graphs: bool = True, compiled: bool = True) -> float:
-    """Seconds of the engine's own start. `compiled`: torch.compile's results are cached from before."""
+    """Seconds of the engine's own start. `compiled`: results of torch.compile are cached from an earlier start."""
     return cost.init_s + (cost.graphs_s if graphs else 0.0) + (0.0 if compiled else cost.compile_s)
 
 
 def cold_start_s(weights_bytes: float, num_gpus: int, storage: str, cost: ColdStart, *, compiled: bool = True) -> float:
-    """Seconds from the start of the process to serving."""
+    """Seconds from the start of the process to the first request."""
     return load_s(weights_bytes, num_gpus, storage, cost) + start_s(cost, compiled=compiled)
