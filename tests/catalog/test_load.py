@@ -119,8 +119,8 @@ def test_coefficients_are_fractions_and_measured_ones_say_so() -> None:
 def test_importing_reads_and_loads_nothing() -> None:
     code = (
         "import sys, headway.catalog as c; from headway.catalog import load;"
-        "assert load._gpus.cache_info().currsize == 0;"
+        "assert load.gpus.cache_info().currsize == 0;"
         "assert not {'numpy', 'yaml', 'pyarrow'} & set(sys.modules);"
-        "c.gpu('h100'); assert load._models.cache_info().currsize == 0"
+        "c.gpu('h100'); assert load.models.cache_info().currsize == 0"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

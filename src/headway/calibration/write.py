@@ -15,7 +15,7 @@ from headway.calibration.measurements import Measurements
 from headway.calibration.overhead import fit_overhead
 from headway.calibration.solve import Fitted
 from headway.catalog.coefficients import CoefficientFile, Coefficients, Kernels
-from headway.catalog.load import measured_kernels
+from headway.catalog.load import has_measured_kernels
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.workload.atomic_file import write_text
@@ -47,7 +47,7 @@ def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, versio
         raise HeadwayError(f"nothing could be fitted for {gpu.name}: {'; '.join(notes)}")
     kernels, kept = _kernels(known.kernels, fits, source)
     if kept:
-        origin = "measured on it" if measured_kernels(gpu.name) else "not measured on it"
+        origin = "measured on it" if has_measured_kernels(gpu.name) else "not measured on it"
         notes.append(f"taken from the catalog for {gpu.name} ({origin}): {', '.join(kept)}")
     overheads = {}
     found = Coefficients(kernels, known.overhead, known.calibrated)
@@ -62,7 +62,7 @@ def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, versio
         notes.append(f"no served loads: the overhead of {engine} is the catalog's")
         if known.calibrated:
             overheads[engine] = known.overhead
-    complete = measured_kernels(gpu.name) or {fit.key for fit in fits} >= set(CORE)
+    complete = has_measured_kernels(gpu.name) or {fit.key for fit in fits} >= set(CORE)
     ours, like = ((gpu.name,), ()) if complete else ((), (gpu.name,))
     if not complete:
         notes.append(f"{', '.join(CORE)} are not all measured: results with this file count as uncalibrated")

@@ -1,4 +1,4 @@
-"""Facts as data files: GPUs, models, engines and their step-time coefficients, each with its source."""
+"""Data files with sources: GPUs, models, engines and step-time coefficients, and functions that look them up."""
 
 from headway.catalog.hf import model_from_config
 from headway.catalog.load import coefficients, engine, engines, gpu, gpus, model, models

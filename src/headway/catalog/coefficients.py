@@ -1,4 +1,4 @@
-"""Step-time coefficients: how far a GPU's kernels and an engine fall short of the peaks. With sources."""
+"""Step-time coefficients: efficiencies of a GPU's kernels against its peaks, and an engine's overhead, with sources."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Roofline(Struct, frozen=True, forbid_unknown_fields=True):
     """Of the GPU's peak FLOP/s, 0 to 1."""
     sharpness: float
     tile_tokens: float = 0.0
-    """Mixture of experts only: rows of padding that each touched expert computes in vain."""
+    """Mixture of experts only: rows of padding for each touched expert."""
     cast_efficiency: float = 0.0
-    """Of the peak bandwidth, at which 16-bit inputs are read and written as 8-bit ones first; 0: they are not."""
+    """Share of peak bandwidth at which 16-bit inputs are first converted to 8 bit; 0: no conversion."""
     wave_share: float = 0.0
-    """How much of a partly filled wave of tiles is lost, 0 to 1. Above 0, rows are computed in whole tiles."""
+    """Lost share of a partly filled wave of tiles, 0 to 1. Above 0, rows are computed in whole tiles."""
 
 
 class PrefillAttention(Struct, frozen=True, forbid_unknown_fields=True):
-    """Attention of a chunk: FLOPs over peak, each query row paying for half a tile more than it needs."""
+    """Attention of a chunk: FLOPs over peak, with half a tile of extra keys for each query row."""
 
     compute_efficiency: float
     tile_tokens: float
@@ -46,7 +46,7 @@ class AllReduce(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the kernels of one GPU reach."""
+    """Efficiencies of the kernels of one GPU."""
 
     gemm: dict[str, Roofline]
     """By the dtype it computes in: bf16, fp8."""
@@ -57,27 +57,27 @@ class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     all_reduce: dict[str, AllReduce]
     """By the number of GPUs, as text: "2", "4", "8"."""
     elementwise_efficiency: float
-    """Norms, activations, rotary embedding, cache writes: of the peak bandwidth."""
+    """Share of peak bandwidth of norms, activations, rotary embedding and cache writes."""
     residuals: dict[str, float] = field(default_factory=dict)
     """Median absolute relative error of each fit."""
     source: str = ""
 
 
 class Overhead(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one engine adds to its kernels."""
+    """Time that one engine adds to its kernels."""
 
     step_s: float
-    """Once an iteration: scheduling, input preparation, sampling."""
+    """Per iteration: scheduling, input preparation, sampling."""
     layer_s: float
-    """Once a layer and iteration: small kernels and the gaps between kernels."""
+    """Per layer and iteration: small kernels and the gaps between kernels."""
     sequence_s: float
-    """Once a sequence and iteration."""
+    """Per sequence and iteration."""
     launch_layer_s: float = 0.0
-    """Host time to launch a layer's kernels one by one, which bounds iterations too large for a captured graph."""
+    """Host time to launch a layer's kernels one by one, a lower bound for iterations too large for a captured graph."""
     launch_expert_layer_s: float = 0.0
     """The same for a layer with a mixture of experts."""
     launch_shared_expert_s: float = 0.0
-    """What a shared expert adds to that."""
+    """Additional launch time of a shared expert."""
     version: str = ""
     residuals: dict[str, float] = field(default_factory=dict)
     source: str = ""
@@ -89,15 +89,15 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     kernels: Kernels
     overhead: Overhead
     calibrated: bool = False
-    """True: both were measured on this very GPU and engine. False: taken from a near relation, or generic."""
+    """True: both were measured on this very GPU and engine. False: from GPUs of the same silicon, or generic."""
 
 
 class CoefficientFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """One data file: a GPU's kernels and, for each engine measured there, its overhead."""
+    """One data file: the kernels of a GPU and the overhead of each engine measured on it."""
 
     gpus: tuple[str, ...]
-    """Measured on these."""
+    """GPUs of the measurements."""
     kernels: Kernels
     engines: dict[str, Overhead] = field(default_factory=dict)
     like: tuple[str, ...] = ()
-    """GPUs of the same silicon that were not measured."""
+    """GPUs of the same silicon without measurements."""

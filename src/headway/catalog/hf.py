@@ -1,4 +1,4 @@
-"""A model's shape from a Hugging Face config.json."""
+"""Read the shape of a model from a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from headway.core.fleet import Mla, Model, Moe
 
 
 def model_from_config(path: str | Path, name: str | None = None) -> Model:
-    """The model that a Hugging Face config.json describes.
+    """Return the model that a Hugging Face config.json describes.
 
-    Reads dense transformers of the Llama kind (Llama, Mistral, Qwen, Yi, ...), Bloom, and the mixtures of
-    experts of Mixtral, Qwen, DeepSeek-V2/V3 (with latent attention), Llama 4 and GPT-OSS. Of a multimodal
-    model only the text part counts. `name` defaults to the config's `_name_or_path`, else to the folder.
-    Raises HeadwayError naming the file and key where one is missing or is not what it should be.
+    Supports dense transformers of the Llama kind (Llama, Mistral, Qwen, Yi, ...), Bloom, and the mixtures of experts of
+    Mixtral, Qwen, DeepSeek-V2/V3 (with latent attention), Llama 4 and GPT-OSS. Of a multimodal model only the text part
+    counts. `name` defaults to the config's `_name_or_path`, else to the folder. HeadwayError names the file and the key
+    that is missing or invalid.
     """
     file = Path(path)
     config = _read(file)
     text = config.get("text_config")
     if isinstance(text, dict):
         inherited = {k: v for k, v in config.items() if k not in text and k != "text_config"}
-        config = _Config(file, {**inherited, **text})
+        config = ConfigKeys(file, {**inherited, **text})
     shown = name or str(config.get("_name_or_path") or "") or file.resolve().parent.name
     if config.get("model_type") == "bloom":
         return _bloom(config, shown)
     return _transformer(config, shown)
 
 
-class _Config(dict[str, Any]):
-    """A config's keys, with the file's name for error messages."""
+class ConfigKeys(dict[str, Any]):
+    """The keys of a config, with the file's name for error messages."""
 
     def __init__(self, file: Path, keys: dict[str, Any]) -> None:
         super().__init__(keys)
         self.file = file
 
     def count(self, *keys: str, default: int | None = None) -> int:
-        """The positive whole number under the first of `keys` that is there."""
+        """The positive whole number under the first of `keys` that is present."""
         for key in keys:
             value = self.get(key)
             if value is None:
@@ -56,7 +56,7 @@ class _Config(dict[str, Any]):
         return default
 
 
-def _read(file: Path) -> _Config:
+def _read(file: Path) -> ConfigKeys:
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -67,10 +67,10 @@ def _read(file: Path) -> _Config:
         raise HeadwayError(f"{file}: not JSON: {error}") from error
     if not isinstance(keys, dict):
         raise HeadwayError(f"{file}: expected an object of keys, as in a Hugging Face config.json")
-    return _Config(file, keys)
+    return ConfigKeys(file, keys)
 
 
-def _bloom(config: _Config, name: str) -> Model:
+def _bloom(config: ConfigKeys, name: str) -> Model:
     hidden = config.count("hidden_size", "n_embed")
     heads = config.count("n_head", "num_attention_heads")
     return Model(
@@ -91,7 +91,7 @@ def _bloom(config: _Config, name: str) -> Model:
     )
 
 
-def _transformer(config: _Config, name: str) -> Model:
+def _transformer(config: ConfigKeys, name: str) -> Model:
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     mla = _mla(config)
     window, every = _window(config)
@@ -116,7 +116,7 @@ def _transformer(config: _Config, name: str) -> Model:
     )
 
 
-def _head_dim(config: _Config, hidden: int, heads: int) -> int:
+def _head_dim(config: ConfigKeys, hidden: int, heads: int) -> int:
     if config.get("head_dim") is None and hidden % heads:
         raise HeadwayError(
             f"{config.file}: hidden_size {hidden} is not a multiple of {heads} heads, and head_dim is missing"
@@ -124,7 +124,7 @@ def _head_dim(config: _Config, hidden: int, heads: int) -> int:
     return config.count("head_dim", default=hidden // heads)
 
 
-def _mla(config: _Config) -> Mla | None:
+def _mla(config: ConfigKeys) -> Mla | None:
     if config.get("kv_lora_rank") is None:
         return None
     return Mla(
@@ -136,7 +136,7 @@ def _mla(config: _Config) -> Mla | None:
     )
 
 
-def _moe(config: _Config) -> Moe | None:
+def _moe(config: ConfigKeys) -> Moe | None:
     experts = config.count("n_routed_experts", "num_local_experts", "num_experts", default=1)
     if experts == 1:
         return None
@@ -155,12 +155,12 @@ def _moe(config: _Config) -> Moe | None:
     )
 
 
-def _zero_or(config: _Config, key: str) -> int:
+def _zero_or(config: ConfigKeys, key: str) -> int:
     return 0 if config.get(key) == 0 else config.count(key, default=0)
 
 
-def _window(config: _Config) -> tuple[int | None, int]:
-    """Window in tokens, and how often a layer is without one (1: never)."""
+def _window(config: ConfigKeys) -> tuple[int | None, int]:
+    """(window in tokens, n), where every n-th layer has full attention; n = 1: none has."""
     if config.get("use_sliding_window") is False:
         return None, 1
     if config.get("sliding_window") is None and config.get("attention_chunk_size") is None:
@@ -175,7 +175,7 @@ def _window(config: _Config) -> tuple[int | None, int]:
     return window, 2 if config.get("model_type") == "gpt_oss" else 1
 
 
-def _dtype(config: _Config) -> str:
+def _dtype(config: ConfigKeys) -> str:
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         return _quantized(config, quantization)
@@ -186,7 +186,7 @@ def _dtype(config: _Config) -> str:
     return known[written]
 
 
-def _quantized(config: _Config, quantization: dict[str, Any]) -> str:
+def _quantized(config: ConfigKeys, quantization: dict[str, Any]) -> str:
     method = str(quantization.get("quant_method", ""))
     if method == "fp8":
         return "fp8"
@@ -202,6 +202,6 @@ def _quantized(config: _Config, quantization: dict[str, Any]) -> str:
         if bits and all(b == 4 for b, _ in bits):
             return "int4"
     raise HeadwayError(
-        f"{config.file}: quantization_config of method {method!r} is not understood; expected fp8, mxfp4, "
+        f"{config.file}: quantization_config of method {method!r} is not supported; expected fp8, mxfp4, "
         "4-bit awq or gptq, or compressed-tensors of 8-bit floats or 4 bits"
     )

@@ -1,12 +1,13 @@
-"""The catalog's data files, read when they are asked for."""
+"""Look up GPUs, models, engines and step-time coefficients in the catalog's data files, which are read on demand."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from headway.core.fleet import Engine, Gpu, Model
 T = TypeVar("T")
 
 GENERIC = "generic"
-"""Names the coefficients of a GPU, and the overhead of an engine, that nobody measured."""
+"""Name of the coefficients for GPUs, and of the overhead for engines, without measurements."""
 
 
 class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,18 +29,12 @@ class _Engines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def gpu(name: str) -> Gpu:
     """The GPU of this short name, alias or product name, in any case. HeadwayError if there is none."""
-    found = _named(_gpus(), name)
-    if found is None:
-        raise unknown("GPU", name, (g.name for g in _gpus()))
-    return found
+    return _named(gpus(), name, "GPU")
 
 
 def model(name: str) -> Model:
     """The model of this short name, alias or Hugging Face id, in any case. HeadwayError if there is none."""
-    found = _named(_models(), name)
-    if found is None:
-        raise unknown("model", name, (m.name for m in _models()))
-    return found
+    return _named(models(), name, "model")
 
 
 def engine(name: str) -> Engine:
@@ -53,37 +48,55 @@ def engine(name: str) -> Engine:
     raise unknown("engine", name, [*data.aliases, *(e.name for e in data.engines)])
 
 
+@cache
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU, by family."""
-    return _gpus()
+    """All GPUs, by family."""
+    return _all("gpus", Gpu)
 
 
+@cache
 def models() -> tuple[Model, ...]:
-    """Every model, by family."""
-    return _models()
+    """All models, by family."""
+    return _all("models", Model)
 
 
 def engines() -> tuple[Engine, ...]:
-    """Every engine profile."""
     return _engines().engines
 
 
 def coefficients(gpu_name: str, engine_name: str) -> Coefficients:
     """Step-time coefficients of an engine on a GPU, both by their short names.
 
-    What was not measured is taken from the same silicon, else from the generic file; `calibrated` says
-    which. The `simulated` engine stands for vLLM V1 and has its overhead.
+    Without measurements of this GPU, coefficients come from a GPU of the same silicon, else from the generic file;
+    `calibrated` is then False. The `simulated` engine has the overhead of vLLM V1.
     """
-    return resolved(*_coefficients_of(gpu_name), engine_name)
+    return _resolved(*_coefficients_of(gpu_name), engine_name)
 
 
-def measured_kernels(gpu_name: str) -> bool:
-    """Whether the catalog's kernels of this GPU were measured on it, and not on a relation."""
+def has_measured_kernels(gpu_name: str) -> bool:
+    """Whether the catalog's kernels of this GPU were measured on the GPU itself."""
     return _coefficients_of(gpu_name)[1]
 
 
-def resolved(data: CoefficientFile, measured: bool, engine_name: str) -> Coefficients:
-    """An engine's coefficients in a file, which may have been `measured` on the GPU; generic ones fill its gaps."""
+def coefficients_in(path: Path, gpu_name: str, engine_name: str) -> Coefficients:
+    """Step-time coefficients from a file that `headway calibrate` wrote, in place of the catalog's.
+
+    HeadwayError if the file cannot be read or describes another GPU.
+    """
+    try:
+        data = msgspec.json.decode(path.read_bytes(), type=CoefficientFile)
+    except OSError as error:
+        raise HeadwayError(f"{path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise HeadwayError(f"{path}: not a file of coefficients: {error}") from None
+    measured_on = (*data.gpus, *data.like)
+    if gpu_name not in measured_on:
+        raise HeadwayError(f"{path}: coefficients of {', '.join(measured_on)}; expected {gpu_name}")
+    return _resolved(data, gpu_name in data.gpus, engine_name)
+
+
+def _resolved(data: CoefficientFile, measured: bool, engine_name: str) -> Coefficients:
+    """The coefficients of one engine in a file. Generic ones fill its gaps."""
     engine_name = "vllm-v1" if engine_name == "simulated" else engine_name
     generic = _coefficient_file(GENERIC)
     moe = {**generic.kernels.moe, **data.kernels.moe}
@@ -95,13 +108,13 @@ def resolved(data: CoefficientFile, measured: bool, engine_name: str) -> Coeffic
     return Coefficients(kernels, overhead, calibrated=False)
 
 
-def _named(entries: Iterable[T], name: str) -> T | None:
+def _named(entries: Sequence[T], name: str, kind: str) -> T:
     wanted = _key(name)
     for entry in entries:
         names = (entry.name, getattr(entry, "hf_id", entry.name), *entry.aliases)  # type: ignore[attr-defined]
         if wanted in map(_key, names):
             return entry
-    return None
+    raise unknown(kind, name, (entry.name for entry in entries))  # type: ignore[attr-defined]
 
 
 def _key(name: str) -> str:
@@ -120,19 +133,9 @@ def _decode(file: Traversable, kind: type[T]) -> T:
 
 
 def _all(folder: str, kind: type[T]) -> tuple[T, ...]:
-    found = sorted((_data() / folder).iterdir(), key=lambda file: file.name)
-    return tuple(entry for file in found if file.name.endswith(".json")
+    paths = sorted((_data() / folder).iterdir(), key=lambda file: file.name)
+    return tuple(entry for file in paths if file.name.endswith(".json")
                  for entry in _decode(file, tuple[kind, ...]))  # type: ignore[valid-type]  # fmt: skip
-
-
-@cache
-def _gpus() -> tuple[Gpu, ...]:
-    return _all("gpus", Gpu)
-
-
-@cache
-def _models() -> tuple[Model, ...]:
-    return _all("models", Model)
 
 
 @cache
