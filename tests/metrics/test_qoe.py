@@ -200,7 +200,7 @@ def test_qoe_of_what_an_engine_records() -> None:
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(seed=11, num_requests=80, trouble=0.1)
     whole = found(run.records, Pacer(0.05, 0.02))
-    monkeypatch.setattr(qoe, "AT_ONCE", 100)
+    monkeypatch.setattr(qoe, "CHUNK_TOKENS", 100)
     parts = found(run.records, Pacer(0.05, 0.02))
     for name in Phases.__slots__:
         np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))

@@ -1,4 +1,4 @@
-"""What answers are worth, and what judging them costs."""
+"""Quality of the answers of a cascade, and the cost of judging them."""
 
 from __future__ import annotations
 
@@ -6,49 +6,48 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.record import Cause, Outcome, Records
-from headway.metrics.columns import Whole, floats, ints
+from headway.metrics.columns import Integers, floats, ints
 from headway.metrics.latency import Sample
 
 QUALITY = "quality:"
 
 
-class Answers(Struct, frozen=True):
-    """Of the requests that finished."""
+class AnswerMetrics(Struct, frozen=True):
+    """Metrics of the requests that finished."""
 
     quality: float | None
-    """Mean of what the answers are worth by the workload's scores, 0 to 100; None: it has none for them."""
+    """Mean score of the answers, 0 to 100, by the workload's scores; None if it has none for them."""
     judged: int
-    """Answers that a judge was asked about."""
+    """Number of answers that a judge scored."""
     judge_usd: float
 
 
-def answers(records: Records, chosen: Sample) -> Answers:
-    """Over the requests that count."""
+def answer_metrics(records: Records, chosen: Sample) -> AnswerMetrics:
     finished = chosen.finished
     ids = chosen.id[finished]
     judged = _judged(records, ids)
-    return Answers(_quality(records, ids, chosen.replica[finished]), judged, judged * records.judge_usd)
+    return AnswerMetrics(_quality(records, ids, chosen.replica[finished]), judged, judged * records.judge_usd)
 
 
-def _quality(records: Records, ids: Whole, replicas: Whole) -> float | None:
-    """By the model that each was last with."""
+def _quality(records: Records, ids: Integers, replicas: Integers) -> float | None:
+    """Mean score by the model that served each request last."""
     if not any(name.startswith(QUALITY) for name in records.workload):
         return None
     values = np.full(len(ids), np.nan)
     for model in {replica.model for replica in records.replicas if QUALITY + replica.model in records.workload}:
-        here = np.isin(replicas, [replica.id for replica in records.replicas if replica.model == model])
-        values[here] = floats(records.workload, QUALITY + model)[ids[here]]
+        served = np.isin(replicas, [replica.id for replica in records.replicas if replica.model == model])
+        values[served] = floats(records.workload, QUALITY + model)[ids[served]]
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None
 
 
-def _judged(records: Records, ids: Whole) -> int:
-    """Answers of these requests that were given, less those of last stages, which nobody judges."""
+def _judged(records: Records, ids: Integers) -> int:
+    """Number of answers to these requests, minus answers of last stages, which are not judged."""
     segments, requests = records.segments, records.requests
     if not len(requests["stage"]) or int(requests["stage"].max()) < 0:
         return 0
     counted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     counted[ids] = True
-    given = (segments["cause"] == Cause.FINISHED) & (ints(segments, "stage") >= 0) & counted[segments["request"]]
+    answered = (segments["cause"] == Cause.FINISHED) & (ints(segments, "stage") >= 0) & counted[segments["request"]]
     ended = (requests["outcome"] == Outcome.FINISHED) & (ints(requests, "stage") >= 0) & counted[requests["request"]]
-    return int(given.sum() - (ended & np.isnan(floats(requests, "score"))).sum())
+    return int(answered.sum() - (ended & np.isnan(floats(requests, "score"))).sum())

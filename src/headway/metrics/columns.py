@@ -1,4 +1,4 @@
-"""Typed reading of a record's columns, without a copy where the type is right already."""
+"""Typed access to the columns of records, without a copy if the type is already right."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headway.core.record import Columns
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Whole = npt.NDArray[np.integer]
-"""Integers as narrow as they were recorded."""
+Integers = npt.NDArray[np.integer]
+"""Integers of the recorded width."""
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.integer]
-"""Row numbers, in 32 bits where that is enough."""
+"""Row numbers, in 32 bits if that is enough."""
 
 
 def floats(columns: Columns, name: str, rows: Rows | Mask | slice = slice(None)) -> Floats:
@@ -28,20 +28,20 @@ def ints(columns: Columns, name: str, rows: Rows | Mask | slice = slice(None)) -
     return columns[name][rows].astype(np.int64, copy=False)
 
 
-def whole(columns: Columns, name: str, rows: Rows | Ints | slice = slice(None)) -> Whole:
-    """A column of integers, or some of its rows, in the type that it has."""
+def integers(columns: Columns, name: str, rows: Rows | Ints | slice = slice(None)) -> Integers:
+    """A column of integers, or some of its rows, in its own type."""
     column = columns[name][rows]
     return column if np.issubdtype(column.dtype, np.integer) else column.astype(np.int64)  # type: ignore[return-value]
 
 
-AT_ONCE = 1 << 20
-"""Rows put in order together, which limits the memory that it takes."""
+BLOCK_ROWS = 1 << 20
+"""Rows sorted together, which bounds memory."""
 
 
 def rows_by_code(column: npt.NDArray[np.generic], among: Mask | None = None) -> dict[int, Rows]:
-    """Row numbers of each code, in their order in the table; of all rows, or only of those `among` which to look.
+    """Row numbers of each code, in table order, of all rows or of those in the mask `among`.
 
-    For columns of few codes, as replicas, tiers or models: takes time in proportion to the rows, and 4 bytes of each.
+    For columns with few codes, such as replicas or tiers. Time is proportional to the rows, memory 4 bytes each.
     """
     if not len(column):
         return {}
@@ -63,8 +63,15 @@ def rows_by_code(column: npt.NDArray[np.generic], among: Mask | None = None) -> 
 
 
 def _blocks(column: npt.NDArray[np.generic], low: int, among: Mask | None) -> Iterator[tuple[Ints, Ints]]:
-    """Row numbers, and codes less the lowest, of some rows at a time."""
-    for at in range(0, len(column), AT_ONCE):
-        block = slice(at, at + AT_ONCE)
+    """Yield (row numbers, codes minus the lowest code) of one block of rows at a time."""
+    for at in range(0, len(column), BLOCK_ROWS):
+        block = slice(at, at + BLOCK_ROWS)
         inside = np.arange(len(column[block])) if among is None else np.flatnonzero(among[block])
         yield inside + at, column[block][inside].astype(np.int64) - low
+
+
+def ranges(first: Ints, count: Ints) -> Ints:
+    """Concatenate `first, first + 1, ...` with `count` numbers for each pair."""
+    ends = np.cumsum(count)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.asarray(np.arange(total) + np.repeat(first - (ends - count), count))

@@ -1,8 +1,8 @@
 """Inter-token latencies of many sets of requests at once.
 
-The records are read twice. The first reading counts gaps into bins, and from the counts follows in which bins the
-percentiles of each set lie; the second picks out what lies in these. So nothing is kept of a stretch, of which there
-are several for each request, and a replica's ticks are worked out twice, however many sets there are.
+The records are read in two passes. The first pass counts gaps into bins; the counts give the bins in which the
+percentiles of each set lie. The second pass collects the gaps in these bins. So no data is kept per stretch, and the
+ticks of a replica are computed twice, whatever the number of sets.
 """
 
 from __future__ import annotations
@@ -15,105 +15,109 @@ import numpy.typing as npt
 
 from headway.core.record import Records
 from headway.metrics.columns import Mask, Rows
-from headway.metrics.gaps import Gaps, Part, Quantiles, Tally, Window, single
+from headway.metrics.gaps import GapHistogram, GapRuns, Gaps, QuantileReader, Window, single_gaps
 from headway.metrics.latency import FRACTIONS, Distribution, gap_distribution
-from headway.metrics.tokens import Ends, Stays, clocks, stay_parts
+from headway.metrics.tokens import SegmentEnds, TokenSegments, clocks, segment_parts
 
 Codes = npt.NDArray[np.integer]
-"""A set by request id; negative: in none."""
+"""Set number by request id; negative: in no set."""
 Key = tuple[int, int]
-"""(which grouping, set)."""
+"""(number of the grouping, number of the set)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Latencies:
-    """What was asked for."""
+class ItlDistributions:
+    """Inter-token latencies by set of requests and by replica."""
 
     groups: dict[Key, Distribution]
     replicas: dict[int, Distribution | None]
-    """Within the stays at each: gaps over preemptions and crashes are left out."""
+    """Gaps within segments only; gaps over preemptions and crashes are excluded."""
 
 
-def latencies(records: Records, wanted: Mask, groupings: Sequence[Codes]) -> Latencies:
-    """Of the requests `wanted`, by replica and by the sets of each grouping."""
-    stays = Stays(records.segments, wanted)
-    ends = Ends(stays)
-    tallies: dict[Key, Tally] = {}
+def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]) -> ItlDistributions:
+    """Distributions for the requests in the mask `wanted`, by replica and by the sets of each grouping."""
+    segments = TokenSegments(records.segments, wanted)
+    ends = SegmentEnds(segments)
+    histograms: dict[Key, GapHistogram] = {}
     replicas: dict[int, Distribution | None] = {}
     for replica, clock in clocks(records.stretches):
-        rows = stays.by_replica.get(replica)
+        rows = segments.by_replica.get(replica)
         if rows is None:
             continue
-        ends.note(clock, replica)
-        here = Gaps(stay_parts(clock, stays, rows))
+        ends.add(clock, replica)
+        here = Gaps(segment_parts(clock, segments, rows))
         replicas[replica] = gap_distribution(here)
-        for key, some in _sets(stays, rows, groupings).items():
-            tally = tallies.setdefault(key, Tally())
+        for key, some in _rows_by_set(segments, rows, groupings).items():
+            histogram = histograms.setdefault(key, GapHistogram())
             if some is None:
-                tally.add(here.tally)
+                histogram.add(here.histogram)
             else:
-                for each in stay_parts(clock, stays, some):
-                    tally.count(each)
+                for each in segment_parts(clock, segments, some):
+                    histogram.count(each)
     over = _resumed(ends, groupings)
     for key, each in over.items():
-        tallies.setdefault(key, Tally()).count(each)
-    return Latencies(_second(records, stays, groupings, tallies, over), replicas)
+        histograms.setdefault(key, GapHistogram()).count(each)
+    return ItlDistributions(_read_quantiles(records, segments, groupings, histograms, over), replicas)
 
 
-def _sets(stays: Stays, rows: Rows, groupings: Sequence[Codes]) -> dict[Key, Rows | None]:
-    """The sets to which a replica's stays belong, with the rows of each; None: all of them."""
-    request = stays.segments["request"][rows]
-    found: dict[Key, Rows | None] = {}
+def _rows_by_set(segments: TokenSegments, rows: Rows, groupings: Sequence[Codes]) -> dict[Key, Rows | None]:
+    """The rows of a replica's segments by set; None: all rows."""
+    request = segments.table["request"][rows]
+    by_set: dict[Key, Rows | None] = {}
     for which, group in enumerate(groupings):
         code = group[request]
         codes = np.unique(code).tolist()
         for one in codes:
             if one >= 0:
-                found[which, one] = None if len(codes) == 1 else rows[code == one]
-    return found
+                by_set[which, one] = None if len(codes) == 1 else rows[code == one]
+    return by_set
 
 
-def _resumed(ends: Ends, groupings: Sequence[Codes]) -> dict[Key, Part]:
+def _resumed(ends: SegmentEnds, groupings: Sequence[Codes]) -> dict[Key, GapRuns]:
     """Gaps over preemptions and crashes, by set."""
     gaps_s, requests = ends.resumptions()
-    found: dict[Key, Part] = {}
+    by_set: dict[Key, GapRuns] = {}
     for which, group in enumerate(groupings):
         code = group[requests]
         for one in np.unique(code[code >= 0]).tolist():
-            found[which, one] = single(gaps_s[code == one])
-    return found
+            by_set[which, one] = single_gaps(gaps_s[code == one])
+    return by_set
 
 
-def _second(
-    records: Records, stays: Stays, groupings: Sequence[Codes], tallies: dict[Key, Tally], over: dict[Key, Part]
+def _read_quantiles(
+    records: Records,
+    segments: TokenSegments,
+    groupings: Sequence[Codes],
+    histograms: dict[Key, GapHistogram],
+    over: dict[Key, GapRuns],
 ) -> dict[Key, Distribution]:
-    """The second reading."""
-    quantiles = {key: Quantiles(tally, (*FRACTIONS, 1.0)) for key, tally in tallies.items() if tally.total}
+    """The second pass."""
+    quantiles = {key: QuantileReader(each, (*FRACTIONS, 1.0)) for key, each in histograms.items() if each.total}
     for replica, clock in clocks(records.stretches):
-        rows = stays.by_replica.get(replica)
+        rows = segments.by_replica.get(replica)
         if rows is None:
             continue
-        sets = {key: some for key, some in _sets(stays, rows, groupings).items() if key in quantiles}
-        near = clock.near(_apart([window for key in sets for window in quantiles[key].windows.values()]))
+        sets = {key: some for key, some in _rows_by_set(segments, rows, groupings).items() if key in quantiles}
+        near = clock.near(_disjoint([window for key in sets for window in quantiles[key].windows.values()]))
         for key, some in sets.items():
-            for each in stay_parts(clock, stays, rows if some is None else some, near):
+            for each in segment_parts(clock, segments, rows if some is None else some, near):
                 quantiles[key].read(each)
     for key in quantiles.keys() & over.keys():
         quantiles[key].read(over[key])
-    return {key: _distribution(tallies[key], found) for key, found in quantiles.items()}
+    return {key: _distribution(histograms[key], reader) for key, reader in quantiles.items()}
 
 
-def _distribution(tally: Tally, found: Quantiles) -> Distribution:
-    p50, p90, p95, p99, top = found.values_s().tolist()
-    return Distribution(tally.total, tally.mean_s, p50, p90, p95, p99, top)
+def _distribution(histogram: GapHistogram, reader: QuantileReader) -> Distribution:
+    p50, p90, p95, p99, top = reader.values_s().tolist()
+    return Distribution(histogram.total, histogram.mean_s, p50, p90, p95, p99, top)
 
 
-def _apart(windows: Sequence[Window]) -> list[Window]:
-    """The same seconds in windows that do not overlap."""
-    found: list[Window] = []
+def _disjoint(windows: Sequence[Window]) -> list[Window]:
+    """The union of the windows as windows that do not overlap."""
+    disjoint: list[Window] = []
     for low_s, high_s in sorted(windows):
-        if found and low_s <= found[-1][1]:
-            found[-1] = found[-1][0], max(high_s, found[-1][1])
+        if disjoint and low_s <= disjoint[-1][1]:
+            disjoint[-1] = disjoint[-1][0], max(high_s, disjoint[-1][1])
         else:
-            found.append((low_s, high_s))
-    return found
+            disjoint.append((low_s, high_s))
+    return disjoint

@@ -1,4 +1,4 @@
-"""One row per request: what it waited for, and whether that met its SLOs."""
+"""Latencies of requests, one element each, and whether they met their SLOs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from headway.core.pacer import Pacer
 from headway.core.record import Outcome, Records
-from headway.metrics.columns import Floats, Mask, Rows, Whole, floats, ints, whole
+from headway.metrics.columns import Floats, Integers, Mask, Rows, floats, integers, ints
 from headway.metrics.gaps import Gaps
 from headway.metrics.qoe import Phases, phases
 
@@ -17,7 +17,7 @@ FRACTIONS = (0.5, 0.9, 0.95, 0.99)
 
 
 class Distribution(Struct, frozen=True):
-    """Of one latency, in seconds. Percentiles interpolate linearly between order statistics."""
+    """Distribution of one latency, in seconds. Percentiles interpolate linearly between order statistics."""
 
     count: int
     mean: float
@@ -28,8 +28,8 @@ class Distribution(Struct, frozen=True):
     max: float
 
 
-class Slo(Struct, frozen=True, forbid_unknown_fields=True):
-    """What to hold requests to that bring no SLO of their own. Durations; None = none."""
+class DefaultSlo(Struct, frozen=True, forbid_unknown_fields=True):
+    """SLOs for requests that have none of their own. None = no SLO."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -38,91 +38,85 @@ class Slo(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The requests that count, one element each in every array, made when it is asked for. NaN: it never happened."""
+    """The requests that count. Properties are arrays with one element per request, computed on access; NaN = never."""
 
     records: Records
     rows: Rows | slice
-    """Which of `records.requests`."""
-    slo: Slo
-    """For requests without one."""
+    """Rows of `records.requests`."""
+    slo: DefaultSlo
+    """For requests without their own."""
     phases: Phases | None
-    """None where nothing reasons, or where nobody asked."""
+    """None if nothing reasons, or if phases were not requested."""
 
     def __len__(self) -> int:
         return len(self.records.requests["request"][self.rows])
 
-    def of(self, rows: Rows) -> Sample:
-        """Some of them."""
-        kept = rows if isinstance(self.rows, slice) else self.rows[rows]
-        return Sample(self.records, kept, self.slo, None if self.phases is None else self.phases[rows])
+    def subset(self, rows: Rows) -> Sample:
+        """The sample restricted to these rows."""
+        own = rows if isinstance(self.rows, slice) else self.rows[rows]
+        return Sample(self.records, own, self.slo, None if self.phases is None else self.phases[rows])
 
     @property
-    def id(self) -> Whole:
-        """Row of the workload table."""
-        return self._whole("request")
+    def id(self) -> Integers:
+        """Request ids, which are rows of the workload table."""
+        return self._integers("request")
 
     @property
-    def outcome(self) -> Whole:
-        """An `Outcome`."""
-        return self._whole("outcome")
+    def outcome(self) -> Integers:
+        return self._integers("outcome")
 
     @property
     def finished(self) -> Mask:
-        """Which of them finished."""
         return np.asarray(self.outcome == Outcome.FINISHED)
 
     @property
-    def replica(self) -> Whole:
-        """The last one; -1: none."""
-        return self._whole("replica")
+    def replica(self) -> Integers:
+        """Id of the last replica; -1: none."""
+        return self._integers("replica")
 
     @property
-    def generated_tokens(self) -> Whole:
-        """By the model that answered."""
-        return self._whole("generated_tokens")
+    def generated_tokens(self) -> Integers:
+        return self._integers("generated_tokens")
 
     @property
-    def prompt_tokens(self) -> Whole:
-        """As they came."""
-        return whole(self.records.workload, "prompt_tokens", self.id)
+    def prompt_tokens(self) -> Integers:
+        return integers(self.records.workload, "prompt_tokens", self.id)
 
     @property
-    def cached_prompt_tokens(self) -> Whole:
-        """At the first admission."""
-        return self._whole("cached_prompt_tokens")
+    def cached_prompt_tokens(self) -> Integers:
+        """Cached tokens at the first admission."""
+        return self._integers("cached_prompt_tokens")
 
     @property
-    def preemptions(self) -> Whole:
-        """How often each was preempted."""
-        return self._whole("preemptions")
+    def preemptions(self) -> Integers:
+        return self._integers("preemptions")
 
     @property
-    def moves(self) -> Whole:
-        """How often each went on elsewhere."""
-        return self._whole("moves")
+    def moves(self) -> Integers:
+        """Number of moves to another replica."""
+        return self._integers("moves")
 
     @property
-    def attempts(self) -> Whole:
-        """One, and one more for each crash."""
-        return self._whole("attempts")
+    def attempts(self) -> Integers:
+        """1 + the number of crashes."""
+        return self._integers("attempts")
 
     @property
     def ttft_s(self) -> Floats:
-        """Arrival to first token."""
         return self._since_arrival_s("first_token_s")
 
     @property
     def answer_s(self) -> Floats:
-        """Arrival to first answering token, of requests that reason first."""
+        """Arrival to first answering token, for requests that reason."""
         workload = self.records.workload
         if "reasoning_tokens" not in workload:
-            return _never(len(self))
-        reasons = whole(workload, "reasoning_tokens", self.id) > 0
+            return _no_values(len(self))
+        reasons = integers(workload, "reasoning_tokens", self.id) > 0
         return np.where(reasons, self._since_arrival_s("answer_s"), np.nan)
 
     @property
     def tpot_s(self) -> Floats:
-        """Between tokens on average, of requests that finished with several."""
+        """Mean time between tokens, for finished requests with several tokens."""
         generated = self.generated_tokens
         table = self.records.requests
         found = floats(table, "end_s", self.rows) - floats(table, "first_token_s", self.rows)
@@ -132,7 +126,7 @@ class Sample:
 
     @property
     def e2e_s(self) -> Floats:
-        """Arrival to end, of requests that finished."""
+        """Arrival to end, for finished requests."""
         found = self._since_arrival_s("end_s")
         found[~self.finished] = np.nan
         return found
@@ -144,12 +138,11 @@ class Sample:
 
     @property
     def slo_ttft_s(self) -> Floats:
-        """NaN: none, here as below."""
+        """NaN = no SLO."""
         return self._slo("slo_ttft_s", self.slo.ttft_s)
 
     @property
     def slo_tpot_s(self) -> Floats:
-        """Of the mean time between tokens."""
         return self._slo("slo_tpot_s", self.slo.tpot_s)
 
     @property
@@ -159,10 +152,10 @@ class Sample:
         if "deadline_s" in workload:
             ids = self.id
             own = np.where(np.isnan(own), floats(workload, "deadline_s", ids) - floats(workload, "arrival_s", ids), own)
-        return _or(own, self.slo.e2e_s)
+        return _with_default(own, self.slo.e2e_s)
 
-    def _whole(self, name: str) -> Whole:
-        return whole(self.records.requests, name, self.rows)
+    def _integers(self, name: str) -> Integers:
+        return integers(self.records.requests, name, self.rows)
 
     def _since_arrival_s(self, name: str) -> Floats:
         found = floats(self.records.workload, "arrival_s", self.id)
@@ -170,34 +163,34 @@ class Sample:
 
     def _slo(self, name: str, default_s: float | None) -> Floats:
         workload = self.records.workload
-        return _or(floats(workload, name, self.id) if name in workload else _never(len(self)), default_s)
+        return _with_default(floats(workload, name, self.id) if name in workload else _no_values(len(self)), default_s)
 
 
-def sample(records: Records, warmup_s: float, slo: Slo | None, pacer: Pacer | None = None) -> Sample:
-    """The requests that arrived at `warmup_s` or later, whatever became of them; phases only for a pacer."""
+def sample(records: Records, warmup_s: float, slo: DefaultSlo | None, pacer: Pacer | None = None) -> Sample:
+    """The requests that arrived at `warmup_s` or later, with any outcome; with phases if a pacer is given."""
     table = records.requests
     rows: Rows | slice = slice(None)
     if warmup_s > 0:
         rows = np.flatnonzero(floats(records.workload, "arrival_s", ints(table, "request")) >= warmup_s)
-    found = None
+    computed = None
     if pacer and "reasoning_tokens" in records.workload:
-        found = phases(records, {name: column[rows] for name, column in table.items()}, pacer)
-    return Sample(records, rows, slo or Slo(), found)
+        computed = phases(records, {name: column[rows] for name, column in table.items()}, pacer)
+    return Sample(records, rows, slo or DefaultSlo(), computed)
 
 
-def _never(size: int) -> Floats:
-    """NaN throughout, without the memory."""
+def _no_values(size: int) -> Floats:
+    """An array of NaN that takes no memory."""
     return np.broadcast_to(np.nan, size)
 
 
-def _or(own: Floats, default_s: float | None) -> Floats:
+def _with_default(own: Floats, default_s: float | None) -> Floats:
     return own if default_s is None else np.where(np.isnan(own), default_s, own)
 
 
-def met(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
-    """(has such an SLO, met it) by kind; `all` = every SLO that the request has.
+def slo_masks(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
+    """Masks (has this SLO, met it) by kind of SLO; `all` = all SLOs of the request.
 
-    A request that did not finish has missed all its SLOs. One with a single output token has no TPOT to miss.
+    A request that did not finish missed all its SLOs. A request with a single output token cannot miss a TPOT SLO.
     """
     finished = chosen.finished
     every, some = finished.copy(), np.zeros(len(finished), dtype=np.bool_)
@@ -221,17 +214,17 @@ def _within(chosen: Sample, kind: str, limit_s: Floats) -> Mask:
 
 
 def distribution(values: Floats) -> Distribution | None:
-    """Of the values that are not NaN; None if there are none."""
+    """Distribution of the values that are not NaN; None if there are none."""
     values = values[~np.isnan(values)]
     if not len(values):
         return None
-    mean = float(values.mean())  # before the values are put in another order, which may round differently
+    mean = float(values.mean())  # before np.quantile reorders the values, which may change the rounding
     p50, p90, p95, p99, top = np.quantile(values, (*FRACTIONS, 1.0), overwrite_input=True).tolist()
     return Distribution(len(values), mean, p50, p90, p95, p99, top)
 
 
 def gap_distribution(gaps: Gaps | None) -> Distribution | None:
-    """Of a weighted sample; None if it is empty."""
+    """Distribution of a weighted sample; None if it is empty."""
     if gaps is None or not gaps.total:
         return None
     p50, p90, p95, p99, top = gaps.quantiles_s((*FRACTIONS, 1.0)).tolist()

@@ -1,4 +1,4 @@
-"""Curves for charts: load and KV over time, arrivals against completions, distributions. Of bounded size."""
+"""Curves of bounded size for charts: load and KV use over time, arrivals and completions, distributions."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ CDF_POINTS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """The system over time, in equal bins."""
+class FleetLoad:
+    """Requests in the system over time, in equal bins."""
 
     edges_s: Floats
     waiting: Floats
-    """Mean over each bin of the requests in the system but in no batch: held, queued, or swapped out."""
+    """Mean over each bin of the requests in the system but not in a batch: held, queued, or swapped out."""
     running: Floats
     """Mean over each bin of the requests in a batch."""
     arrived: Ints
-    """How many had come by each edge."""
+    """Number of arrivals by each edge."""
     completed: Ints
-    """How many had finished by each edge."""
+    """Number of completions by each edge."""
 
     @property
     def middles_s(self) -> Floats:
-        """The bins' middles."""
         return (self.edges_s[1:] + self.edges_s[:-1]) / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class ReplicaTimelines:
     """Replicas over time: means over equal bins, one row per replica in the order of `Records.replicas`.
 
-    NaN where a replica was down or not there for the whole bin.
+    NaN if a replica was down or absent for the whole bin.
     """
 
     edges_s: Floats
@@ -52,11 +51,10 @@ class Timeline:
 
     @property
     def middles_s(self) -> Floats:
-        """The bins' middles."""
         return (self.edges_s[1:] + self.edges_s[:-1]) / 2
 
 
-def load(records: Records, *, bins: int = MAX_POINTS - 1) -> Load:
+def fleet_load(records: Records, *, bins: int = MAX_POINTS - 1) -> FleetLoad:
     """Waiting and running requests in `bins` equal parts of the run."""
     edges_s = np.linspace(0.0, max(records.end_s, 1e-9), bins + 1)
     table, segments = records.requests, records.segments
@@ -66,7 +64,7 @@ def load(records: Records, *, bins: int = MAX_POINTS - 1) -> Load:
     ran = _sojourn_s(edges_s, begun_s[stayed], floats(segments, "end_s", stayed))
     inside = _sojourn_s(edges_s, arrival_s, end_s)
     width_s = np.diff(edges_s)
-    return Load(
+    return FleetLoad(
         edges_s=edges_s,
         waiting=np.maximum(inside - ran, 0.0) / width_s,
         running=np.maximum(ran, 0.0) / width_s,
@@ -76,13 +74,13 @@ def load(records: Records, *, bins: int = MAX_POINTS - 1) -> Load:
 
 
 def _by(edges_s: Floats, events_s: Floats) -> Ints:
-    """How many of the events had happened by each edge."""
+    """Number of events by each edge."""
     first = np.searchsorted(edges_s, events_s)
     return np.asarray(np.cumsum(np.bincount(first, minlength=len(edges_s) + 1)[: len(edges_s)]))
 
 
 def _sojourn_s(edges_s: Floats, from_s: Floats, to_s: Floats) -> Floats:
-    """Time that all the stays from `from_s` to `to_s` spend in each bin, together."""
+    """Total time in each bin of all intervals from `from_s` to `to_s`."""
     return np.diff(_since_s(edges_s, from_s) - _since_s(edges_s, to_s))
 
 
@@ -94,8 +92,8 @@ def _since_s(edges_s: Floats, events_s: Floats) -> Floats:
     return np.asarray(happened * edges_s - times_s)
 
 
-def timeline(records: Records, *, bins: int = MAX_POINTS) -> Timeline:
-    """What each replica did, in `bins` equal parts of the run."""
+def replica_timelines(records: Records, *, bins: int = MAX_POINTS) -> ReplicaTimelines:
+    """KV use, batch size and waiting requests of each replica in `bins` equal parts of the run."""
     edges_s = np.linspace(0.0, max(records.end_s, 1e-9), bins + 1)
     rows = rows_by_code(records.stretches["replica"])
     kv, batch, waiting = (np.zeros((len(records.replicas), bins)) for _ in range(3))
@@ -110,7 +108,7 @@ def timeline(records: Records, *, bins: int = MAX_POINTS) -> Timeline:
         absent = ~_present(edges_s, replica.up, replica.down)
         for table in (kv, batch, waiting):
             table[position, absent] = np.nan
-    return Timeline(edges_s, kv, batch, waiting)
+    return ReplicaTimelines(edges_s, kv, batch, waiting)
 
 
 def _in_order(stretches: Columns, rows: Rows) -> Columns:
@@ -120,7 +118,7 @@ def _in_order(stretches: Columns, rows: Rows) -> Columns:
 
 
 def _means(edges_s: Floats, start_s: Floats, duration_s: Floats, integral: Floats) -> Floats:
-    """Means over bins of what integrates to `integral` over each stretch, spread evenly within it."""
+    """Means over bins of a quantity with the given integral over each stretch, spread evenly within it."""
     if not len(start_s):
         return np.zeros(len(edges_s) - 1)
     total = np.cumsum(integral)
@@ -132,7 +130,7 @@ def _means(edges_s: Floats, start_s: Floats, duration_s: Floats, integral: Float
 def _present(
     edges_s: Floats, up: tuple[tuple[float, float], ...], down: tuple[tuple[float, float], ...]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """In which bins the replica was up for some of the time."""
+    """Bins in which the replica was up for some of the time."""
     low, high = edges_s[:-1], edges_s[1:]
     up_s = sum((_overlap_s(low, high, *interval) for interval in up), np.zeros(len(low)))
     down_s = sum((_overlap_s(low, high, *interval) for interval in down), np.zeros(len(low)))
@@ -145,15 +143,15 @@ def _overlap_s(low: Floats, high: Floats, since_s: float, to_s: float) -> Floats
 
 @dataclass(frozen=True, slots=True)
 class Cdf:
-    """The share of values at or below `value_s`, as percentages."""
+    """Percentage of values at or below `value_s`."""
 
     value_s: Floats
     percent: Floats
 
 
 def cdf(values: Floats | Gaps, *, points: int = CDF_POINTS) -> Cdf | None:
-    """A distribution's curve, denser in the tail; None if there are no values. NaN are left out."""
-    even, tail = _even(points // 2), 1 - np.geomspace(1, 1e-4, points - points // 2)
+    """The cumulative distribution, denser in the tail; None if there are no values. NaN are ignored."""
+    even, tail = np.linspace(0.0, 1.0, max(points // 2, 2)), 1 - np.geomspace(1, 1e-4, points - points // 2)
     fractions = np.unique(np.concatenate([even, tail]))
     if isinstance(values, Gaps):
         if not values.total:
@@ -163,10 +161,6 @@ def cdf(values: Floats | Gaps, *, points: int = CDF_POINTS) -> Cdf | None:
     if not len(values):
         return None
     return Cdf(np.quantile(values, fractions), 100 * fractions)
-
-
-def _even(points: int) -> Floats:
-    return np.linspace(0.0, 1.0, max(points, 2))
 
 
 def itl_gaps(records: Records, warmup_s: float = 0.0) -> Gaps:

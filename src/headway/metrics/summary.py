@@ -1,7 +1,7 @@
-"""A run's summary: every number that a table, a report or a script asks for.
+"""The summary of a run: all numbers for tables, reports and scripts.
 
-The window runs from `warmup_s` to the end of the run. Requests count if they arrived in it, whatever became
-of them. What a run has no data for is None, not 0.
+The window runs from `warmup_s` to the end of the run. Requests count if they arrived in it, with any outcome. A metric
+without data is None, not 0.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from headway.core.pacer import Pacer
 from headway.core.record import MoveOutcome, Outcome, Records
 from headway.metrics.cascade import answer_metrics
 from headway.metrics.columns import Rows, floats, rows_by_code
-from headway.metrics.itl import Latencies, itl_distributions
+from headway.metrics.itl import ItlDistributions, itl_distributions
 from headway.metrics.latency import DefaultSlo, Distribution, Sample, distribution, sample, slo_masks
-from headway.metrics.usage import Level, StartingGpuHours, Usage, provisioning, usage
+from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, provisioning, usage
 
 
 class RequestMetrics(Struct, frozen=True, kw_only=True):
-    """Of a set of requests."""
+    """Metrics of a set of requests."""
 
     num_requests: int
     num_completed: int
@@ -57,10 +57,10 @@ class RequestMetrics(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
-    """Of a set of replicas, and of the requests that were served there."""
+    """Metrics of a set of replicas and of the requests served there."""
 
-    kv_use: Level | None
-    batch_size: Level | None
+    kv_use: MeanPeak | None
+    batch_size: MeanPeak | None
     busy_share: float | None
     gpu_hours: float
     usd: float
@@ -68,7 +68,7 @@ class ReplicaMetrics(RequestMetrics, frozen=True, kw_only=True):
 
 
 class Summary(ReplicaMetrics, frozen=True, kw_only=True):
-    """Of a run. Breakdowns by tier, model and region are empty where there is only one of them."""
+    """Metrics of a run. Breakdowns by tier, model and region are empty if there is only one of them."""
 
     warmup_s: float
     window_s: float
@@ -80,23 +80,23 @@ class Summary(ReplicaMetrics, frozen=True, kw_only=True):
     starting_gpu_hours: StartingGpuHours | None
     spot_gpu_hours: float | None
     gpu_hours_bound: float | None = None
-    """Of a run that scales: what `yardsticks` says."""
+    """For a run that scales: see `planning.gpu_hours_bound`."""
     gpu_hours_clairvoyant: float | None = None
     tiers: dict[str, RequestMetrics]
     models: dict[str, ReplicaMetrics]
-    """By the model that served a request, or that it asked for if none did."""
+    """By the model that served a request, or the requested model if none did."""
     regions: dict[str, RequestMetrics]
-    """By the region that a request came from."""
+    """By region of origin."""
     replicas: dict[str, ReplicaMetrics]
-    """By the replica that a request was last placed on. Requests never placed are in none."""
+    """By the last replica of a request. Requests that were never placed are not included."""
 
 
 def summarize(
     records: Records, *, warmup_s: float = 0.0, slo: DefaultSlo | None = None, pacer: Pacer | None = None
 ) -> Summary:
-    """The summary of a run. `slo` holds for what a request has no SLO of its own for, `pacer` for who reads answers.
+    """Summarise a run. `slo` applies to requests without an SLO of their own; `pacer` defines the reading pace.
 
-    Raises `HeadwayError` for a warm-up that is negative or not a number.
+    HeadwayError for a warm-up that is negative or not finite.
     """
     if not 0.0 <= warmup_s < float("inf"):
         raise HeadwayError(f"warm-up is {warmup_s}; expected seconds, 0 or more")
@@ -105,26 +105,26 @@ def summarize(
     window_s = max(records.end_s - warmup_s, 0.0)
     breakdowns = [_tiers(records, chosen), _models(records, chosen), _regions(records, chosen)]
     itl = _itl(records, chosen, breakdowns)
-    whole = _request_metrics(chosen, itl.groups.get((WHOLE, 0)), window_s)
+    overall = _request_metrics(chosen, itl.groups.get((ALL_REQUESTS, 0)), window_s)
     tiers, models, regions = (
         {
-            name: _request_metrics(chosen.of(rows), itl.groups.get((which, position)), window_s)
+            name: _request_metrics(chosen.subset(rows), itl.groups.get((which, position)), window_s)
             for position, (name, rows) in enumerate(groups.items())
         }
         for which, groups in enumerate(breakdowns)
     )
-    given, scaled = answer_metrics(records, chosen), provisioning(records, warmup_s)
+    answers, scaling = answer_metrics(records, chosen), provisioning(records, warmup_s)
     return Summary(
-        **_replica_metrics(whole, used, list(range(len(records.replicas)))),
+        **_replica_metrics(overall, used, list(range(len(records.replicas)))),
         warmup_s=warmup_s,
         window_s=window_s,
         transfer_s=_transfer_s(records, chosen),
-        quality=given.quality,
-        judged=given.judged,
-        judge_usd=given.judge_usd,
-        starts=scaled.starts if scaled else None,
-        starting_gpu_hours=scaled.starting_gpu_hours if scaled else None,
-        spot_gpu_hours=scaled.spot_gpu_hours if scaled else None,
+        quality=answers.quality,
+        judged=answers.judged,
+        judge_usd=answers.judge_usd,
+        starts=scaling.starts if scaling else None,
+        starting_gpu_hours=scaling.starting_gpu_hours if scaling else None,
+        spot_gpu_hours=scaling.spot_gpu_hours if scaling else None,
         tiers=tiers,
         models={
             name: ReplicaMetrics(
@@ -138,9 +138,9 @@ def summarize(
 
 
 Groups = dict[str, Rows]
-"""Rows of a sample by name; none where there are fewer than two."""
-WHOLE = -1
-"""The grouping, of those that `_itl` asks for, that is everybody."""
+"""Rows of a sample by name of the group; empty if there are fewer than two groups."""
+ALL_REQUESTS = -1
+"""Key of the grouping in `_itl` with all requests in one set."""
 
 
 def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float) -> RequestMetrics:
@@ -185,7 +185,7 @@ def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float
     )
 
 
-def _replica_metrics(requests: RequestMetrics, used: Usage, rows: list[int]) -> dict[str, Any]:
+def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[int]) -> dict[str, Any]:
     usd = float(used.usd[rows].sum())
     return structs.asdict(requests) | {
         "kv_use": used.kv_use(rows),
@@ -198,29 +198,29 @@ def _replica_metrics(requests: RequestMetrics, used: Usage, rows: list[int]) -> 
 
 
 def _transfer_s(records: Records, chosen: Sample) -> Distribution | None:
-    """How long KV caches were on their way to other replicas."""
+    """Duration of KV transfers to other replicas."""
     table = records.moves
     if not table:
         return None
-    made = (
+    done = (
         (table["outcome"] == MoveOutcome.DONE) & (floats(table, "num_bytes") > 0) & np.isin(table["request"], chosen.id)
     )
-    return distribution(floats(table, "end_s", made) - floats(table, "start_s", made))
+    return distribution(floats(table, "end_s", done) - floats(table, "start_s", done))
 
 
-def _itl(records: Records, chosen: Sample, breakdowns: Sequence[Groups]) -> Latencies:
-    """Inter-token latencies by replica, by (number of the breakdown, position in it), and of everybody."""
+def _itl(records: Records, chosen: Sample, breakdowns: Sequence[Groups]) -> ItlDistributions:
+    """Inter-token latencies by replica, by (number of the breakdown, position in it), and of all requests."""
     wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     wanted[chosen.id] = True
     codes = [_codes(chosen, groups, len(wanted)) for groups in breakdowns]
     found = itl_distributions(records, wanted, [*codes, np.zeros(len(wanted), dtype=np.int8)])
-    return Latencies(
-        {(w if w < len(codes) else WHOLE, c): each for (w, c), each in found.groups.items()}, found.replicas
+    return ItlDistributions(
+        {(w if w < len(codes) else ALL_REQUESTS, c): each for (w, c), each in found.groups.items()}, found.replicas
     )
 
 
 def _codes(chosen: Sample, groups: Groups, num_requests: int) -> npt.NDArray[np.int16]:
-    """Of each request the position of its group, -1 where it is in none."""
+    """Position of each request's group; -1 if it is in no group."""
     code = np.full(num_requests, -1, dtype=np.int16)
     ids = chosen.id
     for position, rows in enumerate(groups.values()):
@@ -234,12 +234,12 @@ def _tiers(records: Records, chosen: Sample) -> Groups:
 
 
 def _models(records: Records, chosen: Sample) -> Groups:
-    """By the model that served a request, or that it asked for if none did."""
+    """By the model that served a request, or the requested model if none did."""
     names = sorted({replica.model for replica in records.replicas} | set(records.models))
     code_of = {name: code for code, name in enumerate(names)}
-    asked = records.workload.get("model")
-    if asked is not None and records.models:
-        code = np.array([code_of[name] for name in records.models], dtype=np.int16)[asked[chosen.id]]
+    requested = records.workload.get("model")
+    if requested is not None and records.models:
+        code = np.array([code_of[name] for name in records.models], dtype=np.int16)[requested[chosen.id]]
     else:
         code = np.full(len(chosen), -1, dtype=np.int16)
     by_id = np.full(max((each.id for each in records.replicas), default=0) + 1, -1, dtype=np.int16)
@@ -263,13 +263,13 @@ def _several(groups: Groups) -> Groups:
 
 
 def _replicas(
-    records: Records, chosen: Sample, itl: Latencies, used: Usage, window_s: float
+    records: Records, chosen: Sample, itl: ItlDistributions, used: ReplicaUsage, window_s: float
 ) -> dict[str, ReplicaMetrics]:
     rows = rows_by_code(chosen.replica)
-    nobody = np.empty(0, dtype=np.intp)
+    no_rows = np.empty(0, dtype=np.intp)
     result = {}
     for position, replica in enumerate(records.replicas):
-        found = _request_metrics(chosen.of(rows.get(replica.id, nobody)), itl.replicas.get(replica.id), window_s)
+        found = _request_metrics(chosen.subset(rows.get(replica.id, no_rows)), itl.replicas.get(replica.id), window_s)
         result[str(replica.id)] = ReplicaMetrics(**_replica_metrics(found, used, [position]))
     return result
 
@@ -285,7 +285,7 @@ BREAKDOWNS = {"tiers": "tier", "models": "model", "regions": "region", "replicas
 def flatten(summary: RequestMetrics) -> dict[str, float | int | None]:
     """Flat keys, as in `ttft_s.p99` or `tier.0.ttft_s.p99`; None where there is no data.
 
-    `report.describe` says what each of them means.
+    `report.describe` defines each of them.
     """
     return dict(_flat(summary))
 
@@ -309,7 +309,9 @@ _LATENCIES = (
     "transfer_s",
 )  # fmt: skip
 
-PARTS: dict[str, type[Distribution] | type[Level] | type[StartingGpuHours]] = {
-    **dict.fromkeys(_LATENCIES, Distribution), "kv_use": Level, "batch_size": Level, "starting_gpu_hours": StartingGpuHours,
-}  # fmt: skip
-"""Fields that are several numbers."""
+PARTS: dict[str, type[Distribution] | type[MeanPeak] | type[StartingGpuHours]] = {
+    **dict.fromkeys(_LATENCIES, Distribution),
+    **dict.fromkeys(("kv_use", "batch_size"), MeanPeak),
+    "starting_gpu_hours": StartingGpuHours,
+}
+"""Fields with several numbers."""

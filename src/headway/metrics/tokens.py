@@ -1,8 +1,8 @@
-"""When tokens came: recovered from stretches and segments, without a row per token.
+"""Token times, recovered from stretches and segments without a row per token.
 
-A request's tokens share their times with the other requests of its batch. So the gaps between tokens are the
-gaps between a replica's ticks, each weighted by the number of requests that were there for both of its ends.
-To these come the gap from a request's first token to its first tick, and those over preemptions and crashes.
+The tokens of a request share their times with the other requests of its batch. So the gaps between tokens are the gaps
+between a replica's ticks, each weighted by the number of requests present at both of its ends. In addition there are
+the gap from a request's first token to its first tick, and gaps over preemptions and crashes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.record import Columns, Records
-from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, rows_by_code
-from headway.metrics.gaps import Gaps, Part, Window, gap_runs, single
+from headway.metrics.columns import Floats, Ints, Mask, Rows, floats, ints, ranges, rows_by_code
+from headway.metrics.gaps import GapRuns, Gaps, Window, gap_runs, single_gaps
 
-Near = tuple[Rows, Rows]
-"""Of a clock's stretches, by position: see `Clock.near`."""
+NearRows = tuple[Rows, Rows]
+"""Positions of stretches, as returned by `TickClock.near`."""
 
 
-class Clock:
-    """One replica's ticks."""
+class TickClock:
+    """The times of one replica's ticks."""
 
     def __init__(self, stretches: Columns, rows: Rows) -> None:
         tick = ints(stretches, "tick", rows)
@@ -36,32 +36,33 @@ class Clock:
         self.iterations: Ints = ints(stretches, "iterations", rows)
 
     def at_s(self, ticks: Ints) -> Floats:
-        """When these ticks ended."""
+        """End times of these ticks."""
         index = np.searchsorted(self.tick, ticks) - 1
         return self._boundary_s(index, ticks - self.tick[index])
 
     def begun_s(self, ticks: Ints) -> Floats:
-        """When the iterations of these ticks began."""
+        """Start times of the iterations of these ticks."""
         index = np.searchsorted(self.tick, ticks) - 1
         return self._boundary_s(index, ticks - self.tick[index] - 1)
 
     def ticks_after_gaps(self, longer_than_s: float) -> Ints:
-        """Ticks that came so long after the one before, and perhaps others of the same stretches; in order."""
+        """Ticks that came more than `longer_than_s` after the previous one, in order. It may include other ticks of the
+        same stretches."""
         n = self.iterations
         inside = np.maximum(self.a_s + self.b_s, self.a_s + self.b_s * (n - 1)) > longer_than_s
         with np.errstate(invalid="ignore"):
             entry = self.entry_gaps_s > longer_than_s
         skipped = 1 - entry.astype(np.int64)
         count = np.where(inside & (n > 1), n, 1) - skipped
-        return counted(self.tick + 1 + skipped, count)
+        return ranges(self.tick + 1 + skipped, count)
 
     def _boundary_s(self, index: npt.NDArray[np.intp], k: Ints) -> Floats:
-        # Term by term as `core.record.boundary_s`, so that both round alike.
+        # The same order of terms as `core.record.boundary_s`, so that both round alike.
         return self.start_s[index] + k * self.a_s[index] + self.b_s[index] * (k * (k - 1) // 2)
 
     @cached_property
     def entry_gaps_s(self) -> Floats:
-        """From the tick before each stretch to the first one in it; NaN for the first stretch."""
+        """Gap from the last tick before each stretch to its first tick; NaN for the first stretch."""
         n = self.iterations
         end_s = self.start_s + n * self.a_s + self.b_s * (n * (n - 1) // 2)
         gaps = self.start_s + self.a_s
@@ -69,40 +70,40 @@ class Clock:
         gaps[:1] = np.nan
         return gaps
 
-    def near(self, windows: Sequence[Window]) -> Near:
-        """The stretches whose entry gaps, and those whose other gaps, reach into windows that do not overlap."""
+    def near(self, windows: Sequence[Window]) -> NearRows:
+        """Positions of stretches whose entry gaps, and of those whose other gaps, overlap the (disjoint) windows."""
         if not windows:
             return _NO_ROWS, _NO_ROWS
         low_s, high_s = (np.array(ends) for ends in zip(*sorted(windows), strict=True))
         entry = self.entry_gaps_s
         at_entry = np.searchsorted(low_s, entry, side="right") > np.searchsorted(high_s, entry, side="right")
         one, other = self.a_s + self.b_s, self.a_s + self.b_s * (self.iterations - 1)
-        # A little more on either side than that says, so that rounding loses none.
+        # Slightly wider on either side, so that rounding loses none.
         least, most = np.minimum(one, other) * (1 - 1e-9), np.maximum(one, other) * (1 + 1e-9)
         inside = np.searchsorted(low_s, most, side="right") > np.searchsorted(high_s, least, side="right")
         return np.flatnonzero(at_entry), np.flatnonzero(inside & (self.iterations > 1))
 
-    def parts(self, joined: Ints, left: Ints, near: Near | None = None) -> Iterator[Part]:
-        """Gaps between ticks seen by the stays that began at tick `joined` and ended with tick `left`.
+    def parts(self, joined: Ints, left: Ints, near: NearRows | None = None) -> Iterator[GapRuns]:
+        """Gaps between ticks seen by the segments that began at tick `joined` and ended with tick `left`.
 
-        Of all stretches, or of those `near` what is looked for.
+        `near` restricts the stretches to those returned by `near()`.
         """
         joined, left = np.sort(joined), np.sort(left)
         at_entry, inside = near or (slice(None), slice(None))
         tick = self.tick[at_entry]
         at_both = np.searchsorted(joined, tick) - np.searchsorted(left, tick, side="right")
-        yield single(self.entry_gaps_s[at_entry], at_both)
+        yield single_gaps(self.entry_gaps_s[at_entry], at_both)
         tick = self.tick[inside]
         seen = np.searchsorted(joined, tick, side="right") - np.searchsorted(left, tick, side="right")
         a_s, b_s = self.a_s[inside], self.b_s[inside]
         yield gap_runs(a_s + b_s, b_s, self.iterations[inside] - 1, seen)
 
 
-class Stays:
-    """The segments in which at least one token came, of the requests asked for."""
+class TokenSegments:
+    """The segments, of the requests in the mask `wanted`, in which at least one token came."""
 
     def __init__(self, segments: Columns, wanted: Mask) -> None:
-        self.segments = segments
+        self.table = segments
         self._some: Mask = segments["left_tick"] != segments["joined_tick"]
         self._some |= ~np.isnan(floats(segments, "prefill_end_s"))
         self._some &= wanted[segments["request"]]
@@ -110,90 +111,88 @@ class Stays:
 
     @property
     def rows(self) -> Rows:
-        """All of them."""
         return np.flatnonzero(self._some)
 
     def request(self, rows: Rows) -> Ints:
-        """Whose they are."""
-        return ints(self.segments, "request", rows)
+        return ints(self.table, "request", rows)
 
     def joined(self, rows: Rows) -> Ints:
-        """The tick after which ticks gave it tokens."""
-        return ints(self.segments, "joined_tick", rows)
+        """The tick before the first one that generated a token of the segment."""
+        return ints(self.table, "joined_tick", rows)
 
     def left(self, rows: Rows) -> Ints:
-        """The last tick that gave it a token."""
-        return ints(self.segments, "left_tick", rows)
+        """The last tick that generated a token of the segment."""
+        return ints(self.table, "left_tick", rows)
 
     def prefill_end_s(self, rows: Rows) -> Floats:
-        """When its first token came, if the prefill gave one."""
-        return floats(self.segments, "prefill_end_s", rows)
+        """Time of the token that the prefill generated, NaN if there is none."""
+        return floats(self.table, "prefill_end_s", rows)
 
-    def ticking(self, rows: Rows) -> Rows:
-        """Those to which a tick gave a token."""
+    def decoded(self, rows: Rows) -> Rows:
+        """The rows for which a tick generated a token."""
         return rows[self.left(rows) > self.joined(rows)]
 
-    def begun(self, rows: Rows) -> Rows:
-        """Those to which a prefill gave a token."""
+    def prefilled(self, rows: Rows) -> Rows:
+        """The rows for which the prefill generated a token."""
         return rows[~np.isnan(self.prefill_end_s(rows))]
 
     def repeated(self) -> Rows:
-        """Rows of requests with more than one stay, by request and then by time."""
-        request = self.segments["request"]
-        stays = np.zeros(int(request.max(initial=-1)) + 1, dtype=np.int32)
-        np.add.at(stays, ints(self.segments, "request", self._some), 1)
-        rows = np.flatnonzero((stays > 1)[request] & self._some)
-        order = np.lexsort((self.segments["end_s"][rows], request[rows]))
+        """Rows of requests with more than one segment, by request and then by time."""
+        request = self.table["request"]
+        counts = np.zeros(int(request.max(initial=-1)) + 1, dtype=np.int32)
+        np.add.at(counts, ints(self.table, "request", self._some), 1)
+        rows = np.flatnonzero((counts > 1)[request] & self._some)
+        order = np.lexsort((self.table["end_s"][rows], request[rows]))
         return np.asarray(rows[order])
 
 
-def clocks(stretches: Columns) -> Iterator[tuple[int, Clock]]:
-    """Each replica's clock, one at a time."""
+def clocks(stretches: Columns) -> Iterator[tuple[int, TickClock]]:
+    """Yield the id and the clock of each replica."""
     ticking = (stretches["advances"] != 0) & (stretches["iterations"] != 0)
     for replica, rows in rows_by_code(stretches["replica"], ticking).items():
-        yield replica, Clock(stretches, rows)
+        yield replica, TickClock(stretches, rows)
 
 
 def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[int, Gaps]:
-    """Inter-token latencies by group; `group` is a code per request id, negative = left out."""
-    stays = Stays(records.segments, group >= 0)
-    parts: dict[int, list[Part]] = {}
-    ends = Ends(stays)
+    """Inter-token latencies by group; `group` is a code per request id, negative = excluded."""
+    segments = TokenSegments(records.segments, group >= 0)
+    parts: dict[int, list[GapRuns]] = {}
+    ends = SegmentEnds(segments)
     for replica, clock in clocks(records.stretches):
-        rows = stays.by_replica.get(replica, _NO_ROWS)
-        code = group[stays.request(rows)]
+        rows = segments.by_replica.get(replica, _NO_ROWS)
+        code = group[segments.request(rows)]
         for one in np.unique(code):
-            parts.setdefault(int(one), []).extend(stay_parts(clock, stays, rows[code == one]))
-        ends.note(clock, replica)
+            parts.setdefault(int(one), []).extend(segment_parts(clock, segments, rows[code == one]))
+        ends.add(clock, replica)
     gaps_s, requests = ends.resumptions()
     code = group[requests]
     for one in np.unique(code):
-        parts.setdefault(int(one), []).append(single(gaps_s[code == one]))
+        parts.setdefault(int(one), []).append(single_gaps(gaps_s[code == one]))
     return {one: Gaps(found) for one, found in parts.items()}
 
 
-def stay_parts(clock: Clock, stays: Stays, rows: Rows, near: Near | None = None) -> list[Part]:
-    """Gaps within stays: from a prefill's token to the first tick, and between ticks (or some, see `Clock.parts`)."""
-    rows = stays.ticking(rows)
-    begun = stays.begun(rows)
-    to_first_tick_s = clock.at_s(stays.joined(begun) + 1) - stays.prefill_end_s(begun)
-    return [*clock.parts(stays.joined(rows), stays.left(rows), near), single(to_first_tick_s)]
+def segment_parts(clock: TickClock, segments: TokenSegments, rows: Rows, near: NearRows | None = None) -> list[GapRuns]:
+    """Gaps within segments: from a prefill's token to the first tick, and between ticks (see `TickClock.parts`)."""
+    rows = segments.decoded(rows)
+    begun = segments.prefilled(rows)
+    to_first_tick_s = clock.at_s(segments.joined(begun) + 1) - segments.prefill_end_s(begun)
+    return [*clock.parts(segments.joined(rows), segments.left(rows), near), single_gaps(to_first_tick_s)]
 
 
-class Ends:
-    """First and last token of each stay of the requests with several."""
+class SegmentEnds:
+    """Times of the first and last token of each segment, for requests with several segments."""
 
-    def __init__(self, stays: Stays) -> None:
-        self.stays = stays
-        self.rows = stays.repeated()
-        # Until a clock says better: NaN where the prefill gave no token.
-        self.first_s, self.last_s = stays.prefill_end_s(self.rows), stays.prefill_end_s(self.rows)
-        self.here = rows_by_code(stays.segments["replica"][self.rows])
+    def __init__(self, segments: TokenSegments) -> None:
+        self.segments = segments
+        self.rows = segments.repeated()
+        # Until `add`: the time of the prefill's token, or NaN.
+        self.first_s, self.last_s = segments.prefill_end_s(self.rows), segments.prefill_end_s(self.rows)
+        self.by_replica = rows_by_code(segments.table["replica"][self.rows])
 
-    def note(self, clock: Clock, replica: int) -> None:
-        """Fill in what this replica's clock tells."""
-        index = self.here.get(replica, _NO_ROWS)
-        joined, left = self.stays.joined(self.rows[index]), self.stays.left(self.rows[index])
+    def add(self, clock: TickClock, replica: int) -> None:
+        """Fill in the times of segments on this replica."""
+        index = self.by_replica.get(replica, _NO_ROWS)
+        joined, left = self.segments.joined(self.rows[index]), self.segments.left(self.rows[index])
         ticked = left > joined
         index, joined, left = index[ticked], joined[ticked], left[ticked]
         self.last_s[index] = clock.at_s(left)
@@ -201,8 +200,8 @@ class Ends:
         self.first_s[index] = np.where(np.isnan(first_s), clock.at_s(joined + 1), first_s)
 
     def resumptions(self) -> tuple[Floats, Ints]:
-        """From the last token of a stay to the first of the next, and whose they are."""
-        request = self.stays.request(self.rows)
+        """Gaps from the last token of a segment to the first of the next one, and their request ids."""
+        request = self.segments.request(self.rows)
         same = request[1:] == request[:-1]
         return (self.first_s[1:] - self.last_s[:-1])[same], request[1:][same]
 
@@ -211,28 +210,21 @@ _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
 
 def token_times(records: Records, request_ids: Sequence[int]) -> dict[int, Floats]:
-    """When each output token of these requests came, in seconds, in order."""
+    """Times of all output tokens of these requests, in order, by request id."""
     wanted = np.zeros(len(records.workload["arrival_s"]), dtype=np.bool_)
     wanted[np.asarray(request_ids, dtype=np.int64)] = True
-    stays = Stays(records.segments, wanted)
-    begun = stays.begun(stays.rows)
-    of_request, times_s = [stays.request(begun)], [stays.prefill_end_s(begun)]
+    segments = TokenSegments(records.segments, wanted)
+    begun = segments.prefilled(segments.rows)
+    of_request, times_s = [segments.request(begun)], [segments.prefill_end_s(begun)]
     for replica, clock in clocks(records.stretches):
-        rows = stays.by_replica.get(replica, _NO_ROWS)
-        joined = stays.joined(rows)
-        count = stays.left(rows) - joined
-        times_s.append(clock.at_s(counted(joined + 1, count)))
-        of_request.append(np.repeat(stays.request(rows), count))
+        rows = segments.by_replica.get(replica, _NO_ROWS)
+        joined = segments.joined(rows)
+        count = segments.left(rows) - joined
+        times_s.append(clock.at_s(ranges(joined + 1, count)))
+        of_request.append(np.repeat(segments.request(rows), count))
     request, time_s = np.concatenate(of_request), np.concatenate(times_s)
     order = np.lexsort((time_s, request))
     request, time_s = request[order], time_s[order]
     low = np.searchsorted(request, request_ids)
     high = np.searchsorted(request, request_ids, side="right")
     return {int(i): time_s[a:b] for i, a, b in zip(request_ids, low, high, strict=True)}
-
-
-def counted(first: Ints, count: Ints) -> Ints:
-    """first, first + 1, ..., `count` numbers for each pair, one after the other."""
-    ends = np.cumsum(count)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.asarray(np.arange(total) + np.repeat(first - (ends - count), count))

@@ -1,4 +1,4 @@
-"""What replicas did with their time, and what they cost."""
+"""Usage and cost of replicas, and the GPU hours that scaling spends on starting replicas and donates as spot."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import Struct
 
-from headway.core.record import Columns, Records
+from headway.core.record import Columns, Records, ReplicaRecord
 from headway.metrics.columns import Floats, Ints, floats
 
+INITIAL = "initial"
 CHUNK_ROWS = 1 << 21
-"""Stretches worked on at a time, to bound the memory of intermediate columns."""
+"""Stretches processed at a time, which bounds the memory of intermediate columns."""
 
 
-class Level(Struct, frozen=True):
-    """A quantity over time."""
+class MeanPeak(Struct, frozen=True):
+    """Mean and peak of a quantity over time."""
 
     mean: float
     peak: float
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReplicaUsage:
     """Per replica, by position in `Records.replicas`, within the window."""
 
     gpu_hours: Floats
     usd: Floats
     up_s: Floats
-    """Paid for and not crashed."""
+    """Time paid for, without crashes."""
     busy_s: Floats
     kv_token_s: Floats
     kv_capacity_token_s: Floats
@@ -37,28 +38,28 @@ class Usage:
     batch_s: Floats
     batch_peak: Floats
 
-    def kv_use(self, rows: list[int]) -> Level | None:
+    def kv_use(self, rows: list[int]) -> MeanPeak | None:
         """KV in use by decoding requests as a share of capacity; None if never up."""
         capacity = self.kv_capacity_token_s[rows].sum()
         if not capacity > 0:
             return None
-        return Level(float(self.kv_token_s[rows].sum() / capacity), float(self.kv_peak[rows].max()))
+        return MeanPeak(float(self.kv_token_s[rows].sum() / capacity), float(self.kv_peak[rows].max()))
 
-    def batch_size(self, rows: list[int]) -> Level | None:
-        """Decoding requests in the batch, over the time that a batch ran; None if none did."""
+    def batch_size(self, rows: list[int]) -> MeanPeak | None:
+        """Decoding requests in the batch while a batch ran; None if none ran."""
         busy_s = self.busy_s[rows].sum()
         if not busy_s > 0:
             return None
-        return Level(float(self.batch_s[rows].sum() / busy_s), float(self.batch_peak[rows].max()))
+        return MeanPeak(float(self.batch_s[rows].sum() / busy_s), float(self.batch_peak[rows].max()))
 
     def busy_share(self, rows: list[int]) -> float | None:
-        """Share of the time up in which a batch ran; None if never up."""
+        """Share of the up time in which a batch ran; None if never up."""
         up_s = self.up_s[rows].sum()
         return float(self.busy_s[rows].sum() / up_s) if up_s > 0 else None
 
 
-def usage(records: Records, warmup_s: float) -> Usage:
-    """Usage from `warmup_s` to the end of the run. A stretch counts whole if it starts in that window."""
+def usage(records: Records, warmup_s: float) -> ReplicaUsage:
+    """Usage from `warmup_s` to the end of the run. A stretch that starts in that window counts in full."""
     replicas = records.replicas
     window = (warmup_s, records.end_s)
     paid_s = np.array([_overlap_s(r.up, window) for r in replicas])
@@ -75,7 +76,7 @@ def usage(records: Records, warmup_s: float) -> Usage:
         sums["batch_s"] += np.bincount(position, decode * duration_s, size)
         np.maximum.at(peaks["kv"], position, last_tokens)
         np.maximum.at(peaks["batch"], position, decode)
-    return Usage(
+    return ReplicaUsage(
         gpu_hours=paid_s / 3600 * np.array([r.num_gpus for r in replicas]),
         usd=paid_s / 3600 * np.array([r.usd_per_hour for r in replicas]),
         up_s=up_s,
@@ -87,7 +88,7 @@ def usage(records: Records, warmup_s: float) -> Usage:
 
 
 def integrals(stretch: Columns) -> tuple[Floats, Floats, Floats]:
-    """Of each stretch: its seconds, its KV token-seconds, and the KV tokens after its last iteration."""
+    """Seconds, KV token-seconds, and KV tokens after the last iteration, of each stretch."""
     n = floats(stretch, "iterations")
     a_s, b_s = floats(stretch, "a_s"), floats(stretch, "b_s")
     context = floats(stretch, "context_tokens")
@@ -101,7 +102,7 @@ def integrals(stretch: Columns) -> tuple[Floats, Floats, Floats]:
 
 
 def _chunks(records: Records, warmup_s: float) -> Iterator[tuple[Ints, Columns]]:
-    """Stretches that start in the window, some at a time, with the positions of their replicas."""
+    """Yield (positions of the replicas, stretches) for chunks of the stretches that start in the window."""
     ids = [replica.id for replica in records.replicas]
     position_of = np.full(max(ids, default=0) + 1, -1, dtype=np.int64)
     position_of[ids] = np.arange(len(ids))
@@ -118,3 +119,54 @@ def _chunks(records: Records, warmup_s: float) -> Iterator[tuple[Ints, Columns]]
 def _overlap_s(intervals: Iterable[tuple[float, float]], window: tuple[float, float]) -> float:
     low, high = window
     return sum(max(0.0, min(to, high) - max(since, low)) for since, to in intervals)
+
+
+class StartingGpuHours(Struct, frozen=True):
+    """GPU hours paid for while replicas started, by origin of the GPUs (SageServe, sections 2.3 and 7.2.4)."""
+
+    new: float
+    reclaimed: float
+    redeployed: float
+
+
+class ProvisioningMetrics(Struct, frozen=True):
+    """Metrics of a run in which replicas were started or released."""
+
+    starts: int
+    starting_gpu_hours: StartingGpuHours
+    spot_gpu_hours: float
+    """From releasing a replica to taking it back, or to the end of the run."""
+
+
+def provisioning(records: Records, warmup_s: float) -> ProvisioningMetrics | None:
+    """Metrics from `warmup_s` to the end of the run; None if the fleet did not change."""
+    replicas = records.replicas
+    if all(each.origin == INITIAL and _released_s(each, records.end_s) is None for each in replicas):
+        return None
+    window = (warmup_s, records.end_s)
+    hours = dict.fromkeys(StartingGpuHours.__struct_fields__, 0.0)
+    for each in replicas:
+        if each.origin != INITIAL:
+            hours[each.origin] += each.num_gpus * _starting_hours(each, window)
+    taken_s = {each.replaces: each.up[0][0] for each in replicas if each.replaces >= 0}
+    spot = 0.0
+    for each in replicas:
+        released_s = _released_s(each, records.end_s)
+        if released_s is not None:
+            spot += each.num_gpus * _hours((released_s, taken_s.get(each.id, records.end_s)), window)
+    starts = sum(each.origin != INITIAL and each.up[0][0] >= warmup_s for each in replicas)
+    return ProvisioningMetrics(starts, StartingGpuHours(**hours), spot)
+
+
+def _released_s(replica: ReplicaRecord, end_s: float) -> float | None:
+    return replica.up[-1][1] if replica.up[-1][1] < end_s else None
+
+
+def _starting_hours(replica: ReplicaRecord, window: tuple[float, float]) -> float:
+    """Hours of the first down interval if it begins with the replica. Later down intervals are crashes."""
+    began_s = replica.up[0][0]
+    return sum(_hours(down, window) for down in replica.down[:1] if down[0] == began_s)
+
+
+def _hours(interval: tuple[float, float], window: tuple[float, float]) -> float:
+    return max(min(interval[1], window[1]) - max(interval[0], window[0]), 0.0) / 3600

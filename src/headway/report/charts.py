@@ -169,7 +169,7 @@ QUANTITIES = {
 """Of the per-replica timeline: name, and the colour bar's title."""
 
 
-def replica_timelines(runs: Sequence[Run]) -> list[dict[str, Figure]]:
+def replica_heatmaps(runs: Sequence[Run]) -> list[dict[str, Figure]]:
     """For each run and quantity, replicas over time. White = down or not there."""
     num_rows = sum(len(run.records.replicas) for run in runs)
     bins = int(np.clip(MAX_CELLS // max(num_rows * len(QUANTITIES), 1), 24, 300))

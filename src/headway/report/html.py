@@ -32,7 +32,7 @@ def page(runs: Sequence[Run], provenance: Provenance) -> str:
     title = _title(runs)
     runs = told_apart(runs)
     figures = charts.distributions(runs) | charts.over_time(runs) | charts.tiers(runs)
-    timelines = charts.replica_timelines(runs)
+    timelines = charts.replica_heatmaps(runs)
     body = "\n".join(
         [
             _header(title, runs, provenance),
