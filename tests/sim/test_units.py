@@ -16,7 +16,7 @@ from headway.control.observe import ReplicaViews, Scrape
 from headway.core.errors import HeadwayError
 from headway.core.record import boundary_s
 from headway.core.request import Segment
-from headway.perf import links
+from headway.perf import copies, memory
 from headway.sim.host_memory import HostPrefixTier
 from headway.sim.kernel import ARRIVAL, COMMAND, FINISH, TICK, Kernel
 from headway.sim.kvcache import KvCache
@@ -156,15 +156,15 @@ def host_memory(num_bytes: float) -> Any:
 
 
 def test_host_memory_is_taken_and_given_back() -> None:
-    per_token = links.kv_bytes(MODEL, 1)
+    per_token = memory.kv_bytes_per_token(MODEL)
     host = host_memory(100 * per_token)
     one, other = Live(0, 0.0, 1, 1), Live(1, 0.0, 1, 1)
-    assert host.swap_out(one, 60) == pytest.approx(links.host_copy_s(60 * per_token, GPU), rel=1e-9)
+    assert host.swap_out(one, 60) == pytest.approx(copies.host_copy_s(60 * per_token, GPU), rel=1e-9)
     assert (one.swapped_tokens, host.used_tokens) == (60, 60)
     assert host.swap_out(other, 41) is None
     assert (other.swapped_tokens, host.used_tokens) == (0, 60)
     assert host.swap_out(other, 40) is not None
-    assert host.swap_in(one) == pytest.approx(links.host_copy_s(60 * per_token, GPU), rel=1e-9)
+    assert host.swap_in(one) == pytest.approx(copies.host_copy_s(60 * per_token, GPU), rel=1e-9)
     host.drop(other)
     assert (one.swapped_tokens, other.swapped_tokens, host.used_tokens) == (0, 0, 0)
 
