@@ -10,7 +10,7 @@ import click
 from headway import catalog, scenario
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
-from headway.serving.export.kubernetes import Options, manifests
+from headway.serving.export.kubernetes import ExportOptions, manifests
 from headway.workload.atomic_file import write_text
 
 NO_WORKLOAD = {"builtin": "chat"}
@@ -43,7 +43,7 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     data, places = read(fleet)
     data.setdefault("workload", NO_WORKLOAD)
     chosen = scenario.assemble(data, places, fleet.parent)
-    options = Options(**given, products=dict(map(_product, gpu_product)), connector=kv_connector)
+    options = ExportOptions(**given, products=dict(map(_product, gpu_product)), connector=kv_connector)
     for name, text in manifests(chosen, options).items():
         write_text(out / name, text)
         click.echo(str(out / name))

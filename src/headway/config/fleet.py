@@ -34,8 +34,7 @@ def coefficients_of(spec: Spec, fleet: Fleet, base_dir: Path, places: Places) ->
     """Step-time coefficients by pool."""
     specs: list[tuple[Key, PoolSpec]] = [(("fleet", i), pool) for i, pool in enumerate(spec.fleet)]
     for i, combo in enumerate(spec.combos):
-        parts = {"prefill": combo.prefill, "decode": combo.decode, "aggregated": combo.aggregated}
-        specs += [(("combos", i, role), part) for role, part in parts.items() if part is not None]
+        specs += [(("combos", i, key), part) for key, part in combo.parts.items()]
     pairs = zip(specs, fleet.all_pools, strict=True)
     return {pool.name: _coefficients(said, pool, at, base_dir, places) for (at, said), pool in pairs}
 
@@ -49,15 +48,13 @@ def _coefficients(spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: P
 
 
 def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
-    roles: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "aggregated": "mixed"}
-    named = {key for key in roles if getattr(spec, key) is not None}
-    if named not in ({"prefill", "decode"}, {"aggregated"}):
+    if list(spec.parts) not in (["prefill", "decode"], ["aggregated"]):
         raise places.error(at, "expected `prefill` and `decode`, or `aggregated`")
+    roles: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "aggregated": "mixed"}
     parts = []
-    for key, role in roles.items():
-        if key in named:
-            part = _pool(getattr(spec, key), (*at, key), f"{spec.name}-{key}", base_dir, places, spec.replicas)
-            parts.append(replace(part, role=role, handover=spec.handover))
+    for key, pool in spec.parts.items():
+        part = _pool(pool, (*at, key), f"{spec.name}-{key}", base_dir, places, spec.replicas)
+        parts.append(replace(part, role=roles[key], handover=spec.handover))
     if parts[0].model != parts[-1].model:
         raise places.error(
             (*at, "decode", "model"), f"{parts[1].model.name}; expected {parts[0].model.name}, as prefill"

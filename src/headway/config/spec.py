@@ -102,6 +102,12 @@ class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     handover: Handover = field(default_factory=Handover)
     """How KV caches get from prefill to decode."""
 
+    @property
+    def parts(self) -> dict[str, PoolSpec]:
+        """The pools by key, in the order of the combo's parts."""
+        pools = {"prefill": self.prefill, "decode": self.decode, "aggregated": self.aggregated}
+        return {key: pool for key, pool in pools.items() if pool is not None}
+
 
 class GpuLimit(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How many GPUs of a kind there are."""

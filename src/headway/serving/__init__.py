@@ -1,4 +1,4 @@
-"""A fleet file served: by a gateway, by emulated engines, or exported as manifests."""
+"""Serves a fleet file: by a gateway, with emulated engines, or as manifests for other systems."""
 
 from headway.serving.gateway import load, plan, read
 

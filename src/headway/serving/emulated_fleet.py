@@ -16,76 +16,81 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Pool, unit_of
 from headway.gateway.fleet.starting import Processes
 from headway.gateway.settings import Judge
+from headway.serving.pools import uses_engine_priority
 
 _PORTS = range(18_000, 32_000)
-"""Above, systems give ports to whoever asks for any."""
-_MORE = 8
-"""Replicas that scaling may add where nothing says how many there can be."""
+"""Operating systems assign higher ports to clients."""
+_NUM_SCALED_UP = 8
+"""Replicas that scaling may add if the scenario has no limit."""
 
 
-def emulated(chosen: Scenario, file: Path, options: Sequence[str] = ()) -> Scenario:
-    """The scenario of a file, with every replica a process that emulates its engine, whatever the file says of them.
+def emulated(scenario: Scenario, file: Path, options: Sequence[str] = ()) -> Scenario:
+    """The scenario of a file, with every replica as a process that emulates its engine.
 
-    A cascade without a judge is judged by confidence. `options`: further ones of `headway emulate`, for all of them.
-    HeadwayError where there are not enough ports.
+    A cascade without a judge is judged by confidence. `options` are further ones of `headway emulate`, for all pools.
+    HeadwayError without enough free ports.
     """
-    spec, fleet, starter = chosen.spec, chosen.fleet, _Starter(chosen, file, options)
-    pools = [starter.start(said, pool, pool) for said, pool in zip(spec.fleet, fleet.pools, strict=True)]
+    spec, fleet, builder = scenario.spec, scenario.fleet, _SpecBuilder(scenario, file, options)
+    pools = [builder.build(pool_spec, pool, pool) for pool_spec, pool in zip(spec.fleet, fleet.pools, strict=True)]
     combos = []
-    for each, combo in zip(spec.combos, fleet.combos, strict=True):
-        said = {key: part for key in ("prefill", "decode", "aggregated") if (part := getattr(each, key)) is not None}
-        parts = zip(said.items(), combo.parts, strict=True)
-        combos.append(replace(each, **{key: starter.start(part, pool, combo) for (key, part), pool in parts}))
+    for combo_spec, combo in zip(spec.combos, fleet.combos, strict=True):
+        parts = zip(combo_spec.parts.items(), combo.parts, strict=True)
+        combos.append(replace(combo_spec, **{key: builder.build(part, pool, combo) for (key, part), pool in parts}))
     cascade = spec.cascade
     if cascade is not None and cascade.judge is None:
         cascade = replace(cascade, judge=Judge(by="confidence"))
-    made = replace(spec, fleet=tuple(pools), combos=tuple(combos), cascade=cascade)
-    return dataclasses.replace(chosen, spec=made)
+    spec = replace(spec, fleet=tuple(pools), combos=tuple(combos), cascade=cascade)
+    return dataclasses.replace(scenario, spec=spec)
 
 
-class _Starter:
-    """Who gives each pool its command and its ports."""
+class _SpecBuilder:
+    """Builds the sections of pools, each with the command of its engines and with ports of its own."""
 
-    def __init__(self, chosen: Scenario, file: Path, options: Sequence[str]) -> None:
-        self._chosen, self._file, self._options = chosen, file, options
-        self._next = _PORTS.start
+    def __init__(self, scenario: Scenario, file: Path, options: Sequence[str]) -> None:
+        self._scenario, self._file, self._options = scenario, file, options
+        self._next_port = _PORTS.start
 
-    def start(self, said: PoolSpec, pool: Pool, unit: Pool | Combo) -> PoolSpec:
-        """The pool, by itself or as a part of a combo, as processes."""
-        ports = self._ports(self._most(unit) * (1 if unit is pool else pool.replicas))
-        how = Processes(command=(*self._command(pool), "--port", "{port}"), ports=ports)
-        return replace(said, endpoints=(), kubernetes=None, slots="", processes=how)
+    def build(self, spec: PoolSpec, pool: Pool, deployment: Pool | Combo) -> PoolSpec:
+        """The section of a pool, which is deployed by itself or as a part of a combo."""
+        ports = self._free_ports(self._max_deployed(deployment) * (1 if deployment is pool else pool.replicas))
+        processes = Processes(command=(*self._command(pool), "--port", "{port}"), ports=ports)
+        return replace(spec, endpoints=(), kubernetes=None, slots="", processes=processes)
 
     def _command(self, pool: Pool) -> list[str]:
-        policies, cascade = self._chosen.spec.policies, self._chosen.spec.cascade
+        spec = self._scenario.spec
         command = [sys.executable, "-m", "headway", "emulate", "--scenario", str(self._file), "--pool", pool.name]
-        if policies.ordering_at != "gateway" and policies.ordering == "priority":
+        if uses_engine_priority(spec):
             command += ["--scheduling-policy", "priority"]
-        if cascade is not None and (cascade.judge is None or cascade.judge.by == "confidence"):
+        if spec.cascade is not None and (spec.cascade.judge is None or spec.cascade.judge.by == "confidence"):
             command += ["--confidence", "0:1"]
         return [*command, *self._options]
 
-    def _most(self, unit: Pool | Combo) -> int:
-        """Replicas, or combos, that there may be at a time."""
-        spec = self._chosen.spec
-        if unit.max_replicas is not None:
-            return max(unit.max_replicas, unit.replicas)
+    def _max_deployed(self, deployment: Pool | Combo) -> int:
+        """Most replicas, or combos, at a time."""
+        spec = self._scenario.spec
+        if deployment.max_replicas is not None:
+            return max(deployment.max_replicas, deployment.replicas)
         num_gpus: dict[tuple[str, str], int] = {}
-        for pool in unit_of(unit):
-            at = pool.region, pool.gpu.name
-            num_gpus[at] = num_gpus.get(at, 0) + pool.parallel.num_gpus
-        limits = [n // num_gpus[r, g] for r, g, n in self._chosen.fleet.gpu_limits if (r, g) in num_gpus]
+        for pool in unit_of(deployment):
+            key = pool.region, pool.gpu.name
+            num_gpus[key] = num_gpus.get(key, 0) + pool.parallel.num_gpus
+        limits = [
+            limit // num_gpus[region, gpu]
+            for region, gpu, limit in self._scenario.fleet.gpu_limits
+            if (region, gpu) in num_gpus
+        ]
         if limits:
-            return max(min(limits), unit.replicas)
-        is_planned = spec.cascade is not None and spec.cascade.replan is not None
-        return unit.replicas + (_MORE if spec.policies.scaling is not None or is_planned else 0)
+            return max(min(limits), deployment.replicas)
+        is_replanned = spec.cascade is not None and spec.cascade.replan is not None
+        scales = spec.policies.scaling is not None or is_replanned
+        return deployment.replicas + (_NUM_SCALED_UP if scales else 0)
 
-    def _ports(self, num: int) -> tuple[int, int]:
-        """As many free ones in a row. HeadwayError where there are none."""
-        first = self._next
+    def _free_ports(self, num: int) -> tuple[int, int]:
+        """The first and the last of `num` free ports in a row. HeadwayError if there are none."""
+        first = self._next_port
         for port in range(first, _PORTS.stop):
             if port - first == num:
-                self._next = port
+                self._next_port = port
                 return first, port - 1
             if not _is_free(port):
                 first = port + 1
@@ -93,18 +98,18 @@ class _Starter:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as made:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True
 
 
-def pool_of(chosen: Scenario, name: str | None) -> Pool:
-    """The pool, or part of a combo, of that name; no name: the only one. HeadwayError where that is none."""
-    pools = {pool.name: pool for pool in chosen.fleet.all_pools}
+def pool_of(scenario: Scenario, name: str | None) -> Pool:
+    """The pool, or part of a combo, of this name; without a name, the only one. HeadwayError if there is none."""
+    pools = {pool.name: pool for pool in scenario.fleet.all_pools}
     if name is None and len(pools) > 1:
         raise HeadwayError(f"--pool is missing; expected one of {', '.join(pools)}")
     if name is not None and name not in pools:

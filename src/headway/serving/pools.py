@@ -1,23 +1,36 @@
-"""The pools of a fleet file, and the parts of its combos: what they are, and what those of one combo have in common."""
+"""The pools of a fleet file: where their replicas are or how they are started, and what their engines can do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from headway.config.scenario import Scenario
-from headway.config.spec import PoolSpec
+from headway.config.spec import PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool
-from headway.gateway.upstream.dialects import Adapter
+from headway.gateway.fleet.starting import Kubernetes, Processes
+from headway.gateway.server import web_server
+from headway.gateway.server.admin import is_address
+from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of
 
-_WAYS = ("endpoints", "processes", "kubernetes")
+_LOCATIONS = ("endpoints", "processes", "kubernetes")
+_NO_HANDOVER = {
+    "sglang": "an SGLang engine is started for one phase and cannot do the other; expected vLLM",
+    "llama.cpp": "llama.cpp's server cannot transfer its KV cache; expected vLLM, SGLang, or `aggregated`",
+    "openai": "OpenAI's API cannot transfer a KV cache; expected vLLM, SGLang, or `aggregated`",
+}
+"""By dialect, why a replica cannot prefill or decode for another one."""
 
 
 class DeclaredPool(Struct, frozen=True):
-    """A pool, or a part of a combo, and where the file says so."""
+    """A pool, or a part of a combo, with its section of the fleet file."""
 
     pool: Pool
     spec: PoolSpec
@@ -26,56 +39,208 @@ class DeclaredPool(Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """As errors elsewhere in the file call it."""
+        """The section's name in error messages."""
         return f"{self.at[0]}[{self.at[1]}]" + "".join(f".{key}" for key in self.at[2:])
 
     @property
-    def ways(self) -> list[str]:
-        """Which keys say where its replicas are, or how they are started."""
-        return [key for key in _WAYS if getattr(self.spec, key)]
+    def locations(self) -> list[str]:
+        """The keys that say where the replicas are or how they are started; a valid pool has one."""
+        return [key for key in _LOCATIONS if getattr(self.spec, key)]
+
+    @property
+    def adapter(self) -> Adapter:
+        engine = self.spec.engine if isinstance(self.spec.engine, str) else str(self.spec.engine.get("name", ""))
+        return ADAPTERS[self.spec.api or api_of(engine)]
+
+    @property
+    def start(self) -> Processes | Kubernetes | None:
+        """How replicas are started; None if they run already."""
+        return self.spec.processes or self.spec.kubernetes
+
+    @property
+    def num_ports(self) -> int | None:
+        """Ports for replicas that are processes."""
+        return None if self.spec.processes is None else len(ports(self.spec.processes))
+
+    def bounded(self) -> Pool:
+        """The pool with no more replicas than it has ports."""
+        if self.num_ports is None or self.pool.max_replicas is not None:
+            return self.pool
+        return replace(self.pool, max_replicas=self.num_ports)
 
 
-def parts_of(chosen: Scenario) -> list[DeclaredPool]:
-    """All of a fleet's, pools first."""
-    spec, fleet = chosen.spec, chosen.fleet
-    pools = zip(fleet.pools, spec.fleet, strict=True)
-    found = [DeclaredPool(pool, each, ("fleet", i)) for i, (pool, each) in enumerate(pools)]
+def ports(processes: Processes) -> range:
+    return range(processes.ports[0], processes.ports[1] + 1)
+
+
+def declared_pools(scenario: Scenario) -> list[DeclaredPool]:
+    """The pools, and after them the parts of combos."""
+    spec, fleet = scenario.spec, scenario.fleet
+    pairs = zip(fleet.pools, spec.fleet, strict=True)
+    pools = [DeclaredPool(pool, each, ("fleet", i)) for i, (pool, each) in enumerate(pairs)]
     for i, (combo, each) in enumerate(zip(fleet.combos, spec.combos, strict=True)):
-        parts = [(key, part) for key in ("prefill", "decode", "aggregated") if (part := getattr(each, key)) is not None]
-        pairs = zip(combo.parts, parts, strict=True)
-        found += [DeclaredPool(pool, part, ("combos", i, key), combo) for pool, (key, part) in pairs]
+        parts = zip(combo.parts, each.parts.items(), strict=True)
+        pools += [DeclaredPool(pool, part, ("combos", i, role), combo) for pool, (role, part) in parts]
+    return pools
+
+
+def bounded_combos(pools: Sequence[DeclaredPool]) -> dict[str, Combo]:
+    """The combos by name, each with no more replicas than all of its parts have ports for."""
+    combos: dict[str, Combo] = {}
+    for each in pools:
+        if each.combo is None:
+            continue
+        combo = combos.setdefault(each.combo.name, each.combo)
+        if each.num_ports is not None and each.combo.max_replicas is None:
+            most = each.num_ports // each.pool.replicas
+            combos[combo.name] = replace(combo, max_replicas=min(most, combo.max_replicas or most))
+    return combos
+
+
+def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Processes | Kubernetes | None]:
+    """How each pool's replicas are started, with absolute folders for logs. HeadwayError if that cannot work."""
+    places = scenario.places
+    found: list[Processes | Kubernetes | None] = []
+    by_port: dict[int, DeclaredPool] = {}
+    for each in pools:
+        start = each.start
+        if isinstance(start, Processes):
+            start = _checked_processes(each, start, scenario.base_dir, places)
+            for port in ports(start):
+                other = by_port.setdefault(port, each)
+                if other.spec.processes is not each.spec.processes:  # shapes of one pool share their ports
+                    raise places.error((*each.at, "processes", "ports"), f"{port} is {other.where}'s, too")
+        elif start is not None:
+            _check_cluster(each, start, places)
+        found.append(start)
     return found
 
 
-def check_together(said: Sequence[DeclaredPool], places: Places) -> None:
-    """The parts of a combo are started the same way, and every workload is one part's. HeadwayError else."""
-    first: dict[str, DeclaredPool] = {}
+def _checked_processes(each: DeclaredPool, processes: Processes, base_dir: Path, places: Places) -> Processes:
+    num, at = len(ports(processes)), (*each.at, "processes")
+    if not num:
+        first, last = processes.ports
+        raise places.error((*at, "ports"), f"{first} to {last}; expected the lower one first")
+    num_together = 1 if each.combo is None else each.pool.replicas
+    deployment = each.pool if each.combo is None else each.combo
+    for most, key in ((deployment.replicas, "replicas"), (deployment.max_replicas or 0, "max_replicas")):
+        if most * num_together > num:
+            what = f"{most}; expected {num // num_together} at most, as many as `processes.ports`"
+            raise places.error((*each.at[:2], key), what if each.combo is None else f"{what} of {each.where}")
+    if not any("{port}" in word for word in (*processes.command, *processes.env.values())):
+        raise places.error((*at, "command"), "has no {port}; expected it where the engine reads its port")
+    if which(processes.command[0]) is None:
+        raise places.error((*at, "command", 0), f"{processes.command[0]!r}: there is no such program here")
+    if not processes.log:
+        return processes
+    folder = (base_dir / processes.log).absolute()
+    if not folder.is_dir():
+        raise places.error((*at, "log"), f"{base_dir / processes.log} is no folder; expected an existing one")
+    return replace(processes, log=str(folder))
+
+
+def _check_cluster(each: DeclaredPool, workload: Kubernetes, places: Places) -> None:
+    """Check the cluster's configuration, without a request to it."""
+    if find_spec("kubernetes") is None:
+        raise web_server.not_installed("kubernetes", "kubernetes")
+    from headway.gateway.fleet import kubernetes
+
+    with places.at(*each.at, "kubernetes"):
+        kubernetes.check(workload)
+
+
+def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | None:
+    """The folder that the engines share for KV caches. HeadwayError if it is missing, or engines do not use one."""
+    if not each.spec.slots:
+        return None
+    if each.adapter.api != "llama.cpp":
+        what = f"engines that speak {each.adapter.api} have no slots; expected it with `api: llama.cpp` only"
+        raise places.error((*each.at, "slots"), what)
+    folder = (base_dir / each.spec.slots).absolute()
+    if not folder.is_dir():
+        what = f"{folder} is no folder; expected the engines' --slot-save-path"
+        raise places.error((*each.at, "slots"), what)
+    return folder
+
+
+def check_pools(pools: Sequence[DeclaredPool], places: Places) -> None:
+    """HeadwayError if a pool's replicas or their roles cannot be served, or two pools share a workload."""
+    first_of: dict[str, DeclaredPool] = {}
     workloads: dict[tuple[str, str, str, str], DeclaredPool] = {}
-    for each in said:
-        if each.combo is not None and (other := first.setdefault(each.combo.name, each)).ways != each.ways:
-            what = f"the replicas of {other.where} are said by `{other.ways[0]}`; expected the same way for both"
-            raise places.error((*each.at, each.ways[0]), what)
+    for each in pools:
+        _check_locations(each, places)
+        if each.pool.role != "mixed" and not each.adapter.transfers_kv and not each.adapter.dual_dispatch:
+            raise places.error(each.at, _NO_HANDOVER.get(each.adapter.api, _NO_HANDOVER["openai"]))
+    for each in pools:
+        if each.combo is not None:
+            other = first_of.setdefault(each.combo.name, each)
+            if other.locations != each.locations:
+                what = f"the replicas of {other.where} have `{other.locations[0]}`; expected the same for both"
+                raise places.error((*each.at, each.locations[0]), what)
         if (how := each.spec.kubernetes) is not None:
             other = workloads.setdefault((how.context, how.namespace, how.kind, how.name), each)
             if other is not each:
                 raise places.error((*each.at, "kubernetes", "name"), f"{how.name} is {other.where}'s, too")
 
 
-def check_halves(said: Sequence[DeclaredPool], adapters: Sequence[Adapter], policies: Policies, places: Places) -> None:
-    """Engines that are started for one phase do no other, and both of a pair speak the same. HeadwayError else."""
+def _check_locations(each: DeclaredPool, places: Places) -> None:
+    if not each.locations:
+        what = "missing; expected where the pool's replicas listen, http://host:port, or `processes` or `kubernetes`"
+        raise places.error((*each.at, "endpoints"), what)
+    if len(each.locations) > 1:
+        what = f"the pool has `{each.locations[0]}`, too; expected one of the two"
+        raise places.error((*each.at, each.locations[1]), what)
+    for i, url in enumerate(each.spec.endpoints):
+        if not is_address(url):
+            raise places.error((*each.at, "endpoints", i), f"{url!r}; expected http://host:port")
+
+
+def check_roles(pools: Sequence[DeclaredPool], places: Places) -> None:
+    """HeadwayError if roles cannot change: replicas are numbered by their endpoints, and both roles need transfers."""
+    for each in pools:
+        if each.combo is None:
+            continue
+        if not each.adapter.transfers_kv:
+            reason = _NO_HANDOVER.get(each.adapter.api, _NO_HANDOVER["openai"])
+            raise places.error(("roles",), f"{each.where}: {reason}")
+        if not each.spec.endpoints:
+            what = f"{each.where} has no `endpoints`, so its replicas have no numbers beforehand; the roles of"
+            raise places.error(("roles",), f"{what} started replicas are set by POST /workers/ID/role")
+
+
+def check_phases(pools: Sequence[DeclaredPool], policies: Policies, places: Places) -> None:
+    """HeadwayError if the parts of a combo speak different dialects, or policies need both phases of one engine."""
     apis: dict[str, str] = {}
-    for each, adapter in zip(said, adapters, strict=True):
+    for each in pools:
         if each.combo is None or each.pool.role == "mixed":
             continue
-        if (api := apis.setdefault(each.combo.name, adapter.api)) != adapter.api:
-            what = f"speaks {adapter.api}, and the other side {api}; expected the same, as KV caches are handed over"
+        if (api := apis.setdefault(each.combo.name, each.adapter.api)) != each.adapter.api:
+            what = f"speaks {each.adapter.api}, and the other part {api}; expected the same, to transfer KV caches"
             raise places.error(each.at, what)
-        if not adapter.dual_dispatch:
+        if not each.adapter.dual_dispatch:
             continue
-        what = f"the engines of {each.where} ({adapter.api}) are started for one phase and cannot do the other"
+        what = f"the engines of {each.where} ({api}) are started for one phase and cannot do the other"
         if getattr(policies.router(), "answers_in_place", False):
-            hint = "this router has whoever is idle do all of a request; expected another, or `within: strict`"
+            hint = "this router lets an idle replica serve the whole request; expected another, or `within: strict`"
             raise places.error(("policies", "routing"), f"{what}, and {hint}")
         if policies.migration is not None:
-            hint = "nobody could go on alone with a request that moves; expected none"
-            raise places.error(("policies", "migration"), f"{what}, so {hint}")
+            raise places.error(("policies", "migration"), f"{what}, so no request can move; expected none")
+
+
+def require_starts(pools: Sequence[DeclaredPool], key: Key, places: Places) -> None:
+    """HeadwayError at `key`, which needs replicas that can be started, for a pool of endpoints."""
+    for each in pools:
+        if each.start is None:
+            what = f"{each.where} has `endpoints`, where nothing can be started; expected `processes` or `kubernetes`"
+            raise places.error(key, what)
+
+
+def uses_engine_priority(spec: Spec) -> bool:
+    """Whether the engines order their own queues by tier."""
+    return spec.policies.ordering_at != "gateway" and ordering_name(spec) == "priority"
+
+
+def ordering_name(spec: Spec) -> str:
+    ordering = spec.policies.ordering
+    one = ordering[0] if isinstance(ordering, list) else ordering
+    return one if isinstance(one, str) else str(one.get("name"))

@@ -131,5 +131,5 @@ def test_two_parts_are_two_workloads_and_started_the_same_way(tmp_path: Path, mo
     del decode["kubernetes"]
     decode["endpoints"] = ["http://127.0.0.1:1"]
     path.write_text(yaml.safe_dump(document))
-    with pytest.raises(HeadwayError, match="said by `kubernetes`; expected the same way for both"):
+    with pytest.raises(HeadwayError, match="have `kubernetes`; expected the same for both"):
         composition.load(path)

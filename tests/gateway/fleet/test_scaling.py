@@ -188,7 +188,7 @@ def test_what_never_gets_well_is_stopped_and_tried_again(tmp_path: Path) -> None
         ({"processes": {"command": ["no-such-engine", "{port}"]}}, "there is no such program here"),
         ({"processes": {"log": "nowhere"}}, "nowhere is no folder"),
         ({"processes": {"prot": 1}}, "unknown key 'prot'; did you mean 'ports'?"),
-        ({"endpoints": ["http://127.0.0.1:1"]}, "its replicas are said by `endpoints`"),
+        ({"endpoints": ["http://127.0.0.1:1"]}, "the pool has `endpoints`, too"),
     ],
 )
 def test_what_cannot_be_started_is_refused_at_the_start(tmp_path: Path, pool: dict[str, Any], words: str) -> None:

@@ -408,7 +408,7 @@ def test_an_answer_that_is_none(answer: bytes, kind: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"policies": {"routing": "cauchy"}}, "cannot do the other, and this router has whoever is idle"),
+        ({"policies": {"routing": "cauchy"}}, "cannot do the other, and this router lets an idle replica"),
         ({"policies": {"routing": "headway"}}, "expected another, or `within: strict`"),
         ({"policies": {**STRICT, "migration": "headway"}}, "nobody could go on alone"),
         ({"roles": [{"at_s": 1, "replica": 0, "role": "decode"}]}, "started for one phase and cannot do the other"),

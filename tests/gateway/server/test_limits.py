@@ -336,7 +336,7 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         ({"api_keys": ["secret"]}, "api_keys[0]"),
         ({"api_keys": [{"sha256": "0" * 64, "tiers": 1}]}, "did you mean 'tier'?"),
         ({"api_keys": [{"sha256": "0" * 64, "tokens_per_minute": 0}]}, "tokens_per_minute"),
-        ({"batches": {"store": "mysql://a/b"}}, "'mysql' is no database that is known"),
+        ({"batches": {"store": "mysql://a/b"}}, "'mysql' is not a known database"),
         ({"batches": {"store": "postgresql://a:b:c/d"}}, "not a database address"),
         ({"batches": {"store": "postgresql://a/b?user=c"}}, "only sslmode"),
         ({"batches": {"store": "no/such/folder/a.sqlite"}}, "is no folder"),

@@ -1,1 +1,1 @@
-"""A fleet as other systems want it: manifests for Kubernetes."""
+"""Exports a fleet as manifests for Kubernetes."""

@@ -16,66 +16,69 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
 from headway.gateway.upstream.dialects import api_of
 from headway.scenario.policies import policies_of
-from headway.serving.export import fleet_file, sglang, vllm
+from headway.serving.export import sglang, vllm
+from headway.serving.export.fleet_file import fleet_file
+from headway.serving.pools import uses_engine_priority
 
 Manifest = dict[str, Any]
 Kind = Literal["Deployment", "StatefulSet"]
 GATEWAY, GATEWAY_PORT = "headway", 8080
 _CONFIG_AT = "/etc/headway"
 _LONGEST_START_S = 1800
-"""Weights may have to be fetched."""
+"""Enough to download the weights."""
 _PERIOD_S = 10
 _ENGINES: dict[str, ModuleType] = {"vllm": vllm, "sglang": sglang}
-"""Who knows what an engine is to be told, by its dialect."""
+"""The module that knows an engine's command line, by dialect."""
 
 
-class Options(Struct, frozen=True):
-    """What a fleet file does not say."""
+class ExportOptions(Struct, frozen=True):
+    """What a fleet file does not have."""
 
     namespace: str = "default"
     image: str = ""
-    """Of the engines; without one: the version that the engine's profile was measured with."""
+    """The engines' image; empty for the version that the engine's profile was measured with."""
     gateway_image: str = "headway:latest"
-    """In which `headway` is the command."""
+    """The gateway's image, with `headway` as a command."""
     kind: Kind | None = None
-    """None: pods with names, which the gateway is told, or where it scales, a Deployment."""
+    """None: a StatefulSet, whose pods have names; a Deployment if the gateway scales it."""
     products: dict[str, str] = {}
-    """GPU -> the node label `nvidia.com/gpu.product`, where that is not NVIDIA's name for it."""
+    """The node label `nvidia.com/gpu.product` by GPU, where it is not NVIDIA's name."""
     token_secret: str = ""
-    """A Secret whose key `token` is Hugging Face's."""
+    """A Secret with Hugging Face's token under the key `token`."""
     connector: str = "NixlConnector"
-    """How KV caches are handed over."""
+    """vLLM's connector that transfers KV caches."""
     autoscale: bool = False
-    """A HorizontalPodAutoscaler for every pool that has `max_replicas`."""
+    """Add a HorizontalPodAutoscaler for every pool with `max_replicas`."""
     waiting_target: str = "5"
-    """Requests that wait in an engine, on average, that it keeps to."""
+    """The autoscaler's target: waiting requests of an engine, on average."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Files in files as they are, and nothing by reference."""
+    """Writes embedded files as block text, and no YAML references."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
-def manifests(scenario: Scenario, options: Options) -> dict[str, str]:
-    """Files by name, as YAML. HeadwayError where a pool cannot be put so."""
+def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
+    """The YAML files by name. HeadwayError for a pool that Kubernetes cannot run."""
     scales = scenario.spec.policies.scaling is not None
     if options.autoscale and scales:
-        what = "the gateway scales by this policy already; leave it out, or --autoscale"
+        what = "the gateway scales by this policy already; drop the policy, or --autoscale"
         raise scenario.places.error(("policies", "scaling"), what)
     kind: Kind = options.kind or ("Deployment" if scales else "StatefulSet")
-    by_priority = _by_priority(scenario)
+    policies_of(scenario)  # refuses a scenario with variants
+    by_priority = uses_engine_priority(scenario.spec)
     files: dict[str, list[Manifest]] = {}
-    for pool, combo, where in _pools(scenario):
-        with scenario.places.at(*where):
+    for pool, combo, at in _pools(scenario):
+        with scenario.places.at(*at):
             _check(pool)
             files[f"{pool.name}.yaml"] = _of_pool(pool, combo, kind, by_priority, options)
     files["gateway.yaml"] = _gateway(scenario, kind, options)
@@ -83,50 +86,43 @@ def manifests(scenario: Scenario, options: Options) -> dict[str, str]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": options.namespace,
         "resources": list(files),
     }]  # fmt: skip
-    return {name: yaml.dump_all(made, Dumper=_Dumper, sort_keys=False, width=100) for name, made in files.items()}
+    return {
+        name: yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100) for name, documents in files.items()
+    }
 
 
 def _pools(scenario: Scenario) -> list[tuple[Pool, str, tuple[str | int, ...]]]:
-    """Every pool with its number of replicas in all, the combo that it is a part of, and where the file says it."""
+    """Every pool with the total of its replicas, the combo that it is a part of, and its place in the file."""
     fleet = scenario.fleet
-    pools: list[tuple[Pool, str, tuple[str | int, ...]]] = []
-    for i, pool in enumerate(fleet.pools):
-        pools.append((pool, "", ("fleet", i)))
+    pools: list[tuple[Pool, str, tuple[str | int, ...]]] = [
+        (pool, "", ("fleet", i)) for i, pool in enumerate(fleet.pools)
+    ]
     for i, combo in enumerate(fleet.combos):
         parts = (replace(part, replicas=part.replicas * combo.replicas) for part in combo.parts)
         pools += ((part, combo.name, ("combos", i)) for part in parts)
     return pools
 
 
-def _by_priority(scenario: Scenario) -> bool:
-    """The engines' own queues go by tiers."""
-    spec = scenario.spec.policies
-    policies_of(scenario)  # one of each
-    ordering = spec.ordering[0] if isinstance(spec.ordering, list) else spec.ordering
-    name = ordering if isinstance(ordering, str) else ordering.get("name")
-    return spec.ordering_at != "gateway" and name == "priority"
-
-
 def _check(pool: Pool) -> None:
-    """HeadwayError where nothing is known of its engine, it is not of one node, or cannot be called so."""
+    """HeadwayError for an unknown engine or model, a replica larger than a node, or an invalid name."""
     name = pool.name
     if api_of(pool.engine.name) not in _ENGINES:
         what = "there are manifests for vLLM and SGLang only; expected engine: vllm-v1, or sglang"
         raise HeadwayError(f"engine {pool.engine.name}: {what}")
     if not pool.model.hf_id:
-        raise HeadwayError(f"model {pool.model.name}: expected one that Hugging Face has, by its name in the catalog")
+        raise HeadwayError(f"model {pool.model.name}: expected a model of Hugging Face, by its name in the catalog")
     if pool.parallel.num_gpus > pool.gpu.gpus_per_node:
-        most = f"at most the {pool.gpu.gpus_per_node} of a node of {pool.gpu.name}, as a pod is there"
+        most = f"at most the {pool.gpu.gpus_per_node} of a node of {pool.gpu.name}, as a pod runs on one node"
         raise HeadwayError(f"{pool.parallel.num_gpus} GPUs of a replica; expected {most}")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?", name) or name == GATEWAY:
-        what = f"expected small letters, digits and dashes, 53 at most, and not {GATEWAY}, as a Service is called so"
+        what = f"expected small letters, digits and dashes, 53 at most, and not {GATEWAY}, the gateway's Service"
         raise HeadwayError(f"name {name!r}: {what}")
 
 
 # A pool.
 
 
-def _of_pool(pool: Pool, combo: str, kind: Kind, by_priority: bool, options: Options) -> list[Manifest]:
+def _of_pool(pool: Pool, combo: str, kind: Kind, by_priority: bool, options: ExportOptions) -> list[Manifest]:
     labels = _labels(pool.name)
     if combo:
         labels |= {"headway/combo": combo, "headway/role": pool.role}
@@ -135,13 +131,13 @@ def _of_pool(pool: Pool, combo: str, kind: Kind, by_priority: bool, options: Opt
     spec: Manifest = {"replicas": pool.replicas, "selector": selector, "template": template}
     if kind == "StatefulSet":
         spec = {"serviceName": pool.name, "podManagementPolicy": "Parallel", **spec}
-    made = [_manifest("apps/v1", kind, pool.name, spec), _service(pool.name, vllm.PORT, kind == "StatefulSet")]
+    documents = [_manifest("apps/v1", kind, pool.name, spec), _service(pool.name, vllm.PORT, kind == "StatefulSet")]
     if options.autoscale and pool.max_replicas is not None:
-        made.append(_autoscaler(pool, kind, options))
-    return made
+        documents.append(_autoscaler(pool, kind, options))
+    return documents
 
 
-def _pod(pool: Pool, by_priority: bool, options: Options) -> Manifest:
+def _pod(pool: Pool, by_priority: bool, options: ExportOptions) -> Manifest:
     gpus, engine = {"nvidia.com/gpu": str(pool.parallel.num_gpus)}, _ENGINES[api_of(pool.engine.name)]
     ports = {"http": vllm.PORT, **engine.ports(pool)}
     environment = _token(options) + engine.environment(pool, options.connector)
@@ -161,12 +157,12 @@ def _pod(pool: Pool, by_priority: bool, options: Options) -> Manifest:
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "terminationGracePeriodSeconds": 60,
         "containers": [container],
-        # Ranks of one replica talk through shared memory, of which a container has 64 MiB by itself.
+        # The ranks of a replica share memory; a container has only 64 MiB of it by default.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
 
 
-def _token(options: Options) -> list[Manifest]:
+def _token(options: ExportOptions) -> list[Manifest]:
     if not options.token_secret:
         return []
     secret = {"name": options.token_secret, "key": "token"}
@@ -174,7 +170,7 @@ def _token(options: Options) -> list[Manifest]:
 
 
 def _product(gpu: Gpu, products: dict[str, str]) -> str:
-    """As NVIDIA's GPU feature discovery labels nodes: the product's name with dashes for spaces."""
+    """The label of NVIDIA's GPU feature discovery: the product's name with dashes for spaces."""
     if gpu.name in products:
         return products[gpu.name]
     for name in gpu.aliases:
@@ -183,7 +179,7 @@ def _product(gpu: Gpu, products: dict[str, str]) -> str:
     raise HeadwayError(f"GPU {gpu.name}: there are manifests for NVIDIA's only")
 
 
-def _autoscaler(pool: Pool, kind: Kind, options: Options) -> Manifest:
+def _autoscaler(pool: Pool, kind: Kind, options: ExportOptions) -> Manifest:
     target = {"type": "AverageValue", "averageValue": options.waiting_target}
     metric = {"metric": {"name": _ENGINES[api_of(pool.engine.name)].WAITING}, "target": target}
     return _manifest("autoscaling/v2", "HorizontalPodAutoscaler", pool.name, {
@@ -196,12 +192,13 @@ def _autoscaler(pool: Pool, kind: Kind, options: Options) -> Manifest:
 # The gateway.
 
 
-def _gateway(scenario: Scenario, kind: Kind, options: Options) -> list[Manifest]:
-    asks = kind == "Deployment" or scenario.spec.policies.scaling is not None
-    text = fleet_file.text(scenario, kind, options.namespace, asks)
+def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Manifest]:
+    scales = scenario.spec.policies.scaling is not None
+    asks = kind == "Deployment" or scales
+    text = fleet_file(scenario, kind, options.namespace, asks)
     config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text}}
     account = _manifest("v1", "ServiceAccount", GATEWAY, None)
-    rights = _rights(scenario, kind, options) if asks else []
+    rights = _rights(scenario, kind, scales, options) if asks else []
     grace_s = round(scenario.spec.gateway.drain_s) + 15
     pod = {
         "serviceAccountName": GATEWAY, "automountServiceAccountToken": asks,
@@ -217,21 +214,20 @@ def _gateway(scenario: Scenario, kind: Kind, options: Options) -> list[Manifest]
         }],
         "volumes": [{"name": "fleet", "configMap": {"name": GATEWAY}}],
     }  # fmt: skip
-    # A changed fleet is a changed template, so that the gateway is started anew.
+    # The hash changes the template with the fleet, so that Kubernetes restarts the gateway.
     annotations = {"headway/fleet-sha256": hashlib.sha256(text.encode()).hexdigest()}
     template = {"metadata": {"labels": _labels(GATEWAY), "annotations": annotations}, "spec": pod}
-    # One that scales is the only one: two scalers would each count the other's replicas as surprises.
+    # Recreate: of two gateways that scale at the same time, each would undo the other's changes.
     spec = {
-        "replicas": 1, **({"strategy": {"type": "Recreate"}} if scenario.spec.policies.scaling is not None else {}),
+        "replicas": 1, **({"strategy": {"type": "Recreate"}} if scales else {}),
         "selector": {"matchLabels": _labels(GATEWAY)}, "template": template,
     }  # fmt: skip
     gateway = _manifest("apps/v1", "Deployment", GATEWAY, spec)
     return [config, account, *rights, gateway, _service(GATEWAY, GATEWAY_PORT, headless=False)]
 
 
-def _rights(scenario: Scenario, kind: Kind, options: Options) -> list[Manifest]:
-    """To see pods, and where there is a scaler, to say how many there are and which go first."""
-    scales = scenario.spec.policies.scaling is not None
+def _rights(scenario: Scenario, kind: Kind, scales: bool, options: ExportOptions) -> list[Manifest]:
+    """Rights to see pods and, if the gateway scales, to set their number and which of them go first."""
     names = [pool.name for pool in scenario.fleet.all_pools]
     resource = f"{kind.lower()}s/scale"
     verbs = ["get", "patch"] if scales else ["get"]
@@ -251,8 +247,8 @@ def _rights(scenario: Scenario, kind: Kind, options: Options) -> list[Manifest]:
 
 
 def _manifest(version: str, kind: str, name: str, spec: Manifest | None) -> Manifest:
-    made: Manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": _labels(name)}}
-    return made if spec is None else {**made, "spec": spec}
+    manifest: Manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": _labels(name)}}
+    return manifest if spec is None else {**manifest, "spec": spec}
 
 
 def _labels(name: str) -> dict[str, str]:
@@ -265,7 +261,7 @@ def _labels(name: str) -> dict[str, str]:
 
 
 def _service(name: str, port: int, headless: bool) -> Manifest:
-    """Headless: every pod has a name of its own there, also before it is ready."""
+    """A Service; in a headless one, every pod has a name of its own, also before it is ready."""
     ports = [{"name": "http", "port": port, "targetPort": "http"}]
     own = {"clusterIP": "None", "publishNotReadyAddresses": True} if headless else {}
     return _manifest("v1", "Service", name, {**own, "selector": _labels(name), "ports": ports})
