@@ -430,7 +430,7 @@ def test_scalers_with_a_plan_pass_the_conformance_checks(name: str) -> None:
 
     def make() -> Any:
         scaler = choice()
-        scaler._hourly._clerk._work._planner._check = _anything  # stories need not have both models
+        scaler._hourly._task._work._planner._check = _anything  # stories need not have both models
         return scaler
 
     check_scaler(make, range(4))
