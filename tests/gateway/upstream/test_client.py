@@ -1,228 +1,260 @@
-"""Engines that mean ill: whatever bytes they say, clients get an answer or an error, and the next request is served."""
+"""The HTTP client: kept connections, bodies in every framing, and every way in which a connection fails."""
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterator
-from pathlib import Path
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("httptools")
 
-import serving
-from asgi import GOOD_WHOLE, Inside, Reply, whole
-from headway.gateway.upstream import health
-from scripted import OK, framed
+from headway.core.errors import HeadwayError
+from headway.gateway.upstream.client import Client, Connection
+from headway.gateway.upstream.errors import BrokenOffError, EngineError, UnreachableError
+from in_memory import InMemoryTransport, ServerExchange
 
-WORDS = ["so", " it", " gö", " on"]
-
-
-def _chunk(text: str, **more: Any) -> bytes:
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None, **more}
-    value = {"id": "c", "created": 1, "model": "m", "choices": [choice]}
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+URL = "http://engine:8000/v1"
 
 
-STREAM = OK + b"".join(framed(_chunk(word)) for word in WORDS) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+def run(story: Coroutine[Any, Any, Any]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(10):
+            return await story
+
+    return asyncio.run(limited())
 
 
-def _before_one(folder: Path, **settings: Any) -> Iterator[Inside]:
-    """Before one engine, which is never left alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(health, "MAX_FAILURES", 1 << 30)
-        quiet = {"scrape_period_s": 3600.0, "max_attempts": 1, **settings}
-        made = Inside(folder, pool={"api": "openai"}, gateway=quiet)
-        yield made
-        made.close()
+def client_of(serve: Callable[[ServerExchange], Any]) -> tuple[Client, InMemoryTransport]:
+    async def serve_soon(exchange: ServerExchange) -> None:
+        result = serve(exchange)
+        if result is not None:
+            await result
+
+    transport = InMemoryTransport(serve_soon)
+    return Client(URL, transport=transport), transport
 
 
-@pytest.fixture(scope="module")
-def inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    yield from _before_one(tmp_path_factory.mktemp("fleet"))
+def raw(*pieces: bytes, close: bool = False) -> Callable[[ServerExchange], Any]:
+    """Answers each request with these pieces, each read by itself."""
+
+    async def serve(exchange: ServerExchange) -> None:
+        for piece in pieces:
+            exchange.send(piece)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        if close:
+            exchange.close()
+
+    return serve
 
 
-@pytest.fixture
-def hasty(tmp_path: Path) -> Iterator[Inside]:
-    """Gives requests up soon."""
-    yield from _before_one(tmp_path, timeout_s=0.3)
+def test_a_request_has_the_path_the_headers_and_the_body() -> None:
+    seen: list[ServerExchange] = []
+
+    async def story() -> None:
+        client, _ = client_of(lambda exchange: (seen.append(exchange), exchange.answer(b"[]"))[1])
+        assert await client.fetch("/v1/models?all=1", 5.0, b"{}") == (200, b"[]")
+
+    run(story())
+    (exchange,) = seen
+    assert (exchange.path, exchange.body) == ("/v1/models?all=1", b"{}")
+    assert exchange.headers == {"host": "engine:8000", "content-length": "2", "content-type": "application/json"}
 
 
-def _tell(inside: Inside, *says: bytes, then: str = "close") -> None:
-    inside.engines[0].says, inside.engines[0].then = says, then
+def test_a_connection_is_kept_for_the_next_request_once_its_response_is_complete() -> None:
+    async def story() -> None:
+        client, transport = client_of(lambda exchange: exchange.answer(b"{}"))
+        for _ in range(3):
+            await client.fetch("/health", 5.0)
+        assert transport.num_connections == 1
+        connection = await client.request("GET", "/health")
+        client.release(connection)  # the response has not been read
+        await client.fetch("/health", 5.0)
+        assert transport.num_connections == 2
+
+    run(story())
 
 
-def _is_well(inside: Inside, reply: Reply, stream: bool) -> None:
-    """The answer is one, or an error as it should be; nothing is left over, and the next request has its own answer."""
-    assert reply.is_whole and reply.status in (200, 400, 404, 422, 502, 503, 504), reply.status
-    assert not any(url.removeprefix("http://").encode() in reply.body for url in inside.urls)
-    if reply.status != 200:
-        assert reply.error()["message"]
-    elif stream:
-        assert reply.headers["content-type"] == "text/event-stream" and reply.events()[-1] == "[DONE]"
-    else:
-        assert isinstance(json.loads(reply.body), dict) and int(reply.headers["content-length"]) == len(reply.body)
-    assert inside.num_in_flight == 0 and not inside.gateway.driver.requests
-    inside.run(inside.until(lambda: inside.engines[0].num_open == 0))
-    _tell(inside, whole(), then="keep")
-    assert inside.chat().body == GOOD_WHOLE
-    assert not inside.faults
+def test_a_request_on_an_idle_connection_that_the_server_closes_is_sent_again() -> None:
+    async def story() -> None:
+        requests = 0
+
+        def serve(exchange: ServerExchange) -> None:
+            nonlocal requests
+            requests += 1
+            if requests == 2:
+                exchange.close()
+            else:
+                exchange.answer(b"{}")
+
+        client, transport = client_of(serve)
+        await client.fetch("/health", 5.0)
+        assert await client.fetch("/health", 5.0) == (200, b"{}")
+        assert (requests, transport.num_connections) == (3, 2)
+
+    run(story())
 
 
-def _said(reply: Reply) -> str:
-    events = [event for event in reply.events() if event != "[DONE]" and "choices" in event]
-    return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+def test_a_new_connection_that_the_server_closes_is_an_error() -> None:
+    client, transport = client_of(lambda exchange: exchange.close())
+    with pytest.raises(BrokenOffError, match="broke off the connection"):
+        run(client.fetch("/health", 5.0))
+    assert transport.num_connections == 1
 
 
-@pytest.mark.parametrize("then", ["close", "reset"])
-def test_a_stream_that_ends_after_any_byte_is_passed_on_so_far_and_ends_with_an_error(
-    inside: Inside, then: str
-) -> None:
-    text = "".join(WORDS)
-    done = STREAM.index(b"[DONE]\n\n") + len(b"[DONE]\n\n")
-    for end in range(0, len(STREAM), 3 if then == "reset" else 1):
-        _tell(inside, STREAM[:end], then=then)
-        reply = inside.chat(stream=True)
-        if reply.status == 200:
-            events = reply.events()
-            assert text.startswith(_said(reply)) and events[-1] == "[DONE]"
-            assert end >= done or events[-2]["error"]["code"] == "engine_error"
-            assert end < done or _said(reply) == text
-        else:
-            assert reply.status == 502, (end, STREAM[:end][-30:])
-            assert end < STREAM.index(b"\n\n\r\n") + 2
-        assert inside.num_in_flight == 0
-    _is_well(inside, reply, True)
+@pytest.mark.parametrize(
+    ("pieces", "close"),
+    [
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", b"so", b"on"], False),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nso\r\n", b"2\r\non\r\n0\r\n\r\n"], False),
+        ([b"HTTP/1.1 200 OK\r\n\r\nso", b"on"], True),
+        ([b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsoon"], False),
+    ],
+    ids=["length", "chunked", "until close", "after an interim response"],
+)
+def test_bodies_of_every_framing(pieces: list[bytes], close: bool) -> None:
+    client, _ = client_of(raw(*pieces, close=close))
+    assert run(client.fetch("/", 5.0)) == (200, b"soon")
 
 
-def test_a_stream_may_come_in_any_pieces(inside: Inside) -> None:
-    for size in (1, 2, 3, 7, 64):
-        _tell(inside, *(STREAM[i : i + size] for i in range(0, len(STREAM), size)), then="keep")
-        reply = inside.chat(stream=True)
-        assert _said(reply) == "".join(WORDS) and reply.events()[-1] == "[DONE]" and "error" not in str(reply.events())
-    _is_well(inside, reply, True)
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([b"hello\r\n\r\n"], "spoke no HTTP"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nso"], "broke off the connection"),
+        ([b"HTTP/1.1 200 OK\r\n"] + 70 * [b"A: " + 4096 * b"x" + b"\r\n"], "headers without end|spoke no HTTP"),
+        ([b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"], "another protocol"),
+    ],
+    ids=["no HTTP", "cut off", "endless headers", "upgrade"],
+)
+def test_invalid_responses(pieces: list[bytes], message: str) -> None:
+    client, _ = client_of(raw(*pieces, close=True))
+    with pytest.raises(EngineError, match=message):
+        run(client.fetch("/", 5.0))
 
 
-def test_an_answer_that_ends_after_any_byte_is_an_error(inside: Inside) -> None:
-    for end in range(len(whole())):
-        _tell(inside, whole()[:end])
-        assert inside.chat().status == 502
-    _is_well(inside, inside.chat(), False)
+def test_bytes_after_the_response_close_the_connection_but_do_not_spoil_the_response() -> None:
+    async def story() -> None:
+        response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nso"
+        client, transport = client_of(raw(response, response))
+        for _ in range(2):
+            assert await client.fetch("/", 5.0) == (200, b"so")
+            for _ in range(4):
+                await asyncio.sleep(0)
+        assert transport.num_connections == 2
+
+    run(story())
 
 
-def _with(status: str, *headers: str, body: bytes = b"{}") -> bytes:
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+def test_a_body_beyond_the_limit_is_an_error() -> None:
+    async def story() -> None:
+        client, _ = client_of(lambda exchange: exchange.answer(b"x" * 100))
+        connection = await client.request("GET", "/")
+        with pytest.raises(EngineError, match="more than 99 bytes"):
+            await connection.read(99)
+
+    run(story())
 
 
-ILL = {
-    "sends clients elsewhere": (_with("302 Found", "Location: http://elsewhere/"), 502),
-    "says that nothing has changed": (b"HTTP/1.1 304 Not Modified\r\n\r\n", 502),
-    "changes its protocol": (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n" + b"x" * 9, 502),
-    "hesitates, then answers": (b"HTTP/1.1 100 Continue\r\n\r\n" * 3 + whole(), 200),
-    "hints, then answers": (b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + whole(), 200),
-    "hesitates for ever": (b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000, 502),
-    "has headers without end": (b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 60_000, 502),
-    "has one header without end": (b"HTTP/1.1 200 OK\r\nX-A: " + b"b" * 400_000, 502),
-    "has trailers without end": (OK + framed(_chunk("a")) + b"0\r\n" + b"X-A: b\r\n" * 60_000, 502),
-    "has lengths that differ": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 502),
-    "has a length and chunks": (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 502),
-    "has a length below nothing": (b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\n{}", 502),
-    "has a length beyond all": (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n{}", 502),
-    "has a chunk beyond all": (OK + b"FFFFFFFFFFFFFFFFFF\r\n{}", 502),
-    "has a chunk below nothing": (OK + b"-2\r\n{}", 502),
-    "has a long note at a chunk": (OK + b"2;" + b"x" * 2_000_000 + b"\r\n{}\r\n0\r\n\r\n", 502),
-    "squeezes its answer": (_with("200 OK", "Content-Encoding: gzip", body=gzip.compress(GOOD_WHOLE)), 502),
-    "answers with no JSON": (_with("200 OK", body=b"<html>"), 502),
-    "answers with a number": (_with("200 OK", body=b"7"), 502),
-    "answers with half a letter": (_with("200 OK", body=b'{"id":"\xc3"}'), 502),
-    "answers with a deep thing": (_with("200 OK", body=b'{"a":' + b"[" * 50_000), 502),
-    "answers with an error and 200": (_with("200 OK", body=b'{"error":{"message":"out of memory"}}'), 502),
-    "answers with nothing": (_with("200 OK", body=b""), 502),
-    "has no content": (b"HTTP/1.1 204 No Content\r\n\r\n", 502),
-    "knows no such status": (_with("999 Beyond"), 502),
-    "has a status below all": (_with("7 Low"), 502),
-    "refuses in its own words": (_with("422 No", body=b'{"detail":"no such thing"}'), 422),
-    "refuses in letters that are none": (_with("400 No", body=b"\xff\xfe"), 400),
-    "refuses in a deep way": (_with("400 No", body=b'{"error":' + b"[" * 50_000), 400),
-    "speaks of a million tokens below nothing": (
-        _with("200 OK", body=GOOD_WHOLE[:-1] + b',"usage":{"prompt_tokens":-1000000,"completion_tokens":-5}}'), 200
-    ),
-    "says it twice": (whole() + _with("200 OK", body=b'{"secret":1}'), 200),
-    "says it, and then anything": (whole() + b"\x00\xff anything", 200),
-}  # fmt: skip
+def test_no_answer_in_time_is_an_error_and_closes_the_connection() -> None:
+    async def story() -> None:
+        closed = asyncio.Event()
+
+        async def serve(exchange: ServerExchange) -> None:
+            await exchange.wait_closed()
+            closed.set()
+
+        client, _ = client_of(serve)
+        with pytest.raises(EngineError, match=r"no answer to /health within 0.01 s"):
+            await client.fetch("/health", 0.01)
+        await closed.wait()
+
+    run(story())
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(("says", "status"), ILL.values(), ids=ILL)
-def test_ill_meant(inside: Inside, says: bytes, status: int, stream: bool) -> None:
-    _tell(inside, says)
-    reply = inside.chat(stream=stream)
-    expected = {status, 502} if stream else {status}
-    assert reply.status in expected or (stream and reply.status == 200), reply.body
-    assert b"secret" not in reply.body
-    if reply.status == 422:
-        assert reply.error()["message"] == "no such thing"
-    _is_well(inside, reply, stream)
+@pytest.mark.parametrize("error", [ConnectionRefusedError("refused"), OSError("no route")])
+def test_a_server_that_accepts_no_connection_is_unreachable(error: OSError) -> None:
+    class Refusing:
+        async def connect(self) -> Connection:
+            raise error
+
+    with pytest.raises(UnreachableError, match="cannot be reached") as caught:
+        run(Client(URL, transport=Refusing()).fetch("/", 5.0))
+    assert caught.value.is_untouched
 
 
-def test_who_stalls_is_waited_for_as_long_as_requests_may_take(hasty: Inside) -> None:
-    for says in (b"", OK[:30], OK, OK + framed(_chunk("so")), whole()[:-4]):
-        _tell(hasty, says, then="stall")
-        reply = hasty.chat(stream=True)
-        error = reply.events()[-2]["error"] if reply.status == 200 else reply.error()
-        assert error["code"] == "timeout"
-    assert hasty.num_in_flight == 0 and not hasty.faults
+def test_a_connection_that_takes_too_long_is_unreachable() -> None:
+    class Slow:
+        async def connect(self) -> Connection:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    with pytest.raises(UnreachableError, match=r"within 0.01 s"):
+        run(Client(URL, connect_s=0.01, transport=Slow()).fetch("/", 5.0))
 
 
-_BITS = [
-    OK, STREAM, whole(), _chunk("x"), framed(_chunk("x")), framed(b"data: [DONE]\n\n"), b"0\r\n\r\n", b"data: ",
-    b"\n\n", b"\r\n", b"\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 ", b"200 OK\r\n", b": comment\n\n",
-    framed(b"event: x\nid: 7\n\n"), framed(b"data: {\n\n"), framed(b'data: {"choices":[{"index":"a"}]}\n\n'),
-    framed(b'data: {"usage":{"completion_tokens":-7}}\n\n'),
-    framed(b'data: {"usage":{"completion_tokens":1e400}}\n\n'),
-    framed(b'data: {"usage":{"prompt_tokens":99999999999999}}\n\n'), framed(b'data: {"choices":null}\n\n'),
-    framed(b'data: {"choices":[{"delta":{"content":"\xc3"}}]}\n\n'), framed(b'data: {"error":{"message":"x"}}\n\n'),
-    framed(b'data: {"choices":[{"token_ids":[1,2],"x":"\xff"}],"token_ids":1}\n\n'),
-    framed(b'data: {"choices":[{"logprobs":' + b"[" * 3000 + b"]" * 3000 + b"}]}\n\n"),
-    framed(b'data: {"token_ids":[1],"x":' + b"[" * 3000 + b"]" * 3000 + b"}\n\n"),
-    framed(b'data: {"id":"\\ud800"}\n\n'), framed(b"data: \xff\n\n"), framed(b"data:[DONE]\n\n"),
-    framed(b"data: [DONE]\r\n\r\n"), framed(b"data: [DO"), b"Content-Length: 5\r\n", b"X: \x00\r\n",
-]  # fmt: skip
-_PIECES = st.lists(st.one_of(st.sampled_from(_BITS), st.binary(max_size=12)), max_size=8)
+@pytest.mark.parametrize("url", ["engine:8000", "ftp://engine", "http://", "http://engine?x=1", "http://me@engine"])
+def test_urls_that_are_no_addresses(url: str) -> None:
+    with pytest.raises(HeadwayError, match="is no address of an engine"):
+        Client(url)
 
 
-@given(_PIECES, st.booleans(), st.booleans(), st.sampled_from(["close", "reset"]))
-@settings(
-    max_examples=150, deadline=None, database=None, derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
-def test_any_bytes(inside: Inside, pieces: list[bytes], begins: bool, stream: bool, then: str) -> None:
-    _tell(inside, *([OK] if begins else []), *pieces, then=then)
-    _is_well(inside, inside.chat(stream=stream), stream)
+def test_a_stream_goes_to_a_callback_until_the_callback_stops_it() -> None:
+    async def story() -> None:
+        pieces = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *4 * [b"1\r\nx\r\n"], b"0\r\n\r\n"]
+        client, _ = client_of(raw(*pieces))
+        connection = await client.request("GET", "/")
+        seen: list[bytes] = []
+
+        def stop_after_two(data: bytes) -> bool:
+            seen.append(data)
+            return len(seen) < 2
+
+        assert await connection.stream_to(stop_after_two) is True
+        assert seen == [b"x", b"x"]
+        assert await connection.stream_to(lambda data: seen.append(data) is None) is False
+        assert b"".join(seen) == b"xxxx" and connection.is_reusable
+
+    run(story())
 
 
-@given(st.lists(st.sampled_from(_BITS), max_size=6), st.sampled_from(["/v1/responses", "/v1/messages"]), st.booleans())
-@settings(
-    max_examples=60, deadline=None, database=None, derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
-def test_any_bytes_where_answers_are_passed_on(inside: Inside, pieces: list[bytes], path: str, stream: bool) -> None:
-    _tell(inside, OK, *pieces)
-    body = {"model": serving.MODEL, "input": "a", "messages": [{"content": "a"}], "stream": stream}
-    reply = inside.run(inside.post(body, path))
-    assert reply.is_whole and reply.status in (200, 502)
-    assert inside.num_in_flight == 0 and not inside.faults
+def test_an_error_of_the_callback_reaches_the_caller() -> None:
+    def fails(data: bytes) -> bool:
+        raise ValueError("no")
+
+    async def story() -> None:
+        client, _ = client_of(lambda exchange: exchange.answer(b"so"))
+        connection = await client.request("GET", "/")
+        with pytest.raises(ValueError, match="no"):
+            await connection.stream_to(fails)
+
+    run(story())
 
 
-def test_what_an_engine_says_of_itself_may_be_nonsense() -> None:
-    from headway.gateway.upstream.dialects import ADAPTERS, Load, parse_load
+def test_an_aborted_request_fails_with_the_reason() -> None:
+    async def story() -> None:
+        connections: list[Connection] = []
+        client, _ = client_of(lambda exchange: connections[0].abort("the client has left"))
+        with pytest.raises(EngineError, match="the client has left"):
+            await client.request("GET", "/", on_connection=connections.append)
 
-    said = "vllm:num_requests_running {}\nvllm:num_requests_waiting {}\nvllm:kv_cache_usage_perc {}\n"
-    assert parse_load(ADAPTERS["vllm"], said.format("e", "--", "1e")) == Load()
-    assert parse_load(ADAPTERS["vllm"], said.format("1e999", "-3", "NaN")) == Load()
-    assert parse_load(ADAPTERS["vllm"], said.format("3.0", "+4", "17")) == Load(3, 4, 1.0)
+    run(story())
+
+
+def test_reading_pauses_while_nobody_takes_the_body() -> None:
+    """The server's bytes are delivered again once the body so far has been read."""
+
+    async def story() -> None:
+        body = b"x" * (1 << 16)
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (16 * len(body))
+        client, _ = client_of(raw(head, *16 * [body]))
+        connection = await client.request("GET", "/")
+        for _ in range(80):
+            await asyncio.sleep(0)
+        first = await connection.read_part()
+        assert 1 << 18 < len(first) < 16 * len(body)
+        assert len(first) + len(await connection.read(1 << 30)) == 16 * len(body)
+
+    run(story())

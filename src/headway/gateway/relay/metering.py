@@ -1,4 +1,4 @@
-"""What an engine says, as it is heard: tokens are counted, and phases told apart."""
+"""Metering of responses: token counts, phases, and times between tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from time import monotonic
 
 from headway.control.live import DECODING, Live
 from headway.core.request import Phase
+from headway.gateway.relay import passthrough
 from headway.gateway.relay.continuation import PartialResponse
-from headway.gateway.relay.passthrough import Passthrough
 from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scheduler import Scheduler
@@ -17,161 +17,169 @@ from headway.gateway.upstream.errors import EngineError
 
 
 class ResponseMeter:
-    """To one model's answer, from however many of its replicas it comes."""
+    """Meters one model's answer, from however many of its replicas it comes.
 
-    def __init__(self, ask: ClientRequest, ticket: InFlightRequest, driver: Scheduler) -> None:
-        self._ask, self._ticket, self._live, self._driver = ask, ticket, ticket.live, driver
-        self.said = PartialResponse(ask)
-        self.opaque = Passthrough() if ask.is_opaque else None
-        self.confidence: ConfidenceMeter | None = driver.confidence_meter() if driver.needs_score(ticket.live) else None
-        self.hides_logprobs = self.confidence is not None and not ask.body.get("logprobs")
-        """Headway asked for them, and the client did not."""
-        self.before = 0
-        """Tokens that came from replicas before the present one."""
+    Counts go to `live` and to the reservation, text goes to `partial`.
+    """
+
+    def __init__(self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
+        self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
+        self.partial = PartialResponse(request)
+        self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
+        self.confidence: ConfidenceMeter | None = None
+        if scheduler.needs_score(in_flight.live):
+            self.confidence = scheduler.confidence_meter()
+        self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
+        """The gateway asked for log probabilities, and the client did not."""
+        self.tokens_before = 0
+        """Tokens of the answer from replicas before the present one."""
         self.prompt_tokens: int | None = None
-        """As the engine counted them."""
-        self._thinks = False
-        """The answer's text began with <think>, and is not past its end."""
+        """The engine's own count."""
+        self._is_in_think_tags = False
 
-    def whole(self, data: bytes) -> None:
-        """Tokens of a whole answer, which all came now."""
-        live, now = self._live, self._driver.now
-        live.first_token_s = live.answer_s = now
-        self._ticket.is_unstreamed = True
-        if self.opaque is not None:
-            usage: tuple[int, int] | None = self.opaque.whole(data)
-        else:
-            usage = self._understand(data)
+    def measure(self, chunk: sse.Chunk) -> None:
+        """Count a chunk's tokens, and set the request's phase by their kind."""
+        live, partial = self._live, self.partial
+        tokens, has_reasoning, has_answer = 0, False, False
+        for choice in chunk.choices:
+            text, reasons, calls = choice.text, False, False
+            delta = choice.delta
+            if delta is not None:
+                text = text or delta.content
+                reasons = bool(delta.reasoning or delta.reasoning_content)
+                calls = delta.tool_calls is not None
+            if self.confidence is not None:
+                self.confidence.observe(choice)
+            if choice.token_ids is not None:
+                tokens += len(choice.token_ids)
+            elif text or reasons or calls:
+                tokens += 1
+            if text:
+                reasons = self._is_in_think(text) or reasons
+            has_reasoning |= reasons
+            has_answer |= calls or bool(text and not reasons)
+        timings = chunk.timings
+        if timings is not None and timings.predicted_n:  # tokens may have no text, and chunks several tokens
+            tokens = max(self.tokens_before + timings.predicted_n - live.generated_tokens, 0)
+        partial.add(chunk, tokens)
+        if tokens:
+            self._count_tokens(tokens)
+            if live.answer_s != live.answer_s:
+                self._set_phase(has_reasoning, has_answer, live.generated_tokens - tokens)
+            self._requeue()
+        if chunk.usage is not None:
+            partial.prompt_tokens = max(chunk.usage.prompt_tokens - self.tokens_before, 0)
+            self.set_prompt_tokens(partial.prompt_tokens)
+            self._count_tokens(self.tokens_before + chunk.usage.completion_tokens - live.generated_tokens)
+
+    def measure_passthrough(self, meter: passthrough.Passthrough, payload: bytes) -> None:
+        """Count the tokens of an event that is passed on unchanged."""
+        live = self._live
+        tokens, is_reasoning = meter.measure(payload)
+        if tokens:
+            self._count_tokens(tokens)
+            if live.answer_s != live.answer_s:
+                self._set_phase(is_reasoning, not is_reasoning, live.generated_tokens - tokens)
+            self._requeue()
+        if meter.prompt_tokens:
+            self.set_prompt_tokens(meter.prompt_tokens)
+        if meter.generated_tokens:
+            self._count_tokens(meter.generated_tokens - live.generated_tokens)
+
+    def measure_unstreamed(self, data: bytes) -> None:
+        """Count the tokens of an answer that was not streamed, as generated now. EngineError if it was given up."""
+        self._live.first_token_s = self._live.answer_s = self._scheduler.now
+        self._in_flight.is_unstreamed = True
+        usage = passthrough.usage_of(data) if self.passthrough is not None else self._measure_completion(data)
         if usage is not None:
-            self.counted(usage[0])
-            self._gain(usage[1])
+            self.set_prompt_tokens(usage[0])
+            self._count_tokens(usage[1])
 
-    def _understand(self, data: bytes) -> tuple[int, int] | None:
-        """Tokens read and written, by a whole answer of which Headway may want more."""
+    def _measure_completion(self, data: bytes) -> tuple[int, int] | None:
         try:
             chunk = sse.decode_chunk(data)
         except EngineError:
-            return None
+            return None  # clients may understand more than Headway
         chunk.check_finish()
-        self.said.heard(chunk, 0)
+        self.partial.add(chunk, 0)
         if self.confidence is not None:
             for choice in chunk.choices:
                 self.confidence.observe(choice)
         return None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
 
-    def passed(self, opaque: Passthrough, payload: bytes) -> None:
-        """Count what is passed on as it is."""
-        tokens, reasons = opaque.hear(payload)
-        if tokens:
-            before = self._live.generated_tokens
-            self._gain(tokens)
-            self._phase(reasons, not reasons, before)
-        if opaque.read_tokens:
-            self.counted(opaque.read_tokens)
-        if opaque.written_tokens:
-            self._gain(opaque.written_tokens - self._live.generated_tokens)
+    def _is_in_think(self, text: str) -> bool:
+        """Text between <think> and </think> is reasoning, for engines that do not separate it."""
+        if not self.partial.text and text.lstrip().startswith("<think>"):
+            self._is_in_think_tags = True
+        is_inside = self._is_in_think_tags
+        if is_inside and "</think>" in "".join((*self.partial.text[-8:], text)):
+            self._is_in_think_tags = False
+        return is_inside
 
-    def chunk(self, chunk: sse.Chunk) -> None:
-        """Count tokens, and see which phase they are of."""
-        tokens, reasons, answers = 0, False, False
-        for choice in chunk.choices:
-            delta = choice.delta
-            text = choice.text or (delta.content if delta is not None else None)
-            thought = delta is not None and bool(delta.reasoning or delta.reasoning_content)
-            called = delta is not None and delta.tool_calls is not None
-            if self.confidence is not None:
-                self.confidence.observe(choice)
-            if choice.token_ids is not None:
-                tokens += len(choice.token_ids)
-            elif text or thought or called:
-                tokens += 1
-            if text:
-                thought = self._is_thought(text) or thought
-            reasons |= thought
-            answers |= called or bool(text and not thought)
-        if (
-            chunk.timings is not None and chunk.timings.predicted_n
-        ):  # tokens may have no text, and chunks several tokens
-            tokens = max(self.before + chunk.timings.predicted_n - self._live.generated_tokens, 0)
-        self.said.heard(chunk, tokens)
-        if tokens:
-            before = self._live.generated_tokens
-            self._gain(tokens)
-            self._phase(reasons, answers, before)
-        if chunk.usage is not None:
-            self.said.prompt_tokens = max(chunk.usage.prompt_tokens - self.before, 0)
-            self.counted(self.said.prompt_tokens)
-            self._gain(self.before + chunk.usage.completion_tokens - self._live.generated_tokens)
+    def set_prompt_tokens(self, tokens: int) -> None:
+        """Replace the estimate of the prompt's tokens by the engine's count; 0: not reported."""
+        if tokens > 0:
+            self.prompt_tokens = tokens
+            self._live.prompt_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here
 
-    def _is_thought(self, text: str) -> bool:
-        """Text between <think> and </think>, from an engine that does not tell reasoning apart."""
-        if not self.said.text and text.lstrip().startswith("<think>"):
-            self._thinks = True
-        thinks = self._thinks
-        if thinks and "</think>" in "".join((*self.said.text[-8:], text)):
-            self._thinks = False
-        return thinks
-
-    def counted(self, prompt_tokens: int) -> None:
-        """The engine has counted the prompt."""
-        if prompt_tokens > 0:
-            self.prompt_tokens = prompt_tokens
-            self._live.prompt_tokens = prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here
-
-    def _gain(self, tokens: int) -> None:
-        live, seat = self._live, self._ticket.reservation
+    def _count_tokens(self, tokens: int) -> None:
+        live, reservation = self._live, self._in_flight.reservation
         live.generated_tokens += tokens
-        if seat is not None:
-            seat.count_tokens(tokens)
+        if reservation is not None:
+            reservation.count_tokens(tokens)
         if live.first_token_s != live.first_token_s:
-            live.first_token_s = self._driver.now
+            live.first_token_s = self._scheduler.now
         if live.stage is not DECODING:
             live.enter(DECODING)
-            self._ticket.can_move = self._ask.stream and self._ask.can_go_on
+            self._in_flight.can_move = self._request.stream and self._request.can_resume
 
-    def _phase(self, reasons: bool, answers: bool, before: int) -> None:
-        """Reasoning begins with its first token; the answer with its own, and what came before was reasoning."""
-        live, ticket = self._live, self._ticket
-        if reasons and live.answer_s != live.answer_s:
+    def _set_phase(self, has_reasoning: bool, has_answer: bool, tokens_before: int) -> None:
+        """Reasoning begins with its first token and ends before the first token of the answer."""
+        live = self._live
+        if has_reasoning:
             live.phase = Phase.REASONING
-            _set_reasoning(live, live.generated_tokens)
-        if answers and live.answer_s != live.answer_s:
-            live.answer_s = self._driver.now
-            reasoned, live.phase = live.reasoning_tokens > 0, Phase.ANSWERING
-            if reasoned and not reasons:
-                _set_reasoning(live, before)
-            if reasoned:
+            _set_reasoning_tokens(live, live.generated_tokens)
+        if has_answer:
+            live.answer_s = self._scheduler.now
+            has_reasoned, live.phase = live.reasoning_tokens > 0, Phase.ANSWERING
+            if has_reasoned and not has_reasoning:
+                _set_reasoning_tokens(live, tokens_before)
+            if has_reasoned:
                 live.reasoning_end_s = live.answer_s
-                self._driver.phase_changed(live)
-        if ticket.reservation is not None:
-            ticket.reservation.requeue()
+                self._scheduler.phase_changed(live)
+
+    def _requeue(self) -> None:
+        if self._in_flight.reservation is not None:
+            self._in_flight.reservation.requeue()
 
 
 class ItlMeter:
-    """Times between tokens, while a stream comes from one replica. What one read brings is counted as evenly spread
-    over the time since the last; of the first, it is one moment's."""
+    """Observes the inter-token latencies of a stream from one replica.
 
-    def __init__(self, ticket: InFlightRequest, driver: Scheduler) -> None:
-        self._ticket, self._live, self._driver = ticket, ticket.live, driver
-        self._phase, self._gaps = ticket.live.phase, driver.itl_histogram(ticket)
-        self._tokens, self._last_s = ticket.live.generated_tokens, 0.0
+    Tokens that one read brings count as evenly spread over the time since the last read; those of the first read as
+    simultaneous.
+    """
 
-    def heard(self) -> None:
-        """Some of the stream was read."""
+    def __init__(self, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
+        self._in_flight, self._live, self._scheduler = in_flight, in_flight.live, scheduler
+        self._phase, self._histogram = in_flight.live.phase, scheduler.itl_histogram(in_flight)
+        self._tokens, self._last_s = in_flight.live.generated_tokens, 0.0
+
+    def observe(self) -> None:
+        """Observe the tokens counted since the last call, after each read."""
         live = self._live
         tokens = live.generated_tokens - self._tokens
         if tokens <= 0:
             return
         now = monotonic()
         if live.phase is not self._phase:
-            self._phase, self._gaps = live.phase, self._driver.itl_histogram(self._ticket)
+            self._phase, self._histogram = live.phase, self._scheduler.itl_histogram(self._in_flight)
         if self._last_s:
-            self._gaps.observe((now - self._last_s) / tokens, tokens)
+            self._histogram.observe((now - self._last_s) / tokens, tokens)
         elif tokens > 1:
-            self._gaps.observe(0.0, tokens - 1)
+            self._histogram.observe(0.0, tokens - 1)
         self._tokens, self._last_s = live.generated_tokens, now
 
 
-def _set_reasoning(live: Live, tokens: int) -> None:
-    """So many of its tokens were reasoning."""
+def _set_reasoning_tokens(live: Live, tokens: int) -> None:
     live.reasoning_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here

@@ -1,6 +1,6 @@
-"""Answers that are passed on as they come: of /v1/responses and /v1/messages, whole or streamed, and embeddings.
+"""Token counts of answers that are passed on unchanged: of /v1/responses and /v1/messages, and embeddings.
 
-Headway only counts in them: the sources are OpenAI's and Anthropic's documentation of these endpoints.
+Sources: OpenAI's and Anthropic's documentation of these endpoints.
 """
 
 from __future__ import annotations
@@ -10,29 +10,10 @@ import msgspec
 from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.upstream import sse
 
-_ENDS = frozenset(("response.completed", "response.incomplete", "response.failed", "message_stop"))
+_LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response.failed", "message_stop"))
 
 
-class _Counts(msgspec.Struct):
-    input_tokens: sse.Count = 0
-    output_tokens: sse.Count = 0
-
-
-class _State(msgspec.Struct):
-    usage: _Counts | None = None
-
-
-class _Event(msgspec.Struct):
-    type: str = ""
-    usage: _Counts | None = None
-    response: _State | None = None
-    message: _State | None = None
-
-
-_decode = msgspec.json.Decoder(_Event).decode
-
-
-class _Usage(msgspec.Struct):
+class _TokenCounts(msgspec.Struct):
     input_tokens: sse.Count = 0
     output_tokens: sse.Count = 0
     prompt_tokens: sse.Count = 0
@@ -40,46 +21,57 @@ class _Usage(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: _TokenCounts | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    usage: _TokenCounts | None = None
+    response: _Answer | None = None
+    message: _Answer | None = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Passthrough:
-    """One answer."""
+    """Counts the tokens of one answer."""
 
     def __init__(self) -> None:
-        self.is_over = False
-        """Its last event has come."""
-        self.read_tokens = self.written_tokens = 0
-        """As its engine counts them; 0: not said yet."""
+        self.has_ended = False
+        """The last event has come."""
+        self.prompt_tokens = self.generated_tokens = 0
+        """The engine's own counts; 0: not reported so far."""
 
-    def hear(self, payload: bytes) -> tuple[int, bool]:
-        """An event: how many tokens it brings, about, and whether they are thoughts."""
+    def measure(self, payload: bytes) -> tuple[int, bool]:
+        """An event's approximate number of tokens, and whether they are reasoning."""
         try:
-            part = _decode(payload)
+            event = _decode_event(payload)
         except DECODE_ERRORS:
             return 0, False
-        self.is_over |= part.type in _ENDS
-        for whole in (part, part.response, part.message):
-            if whole is not None and whole.usage is not None:
-                self.read_tokens = whole.usage.input_tokens or self.read_tokens
-                self.written_tokens = whole.usage.output_tokens or self.written_tokens
-        is_delta = part.type.endswith((".delta", "_delta")) and part.type != "message_delta"
-        thinks = "reasoning" in part.type or b'"thinking_delta"' in payload
-        return int(is_delta), is_delta and thinks
+        self.has_ended |= event.type in _LAST_EVENTS
+        for answer in (event, event.response, event.message):
+            if answer is not None and answer.usage is not None:
+                self.prompt_tokens = answer.usage.input_tokens or self.prompt_tokens
+                self.generated_tokens = answer.usage.output_tokens or self.generated_tokens
+        is_delta = event.type.endswith((".delta", "_delta")) and event.type != "message_delta"
+        is_reasoning = "reasoning" in event.type or b'"thinking_delta"' in payload
+        return int(is_delta), is_delta and is_reasoning
 
-    @staticmethod
-    def whole(data: bytes) -> tuple[int, int] | None:
-        """Tokens read and written, by a whole answer."""
-        try:
-            usage = msgspec.json.decode(data, type=_Answer).usage
-        except DECODE_ERRORS:
-            return None
-        if usage is None:
-            return None
-        return usage.input_tokens or usage.prompt_tokens, usage.output_tokens or usage.completion_tokens
 
-    @staticmethod
-    def error(error: ApiError) -> bytes:
-        """The event that ends a stream that broke."""
-        body = {"type": "error", **error.body(), "message": error.message, "code": error.code, "param": error.param}
-        return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+def usage_of(data: bytes) -> tuple[int, int] | None:
+    """Prompt and generated tokens of an answer that was not streamed; None: not reported."""
+    try:
+        usage = _decode_answer(data).usage
+    except DECODE_ERRORS:
+        return None
+    if usage is None:
+        return None
+    return usage.input_tokens or usage.prompt_tokens, usage.output_tokens or usage.completion_tokens
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event that ends a failed stream."""
+    body = {"type": "error", **error.body(), "message": error.message, "code": error.code, "param": error.param}
+    return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"

@@ -1,4 +1,9 @@
-"""One request between its client and the engines: forwarded, passed back event by event, continued where one breaks."""
+"""The relay: sends one client request to engines, passes the response back, and continues it elsewhere after failures.
+
+From top to bottom, the steps of a request: `run` answers it, `_answer` waits for a replica, `_attempt` builds the
+request for the replica's engine, `_exchange` sends it, `_relay_stream` passes the response back. Each read of a stream
+is split, metered and rewritten by `EngineStream`, and written to the client.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +16,17 @@ import msgspec
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.errors import ApiError
-from headway.gateway.relay.buffer import Buffer
-from headway.gateway.relay.continuation import CannotGoOnError, ResumedStream, without
-from headway.gateway.relay.headers import headers
+from headway.gateway.relay.continuation import CannotResumeError, ResumedStream
 from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay.passthrough import error_event
 from headway.gateway.relay.request import ClientRequest
-from headway.gateway.relay.stream import Stream
-from headway.gateway.relay.writer import ResponseWriter, answer
+from headway.gateway.relay.writer import BufferedWriter, ResponseWriter, write_error
 from headway.gateway.scheduling import vllm_disaggregation
-from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason, RequestEndedError
+from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason, RequestEndedError
 from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.sglang_disaggregation import DualDispatch, PrefillLegError, PrefillRejectedError
 from headway.gateway.upstream import sse
-from headway.gateway.upstream.client import Connection
+from headway.gateway.upstream.client import JSON, Connection
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import (
     EngineError,
@@ -36,384 +39,476 @@ from headway.gateway.upstream.errors import (
 from headway.gateway.upstream.kv_snapshot import KvSnapshot
 
 log = logging.getLogger("headway.gateway")
-_LONGEST_ANSWER_BYTES = 256 << 20
+_MAX_RESPONSE_BYTES = 256 << 20
 _PROGRESS_TOKENS = 8
-"""An engine that breaks off after fewer has failed as one that says nothing: else one that never gets further would be
-asked for ever."""
+"""Tokens after which a failure counts as the first one again. A replica that fails after fewer made no progress."""
 _TAIL_S = 1.0
-"""After [DONE], an engine has so long to end its answer, else its connection is not kept."""
+"""The time from [DONE] to the end of the response, after which its connection is not kept."""
 
 
-class Health(Protocol):
-    """Who keeps count of what replicas do."""
+class HealthReports(Protocol):
+    """Takes reports of how replicas handled requests."""
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None: ...
     def succeeded(self, replica: EngineEndpoint) -> None: ...
 
 
 class Relay:
-    """One request's way."""
+    """Relays one client request."""
 
     def __init__(
         self,
-        ask: ClientRequest,
-        ticket: InFlightRequest,
-        driver: Scheduler,
-        health: Health,
-        reply: ResponseWriter,
-        request_id: str,
+        request: ClientRequest,
+        in_flight: InFlightRequest,
+        scheduler: Scheduler,
+        health: HealthReports,
+        client: ResponseWriter,
         max_attempts: int,
-        tell_priority: bool,
+        sends_priority: bool,
     ) -> None:
-        self._ask, self._ticket, self._live = ask, ticket, ticket.live
-        self._driver, self._health = driver, health
-        self._out = Buffer(reply)
-        self._max_attempts, self._tell_priority = max_attempts, tell_priority
-        self._id = request_id.encode("latin-1")
-        self._headers = f"Content-Type: application/json\r\nX-Request-Id: {request_id}\r\n{ask.passed_on}"
-        self._trouble: EngineError | None = None
-        self._used_tokens = 0
-        self._snapshot = KvSnapshot()
-        self._num_failed = self._tokens_before = 0
-        self._begin_anew()
+        self._request, self._live, self.in_flight = request, in_flight.live, in_flight
+        self._scheduler, self._health = scheduler, health
+        self._client = self._writer = client
+        self._max_attempts, self._sends_priority = max_attempts, sends_priority
+        self._headers = f"{JSON}X-Request-Id: {in_flight.request_id}\r\n{request.engine_headers}"
+        self._error: EngineError | None = None
+        """The last attempt's failure."""
+        self._num_failures = self._tokens_at_failure = self._escalated_tokens = 0
+        self._snapshot: KvSnapshot | None = None
+        self._dispatch: DualDispatch | None = None
+        self._start_stage()
 
-    def _begin_anew(self) -> None:
-        """Nothing has been said yet: at the start, and for each further model of a cascade."""
-        self._listener = ResponseMeter(self._ask, self._ticket, self._driver)
-        self._said = self._listener.said
-        self._continued: ResumedStream | None = None
-        self._hides: tuple[str, ...] = ()
-        """What chunks have only because Headway asked for it."""
-        self._prefills = False
-        """It is sent to have its prompt computed, and nothing else."""
-        self._kv: vllm_disaggregation.Params | None = None
-        self._both: DualDispatch | None = None
-        """Another replica computes its prompt at the same time."""
-        self._has_begun = self._is_done = False
-        """The client has had the first bytes; the last event has come."""
-        if self._driver.needs_score(self._live):
-            self._out.hold()
-
-    @property
-    def ticket(self) -> InFlightRequest:
-        """What control knows it by."""
-        return self._ticket
+    def _start_stage(self) -> None:
+        """Reset the response: at the start, and for each further model of a cascade."""
+        self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler)
+        self._resumed: ResumedStream | None = None
+        self._hidden_fields: tuple[str, ...] = ()
+        """Fields of chunks that the client did not ask for."""
+        self._is_prefill = False
+        """The present attempt computes the prompt for another replica."""
+        self._kv_params: vllm_disaggregation.Params | None = None
+        self._has_begun = self._is_complete = False
+        """The response was started; its last byte was written."""
+        self._writer = BufferedWriter() if self._scheduler.needs_score(self._live) else self._client
 
     @property
     def prompt_tokens(self) -> int | None:
-        """As the engine counted them."""
-        return self._listener.prompt_tokens
+        """The engine's own count of the prompt's tokens."""
+        return self._meter.prompt_tokens
 
     @property
     def used_tokens(self) -> int:
-        """Of prompt and answer, of all models that were asked."""
-        return self._used_tokens + self._live.prompt_tokens + self._live.generated_tokens
+        """Tokens of prompts and answers, at all models that answered."""
+        return self._escalated_tokens + self._live.prompt_tokens + self._live.generated_tokens
 
     async def run(self) -> None:
-        """To the end, whichever it is."""
-        ticket = self._ticket
+        """Write the whole response, or the error."""
         try:
             await self._answer()
-            while ticket.awaits_score:
+            while self.in_flight.awaits_score:
                 await self._judge()
-                if ticket.outcome is None:
+                if self.in_flight.outcome is None:
                     await self._answer()
-            await self._out.let_go()
-        except RequestEndedError as over:
-            await self._tell(self._why(over.outcome))
+            if isinstance(self._writer, BufferedWriter):
+                await self._writer.copy_to(self._client)
+            await self._client.drain()
+        except RequestEndedError as ended:
+            if (error := self._error_of(ended.outcome)) is not None:
+                await self._write_error(error)
         except ApiError as error:
-            self._driver.release(ticket, ReleaseReason.REFUSED)
-            await self._tell(error)
+            self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
+            await self._write_error(error)
         except HeadwayError as error:
             log.error("%s", error)
-            await self._tell(ApiError(500, "a policy failed", "policy_error"))
+            await self._write_error(ApiError(500, "a policy failed", "policy_error"))
         finally:
-            self._snapshot.delete()
-            self._driver.drop(ticket)
+            if self._snapshot is not None:
+                self._snapshot.delete()
+            self._scheduler.drop(self.in_flight)
 
     async def _answer(self) -> None:
-        """One model's, whoever of its replicas gives it."""
-        while not self._is_done:
-            replica = await self._ticket.wait_for_replica()
+        """Relay one model's answer, from as many of its replicas as it takes."""
+        while not self._is_complete:
+            replica = await self.in_flight.wait_for_replica()
             try:
-                await self._snapshot.restore(replica, self._slot)
+                if self._snapshot is not None:
+                    await self._snapshot.restore(replica, self._slot)
                 await self._attempt(replica)
             except EngineError as error:
-                if self._ticket.move_target is not None and self._ticket.outcome is None:
-                    said = self._said
-                    if tokens := await self._snapshot.save(replica, self._slot, said.seen_tokens, said.last):
-                        said.learn(tokens)
-                self._after(replica, error)
+                if self.in_flight.move_target is not None and self.in_flight.outcome is None:
+                    await self._save_kv(replica)
+                self._release_failed(replica, error)
+
+    async def _judge(self) -> None:
+        """Score the answer, and let the cascade accept it or escalate to the next model."""
+        in_flight, live, meter = self.in_flight, self._live, self._meter
+        tokens = live.prompt_tokens + live.generated_tokens
+        score = await self._scheduler.score(in_flight, self._request.text, meter.partial.answer(), meter.confidence)
+        if in_flight.outcome is not None:
+            raise RequestEndedError(in_flight.outcome)
+        await self._scheduler.accept_or_escalate(in_flight, score)
+        if in_flight.outcome is None:
+            self._escalated_tokens += tokens
+            self._start_stage()
+
+    def client_disconnected(self) -> None:
+        """End the request, as nobody reads the response."""
+        self._scheduler.release(self.in_flight, ReleaseReason.CANCELLED)
+
+    # Sending the request to an engine.
+
+    async def _attempt(self, replica: EngineEndpoint) -> None:
+        """Send the request to a replica and relay its response. EngineError if the replica fails."""
+        partial, request = self._meter.partial, self._request
+        if partial.tokens and partial.token_ids is None and partial.prompt is None:
+            partial.prompt = await replica.render_chat(request.body)
+        path, body = self._engine_request(replica)
+        if body is None:
+            self._finish_stream(sse.DONE)
+            return
+        if request.received_s is not None:
+            self._scheduler.sending(self.in_flight, request.received_s)
+            request.received_s = None
+        if self.in_flight.prefill_leg is not None:
+            await self._dispatch_to_pair(self.in_flight.prefill_leg, replica, path, body)
+        else:
+            await self._exchange(replica, path, request.raw if body == request.body else msgspec.json.encode(body))
+
+    def _engine_request(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any] | None]:
+        """Path and body for this replica. No body: the answer is complete but for the end of its stream."""
+        request, partial, adapter = self._request, self._meter.partial, replica.adapter
+        path, body = request.path, dict(request.body)
+        self._resumed, self._hidden_fields, self._is_prefill = None, (), False
+        self._meter.tokens_before = partial.tokens
+        if partial.tokens:
+            limits = replica.max_context_tokens, self._live.prompt_tokens
+            if partial.finish_reason is not None or partial.tokens_left(*limits) <= 0:
+                return path, None
+            try:
+                path, body = partial.resume_request(adapter, *limits)
+            except CannotResumeError:
+                raise self._failure() from None
+        if partial.head:
+            self._resumed = ResumedStream(request, partial, path)
+        body["model"] = replica.reported_model or request.model
+        if self._slot is not None:
+            body["id_slot"] = self._slot
+        body.pop("priority", None)
+        if self._sends_priority and adapter.priority_sign is not None:
+            body["priority"] = adapter.priority_sign * self._live.tier
+        if self._meter.confidence is not None and path == request.path:
+            body["logprobs"] = body.get("logprobs") or (True if request.is_chat else 1)
+        if request.stream and not request.is_passthrough:
+            body["stream"] = True
+            body["stream_options"] = {**(request.body.get("stream_options") or {}), "include_usage": True}
+            if request.can_resume:
+                body |= adapter.token_options
+                if not any(request.body.get(name) for name in adapter.token_options):
+                    self._hidden_fields = adapter.token_fields
+        return path, self._phase_body(body) if adapter.transfers_kv else body
+
+    def _phase_body(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body for a replica that may run only one phase of the request."""
+        in_flight = self.in_flight
+        self._is_prefill = in_flight.is_prefill_only and vllm_disaggregation.can_be_split(self._request)
+        if self._is_prefill:
+            return vllm_disaggregation.prefill_body(body)
+        return vllm_disaggregation.decode_body(body, self._kv_params if in_flight.has_stored_kv else None)
+
+    async def _dispatch_to_pair(
+        self, leg: PrefillLeg, replica: EngineEndpoint, path: str, body: dict[str, Any]
+    ) -> None:
+        """Send the request to a prefill and a decode replica at the same time, and relay the latter's response."""
+        tokens_before = self._meter.partial.tokens
+        self._dispatch = DualDispatch(
+            self.in_flight,
+            leg,
+            lambda: self._meter.partial.tokens > tokens_before or self._is_complete,
+            self._scheduler.prefill_leg_done,
+        )
+        try:
+            await self._dispatch.send(self._exchange, replica, path, self._headers, body)
+        except PrefillRejectedError as error:
+            self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
+            self._write_whole(error.status, openai_error(error.status, error.body), "application/json")
+        finally:
+            self._dispatch = None
+
+    async def _exchange(self, replica: EngineEndpoint, path: str, data: bytes) -> None:
+        """Send the request's bytes, and relay the response by its kind."""
+        connection = await replica.client.request("POST", path, self._headers, data, self._set_connection)
+        status = connection.status
+        if is_retryable(status) or (self._has_begun and status != 200):
+            raise RefusedError(status, await connection.read(1 << 16))
+        if connection.headers.get("content-encoding", "identity") != "identity":
+            raise EngineError("encoded its answer as nobody had asked for")
+        if self._is_prefill and status == 200:
+            await self._take_prefill(connection)
+        elif self._request.stream and status == 200:
+            await self._relay_stream(connection)
+        else:
+            await self._relay_whole(connection)
+        self._health.succeeded(replica)
+
+    def _set_connection(self, connection: Connection) -> None:
+        if self.in_flight.outcome is not None or (self._dispatch is not None and self._dispatch.has_failed):
+            connection.abort("the request is over")
+        else:
+            self.in_flight.connection = connection
 
     @property
     def _slot(self) -> int | None:
-        return None if self._ticket.reservation is None else self._ticket.reservation.slot
+        reservation = self.in_flight.reservation
+        return None if reservation is None else reservation.slot
 
-    async def _judge(self) -> None:
-        """Will the answer do? If not, the next model gives another."""
-        ticket, live = self._ticket, self._live
-        used = live.prompt_tokens + live.generated_tokens
-        score = await self._driver.score(ticket, self._ask.text, self._said.answer(), self._listener.confidence)
-        if ticket.outcome is not None:
-            raise RequestEndedError(ticket.outcome)
-        await self._driver.accept_or_escalate(ticket, score)
-        if ticket.outcome is None:
-            self._used_tokens += used
-            self._out.drop()
-            self._begin_anew()
+    # Relaying the response to the client.
 
-    def gone(self) -> None:
-        """The client is."""
-        self._driver.release(self._ticket, ReleaseReason.CANCELLED)
+    async def _relay_stream(self, connection: Connection) -> None:
+        """Pass a stream on, each read at once; the stream's last bytes go with the end of the response."""
+        itl = ItlMeter(self.in_flight, self._scheduler)
+        stream = EngineStream(self._meter, self._resumed, self._hidden_fields, self._request.wants_usage)
 
-    def _after(self, replica: EngineEndpoint, error: EngineError) -> None:
-        """An attempt has failed: what now? ApiError where nothing is left to try."""
-        ticket = self._ticket
-        if ticket.outcome is not None:
-            raise RequestEndedError(ticket.outcome)
-        if ticket.move_target is not None:
-            self._driver.release(ticket, ReleaseReason.MOVED)
+        def on_data(data: bytes) -> bool:
+            try:
+                stream.feed(data)
+            finally:  # events before an invalid one have been metered, and are written
+                itl.observe()
+                if stream.output and not stream.is_done:
+                    self._write_events(stream.take())
+            return not (stream.is_done or self._writer.is_full)
+
+        while await connection.stream_to(on_data) and not stream.is_done:
+            await self._writer.drain()
+        if not stream.has_ended:
+            raise EngineError("ended its stream without [DONE]")
+        if not connection.is_complete or (self._dispatch is not None and self._dispatch.is_pending):
+            self._write_events(stream.take())
+            await _read_tail(connection)
+            await self._wait_for_prefill_leg()
+        self._finish_stream(stream.take())
+
+    async def _relay_whole(self, connection: Connection) -> None:
+        """Pass an answer that is not streamed, or a refusal, on."""
+        meter, status = self._meter, connection.status
+        data = await connection.read(_MAX_RESPONSE_BYTES)
+        content_type = connection.headers.get("content-type", "application/json")
+        if status < 300:
+            if meter.passthrough is None and (error := sse.decode_object(data).get("error")):
+                raise sse.reported(error)
+            meter.measure_unstreamed(data)
+            await self._wait_for_prefill_leg()
+            self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
+        else:
+            self._scheduler.release(self.in_flight, ReleaseReason.REFUSED)
+            data, content_type = openai_error(status, data), "application/json"
+        if meter.hides_logprobs and meter.partial.head:
+            answer = sse.decode_object(data)
+            sse.remove_fields(("logprobs",), answer)
+            data = msgspec.json.encode(answer)
+        self._write_whole(status, data, content_type)
+
+    async def _take_prefill(self, connection: Connection) -> None:
+        """Keep what a prefill replica reports about its KV cache, for the request to the decode replica."""
+        answer = vllm_disaggregation.read_prefill_answer(await connection.read(_MAX_RESPONSE_BYTES))
+        self._meter.set_prompt_tokens(answer.prompt_tokens - self._meter.partial.tokens)
+        self._kv_params = answer.kv_transfer_params
+        is_stored = self._kv_params is not None
+        reason = ReleaseReason.PREFILLED if is_stored else ReleaseReason.PREFILL_NOT_STORED
+        self._scheduler.release(self.in_flight, reason)
+
+    async def _wait_for_prefill_leg(self) -> None:
+        if self._dispatch is not None:
+            await self._dispatch.wait_for_prefill(_TAIL_S)
+
+    def _write_events(self, data: bytes) -> None:
+        if not self._has_begun:
+            self._start(200, b"text/event-stream", None)
+        self._writer.write(data, more=True)
+
+    def _finish_stream(self, data: bytes) -> None:
+        self._is_complete = True
+        self._scheduler.release(self.in_flight, ReleaseReason.FINISHED)
+        if not self._has_begun:
+            self._start(200, b"text/event-stream", None)
+        self._writer.write(data)
+
+    def _write_whole(self, status: int, data: bytes, content_type: str) -> None:
+        self._start(status, content_type.encode("latin-1"), len(data))
+        self._is_complete = True
+        self._writer.write(data)
+
+    def _start(self, status: int, content_type: bytes, length: int | None) -> None:
+        """Start the response with the headers known now. `length` None: a stream."""
+        self._has_begun = True
+        replica, live = self.in_flight.replica, self._live
+        headers = [(b"content-type", content_type), (b"x-request-id", self.in_flight.request_id.encode("latin-1"))]
+        if replica is not None:
+            headers.append((b"x-headway-replica", replica.name.encode("latin-1", "replace")))
+            if self._request.wants_explanation:
+                headers += [
+                    (b"x-headway-held-s", b"%.6f" % (live.placed_s - live.arrival_s)),
+                    (b"x-headway-attempts", b"%d" % (live.attempt + 1)),
+                    (b"x-headway-tier", b"%d" % live.tier),
+                    (b"x-headway-model", live.model.encode("latin-1", "replace")),
+                ]
+        if length is None:
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        else:
+            headers.append((b"content-length", b"%d" % length))
+        self._writer.start(status, headers)
+
+    # After a failure.
+
+    def _release_failed(self, replica: EngineEndpoint, error: EngineError) -> None:
+        """Release the request after a failed attempt, to be placed again. ApiError if it must not be retried."""
+        in_flight, scheduler = self.in_flight, self._scheduler
+        if in_flight.outcome is not None:
+            raise RequestEndedError(in_flight.outcome)
+        if in_flight.move_target is not None:
+            scheduler.release(in_flight, ReleaseReason.MOVED)
             return
-        by_half = isinstance(error, PrefillLegError)
+        is_prefill_leg = isinstance(error, PrefillLegError)
         if isinstance(error, PrefillLegError):
             replica, error = error.replica, error.cause
         self._health.failed(replica, error)
-        self._trouble = error
-        self._count(error)
-        if self._num_failed >= self._max_attempts:
+        self._error = error
+        self._count_failure(error)
+        has_output = self._meter.partial.tokens or self._meter.passthrough is not None
+        if self._num_failures >= self._max_attempts:
             raise self._failure()
-        if self._has_begun and (self._said.tokens or self._listener.opaque) and not self._ask.can_go_on:
+        if self._has_begun and has_output and not self._request.can_resume:
             raise self._failure()
-        if by_half:
-            self._driver.release(ticket, ReleaseReason.PREFILL_LEG_FAILED)
-        elif self._prefills:
+        if is_prefill_leg:
+            scheduler.release(in_flight, ReleaseReason.PREFILL_LEG_FAILED)
+        elif self._is_prefill:
             log.warning("%s did not prefill: %s", replica.name, error)
-            self._driver.release(ticket, ReleaseReason.PREFILL_FAILED)
+            scheduler.release(in_flight, ReleaseReason.PREFILL_FAILED)
+        elif error.is_untouched:
+            scheduler.release(in_flight, ReleaseReason.FAILED_BEFORE_FETCH)
         else:
-            reason = ReleaseReason.FAILED_BEFORE_FETCH if error.is_untouched else ReleaseReason.FAILED
-            self._driver.release(ticket, reason)
+            scheduler.release(in_flight, ReleaseReason.FAILED)
 
-    def _count(self, error: EngineError) -> None:
-        """Failures in a row, without much of an answer in between. What could not be sent did not fail."""
+    def _count_failure(self, error: EngineError) -> None:
+        """Count failures without progress in between. A request that could not be sent did not fail."""
         tokens = self._live.generated_tokens
-        if tokens >= self._tokens_before + _PROGRESS_TOKENS:
-            self._num_failed = 0
-        self._tokens_before = tokens
-        self._num_failed += not isinstance(error, UnreachableError)
+        if tokens >= self._tokens_at_failure + _PROGRESS_TOKENS:
+            self._num_failures = 0
+        self._tokens_at_failure = tokens
+        self._num_failures += not isinstance(error, UnreachableError)
+
+    async def _save_kv(self, replica: EngineEndpoint) -> None:
+        """Save the KV cache of a request that moves. Without it, the next replica computes the tokens again."""
+        self._snapshot = KvSnapshot()
+        partial = self._meter.partial
+        tokens = await self._snapshot.save(replica, self._slot, partial.seen_tokens, partial.last_text)
+        if tokens:
+            partial.set_token_ids(tokens)
 
     def _failure(self) -> ApiError:
-        """What the client is told of an engine's trouble."""
-        replica = self._ticket.replica
-        return client_error("the replica" if replica is None else replica.name, self._trouble)
+        """The client's error for the last attempt's failure."""
+        replica = self.in_flight.replica
+        return client_error("the replica" if replica is None else replica.name, self._error)
 
-    def _why(self, outcome: Outcome) -> ApiError | None:
-        """What to tell a client whose request has ended so."""
+    def _error_of(self, outcome: Outcome) -> ApiError | None:
+        """The client's error for a request that control has ended."""
         if outcome is Outcome.FINISHED:
             return None
         if outcome is Outcome.REJECTED:
-            if self._trouble is not None:
+            if self._error is not None:
                 return self._failure()
-            told = "no replica of the model can take the request now"
-            return ApiError(503, told, "no_capacity", retry_after_s=self._ticket.retry_after_s)
+            message = "no replica of the model can take the request now"
+            return ApiError(503, message, "no_capacity", retry_after_s=self.in_flight.retry_after_s)
         return ApiError(504, "the request took too long", "timeout")
 
-    # To an engine.
-
-    async def _attempt(self, replica: EngineEndpoint) -> None:
-        """Send the request, and pass the answer back. EngineError where it fails."""
-        said = self._said
-        if said.tokens and said.ids is None and said.prompt is None and replica.adapter.template is not None:
-            said.prompt = await replica.render_chat(self._ask.body)
-        path, body = self._request(replica)
-        if not body:
-            self._end_stream(sse.DONE)
-            return
-        ask = self._ask
-        if ask.read_s is not None:
-            self._driver.sending(self._ticket, ask.read_s)
-            ask.read_s = None
-        half = self._ticket.prefill_leg
-        if half is None:
-            await self._send(replica, path, ask.raw if body == ask.body else msgspec.json.encode(body))
-            return
-        before = self._said.tokens
-        self._both = both = DualDispatch(
-            self._ticket, half, lambda: self._said.tokens > before or self._is_done, self._driver.prefill_leg_done
-        )
-        try:
-            await both.send(self._send, replica, path, self._headers, body)
-        except PrefillRejectedError as error:
-            self._driver.release(self._ticket, ReleaseReason.REFUSED)
-            self._answer_whole(error.status, openai_error(error.status, error.body), "application/json")
-        finally:
-            self._both = None
-
-    async def _send(self, replica: EngineEndpoint, path: str, data: bytes) -> None:
-        """Ask the replica that is to answer, and pass its answer back."""
-        ask = self._ask
-        connection = await replica.client.request("POST", path, self._headers, data, self._opened)
-        if is_retryable(connection.status) or (self._has_begun and connection.status != 200):
-            raise RefusedError(connection.status, await connection.read(1 << 16))
-        if connection.headers.get("content-encoding", "identity") != "identity":
-            raise EngineError("encoded its answer as nobody had asked for")
-        if self._prefills and connection.status == 200:
-            await self._prefilled(connection)
-        elif ask.stream and connection.status == 200:
-            await self._stream(connection)
+    async def _write_error(self, error: ApiError) -> None:
+        """Write an error as the response, or as the last events of a stream that has begun."""
+        if self._has_begun and self._writer is self._client:
+            is_passthrough = self._meter.passthrough is not None
+            self._client.write(error_event(error) if is_passthrough else sse.encode_event(error.body()) + sse.DONE)
+            await self._client.drain()
         else:
-            await self._whole(connection)
-        self._health.succeeded(replica)
+            await write_error(self._client, error, self.in_flight.request_id.encode("latin-1"))
 
-    async def _wait_for_prefill(self) -> None:
-        """Give the prefill replica of a dual dispatch a moment to end its answer."""
-        if self._both is not None:
-            await self._both.wait_for_prefill(_TAIL_S)
 
-    def _opened(self, connection: Connection) -> None:
-        if self._ticket.outcome is not None or (self._both is not None and self._both.has_failed):
-            connection.abort("the request is over")
-        else:
-            self._ticket.connection = connection
+class EngineStream:
+    """One engine's stream: split into events, metered, and rewritten for the client."""
 
-    async def _prefilled(self, connection: Connection) -> None:
-        """Who decodes is sent the request next, and what the prefill replica says of where its KV cache is."""
-        said = vllm_disaggregation.read_prefill_answer(await connection.read(_LONGEST_ANSWER_BYTES))
-        self._listener.counted(said.prompt_tokens - self._said.tokens)
-        self._kv = said.kv_transfer_params
-        is_stored = self._kv is not None
-        self._driver.release(self._ticket, ReleaseReason.PREFILLED if is_stored else ReleaseReason.PREFILL_NOT_STORED)
+    def __init__(
+        self, meter: ResponseMeter, resumed: ResumedStream | None, hidden_fields: tuple[str, ...], wants_usage: bool
+    ) -> None:
+        self._meter, self._resumed, self._wants_usage = meter, resumed, wants_usage
+        self._hidden_fields = hidden_fields
+        self._remover = sse.FieldRemover(hidden_fields) if hidden_fields else None
+        self._splitter = sse.EventSplitter()
+        self.output: list[bytes] = []
+        """Events for the client that have not been taken."""
+        self.is_done = False
+        """[DONE] has come."""
 
-    def _split(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What of the request is for a replica that may be of a combo."""
-        ticket = self._ticket
-        self._prefills = ticket.is_prefill_only and vllm_disaggregation.can_be_split(self._ask)
-        return (
-            vllm_disaggregation.prefill_body(body)
-            if self._prefills
-            else vllm_disaggregation.decode_body(body, self._kv if ticket.has_stored_kv else None)
-        )
+    @property
+    def has_ended(self) -> bool:
+        """The stream may end here."""
+        passthrough = self._meter.passthrough
+        return self.is_done or (passthrough is not None and passthrough.has_ended)
 
-    def _request(self, replica: EngineEndpoint) -> tuple[str, dict[str, Any]]:
-        """Path and body for this replica; no body: there is nothing more to ask for."""
-        ask, said, adapter = self._ask, self._said, replica.adapter
-        path, body = ask.path, dict(ask.body)
-        self._continued, self._hides, self._prefills = None, (), False
-        self._listener.before = said.tokens
-        if said.tokens:
-            if said.finish is not None or said.left(replica.max_context_tokens, self._live.prompt_tokens) <= 0:
-                return path, {}
-            try:
-                path, body = said.go_on(adapter, replica.max_context_tokens, self._live.prompt_tokens)
-            except CannotGoOnError:
-                raise self._failure() from None
-        if said.head:
-            self._continued = ResumedStream(ask, said, path)
-        body["model"] = replica.reported_model or ask.model
-        if self._ticket.reservation is not None and self._ticket.reservation.slot is not None:
-            body["id_slot"] = self._ticket.reservation.slot
-        body.pop("priority", None)
-        if self._tell_priority and adapter.priority_sign is not None:
-            body["priority"] = adapter.priority_sign * self._live.tier
-        if self._listener.confidence is not None and path == ask.path:
-            body["logprobs"] = body.get("logprobs") or (True if ask.is_chat else 1)
-        if ask.stream and not ask.is_opaque:
-            body["stream"] = True
-            body["stream_options"] = {**(ask.body.get("stream_options") or {}), "include_usage": True}
-            if ask.can_go_on:
-                body |= adapter.token_options
-                if not any(ask.body.get(name) for name in adapter.token_options):
-                    self._hides = adapter.token_fields
-        return path, self._split(body) if adapter.transfers_kv else body
+    def take(self) -> bytes:
+        """Remove and return the output."""
+        output, self.output = self.output, []
+        return output[0] if len(output) == 1 else b"".join(output)
 
-    # Back to the client.
+    def feed(self, data: bytes) -> None:
+        """Split, meter and rewrite what one read brought. EngineError for an invalid event or a reported error."""
+        for event in self._splitter.split(data):
+            payload = sse.payload(event)
+            if payload is None:
+                self.output.append(event)
+            elif payload == b"[DONE]":
+                self.is_done = True
+                self.output.append(sse.DONE)  # in the usual spelling
+            elif self._meter.passthrough is not None:
+                self._meter.measure_passthrough(self._meter.passthrough, payload)
+                self.output.append(event)
+            elif self._resumed is None and not self._meter.hides_logprobs:
+                self._pass_on(event, payload)
+            else:
+                self._rewrite(payload)
 
-    async def _whole(self, connection: Connection) -> None:
-        data = await connection.read(_LONGEST_ANSWER_BYTES)
-        kind = connection.headers.get("content-type", "application/json")
-        if connection.status < 300:
-            self._check_whole(data)
-            self._listener.whole(data)
-            await self._wait_for_prefill()
-            self._driver.release(self._ticket, ReleaseReason.FINISHED)
-        else:
-            self._driver.release(self._ticket, ReleaseReason.REFUSED)
-            data, kind = openai_error(connection.status, data), "application/json"
-        if self._listener.hides_logprobs and self._said.head:
-            data = without(("logprobs",), data)
-        self._answer_whole(connection.status, data, kind)
+    def _pass_on(self, event: bytes, payload: bytes) -> None:
+        """Meter an event that is passed on unchanged but for hidden fields."""
+        chunk = sse.decode_chunk(payload)
+        chunk.check()
+        self._meter.measure(chunk)
+        if chunk.choices:
+            if self._remover is not None and (rest := self._remover.remove(payload)) is not payload:
+                event = b"data: " + rest + b"\n\n"
+            self.output.append(event)
+        elif chunk.usage is None or self._wants_usage:
+            self.output.append(event)
 
-    def _answer_whole(self, status: int, data: bytes, kind: str) -> None:
-        self._begin(status, kind.encode("latin-1"), len(data))
-        self._is_done = True
-        self._out.write(data)
-
-    def _check_whole(self, data: bytes) -> None:
-        """EngineError where a status of 200 comes with what is no answer."""
-        if self._listener.opaque is None and (error := sse.decode_object(data).get("error")):
-            raise sse.reported(error)
-
-    async def _stream(self, connection: Connection) -> None:
-        pace = ItlMeter(self._ticket, self._driver)
-        stream = Stream(self._listener, pace, self._continued, self._hides, self._ask.wants_usage)
-
-        def pass_on(data: bytes) -> bool:
-            """To the client, at once; but what ends the stream goes with the end of the answer."""
-            try:
-                stream.feed(data)
-            finally:  # what was heard before a mistake has been counted, and is told
-                if stream.told and not stream.is_done:
-                    self._forward(stream.take())
-            return not (stream.is_done or self._out.is_full)
-
-        while await connection.stream_to(pass_on) and not stream.is_done:
-            await self._out.drain()
-        if not stream.is_over:
-            raise EngineError("ended its stream without [DONE]")
-        if not connection.is_complete or (self._both is not None and self._both.is_pending):
-            self._forward(stream.take())
-            await self._tail(connection)
-            await self._wait_for_prefill()
-        self._end_stream(stream.take())
-
-    def _forward(self, data: bytes) -> None:
-        if not self._has_begun:
-            self._begin(200, b"text/event-stream", None)
-        self._out.write(data, more=True)
-
-    @staticmethod
-    async def _tail(connection: Connection) -> None:
-        """Let the answer end, so that its connection can be kept."""
-        try:
-            async with asyncio.timeout(_TAIL_S):
-                while await connection.read_part():
-                    pass
-        except (TimeoutError, EngineError):
+    def _rewrite(self, payload: bytes) -> None:
+        """Meter and rewrite an event of a resumed stream, or of one with log probabilities for the gateway only."""
+        value = sse.decode_object(payload)
+        chunk = sse.to_chunk(value)
+        chunk.check()
+        if self._resumed is not None:
+            self._resumed.convert(chunk)
+        self._meter.measure(chunk)
+        if not chunk.choices and chunk.usage is not None and not self._wants_usage:
             return
-
-    def _end_stream(self, last: bytes) -> None:
-        self._is_done = True
-        self._driver.release(self._ticket, ReleaseReason.FINISHED)
-        if not self._has_begun:
-            self._begin(200, b"text/event-stream", None)
-        self._out.write(last)
-
-    def _begin(self, status: int, kind: bytes, length: int | None) -> None:
-        self._has_begun = True
-        self._out.start(status, headers(self._ticket, self._id, kind, length, self._ask.explains))
-
-    async def _tell(self, error: ApiError | None) -> None:
-        """Tell the client of an error: as an answer, or as the last events of its stream."""
-        if error is None:
+        if self._resumed is not None and not self._resumed.rewrite(value):
             return
-        if self._out.drop():
-            self._has_begun = False
-        if self._has_begun:
-            last = (
-                sse.encode_event(error.body()) + sse.DONE
-                if self._listener.opaque is None
-                else self._listener.opaque.error(error)
-            )
-            self._out.write(last)
-            await self._out.drain()
-        else:
-            await answer(self._out, error, self._id)
+        if chunk.choices:
+            sse.remove_fields(self._hidden_fields, value)
+        if self._meter.hides_logprobs:
+            sse.remove_fields(("logprobs",), value)
+        self.output.append(sse.encode_event(value))
+
+
+async def _read_tail(connection: Connection) -> None:
+    """Read the end of a response, so that its connection can be kept."""
+    try:
+        async with asyncio.timeout(_TAIL_S):
+            while await connection.read_part():
+                pass
+    except (TimeoutError, EngineError):
+        return

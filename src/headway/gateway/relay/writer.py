@@ -1,4 +1,4 @@
-"""Where answers go."""
+"""Writers: the ways of a response to its client."""
 
 from __future__ import annotations
 
@@ -15,100 +15,121 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class ResponseWriter(Protocol):
-    """One request's answer, on its way to whoever asked."""
+    """Writes one response."""
 
     def start(self, status: int, headers: Headers) -> None:
-        """What it begins with; that goes with the first of its body."""
+        """Set status and headers, which are sent with the first bytes of the body."""
 
     def write(self, body: bytes, more: bool = False) -> None:
-        """Some of the body, or, without `more`, the last of it."""
+        """Write a piece of the body; without `more`, the last one."""
 
     @property
     def is_full(self) -> bool:
-        """What was written has not all gone: `drain` before there is more."""
+        """The client reads slowly: await `drain` before the next write."""
 
     async def drain(self) -> None:
-        """Until there is room."""
+        """Wait until there is room for more."""
 
 
-class ClientReply(ResponseWriter, Protocol):
-    """A reply to a client, who may leave."""
+class ClientWriter(ResponseWriter, Protocol):
+    """Writes the response to a client that may disconnect, and has its request's body."""
 
     @property
     def has_begun(self) -> bool:
-        """It has been started."""
+        """`start` was called."""
 
     def take_body(self) -> bytes | None:
-        """The request's, if all of it is there and has not been taken; else it comes by ASGI's `receive`."""
+        """The request's body if it is complete; None: it comes by ASGI's `receive`."""
 
-    def watch(self, gone: Callable[[], None]) -> None:
-        """Call this if the client leaves before it has all of its answer."""
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        """Call `on_disconnect` if the client disconnects before the end of its response."""
 
     def close(self) -> None:
-        """Whoever waited for the client to leave does not any more."""
+        """End `watch`."""
 
 
 class AsgiWriter:
-    """A reply as ASGI's messages, for whatever server there is. Satisfies `ClientReply`."""
+    """Writes a response as ASGI messages. Satisfies `ClientWriter`."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
-        self._written: list[MutableMapping[str, Any]] = []
+        self._unsent: list[MutableMapping[str, Any]] = []
         self._watcher: asyncio.Task[None] | None = None
         self.has_begun = False
 
     def take_body(self) -> None:
-        """It comes in messages."""
+        return None
 
     def start(self, status: int, headers: Headers) -> None:
-        """To be sent."""
         self.has_begun = True
-        self._written.append({"type": "http.response.start", "status": status, "headers": headers})
+        self._unsent.append({"type": "http.response.start", "status": status, "headers": headers})
 
     def write(self, body: bytes, more: bool = False) -> None:
-        """To be sent."""
-        self._written.append({"type": "http.response.body", "body": body, "more_body": more})
+        self._unsent.append({"type": "http.response.body", "body": body, "more_body": more})
 
     @property
     def is_full(self) -> bool:
-        """Something is to be sent."""
-        return bool(self._written)
+        return bool(self._unsent)
 
     async def drain(self) -> None:
-        """Send it."""
-        written, self._written = self._written, []
-        for message in written:
+        messages, self._unsent = self._unsent, []
+        for message in messages:
             await self._send(message)
 
-    def watch(self, gone: Callable[[], None]) -> None:
-        """By a task."""
-        self._watcher = asyncio.create_task(self._watch(gone))
+    def watch(self, on_disconnect: Callable[[], None]) -> None:
+        self._watcher = asyncio.create_task(self._watch(on_disconnect))
 
-    async def _watch(self, gone: Callable[[], None]) -> None:
+    async def _watch(self, on_disconnect: Callable[[], None]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        gone()
+        on_disconnect()
 
     def close(self) -> None:
-        """End the task."""
         if self._watcher is not None:
             self._watcher.cancel()
 
 
-async def answer(reply: ResponseWriter, error: ApiError, request_id: bytes = b"") -> None:
-    """An error as a whole answer."""
+class BufferedWriter:
+    """Keeps a response that a cascade may discard. Satisfies `ResponseWriter`."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self._start: tuple[int, Headers] | None = None
+        self._writes: list[tuple[bytes, bool]] = []
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._start = status, headers
+
+    def write(self, body: bytes, more: bool = False) -> None:
+        self._writes.append((body, more))
+
+    async def drain(self) -> None:
+        return
+
+    async def copy_to(self, writer: ResponseWriter) -> None:
+        """Write the response to another writer."""
+        assert self._start is not None
+        writer.start(*self._start)
+        for body, more in self._writes:
+            writer.write(body, more)
+            await writer.drain()
+
+
+async def write_error(writer: ResponseWriter, error: ApiError, request_id: bytes = b"") -> None:
+    """Write an error as the whole response."""
     body = error.json()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if request_id:
         headers.append((b"x-request-id", request_id))
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
-    reply.start(error.status, headers)
-    reply.write(body)
-    await reply.drain()
+    writer.start(error.status, headers)
+    writer.write(body)
+    await writer.drain()
 
 
 def error_response(error: ApiError) -> Response:
-    """The same, as a response."""
+    """An error as a Starlette response."""
     headers = None if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(error.json(), error.status, headers, "application/json")
