@@ -42,7 +42,7 @@ from headway.gateway.upstream.kv_snapshot import delete_stale
 
 if TYPE_CHECKING:
     from headway.gateway.batch.service import BatchService
-    from headway.gateway.telemetry.tracing import Tracing
+    from headway.gateway.relay.tracing import Tracing
 
 _TOKENS_PER_CHAR = 0.25
 """Of prompts, until an engine has counted some."""
@@ -90,12 +90,12 @@ class Gateway:
             self._observed,
         )  # fmt: skip
         self.tracing: Tracing | None = None
-        self._new_exchange: Callable[..., Relay] = Relay
+        self._new_relay: Callable[..., Relay] = Relay
         if self.settings.tracing:
-            from headway.gateway.telemetry.tracing import Tracing
+            from headway.gateway.relay.tracing import Tracing
 
             self.tracing = Tracing()
-            self._new_exchange = self.tracing.exchange
+            self._new_relay = self.tracing.relay
         self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
         self.fleet = LiveFleet(self, ordering)
         self.batches: BatchService | None = None
@@ -177,7 +177,7 @@ class Gateway:
 
     async def begin(self, ask: ClientRequest, caller: Caller, reply: ResponseWriter, request_id: str) -> Relay:
         """A client's request comes in. ApiError where it cannot be taken, or is more than its caller may ask for."""
-        ask.explains &= self.settings.explain
+        ask.wants_explanation &= self.settings.explain
         ticket = self.admit(ask.features(self.clock.now), lambda live: InFlightRequest(live, request_id), caller)
         return self._relay(ask, ticket, reply)
 
@@ -189,10 +189,9 @@ class Gateway:
         return self._relay(ask, ticket, reply)
 
     def _relay(self, ask: ClientRequest, ticket: InFlightRequest, reply: ResponseWriter) -> Relay:
-        return self._new_exchange(
-            ask, ticket, self.driver, self.health, reply, ticket.request_id, self.settings.max_attempts,
-            self.plan.tell_priority,
-        )  # fmt: skip
+        return self._new_relay(
+            ask, ticket, self.driver, self.health, reply, self.settings.max_attempts, self.plan.tell_priority
+        )
 
     def admit(self, asked: Features, made: Callable[[Live], InFlightRequest], caller: Caller) -> InFlightRequest:
         """Within its caller's limits, a request is given to control, by the ticket that is made for it."""
@@ -228,7 +227,7 @@ class Gateway:
         """Who answers, and as what model control is to know the request."""
         cascade, services = self.driver.cascade, self.driver.services
         if cascade is not None and asked.model == cascade.config.name:
-            if asked.is_opaque:
+            if asked.is_passthrough:
                 raise ApiError(400, f"{asked.model!r} answers chats and completions only", "invalid_value", "model")
             return cascade.stages[0].service, asked.model
         service = services.get(asked.model)
@@ -237,7 +236,7 @@ class Gateway:
             service = services.get(asked.model)
         if service is None:
             raise ApiError(404, str(unknown("model", asked.model, self.names())), "model_not_found", "model")
-        if asked.is_opaque and service.model in self._halved:
+        if asked.is_passthrough and service.model in self._halved:
             what = f"{asked.model!r} answers chats and completions only, as its replicas do one phase each"
             raise ApiError(400, what, "invalid_value", "model")
         return service, service.model
@@ -287,7 +286,7 @@ class Gateway:
 
     def end(self, ask: ClientRequest, exchange: Relay) -> None:
         """An exchange is over."""
-        self.settle(exchange.ticket, len(ask.text), exchange.prompt_tokens, exchange.used_tokens)
+        self.settle(exchange.in_flight, len(ask.text), exchange.prompt_tokens, exchange.used_tokens)
 
     def settle(self, ticket: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
         """A request is over: its caller is told what it took, and engines have counted its prompt's tokens."""

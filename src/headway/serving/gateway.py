@@ -118,7 +118,7 @@ def _checked_settings(scenario: Scenario) -> Settings:
     settings, places = scenario.spec.gateway, scenario.places
     if settings.tracing:
         try:
-            importlib.import_module("headway.gateway.telemetry.tracing")
+            importlib.import_module("headway.gateway.relay.tracing")
         except ModuleNotFoundError as error:
             raise web_server.not_installed(str(error.name), "otel") from None
     batches = settings.batches

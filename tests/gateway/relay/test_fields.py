@@ -100,7 +100,7 @@ def test_more_regions_than_can_be_told_apart_do_not_spoil_the_records() -> None:
 
 
 def test_no_number_and_no_header_keeps_spans_from_going_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracing = pytest.importorskip("headway.gateway.telemetry.tracing")
+    tracing = pytest.importorskip("headway.gateway.relay.tracing")
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 

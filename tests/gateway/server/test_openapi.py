@@ -21,7 +21,7 @@ pytest.importorskip("schemathesis")
 import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from headway.gateway.relay.request import MOST_TOKENS
+from headway.gateway.relay.request import MAX_TOKENS
 from headway.gateway.server.app import application, endpoints
 from headway.gateway.server.openapi import document
 from headway.gateway.settings import Batches, Settings
@@ -85,7 +85,7 @@ def _shorten(case: Any) -> None:
     if isinstance(case.body, dict):
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             value = case.body.get(name)
-            if isinstance(value, int | float) and 64 < value <= MOST_TOKENS:
+            if isinstance(value, int | float) and 64 < value <= MAX_TOKENS:
                 case.body[name] = 64
 
 

@@ -13,13 +13,10 @@ import pytest
 import serving
 from engines import ADMIN, LLAMA, NO_LLAMA, STREAM, gateways
 from headway import serving as composition
-from headway.control.live import Live
 from headway.core.errors import HeadwayError
-from headway.core.request import Segment
 from serving import Process, ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
-from headway.gateway.fleet.replica import ReplicaReservation, Slots
 from headway.gateway.upstream.kv_snapshot import tokens_of
 
 llama = pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf")
@@ -157,34 +154,6 @@ def test_folders_that_are_none(pool: dict[str, str], message: str, tmp_path: Pat
     path = serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], pool=pool)
     with pytest.raises(HeadwayError, match=f"fleet.0..slots.*{message}"):
         composition.load(path)
-
-
-def test_slots_are_given_in_turn_and_to_who_was_there_before() -> None:
-    slots, heard = Slots(), []
-
-    def seat(id: int, *segments: int) -> ReplicaReservation:
-        prefix = tuple(Segment(segment, 256) for segment in segments)
-        made = ReplicaReservation(
-            None, Live(id=id, arrival_s=0.0, prompt_tokens=1, output_tokens=1, model="m", prefix=prefix)
-        )
-        made.on_slot = lambda: heard.append(id)
-        slots.enter(made)
-        return made
-
-    first, second = seat(0, 10, 11), seat(1, 20)
-    assert first.waits_for_slot and second.waits_for_slot
-    slots.resize(2)
-    assert [first.slot, second.slot] == [0, 1] and heard == [0, 1]
-    impatient, third, fourth = seat(2), seat(3), seat(4, 10)
-    slots.leave(impatient)
-    slots.leave(second)
-    slots.leave(first)
-    assert [third.slot, fourth.slot] == [1, 0] and heard == [0, 1, 3, 4] and not third.waits_for_slot
-    slots.leave(third)
-    slots.leave(fourth)
-    assert seat(5, 10, 12).slot == 0, "it began so, though the other has been empty for longer"
-    slots.resize(1)
-    assert seat(6).waits_for_slot, "the server is back, with fewer"
 
 
 @pytest.mark.parametrize(

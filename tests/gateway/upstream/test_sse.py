@@ -58,7 +58,9 @@ def test_a_chunk_has_the_fields_that_the_gateway_reads() -> None:
     assert sse.to_chunk(sse.decode_object(data)) == chunk
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"choices":7}', b'{"usage":{"prompt_tokens":-1}}', b'{"a":"\xff"}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"choices":7}', b'{"usage":{"prompt_tokens":-1}}', b'{"a":"\xff"}']
+)
 def test_what_is_no_chunk_is_an_error(data: bytes) -> None:
     with pytest.raises(EngineError, match="no completion chunk"):
         sse.decode_chunk(data)

@@ -38,7 +38,7 @@ class SplittableRequest(Protocol):
     @property
     def is_chat(self) -> bool: ...
     @property
-    def is_opaque(self) -> bool: ...
+    def is_passthrough(self) -> bool: ...
 
 
 class PrefillAnswer(Struct):
@@ -60,7 +60,7 @@ class _PrefillUsage(Struct):
 def can_be_split(request: SplittableRequest) -> bool:
     """The request is one sequence of several tokens, so that another replica can decode it."""
     body = request.body
-    if request.is_opaque or request.max_tokens == 1 or any(body.get(name) for name in _UNSPLITTABLE):
+    if request.is_passthrough or request.max_tokens == 1 or any(body.get(name) for name in _UNSPLITTABLE):
         return False
     is_single = request.is_chat or request.prompt_ids is not None or isinstance(body.get("prompt"), str)
     return is_single and body.get("n") in (None, 1) and body.get("best_of") in (None, 1)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from headway import __version__
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, PATHS, RESPONSES
-from headway.gateway.relay.writer import ClientReply, error_response
+from headway.gateway.relay.writer import ClientWriter, error_response
 from headway.gateway.server import admin, dashboard, schema
 from headway.gateway.server.completions import INTERNAL_ERROR, CompletionsApp
 from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS, COMPLETION_PARAMETERS, document
@@ -27,10 +27,10 @@ G = TypeVar("G", bound=Gateway)
 
 class _Application(Starlette):
     takes_writer = True
-    """`__call__` takes a `ClientReply` as a fourth argument."""
+    """`__call__` takes a `ClientWriter` as a fourth argument."""
     completions: CompletionsApp
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientReply | None = None) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in PATHS:
             await self.completions(scope, receive, send, writer)
         else:

@@ -8,13 +8,15 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from headway.gateway.errors import ApiError
-from headway.gateway.relay.writer import ClientReply
+from headway.gateway.relay.writer import ClientWriter
 from headway.gateway.settings import Settings
 
 _SHORT_BYTES = 1 << 16
 
 
-async def read_body(writer: ClientReply, receive: Receive, headers: dict[str, str], settings: Settings) -> bytes | None:
+async def read_body(
+    writer: ClientWriter, receive: Receive, headers: dict[str, str], settings: Settings
+) -> bytes | None:
     """The body of a request for an engine; None if the client has left. ApiError if it is too long, or late."""
     max_bytes, length = settings.max_body_bytes, headers.get("content-length", "")
     if length.isdigit() and (len(length) > 18 or int(length) > max_bytes):

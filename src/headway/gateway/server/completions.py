@@ -15,7 +15,7 @@ from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
-from headway.gateway.relay.writer import AsgiWriter, ClientReply, ResponseWriter, answer
+from headway.gateway.relay.writer import AsgiWriter, ClientWriter, ResponseWriter, write_error
 from headway.gateway.server.auth import ApiKeys, Caller
 from headway.gateway.server.bodies import read_body
 from headway.gateway.settings import Settings
@@ -52,7 +52,7 @@ class CompletionsApp:
     def __init__(self, gateway: Callable[[], RequestGateway]) -> None:
         self._gateway = gateway
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientReply | None = None) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         """ASGI, with one more argument for a server that can write to the connection directly."""
         writer = writer or AsgiWriter(receive, send)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -61,29 +61,29 @@ class CompletionsApp:
         try:
             await self._relay(scope["path"], headers, request_id, receive, writer)
         except ApiError as error:
-            await answer(writer, error, request_id.encode())
+            await write_error(writer, error, request_id.encode())
         except HeadwayError as error:
             log.error("%s", error)
-            await answer(writer, _POLICY_ERROR, request_id.encode())
+            await write_error(writer, _POLICY_ERROR, request_id.encode())
         except Exception:
             if not writer.has_begun:
-                await answer(writer, INTERNAL_ERROR, request_id.encode())
+                await write_error(writer, INTERNAL_ERROR, request_id.encode())
             raise
 
     async def _relay(
-        self, path: str, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientReply
+        self, path: str, headers: dict[str, str], request_id: str, receive: Receive, writer: ClientWriter
     ) -> None:
         gateway = self._gateway()
         caller = gateway.keys.authenticate(headers)
         body = await read_body(writer, receive, headers, gateway.settings)
         if body is None:
             return
-        read_s = gateway.clock.now
+        received_s = gateway.clock.now
         request = read_request(path, body, headers)
-        request.read_s = read_s
+        request.received_s = received_s
         request.tier = max(request.tier, caller.tier)
         relay = await gateway.begin(request, caller, writer, request_id)
-        writer.watch(relay.gone)
+        writer.watch(relay.client_disconnected)
         try:
             await relay.run()
         finally:

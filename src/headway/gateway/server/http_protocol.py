@@ -21,7 +21,7 @@ _NOT_IN_HEADERS = bytes((*range(9), 11, 12, *range(14, 32), 127))
 
 
 class TransportWriter:
-    """Writes a response to the connection directly, in place of ASGI's `send`. Satisfies `ClientReply`."""
+    """Writes a response to the connection directly, in place of ASGI's `send`. Satisfies `ClientWriter`."""
 
     def __init__(self, protocol: LimitedHttpProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol, self._cycle = protocol, cycle

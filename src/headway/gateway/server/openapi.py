@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headway import __version__
-from headway.gateway.relay.request import MOST_TIER, SLO_MS
+from headway.gateway.relay.request import MAX_SLO_MS, MAX_TIER, MIN_SLO_MS
 from headway.gateway.server import schema
 from headway.gateway.server.routes import HTTP_ERRORS, JSON, SSE, Endpoint, Schema, header
 from headway.gateway.settings import Settings
@@ -34,12 +34,12 @@ _RESPONSE_HEADERS = {
     "x-request-id": "The request's id; the client's own, if it sent one",
     "x-headway-replica": "The replica that answered",
 }
-_SLO: Schema = {"type": "number", "minimum": SLO_MS[0], "maximum": SLO_MS[1]}
+_SLO: Schema = {"type": "number", "minimum": MIN_SLO_MS, "maximum": MAX_SLO_MS}
 
 COMPLETION_ERRORS = (*HTTP_ERRORS, 404, 413, 429, 500, 502, 503, 504)
 COMPLETION_HEADERS = tuple(_RESPONSE_HEADERS)
 COMPLETION_PARAMETERS = (
-    header("x-headway-tier", "0 is the most urgent", {"type": "integer", "minimum": 0, "maximum": MOST_TIER}),
+    header("x-headway-tier", "0 is the most urgent", {"type": "integer", "minimum": 0, "maximum": MAX_TIER}),
     header("x-llm-d-slo-ttft-ms", "Until the first token", _SLO),
     header("x-llm-d-slo-tpot-ms", "Between tokens", _SLO),
     header("x-session-id", "Requests of one session may go to one replica", {"type": "string"}),

@@ -8,11 +8,11 @@ from msgspec import Meta, Struct
 
 from headway.control.decisions import Decision
 from headway.core.fleet import Role
-from headway.gateway.relay.request import MOST_TIER, MOST_TOKENS
+from headway.gateway.relay.request import MAX_TIER, MAX_TOKENS
 from headway.gateway.telemetry.rolling_stats import Num, RecentRates, SlotSeries, TierStats
 from headway.gateway.upstream import sse
 
-Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 _Object = dict[str, Any]
 _Some = Annotated[list[Any], Meta(min_length=1)]
 _PROMPTS = [
@@ -54,7 +54,7 @@ class EngineRequest(Struct, kw_only=True):
     max_completion_tokens: Tokens | None = None
     max_output_tokens: Tokens | None = None
     stream_options: _Object | None = None
-    priority: Annotated[int, Meta(ge=0, le=MOST_TIER)] | None = None
+    priority: Annotated[int, Meta(ge=0, le=MAX_TIER)] | None = None
     """The tier; 0 is the most urgent."""
     service_tier: Any = None
     """`flex` is tier 1."""

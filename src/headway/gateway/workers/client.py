@@ -153,7 +153,7 @@ class RemoteScheduler:
             stage_index=_NO_STAGE,
         )  # fmt: skip
         request = self.requests[number] = PendingRequest(live, request_id, self._report_progress)
-        can_move = client_request.stream and client_request.can_go_on
+        can_move = client_request.stream and client_request.can_resume
         self.link.send(protocol.RequestArrived(number, request_id, owner, can_move, client_request.features(now)))
         try:
             await self._reply(request)

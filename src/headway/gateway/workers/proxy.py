@@ -8,7 +8,7 @@ import socket
 from starlette.types import Receive, Scope, Send
 
 from headway.gateway.errors import ApiError
-from headway.gateway.relay.writer import AsgiWriter, ResponseWriter, answer
+from headway.gateway.relay.writer import AsgiWriter, ResponseWriter, write_error
 from headway.gateway.upstream.client import Client, Connection, UnixTransport
 from headway.gateway.upstream.errors import EngineError
 
@@ -44,12 +44,12 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = AsgiWriter(receive, send)
         if self.is_silent:
-            await answer(writer, _HANGS)
+            await write_error(writer, _HANGS)
             return
         try:
             connection = await self._client.connect()
         except EngineError:
-            await answer(writer, _UNREACHABLE)
+            await write_error(writer, _UNREACHABLE)
             return
         head, is_chunked = _head(scope)
         connection.send(head, b"")
@@ -70,7 +70,7 @@ class Proxy:
         try:
             await connection.wait_for_headers()
         except EngineError:
-            await answer(writer, _HANGS if self.is_silent else _UNREACHABLE)
+            await write_error(writer, _HANGS if self.is_silent else _UNREACHABLE)
             return
         self._waiting.discard(connection)
         headers = [(name.encode("latin-1"), value.encode("latin-1"))

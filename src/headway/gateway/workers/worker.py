@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from headway.gateway.clock import Clock
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import PATHS, ClientRequest
-from headway.gateway.relay.writer import ClientReply, ResponseWriter
+from headway.gateway.relay.writer import ClientWriter, ResponseWriter
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import web_server
 from headway.gateway.server.auth import ApiKeys, Caller
@@ -32,7 +32,7 @@ from headway.gateway.workers.protocol import WorkerConfig, WorkerLeaving, receiv
 from headway.gateway.workers.proxy import Proxy
 
 if TYPE_CHECKING:
-    from headway.gateway.telemetry.tracing import Tracing
+    from headway.gateway.relay.tracing import Tracing
 
 
 class Worker:
@@ -49,19 +49,18 @@ class Worker:
         self._tracing: Tracing | None = None
         self._new_relay: Callable[..., Relay] = Relay
         if self.settings.tracing:
-            from headway.gateway.telemetry.tracing import Tracing
+            from headway.gateway.relay.tracing import Tracing
 
             self._tracing = Tracing()
-            self._new_relay = self._tracing.exchange
+            self._new_relay = self._tracing.relay
 
     async def begin(self, ask: ClientRequest, caller: Caller, reply: ResponseWriter, request_id: str) -> Relay:
         """Have the scheduler accept a request. ApiError if it does not."""
-        ask.explains &= self.settings.explain
+        ask.wants_explanation &= self.settings.explain
         request = await self.scheduler.submit(ask, caller.owner, request_id)
         return self._new_relay(
-            ask, request, self.scheduler, self._health, reply, request_id, self.settings.max_attempts,
-            self._config.tell_priority,
-        )  # fmt: skip
+            ask, request, self.scheduler, self._health, reply, self.settings.max_attempts, self._config.tell_priority
+        )
 
     def end(self, ask: ClientRequest, exchange: Relay) -> None:
         """Do nothing: the scheduler charges the caller."""
@@ -90,7 +89,7 @@ class WorkerApplication:
         assert self._worker is not None
         return self._worker
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientReply | None = None) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, writer: ClientWriter | None = None) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] != "http":

@@ -1,0 +1,74 @@
+"""A replica's view: the gateway's own counts, and the engine's metrics while they are fresh."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from headway.catalog import engine, gpu, model
+from headway.control.live import Live
+from headway.core.fleet import Pool
+from headway.core.pacer import Pacer
+from headway.core.request import Phase, Segment
+from headway.gateway.clock import Clock
+from headway.gateway.fleet.replica import LiveReplica, ReplicaReservation, Slots
+from headway.gateway.upstream.dialects import ADAPTERS, Load
+from headway.policies.ordering.pascal import PascalOrdering
+
+
+def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fresh() -> None:
+    clock = Clock(asyncio.new_event_loop())
+    clock._loop.close()
+    pool = Pool("p", model("qwen3-8b"), gpu("h100"), engine("vllm-v1"))
+    replica = LiveReplica(0, pool, "http://h:1", ADAPTERS["vllm"], 1000, PascalOrdering(), Pacer(), clock, stale_s=60.0)
+    thinking = Live(0, 0.0, 160, 10, tier=2, phase=Phase.REASONING)
+    answering = Live(1, 0.0, 32, 10)
+    seats = [replica.reserve(thinking), replica.reserve(answering)]
+    assert (replica.num_in_flight, replica.num_by_tier, replica.queue_lengths) == (2, {2: 1, 0: 1}, [1, 1])
+    assert (replica.num_running, replica.num_waiting, replica.kv_blocks_used) == (2, 0, 12)
+    assert (replica.prefill_tokens_left, replica.tokens_generated) == (192, 0)
+    thinking.generated_tokens += 3
+    seats[0].count_tokens(3)
+    assert (replica.prefill_tokens_left, replica.tokens_generated) == (32, 3)
+    thinking.phase = Phase.ANSWERING
+    replica.requeue(seats[0])
+    assert replica.queue_lengths == [0, 2]
+    replica.update_load(Load(running=9, waiting=4, kv_share=0.5))
+    assert (replica.num_running, replica.num_waiting, replica.kv_blocks_used) == (9, 4, 500)
+    replica._stale_s = -1.0
+    assert (replica.num_running, replica.num_waiting) == (2, 0)
+    for seat in (*seats, *seats):
+        seat.free()
+    assert (replica.num_in_flight, replica.prefill_tokens_left, replica.tokens_generated) == (0, 0, 0)
+    assert replica.queue_lengths == [0, 0] and not any(replica.num_by_tier.values())
+
+
+def test_slots_are_assigned_in_turn_and_by_cached_prefix() -> None:
+    slots, heard = Slots(), []
+
+    def seat(id: int, *segments: int) -> ReplicaReservation:
+        prefix = tuple(Segment(segment, 256) for segment in segments)
+        made = ReplicaReservation(
+            None, Live(id=id, arrival_s=0.0, prompt_tokens=1, output_tokens=1, model="m", prefix=prefix)
+        )
+        made.on_slot = lambda: heard.append(id)
+        slots.enter(made)
+        return made
+
+    first, second = seat(0, 10, 11), seat(1, 20)
+    assert first.waits_for_slot and second.waits_for_slot
+    slots.resize(2)
+    assert [first.slot, second.slot] == [0, 1] and heard == [0, 1]
+    impatient, third, fourth = seat(2), seat(3), seat(4, 10)
+    slots.leave(impatient)
+    slots.leave(second)
+    slots.leave(first)
+    assert [third.slot, fourth.slot] == [1, 0] and heard == [0, 1, 3, 4] and not third.waits_for_slot
+    slots.leave(third)
+    slots.leave(fourth)
+    assert seat(5, 10, 12).slot == 0, "the slot caches its prefix, though the other one has been free for longer"
+    slots.resize(1)
+    assert seat(6).waits_for_slot, "the server has restarted with fewer slots"

@@ -1,0 +1,61 @@
+"""Continuation of answers on other engines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.gateway.relay.continuation import CannotResumeError, PartialResponse, ResumedStream
+from headway.gateway.relay.request import CHAT, COMPLETIONS, ClientRequest, read_request
+from headway.gateway.upstream import sse
+from headway.gateway.upstream.dialects import ADAPTERS
+
+
+def _chat(**options: object) -> ClientRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10, **options}
+    return read_request(CHAT, json.dumps(body).encode(), {})
+
+
+def _add(partial: PartialResponse, delta: dict[str, str], ids: list[int] | None) -> None:
+    choice = {"index": 0, "delta": delta} | ({} if ids is None else {"token_ids": ids})
+    chunk = sse.decode_chunk(json.dumps({"id": "c", "created": 1, "model": "m", "choices": [choice]}).encode())
+    partial.add(chunk, 1 if ids is None else len(ids))
+
+
+def test_an_answer_resumes_from_ids_else_from_text_else_not_at_all() -> None:
+    partial = PartialResponse(_chat(temperature=0))
+    partial.prompt_ids = [1, 2]
+    _add(partial, {"content": " a"}, [3])
+    path, body = partial.resume_request(ADAPTERS["vllm"], 100, 2)
+    assert path == COMPLETIONS and body == {"prompt": [1, 2, 3], "max_tokens": 9, "temperature": 0}
+    endless = PartialResponse(_chat(max_tokens=None))
+    endless.prompt_ids, endless.token_ids, endless.tokens = [1, 2], [3], 1
+    assert endless.resume_request(ADAPTERS["vllm"], 100, prompt_tokens=50)[1]["max_tokens"] == 97
+    _add(partial, {"content": " b"}, None)
+    path, body = partial.resume_request(ADAPTERS["vllm"], 100, 2)
+    assert path == CHAT and body["messages"][-1] == {"role": "assistant", "content": " a b"}
+    assert body["max_tokens"] == 8 and body["continue_final_message"] is True
+    with pytest.raises(CannotResumeError):
+        partial.resume_request(ADAPTERS["openai"], 100, 2)
+    with pytest.raises(CannotResumeError):
+        PartialResponse(_chat(logprobs=True)).resume_request(ADAPTERS["vllm"], 100, 2)
+
+
+@given(st.lists(st.sampled_from(["</", "think", ">", " x", "<", "</think>", "y "]), max_size=8))
+def test_the_end_tag_of_reasoning_may_come_in_any_pieces(pieces: list[str]) -> None:
+    partial = PartialResponse(_chat())
+    _add(partial, {"reasoning": "so"}, [5])
+    resumed = ResumedStream(_chat(), partial, COMPLETIONS)
+    deltas: list[dict[str, str]] = []
+    for i, piece in enumerate(pieces):
+        finish = "stop" if i == len(pieces) - 1 else None
+        payload = json.dumps({"choices": [{"text": piece, "finish_reason": finish}]}).encode()
+        value = sse.decode_object(payload)
+        resumed.convert(sse.to_chunk(value))
+        deltas += [choice["delta"] for choice in value["choices"]] if resumed.rewrite(value) else []
+    before, _, after = "".join(pieces).partition("</think>")
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == before
+    assert "".join(delta.get("content", "") for delta in deltas) == after

@@ -1,0 +1,130 @@
+"""Clients' requests: any body is a request or a client's error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.gateway.errors import ApiError
+from headway.gateway.relay.request import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    PATHS,
+    RESPONSES,
+    ClientRequest,
+    read_request,
+)
+
+
+@given(st.binary(max_size=200))
+def test_any_body_is_a_request_or_a_clients_error(raw: bytes) -> None:
+    for path in PATHS:
+        try:
+            read_request(path, raw, {})
+        except ApiError as error:
+            assert 400 <= error.status < 500
+
+
+_ODD_VALUES: list[object] = [
+    None, True, 0, -1, 7, 1e300, 10**30, "", "x" * 3000, [], [1, "a"], [[1], [2]], [None], {}, {"a": []},
+]  # fmt: skip
+_NAMES = "prompt messages input instructions system stream stream_options max_tokens n priority tools".split()
+
+
+@given(st.dictionaries(st.sampled_from(_NAMES), st.sampled_from(_ODD_VALUES)))
+def test_any_object_is_a_request_or_a_clients_error(body: dict[str, object]) -> None:
+    for path in PATHS:
+        try:
+            request = read_request(path, json.dumps({**body, "model": "m"}).encode(), {})
+        except ApiError as error:
+            assert 400 <= error.status < 500
+        else:
+            assert type(request.can_resume) is bool and len(request.prefix()) <= 64
+
+
+def read(path: str = CHAT, headers: dict[str, str] | None = None, **fields: object) -> ClientRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", **fields}
+    return read_request(path, json.dumps(body).encode(), headers or {})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "text", "ids"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}, {"image": "b"}]}]}, "user\na", None),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, "a\nb", None),
+        (COMPLETIONS, {"prompt": [1, 2.0]}, "", [1, 2]),
+        (EMBEDDINGS, {"input": ["a", "b"]}, "a\nb", None),
+        (RESPONSES, {"instructions": "be", "input": [{"content": "a"}]}, "be\na", None),
+        (MESSAGES, {"system": "be", "messages": [{"role": "user", "content": "a"}]}, "be\nuser\na", None),
+    ],
+)
+def test_the_prompt_of_each_endpoint(path: str, fields: dict[str, object], text: str, ids: list[int] | None) -> None:
+    request = read(path, **fields)
+    assert (request.text, request.prompt_ids) == (text, ids)
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "tier"),
+    [
+        ({}, {}, 0),
+        ({"service_tier": "flex"}, {}, 1),
+        ({"service_tier": "flex"}, {"x-headway-tier": "3"}, 3),
+        ({"priority": 2}, {"x-headway-tier": "3"}, 2),
+    ],
+)
+def test_the_tier_is_the_bodys_then_the_headers_then_openais(
+    fields: dict[str, object], headers: dict[str, str], tier: int
+) -> None:
+    assert read(headers=headers, **fields).tier == tier
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "param"),
+    [
+        ({"model": None}, {}, "model"),
+        ({"max_tokens": 0}, {}, "max_tokens"),
+        ({"stream": "yes"}, {}, "stream"),
+        ({"messages": [7]}, {}, "messages[0]"),
+        ({"priority": -1}, {}, "priority"),
+        ({}, {"x-headway-tier": "high"}, "x-headway-tier"),
+        ({}, {"x-slo-ttft-ms": "nan"}, "x-slo-ttft-ms"),
+    ],
+)
+def test_errors_name_the_field(fields: dict[str, object], headers: dict[str, str], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(headers=headers, **fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (CHAT, {}, True),
+        (CHAT, {"n": 2}, False),
+        (CHAT, {"tools": [{}]}, False),
+        (COMPLETIONS, {"prompt": [1, 2]}, True),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, False),
+        (RESPONSES, {}, False),
+    ],
+)
+def test_answers_that_another_engine_can_continue(path: str, fields: dict[str, object], expected: bool) -> None:
+    assert read(path, **fields).can_resume is expected
+
+
+def test_prompts_that_begin_alike_share_segments() -> None:
+    first, second = read(COMPLETIONS, prompt="a" * 2500 + "b" * 600), read(COMPLETIONS, prompt="a" * 2500 + "c" * 600)
+    assert len(first.prefix()) == 3 and first.prefix()[:2] == second.prefix()[:2]
+    assert first.prefix()[2] != second.prefix()[2] and read(COMPLETIONS, prompt="a" * 200).prefix() == ()
+
+
+def test_features_have_no_text() -> None:
+    request = read(headers={"x-session-id": "me", "x-headway-region": "eu", "x-slo-tpot-ms": "50"}, max_tokens=7)
+    features = request.features(1.5)
+    assert (features.arrival_s, features.num_chars, features.prompt_tokens) == (1.5, len(request.text), None)
+    assert (features.max_tokens, features.region, features.slo_tpot_s) == (7, "eu", 0.05)
+    assert features.session_id == request.session_id() is not None
