@@ -64,7 +64,12 @@ def plan(scenario: Scenario) -> Plan:
         pools.check_roles(declared, places)
     planners = PlannerProcesses()
     policies = _with_queue_manager(policies_of(scenario, planners), spec.gateway)
-    _check_policies(spec, policies, declared, places)
+    _check_oracles(policies, places)
+    _check_forecasts(policies, places)
+    if spec.policies.ordering_at != "gateway":
+        _check_ordering(pools.ordering_name(spec), declared, places)
+    if policies.migration is not None:
+        _check_migration(declared, places)
     pools.check_phases(declared, policies, places)
     combos, replanner = pools.bounded_combos(declared), replanner_of(policies)
     served = tuple(
@@ -170,15 +175,6 @@ def _planned_gpus(spec: Spec, declared: Sequence[DeclaredPool], policies: Polici
             what = f"{each.num_ports} of them; expected {most}, as many replicas as a plan may have"
             raise places.error((*each.at, "processes", "ports"), what)
     return num_gpus
-
-
-def _check_policies(spec: Spec, policies: Policies, declared: Sequence[DeclaredPool], places: Places) -> None:
-    _check_oracles(policies, places)
-    _check_forecasts(policies, places)
-    if spec.policies.ordering_at != "gateway":
-        _check_ordering(pools.ordering_name(spec), declared, places)
-    if policies.migration is not None:
-        _check_migration(declared, places)
 
 
 def _check_oracles(policies: Policies, places: Places) -> None:

@@ -74,11 +74,7 @@ async def list_files(store: Store, owner: str, page: Page, purpose: str | None) 
     if purpose is not None:
         query = query.where(FILES.c.purpose == purpose)
     rows, has_more = await store.page(FILES, query, page)
-    data = [_file_object(row) for row in rows]
-    return FileList(
-        object="list", data=data, first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
-        has_more=has_more,
-    )  # fmt: skip
+    return FileList.of([_file_object(row) for row in rows], has_more)
 
 
 async def delete_file(store: Store, owner: str, id: str) -> bool:

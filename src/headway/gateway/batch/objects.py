@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, Protocol, Self, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,29 @@ PURPOSES = ("batch", "batch_output")
 
 _Count = Annotated[int, Meta(ge=0)]
 _Id = Annotated[str, Meta(pattern=ID_PATTERN)]
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=_HasId)
+
+
+class ObjectPage(Struct, Generic[T], forbid_unknown_fields=True):
+    """A page of a list."""
+
+    object: Literal["list"]
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, data: list[T], has_more: bool) -> Self:
+        first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+        return cls("list", data, first_id, last_id, has_more)
 
 
 class FileObject(Struct, forbid_unknown_fields=True):
@@ -37,16 +60,6 @@ class DeletedFile(Struct, forbid_unknown_fields=True):
     id: str
     object: Literal["file"]
     deleted: bool
-
-
-class FileList(Struct, forbid_unknown_fields=True):
-    """A page of files."""
-
-    object: Literal["list"]
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class NewBatch(Struct):
@@ -108,14 +121,12 @@ class BatchObject(Struct, forbid_unknown_fields=True):
     errors: BatchErrorList | None
 
 
-class BatchList(Struct, forbid_unknown_fields=True):
-    """A page of batches."""
+class FileList(ObjectPage[FileObject]):
+    """A page of files."""
 
-    object: Literal["list"]
-    data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+
+class BatchList(ObjectPage[BatchObject]):
+    """A page of batches."""
 
 
 class Page(Struct, frozen=True):

@@ -123,11 +123,7 @@ async def find_batch(store: Store, owner: str, id: str) -> BatchObject | None:
 async def list_batches(store: Store, owner: str, page: Page) -> BatchList:
     """The owner's batches, the newest first."""
     rows, has_more = await store.page(BATCHES, select(BATCHES).where(BATCHES.c.owner == owner), page)
-    data = [_batch_object(row) for row in rows]
-    return BatchList(
-        object="list", data=data, first_id=data[0].id if data else None, last_id=data[-1].id if data else None,
-        has_more=has_more,
-    )  # fmt: skip
+    return BatchList.of([_batch_object(row) for row in rows], has_more)
 
 
 async def cancel_batch(store: Store, owner: str, id: str) -> None:

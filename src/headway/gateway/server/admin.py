@@ -96,29 +96,16 @@ _ERRORS, _ONE = (*HTTP_ERRORS, 404), (path_id({"type": "integer", "minimum": 0})
 _FORCE = query("force", {"enum": ["true", "false"]})
 
 ENDPOINTS = [
-    Endpoint(method="GET", path="/workers", summary="All replicas", handler=_list, access=ADMIN, returns=ReplicaList),
-    Endpoint(
-        method="POST", path="/workers", summary="Add a replica to a pool", handler=_add, access=ADMIN,
-        accepts=NewWorker, returns=ReplicaState, status=201, errors=(*HTTP_ERRORS, 409, 413),
-    ),
-    Endpoint(
-        method="GET", path="/workers/{id}", summary="A replica", handler=_get, access=ADMIN, returns=ReplicaState,
-        errors=_ERRORS, parameters=_ONE,
-    ),
-    Endpoint(
-        method="DELETE", path="/workers/{id}", summary="Remove a replica when it is empty, or at once",
-        handler=_remove, access=ADMIN, returns=ReplicaState, status=202, errors=_ERRORS, parameters=(*_ONE, _FORCE),
-    ),
-    Endpoint(
-        method="POST", path="/workers/{id}/drain", summary="Send a replica no more requests", handler=_drain,
-        access=ADMIN, returns=ReplicaState, errors=(*_ERRORS, 409), parameters=_ONE,
-    ),
-    Endpoint(
-        method="POST", path="/workers/{id}/undrain", summary="Send a replica requests again", handler=_undrain,
-        access=ADMIN, returns=ReplicaState, errors=(*_ERRORS, 409), parameters=_ONE,
-    ),
-    Endpoint(
-        method="POST", path="/workers/{id}/role", summary="Set the role of a replica in a combo", handler=_set_role,
-        access=ADMIN, accepts=NewRole, returns=ReplicaState, errors=(*_ERRORS, 409, 413), parameters=_ONE,
-    ),
+    Endpoint("GET", "/workers", "All replicas", _list, ReplicaList, ADMIN),
+    Endpoint("POST", "/workers", "Add a replica to a pool", _add, ReplicaState, ADMIN, accepts=NewWorker, status=201,
+             errors=(*HTTP_ERRORS, 409, 413)),
+    Endpoint("GET", "/workers/{id}", "A replica", _get, ReplicaState, ADMIN, errors=_ERRORS, parameters=_ONE),
+    Endpoint("DELETE", "/workers/{id}", "Remove a replica when it is empty, or at once", _remove, ReplicaState, ADMIN,
+             status=202, errors=_ERRORS, parameters=(*_ONE, _FORCE)),
+    Endpoint("POST", "/workers/{id}/drain", "Send a replica no more requests", _drain, ReplicaState, ADMIN,
+             errors=(*_ERRORS, 409), parameters=_ONE),
+    Endpoint("POST", "/workers/{id}/undrain", "Send a replica requests again", _undrain, ReplicaState, ADMIN,
+             errors=(*_ERRORS, 409), parameters=_ONE),
+    Endpoint("POST", "/workers/{id}/role", "Set the role of a replica in a combo", _set_role, ReplicaState, ADMIN,
+             accepts=NewRole, errors=(*_ERRORS, 409, 413), parameters=_ONE),
 ]  # fmt: skip

@@ -97,9 +97,8 @@ async def _openapi(request: Request, gateway: Gateway) -> Response:
 
 def _completion(path: str, summary: str, accepts: type, returns: type) -> Endpoint:
     return Endpoint(
-        method="POST", path=path, summary=summary, accepts=accepts, returns=returns, access=CLIENT,
-        media_types=(JSON, SSE), errors=COMPLETION_ERRORS, parameters=COMPLETION_PARAMETERS,
-        headers=COMPLETION_HEADERS,
+        "POST", path, summary, None, returns, CLIENT, accepts=accepts, media_types=(JSON, SSE),
+        errors=COMPLETION_ERRORS, parameters=COMPLETION_PARAMETERS, headers=COMPLETION_HEADERS,
     )  # fmt: skip
 
 
@@ -109,17 +108,12 @@ _ENDPOINTS = [
     _completion(EMBEDDINGS, "Embed texts", schema.InputRequest, dict),
     _completion(RESPONSES, "Answer, by OpenAI's Responses API", schema.InputRequest, dict),
     _completion(MESSAGES, "Answer, by Anthropic's Messages API", schema.MessagesRequest, dict),
-    Endpoint(method="GET", path="/v1/models", summary="The models", handler=_models, returns=schema.ModelList),
-    Endpoint(
-        method="GET", path="/health", summary="Whether a replica is up", handler=_health, returns=schema.HealthStatus,
-        also=(503,),
-    ),
-    Endpoint(
-        method="GET", path="/metrics", summary="For Prometheus", handler=_metrics, returns=str, media_types=(TEXT,)
-    ),
-    Endpoint(method="GET", path="/version", summary="Headway's version", handler=_version, returns=schema.VersionInfo),
-    Endpoint(method="GET", path="/openapi.json", summary="This document", handler=_openapi, returns=dict),
-]  # fmt: skip
+    Endpoint("GET", "/v1/models", "The models", _models, schema.ModelList),
+    Endpoint("GET", "/health", "Whether a replica is up", _health, schema.HealthStatus, also=(503,)),
+    Endpoint("GET", "/metrics", "For Prometheus", _metrics, str, media_types=(TEXT,)),
+    Endpoint("GET", "/version", "Headway's version", _version, schema.VersionInfo),
+    Endpoint("GET", "/openapi.json", "This document", _openapi, dict),
+]
 
 
 def endpoints() -> list[Endpoint]:

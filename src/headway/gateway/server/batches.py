@@ -32,7 +32,7 @@ from headway.gateway.batch.objects import (
 from headway.gateway.batch.service import BatchService
 from headway.gateway.batch.store import UNAVAILABLE
 from headway.gateway.errors import ApiError
-from headway.gateway.server.bodies import bounded, read_short_body
+from headway.gateway.server.bodies import limited, read_short_body
 from headway.gateway.server.routes import HTTP_ERRORS, PAGE, Access, Endpoint, Gateway, decode_body, path_id, query
 
 _ID, _WINDOW = re.compile(ID_PATTERN), re.compile(WINDOW_PATTERN)
@@ -64,7 +64,7 @@ def _with_service(handler: Callable[[Request, BatchService, str], Awaitable[Any]
 
 async def _upload(request: Request, service: BatchService, owner: str) -> FileObject:
     max_bytes = service.settings.max_file_bytes
-    receive = bounded(request.receive, max_bytes + _FORM_BYTES, service.body_timeout_s, _too_long(max_bytes))
+    receive = limited(request.receive, max_bytes + _FORM_BYTES, service.body_timeout_s, _too_long(max_bytes))
     try:
         async with Request(request.scope, receive).form(max_files=1, max_fields=20) as form:
             upload, purpose = _check_form(form)
@@ -212,41 +212,22 @@ _ONE = (path_id({"type": "string"}),)
 _PURPOSE = query("purpose", {"enum": list(PURPOSES)})
 
 ENDPOINTS = [
-    Endpoint(
-        method="POST", path="/v1/files", summary="Upload a file", handler=_with_service(_upload), access=_ACCESS,
-        form=_UPLOAD, returns=FileObject, errors=(*HTTP_ERRORS, 413, 503),
-    ),
-    Endpoint(
-        method="GET", path="/v1/files", summary="The newest files", handler=_with_service(_list_files), access=_ACCESS,
-        returns=FileList, errors=_LIST_ERRORS, parameters=(*PAGE, _PURPOSE),
-    ),
-    Endpoint(
-        method="GET", path="/v1/files/{id}", summary="A file", handler=_with_service(_get_file), access=_ACCESS,
-        returns=FileObject, errors=_ONE_ERRORS, parameters=_ONE,
-    ),
-    Endpoint(
-        method="DELETE", path="/v1/files/{id}", summary="Delete a file", handler=_with_service(_delete_file),
-        access=_ACCESS, returns=DeletedFile, errors=_ONE_ERRORS, parameters=_ONE,
-    ),
-    Endpoint(
-        method="GET", path="/v1/files/{id}/content", summary="The content of a file",
-        handler=_with_service(_get_content), access=_ACCESS, returns=str, media_types=("application/jsonl",),
-        errors=_ONE_ERRORS, parameters=_ONE,
-    ),
-    Endpoint(
-        method="POST", path="/v1/batches", summary="Create a batch", handler=_with_service(_create_batch),
-        access=_ACCESS, accepts=NewBatch, returns=BatchObject, errors=(*_ONE_ERRORS, 413),
-    ),
-    Endpoint(
-        method="GET", path="/v1/batches", summary="The newest batches", handler=_with_service(_list_batches),
-        access=_ACCESS, returns=BatchList, errors=_LIST_ERRORS, parameters=PAGE,
-    ),
-    Endpoint(
-        method="GET", path="/v1/batches/{id}", summary="A batch", handler=_with_service(_get_batch), access=_ACCESS,
-        returns=BatchObject, errors=_ONE_ERRORS, parameters=_ONE,
-    ),
-    Endpoint(
-        method="POST", path="/v1/batches/{id}/cancel", summary="Cancel a batch: no more of its requests are started",
-        handler=_with_service(_cancel_batch), access=_ACCESS, returns=BatchObject, errors=_ONE_ERRORS, parameters=_ONE,
-    ),
+    Endpoint("POST", "/v1/files", "Upload a file", _with_service(_upload), FileObject, _ACCESS, form=_UPLOAD,
+             errors=(*HTTP_ERRORS, 413, 503)),
+    Endpoint("GET", "/v1/files", "The newest files", _with_service(_list_files), FileList, _ACCESS,
+             errors=_LIST_ERRORS, parameters=(*PAGE, _PURPOSE)),
+    Endpoint("GET", "/v1/files/{id}", "A file", _with_service(_get_file), FileObject, _ACCESS, errors=_ONE_ERRORS,
+             parameters=_ONE),
+    Endpoint("DELETE", "/v1/files/{id}", "Delete a file", _with_service(_delete_file), DeletedFile, _ACCESS,
+             errors=_ONE_ERRORS, parameters=_ONE),
+    Endpoint("GET", "/v1/files/{id}/content", "The content of a file", _with_service(_get_content), str, _ACCESS,
+             media_types=("application/jsonl",), errors=_ONE_ERRORS, parameters=_ONE),
+    Endpoint("POST", "/v1/batches", "Create a batch", _with_service(_create_batch), BatchObject, _ACCESS,
+             accepts=NewBatch, errors=(*_ONE_ERRORS, 413)),
+    Endpoint("GET", "/v1/batches", "The newest batches", _with_service(_list_batches), BatchList, _ACCESS,
+             errors=_LIST_ERRORS, parameters=PAGE),
+    Endpoint("GET", "/v1/batches/{id}", "A batch", _with_service(_get_batch), BatchObject, _ACCESS, errors=_ONE_ERRORS,
+             parameters=_ONE),
+    Endpoint("POST", "/v1/batches/{id}/cancel", "Cancel a batch: no more of its requests are started",
+             _with_service(_cancel_batch), BatchObject, _ACCESS, errors=_ONE_ERRORS, parameters=_ONE),
 ]  # fmt: skip

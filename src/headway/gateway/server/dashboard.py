@@ -106,12 +106,6 @@ _DATA_ACCESS = Access(
 )
 
 ENDPOINTS = [
-    Endpoint(
-        method="GET", path="/dashboard", summary="The dashboard", handler=_page, access=_PAGE_ACCESS, returns=str,
-        media_types=("text/html",),
-    ),
-    Endpoint(
-        method="GET", path="/dashboard/data", summary="The data of the dashboard", handler=_data, access=_DATA_ACCESS,
-        returns=DashboardData,
-    ),
-]  # fmt: skip
+    Endpoint("GET", "/dashboard", "The dashboard", _page, str, _PAGE_ACCESS, media_types=("text/html",)),
+    Endpoint("GET", "/dashboard/data", "The data of the dashboard", _data, DashboardData, _DATA_ACCESS),
+]

@@ -76,16 +76,16 @@ Handler = Callable[[Request, Gateway], Awaitable[Any]]
 """Returns a Response, or the value that the response's JSON encodes. Raises ApiError."""
 
 
-class Endpoint(Struct, frozen=True, kw_only=True):
+class Endpoint(Struct, frozen=True):
     """One method of one path."""
 
     method: str
     path: str
     summary: str
+    handler: Handler | None
+    """None: engines answer, by way of a relay."""
     returns: Any
     """The type of the response's body."""
-    handler: Handler | None = None
-    """None: engines answer, by way of a relay."""
     access: Access = OPEN
     accepts: Any = None
     """The type of the request's JSON body."""

@@ -22,10 +22,25 @@ _HISTOGRAMS = {
     "hold_seconds": "From a request's arrival to its placement on a replica",
     "gateway_overhead_seconds": "From a request's last byte to the send to its replica, without the time on hold",
 }
+_METRICS = {
+    "ttft_s": "time_to_first_token_seconds",
+    "tpot_s": "time_per_output_token_seconds",
+    "e2e_s": "request_duration_seconds",
+}
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
 """Model, pool, tier, phase ("" for the gateway's overhead), counts by bin, and the sum of the observations."""
+
+
+def latencies_s(live: Live, now: float, is_unstreamed: bool) -> Iterator[tuple[str, float]]:
+    """The latencies of a request that finishes now; an answer that came at once has no time per output token."""
+    first_s = live.first_token_s
+    yield "e2e_s", now - live.arrival_s
+    if first_s == first_s:
+        yield "ttft_s", first_s - live.arrival_s
+        if live.generated_tokens > 1 and now > first_s and not is_unstreamed:
+            yield "tpot_s", (now - first_s) / (live.generated_tokens - 1)
 
 
 class _Pooled(Protocol):
@@ -97,14 +112,9 @@ class RequestMetrics:
         self._tokens[live.model, "output"] += live.generated_tokens
         if outcome is not Outcome.FINISHED:
             return
-        first_s, histograms = live.first_token_s, series.by_metric
-        histograms["request_duration_seconds"].observe(now - live.arrival_s)
-        histograms["hold_seconds"].observe(live.placed_s - live.arrival_s)
-        if first_s == first_s:
-            histograms["time_to_first_token_seconds"].observe(first_s - live.arrival_s)
-            if live.generated_tokens > 1 and now > first_s and not request.is_unstreamed:
-                tpot_s = (now - first_s) / (live.generated_tokens - 1)
-                histograms["time_per_output_token_seconds"].observe(tpot_s)
+        series.by_metric["hold_seconds"].observe(live.placed_s - live.arrival_s)
+        for latency, seconds in latencies_s(live, now, request.is_unstreamed):
+            series.by_metric[_METRICS[latency]].observe(seconds)
 
     def count_send(self, request: MeasuredRequest, read_s: float, now: float) -> None:
         """Observe the gateway's overhead on a request's first send to a replica; its last byte came at `read_s`."""

@@ -13,6 +13,7 @@ from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import Live
 from headway.core.record import Outcome
 from headway.gateway.telemetry.histogram import Histogram
+from headway.gateway.telemetry.metrics import latencies_s
 
 SLOT_S = 5.0
 NUM_SLOTS = 60
@@ -25,6 +26,8 @@ _BIN_WIDTH = math.log(1.04)
 """Bins are 4% wide, so that latencies are right to 2%."""
 _BOUNDS_S = tuple(math.exp((index + 0.5) * _BIN_WIDTH) for index in range(-352, 353))
 """From a microsecond to eleven days."""
+
+_LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 
 Num = Annotated[int, Meta(ge=0)]
 _Rate = Annotated[float, Meta(ge=0)]
@@ -73,9 +76,7 @@ class _TierSlot(Struct):
     num: int = 0
     failed: int = 0
     tokens: int = 0
-    latencies: dict[str, Histogram] = field(
-        default_factory=lambda: {metric: Histogram(_BOUNDS_S) for metric in ("ttft_s", "tpot_s", "e2e_s")}
-    )
+    latencies: dict[str, Histogram] = field(default_factory=lambda: {one: Histogram(_BOUNDS_S) for one in _LATENCIES})
 
 
 _Slots = list[dict[int, _TierSlot]]
@@ -91,20 +92,16 @@ class RollingStats:
         self._source = decisions
         self._collects_until_s = float("-inf")
 
-    def count_end(self, live: Live, outcome: Outcome, now: float, is_whole: bool) -> None:
-        """Count a request that has ended. `is_whole`: all its tokens came at once."""
+    def count_end(self, live: Live, outcome: Outcome, now: float, is_unstreamed: bool) -> None:
+        """Count a request that has ended. `is_unstreamed`: all its tokens came at once."""
         tier = self._slot(now).setdefault(live.tier, _TierSlot())
         tier.num += 1
         tier.tokens += live.generated_tokens
         if outcome is not Outcome.FINISHED:
             tier.failed += outcome is not Outcome.CANCELLED
             return
-        first_s = live.first_token_s
-        tier.latencies["e2e_s"].observe(now - live.arrival_s)
-        if first_s == first_s:
-            tier.latencies["ttft_s"].observe(first_s - live.arrival_s)
-            if live.generated_tokens > 1 and now > first_s and not is_whole:
-                tier.latencies["tpot_s"].observe((now - first_s) / (live.generated_tokens - 1))
+        for latency, seconds in latencies_s(live, now, is_unstreamed):
+            tier.latencies[latency].observe(seconds)
 
     def _slot(self, now: float) -> dict[int, _TierSlot]:
         number = int(now // SLOT_S)
@@ -170,9 +167,7 @@ def _tier_stats(tier: int, slots: list[_TierSlot]) -> TierStats:
         tier=tier,
         num=sum(slot.num for slot in slots),
         failed=sum(slot.failed for slot in slots),
-        ttft_s=_quantiles(slot.latencies["ttft_s"] for slot in slots),
-        tpot_s=_quantiles(slot.latencies["tpot_s"] for slot in slots),
-        e2e_s=_quantiles(slot.latencies["e2e_s"] for slot in slots),
+        **{metric: _quantiles(slot.latencies[metric] for slot in slots) for metric in _LATENCIES},
     )
 
 
@@ -187,5 +182,5 @@ def _medians(tier: int, window: _Slots) -> dict[str, list[float | None]]:
     """Each metric's median, slot by slot."""
     return {
         metric: [slot[tier].latencies[metric].quantile(0.5) if tier in slot else None for slot in window]
-        for metric in ("ttft_s", "tpot_s", "e2e_s")
+        for metric in _LATENCIES
     }
