@@ -17,7 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.metrics.latency import DefaultSlo
 from headway.metrics.summary import PARTS, flatten, summarize
 from headway.report import describe, html, table, trace
-from headway.report.run import Provenance, Run, told_apart
+from headway.report.run import Provenance, Run, named_by_policies
 from oracle_records import Run as Made
 
 PROVENANCE = Provenance("seed: 7\n# </script><b>&\n", 7, "0.1.0", "headway compare scenario.yaml")
@@ -186,10 +186,10 @@ def test_what_cannot_be_written_is_named(runs: list[Run], tmp_path: Path) -> Non
 
 def test_runs_are_named_by_what_tells_them_apart(runs: list[Run]) -> None:
     alike = [replace(run, name="demo") for run in runs]
-    assert [run.name for run in told_apart(alike)] == list(ROUTERS[:3])
-    assert [run.name for run in told_apart(alike[:1])] == ["demo"]
+    assert [run.name for run in named_by_policies(alike)] == list(ROUTERS[:3])
+    assert [run.name for run in named_by_policies(alike[:1])] == ["demo"]
     twins = [alike[0], alike[0]]
-    assert [run.name for run in told_apart(twins)] == ["demo", "demo"]
+    assert [run.name for run in named_by_policies(twins)] == ["demo", "demo"]
     text = html.page(alike, PROVENANCE)
     assert "<h1>demo: 3 runs</h1>" in text and "jsq-tokens</button>" in text
 

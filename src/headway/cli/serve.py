@@ -16,7 +16,7 @@ from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.starting import Kubernetes, Processes
 from headway.gateway.server import web_server
-from headway.records.decision_log import Behind, DecisionFile
+from headway.records.decision_log import BackgroundDecisionFile, DecisionFile
 from headway.records.parquet import save
 from headway.scenario import replan
 
@@ -85,7 +85,11 @@ def command(
     logging.getLogger("headway").setLevel(logging.INFO)
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
     crew = None if workers == 1 else WorkerSupervisor(listeners, tls)
-    told = None if decisions is None else Behind(DecisionFile(decisions, plan.settings.max_decisions_bytes))
+    told = (
+        None
+        if decisions is None
+        else BackgroundDecisionFile(DecisionFile(decisions, plan.settings.max_decisions_bytes))
+    )
 
     def make() -> Gateway:
         made = Gateway(plan, Recording(enabled=records is not None), None if told is None else told.write)

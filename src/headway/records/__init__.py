@@ -1,4 +1,4 @@
-"""A run's records and decision log on disk, and files that appear whole or not at all."""
+"""The records of a run and the decision log on disk."""
 
 from headway.records.parquet import load, save
 

@@ -1,7 +1,7 @@
-"""A run's records, to Parquet and back.
+"""Save the records of a run as Parquet files, and load them.
 
-A folder holds five tables. `requests.parquet` is the workload with what became of it, row i = request i: it
-is a workload file, so a run can be replayed. The others are as in `core.record`. Each carries what made it.
+A folder holds five tables. `requests.parquet` is the workload with the outcomes, row i = request i; it is a workload
+file, so a run can be replayed. The others are as in `core.record`. The metadata of each file has the run's provenance.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from headway.workload.files import PREFIX_COLUMNS, prefix_lists, read_prefix
 METADATA = b"headway"
 TABLES = ("requests", "segments", "stretches", "moves", "replicas")
 NAMES = {"model": "models", "region": "regions"}
-"""Columns of codes, kept as names."""
+"""Columns of codes, stored as names."""
 
 
-class _About(msgspec.Struct, forbid_unknown_fields=True):
-    """What every file's metadata says."""
+class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
+    """The metadata of every file."""
 
     provenance: dict[str, Any]
     end_s: float
@@ -39,10 +39,10 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
-    """Write the tables into `folder`, made if need be. Each file appears whole or not at all.
+    """Write the tables into `folder`, which is created if missing. Each file is written atomically.
 
-    `provenance` is JSON-like: the scenario's text, seed and version that made the run.
-    Raises `HeadwayError` where the folder cannot be written.
+    `provenance` is JSON-like: the scenario's text, seed and version of the run. HeadwayError if the folder cannot be
+    written.
     """
     tables = {
         "requests": _requests_table(records),
@@ -52,8 +52,8 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
         "replicas": _replicas_table(records.replicas),
     }
     num_rows = {name: table.num_rows for name, table in tables.items()}
-    about = _About(dict(provenance), records.end_s, records.models, records.regions, num_rows, records.judge_usd)
-    metadata = {METADATA: msgspec.json.encode(about)}
+    run = RunMetadata(dict(provenance), records.end_s, records.models, records.regions, num_rows, records.judge_usd)
+    metadata = {METADATA: msgspec.json.encode(run)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as beside:
@@ -67,40 +67,40 @@ def save(records: Records, folder: Path, provenance: Mapping[str, Any]) -> None:
 
 
 def load(folder: Path) -> tuple[Records, dict[str, Any]]:
-    """What `save` wrote, and its provenance. Requests come in order of `end_s`, then of id.
+    """Load records that `save` wrote, and their provenance. Requests are in order of `end_s`, then of id.
 
-    Raises `HeadwayError` for a missing, damaged or foreign file.
+    HeadwayError for a missing or damaged file, or one that is not part of the same run.
     """
     tables = {name: _read(folder / f"{name}.parquet") for name in TABLES}
-    about = _about(folder / "requests.parquet", tables["requests"])
+    run = _metadata(folder / "requests.parquet", tables["requests"])
     for name, table in tables.items():
-        if _about(folder / f"{name}.parquet", table) != about or table.num_rows != about.num_rows[name]:
+        if _metadata(folder / f"{name}.parquet", table) != run or table.num_rows != run.num_rows[name]:
             raise HeadwayError(f"{folder}: {name}.parquet and requests.parquet are not of the same run")
     requests = tables["requests"]
     workload = {
-        name: _codes(requests[name], getattr(about, NAMES[name])) if name in NAMES else _numpy(requests[name])
+        name: _codes(requests[name], getattr(run, NAMES[name])) if name in NAMES else _numpy(requests[name])
         for name in requests.column_names
         if name not in REQUEST_COLUMNS and name not in PREFIX_COLUMNS
     }
     prefix = read_prefix(requests)
     records = Records(
         workload=workload,
-        models=about.models,
-        regions=about.regions,
+        models=run.models,
+        regions=run.regions,
         requests=_outcomes(requests),
         segments={name: _numpy(tables["segments"][name]) for name in tables["segments"].column_names},
         stretches={name: _numpy(tables["stretches"][name]) for name in tables["stretches"].column_names},
         replicas=msgspec.convert(tables["replicas"].to_pylist(), tuple[ReplicaRecord, ...]),
-        end_s=about.end_s,
-        judge_usd=about.judge_usd,
+        end_s=run.end_s,
+        judge_usd=run.judge_usd,
         moves={name: _numpy(tables["moves"][name]) for name in tables["moves"].column_names},
         prefixes=None if prefix is None else Prefixes(prefix.offsets, prefix.ids, prefix.tokens),
     )
-    return records, about.provenance
+    return records, run.provenance
 
 
 def _requests_table(records: Records) -> pa.Table:
-    """The workload's columns and, beside them, outcomes; null where a request never came to be."""
+    """The workload's columns and the outcomes; null for rows that were never issued."""
     arrays: dict[str, pa.Array] = {}
     for name, column in records.workload.items():
         names = getattr(records, NAMES[name]) if name in NAMES else ()
@@ -140,9 +140,9 @@ def _read(path: Path) -> pa.Table:
         raise HeadwayError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from None
 
 
-def _about(path: Path, table: pa.Table) -> _About:
+def _metadata(path: Path, table: pa.Table) -> RunMetadata:
     try:
-        return msgspec.json.decode((table.schema.metadata or {})[METADATA], type=_About)
+        return msgspec.json.decode((table.schema.metadata or {})[METADATA], type=RunMetadata)
     except (KeyError, msgspec.MsgspecError):
         raise HeadwayError(f"{path}: not the records of a run") from None
 
@@ -153,7 +153,7 @@ def _numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def _codes(column: pa.ChunkedArray, names: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """Names as codes into `names`, in whatever order the file keeps its dictionary."""
+    """Names as codes into `names`, whatever the order of the file's dictionary."""
     if not names:
         return _numpy(column)
     code_of = {name: code for code, name in enumerate(names)}
@@ -166,7 +166,7 @@ def _codes(column: pa.ChunkedArray, names: tuple[str, ...]) -> np.ndarray[Any, A
 
 
 def _outcomes(requests: pa.Table) -> Columns:
-    """The request table, in order of ending."""
+    """The request table, in order of end."""
     rows = np.flatnonzero(~np.asarray(requests["request"].is_null()))
     if len(rows) == requests.num_rows:
         columns = {name: _numpy(requests[name]) for name in REQUEST_COLUMNS}

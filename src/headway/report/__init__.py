@@ -1,1 +1,1 @@
-"""Summaries and records as a person reads them: a table, an HTML page, a trace."""
+"""Runs for human readers: a terminal table, an HTML page, a trace."""

@@ -1,4 +1,4 @@
-"""The HTML report's charts, as Plotly figures in plain JSON."""
+"""The charts of the HTML report, as Plotly figures in plain JSON."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy.typing as npt
 
 from headway.metrics.latency import sample
 from headway.metrics.series import ReplicaTimelines, cdf, fleet_load, itl_gaps, replica_timelines
+from headway.report.page import COLORS, INK, QUIET, RULE
 from headway.report.run import Run
-from headway.report.style import COLORS, INK, QUIET, RULE
 
 Figure = dict[str, Any]
-"""`data` and `layout`. A trace's `meta` is the index of its run."""
+"""A dict of `data` and `layout`. The `meta` of a trace is the index of its run."""
 
 LOAD_BINS = 400
 MAX_CELLS = 240_000
-"""Of all replicas' timelines together, to bound the size of the page."""
+"""Cells of all heatmaps together, which bounds the size of the page."""
 
 TIME_UNITS = ((2 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "h"), (600.0, 60.0, "min"))
 """(from, divisor, name)."""
 
 
 def time_unit(end_s: float) -> tuple[float, str]:
-    """Seconds per unit, and the unit, for an axis that ends here."""
+    """(seconds per unit, unit) for a time axis that ends at `end_s`."""
     return next(((size, name) for least, size, name in TIME_UNITS if end_s >= least), (1.0, "s"))
 
 
@@ -42,12 +42,12 @@ def line_style(run: int) -> dict[str, Any]:
 
 
 def layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
-    """Of a chart with these axis titles; `more` changes it, `xaxis` and `yaxis` key by key."""
+    """The layout of a chart with these axis titles. `more` overrides it; `xaxis` and `yaxis` are merged key by key."""
     axis = {
         "gridcolor": RULE, "zeroline": False, "linecolor": "#c9ced4", "showline": True, "ticks": "outside",
         "tickcolor": "#c9ced4", "ticklen": 4, "automargin": True,
     }  # fmt: skip
-    made = {
+    base = {
         "height": height,
         "margin": {"l": 52, "r": 10, "t": 8, "b": 44},
         "font": {
@@ -64,8 +64,8 @@ def layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
         "yaxis": axis | {"title": {"text": y, "font": {"color": QUIET}, "standoff": 8}, "rangemode": "tozero"},
     }
     for name in ("xaxis", "yaxis"):
-        made[name] |= more.pop(name, {})
-    return made | more
+        base[name] |= more.pop(name, {})
+    return base | more
 
 
 def _trace(run: int, name: str, x: list[Any], y: list[Any], hover: str, **more: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _trace(run: int, name: str, x: list[Any], y: list[Any], hover: str, **more: 
 
 
 def distributions(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Cumulative distributions of TTFT, ITL and E2E; a chart is absent where no run has data for it."""
+    """Cumulative distributions of TTFT, ITL and E2E. A chart without data is omitted."""
     traces: dict[str, list[dict[str, Any]]] = {"ttft": [], "itl": [], "e2e": []}
     for index, run in enumerate(runs):
         warmup_s = run.summary.warmup_s
@@ -100,7 +100,7 @@ def distributions(runs: Sequence[Run]) -> dict[str, Figure]:
 
 
 def _log_axes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A logarithmic x axis, unless the values are all of a size (or some are 0)."""
+    """A logarithmic x axis, unless the values are of similar size or some are 0."""
     low = min(line["x"][0] for line in lines)
     high = max(line["x"][-1] for line in lines)
     percent = {"range": [0, 101], "ticksuffix": "%"}
@@ -110,14 +110,14 @@ def _log_axes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each decade, or fewer where there are many decades."""
+    """Ticks at 1, 2 and 5 of each decade, or fewer if there are many decades."""
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     leading = (1, 2, 5) if len(decades) <= 3 else (1, 3) if len(decades) <= 5 else (1,)
     return [float(f"{digit}e{decade}") for decade in decades for digit in leading]
 
 
 def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Waiting and running requests, KV use, and arrivals against completions."""
+    """Waiting and running requests, KV use, and arrivals against completions over time."""
     unit_s, unit = time_unit(max(run.records.end_s for run in runs))
     lines: dict[str, list[dict[str, Any]]] = {"waiting": [], "running": [], "kv": [], "progress": []}
     for index, run in enumerate(runs):
@@ -151,7 +151,7 @@ def _over(lines: list[dict[str, Any]], x: str, y: str, ticksuffix: str = "") -> 
 
 
 def _fleet_kv_use(run: Run, found: ReplicaTimelines) -> npt.NDArray[np.float64]:
-    """Mean over the replicas that are up, by capacity."""
+    """Mean over the replicas that are up, weighted by capacity."""
     capacity = np.array([[float(replica.kv_capacity_tokens)] for replica in run.records.replicas])
     weight = np.where(np.isnan(found.kv_use), 0.0, capacity)
     total = weight.sum(axis=0)
@@ -166,11 +166,11 @@ QUANTITIES = {
     "batch": ("Decoding requests", "decoding requests"),
     "waiting": ("Waiting requests", "waiting requests"),
 }
-"""Of the per-replica timeline: name, and the colour bar's title."""
+"""Quantities of the heatmaps: (name, title of the colour bar)."""
 
 
 def replica_heatmaps(runs: Sequence[Run]) -> list[dict[str, Figure]]:
-    """For each run and quantity, replicas over time. White = down or not there."""
+    """Heatmaps of replicas over time, by run and quantity. White = down or absent."""
     num_rows = sum(len(run.records.replicas) for run in runs)
     bins = int(np.clip(MAX_CELLS // max(num_rows * len(QUANTITIES), 1), 24, 300))
     found = [replica_timelines(run.records, bins=bins) for run in runs]
@@ -207,7 +207,7 @@ def _heatmap(run: Run, found: ReplicaTimelines, table: npt.NDArray[np.float64], 
 
 
 def tiers(runs: Sequence[Run]) -> dict[str, Figure]:
-    """TTFT and E2E p99 by tier; empty where there is one tier."""
+    """TTFT and E2E p99 by tier; empty if there is only one tier."""
     names = sorted({name for run in runs for name in run.summary.tiers}, key=int)
     if not names:
         return {}

@@ -1,4 +1,4 @@
-"""What each metric means. `docs/metrics.md` is written from here."""
+"""The definition of each metric. `docs/metrics.md` is generated from this module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from headway.metrics.summary import PARTS
 
 OVER = {
-    "count": "how many values there are",
+    "count": "number of values",
     "mean": "arithmetic mean",
     "p50": "median",
     "p90": "90th percentile",
@@ -15,25 +15,25 @@ OVER = {
     "p99": "99th percentile",
     "max": "largest value",
     "peak": "largest value",
-    "new": "of replicas on newly acquired GPUs",
-    "reclaimed": "of replicas that were spot instances of their model",
-    "redeployed": "of replicas that were spot instances of another model",
+    "new": "replicas on newly acquired GPUs",
+    "reclaimed": "replicas that were spot instances of the same model",
+    "redeployed": "replicas that were spot instances of another model",
 }
 """Last words of a key."""
 
 DEFINITIONS: dict[str, tuple[str, str]] = {
-    "num_requests": ("requests", "Requests that arrived after the warm-up, whatever became of them."),
+    "num_requests": ("requests", "Requests that arrived after the warm-up, with any outcome."),
     "num_completed": ("requests", "Requests that finished."),
-    "num_cancelled": ("requests", "Requests whose client gave up."),
+    "num_cancelled": ("requests", "Requests that their client cancelled."),
     "num_rejected": (
         "requests",
-        "Requests that no replica would take: queues full, or larger than any KV cache.",
+        "Requests that no replica could accept: all queues full, or larger than any KV cache.",
     ),
     "num_unfinished": ("requests", "Requests still in the system when the run stopped."),
-    "ttft_s": ("s", "Time to first token: arrival to first output token, of every request that got one."),
+    "ttft_s": ("s", "Time to first token: arrival to first output token, for requests with a first token."),
     "answer_s": (
         "s",
-        "Time to first answering token: arrival to the first token after the reasoning, of requests that reason.",
+        "Time to first answering token: arrival to the first token after the reasoning, for requests that reason.",
     ),
     "tpot_s": (
         "s",
@@ -42,116 +42,118 @@ DEFINITIONS: dict[str, tuple[str, str]] = {
     ),
     "itl_s": (
         "s",
-        "Inter-token latency: the gap between two consecutive tokens of a request, one value per gap, over"
-        " all requests together (not a mean of means). Gaps over preemptions, crashes and moves are "
-        "included; per replica they are left out.",
+        "Inter-token latency: the gap between two consecutive tokens of a request, one value per gap, over all "
+        "requests together (not a mean of means). Gaps over preemptions, crashes and moves are included, except in "
+        "the breakdown by replica.",
     ),
-    "e2e_s": ("s", "End-to-end latency: arrival to last token, of finished requests."),
-    "queueing_s": ("s", "Arrival to the start of the first prefill, of every request whose prefill began."),
-    "reasoning_s": ("s", "Arrival to the last reasoning token, of requests that reason and answer."),
+    "e2e_s": ("s", "End-to-end latency: arrival to last token, for finished requests."),
+    "queueing_s": ("s", "Arrival to the start of the first prefill, for requests whose prefill began."),
+    "reasoning_s": ("s", "Arrival to the last reasoning token, for requests that reason and answer."),
     "ttfat_s": (
         "s",
-        "Time to first answering token from the end of the reasoning: last reasoning token to first answering token.",
+        "Last reasoning token to first answering token.",
     ),
     "blocking_s": (
         "s",
-        "Last reasoning token to the start of the iteration that made the first answering token: how long an answer "
-        "was kept from beginning by its queue, a preemption or a move.",
+        "Last reasoning token to the start of the iteration that generated the first answering token: the delay of the "
+        "answer by a queue, a preemption or a move.",
     ),
     "qoe_violations": (
         "share",
-        "Share of the answers with a quality of experience (QoE) below 0.95, of requests that began to answer; where "
-        "requests reason. QoE is the area under the curve of tokens read / the area under that of tokens wanted, up "
-        "to when the last token has been read. Tokens are wanted at the pacer's pace from the end of the reasoning "
-        "(of the arrival, without) and its TTFAT target on, or from the first token if it has no such target.",
+        "Share of started answers with a quality of experience (QoE) below 0.95, if any request reasons. QoE is the "
+        "area under the curve of tokens read / the area under the curve of tokens expected, up to the time when the "
+        "last token has been read. Tokens are expected at the pacer's rate, starting at its TTFAT target after the "
+        "end of the reasoning (the arrival, without reasoning), or at the first token if the pacer has no target.",
     ),
     "slo_attainment": (
         "share",
-        "Share of the requests with an SLO that met all of theirs. A request that did not finish has missed them.",
+        "Share of requests with an SLO that met all of their SLOs. A request that did not finish missed its SLOs.",
     ),
-    "slo_ttft_attainment": ("share", "Share of the requests with a TTFT SLO that finished and met it."),
+    "slo_ttft_attainment": ("share", "Share of requests with a TTFT SLO that finished and met it."),
     "slo_tpot_attainment": (
         "share",
-        "Share of the requests with a TPOT SLO that finished and met it. A single output token cannot miss it.",
+        "Share of requests with a TPOT SLO that finished and met it. A single output token cannot miss it.",
     ),
     "slo_e2e_attainment": (
         "share",
-        "Share of the requests with an E2E SLO (or a deadline, where there is no such SLO) that finished and met it.",
+        "Share of requests with an E2E SLO (else a deadline) that finished and met it.",
     ),
     "goodput_rps": ("requests/s", "Requests that met all their SLOs, per second of the window."),
     "throughput_rps": ("requests/s", "Finished requests, per second of the window."),
     "output_tokens_per_s": (
         "tokens/s",
-        "Output tokens, of unfinished requests too, per second of the window.",
+        "Output tokens, including those of unfinished requests, per second of the window.",
     ),
     "total_tokens_per_s": (
         "tokens/s",
-        "Output tokens, and prompt tokens of requests that got a first token, per second of the window.",
+        "Output tokens, and prompt tokens of requests with a first token, per second of the window.",
     ),
-    "output_tokens": ("tokens", "Output tokens that came, of unfinished requests too."),
-    "preemptions": ("times", "How often a running request was taken out of its batch to make room."),
-    "moves": ("times", "How often a request went on at another replica."),
-    "retries": ("times", "How often a request was placed anew after its replica crashed."),
+    "output_tokens": ("tokens", "Output tokens, including those of unfinished requests."),
+    "preemptions": ("times", "Times that a running request was removed from its batch to free memory."),
+    "moves": ("times", "Times that a request moved to another replica."),
+    "retries": ("times", "Times that a request was placed again after its replica crashed."),
     "cached_prompt_share": (
         "share",
-        "Prefix-cache hits: prompt tokens served from a cache at first admission / prompt tokens, of "
-        "admitted requests.",
+        "Prefix-cache hits: prompt tokens found in a cache at first admission / prompt tokens, for admitted requests.",
     ),
     "kv_use": (
         "share",
-        "KV tokens of decoding requests / KV capacity, over the time that replicas were up (idle time counts as 0).",
+        "KV tokens of decoding requests / KV capacity, over the up time of replicas (idle time counts as 0).",
     ),
-    "batch_size": ("requests", "Decoding requests in the batch, over the time that a batch ran."),
-    "busy_share": ("share", "Time that a batch ran / time that replicas were up."),
-    "gpu_hours": ("GPU h", "GPUs x hours paid for. A crashed replica is paid for while it is down."),
-    "usd": ("$", "What those GPU hours cost."),
-    "usd_per_million_output_tokens": ("$/M tokens", "Cost / output tokens, times a million."),
-    "warmup_s": ("s", "Length of the warm-up that is left out."),
+    "batch_size": ("requests", "Decoding requests in the batch, over the time in which a batch ran."),
+    "busy_share": ("share", "Time in which a batch ran / up time of replicas."),
+    "gpu_hours": ("GPU h", "GPUs x hours paid for, including the down time of crashed replicas."),
+    "usd": ("$", "Cost of the GPU hours."),
+    "usd_per_million_output_tokens": ("$/M tokens", "Cost per million output tokens."),
+    "warmup_s": ("s", "Length of the warm-up, which is excluded."),
     "window_s": ("s", "Length of the window: from the end of the warm-up to the end of the run."),
     "quality": (
         "0-100",
-        "Mean of what the answers of finished requests are worth, by the workload's scores of the model that answered.",
+        "Mean score of the answers of finished requests, by the workload's scores of the answering model.",
     ),
-    "judged": ("answers", "Answers of a cascade that a judge was asked about, of finished requests."),
-    "judge_usd": ("$", "What judging them cost; not part of `usd`."),
-    "starts": ("replicas", "Replicas that scaling started; where it changed anything, as the next two."),
+    "judged": ("answers", "Answers of a cascade that a judge scored, for finished requests."),
+    "judge_usd": ("$", "Cost of judging; not part of `usd`."),
+    "starts": (
+        "replicas",
+        "Replicas that scaling started. Like the next two, only for runs in which the fleet changed.",
+    ),
     "starting_gpu_hours": (
         "GPU h",
-        "GPUs x hours from asking for a replica to its serving: paid for (they are part of `gpu_hours`), and wasted.",
+        "GPUs x hours from requesting a replica until it serves: paid for (part of `gpu_hours`) but unused.",
     ),
     "spot_gpu_hours": (
         "GPU h",
-        "GPUs x hours of replicas given back, until they are taken back or the run ends: what can be leased as spot "
-        "instances.",
+        "GPUs x hours of released replicas, until they are taken back or the run ends: capacity for spot instances.",
     ),
     "gpu_hours_bound": (
         "GPU h",
-        "Where a scaler is: no plan that serves the trace in time has less in `gpu_hours`, whatever it knows. In time: "
-        "95% of each tier's first tokens, and deadlines. A replica counts as if every batch were its best.",
+        "With a scaler: a lower bound on `gpu_hours` of any plan that serves the trace in time, even with full "
+        "knowledge of it. In time: 95% of each tier's first tokens, and deadlines. Every batch counts as the "
+        "replica's best.",
     ),
     "gpu_hours_clairvoyant": (
         "GPU h",
-        "With `--clairvoyant`: `gpu_hours` of the best timetable found by one who knows the trace, simulated, serving "
-        "in time; none where none was found.",
+        "With `--clairvoyant`: `gpu_hours` of the best timetable found with full knowledge of the trace, simulated, "
+        "that serves in time; none if none was found.",
     ),
-    "transfer_s": ("s", "How long the KV cache of a request that went on at another replica was on its way."),
+    "transfer_s": ("s", "Duration of the KV cache transfer of a request that moved to another replica."),
 }
-"""Metric -> (unit, definition). A metric of several numbers has keys `METRIC.LAST`, `LAST` one of `OVER`."""
+"""Metric -> (unit, definition). A metric with several numbers has keys `METRIC.LAST`, with `LAST` one of `OVER`."""
 
 BREAKDOWNS: dict[str, str] = {
-    "tier.N": "Requests of tier N; where there is more than one tier.",
+    "tier.N": "Requests of tier N, if there is more than one tier.",
     "model.NAME": (
-        "Requests by the model that served them (that they asked for, if none did), with the cost and use "
-        "of that model's replicas; where there is more than one model."
+        "Requests by the model that served them (the requested model, if none did), with the cost and use of that "
+        "model's replicas, if there is more than one model."
     ),
-    "region.NAME": "Requests by the region they came from; where there is more than one region.",
-    "replica.N": "Requests by the replica they were last placed on, with that replica's cost and use.",
+    "region.NAME": "Requests by region of origin, if there is more than one region.",
+    "replica.N": "Requests by their last replica, with that replica's cost and use.",
 }
-"""First words of a key -> which requests."""
+"""First words of a key -> the requests that it covers."""
 
 
 def unit(key: str) -> str:
-    """Of a flat key, such as `tier.0.ttft_s.p99`."""
+    """The unit of a flat key, such as `tier.0.ttft_s.p99`."""
     words = key.split(".")
     if words[-1] == "count":
         return "values"
@@ -159,7 +161,7 @@ def unit(key: str) -> str:
 
 
 def markdown() -> str:
-    """The page on metrics."""
+    """Return the text of `docs/metrics.md`."""
     lines = [
         "# Metrics",
         "",
@@ -173,14 +175,14 @@ def markdown() -> str:
         "| Key | Unit | Definition |",
         "|---|---|---|",
     ]
-    for name, (measured_in, definition) in DEFINITIONS.items():
+    for name, (unit_name, definition) in DEFINITIONS.items():
         several = PARTS[name].__struct_fields__ if name in PARTS else ()
         lasts = ", ".join(f"`.{last}`" for last in several)
-        lines.append(f"| `{name}`{': ' if lasts else ''}{lasts} | {measured_in} | {definition} |")
+        lines.append(f"| `{name}`{': ' if lasts else ''}{lasts} | {unit_name} | {definition} |")
     lines += ["", "## Last words of a key", "", "| Word | Meaning |", "|---|---|"]
     lines += [f"| `.{last}` | {meaning} |" for last, meaning in OVER.items()]
-    lines += ["", "## Breakdowns", "", "The same keys with words in front, as in `tier.0.ttft_s.p99`.", ""]
-    lines += ["| In front | Which requests |", "|---|---|"]
+    lines += ["", "## Breakdowns", "", "The same keys with a prefix, as in `tier.0.ttft_s.p99`.", ""]
+    lines += ["| Prefix | Requests |", "|---|---|"]
     lines += [f"| `{front}.` | {meaning} |" for front, meaning in BREAKDOWNS.items()]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, not even a network."""
+"""The HTML report of one or several runs: one file without external links."""
 
 from __future__ import annotations
 
@@ -10,27 +10,51 @@ from headway.core.errors import HeadwayError
 from headway.metrics.summary import RequestMetrics, flatten
 from headway.report import charts
 from headway.report.describe import DEFINITIONS
-from headway.report.page import DRAW, chart, document, facts, literal, table
-from headway.report.run import Provenance, Run, told_apart
-from headway.report.style import COLORS, JS
+from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
+from headway.report.run import Provenance, Run, named_by_policies
 from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, short_number
 from headway.workload.atomic_file import write_text
 
+JS = """
+const hidden = new Set();
+function showRuns() {
+  for (const [id, figure] of Object.entries(charts)) {
+    const traces = figure.data.map((trace, i) => i).filter(i => figure.data[i].meta !== undefined);
+    const visible = traces.map(i => !hidden.has(figure.data[i].meta));
+    if (traces.length) Plotly.restyle(id, {visible}, traces);
+  }
+}
+for (const button of document.querySelectorAll(".chips button")) button.addEventListener("click", () => {
+  const run = Number(button.dataset.run), off = !hidden.has(run);
+  if (off) hidden.add(run); else hidden.delete(run);
+  button.setAttribute("aria-pressed", String(!off));
+  showRuns();
+});
+const run = document.getElementById("replica-run"), quantity = document.getElementById("replica-quantity");
+function showReplicas() {
+  const figure = replicas[run.value][quantity.value];
+  Plotly.react("replicas", figure.data, figure.layout, config);
+}
+if (run) { run.addEventListener("change", showReplicas); quantity.addEventListener("change", showReplicas);
+  showReplicas(); }
+"""
+"""Hides runs and switches the replica heatmap."""
+
 MOST_COLUMNS = 15
-"""Of the comparison, so that it fits a laptop's screen."""
+"""Most columns of the comparison, so that it fits a laptop screen."""
 
 
 def write(runs: Sequence[Run], provenance: Provenance, path: Path) -> None:
-    """Write the report to `path`, whole or not at all. Raises `HeadwayError` where that cannot be."""
+    """Write the report to `path` atomically. HeadwayError if the file cannot be written."""
     write_text(path, page(runs, provenance))
 
 
 def page(runs: Sequence[Run], provenance: Provenance) -> str:
-    """The whole page. Raises `HeadwayError` where there is no run."""
+    """Return the page. HeadwayError if there are no runs."""
     if not runs:
         raise HeadwayError("a report needs at least one run")
     title = _title(runs)
-    runs = told_apart(runs)
+    runs = named_by_policies(runs)
     figures = charts.distributions(runs) | charts.over_time(runs) | charts.tiers(runs)
     timelines = charts.replica_heatmaps(runs)
     body = "\n".join(
@@ -83,16 +107,16 @@ def _header(title: str, runs: Sequence[Run], provenance: Provenance) -> str:
 
 
 def _fleet(run: Run) -> str:
-    """As in "4 x llama-3.1-8b on a100-80gb"."""
+    """The replicas of a run, as in "4 x llama-3.1-8b on a100-80gb"."""
     counts: dict[tuple[str, str, int], int] = {}
     for replica in run.records.replicas:
-        kind = (replica.model, replica.gpu, replica.num_gpus)
-        counts[kind] = counts.get(kind, 0) + 1
-    kinds = [
+        shape = (replica.model, replica.gpu, replica.num_gpus)
+        counts[shape] = counts.get(shape, 0) + 1
+    shapes = [
         f"{number} × {model} on {f'{gpus} × ' if gpus > 1 else ''}{gpu}"
         for (model, gpu, gpus), number in counts.items()
     ]
-    return ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
+    return ", ".join(shapes[:4]) + (f" and {len(shapes) - 4} more" if len(shapes) > 4 else "")
 
 
 def _span(span_s: float) -> str:
@@ -109,7 +133,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    compared = compare(runs).without_least(MOST_COLUMNS)
+    compared = compare(runs).limited_to(MOST_COLUMNS)
     rows = []
     for index, (label, cells) in enumerate(zip(compared.labels, compared.cells, strict=True)):
         names = "".join(
@@ -139,10 +163,10 @@ def _latency(figures: dict[str, charts.Figure]) -> str:
         "itl": ("Inter-token latency", "Share of all gaps between tokens within a time."),
         "e2e": ("End-to-end latency", "Share of finished requests within a time."),
     }
-    found = [chart(name, *words) for name, words in titles.items() if name in figures]
-    if not found:
+    figures_shown = [chart(name, *words) for name, words in titles.items() if name in figures]
+    if not figures_shown:
         return '<section>\n<h2>Latency</h2>\n<p class="quiet">No request got a token.</p>\n</section>'
-    return f'<section>\n<h2>Latency</h2>\n<div class="grid">{"".join(found)}</div>\n</section>'
+    return f'<section>\n<h2>Latency</h2>\n<div class="grid">{"".join(figures_shown)}</div>\n</section>'
 
 
 def _load(figures: dict[str, charts.Figure]) -> str:

@@ -1,4 +1,4 @@
-"""What all pages are made of. A page is one file that needs nothing else, not even a network."""
+"""Parts of all HTML pages: colours, style sheet, document, table, chart. A page is one file without external links."""
 
 from __future__ import annotations
 
@@ -8,17 +8,77 @@ from html import escape
 import msgspec
 from plotly.offline import get_plotlyjs
 
-from headway.report.style import CSS
+COLORS = (
+    "#2f6db3", "#d9722e", "#3f9455", "#b5423f", "#7d62a8", "#8a6446", "#cf6fa8", "#5f6b76", "#9a9a24",
+    "#26a0ad", "#1f3f6e", "#f0b14a",
+)  # fmt: skip
+"""One per run. Further runs reuse the colours with dashed lines."""
+
+INK = "#20262d"
+QUIET = "#67717c"
+RULE = "#e4e7eb"
+
+CSS = """
+:root { color-scheme: light; --ink: #20262d; --quiet: #67717c; --rule: #e4e7eb; --best: #1d7a46; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #fff; color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1216px; margin: 0 auto; padding: 36px 32px 56px; }
+h1 { font-size: 26px; line-height: 1.25; font-weight: 650; letter-spacing: -0.01em; margin: 2px 0 10px; }
+h2 { font-size: 17px; font-weight: 650; margin: 44px 0 2px; }
+h3 { font-size: 14px; font-weight: 600; margin: 0; }
+p { margin: 0; max-width: 78ch; }
+.brand, .quiet, figcaption { color: var(--quiet); }
+.brand { font-size: 13px; font-weight: 600; letter-spacing: 0.06em; text-transform: uppercase; }
+.quiet, figcaption { font-size: 13px; max-width: none; }
+.facts { display: flex; flex-wrap: wrap; gap: 6px 32px; margin: 0 0 14px; }
+.facts div { min-width: 0; }
+.facts dt { font-size: 12px; color: var(--quiet); }
+.facts dd { margin: 0; font-variant-numeric: tabular-nums; }
+.note { border-left: 3px solid #d9a22e; background: #fdf8ec; padding: 7px 12px; margin: 10px 0;
+  font-size: 14px; max-width: none; }
+code, pre { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+pre { background: #f6f7f9; border: 1px solid var(--rule); border-radius: 6px; padding: 12px 14px;
+  overflow: auto; max-height: 440px; margin: 8px 0 0; }
+details { margin: 10px 0; }
+summary { cursor: pointer; color: var(--quiet); font-size: 14px; }
+.scroll { overflow-x: auto; margin-top: 10px; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; width: 100%; }
+th { font-weight: 600; font-size: 12px; color: var(--quiet); text-align: right; vertical-align: bottom;
+  line-height: 1.3; padding: 6px 8px; border-bottom: 1px solid #c9ced4; }
+td { text-align: right; padding: 6px 8px; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th.name, td.name { text-align: left; }
+th:first-child, td:first-child { padding-left: 2px; }
+tbody tr:hover { background: #f8f9fb; }
+td.best { color: var(--best); font-weight: 650; }
+td.text { white-space: normal; text-align: left; }
+.swatch { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 8px; }
+.chips { position: sticky; top: 0; z-index: 2; display: flex; flex-wrap: wrap; gap: 6px; padding: 10px 0;
+  margin-top: 26px; background: rgba(255, 255, 255, 0.95); border-bottom: 1px solid var(--rule); }
+.chips button, .choices select { font: inherit; font-size: 13px; color: var(--ink); background: #fff;
+  border: 1px solid #cfd4da; border-radius: 999px; padding: 2px 11px; cursor: pointer; }
+.chips button[aria-pressed="false"] { color: #a3abb3; border-style: dashed; }
+.chips button[aria-pressed="false"] .swatch { opacity: 0.25; }
+.choices { display: flex; gap: 10px; margin: 10px 0 0; }
+.choices select { border-radius: 6px; padding: 3px 8px; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(350px, 1fr)); gap: 22px 24px;
+  margin-top: 14px; }
+.grid.two { grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); }
+figure { margin: 0; min-width: 0; }
+.chart { width: 100%; }
+footer { margin-top: 48px; padding-top: 14px; border-top: 1px solid var(--rule); }
+@media print { .chips, .choices { display: none; } main { padding: 0; } h2 { break-after: avoid; } }
+"""
 
 DRAW = """
 const config = {displaylogo: false, responsive: true, displayModeBar: false};
 for (const [id, figure] of Object.entries(charts)) Plotly.newPlot(id, figure.data, figure.layout, config);
 """
-"""Draws `charts`: the element's id -> a Plotly figure."""
+"""Draws the constant `charts`: a map from element ids to Plotly figures."""
 
 
 def document(title: str, body: str, script: str, css: str = "") -> str:
-    """The whole page."""
+    """Return a complete HTML page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -29,18 +89,18 @@ def document(title: str, body: str, script: str, css: str = "") -> str:
 
 
 def literal(value: object) -> str:
-    """A value as a script writes it, safe inside a script element."""
+    """A value as a JavaScript literal that is safe inside a script element."""
     return msgspec.json.encode(value).decode().replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
 def facts(listed: dict[str, str]) -> str:
-    """Names with their values, side by side."""
+    """A row of names with values."""
     inner = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in listed.items())
     return f'<dl class="facts">{inner}</dl>'
 
 
 def table(heads: Sequence[str], names: int, rows: Sequence[str]) -> str:
-    """A table whose first `names` columns are text; a row is its cells."""
+    """A table whose first `names` columns are text. Each row is a string of cells."""
     cells = [f'<th class="name">{escape(head)}</th>' for head in heads[:names]]
     cells += [f"<th>{escape(head)}</th>" for head in heads[names:]]
     lines = "\n".join(f"<tr>{row}</tr>" for row in rows)
@@ -50,7 +110,7 @@ def table(heads: Sequence[str], names: int, rows: Sequence[str]) -> str:
 
 
 def chart(name: str, title: str, caption: str) -> str:
-    """Where the chart of this id goes."""
+    """The placeholder of the chart with this id."""
     return (
         f"<figure><h3>{escape(title)}</h3><figcaption>{escape(caption)}</figcaption>"
         f'<div class="chart" id="{name}"></div></figure>'

@@ -1,4 +1,4 @@
-"""One run, as a report takes it."""
+"""One run as the input of a report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What made the runs."""
+    """Scenario, seed, version and command that produced the runs."""
 
     scenario_yaml: str
     seed: int
@@ -35,8 +35,8 @@ class Provenance:
     command: str | None = None
 
 
-def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The same runs, named by the policies in which they differ, as in "least-loaded + fcfs"."""
+def named_by_policies(runs: Sequence[Run]) -> list[Run]:
+    """Name the runs by the policies in which they differ, as in "least-loaded + fcfs"."""
     kinds = dict.fromkeys(kind for run in runs for kind in run.policies)
     differing = [kind for kind in kinds if len({run.policies.get(kind) for run in runs}) > 1]
     names = [" + ".join(run.policies.get(kind, "none") for kind in differing) for run in runs]

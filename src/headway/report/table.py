@@ -48,7 +48,6 @@ def percent(value: float) -> str:
 
 
 def dollars(value: float) -> str:
-    """An amount."""
     return f"${value:,.2f}" if abs(value) >= 1 or value == 0 else f"${value:.3g}"
 
 
@@ -81,7 +80,7 @@ COLUMNS = (
     Column("gpu_hours_clairvoyant", "clairvoyant", "", short_number),
     Column("usd_per_million_output_tokens", "$/M tok", "low", dollars),
 )
-"""In the order shown."""
+"""Columns in display order."""
 
 ONLY_IF_NONZERO = {
     "cached_prompt_share", "preemptions", "moves", "retries", "num_unfinished", "num_rejected", "num_cancelled",
@@ -89,27 +88,27 @@ ONLY_IF_NONZERO = {
 }  # fmt: skip
 
 ONLY_WITH = {"gpu_hours": "gpu_hours_bound"}
-"""Columns that stand beside another, or not at all."""
+"""Columns shown only together with another one."""
 
-GIVEN_UP_FIRST = (
+DROPPED_FIRST = (
     "judged", "kv_use.mean", "e2e_s.p99", "retries", "output_tokens_per_s", "cached_prompt_share", "moves",
     "preemptions",
     "ttft_s.p50", "throughput_rps", "usd_per_million_output_tokens", "goodput_rps", "tpot_s.mean",
     "blocking_s.p99", "answer_s.p99", "itl_s.p99", "qoe_violations", "slo_attainment", "e2e_s.mean",
 )  # fmt: skip
-"""Columns that a narrow console does without, in this order. What did not finish is always shown."""
+"""Columns that a narrow console drops, in this order. Counts of unfinished requests are always shown."""
 
 UNCALIBRATED = "Step times are not calibrated for this GPU and engine: trust the order, not the numbers."
 
-ALIKE = 0.005
-"""Where all runs are within this share of each other, none is best."""
+SAME_WITHIN = 0.005
+"""If all runs are within this relative difference, none is marked as best."""
 
 BEST = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a table shows for one run and metric."""
+    """The text of one metric of one run, and whether it is the best."""
 
     text: str
     best: bool
@@ -117,7 +116,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Titles and cells, before they are drawn."""
+    """Titles and cells of a comparison, before rendering."""
 
     kinds: tuple[str, ...]
     labels: tuple[tuple[str, ...], ...]
@@ -125,24 +124,24 @@ class Comparison:
     cells: tuple[tuple[Cell, ...], ...]
 
     def without(self, dropped: Collection[str]) -> Comparison:
-        """The same without the columns of these keys."""
-        kept = [i for i, column in enumerate(self.columns) if column.key not in dropped]
+        """A copy without the columns of these keys."""
+        remaining = [i for i, column in enumerate(self.columns) if column.key not in dropped]
         return Comparison(
             self.kinds,
             self.labels,
-            tuple(self.columns[i] for i in kept),
-            tuple(tuple(row[i] for i in kept) for row in self.cells),
+            tuple(self.columns[i] for i in remaining),
+            tuple(tuple(row[i] for i in remaining) for row in self.cells),
         )
 
-    def without_least(self, most: int) -> Comparison:
-        """With at most this many columns in all, as far as `GIVEN_UP_FIRST` goes."""
+    def limited_to(self, most: int) -> Comparison:
+        """A copy with at most `most` columns, as far as `DROPPED_FIRST` allows."""
         too_many = len(self.kinds) + len(self.columns) - most
-        present = [key for key in GIVEN_UP_FIRST if key in {column.key for column in self.columns}]
+        present = [key for key in DROPPED_FIRST if key in {column.key for column in self.columns}]
         return self.without(present[: max(too_many, 0)])
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """What to show of these runs: the metrics with data, and the best of each where runs differ."""
+    """Compare runs by the metrics with data, and mark the best value of each metric in which runs differ."""
     flat = [flatten(run.summary) for run in runs]
     columns = tuple(column for column in COLUMNS if _has_data(column.key, flat))
     by_column = [_cells(column, [numbers[column.key] for numbers in flat]) for column in columns]
@@ -168,7 +167,7 @@ def _has_data(key: str, flat: Sequence[dict[str, float | int | None]]) -> bool:
 def _cells(column: Column, values: Sequence[float | int | None]) -> list[Cell]:
     texts = ["-" if value is None else column.show(value) for value in values]
     known = [value for value in values if value is not None]
-    if not column.better or not known or max(known) - min(known) <= ALIKE * max(map(abs, known)):
+    if not column.better or not known or max(known) - min(known) <= SAME_WITHIN * max(map(abs, known)):
         return [Cell(text, False) for text in texts]
     best = min(known) if column.better == "low" else max(known)
     winner = column.show(best)
@@ -176,11 +175,11 @@ def _cells(column: Column, values: Sequence[float | int | None]) -> list[Cell]:
 
 
 def comparison_table(runs: Sequence[Run], *, width: int) -> Table:
-    """One row per run, for a console `width` characters wide: less important columns give way."""
+    """A table with one row per run for a console of `width` characters. Less important columns are dropped."""
     compared = compare(runs)
     console = Console(width=10_000, file=StringIO())
-    for num_dropped in range(len(GIVEN_UP_FIRST) + 1):
-        table = _table(runs, compared.without(GIVEN_UP_FIRST[:num_dropped]))
+    for num_dropped in range(len(DROPPED_FIRST) + 1):
+        table = _table(runs, compared.without(DROPPED_FIRST[:num_dropped]))
         if console.measure(table).maximum <= width:
             break
     return table
@@ -208,7 +207,7 @@ def _marked(cell: Cell) -> str:
 
 
 def render(runs: Sequence[Run], *, width: int, color: bool = False) -> str:
-    """The table as text, for a console `width` characters wide."""
+    """Render the table as text for a console of `width` characters."""
     console = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
     with console.capture() as capture:
         console.print(comparison_table(runs, width=width))

@@ -1,4 +1,4 @@
-"""A run as a trace for Perfetto or chrome://tracing: what each replica did, and each request's stages."""
+"""A run as a trace for Perfetto or chrome://tracing: activity of replicas, and stages of requests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from headway.report.run import Provenance, Run
 from headway.workload.atomic_file import open_atomic
 
 MAX_EVENTS = 500_000
-"""What a browser still opens with ease."""
+"""About the most that a browser opens easily."""
 
 Event = dict[str, Any]
 CHUNK_EVENTS = 10_000
 
 
 def write(run: Run, provenance: Provenance, path: Path, *, max_events: int = MAX_EVENTS) -> str | None:
-    """Write the trace to `path`, whole or not at all.
+    """Write the trace to `path` atomically. Return a note if the run was cut off.
 
-    A run with more than about `max_events` is cut off in time; then the note that is returned, and kept in
-    the file, says where. Raises `HeadwayError` where the file cannot be written.
+    A run with more than about `max_events` events is cut off at a time that the note, which is also in the file, gives.
+    HeadwayError if the file cannot be written.
     """
     until_s = _until_s(run.records, max_events)
     note = None
@@ -45,7 +45,7 @@ def write(run: Run, provenance: Provenance, path: Path, *, max_events: int = MAX
 
 
 def events(records: Records, until_s: float = float("inf")) -> Iterator[Event]:
-    """Trace events of what began before `until_s`. Process 0 holds the requests, process i + 1 replica i."""
+    """Yield trace events that begin before `until_s`. Process 0 holds the requests, process i + 1 replica i."""
     yield _process(0, "requests", 0)
     for order, replica in enumerate(records.replicas):
         name = f"replica {replica.id}: {replica.model} on {replica.num_gpus} x {replica.gpu}"
@@ -58,7 +58,7 @@ def events(records: Records, until_s: float = float("inf")) -> Iterator[Event]:
 
 
 def _until_s(records: Records, max_events: int) -> float:
-    """The moment before which about `max_events` events begin; infinite if there are fewer."""
+    """The time before which about `max_events` events begin; infinite if there are fewer."""
     begins_s = [
         floats(records.stretches, "start_s"),
         np.repeat(floats(records.workload, "arrival_s")[records.requests["request"]], 2),
@@ -136,20 +136,20 @@ def _requests(records: Records, until_s: float) -> Iterator[Event]:
             "prompt_tokens": int(records.workload["prompt_tokens"][request]),
             "output_tokens": int(table["generated_tokens"][i]),
         }
-        stays = [tuple(column[k].item() for column in columns) for k in range(begins[i], ends[i])]
-        # The stages between begin and end: at equal times, viewers nest in the order of the file.
+        segment_rows = [tuple(column[k].item() for column in columns) for k in range(begins[i], ends[i])]
+        # Stages go between begin and end: at equal times, viewers nest events in file order.
         begin, end = _async(request, f"request {request}", float(arrival_s[request]), end_s, args)
         yield begin
-        yield from chain.from_iterable(_stages(request, float(arrival_s[request]), end_s, stays))
+        yield from chain.from_iterable(_stages(request, float(arrival_s[request]), end_s, segment_rows))
         yield end
 
 
 def _stages(
-    request: int, arrival_s: float, end_s: float, stays: list[tuple[Any, ...]]
+    request: int, arrival_s: float, end_s: float, segment_rows: list[tuple[Any, ...]]
 ) -> Iterator[tuple[Event, Event]]:
-    """Queueing, prefill and decoding, one after the other, for each stay in a batch."""
+    """Queueing, prefill and decoding, in order, for each segment of a request."""
     reached_s = arrival_s
-    for replica, _, admitted_s, prefill_end_s, left_s, cause in stays:
+    for replica, _, admitted_s, prefill_end_s, left_s, cause in segment_rows:
         yield _async(request, "queue", reached_s, admitted_s, {})
         where = {"replica": replica}
         decode_from_s = admitted_s

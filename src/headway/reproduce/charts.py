@@ -10,7 +10,7 @@ import numpy as np
 
 from headway.metrics.series import cdf
 from headway.report.charts import Figure, layout, line_style, numbers
-from headway.report.style import COLORS
+from headway.report.page import COLORS
 from headway.reproduce.interval import interval
 
 Seeds = Sequence[float | None]

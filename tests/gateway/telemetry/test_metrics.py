@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import serving
-from headway.records.decision_log import Behind, DecisionFile, Dropped
+from headway.records.decision_log import BackgroundDecisionFile, DecisionFile, DroppedLines
 from serving import MODEL, ask, chat, metric, until
 
 pytest.importorskip("httptools")
@@ -172,7 +172,7 @@ def test_the_simulator_writes_the_same_lines(tmp_path: Path) -> None:
 def test_a_long_log_is_two_files_and_no_more(tmp_path: Path) -> None:
     file = DecisionFile(tmp_path / "log", max_bytes=100)
     for num in range(50):
-        file.write(Dropped(num))
+        file.write(DroppedLines(num))
     file.close()
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert set(sizes) == {"log", "log.1"} and all(0 < size <= 100 for size in sizes.values())
@@ -189,9 +189,9 @@ def test_what_is_too_fast_for_the_disk_is_counted(tmp_path: Path) -> None:
             super().write(line)
 
     file = Slow(tmp_path / "log")
-    behind = Behind(file, most_waiting=10)
+    behind = BackgroundDecisionFile(file, max_queued=10)
     for num in range(200):
-        behind.write(Dropped(num))
+        behind.write(DroppedLines(num))
     file.may_write.set()
     behind.close()
     found = [line["num"] for line in lines(tmp_path / "log")]

@@ -8,8 +8,7 @@ from typing import Any
 
 from headway.planning.capacity.problem import SLOS, Option, Plan, Point
 from headway.planning.capacity.text import NAMES, asked, facts, headline, shown, table_of_options, table_of_what_ifs
-from headway.report.page import DRAW, document, literal
-from headway.report.style import COLORS, INK, QUIET, RULE
+from headway.report.page import COLORS, DRAW, INK, QUIET, RULE, document, literal
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "hexagon")
 GLYPHS = "●■◆▲✚⬢"

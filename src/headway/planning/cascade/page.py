@@ -12,8 +12,7 @@ from headway.planning.cascade.best_plan import Confidence
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.report.charts import layout
-from headway.report.page import DRAW, chart, document, facts, literal, table
-from headway.report.style import COLORS
+from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 
 STAGES = ("model", "replicas", "GPUs", "accepts from", "requests", "p95 of the stage (s)")
 POINTS = ("plan", "quality", "p95 (s)", "mean (s)", "$/request", "what was asked for")

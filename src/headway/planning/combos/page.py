@@ -8,8 +8,7 @@ from typing import Any
 from headway.planning.combos.candidates import Candidate, Selection
 from headway.planning.combos.problem import Plan
 from headway.report.charts import layout
-from headway.report.page import DRAW, chart, document, facts, literal, table
-from headway.report.style import COLORS
+from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 
 HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times")
 
