@@ -33,7 +33,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import dashboard
 from headway.gateway.server.auth import ApiKeys, Caller
-from headway.gateway.telemetry.metrics import RequestMetrics, Sample
+from headway.gateway.telemetry.metrics import PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.upstream.dialects import ADAPTERS, Load
@@ -69,7 +69,7 @@ class Gateway:
             self.new_replica(served, url, ordering)
         self.scaling = LiveScaling(self, ordering)
         self._scorer = None if plan.judge is None else AnswerScorer(plan.judge)
-        self.request_metrics = RequestMetrics()
+        self.request_metrics = PrometheusMetrics()
         self.driver = Driver(
             self.clock,
             self.replicas,

@@ -21,7 +21,7 @@ pytest.importorskip("sqlalchemy")
 from headway.gateway.batch import files, queue, validate
 from headway.gateway.batch.files import PART_BYTES, DeletedError, FileWriter
 from headway.gateway.batch.objects import FileObject
-from headway.gateway.batch.store import Store
+from headway.gateway.batch.store import BatchStore
 
 NUM_BYTES = 40 << 20
 """More than sockets take without being read."""
@@ -71,7 +71,7 @@ def test_a_download_is_whole_though_its_file_is_deleted_meanwhile(front: serving
     connection.close()
 
 
-async def _written(store: Store, content: bytes) -> FileObject:
+async def _written(store: BatchStore, content: bytes) -> FileObject:
     await store.open()
     async with store.begin() as connection:
         writer = FileWriter(connection, "me", "f", "batch")
@@ -81,7 +81,7 @@ async def _written(store: Store, content: bytes) -> FileObject:
 
 def test_who_comes_to_a_part_that_is_gone_is_told(where: str) -> None:
     async def story() -> None:
-        store = Store(where)
+        store = BatchStore(where)
         file = await _written(store, b"x" * (3 * PART_BYTES + 1))
         assert sum([len(part) async for part in files.read_parts(store, file)]) == file.bytes
         parts = files.read_parts(store, file)
@@ -100,14 +100,14 @@ def test_a_batch_of_which_only_the_beginning_was_there_is_none(where: str, monke
     """Its file is deleted while its lines are taken in."""
 
     async def story() -> None:
-        store = Store(where)
+        store = BatchStore(where)
         content = jsonl([line(f"{i}", user="x" * 2000) for i in range(2000)])
         file = await _written(store, content)
         assert file.bytes > 2 * PART_BYTES
         made = await queue.create_batch(store, "me", file.id, "/v1/chat/completions", "24h", 86_400, None)
         add = queue.add_lines
 
-        async def slow(store: Store, lines: Any) -> None:
+        async def slow(store: BatchStore, lines: Any) -> None:
             await add(store, lines)
             await files.delete_file(store, "me", file.id)
 

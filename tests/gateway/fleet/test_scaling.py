@@ -184,7 +184,7 @@ def test_what_never_gets_well_is_stopped_and_tried_again(tmp_path: Path) -> None
         ({"processes": {"ports": [9002, 9001]}}, "processes.ports: 9002 to 9001; expected the lower one first"),
         ({"processes": {"ports": [9001, 9002]}, "replicas": 3}, "replicas: 3; expected 2 at most"),
         ({"processes": {"ports": [9001, 9002]}, "max_replicas": 3}, "max_replicas: 3; expected 2 at most"),
-        ({"processes": {"command": ["sleep", "9"]}}, "{port} is nowhere in it"),
+        ({"processes": {"command": ["sleep", "9"]}}, "has no {port}"),
         ({"processes": {"command": ["no-such-engine", "{port}"]}}, "there is no such program here"),
         ({"processes": {"log": "nowhere"}}, "nowhere is no folder"),
         ({"processes": {"prot": 1}}, "unknown key 'prot'; did you mean 'ports'?"),

@@ -410,10 +410,10 @@ def test_an_answer_that_is_none(answer: bytes, kind: str, what: str) -> None:
     [
         ({"policies": {"routing": "cauchy"}}, "cannot do the other, and this router lets an idle replica"),
         ({"policies": {"routing": "headway"}}, "expected another, or `within: strict`"),
-        ({"policies": {**STRICT, "migration": "headway"}}, "nobody could go on alone"),
+        ({"policies": {**STRICT, "migration": "headway"}}, "so no request can move"),
         ({"roles": [{"at_s": 1, "replica": 0, "role": "decode"}]}, "started for one phase and cannot do the other"),
         ({"combo": {"decode": {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://x:1"]}}},
-         "speaks vllm, and the other side sglang"),
+         "speaks vllm, and the other part sglang"),
     ],
 )  # fmt: skip
 def test_what_engines_of_one_phase_cannot_do(tmp_path: Path, changes: dict[str, Any], what: str) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headway.gateway.batch.objects import FileList, FileObject, Page
-from headway.gateway.batch.store import FILES, PARTS, Store
+from headway.gateway.batch.store import FILES, PARTS, BatchStore
 
 PART_BYTES = 1 << 20
 
@@ -60,7 +60,7 @@ def _file_object(row: Any) -> FileObject:
     )  # fmt: skip
 
 
-async def find_file(store: Store, owner: str, id: str) -> FileObject | None:
+async def find_file(store: BatchStore, owner: str, id: str) -> FileObject | None:
     """The file of this id, if this owner has it."""
     async with store.begin() as connection:
         rows = await connection.execute(select(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
@@ -68,7 +68,7 @@ async def find_file(store: Store, owner: str, id: str) -> FileObject | None:
     return None if row is None else _file_object(row)
 
 
-async def list_files(store: Store, owner: str, page: Page, purpose: str | None) -> FileList:
+async def list_files(store: BatchStore, owner: str, page: Page, purpose: str | None) -> FileList:
     """The owner's files, the newest first."""
     query = select(FILES).where(FILES.c.owner == owner)
     if purpose is not None:
@@ -77,7 +77,7 @@ async def list_files(store: Store, owner: str, page: Page, purpose: str | None) 
     return FileList.of([_file_object(row) for row in rows], has_more)
 
 
-async def delete_file(store: Store, owner: str, id: str) -> bool:
+async def delete_file(store: BatchStore, owner: str, id: str) -> bool:
     """Delete the file of this id, if this owner has it; False otherwise."""
     async with store.begin() as connection:
         deleted = await connection.execute(delete(FILES).where(FILES.c.id == id, FILES.c.owner == owner))
@@ -86,7 +86,7 @@ async def delete_file(store: Store, owner: str, id: str) -> bool:
     return bool(deleted.rowcount)
 
 
-async def read_parts(store: Store, file: FileObject) -> AsyncIterator[bytes]:
+async def read_parts(store: BatchStore, file: FileObject) -> AsyncIterator[bytes]:
     """A file's parts, each read from the database on demand. DeletedError if the file is deleted meanwhile."""
     part, bytes_left = 0, file.bytes
     while bytes_left > 0:
@@ -99,7 +99,7 @@ async def read_parts(store: Store, file: FileObject) -> AsyncIterator[bytes]:
         part, bytes_left = part + 1, bytes_left - len(data)
 
 
-async def copy_file(store: Store, file: FileObject) -> IO[bytes]:
+async def copy_file(store: BatchStore, file: FileObject) -> IO[bytes]:
     """A copy for a client that may read slowly. The caller closes it. DeletedError as in `read_parts`."""
     copy = SpooledTemporaryFile(PART_BYTES)  # noqa: SIM115  # the caller closes it
     try:
@@ -112,7 +112,7 @@ async def copy_file(store: Store, file: FileObject) -> IO[bytes]:
     return copy
 
 
-async def read_lines(store: Store, file: FileObject, max_bytes: int) -> AsyncIterator[bytes]:
+async def read_lines(store: BatchStore, file: FileObject, max_bytes: int) -> AsyncIterator[bytes]:
     """A file's lines. A longer one than `max_bytes` comes truncated, and ends the iteration. DeletedError as above."""
     rest = b""
     async for data in read_parts(store, file):

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headway.gateway.batch.files import FileWriter
 from headway.gateway.batch.objects import BatchError, BatchErrorList, BatchList, BatchObject, Page, RequestCounts
-from headway.gateway.batch.store import ANSWERED, BATCHES, FAILED, LINES, OPEN, Store
+from headway.gateway.batch.store import ANSWERED, BATCHES, FAILED, LINES, OPEN, BatchStore
 
 _ACTIVE = ("validating", "in_progress", "cancelling")
 _ROWS_PER_READ = 200
@@ -96,7 +96,7 @@ def _batch_object(row: Any) -> BatchObject:
 
 
 async def create_batch(
-    store: Store, owner: str, file: str, endpoint: str, window: str, window_s: int, metadata: dict[str, str] | None
+    store: BatchStore, owner: str, file: str, endpoint: str, window: str, window_s: int, metadata: dict[str, str] | None
 ) -> BatchObject:
     """A new batch, whose file is still to be validated."""
     now_ns, id = time.time_ns(), _new_id("batch")
@@ -112,7 +112,7 @@ async def create_batch(
     return batch
 
 
-async def find_batch(store: Store, owner: str, id: str) -> BatchObject | None:
+async def find_batch(store: BatchStore, owner: str, id: str) -> BatchObject | None:
     """The batch of this id, if this owner has it."""
     async with store.begin() as connection:
         rows = await connection.execute(select(BATCHES).where(BATCHES.c.id == id, BATCHES.c.owner == owner))
@@ -120,13 +120,13 @@ async def find_batch(store: Store, owner: str, id: str) -> BatchObject | None:
     return None if row is None else _batch_object(row)
 
 
-async def list_batches(store: Store, owner: str, page: Page) -> BatchList:
+async def list_batches(store: BatchStore, owner: str, page: Page) -> BatchList:
     """The owner's batches, the newest first."""
     rows, has_more = await store.page(BATCHES, select(BATCHES).where(BATCHES.c.owner == owner), page)
     return BatchList.of([_batch_object(row) for row in rows], has_more)
 
 
-async def cancel_batch(store: Store, owner: str, id: str) -> None:
+async def cancel_batch(store: BatchStore, owner: str, id: str) -> None:
     """Start no more of the batch's lines. A batch that has ended does not change."""
     async with store.begin() as connection:
         await connection.execute(
@@ -139,7 +139,7 @@ async def cancel_batch(store: Store, owner: str, id: str) -> None:
 # For the service that answers the lines.
 
 
-async def active_batches(store: Store) -> list[ActiveBatch]:
+async def active_batches(store: BatchStore) -> list[ActiveBatch]:
     """Batches that have not ended, in order of their deadlines."""
     async with store.begin() as connection:
         query = select(BATCHES).where(BATCHES.c.status.in_(_ACTIVE))
@@ -153,37 +153,37 @@ async def active_batches(store: Store) -> list[ActiveBatch]:
         ]  # fmt: skip
 
 
-async def delete_lines(store: Store, batch: str) -> None:
+async def delete_lines(store: BatchStore, batch: str) -> None:
     """Delete all lines of a batch, such as those of an interrupted validation."""
     async with store.begin() as connection:
         await connection.execute(delete(LINES).where(LINES.c.batch == batch))
 
 
-async def add_lines(store: Store, lines: Sequence[Line]) -> None:
+async def add_lines(store: BatchStore, lines: Sequence[Line]) -> None:
     rows = [{"batch": e.batch, "line": e.line, "custom_id": e.custom_id, "body": e.body, "status": OPEN} for e in lines]
     async with store.begin() as connection:
         await connection.execute(insert(LINES), rows)
 
 
-async def start_batch(store: Store, batch: str, num_total: int) -> None:
+async def start_batch(store: BatchStore, batch: str, num_total: int) -> None:
     """Change a validated batch, whose lines have all been added, to `in_progress`."""
     now = int(time.time())
     await _change_validating(store, batch, status="in_progress", in_progress_at=now, num_total=num_total)
 
 
-async def fail_batch(store: Store, batch: str, errors: list[BatchError]) -> None:
+async def fail_batch(store: BatchStore, batch: str, errors: list[BatchError]) -> None:
     """Change a batch whose file is invalid to `failed`."""
     encoded = msgspec.json.encode(errors).decode()
     await _change_validating(store, batch, status="failed", failed_at=int(time.time()), errors=encoded)
 
 
-async def _change_validating(store: Store, batch: str, **values: Any) -> None:
+async def _change_validating(store: BatchStore, batch: str, **values: Any) -> None:
     async with store.begin() as connection:
         change = update(BATCHES).where(BATCHES.c.id == batch, BATCHES.c.status == "validating")
         await connection.execute(change.values(values))
 
 
-async def open_lines(store: Store, batch: str, after: int, max_lines: int) -> list[Line]:
+async def open_lines(store: BatchStore, batch: str, after: int, max_lines: int) -> list[Line]:
     """The next lines after line number `after` that have no answer."""
     async with store.begin() as connection:
         query = select(LINES.c.batch, LINES.c.line, LINES.c.custom_id, LINES.c.body)
@@ -192,8 +192,8 @@ async def open_lines(store: Store, batch: str, after: int, max_lines: int) -> li
         return [Line(row.batch, row.line, row.custom_id, bytes(row.body)) for row in rows]
 
 
-async def write_results(store: Store, results: Sequence[LineResult]) -> None:
-    """Store results; of several for one line, the first counts."""
+async def write_results(store: BatchStore, results: Sequence[LineResult]) -> None:
+    """BatchStore results; of several for one line, the first counts."""
     async with store.begin() as connection:
         for result in results:
             status = ANSWERED if result.has_succeeded else FAILED
@@ -205,7 +205,7 @@ async def write_results(store: Store, results: Sequence[LineResult]) -> None:
                 await connection.execute(change.values({count: count + 1}))
 
 
-async def finish_batch(store: Store, batch: ActiveBatch, status: str) -> None:
+async def finish_batch(store: BatchStore, batch: ActiveBatch, status: str) -> None:
     """Write the output and error files and end the batch, in one transaction."""
     now = int(time.time())
     async with store.begin() as connection:

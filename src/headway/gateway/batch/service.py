@@ -17,7 +17,7 @@ from typing import Protocol
 from headway.core.errors import HeadwayError
 from headway.gateway.batch import queue
 from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
-from headway.gateway.batch.store import UNAVAILABLE, Store
+from headway.gateway.batch.store import UNAVAILABLE, BatchStore
 from headway.gateway.batch.validate import validate
 from headway.gateway.errors import ApiError
 from headway.gateway.relay.relay import Relay
@@ -41,7 +41,7 @@ class RequestRelay(Protocol):
     def end(self, request: ClientRequest, relay: Relay) -> None: ...
 
 
-class _Answer:
+class _CollectedAnswer:
     """The answer to a line, collected in memory. Satisfies `ResponseWriter`."""
 
     is_full = False
@@ -76,7 +76,7 @@ class BatchService:
     def __init__(self, gateway: RequestRelay, settings: Batches, tier_of: Callable[[str], int]) -> None:
         """`tier_of`: the most urgent tier that an owner may use."""
         self._gateway, self.settings, self._tier_of = gateway, settings, tier_of
-        self.store = Store(settings.store)
+        self.store = BatchStore(settings.store)
         self.body_timeout_s = gateway.settings.body_timeout_s
         self._open: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Lines that are being answered, by batch and number."""
@@ -187,8 +187,8 @@ class BatchService:
         del self._open[line.batch, line.line]
         self.wake()
 
-    async def _send(self, batch: ActiveBatch, line: Line, request_id: str) -> _Answer:
-        answer = _Answer()
+    async def _send(self, batch: ActiveBatch, line: Line, request_id: str) -> _CollectedAnswer:
+        answer = _CollectedAnswer()
         try:
             request = read_request(batch.endpoint, line.body, {})
             if request.stream:

@@ -73,7 +73,7 @@ UNAVAILABLE = (SQLAlchemyError, OSError)
 """Raised while the database cannot be used."""
 
 
-class Store:
+class BatchStore:
     """One database. Several gateways may use the same; one of them at a time runs the batches."""
 
     def __init__(self, location: str) -> None:

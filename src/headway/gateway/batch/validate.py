@@ -10,7 +10,7 @@ from headway.gateway.batch import queue
 from headway.gateway.batch.files import DeletedError, find_file, read_lines
 from headway.gateway.batch.objects import BatchError
 from headway.gateway.batch.queue import ActiveBatch, Line
-from headway.gateway.batch.store import Store
+from headway.gateway.batch.store import BatchStore
 
 _LINES_PER_WRITE = 500
 _MAX_CUSTOM_ID_CHARS = 512
@@ -89,7 +89,7 @@ class LineValidator:
         return self.num_requests > self._max_lines or len(self.errors) >= _MAX_ERRORS
 
 
-async def validate(store: Store, batch: ActiveBatch, max_lines: int, max_line_bytes: int) -> None:
+async def validate(store: BatchStore, batch: ActiveBatch, max_lines: int, max_line_bytes: int) -> None:
     """Queue the lines of a new batch and start it, or fail it with the errors of its file."""
     await queue.delete_lines(store, batch.id)
     validator = LineValidator(batch.id, batch.endpoint, max_lines, max_line_bytes)
@@ -110,7 +110,7 @@ async def validate(store: Store, batch: ActiveBatch, max_lines: int, max_line_by
         await queue.start_batch(store, batch.id, validator.num_requests)
 
 
-async def _queue_lines(store: Store, validator: LineValidator, lines: AsyncIterator[bytes]) -> None:
+async def _queue_lines(store: BatchStore, validator: LineValidator, lines: AsyncIterator[bytes]) -> None:
     number, chunk = 0, list[Line]()
     async for raw in lines:
         number += 1

@@ -21,7 +21,7 @@ from headway.gateway.scheduling.control import LiveControl
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.telemetry.histogram import Histogram
-from headway.gateway.telemetry.metrics import RequestMetrics
+from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.engine import EngineEndpoint
 
 log = logging.getLogger("headway.gateway")
@@ -43,7 +43,7 @@ class Driver:
         policies: Policies,
         seed: int,
         recorder: Recorder,
-        metrics: RequestMetrics,
+        metrics: PrometheusMetrics,
         hold_s: float,
         scorer: AnswerScorer | None,
         make_scaling: Callable[[dict[str, Service]], Scaling | None],

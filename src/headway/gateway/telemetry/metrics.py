@@ -84,7 +84,7 @@ class _Series:
                 yield {**self.labels, "phase": phase}, histogram
 
 
-class RequestMetrics:
+class PrometheusMetrics:
     """Requests that have ended, by model, pool, tier and outcome."""
 
     def __init__(self) -> None:

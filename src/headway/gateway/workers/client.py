@@ -22,7 +22,7 @@ from headway.gateway.relay.request import ClientRequest
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.telemetry.histogram import Histogram
-from headway.gateway.telemetry.metrics import RequestMetrics
+from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
@@ -122,7 +122,7 @@ class RemoteScheduler:
         """Requests that the scheduler knows, or is about to know."""
         self._replicas: dict[int, EngineEndpoint] = {}
         self._numbers = count()
-        self._metrics = RequestMetrics()
+        self._metrics = PrometheusMetrics()
         self._with_progress: list[PendingRequest] = []
         """Requests that have brought tokens since the last report."""
         self._is_report_due = False
