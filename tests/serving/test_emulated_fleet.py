@@ -12,7 +12,7 @@ from headway import serving
 from headway.config.scenario import Scenario, variant, variants
 from headway.core.errors import HeadwayError
 from headway.emulator import tokens
-from headway.emulator.api import Config
+from headway.emulator.vllm import SurfaceConfig
 from headway.gateway.fleet.starting import Processes
 from headway.scenario.presets import builtin
 from headway.serving.emulated_fleet import emulated, pool_of
@@ -90,7 +90,7 @@ def test_variants_are_known_by_name() -> None:
 
 
 def test_a_prompt_has_one_confidence_however_far_its_answer_is() -> None:
-    config = Config("m", confidence=(0.2, 0.6))
+    config = SurfaceConfig("m", confidence=(0.2, 0.6))
     seen = set()
     for i in range(200):
         prompt = tokens.chat([{"role": "user", "content": f"Question {i}"}], False, False)

@@ -25,10 +25,10 @@ from headway.core.fleet import Pool
 from headway.core.policy import Ordering
 from headway.core.record import Records
 from headway.emulator import engine as emulated
-from headway.emulator.api import Config, Surface
-from headway.emulator.api import application as emulator
-from headway.emulator.caches import Link
-from headway.emulator.sglang import Half, Sglang
+from headway.emulator.kv_exchange import KvLink
+from headway.emulator.sglang import SglangSurface, SinglePhase
+from headway.emulator.vllm import SurfaceConfig, VllmSurface
+from headway.emulator.vllm import application as emulator
 from headway.gateway import clock
 from headway.gateway.gateway import Gateway
 from headway.gateway.relay import metering
@@ -84,13 +84,13 @@ def _runner(folder: Path) -> Iterator[asyncio.Runner]:
 async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: str) -> None:
     """An engine, as `headway emulate` has it."""
     host, port = url.removeprefix("http://").split(":")
-    link, config = Link(pool.network_bytes_per_s), Config(pool.model.name, address=(host, int(port)))
-    surface = Surface()
+    link, config = KvLink(pool.network_bytes_per_s), SurfaceConfig(pool.model.name, address=(host, int(port)))
+    surface = VllmSurface()
     if pool.engine.name == "sglang" and pool.role != "mixed":
         config = replace(config, tells_ids=False, has_chunks_of_one=True)
         bootstrap = socket.create_server((host, 0)) if pool.role == "prefill" else None
-        surface = Sglang(Half(pool.role, bootstrap, 300.0))
-    app = emulator(lambda: emulated.Engine(pool, ordering, link=link), config, surface)
+        surface = SglangSurface(SinglePhase(pool.role, bootstrap, 300.0))
+    app = emulator(lambda: emulated.EmulatedEngine(pool, ordering, link=link), config, surface)
     await stack.enter_async_context(app.router.lifespan_context(app))
     served = uvicorn.Config(app, http=http_protocol.LimitedHttpProtocol, lifespan="off", log_level="warning")
     served.load()

@@ -103,10 +103,10 @@ def command(
     It batches as the simulator does and takes as long as a step is predicted to take; what it says are made-up words.
     """
     try:
-        from headway.emulator.api import Config, Surface, application
-        from headway.emulator.caches import Link
-        from headway.emulator.engine import Engine
-        from headway.emulator.sglang import BOOTSTRAP_PORT, Half, Sglang
+        from headway.emulator.engine import EmulatedEngine
+        from headway.emulator.kv_exchange import KvLink
+        from headway.emulator.sglang import BOOTSTRAP_PORT, SglangSurface, SinglePhase
+        from headway.emulator.vllm import SurfaceConfig, VllmSurface, application
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
     said = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
@@ -115,30 +115,36 @@ def command(
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
     memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     ordering = FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False)
-    bytes_per_s = (pool.network_bytes_per_s or Link().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
-    link = Link(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
+    bytes_per_s = (pool.network_bytes_per_s or KvLink().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
+    link = KvLink(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
     made = web_server.listen(host, port)
     there = socket.gethostname() if host in ("0.0.0.0", "::") else host
     at = (there, int(made.getsockname()[1]))
-    config = Config(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, at)
-    surface = Surface()
+    config = SurfaceConfig(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, at)
+    surface: VllmSurface = VllmSurface()
     if api_of(pool.engine.name) == "sglang":
         mode, half = disaggregation_mode or pool.role, None
         if mode != "mixed":
             asked = disaggregation_bootstrap_port
             if asked is None:
                 asked = BOOTSTRAP_PORT if scenario is None else 0
-            half = Half(mode, web_server.listen(host, asked) if mode == "prefill" else None, disaggregation_timeout_s)
-        surface = Sglang(half)
+            half = SinglePhase(
+                mode, web_server.listen(host, asked) if mode == "prefill" else None, disaggregation_timeout_s
+            )
+        surface = SglangSurface(half)
         config = replace(
-            config, reasoning_key="reasoning_content", tells_ids=False, has_chunks_of_one=True, urgent_sign=-1
+            config,
+            reasoning_key="reasoning_content",
+            has_token_ids=False,
+            has_single_token_chunks=True,
+            priority_sign=-1,
         )
     elif disaggregation_mode is not None:
         raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
     click.echo(f"listens on http://{web_server.address(made)}")
     web_server.serve(
-        application(lambda: Engine(pool, ordering, speed, link, line), config, surface), made, shutdown_s=1
+        application(lambda: EmulatedEngine(pool, ordering, speed, link, line), config, surface), made, shutdown_s=1
     )
 
 

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible engine that computes nothing: it keeps real time by perf, and batches as the simulator does."""
+"""An OpenAI-compatible engine without a model: the simulator's batches and step times, in real time."""

@@ -1,4 +1,4 @@
-"""The simulator's replica, in real time: the same batches, the same memory, the same step times, by the wall's clock.
+"""The simulator's replica in real time: the same batches, memory and step times, by the wall clock.
 
 Every iteration is one event.
 """
@@ -19,196 +19,197 @@ from headway.core.fleet import Pool
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
 from headway.core.request import Phase
-from headway.emulator.caches import Caches, GoneError, Link, Source
+from headway.emulator.kv_exchange import KvExchange, KvGoneError, KvLink, KvSource
 from headway.sim.kernel import Kernel
 from headway.sim.replica import Replica
 from headway.sim.replica_resources import calibrated_line, host_memory, kv_blocks
 from headway.sim.timeline import Line
 
 
-class Stream:
-    """One request's tokens, as they are made. `keeps`: its cache is for another engine, under this name."""
+class GeneratedTokens:
+    """The number of one request's tokens, as they are generated. `kv_name`: its KV is kept for another engine."""
 
-    def __init__(self, live: Live, keeps: str | None = None) -> None:
-        self.live, self.keeps = live, keeps
-        self.num_made = self.num_coming = 0
-        """Tokens that it has, and that will soon be here."""
-        self.is_over = False
-        self._taken = 0
+    def __init__(self, live: Live, kv_name: str | None = None) -> None:
+        self.live, self.kv_name = live, kv_name
+        self.num_generated = 0
+        """Tokens that the replica has generated."""
+        self.num_published = 0
+        """Tokens that the client may have."""
+        self._num_read = 0
+        self._is_complete = False
         self._changed: asyncio.Future[None] | None = None
 
-    def made(self, num: int, is_over: bool) -> None:
-        """So many tokens are there in all."""
-        if num > self.num_made or is_over:
-            self.num_made, self.is_over = num, is_over
+    def publish(self, num: int, is_complete: bool) -> None:
+        """Make the first `num` tokens available."""
+        if num > self.num_published or is_complete:
+            self.num_published, self._is_complete = num, is_complete
             if self._changed is not None and not self._changed.done():
                 self._changed.set_result(None)
 
-    async def take(self) -> int:
-        """How many tokens have come since the last call; 0: that was all."""
-        while self.num_made == self._taken and not self.is_over:
+    async def read(self) -> int:
+        """Wait for tokens. Returns the number of new ones; 0 = the answer is complete."""
+        while self.num_published == self._num_read and not self._is_complete:
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
-        new, self._taken = self.num_made - self._taken, self.num_made
+        new, self._num_read = self.num_published - self._num_read, self.num_published
         return new
 
 
-class Engine:
-    """One replica. `speed` 2.0: everything takes half as long as it would. `line`: step times, else the catalog's."""
+class EmulatedEngine:
+    """One replica in real time. With `speed` 2.0 everything takes half as long. `line`: step times, else perf's."""
 
     def __init__(
-        self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: Link | None = None, line: Line | None = None
+        self, pool: Pool, ordering: Ordering, speed: float = 1.0, link: KvLink | None = None, line: Line | None = None
     ) -> None:
         self.pool = pool
         self._speed = speed
         self._loop = asyncio.get_running_loop()
         self._start_s = monotonic()
         self._kernel = Kernel()
-        self._timer: asyncio.TimerHandle | None = None
-        self._teller: asyncio.TimerHandle | None = None
-        self._untold: deque[tuple[float, Stream, int, bool]] = deque()
-        """From when on a stream has so many tokens, and whether these are all: what an engine does after a step."""
-        self._streams: dict[int, Stream] = {}
+        self._run_timer: asyncio.TimerHandle | None = None
+        self._publish_timer: asyncio.TimerHandle | None = None
+        self._unpublished: deque[tuple[float, GeneratedTokens, int, bool]] = deque()
+        """(time, tokens, number, is complete): an engine's output processing after an iteration takes time."""
+        self._answers: dict[int, GeneratedTokens] = {}
         self._ids = count()
         self._replica = Replica(
             0, pool, line or calibrated_line(pool), kv_blocks(pool), host_memory(pool), ordering, self._kernel, self,
-            _forgetful(), True, Pacer(), 0, None,
+            _discarding_recorder(), True, Pacer(), 0, None,
         )  # fmt: skip
-        self.caches = Caches(pool, link or Link(), self._kernel, self._replica, self._run)
+        self.kv = KvExchange(pool, link or KvLink(), self._kernel, self._replica, self._run)
 
     @property
     def now(self) -> float:
-        """Seconds since the start, as the engine sees time."""
+        """Seconds since the start, in the engine's time."""
         return (monotonic() - self._start_s) * self._speed
 
     @property
     def max_tokens(self) -> int:
-        """Longest request, prompt and output together."""
+        """Longest request: prompt and output tokens."""
         return self._replica.max_request_tokens
 
     def load(self) -> tuple[int, int, float]:
-        """Requests that run, requests that wait, and the share of the KV cache in use."""
+        """Running requests, waiting requests, and the share of the KV cache in use."""
         self._run()
         replica = self._replica
-        waiting = replica.num_waiting + self.caches.num_fetching
+        waiting = replica.num_waiting + self.kv.num_fetching
         return replica.num_running, waiting, replica.kv_blocks_used / replica.kv_blocks_total
 
     def begin(
-        self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int, keeps: str | None = None,
-        blocks: int | None = None, has_token: bool = False, since_s: float = inf,
-    ) -> Stream:  # fmt: skip
-        """A request comes in. `keeps`: for another engine, under this name. `blocks`: with its cache in these, and
-        maybe with its first token.
+        self, prompt_tokens: int, output_tokens: int, tier: int, reasoning_tokens: int, kv_name: str | None = None,
+        blocks: int | None = None, has_token: bool = False, received_s: float = inf,
+    ) -> GeneratedTokens:  # fmt: skip
+        """Begin to serve a request.
 
-        `since_s`: when its head came; what has been done since is of the time that an engine takes.
+        `kv_name`: keep its KV for another engine under this name. `blocks`: its fetched KV is in these reserved
+        blocks, with its first token if `has_token`. `received_s`: when its head arrived; the time since then counts as
+        part of the engine's own overhead.
         """
         now = self._run()
         live = Live(next(self._ids), now, prompt_tokens, output_tokens, "", tier, reasoning_tokens)
         if reasoning_tokens:
             live.phase = Phase.REASONING
-        stream = self._streams[live.id] = Stream(live, keeps)
+        answer = self._answers[live.id] = GeneratedTokens(live, kv_name)
         if blocks is None:
-            self._replica.enqueue(live, min(max(since_s, now - self._replica.request_s), now))
+            self._replica.enqueue(live, min(max(received_s, now - self._replica.request_s), now))
         elif has_token and output_tokens == 1:
-            del self._streams[live.id]
-            self.caches.give_up(blocks, now)
-            stream.made(1, True)
+            del self._answers[live.id]
+            self.kv.release(blocks, now)
+            answer.publish(1, True)
         else:
-            self.caches.land(live, blocks, now, has_token)
-            stream.made(int(has_token), False)
+            self.kv.resume(live, blocks, now, has_token)
+            answer.publish(int(has_token), False)
         self._run()
-        return stream
+        return answer
 
-    async def fetch(self, remote: Source, prompt_tokens: int, since_s: float) -> int | None:
-        """Blocks with the cache that another engine keeps. None: it is gone, and computed here.
+    async def fetch(self, source: KvSource, prompt_tokens: int, received_s: float) -> int | None:
+        """Fetch the KV that another engine keeps. Returns the blocks it is in; None if the prompt is to be computed.
 
-        GoneError where it is gone, and that is not to be. `since_s`: when the request's head came.
+        `received_s`: when the request's head arrived. Raises KvGoneError if the KV is gone and requests fail then.
         """
-        tokenized_s = since_s + self._replica.tokenize_s * prompt_tokens
+        tokenized_s = received_s + self._replica.tokenize_s * prompt_tokens
         await asyncio.sleep((tokenized_s - self.now) / self._speed)
         try:
-            return await self.caches.fetch(remote, prompt_tokens)
-        except GoneError:
-            if not self.caches.link.recomputes:
+            return await self.kv.fetch(source, prompt_tokens)
+        except KvGoneError:
+            if not self.kv.link.recomputes:
                 raise
             return None
 
-    def abort(self, stream: Stream) -> None:
-        """Its client is gone."""
-        if stream.live.stage is not ENDED and stream.live.id in self._streams:
+    def abort(self, answer: GeneratedTokens) -> None:
+        """Stop an answer whose client has gone."""
+        if answer.live.stage is not ENDED and answer.live.id in self._answers:
             now = self._run()
-            if stream.live.stage is not ENDED:
-                self._replica.cancel(stream.live, now)
+            if answer.live.stage is not ENDED:
+                self._replica.cancel(answer.live, now)
                 self._run()
 
     # Time.
 
     def _run(self) -> float:
-        """Do what is due, tell of new tokens, and sleep until something is due again."""
+        """Handle the events that are due, and set a timer for the next one. Returns the time."""
         now, kernel = self.now, self._kernel
         kernel.run(now)
         boundary_s, kernel.now = kernel.now, now
-        self.caches.grant(now)
+        self.kv.grant(now)
         kernel.run(now)
-        tick = self._replica.batch.tick
-        for live in self._replica.batch.decoding.values():
-            self._make(self._streams[live.id], live.joined_generated + tick - live.joined_tick, False, boundary_s)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        batch = self._replica.batch
+        for live in batch.decoding.values():
+            num = live.joined_generated + batch.tick - live.joined_tick
+            self._publish_later(self._answers[live.id], num, False, boundary_s)
+        if self._run_timer is not None:
+            self._run_timer.cancel()
+            self._run_timer = None
         if kernel.heap:
             wait_s = kernel.heap[0][0] / self._speed - (monotonic() - self._start_s)
-            self._timer = self._loop.call_later(max(wait_s, 0.0), self._run)
+            self._run_timer = self._loop.call_later(max(wait_s, 0.0), self._run)
         return now
 
-    def _make(self, stream: Stream, num: int, is_over: bool, now: float) -> None:
-        """An iteration has ended: who listens to the stream hears of it when the engine has told."""
-        if num <= stream.num_coming and not is_over:
+    def _publish_later(self, answer: GeneratedTokens, num: int, is_complete: bool, now: float) -> None:
+        """Publish the tokens of an iteration that ended at `now` after the engine's response overhead."""
+        if num <= answer.num_generated and not is_complete:
             return
-        stream.num_coming = num
-        self._untold.append((now + self._replica.response_s, stream, num, is_over))
-        if self._teller is None:
-            self._tell()
+        answer.num_generated = num
+        self._unpublished.append((now + self._replica.response_s, answer, num, is_complete))
+        if self._publish_timer is None:
+            self._publish()
 
-    def _tell(self) -> None:
-        untold, self._teller = self._untold, None
-        while untold and untold[0][0] <= self.now:
-            _, stream, num, is_over = untold.popleft()
-            stream.made(num, is_over)
-        if untold:
-            wait_s = untold[0][0] / self._speed - (monotonic() - self._start_s)
-            self._teller = self._loop.call_later(max(wait_s, 0.0), self._tell)
+    def _publish(self) -> None:
+        unpublished, self._publish_timer = self._unpublished, None
+        while unpublished and unpublished[0][0] <= self.now:
+            _, answer, num, is_complete = unpublished.popleft()
+            answer.publish(num, is_complete)
+        if unpublished:
+            wait_s = unpublished[0][0] / self._speed - (monotonic() - self._start_s)
+            self._publish_timer = self._loop.call_later(max(wait_s, 0.0), self._publish)
 
-    # What the replica tells.
+    # Events of the replica (`sim.replica.Listener`).
 
     def on_finished(self, live: Live, now: float) -> None:
-        """All its tokens are out."""
         live.enter(ENDED)
-        stream = self._streams.pop(live.id)
-        if stream.keeps is not None:
-            self.caches.keep(stream.keeps, live, now)
-        self._make(stream, live.output_tokens, True, now)
+        answer = self._answers.pop(live.id)
+        if answer.kv_name is not None:
+            self.kv.keep(answer.kv_name, live, now)
+        self._publish_later(answer, live.output_tokens, True, now)
 
     def on_cancelled(self, live: Live, now: float) -> None:
-        """It was aborted."""
         live.enter(ENDED)
-        stream = self._streams.pop(live.id)
-        stream.made(stream.num_made, True)
+        answer = self._answers.pop(live.id)
+        answer.publish(answer.num_published, True)
 
     def on_phase_changed(self, live: Live, now: float) -> None:
-        """Reasoning is over."""
+        """Do nothing: an engine does not act on phases."""
 
     def on_prefilled(self, live: Live, now: float) -> None:
-        """Nothing is decoded elsewhere."""
+        """Do nothing: no request of this replica decodes elsewhere."""
 
 
-def _forgetful() -> Recorder:
-    """An engine keeps no records."""
+def _discarding_recorder() -> Recorder:
     recorder = Recorder()
     for table in (recorder.requests, recorder.segments, recorder.stretches, recorder.moves):
-        table.write = _forget
+        table.write = _discard
     return recorder
 
 
-def _forget(row: Iterable[SupportsIndex]) -> None:
+def _discard(row: Iterable[SupportsIndex]) -> None:
     pass

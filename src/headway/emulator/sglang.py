@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 from msgspec import Struct
@@ -14,175 +13,178 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Send
 
-from headway.emulator.api import Answer, BadRequestError, Completions, Config, Surface, failed, streamed, whole
-from headway.emulator.caches import GoneError
-from headway.emulator.engine import Engine
-from headway.emulator.rooms import NOBODY, Room, Rooms, within
+from headway.emulator.bootstrap import FAKE_BOOTSTRAP_HOST, BootstrapRoom, BootstrapServer, wait_for
+from headway.emulator.engine import EmulatedEngine
+from headway.emulator.kv_exchange import KvGoneError
+from headway.emulator.vllm import (
+    BadRequestError,
+    Completion,
+    CompletionsEndpoint,
+    SurfaceConfig,
+    VllmSurface,
+    send_answer,
+    send_failure,
+    send_json,
+)
 
 _NO_ROOM = "Disaggregated request received without bootstrap room id."
-_HANGS, _BREAKS = "hang", "transfer"
-"""What may go wrong with a half, besides statuses: it says nothing any more; the transfer breaks."""
-
+_HANG, _BREAK_TRANSFER = "hang", "transfer"
+"""Failures that can be injected besides statuses: no answer at all; a broken KV transfer."""
 
 BOOTSTRAP_PORT = 8998
-"""Unless another one is said."""
+"""The default bootstrap port."""
 
 
-class Half(Struct, frozen=True):
-    """What an engine is started for."""
+class SinglePhase(Struct, frozen=True):
+    """The phase that an engine was started for."""
 
     mode: Literal["prefill", "decode"]
     bootstrap: socket.socket | None
-    """Where a prefill engine is asked for KV caches."""
+    """Socket on which a prefill engine is asked for KV caches."""
     timeout_s: float
-    """So long it waits for its other half."""
+    """Longest wait for the engine of the other phase."""
 
     @property
     def bootstrap_port(self) -> int:
-        """As it says itself."""
+        """The port that the engine reports."""
         return BOOTSTRAP_PORT if self.bootstrap is None else int(self.bootstrap.getsockname()[1])
 
 
-class _One:
-    """A prefill engine's token."""
-
-    def __init__(self) -> None:
-        self._left = 1
-
-    async def take(self) -> int:
-        self._left, new = 0, self._left
-        return new
-
-
-class Sglang(Surface):
-    """Of an engine that does both phases, or of one half."""
+class SglangSurface(VllmSurface):
+    """SGLang's surface, of an engine for both phases or for a single one."""
 
     metrics = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage")
 
-    def __init__(self, half: Half | None) -> None:
-        self._half = half
-        self._mode = "null" if half is None else half.mode
-        self._port = BOOTSTRAP_PORT if half is None else half.bootstrap_port
+    def __init__(self, phase: SinglePhase | None) -> None:
+        self._phase = phase
+        self._mode = "null" if phase is None else phase.mode
+        self._port = BOOTSTRAP_PORT if phase is None else phase.bootstrap_port
 
-    def completions(self, engine: Callable[[], Engine], config: Config) -> Completions:
-        return _Whole(engine, config) if self._half is None else _Halves(engine, config, self._half)
+    def completions(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> CompletionsEndpoint:
+        if self._phase is None:
+            return _SglangEndpoint(engine, config)
+        return _SinglePhaseEndpoint(engine, config, self._phase)
 
-    async def start(self, engine: Engine, completions: Completions) -> None:
-        if isinstance(completions, _Halves):
-            await completions.open(engine)
+    async def start(self, engine: EmulatedEngine, completions: CompletionsEndpoint) -> None:
+        if isinstance(completions, _SinglePhaseEndpoint):
+            await completions.start(engine)
 
-    def stop(self, completions: Completions) -> None:
-        if isinstance(completions, _Halves):
-            completions.close()
+    def stop(self, completions: CompletionsEndpoint) -> None:
+        if isinstance(completions, _SinglePhaseEndpoint):
+            completions.stop()
 
-    def routes(self, engine: Callable[[], Engine], config: Config) -> list[Route]:
+    def routes(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> list[Route]:
         async def info(request: Request) -> Response:
-            told = {"disaggregation_mode": self._mode, "disaggregation_bootstrap_port": self._port}
-            return JSONResponse({"model_path": config.name, **told})
+            bootstrap = {"disaggregation_mode": self._mode, "disaggregation_bootstrap_port": self._port}
+            return JSONResponse({"model_path": config.name, **bootstrap})
 
         async def generate(request: Request) -> Response:
-            stream = engine().begin(1, 1, 0, 0)
-            while await stream.take():
+            generated = engine().begin(1, 1, 0, 0)
+            while await generated.read():
                 pass
             return Response()
 
         return [Route("/get_server_info", info), Route("/health_generate", generate)]
 
 
-class _Whole(Completions):
-    """Both phases."""
+class _SglangEndpoint(CompletionsEndpoint):
+    """The completions endpoints of an engine for both phases."""
 
     def error(self, status: int, message: str) -> Response:
         kind = "BadRequestError" if status < 500 else "InternalServerError"
-        told = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
-        return JSONResponse(told, status)
+        return JSONResponse(
+            {"object": "error", "message": message, "type": kind, "param": None, "code": status}, status
+        )
 
 
-class _Halves(_Whole):
-    """One of them."""
+class _SingleToken:
+    """The one token of a prefill engine. Satisfies `vllm.TokenSource`."""
 
-    def __init__(self, engine: Callable[[], Engine], config: Config, half: Half) -> None:
+    def __init__(self) -> None:
+        self._left = 1
+
+    async def read(self) -> int:
+        self._left, new = 0, self._left
+        return new
+
+
+class _SinglePhaseEndpoint(_SglangEndpoint):
+    """The completions endpoints of an engine for a single phase."""
+
+    def __init__(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig, phase: SinglePhase) -> None:
         super().__init__(engine, config)
-        self._half = half
-        self._rooms: Rooms | None = None
+        self._phase = phase
+        self._bootstrap: BootstrapServer | None = None
         self._server: asyncio.Server | None = None
 
-    async def open(self, engine: Engine) -> None:
-        """A prefill engine's bootstrap server."""
-        if self._half.bootstrap is not None:
-            self._rooms = Rooms(engine.caches, self._half.timeout_s)
-            self._server = await self._rooms.listen(self._half.bootstrap)
+    async def start(self, engine: EmulatedEngine) -> None:
+        """Start a prefill engine's bootstrap server."""
+        if self._phase.bootstrap is not None:
+            self._bootstrap = BootstrapServer(engine.kv, self._phase.timeout_s)
+            self._server = await self._bootstrap.listen(self._phase.bootstrap)
 
-    def close(self) -> None:
-        """Nobody is listened to any more."""
+    def stop(self) -> None:
+        """Stop the bootstrap server."""
         if self._server is not None:
             self._server.close()
 
-    def check(self, answer: Answer) -> None:
-        body = answer.body
-        host, room, port = (body.get(f"bootstrap_{name}") for name in ("host", "room", "port"))
+    def check(self, completion: Completion) -> None:
+        host, room, port = (completion.body.get(f"bootstrap_{name}") for name in ("host", "room", "port"))
         if room is None:
             raise BadRequestError(_NO_ROOM)
         if not isinstance(host, str) or type(room) is not int or type(port) is not int:
             raise BadRequestError("bootstrap_host, bootstrap_port, bootstrap_room: expected a host and two numbers")
 
-    async def answer(self, answer: Answer, send: Send) -> None:
-        if answer.fault == _HANGS:
+    async def answer(self, completion: Completion, send: Send) -> None:
+        if completion.fault == _HANG:
             await asyncio.Event().wait()
         try:
-            await (self._prefill if self._half.mode == "prefill" else self._decode)(answer, send)
-        except GoneError as error:
-            await self._failed(answer, str(error), send)
+            await (self._prefill if self._phase.mode == "prefill" else self._decode)(completion, send)
+        except KvGoneError as error:
+            if completion.stream:  # its head has been sent by then
+                await send_failure(completion, str(error), send)
+            else:
+                await send_json(500, bytes(self.error(500, str(error)).body), send)
 
-    async def _failed(self, answer: Answer, message: str, send: Send) -> None:
-        """As of SGLang's, a stream's head has been sent by then."""
-        if answer.stream:
-            await failed(answer, message, send)
-            return
-        response = self.error(500, message)
-        headers = response.raw_headers
-        await send({"type": "http.response.start", "status": 500, "headers": headers})
-        await send({"type": "http.response.body", "body": response.body})
-
-    async def _prefill(self, answer: Answer, send: Send) -> None:
-        """Compute the prompt for who asks in the room, and give it the cache. One token is left to say."""
-        room, rooms, engine = str(answer.body["bootstrap_room"]), self._rooms, self.engine()
-        assert rooms is not None
-        meeting, timeout_s, has_failed = rooms.meeting(room), self._half.timeout_s, False
-        stream = None
+    async def _prefill(self, completion: Completion, send: Send) -> None:
+        """Compute the prompt for the engine that asks in the room, give it the KV, and answer with one token."""
+        number, bootstrap, engine = str(completion.body["bootstrap_room"]), self._bootstrap, self.engine()
+        assert bootstrap is not None
+        room, timeout_s, has_failed = bootstrap.enter(number), self._phase.timeout_s, False
+        generated = None
         try:
-            await within(meeting.asked, timeout_s, "KVPoll.Bootstrapping")
-            stream = engine.begin(len(answer.prompt), 1, self.tier(answer), 0, room)
-            while await stream.take():
+            await wait_for(room.requested, timeout_s, "KVPoll.Bootstrapping")
+            generated = engine.begin(len(completion.prompt), 1, self.tier(completion), 0, number)
+            while await generated.read():
                 pass
-            if answer.fault == _BREAKS:
+            if completion.fault == _BREAK_TRANSFER:
                 has_failed = True
-                raise GoneError(f"KVTransferError(bootstrap_room={room}): this failure was asked for")
-            meeting.computed.set_result(True)
-            await within(meeting.fetched, timeout_s, "KVPoll.Transferring")
+                raise KvGoneError(f"KVTransferError(bootstrap_room={number}): this failure was asked for")
+            room.prefilled.set_result(True)
+            await wait_for(room.fetched, timeout_s, "KVPoll.Transferring")
         finally:
-            if stream is not None:
-                engine.abort(stream)
-            rooms.leave(room, has_failed)
-        answer.output_tokens, answer.finish = 1, "length"
-        await (streamed if answer.stream else partial(whole, None))(answer, _One(), send)
+            if generated is not None:
+                engine.abort(generated)
+            bootstrap.leave(number, has_failed)
+        completion.output_tokens, completion.finish = 1, "length"
+        await send_answer(completion, _SingleToken(), send)
 
-    async def _decode(self, answer: Answer, send: Send) -> None:
-        """Have the other engine compute the prompt, fetch its cache, and go on from there."""
-        body, engine = answer.body, self.engine()
+    async def _decode(self, completion: Completion, send: Send) -> None:
+        """Have the other engine compute the prompt, fetch its KV, and decode from there."""
+        body, engine = completion.body, self.engine()
         blocks = None
-        if body["bootstrap_host"] != NOBODY:
-            host, port, room = (body[f"bootstrap_{name}"] for name in ("host", "port", "room"))
-            source = Room(host.strip("[]"), port, str(room), self._half.timeout_s)
-            blocks = await engine.fetch(source, len(answer.prompt), answer.since_s)
-            if answer.fault == _BREAKS and blocks is not None:
-                engine.caches.give_up(blocks, engine.now)
-                raise GoneError("KVTransferError: this failure was asked for")
-        stream = engine.begin(
-            len(answer.prompt), answer.output_tokens, self.tier(answer), answer.reasoning_left, None, blocks,
-            blocks is not None,
+        if body["bootstrap_host"] != FAKE_BOOTSTRAP_HOST:
+            host, port, number = (body[f"bootstrap_{name}"] for name in ("host", "port", "room"))
+            source = BootstrapRoom(host.strip("[]"), port, str(number), self._phase.timeout_s)
+            blocks = await engine.fetch(source, len(completion.prompt), completion.received_s)
+            if completion.fault == _BREAK_TRANSFER and blocks is not None:
+                engine.kv.release(blocks, engine.now)
+                raise KvGoneError("KVTransferError: this failure was asked for")
+        generated = engine.begin(
+            len(completion.prompt), completion.output_tokens, self.tier(completion), completion.reasoning_left, None,
+            blocks, blocks is not None,
         )  # fmt: skip
         try:
-            await (streamed if answer.stream else partial(whole, None))(answer, stream, send)
+            await send_answer(completion, generated, send)
         finally:
-            engine.abort(stream)
+            engine.abort(generated)

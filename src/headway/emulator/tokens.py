@@ -1,7 +1,7 @@
-"""Words as tokens, and a model that says one word after the other: the next follows from the last and its place.
+"""Words as tokens, and a model whose next token is a function of the last token and its position.
 
-So an answer continued elsewhere, by its token ids or by its text, is the answer that it would have been. Each word
-is a token; ids 0 to 2 begin and end reasoning, and begin an answer.
+So an answer that another engine continues, from token ids or from text, is the same as an uninterrupted one. Each word
+is a token; ids 0 to 2 begin reasoning, end reasoning, and begin an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIRST = len(_NAMES)
 
 
 def encode(text: str) -> list[int]:
-    """A text's tokens."""
+    """The token ids of a text."""
     return [_token(word) for word in text.split()]
 
 
@@ -31,14 +31,14 @@ def _token(word: str) -> int:
 
 
 def decode(ids: Iterable[int]) -> str:
-    """Tokens' text: each begins with a space."""
+    """The text of token ids. Each word begins with a space."""
     return "".join(f" {_NAMES[id]}" if id < _FIRST else f" w{id}" for id in ids)
 
 
-def chat(messages: Iterable[Mapping[str, Any]], reasons: bool, goes_on: bool) -> list[int]:
-    """A chat's tokens, ready for an answer; with `goes_on`, the last message is the beginning of it."""
+def chat(messages: Iterable[Mapping[str, Any]], reasons: bool, continues: bool) -> list[int]:
+    """The token ids of a chat, ready for an answer. With `continues`, the last message is its beginning."""
     messages = list(messages)
-    last = messages.pop() if goes_on else None
+    last = messages.pop() if continues else None
     ids = [id for message in messages for id in encode(f"{message.get('role', '')} {_text(message)}")]
     if last is not None:
         return [*ids, ASSISTANT, *encode(_text(last))]
@@ -52,34 +52,34 @@ def _text(message: Mapping[str, Any]) -> str:
     return str(content or "")
 
 
-def luck(prompt: list[int]) -> float:
-    """Above 0, at most 1: the same for the same question, however much of an answer is there already."""
-    began = _last_of(prompt, ASSISTANT)
-    question = prompt if began is None else prompt[:began]
+def question_hash(prompt: list[int]) -> float:
+    """A hash in (0, 1] of the prompt without the part of the answer that it may end with."""
+    start = _last_of(prompt, ASSISTANT)
+    question = prompt if start is None else prompt[:start]
     digest = blake2b(repr(question).encode(), digest_size=4).digest()
     return (1 + int.from_bytes(digest, "big")) / (1 << 32)
 
 
-class Writer:
-    """One sequence as it is written."""
+class TokenSequence:
+    """One sequence of tokens: a prompt, and the answer that is generated."""
 
     def __init__(self, prompt: list[int], output_tokens: int, reasoning_tokens: int) -> None:
         self.num = len(prompt)
         self._last = prompt[-1] if prompt else 0
-        began = _last_of(prompt, ASSISTANT)
+        start = _last_of(prompt, ASSISTANT)
         self.left: int | None = None
-        """Tokens until the answer is over by itself; None: it never is."""
-        if began is not None:
-            written = prompt[began + 1 :]
+        """Tokens until the answer ends by itself; None: it never does."""
+        if start is not None:
+            written = prompt[start + 1 :]
             self.left = max(output_tokens - len(written) + (written[:1] == [THINK]), 1)
-        thinks = _last_of(prompt, THINK)
-        thought = thinks is not None and _last_of(prompt[thinks:], THINK_END) is not None
+        think = _last_of(prompt, THINK)
+        has_reasoned = think is not None and _last_of(prompt[think:], THINK_END) is not None
         self.reasoning_left = 0
-        if thinks is not None and not thought:
-            self.reasoning_left = max(reasoning_tokens - (self.num - thinks - 1), 1)
+        if think is not None and not has_reasoned:
+            self.reasoning_left = max(reasoning_tokens - (self.num - think - 1), 1)
 
-    def write(self, num: int) -> list[int]:
-        """The next so many tokens."""
+    def extend(self, num: int) -> list[int]:
+        """Generate the next `num` tokens."""
         ids = []
         for _ in range(num):
             if self.reasoning_left == 1:

@@ -309,15 +309,10 @@ class Batch:
                 self.num_growing -= 1
                 self.is_changed = True
 
-    def ticks_until_check(self) -> int:
-        """Ticks until a decoding request is to be checked or outgrows the sliding window."""
-        checks = self.checks
-        while (live := checks[0][2]).check_tick != checks[0][0] or live.replica != self.replica:
-            heappop(checks)
-        n = checks[0][0] - self.tick
-        if self._window_ends:
-            n = min(n, self._window_ends[0][0] - self.tick)
-        return n
+    def ticks_in_window(self, most: int) -> int:
+        """Ticks until a context outgrows the sliding window, at most `most`."""
+        ends = self._window_ends
+        return min(most, ends[0][0] - self.tick) if ends else most
 
     # KV of requests that wait.
 

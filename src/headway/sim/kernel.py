@@ -56,12 +56,12 @@ class Kernel:
         self._settle()
         while heap:
             event = heappop(heap)
-            now = event[0]
+            now, _, _, _, action, argument = event
             if now > until_s:
                 heappush(heap, event)
                 return
             self.now = now
-            event[4](now, event[5])
+            action(now, argument)
             if undecided and (not heap or heap[0][0] > now):
                 self._settle()
 

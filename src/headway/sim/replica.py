@@ -131,7 +131,8 @@ class Replica:
         batch.push_waiting(live, now)
         if batch.num_waiting > 1 and batch.first_waiting() is not live:
             return
-        if batch.preemptive or batch.num_running < batch.max_num_seqs or timeline.k == timeline.k_end:
+        num_running = len(batch.decoding) + len(batch.prefilling)
+        if batch.preemptive or num_running < batch.max_num_seqs or timeline.k == timeline.k_end:
             timeline.wake_by(now)
 
     def _on_ready(self, now: float, _: object) -> None:
@@ -328,7 +329,9 @@ class Replica:
                 live.prefill_end_s = now
                 live.generated_tokens += 1
                 batch.generated_offset += 1
-                if live.first_token_s != live.first_token_s and not self._sends_first(live):
+                if live.first_token_s != live.first_token_s and not (
+                    self._sends_first_token and self._sends_first(live)
+                ):
                     live.first_token_s = now + live.response_s
             batch.end_prefill(live)
             self._check(live, now)
@@ -336,15 +339,15 @@ class Replica:
                 self._listener.on_prefilled(live, now)
 
     def _sends_first(self, live: Live) -> bool:
-        """Whether the request's first token travels with its KV cache, and is not the only one."""
-        return self._sends_first_token and live.decode_replica >= 0 and live.output_tokens > 1
+        """Whether the request's first token is sent with its KV cache, and is not the only one."""
+        return live.decode_replica >= 0 and live.output_tokens > 1
 
     def _check(self, live: Live, now: float) -> None:
         """Check a decoding request for its first token, the end of its reasoning and its end; set the next check."""
         batch = self.batch
         generated = live.generated_tokens
         if live.first_token_s != live.first_token_s and generated:
-            if self._sends_first(live):
+            if self._sends_first_token and self._sends_first(live):
                 self._requeue(live)
                 batch.set_check(live)
                 return
@@ -426,7 +429,6 @@ class Replica:
             self._rest(now)
             return
         if batch.is_changed or batch.chunk_tokens or timeline.k == timeline.valid:
-            timeline.close()
             timeline.open(now)
         elif self._exact:
             timeline.check_line()
@@ -449,7 +451,12 @@ class Replica:
     def _horizon(self, now: float) -> int:
         """Number of iterations that the present batch of decoding requests repeats, at least one."""
         batch, timeline = self.batch, self.timeline
-        n = batch.ticks_until_check()
+        checks = batch.checks
+        while (live := checks[0][2]).check_tick != checks[0][0] or live.replica != self.id:
+            heappop(checks)
+        n = checks[0][0] - batch.tick
+        if batch.window is not None:
+            n = batch.ticks_in_window(n)
         if timeline.valid is not None:
             n = min(n, timeline.valid - timeline.k)
         if self._inbox:

@@ -58,17 +58,18 @@ class Timeline:
     # The epoch.
 
     def open(self, now: float) -> None:
-        """Begin a new epoch with the present batch. KV copies over the host link delay its first iteration."""
+        """Record the present epoch and begin a new one. KV copies over the host link delay its first iteration."""
+        if self.k:
+            self._put(self._pack(*self._opened, self.k))
         batch = self._batch
         self.opened_s = now
         if batch.stall_s:
             now += batch.stall_s
             batch.stall_s = 0.0
         self.start_s = now
-        self.k = 0
+        self.k = num_decode = context = 0
         batch.is_changed = False
         tick = batch.tick
-        num_decode = context = 0
         if self.advances:
             num_decode = len(batch.decoding)
             context = batch.context_offset + num_decode * tick
@@ -80,7 +81,7 @@ class Timeline:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Record the present epoch, if it has a complete iteration."""
+        """Record the present epoch if it has a complete iteration."""
         if self.k:
             self._put(self._pack(*self._opened, self.k))
 
@@ -140,38 +141,47 @@ class Timeline:
         self._push((time_s, FINISH, self._batch.replica, version, self._wake, version))
 
 
-# In both functions `boundary_s` and the estimate are written out: a call would take as long as the sum.
+# Both functions first solve for the (real) number of iterations since `start_s`. Only within `_ROUNDING` of a boundary
+# can that differ from `boundary_s`, which then decides. All is written out: a call would take as long as the sum.
+
+_ROUNDING = 1e-3
 
 
 def first_boundary_at(start_s: float, a_s: float, b_s: float, now: float, low: int, high: int) -> int:
     """The smallest k in [low, high] whose boundary is at or after `now`; `high` if none is."""
-    elapsed, k = now - start_s, 0
+    elapsed, x = now - start_s, 0.0
     if elapsed > 0.0:
         if b_s > 0.0:
             linear = a_s - 0.5 * b_s
-            k = int(2.0 * elapsed / (linear + sqrt(linear * linear + 2.0 * b_s * elapsed)))
+            x = 2.0 * elapsed / (linear + sqrt(linear * linear + 2.0 * b_s * elapsed))
         elif a_s > 0.0:
-            k = int(elapsed / a_s)
+            x = elapsed / a_s
+    k = int(x)
+    if _ROUNDING < x - k < 1.0 - _ROUNDING:
+        return low if k < low else high if k >= high else k + 1
     k = low if k < low else high if k > high else k
-    while k > low and start_s + (k - 1) * a_s + b_s * ((k - 1) * (k - 2) // 2) >= now:
+    while k > low and boundary_s(start_s, a_s, b_s, k - 1) >= now:
         k -= 1
-    while k < high and start_s + k * a_s + b_s * (k * (k - 1) // 2) < now:
+    while k < high and boundary_s(start_s, a_s, b_s, k) < now:
         k += 1
     return k
 
 
 def completed(start_s: float, a_s: float, b_s: float, now: float, low: int, high: int) -> int:
     """The largest k in [low, high] whose boundary is at or before `now`; `low` if none is."""
-    elapsed, k = now - start_s, 0
+    elapsed, x = now - start_s, 0.0
     if elapsed > 0.0:
         if b_s > 0.0:
             linear = a_s - 0.5 * b_s
-            k = int(2.0 * elapsed / (linear + sqrt(linear * linear + 2.0 * b_s * elapsed)))
+            x = 2.0 * elapsed / (linear + sqrt(linear * linear + 2.0 * b_s * elapsed))
         elif a_s > 0.0:
-            k = int(elapsed / a_s)
+            x = elapsed / a_s
+    k = int(x)
+    if _ROUNDING < x - k < 1.0 - _ROUNDING:
+        return low if k < low else high if k > high else k
     k = low if k < low else high if k > high else k
-    while k > low and start_s + k * a_s + b_s * (k * (k - 1) // 2) > now:
+    while k > low and boundary_s(start_s, a_s, b_s, k) > now:
         k -= 1
-    while k < high and start_s + (k + 1) * a_s + b_s * ((k + 1) * k // 2) <= now:
+    while k < high and boundary_s(start_s, a_s, b_s, k + 1) <= now:
         k += 1
     return k
