@@ -1,4 +1,4 @@
-"""The time that control is told: seconds since the gateway started."""
+"""The gateway's clock: seconds since the start."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 
 
 class Clock:
-    """Seconds since the gateway started. Event loops round theirs to milliseconds."""
+    """Seconds since the gateway started. More precise than an event loop's clock, which is rounded to milliseconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, start_s: float | None = None) -> None:
         self._loop = loop
         self.start_s = monotonic() if start_s is None else start_s
-        """On the clock that all processes of a machine share."""
+        """The start on the machine's monotonic clock, which all its processes share."""
 
     @property
     def now(self) -> float:
-        """Seconds since the start."""
         return monotonic() - self.start_s
 
     def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> asyncio.TimerHandle:

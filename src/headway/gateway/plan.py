@@ -1,67 +1,39 @@
-"""What a gateway is to do: pools, where their replicas listen or how they are started, policies, limits."""
+"""What a gateway serves: pools, policies and settings, as a fleet file gives them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from msgspec import Struct
 
 from headway.control.policies import Policies
-from headway.core.fleet import Combo, Pool, RoleChange
+from headway.core.fleet import RoleChange
 from headway.core.pacer import Pacer
-from headway.gateway.fleet.starting import Kubernetes, Processes
-from headway.gateway.settings import Api, Judge, Settings
-from headway.gateway.workers.planner_process import PlannerProcesses
+from headway.gateway.fleet.specs import ServedPool
+from headway.gateway.settings import Judge, Settings
 
 
-class Served(Struct, frozen=True):
-    """One pool, and where its replicas listen."""
+class ServingPlan(Struct, frozen=True):
+    """All that a gateway is made from."""
 
-    pool: Pool
-    endpoints: tuple[str, ...]
-    api: Api
-    kv_blocks: int
-    """Of one replica."""
-    start: Processes | Kubernetes | None = None
-    """How replicas are started; None: they are where they are."""
-    slots: Path | None = None
-    """The folder through which they hand over KV caches."""
-    combo: Combo | None = None
-    """Of which the pool is a part."""
-
-    @property
-    def deployment(self) -> Pool | Combo:
-        """What comes and goes as one."""
-        return self.pool if self.combo is None else self.combo
-
-    @property
-    def num_initial(self) -> int:
-        """Replicas that there are at first; a part of a combo has so many in each."""
-        return self.pool.replicas * (1 if self.combo is None else self.combo.replicas)
-
-
-class Plan(Struct, frozen=True):
-    """What a gateway is to do."""
-
-    pools: tuple[Served, ...]
+    pools: tuple[ServedPool, ...]
     names: dict[str, tuple[str, ...]]
-    """What requests may call each model."""
+    """The names that requests may use, by model."""
     policies: Policies
     pacer: Pacer
     seed: int
     settings: Settings
     tell_priority: bool
-    """Engines are told tiers, and go by them."""
+    """Requests to engines carry their tier as `priority`."""
     judge: Judge | None = None
-    """Of the cascade's answers, where there is a cascade."""
+    """Scores the cascade's answers; None without a cascade."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()
-    """(region, GPU, how many there are), where scaling has a limit."""
+    """(region, GPU, number of GPUs) where scaling is limited."""
     roles: tuple[RoleChange, ...] = ()
-    """What replicas of combos are for from a time on, in seconds from the start."""
-    clerks: PlannerProcesses | None = None
-    """Who makes plans while it serves."""
+    """Scheduled changes of replicas' roles, in seconds from the start."""
     planned_gpus: int | None = None
-    """How many GPUs of this machine the cascade's replicas share, where plans say what they are."""
-    news: Callable[[], Sequence[str]] = tuple
-    """What a planner has had to say until now, for the log."""
+    """GPUs of this machine that the cascade's replicas share, if a planner chooses the replicas."""
+    planner_news: Callable[[], Sequence[str]] = tuple
+    """Returns all messages of the planner so far, for the log."""
+    stop_planners: Callable[[], None] = lambda: None
+    """Ends the processes that compute plans."""

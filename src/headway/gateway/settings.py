@@ -1,4 +1,4 @@
-"""How the gateway behaves towards clients and engines: the `gateway` section of a fleet file."""
+"""The `gateway` section of a fleet file, and the `judge` of its cascade."""
 
 from __future__ import annotations
 
@@ -8,103 +8,103 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 Api = Literal["vllm", "sglang", "llama.cpp", "openai"]
-"""Whose dialect an engine speaks."""
+"""The API that an engine serves."""
 _Seconds = Annotated[float, Meta(gt=0)]
-_Sum = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Key(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one key allows."""
+    """One API key, and its limits."""
 
-    sha256: _Sum
+    sha256: _Sha256
     """The key's SHA-256 in hexadecimal."""
     tier: Annotated[int, Meta(ge=0)] = 0
-    """The most urgent tier that it may ask for; requests of more urgent ones are of this one."""
+    """The most urgent tier that requests with the key may have; more urgent ones are reduced to it."""
     requests_per_minute: Annotated[float, Meta(gt=0)] | None = None
-    """On average; as many may come at once. More get a 429 that says when to come back."""
+    """Average rate, and largest burst. Requests beyond it get a 429 with the time to wait."""
     tokens_per_minute: Annotated[float, Meta(gt=0)] | None = None
-    """Of prompts and answers together, as above."""
+    """The same for tokens of prompts and answers together."""
     expires: date | None = None
-    """Its last day (UTC)."""
+    """The last day (UTC) on which the key is valid."""
 
 
 class Batches(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Work that nobody waits for: OpenAI's files and batches."""
+    """OpenAI's files and batches API."""
 
     store: str = "batches.sqlite"
-    """Where they are kept: a file, made where there is none, or `postgresql://user@host/database`."""
+    """The database: an SQLite file, created if it does not exist, or `postgresql://user@host/database`."""
     tier: Annotated[int, Meta(ge=0)] = 2
-    """Of their requests, until the admission policy says otherwise."""
+    """Tier of batch requests, until the admission policy changes it."""
     max_file_bytes: Annotated[int, Meta(ge=1)] = 100 << 20
-    """Longest file."""
+    """Largest file."""
     max_lines: Annotated[int, Meta(ge=1)] = 50_000
-    """Most requests of a batch."""
+    """Largest number of requests in a batch."""
     max_open: Annotated[int, Meta(ge=1)] = 256
-    """Most requests of batches that wait for the admission policy or are at engines; more stay in the database."""
+    """Largest number of batch requests in the gateway or at engines; the rest stays in the database."""
     max_attempts: Annotated[int, Meta(ge=1)] = 10
-    """How often a request that fails is tried again, at growing intervals. To have no room does not count."""
+    """Attempts at a request that fails, at growing intervals. Attempts that found no room do not count."""
 
 
 class Judge(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """For `headway serve`: who scores a cascade's answers. A simulation knows what they are worth."""
+    """For `headway serve`: how a cascade's answers are scored. A simulation takes the scores from its workload."""
 
     by: Literal["model", "confidence"] = "model"
-    """A model that is asked for a number from 0 to 100, or the answering model's own log probabilities: 100 times
-    the geometric mean of its tokens' probabilities."""
+    """`model`: a model replies with a number from 0 to 100. `confidence`: 100 times the geometric mean of the answer's
+    token probabilities, as the answering model reports them."""
     url: str = ""
-    """Where the judging model listens, `http://host:port`: anything that speaks OpenAI's API."""
+    """Address of the judging model, `http://host:port`, which serves OpenAI's API."""
     model: str = ""
-    """What it calls its model."""
+    """Name of the judging model."""
     prompt: str = ""
-    """What it is asked; `{question}` and `{answer}` stand for what is judged. Without one: Headway's own words."""
+    """The judge's prompt, with the placeholders `{question}` and `{answer}`. Without it: a built-in prompt."""
     max_tokens: Annotated[int, Meta(ge=1)] = 1024
-    """Most that it may say, its thoughts included."""
+    """Largest number of tokens of the judge's reply, reasoning included."""
     key_env: str = ""
-    """The environment variable that holds the API key for it."""
+    """Environment variable with the API key for the judge."""
     timeout_s: _Seconds = 30.0
-    """It has to have said its number by then."""
+    """Time limit for a score."""
     on_failure: Literal["escalate", "accept"] = "escalate"
-    """What becomes of an answer that got no score."""
+    """What happens to an answer that could not be scored."""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `headway serve` goes by."""
+    """Settings of `headway serve`."""
 
     timeout_s: _Seconds = 600.0
-    """A request is given up this long after it came."""
+    """A request is cancelled this long after its arrival."""
     hold_s: Annotated[float, Meta(ge=0)] = 30.0
-    """While no replica is up, a request waits this long for one."""
+    """Longest wait for a replica while none is up."""
     max_held: Annotated[int, Meta(ge=0)] = 10_000
-    """Most requests held back for one model; more are turned away."""
+    """Largest number of held requests per model; more are rejected."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 32 << 20
-    """Longest request body."""
+    """Largest request body."""
     scrape_period_s: _Seconds = 1.0
-    """Time between two readings of an engine's metrics and health."""
+    """Time between two probes of an engine's health and metrics."""
     stale_s: _Seconds = 5.0
-    """Metrics older than this are unknown; the gateway's own counts stand in."""
+    """Metrics older than this are replaced by the gateway's own counts."""
     probe_timeout_s: _Seconds = 5.0
-    """An engine that has not said by then that it is well may not be."""
+    """Time limit for an engine's answer to a probe."""
     max_attempts: Annotated[int, Meta(ge=1)] = 3
-    """How often a request is sent to an engine before its client hears of an error."""
+    """Attempts at a request before its client gets an error."""
     body_timeout_s: _Seconds = 60.0
-    """A request's body has to be there by then."""
-    api_keys: tuple[_Sum | Key, ...] = ()
-    """The keys that clients may send as bearer tokens: SHA-256 sums in hexadecimal, or what each allows. Without any,
-    everybody is served, and engines are sent the keys that clients send."""
-    admin_keys: tuple[_Sum, ...] = ()
-    """Keys, in the same form, that may see and change what replicas there are. Without any, nobody may."""
+    """Time limit for receiving a request's body."""
+    api_keys: tuple[_Sha256 | Key, ...] = ()
+    """Keys that clients may send as bearer tokens: SHA-256 sums in hexadecimal, or sums with limits. Without any, all
+    requests are served, and engines get the keys that clients send."""
+    admin_keys: tuple[_Sha256, ...] = ()
+    """Keys, as SHA-256 sums, that allow to see and change the replicas. Without any, nobody may."""
     dashboard: Literal["key", "open", "off"] = "key"
-    """Who may look at /dashboard: who has one of the `admin_keys`, everybody, or nobody."""
+    """Access to /dashboard: with one of the `admin_keys`, for everybody, or for nobody."""
     explain: bool = False
-    """Whether clients may ask, by `x-headway-explain: 1`, how long their request was held and which attempt this is."""
+    """Whether the header `x-headway-explain: 1` adds response headers with the hold time, attempts, tier and model."""
     max_decisions_bytes: Annotated[int, Meta(ge=1 << 10)] = 256 << 20
-    """A file of decisions that is so long becomes FILE.1, in the place of the one before it."""
+    """Size at which the decision log is renamed to FILE.1, which replaces an older FILE.1."""
     tracing: bool = False
-    """Spans of each request, sent by OpenTelemetry's exporter to where its OTEL_* environment variables say."""
+    """Whether OpenTelemetry spans are exported. The OTEL_* environment variables say where to."""
     batches: Batches | None = None
-    """Without it, there are no files and batches."""
+    """Without it, the files and batches API is off."""
     hang_s: _Seconds = 10.0
-    """With several workers: one that says nothing for so long is ended, and another one started; and while the
-    scheduler says nothing for so long, clients get a 503."""
+    """With several workers: a worker that is silent for so long is restarted, and while the scheduler is silent for so
+    long, clients get a 503."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
-    """At shutdown, streams may go on for so long."""
+    """Time for streams to end at shutdown."""

@@ -1,92 +1,88 @@
-"""Which replicas belong together: each of a pool is a unit of its own, those of one combo are one."""
+"""Combo instances: the replicas of a combo that start and stop together. A replica of a pool is an instance by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from headway.core.fleet import Combo
 from headway.gateway.fleet.replica import LiveReplica
-
-if TYPE_CHECKING:
-    from headway.gateway.plan import Served
+from headway.gateway.fleet.specs import ServedPool
 
 
 class ComboInstance:
-    """What comes and goes as one."""
+    """One instance of a combo, or one replica of a pool."""
 
-    def __init__(self, number: int, served: Served) -> None:
+    def __init__(self, number: int, served: ServedPool) -> None:
         self.number, self.name = number, served.deployment.name
         self.members: list[LiveReplica] = []
         parts = served.combo.parts if served.combo is not None else ()
-        self._wanted = {part.name: part.replicas for part in parts} or {served.pool.name: 1}
+        self._num_wanted = {part.name: part.replicas for part in parts} or {served.pool.name: 1}
         self.is_announced = False
-        """Control has been told that all of it is up."""
+        """Control knows the instance, as all of it was up."""
 
     def lacks(self, pool: str) -> bool:
-        """It has room for one more of these."""
-        return sum(member.pool == pool for member in self.members) < self._wanted.get(pool, 0)
+        """The instance has room for one more replica of this pool."""
+        return sum(member.pool == pool for member in self.members) < self._num_wanted.get(pool, 0)
 
     @property
-    def is_whole(self) -> bool:
-        """All of its replicas are somewhere."""
-        return not any(self.lacks(pool) for pool in self._wanted)
+    def is_complete(self) -> bool:
+        """All replicas of the instance exist, up or not."""
+        return not any(self.lacks(pool) for pool in self._num_wanted)
 
 
 class ComboInstances:
-    """All of a gateway's, numbered as the simulator numbers them."""
+    """All instances of a gateway, numbered as the simulator numbers them."""
 
     def __init__(self) -> None:
-        self._units: list[ComboInstance] = []
+        self._instances: list[ComboInstance] = []
         self._num = 0
-        self._of: dict[int, ComboInstance] = {}
-        """By replica."""
+        self._by_replica: dict[int, ComboInstance] = {}
 
-    def join(self, replica: LiveReplica, served: Served) -> None:
-        """A replica takes its place: in the first combo that lacks one of its kind, else in a new one."""
+    def join(self, replica: LiveReplica, served: ServedPool) -> None:
+        """Put a replica into the first instance that lacks one of its pool, else into a new one."""
         name, pool = served.deployment.name, served.pool.name
-        unit = next((unit for unit in self._units if unit.name == name and unit.lacks(pool)), None)
-        if unit is None:
+        instance = next((each for each in self._instances if each.name == name and each.lacks(pool)), None)
+        if instance is None:
             self._num += 1
-            unit = ComboInstance(self._num, served)
-            self._units.append(unit)
-        unit.members.append(replica)
-        self._of[replica.id] = unit
-        replica.combo, replica.deployment, replica.role = unit.number, name, served.pool.role
+            instance = ComboInstance(self._num, served)
+            self._instances.append(instance)
+        instance.members.append(replica)
+        self._by_replica[replica.id] = instance
+        replica.combo, replica.deployment, replica.role = instance.number, name, served.pool.role
         if served.combo is not None:
             replica.is_of_combo, replica.goodput_rps = True, served.combo.goodput_rps
             replica.is_single_phase = replica.adapter.dual_dispatch and replica.role != "mixed"
 
     def of(self, replica: LiveReplica) -> ComboInstance:
-        """Who a replica is with, also when it has left."""
-        return self._of[replica.id]
+        """The instance that a replica is in, or was in."""
+        return self._by_replica[replica.id]
 
-    def called(self, name: str) -> list[ComboInstance]:
-        """Those of a pool or kind of combo that are there, the oldest first."""
-        return [unit for unit in self._units if unit.name == name]
+    def named(self, name: str) -> list[ComboInstance]:
+        """The instances of a pool or combo, the oldest first."""
+        return [instance for instance in self._instances if instance.name == name]
 
     def leave(self, replica: LiveReplica) -> None:
-        """A replica's place is free."""
-        unit = self._of[replica.id]
-        if replica in unit.members:
-            unit.members.remove(replica)
-        if not unit.members and unit in self._units:
-            self._units.remove(unit)
+        """Free a replica's place in its instance."""
+        instance = self._by_replica[replica.id]
+        if replica in instance.members:
+            instance.members.remove(replica)
+        if not instance.members and instance in self._instances:
+            self._instances.remove(instance)
 
 
-def in_order(pools: Sequence[Served]) -> Iterator[tuple[Served, str]]:
-    """Every endpoint of these, as the simulator numbers replicas: pools first, then combos, one by one."""
+def in_order(pools: Sequence[ServedPool]) -> Iterator[tuple[ServedPool, str]]:
+    """All endpoints, as the simulator numbers replicas: pools first, then combos, instance by instance."""
     for served in pools:
         if served.combo is None:
             yield from ((served, url) for url in served.endpoints)
     for combo in combos_of(pools):
         parts = [served for served in pools if served.combo is combo]
-        for unit in range(combo.replicas):
+        for instance in range(combo.replicas):
             for part in parts:
                 num = part.pool.replicas
-                yield from ((part, url) for url in part.endpoints[unit * num : (unit + 1) * num])
+                yield from ((part, url) for url in part.endpoints[instance * num : (instance + 1) * num])
 
 
-def combos_of(pools: Sequence[Served]) -> list[Combo]:
-    """Those of which these are parts."""
+def combos_of(pools: Sequence[ServedPool]) -> list[Combo]:
+    """The combos that these are parts of."""
     return list({served.combo.name: served.combo for served in pools if served.combo is not None}.values())

@@ -1,8 +1,8 @@
-"""Keeps an engine for a gateway and ends it with it: `python keeper.py STOP_S COMMAND...`.
+"""Runs an engine for a gateway and ends it with the gateway: `python keeper.py STOP_S COMMAND...`.
 
 It needs the standard library only. The gateway holds the other end of its standard input. When that is closed, also
 because the gateway was killed, the engine's process group gets SIGTERM, and SIGKILL after STOP_S seconds. When the
-engine ends by itself, what it leaves behind is killed.
+engine ends by itself, the processes that it leaves behind are killed.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import time
 
 
 def main() -> None:
-    """Leads a process group of its own, as the gateway has made it."""
+    """Run the command. The gateway has made this process the leader of its process group."""
     stop_s, command = float(sys.argv[1]), sys.argv[2:]
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # a handler is not handed down, as SIG_IGN would be
+    signal.signal(signal.SIGTERM, lambda number, frame: None)  # the engine does not inherit a handler, unlike SIG_IGN
     try:
         engine = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
-        _say(f"{command[0]}: {error.strerror}")
+        _print(f"{command[0]}: {error.strerror}")
         sys.exit(1)
-    threading.Thread(target=_mind, args=(stop_s,), daemon=True).start()
+    threading.Thread(target=_end_with_gateway, args=(stop_s,), daemon=True).start()
     status = engine.wait()
-    _say(f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}")
+    _print(f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}")
     os.killpg(0, signal.SIGKILL)
 
 
-def _mind(stop_s: float) -> None:
+def _end_with_gateway(stop_s: float) -> None:
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGTERM)
@@ -38,11 +38,11 @@ def _mind(stop_s: float) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _say(what: str) -> None:
+def _print(line: str) -> None:
     try:
-        os.write(1, f"{what}\n".encode())
+        os.write(1, f"{line}\n".encode())
     except OSError:
-        return  # nobody listens any more
+        return  # the gateway is gone
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What processes on one machine take while they run: a port, and the numbers of GPUs."""
+"""Resources of this machine that replicas take while they run: GPUs and ports."""
 
 from __future__ import annotations
 
@@ -12,41 +12,39 @@ HOST = "127.0.0.1"
 
 
 class Gpus:
-    """Those of a machine that several pools share."""
+    """The GPUs that several pools share, by number."""
 
     def __init__(self, num: int) -> None:
         self._num, self._free = num, set(range(num))
         self._freed = asyncio.Event()
 
     async def take(self, num: int) -> tuple[int, ...]:
-        """So many, once there are."""
+        """Wait for so many free GPUs, and take them: adjacent ones if possible, as those are linked best."""
         while len(self._free) < num:
             self._freed.clear()
             await self._freed.wait()
-        chosen = self._side_by_side(num) or tuple(sorted(self._free)[:num])
+        chosen = self._adjacent(num) or tuple(sorted(self._free)[:num])
         self._free -= set(chosen)
         return chosen
 
-    def _side_by_side(self, num: int) -> tuple[int, ...] | None:
-        """Numbers next to each other, which links between GPUs go by."""
+    def _adjacent(self, num: int) -> tuple[int, ...] | None:
         groups = (range(first, first + num) for first in range(0, self._num - num + 1, num))
         return next((tuple(group) for group in groups if self._free.issuperset(group)), None)
 
     def give(self, gpus: Sequence[int]) -> None:
-        """A process is gone."""
         self._free |= set(gpus)
         self._freed.set()
 
 
 class Ports:
-    """A range of them, that pools which say the same share."""
+    """A range of ports, shared by the pools that name the same range."""
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self._last = first, last
         self._taken: set[int] = set()
 
     def take(self) -> int:
-        """One that is free. HeadwayError where none is."""
+        """Take a free port. HeadwayError if there is none."""
         for port in range(self.first, self._last + 1):
             if port not in self._taken and _is_free(port):
                 self._taken.add(port)
@@ -54,7 +52,6 @@ class Ports:
         raise HeadwayError(f"no port from {self.first} to {self._last} is free")
 
     def give(self, port: int) -> None:
-        """A process is gone."""
         self._taken.discard(port)
 
 
@@ -69,7 +66,7 @@ def _is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """One that nobody listens on just now."""
+    """A port at which nothing listens now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

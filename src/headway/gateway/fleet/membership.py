@@ -1,120 +1,228 @@
-"""Replicas that come and go while the gateway runs: added, drained, and taken away."""
+"""The gateway's replicas: added, drained and removed while it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
 
+from msgspec import Struct
+
+from headway.control.control import Control
+from headway.control.service import Service
 from headway.core.errors import unknown
-from headway.core.fleet import Role, RoleChange
+from headway.core.fleet import Pool, Role, RoleChange
+from headway.core.pacer import Pacer
 from headway.core.policy import Ordering
+from headway.core.record import ReplicaRecord
+from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
-from headway.gateway.fleet.replica import LiveReplica
-
-if TYPE_CHECKING:
-    from headway.gateway.gateway import Gateway
+from headway.gateway.fleet.combos import ComboInstances, in_order
+from headway.gateway.fleet.replica import LiveReplica, Slots
+from headway.gateway.fleet.specs import ServedPool
+from headway.gateway.upstream.dialects import ADAPTERS
+from headway.gateway.upstream.health import HealthMonitor
+from headway.sim.lifetime import was
 
 Status = Literal["up", "starting", "down", "draining", "leaving"]
 
 
-class LiveFleet:
-    """All replicas, for who runs the gateway."""
+class FleetScheduler(Protocol):
+    """The driver, as far as the fleet uses it (`scheduling.driver.Driver`)."""
 
-    def __init__(self, gateway: Gateway, ordering: Ordering) -> None:
-        self._gateway, self._ordering = gateway, ordering
+    services: dict[str, Service]
+
+    @property
+    def control(self) -> Control: ...
+    @property
+    def now(self) -> float: ...
+    def add(self, replica: LiveReplica) -> None: ...
+    def remove(self, replica: LiveReplica) -> None: ...
+    def drain(self, replica: LiveReplica, on: bool) -> None: ...
+    def replica_up(self, replica: LiveReplica) -> None: ...
+    def fail_over(self, replica: LiveReplica) -> None: ...
+
+
+class FleetHost(Protocol):
+    """The gateway, as far as the fleet uses it: the parts that are made after the first replicas."""
+
+    @property
+    def driver(self) -> FleetScheduler: ...
+    @property
+    def health(self) -> HealthMonitor[LiveReplica]: ...
+
+
+class ReplicaLifetime(Struct):
+    """When a replica existed, and in which roles."""
+
+    pool: Pool
+    start_s: float
+    end_s: float | None = None
+    """None: it still exists."""
+    down: tuple[tuple[float, float], ...] = ()
+    """While it started; unknown for engines that others start."""
+    origin: str = "initial"
+    """As in `ReplicaRecord`."""
+    roles: list[tuple[float, Role]] = []
+    """Each role, with its start."""
+
+    def record(self, replica: LiveReplica, now: float) -> ReplicaRecord:
+        """The replica's row. It is charged throughout, as the gateway does not know when an engine that is down costs."""
+        pool, num_gpus = self.pool, self.pool.parallel.num_gpus
+        end_s = now if self.end_s is None else self.end_s
+        return ReplicaRecord(
+            replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
+            pool.gpu.watts * num_gpus, replica.kv_blocks_total * replica.block_size_tokens, replica.max_num_seqs,
+            ((self.start_s, end_s),), tuple((start_s, min(to_s, end_s)) for start_s, to_s in self.down), self.origin,
+            for_prefill=was(self.roles, "prefill", end_s), for_decode=was(self.roles, "decode", end_s),
+        )  # fmt: skip
+
+
+class LiveFleet:
+    """All replicas that the gateway has or had. A replica's id is its index in `replicas`."""
+
+    def __init__(
+        self,
+        host: FleetHost,
+        pools: Sequence[ServedPool],
+        ordering: Ordering,
+        pacer: Pacer,
+        clock: Clock,
+        stale_s: float,
+    ) -> None:
+        """Creates the replicas at the pools' endpoints. Metrics older than `stale_s` are unknown."""
+        self._host, self._clock, self._stale_s = host, clock, stale_s
+        self._ordering, self._pacer = ordering, pacer
+        self.pools = {served.pool.name: served for served in pools}
+        self.replicas: list[LiveReplica] = []
+        self.lifetimes: list[ReplicaLifetime] = []
+        self.combos = ComboInstances()
+        self.starting: set[int] = set()
+        """Replicas that exist and have not been up yet."""
+        self.num_failed: Counter[str] = Counter()
+        """By pool, wanted replicas that fail to start."""
+        self.last_failures: dict[str, str] = {}
+        """By pool, why the last start failed."""
+        self.on_removed: list[Callable[[LiveReplica], None]] = []
+        """Called with each replica that is removed."""
         self._leaving: set[int] = set()
-        """Taken away, but not empty."""
-        self._gone: set[int] = set()
+        """Replicas to be removed once they are empty."""
+        self._removed: set[int] = set()
+        for served, url in in_order(pools):
+            self.create(served, url)
+
+    def create(self, served: ServedPool, url: str) -> LiveReplica:
+        """Create a replica that neither the driver nor the health monitor knows."""
+        replica = LiveReplica(
+            len(self.replicas), served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering, self._pacer,
+            self._clock, self._stale_s,
+        )  # fmt: skip
+        self.combos.join(replica, served)
+        if served.slots is not None:
+            replica.kv_folder, replica.slots = served.slots, Slots()
+        self.replicas.append(replica)
+        now = self._clock.now
+        self.lifetimes.append(ReplicaLifetime(served.pool, now, roles=[(now, replica.role)]))
+        return replica
+
+    def connect(self, replica: LiveReplica) -> None:
+        """Make a new replica known to the driver and to the health monitor."""
+        self._host.driver.add(replica)
+        self._host.health.add(replica)
 
     def present(self) -> list[LiveReplica]:
-        """All but those that have gone."""
-        return [replica for replica in self._gateway.replicas if replica.id not in self._gone]
+        """All replicas that have not been removed."""
+        return [replica for replica in self.replicas if replica.id not in self._removed]
+
+    def records(self) -> list[ReplicaRecord]:
+        now = self._clock.now
+        pairs = zip(self.replicas, self.lifetimes, strict=True)
+        return [lifetime.record(replica, now) for replica, lifetime in pairs]
 
     def status(self, replica: LiveReplica) -> Status:
         if replica.id in self._leaving:
             return "leaving"
         if replica.is_draining:
             return "draining"
-        if self._gateway.health.is_up(replica):
+        if self._host.health.is_up(replica):
             return "up"
-        return "starting" if self._gateway.scaling.is_starting(replica) else "down"
+        return "starting" if replica.id in self.starting else "down"
 
     def failed(self) -> list[tuple[str, int, str]]:
-        """Pools with wanted replicas that fail to start: the pool, how many replicas, and the last start's error."""
-        scaling = self._gateway.scaling
-        return [(pool, num, scaling.why_of[pool]) for pool, num in scaling.failed_of.items() if num]
+        """Pools with wanted replicas that fail to start: the pool, how many replicas, and why the last start failed."""
+        return [(pool, num, self.last_failures[pool]) for pool, num in self.num_failed.items() if num]
 
     def find(self, id: int) -> LiveReplica:
-        """ApiError where there is none."""
-        found = next((replica for replica in self.present() if replica.id == id), None)
-        if found is None:
+        """The replica with this id. ApiError if it does not exist."""
+        replica = next((replica for replica in self.present() if replica.id == id), None)
+        if replica is None:
             raise ApiError(404, f"there is no worker {id}", "not_found", "id")
-        return found
+        return replica
 
     def add(self, pool: str, url: str) -> LiveReplica:
-        """One more replica of a pool. It is given requests when it has been seen to be well."""
-        gateway = self._gateway
-        pools = {served.pool.name: served for served in gateway.plan.pools}
-        if pool not in pools:
-            raise ApiError(400, str(unknown("pool", pool, pools)), "invalid_value", "pool")
+        """Add a replica to a pool. It gets requests once it is healthy."""
+        if pool not in self.pools:
+            raise ApiError(400, str(unknown("pool", pool, self.pools)), "invalid_value", "pool")
         if any(replica.url == url for replica in self.present()):
             raise ApiError(409, f"{url} is a worker already", "duplicate", "url")
-        replica = gateway.new_replica(pools[pool], url, self._ordering)
-        gateway.driver.add(replica)
-        gateway.health.add(replica)
+        replica = self.create(self.pools[pool], url)
+        self.connect(replica)
         return replica
 
     def drain(self, replica: LiveReplica, on: bool) -> None:
-        """Give it nothing more, as long as there are others, and move out what can be moved; or use it again."""
+        """Place no requests at a replica while there are others, and move out those that can move; or undo it."""
         if replica.id in self._leaving:
-            raise ApiError(409, f"{replica.name} is being taken away", "conflict")
-        self._gateway.driver.drain(replica, on)
+            raise ApiError(409, f"{replica.name} is being removed", "conflict")
+        self._host.driver.drain(replica, on)
 
     def switch(self, replica: LiveReplica, role: Role) -> None:
-        """It is for something else from now on, or for both phases again; what it has begun, it ends."""
+        """Change a replica's role for requests to come. ApiError if its engine cannot serve the role."""
         if replica.is_single_phase:
             raise ApiError(409, f"{replica.name} was started for {replica.role}, and cannot do the other", "conflict")
         if not replica.is_of_combo or not replica.adapter.transfers_kv:
-            raise ApiError(409, f"{replica.name} is of no combo whose engines hand KV caches over", "conflict")
-        self._gateway.driver.control.change_role(replica.id, role, self._gateway.driver.now, is_ready=True)
+            raise ApiError(409, f"{replica.name} is in no combo whose engines hand KV caches over", "conflict")
+        self._host.driver.control.change_role(replica.id, role, self._clock.now, is_ready=True)
 
-    def expect(self, changes: Iterable[RoleChange]) -> None:
-        """Let roles change at their times."""
+    def record_role(self, replica: int, role: Role, now: float) -> None:
+        """Note a change of a replica's role in its lifetime."""
+        self.lifetimes[replica].roles.append((now, role))
+
+    def schedule_roles(self, changes: Iterable[RoleChange]) -> None:
+        """Change roles at the times that the fleet file gives."""
         for change in changes:
-            self._gateway.clock.at(change.at_s, self._change, change)
+            self._clock.at(change.at_s, self._change_role, change)
 
-    def _change(self, now: float, change: RoleChange) -> None:
-        control, clock = self._gateway.driver.control, self._gateway.clock
+    def _change_role(self, now: float, change: RoleChange) -> None:
+        control, clock = self._host.driver.control, self._clock
         if change.switch_s:
-            clock.at(
-                now + change.switch_s, lambda now, replica: control.on_role_changed(replica, clock.now), change.replica
-            )
+            done_s = now + change.switch_s
+            clock.at(done_s, lambda now, replica: control.on_role_changed(replica, clock.now), change.replica)
         control.change_role(change.replica, change.role, clock.now, is_ready=not change.switch_s)
 
     def remove(self, replica: LiveReplica, at_once: bool) -> None:
-        """Take it away, when it is empty; `at_once`: what it streams goes on elsewhere, if it can."""
-        driver = self._gateway.driver
+        """Remove a replica once it is empty. `at_once`: abort its requests, so that they continue elsewhere."""
+        driver = self._host.driver
         if replica.id not in self._leaving:
             self._leaving.add(replica.id)
-            self._gateway.health.remove(replica)
+            self._host.health.remove(replica)
             driver.drain(replica, True)
         if at_once:
             driver.fail_over(replica)
-        self.ended()
+        self.remove_empty()
 
-    def ended(self) -> None:
-        """A request has: whoever was to leave and is empty is gone."""
+    def remove_empty(self) -> None:
+        """Complete the removal of replicas that have become empty."""
         if not self._leaving:
             return
-        for id in [id for id in self._leaving if not self._gateway.replicas[id].num_in_flight]:
+        for id in [id for id in self._leaving if not self.replicas[id].num_in_flight]:
             if id not in self._leaving:
-                continue  # what came of another one that went has seen to it
+                continue  # removed meanwhile, as a consequence of another one's removal
+            replica = self.replicas[id]
             self._leaving.discard(id)
-            self._gone.add(id)
-            self._gateway.driver.remove(self._gateway.replicas[id])
-            self._gateway.replicas[id].client.close()
-            self._gateway.units.leave(self._gateway.replicas[id])
-            self._gateway.terms[id].end_s = self._gateway.clock.now
-            self._gateway.scaling.gone(self._gateway.replicas[id])
-            for told in self._gateway.on_gone:
-                told(self._gateway.replicas[id])
+            self._removed.add(id)
+            self._host.driver.remove(replica)
+            replica.client.close()
+            self.combos.leave(replica)
+            self.lifetimes[id].end_s = self._clock.now
+            for callback in self.on_removed:
+                callback(replica)

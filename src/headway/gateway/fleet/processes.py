@@ -1,6 +1,6 @@
-"""Replicas as processes on this machine: each has a keeper, which ends it when the gateway ends, however that is.
+"""Replicas as processes on this machine. Each has a keeper, which ends it when the gateway ends, also if that is killed.
 
-What ends by itself is started again, at once if it had been up, else after pauses that double.
+A process that ends by itself is restarted: at once if it had been up, else after pauses that double.
 """
 
 from __future__ import annotations
@@ -10,89 +10,87 @@ import logging
 import os
 import signal
 import sys
+from asyncio.subprocess import Process
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
+from headway.gateway.fleet.actuator import ActuatorHost
 from headway.gateway.fleet.local_resources import HOST, Gpus, Ports, free_port
 from headway.gateway.fleet.replica import LiveReplica
-from headway.gateway.fleet.starting import Host, Processes
+from headway.gateway.fleet.specs import Processes
 
 log = logging.getLogger("headway.gateway")
 ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER")
-"""Of the gateway's, what every engine sees."""
+"""Variables of the gateway's environment that every engine sees."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 _KEEPER = Path(__file__).with_name("keeper.py")
 _GRACE_S = 5.0
-"""For the keeper, besides the engine's own time to stop."""
-_LINE_BYTES = 4096
-"""Most of a line that is passed on to the gateway's log."""
+"""Time for the keeper to end, besides the engine's own time to stop."""
+_MAX_LOG_LINE_BYTES = 4096
 
 
-class _Slot:
-    """One replica that is wanted, through all processes that it takes."""
+class _ReplicaSlot:
+    """One wanted replica, through all its restarts."""
 
     def __init__(self) -> None:
-        self.is_up = asyncio.Event()
-        self.stops = asyncio.Event()
-        self.num_tries = 0
-        """That came to nothing, in a row."""
+        self.is_up, self.stops = asyncio.Event(), asyncio.Event()
+        self.num_failures = 0
+        """Failed starts in a row."""
         self.why = ""
-        """The last of them did."""
+        """Why the last start failed."""
         self.has_failed = False
+        """The host was told that the replica fails to start."""
 
 
 class LocalProcesses:
-    """One pool's. Satisfies `starting.Actuator`."""
+    """Starts and stops one pool's processes. Satisfies `Actuator`."""
 
-    def __init__(self, pool: Pool, how: Processes, host: Host, ports: Ports, gpus: Gpus | None = None) -> None:
-        """`gpus`: those that it shares with others; None: each port has its own."""
-        self._pool, self._how, self._host = pool, how, host
+    def __init__(self, pool: Pool, spec: Processes, host: ActuatorHost, ports: Ports, gpus: Gpus | None = None) -> None:
+        """`gpus` are shared with other pools; None: a port's position in its range determines its GPUs."""
+        self._pool, self._spec, self._host = pool, spec, host
         self._ports, self._gpus = ports, gpus
-        self._slots: set[_Slot] = set()
+        self._slots: set[_ReplicaSlot] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._of: dict[int, _Slot] = {}
-        """By replica."""
+        self._by_replica: dict[int, _ReplicaSlot] = {}
 
-    def begin(self) -> None:
-        """As many as the fleet file says."""
+    def start_initial(self) -> None:
         self._host.expect(self._pool.name, self._pool.replicas)
         for _ in range(self._pool.replicas):
-            self.more()
+            self.add()
 
-    def more(self) -> None:
-        """Start one more."""
-        slot = _Slot()
+    def add(self) -> None:
+        slot = _ReplicaSlot()
         self._slots.add(slot)
         task = asyncio.create_task(self._keep(slot))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def fewer(self, num: int) -> None:
-        """So many of those that have no process just now are not wanted any more, those that have failed first."""
-        idle = [slot for slot in self._slots if slot not in self._of.values() and not slot.stops.is_set()]
+    def cancel(self, num: int) -> None:
+        """Give up so many replicas that have no process at present, failed ones first."""
+        idle = [slot for slot in self._slots if slot not in self._by_replica.values() and not slot.stops.is_set()]
         for slot in sorted(idle, key=lambda slot: not slot.has_failed)[: max(num, 0)]:
-            slot.stops.set()
-            self._mend(slot)
+            self._stop(slot)
 
-    def up(self, replica: LiveReplica) -> None:
-        """It has been seen to be well."""
-        if (slot := self._of.get(replica.id)) is not None:
+    def replica_up(self, replica: LiveReplica) -> None:
+        if (slot := self._by_replica.get(replica.id)) is not None:
             slot.is_up.set()
-            slot.num_tries = 0
-            self._mend(slot)
+            slot.num_failures = 0
+            self._recover(slot)
 
     def stop(self, replica: LiveReplica) -> None:
-        """SIGTERM, and SIGKILL if that does not help."""
-        slot = self._of.pop(replica.id, None)
-        if slot is not None:
-            slot.stops.set()
-            self._mend(slot)
+        """End the replica's process: SIGTERM, then SIGKILL."""
+        if (slot := self._by_replica.pop(replica.id, None)) is not None:
+            self._stop(slot)
+
+    def _stop(self, slot: _ReplicaSlot) -> None:
+        slot.stops.set()
+        self._recover(slot)
 
     async def close(self) -> None:
-        """All of them."""
+        """End all processes."""
         for slot in self._slots:
             slot.stops.set()
         if self._tasks:
@@ -100,10 +98,10 @@ class LocalProcesses:
 
     # One replica.
 
-    async def _keep(self, slot: _Slot) -> None:
-        """Until it is to stop."""
+    async def _keep(self, slot: _ReplicaSlot) -> None:
+        """Run processes, one after the other, until the replica is to stop."""
         pause_s, name = FIRST_PAUSE_S, self._pool.name
-        while not slot.stops.is_set() and (not slot.has_failed or self._host.wants(name)):
+        while not slot.stops.is_set() and (not slot.has_failed or self._host.wants_failed(name)):
             slot.is_up.clear()
             if not slot.has_failed or self._host.has_room(name):
                 try:
@@ -111,45 +109,45 @@ class LocalProcesses:
                 except (OSError, HeadwayError) as error:
                     slot.why = str(error)
                     log.warning("%s: a replica cannot be started: %s", name, error)
-                except Exception as error:  # a mistake of ours, or a policy's, must not be this replica's last start
+                except Exception as error:  # a bug, or a policy's error, must not end the restarts
                     slot.why = str(error)
                     log.exception("%s: a replica", name)
                 if slot.is_up.is_set():
                     pause_s = FIRST_PAUSE_S
                     continue
-                self._came_to_nothing(slot)
+                self._count_failure(slot)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await slot.stops.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        self._mend(slot)
+        self._recover(slot)
         self._slots.discard(slot)
 
-    def _came_to_nothing(self, slot: _Slot) -> None:
-        slot.num_tries += 1
-        if slot.num_tries == self._how.tries and not slot.stops.is_set():
+    def _count_failure(self, slot: _ReplicaSlot) -> None:
+        slot.num_failures += 1
+        if slot.num_failures == self._spec.tries and not slot.stops.is_set():
             slot.has_failed = True
-            log.error("%s: %d starts have come to nothing (%s): it counts as failed, and is tried on",
-                      self._pool.name, slot.num_tries, slot.why)  # fmt: skip
-            self._host.failed(self._pool.name, slot.why)
+            log.error("%s: %d starts have failed (%s): the replica counts as failed, and restarts go on",
+                      self._pool.name, slot.num_failures, slot.why)  # fmt: skip
+            self._host.start_failed(self._pool.name, slot.why)
 
-    def _mend(self, slot: _Slot) -> None:
+    def _recover(self, slot: _ReplicaSlot) -> None:
         if slot.has_failed:
             slot.has_failed = False
-            self._host.mended(self._pool.name)
+            self._host.start_recovered(self._pool.name)
 
-    async def _run(self, slot: _Slot) -> None:
-        """One process, from start to end, with the GPUs that it takes."""
+    async def _run(self, slot: _ReplicaSlot) -> None:
+        """Run one process to its end, on the GPUs that it takes."""
         if self._gpus is None:
             await self._run_on(slot, None)
-        elif (gpus := await self._taken(slot, self._gpus)) is not None:
+        elif (gpus := await self._take_gpus(slot, self._gpus)) is not None:
             try:
                 await self._run_on(slot, gpus)
             finally:
                 self._gpus.give(gpus)
 
-    async def _taken(self, slot: _Slot, gpus: Gpus) -> tuple[int, ...] | None:
-        """GPUs that have become free; None: it is to stop before."""
+    async def _take_gpus(self, slot: _ReplicaSlot, gpus: Gpus) -> tuple[int, ...] | None:
+        """Wait for GPUs. None if the replica is to stop before."""
         taking = asyncio.create_task(gpus.take(self._pool.parallel.num_gpus))
         stops = asyncio.create_task(slot.stops.wait())
         await asyncio.wait({taking, stops}, return_when=asyncio.FIRST_COMPLETED)
@@ -159,31 +157,32 @@ class LocalProcesses:
         taking.cancel()
         return None
 
-    async def _run_on(self, slot: _Slot, gpus: tuple[int, ...] | None) -> None:
+    async def _run_on(self, slot: _ReplicaSlot, gpus: tuple[int, ...] | None) -> None:
         port = self._ports.take()
         try:
             keeper = await self._spawn(port, gpus)
             if slot.stops.is_set():
                 await self._end(keeper)
                 return
-            replica = self._host.came(self._pool.name, f"http://{HOST}:{port}", is_awaited=not slot.has_failed)
-            self._of[replica.id] = slot
-            relay = asyncio.create_task(_relay(keeper, replica.name))
+            url = f"http://{HOST}:{port}"
+            replica = self._host.replica_created(self._pool.name, url, is_awaited=not slot.has_failed)
+            self._by_replica[replica.id] = slot
+            logging_task = asyncio.create_task(_log_output(keeper, replica.name))
             try:
-                await self._watch(slot, keeper, replica)
+                await self._wait(slot, keeper, replica)
             finally:
                 await self._end(keeper)
-                await relay
+                await logging_task
         finally:
             self._ports.give(port)
 
-    async def _watch(self, slot: _Slot, keeper: asyncio.subprocess.Process, replica: LiveReplica) -> None:
-        """Until it is to stop, has ended, or has taken too long to be well."""
+    async def _wait(self, slot: _ReplicaSlot, keeper: Process, replica: LiveReplica) -> None:
+        """Wait until the replica is to stop, has ended, or was not up in time."""
         ended = asyncio.create_task(keeper.wait())
         stops, up = asyncio.create_task(slot.stops.wait()), asyncio.create_task(slot.is_up.wait())
         first = asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait({ended, stops, up}, timeout=self._how.ready_s, return_when=first)
+            await asyncio.wait({ended, stops, up}, timeout=self._spec.ready_s, return_when=first)
             if up.done():
                 await asyncio.wait({ended, stops}, return_when=first)
         finally:
@@ -191,39 +190,38 @@ class LocalProcesses:
                 task.cancel()
         if slot.stops.is_set():
             return
-        why = "has ended" if ended.done() and not ended.cancelled() else f"was not up after {self._how.ready_s:g} s"
-        slot.why = why
-        self._of.pop(replica.id, None)
-        again = self._host.lost(replica)
-        log.warning("%s %s%s", replica.name, why, "; it is started again" if again else "")
-        if not again:
+        has_ended = ended.done() and not ended.cancelled()
+        slot.why = "has ended" if has_ended else f"was not up after {self._spec.ready_s:g} s"
+        self._by_replica.pop(replica.id, None)
+        is_replaced = self._host.replica_lost(replica)
+        log.warning("%s %s%s", replica.name, slot.why, "; it is restarted" if is_replaced else "")
+        if not is_replaced:
             slot.stops.set()
 
-    async def _spawn(self, port: int, gpus: tuple[int, ...] | None) -> asyncio.subprocess.Process:
-        how, pipe = self._how, asyncio.subprocess.PIPE
-        own = {name: os.environ[name] for name in (*ENVIRONMENT, *how.keep_env) if name in os.environ}
-        stands = self._stands(port, gpus)
-        env = own | {name: filled(value, stands) for name, value in how.env.items()}
-        words = [filled(word, stands) for word in how.command]
-        with open(Path(how.log, f"{self._pool.name}-{port}.log"), "ab") if how.log else nullcontext(pipe) as output:
+    async def _spawn(self, port: int, gpus: tuple[int, ...] | None) -> Process:
+        spec, pipe = self._spec, asyncio.subprocess.PIPE
+        inherited = {name: os.environ[name] for name in (*ENVIRONMENT, *spec.keep_env) if name in os.environ}
+        values = self._placeholders(port, gpus)
+        env = inherited | {name: substitute(value, values) for name, value in spec.env.items()}
+        command = [substitute(argument, values) for argument in spec.command]
+        with open(Path(spec.log, f"{self._pool.name}-{port}.log"), "ab") if spec.log else nullcontext(pipe) as output:
             return await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", str(_KEEPER), str(how.stop_s), *words, stdin=pipe, stdout=output,
+                sys.executable, "-I", "-S", str(_KEEPER), str(spec.stop_s), *command, stdin=pipe, stdout=output,
                 stderr=asyncio.subprocess.STDOUT, env=env, start_new_session=True,
             )  # fmt: skip
 
-    async def _end(self, keeper: asyncio.subprocess.Process) -> None:
-        """The keeper ends the engine, and itself; if the keeper itself was killed, what it kept is."""
+    async def _end(self, keeper: Process) -> None:
+        """Have the keeper end the engine and itself. If the keeper was killed, kill its process group."""
         assert keeper.stdin is not None
         keeper.stdin.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._how.stop_s + _GRACE_S):
+            async with asyncio.timeout(self._spec.stop_s + _GRACE_S):
                 await keeper.wait()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(keeper.pid, signal.SIGKILL)
         await keeper.wait()
 
-    def _stands(self, port: int, gpus: tuple[int, ...] | None) -> dict[str, Any]:
-        """What stands for what in the command."""
+    def _placeholders(self, port: int, gpus: tuple[int, ...] | None) -> dict[str, Any]:
         index, parallel = port - self._ports.first, self._pool.parallel
         own = range(index * parallel.num_gpus, (index + 1) * parallel.num_gpus) if gpus is None else gpus
         return {
@@ -232,20 +230,20 @@ class LocalProcesses:
         }  # fmt: skip
 
 
-def filled(word: str, stands: dict[str, Any]) -> str:
-    """A word with what is meant in the place of what stands for it."""
-    for name, value in stands.items():
-        word = word.replace(f"{{{name}}}", str(value))
-    return word
+def substitute(argument: str, values: dict[str, Any]) -> str:
+    """Substitute `{placeholders}` in one argument."""
+    for name, value in values.items():
+        argument = argument.replace(f"{{{name}}}", str(value))
+    return argument
 
 
-async def _relay(keeper: asyncio.subprocess.Process, name: str) -> None:
-    """What an engine writes, line by line, to the gateway's log."""
+async def _log_output(keeper: Process, name: str) -> None:
+    """Copy an engine's output, line by line, to the gateway's log."""
     if keeper.stdout is None:
         return
     rest = b""
     while data := await keeper.stdout.read(1 << 16):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            log.info("%s: %s", name, line[:_LINE_BYTES].decode(errors="replace").rstrip())
-        rest = rest[-_LINE_BYTES:]
+            log.info("%s: %s", name, line[:_MAX_LOG_LINE_BYTES].decode(errors="replace").rstrip())
+        rest = rest[-_MAX_LOG_LINE_BYTES:]

@@ -1,6 +1,6 @@
-"""Plans worked out beside the gateway: each clerk is a process of its own, so that streams go on meanwhile.
+"""Plans computed beside the gateway, each kind in a process of its own, so that streams go on meanwhile.
 
-It ends with the gateway, however that ends, and steps back behind everything else on the machine.
+A process ends with the gateway, also if that is killed, and runs at a low priority.
 """
 
 from __future__ import annotations
@@ -21,114 +21,112 @@ from typing import Any
 
 log = logging.getLogger("headway.gateway")
 NICE = 10
-_LOOK_S = 0.5
-"""How often a process looks whether its gateway is still there."""
+_PARENT_CHECK_S = 0.5
+"""Time between two checks that the gateway still runs."""
 
 
 class PlannerProcesses:
-    """All of a gateway's. Satisfies `core.clerk.Desk`."""
+    """A gateway's planner processes. Satisfies `core.task.TaskFactory`."""
 
     def __init__(self) -> None:
-        self._clerks: list[PlannerProcess] = []
+        self._planners: list[PlannerProcess] = []
 
     def __call__(self, work: Callable[..., Any]) -> PlannerProcess:
-        """One for this work. There is no process before it is asked."""
-        self._clerks.append(PlannerProcess(work))
-        return self._clerks[-1]
+        """A task for this work. Its process starts with the first call of `ask`."""
+        self._planners.append(PlannerProcess(work))
+        return self._planners[-1]
 
     def close(self) -> None:
-        """Nobody asks any more."""
-        for clerk in self._clerks:
-            clerk.close()
+        """End all processes."""
+        for planner in self._planners:
+            planner.close()
 
 
 class PlannerProcess:
-    """Satisfies `core.clerk.Clerk`. A thread waits for the process, which keeps its work from one plan to the next."""
+    """Satisfies `core.task.BackgroundTask`. The process keeps the state of its work from one plan to the next."""
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self._work = work
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: Connection | None = None
-        self._asked: Future[Any] | None = None
-        self._why = ""
-        """It failed last time; what has been said is not said again."""
+        self._connection: Connection | None = None
+        self._result: Future[Any] | None = None
+        self._last_error = ""
+        """Why the last plan failed; the same reason is not logged twice in a row."""
 
     @property
     def is_busy(self) -> bool:
-        """It is not done with what it was asked last."""
-        return self._asked is not None and not self._asked.done()
+        return self._result is not None and not self._result.done()
 
     def ask(self, *arguments: Any) -> None:
-        """Work it out for these."""
-        self._asked = Future()
-        threading.Thread(target=self._wait, args=(self._asked, arguments), daemon=True).start()
+        """Start to compute a plan. A thread waits for the process."""
+        self._result = Future()
+        threading.Thread(target=self._wait, args=(self._result, arguments), daemon=True).start()
 
     def answer(self) -> Any:
-        """None where it failed, which the log says once; what was planned before then stays."""
-        asked, self._asked = self._asked, None
-        assert asked is not None
+        """The plan; None if it failed, which is logged."""
+        result, self._result = self._result, None
+        assert result is not None
         try:
-            took_s, found = asked.result(timeout=0)
+            took_s, plan = result.result(timeout=0)
         except Exception as error:
-            if str(error) != self._why:
+            if str(error) != self._last_error:
                 log.warning("a plan could not be made, and the one before stays: %s", error)
-            self._why = str(error)
+            self._last_error = str(error)
             return None
-        self._why = ""
+        self._last_error = ""
         log.info("a plan was made in %.1f s", took_s)
-        return found
+        return plan
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
-    def _wait(self, asked: Future[Any], arguments: tuple[Any, ...]) -> None:
+    def _wait(self, result: Future[Any], arguments: tuple[Any, ...]) -> None:
         try:
-            line = self._line or self._begin()
-            line.send(arguments)
-            worked, found = line.recv()
+            connection = self._connection or self._start()
+            connection.send(arguments)
+            has_succeeded, value = connection.recv()
         except Exception as error:
             self.close()
-            self._line = None
-            is_gone = isinstance(error, EOFError | OSError)  # else it is what cannot be sent, say
-            asked.set_exception(ChildProcessError("its process has ended") if is_gone else error)
+            self._connection = None
+            is_gone = isinstance(error, EOFError | OSError)  # otherwise the arguments cannot be sent
+            result.set_exception(ChildProcessError("its process has ended") if is_gone else error)
         else:
-            asked.set_result(found) if worked else asked.set_exception(RuntimeError(found))
+            result.set_result(value) if has_succeeded else result.set_exception(RuntimeError(value))
 
-    def _begin(self) -> Connection:
-        """A fresh interpreter, which is told where modules are, and its work."""
+    def _start(self) -> Connection:
+        """Start a new interpreter, and send it the module path and the work."""
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
             command = [sys.executable, "-m", __name__, str(number), str(os.getpid())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
-        line = Connection(ours.detach())
-        line.send(sys.path)
-        line.send(self._work)
-        self._line = line
-        return line
+        self._connection = connection = Connection(ours.detach())
+        connection.send(sys.path)
+        connection.send(self._work)
+        return connection
 
 
-def _sit(line: Connection) -> None:
-    """In the process: one plan after the other."""
-    sys.path[:] = line.recv()
-    work = line.recv()
+def _serve(connection: Connection) -> None:
+    """In the process: compute one plan after the other. EOFError when the gateway closes the connection."""
+    sys.path[:] = connection.recv()
+    work = connection.recv()
     while True:
-        arguments = line.recv()
-        began_s = monotonic()
+        arguments = connection.recv()
+        start_s = monotonic()
         try:
-            found = work(*arguments)
-            said: tuple[bool, Any] = (True, (monotonic() - began_s, found))
+            plan = work(*arguments)
+            reply: tuple[bool, Any] = (True, (monotonic() - start_s, plan))
         except Exception as error:
-            said = False, f"{type(error).__name__}: {error}"
-        line.send(said)
+            reply = False, f"{type(error).__name__}: {error}"
+        connection.send(reply)
 
 
-def _end_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     while os.getppid() == parent:
-        sleep(_LOOK_S)
+        sleep(_PARENT_CHECK_S)
     os._exit(0)
 
 
@@ -136,9 +134,9 @@ def main() -> None:
     """`python -m headway.gateway.workers.planner_process FD PARENT`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICE)
-    threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(int(sys.argv[2]),), daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        _sit(Connection(int(sys.argv[1])))
+        _serve(Connection(int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""The interface between scaling and what starts and stops a pool's replicas."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headway.gateway.fleet.replica import LiveReplica
+
+
+class Actuator(Protocol):
+    """Starts and stops the replicas of one pool."""
+
+    def start_initial(self) -> None:
+        """Start, or find, the replicas that exist at first."""
+
+    def add(self) -> None:
+        """Start one more replica."""
+
+    def cancel(self, num: int) -> None:
+        """Give up so many replicas that have no process or pod, or that fail to start."""
+
+    def replica_up(self, replica: LiveReplica) -> None:
+        """The replica was found healthy."""
+
+    def stop(self, replica: LiveReplica) -> None:
+        """Stop a replica that is empty. Ignored if another actuator has started it."""
+
+    async def close(self) -> None:
+        """The gateway ends."""
+
+
+class ActuatorHost(Protocol):
+    """Scaling, as actuators report to it. Pools are given by name."""
+
+    def replica_created(self, pool: str, url: str, is_awaited: bool = True) -> LiveReplica:
+        """A replica exists, or soon will. `is_awaited`: it has not been reported as failed."""
+
+    def replica_lost(self, replica: LiveReplica) -> bool:
+        """A replica has ended by itself. Returns whether to start another one in its place."""
+
+    def start_failed(self, pool: str, why: str) -> None:
+        """An awaited replica fails to start."""
+
+    def start_recovered(self, pool: str) -> None:
+        """A failed replica is up, or given up."""
+
+    def wants_failed(self, pool: str) -> bool:
+        """A failed replica is still wanted."""
+
+    def has_room(self, pool: str) -> bool:
+        """The GPUs for one more replica are available."""
+
+    def pods_requested(self, pool: str, num: int) -> None:
+        """A cluster was asked for so many pods in all."""
+
+    def expect(self, pool: str, num: int) -> None:
+        """So many replicas are requested and not up."""
+
+    def retire(self, replica: LiveReplica) -> None:
+        """Drain a replica, then have it stopped."""

@@ -1,0 +1,84 @@
+"""How a fleet file says where a pool's replicas are, or how they are started. Imports nothing that a gateway needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from headway.core.fleet import Combo, Pool
+from headway.gateway.settings import Api
+
+_Seconds = Annotated[float, Meta(gt=0)]
+_Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class Processes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """For `headway serve`: replicas are processes on the gateway's machine. They end when the gateway ends."""
+
+    command: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """The command that starts one replica, word by word, without a shell. Placeholders: `{port}` is the replica's port,
+    `{index}` its number (0 for the first port), `{gpus}` the numbers of its GPUs (`0,1` for the first of two), `{tp}`
+    and `{pp}` its parallelism, which a `replan` may choose, `{role}` its side of a combo (`prefill`, `decode`), and
+    `{bootstrap_port}` another free port."""
+    ports: tuple[_Port, _Port]
+    """The first and the last port that replicas may listen on, at 127.0.0.1. They limit the number of replicas."""
+    env: dict[str, str] = {}
+    """Environment variables, with the same placeholders."""
+    keep_env: tuple[str, ...] = ()
+    """Variables of the gateway's own environment that replicas see, too, besides PATH, HOME and the like."""
+    ready_s: _Seconds = 600.0
+    """A replica that is not healthy by then is stopped and restarted."""
+    tries: Annotated[int, Meta(ge=1)] = 3
+    """After so many failed starts in a row, a replica counts as failed: it is restarted at growing intervals, up to a
+    minute, but scaling does not wait for it."""
+    stop_s: _Seconds = 30.0
+    """Time from SIGTERM to SIGKILL."""
+    log: str = ""
+    """A folder for the replicas' output, one file for each port. Without it, output goes to the gateway's log."""
+
+
+class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """For `headway serve`: replicas are the pods of a workload, and scaling sets their number."""
+
+    name: str
+    """Name of the workload."""
+    kind: Literal["Deployment", "StatefulSet"] = "Deployment"
+    namespace: str = "default"
+    port: _Port = 8000
+    """The port that engines listen on."""
+    context: str = ""
+    """A context of the kubeconfig. Without it: the cluster that the gateway runs in, else the current context."""
+    poll_s: _Seconds = 2.0
+    """Time between two reads of the pods."""
+    ready_s: _Seconds = 600.0
+    """A pod that is not healthy by then, or does not exist, counts as failed: its workload goes on trying, but scaling
+    does not wait for it."""
+    tries: Annotated[int, Meta(ge=1)] = 3
+    """A pod also counts as failed once its containers were restarted so many times before it was healthy."""
+
+
+class ServedPool(Struct, frozen=True):
+    """One pool, or one part of a combo, as a gateway serves it."""
+
+    pool: Pool
+    endpoints: tuple[str, ...]
+    api: Api
+    kv_blocks: int
+    """KV blocks of one replica."""
+    start: Processes | Kubernetes | None = None
+    """None: the replicas are at `endpoints`."""
+    slots: Path | None = None
+    """Folder through which llama.cpp servers hand over KV caches."""
+    combo: Combo | None = None
+
+    @property
+    def deployment(self) -> Pool | Combo:
+        """The combo if the pool is part of one, else the pool."""
+        return self.pool if self.combo is None else self.combo
+
+    @property
+    def num_initial(self) -> int:
+        """Replicas at the start, over all instances of a combo."""
+        return self.pool.replicas * (1 if self.combo is None else self.combo.replicas)
