@@ -19,7 +19,7 @@ from starlette.types import Message
 from headway import serving as composition
 from headway.core.errors import HeadwayError
 from headway.gateway.gateway import Gateway
-from headway.gateway.plan import Plan
+from headway.gateway.plan import ServingPlan
 from headway.gateway.relay.request import CHAT, read_request
 from headway.gateway.relay.writer import AsgiWriter
 from headway.gateway.telemetry.recording import Recording
@@ -64,7 +64,7 @@ async def _one(gateway: Gateway, i: int) -> bytes:
     return b"".join(told)
 
 
-async def _serve(plan: Plan) -> list[bytes]:
+async def _serve(plan: ServingPlan) -> list[bytes]:
     """Eight streams at once."""
     gateway = Gateway(plan, Recording(enabled=False))
     gateway.start()

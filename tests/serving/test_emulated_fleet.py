@@ -13,7 +13,7 @@ from headway.config.scenario import Scenario, variant, variants
 from headway.core.errors import HeadwayError
 from headway.emulator import tokens
 from headway.emulator.vllm import SurfaceConfig
-from headway.gateway.fleet.starting import Processes
+from headway.gateway.fleet.specs import Processes
 from headway.scenario.presets import builtin
 from headway.serving.emulated_fleet import emulated, pool_of
 

@@ -14,14 +14,15 @@ from headway import scenario
 from headway.cli.flags import scenario_file
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
-from headway.gateway.fleet.starting import Kubernetes, Processes
+from headway.gateway.fleet.specs import Kubernetes, Processes
 from headway.gateway.server import web_server
 from headway.records.decision_log import BackgroundDecisionFile, DecisionFile
 from headway.records.parquet import save
 from headway.scenario import replan
 
 if TYPE_CHECKING:
-    from headway.gateway.plan import Plan, Served
+    from headway.gateway.fleet.specs import ServedPool
+    from headway.gateway.plan import ServingPlan
 
 _SCHEDULER_S = 1.0
 """When workers have ended, nobody asks the scheduler anything any more."""
@@ -128,7 +129,7 @@ def _tls(certfile: Path | None, keyfile: Path | None) -> web_server.Tls | None:
     return tls
 
 
-def _where(served: Served) -> str:
+def _where(served: ServedPool) -> str:
     """A pool's replicas, or how they come to be."""
     if isinstance(served.start, Processes):
         first, last = served.start.ports
@@ -138,7 +139,7 @@ def _where(served: Served) -> str:
     return ", ".join(served.endpoints)
 
 
-def _show(chosen: Scenario, plan: Plan, address: str, workers: int) -> None:
+def _show(chosen: Scenario, plan: ServingPlan, address: str, workers: int) -> None:
     from headway.gateway.server import dashboard
 
     policies = chosen.spec.policies

@@ -10,7 +10,7 @@ from headway.control.observe import Scrape
 from headway.control.policies import OrderingAt
 from headway.core.fleet import Fault, Handover, Network, Provisioning, RoleChange
 from headway.core.pacer import Pacer
-from headway.gateway.fleet.starting import Kubernetes, Processes
+from headway.gateway.fleet.specs import Kubernetes, Processes
 from headway.gateway.settings import Api, Judge, Settings
 from headway.metrics.latency import DefaultSlo
 from headway.workload.spec import WorkloadSpec

@@ -1,4 +1,4 @@
-"""The gateway put together: what arrives becomes a request of control's, and control's word is done."""
+"""The gateway: puts its parts together, admits requests, and reports what has run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from headway.control.decisions import Decision, DecisionObserver
 from headway.control.live import HELD, Live
 from headway.control.service import Service
 from headway.core.errors import unknown
-from headway.core.policy import Ordering
 from headway.core.record import Outcome, Records
 from headway.core.request import Phase
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
-from headway.gateway.fleet.combos import ComboInstances, in_order
-from headway.gateway.fleet.lifetime import ReplicaLifetime
 from headway.gateway.fleet.membership import LiveFleet
-from headway.gateway.fleet.replica import LiveReplica, Slots
+from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.fleet.scaling import LiveScaling
-from headway.gateway.plan import Plan, Served
+from headway.gateway.plan import ServingPlan
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, Features
 from headway.gateway.relay.writer import ResponseWriter
@@ -45,31 +42,34 @@ if TYPE_CHECKING:
     from headway.gateway.relay.tracing import Tracing
 
 _TOKENS_PER_CHAR = 0.25
-"""Of prompts, until an engine has counted some."""
-_LEARNING = 0.05
-"""Weight of the newest count."""
+"""Estimate for prompts, until an engine has counted one."""
+_RATIO_WEIGHT = 0.05
+"""Weight of the newest count in the moving average of tokens per character."""
+_MIN_COUNTED_CHARS = 32
+"""Shorter prompts are not used to estimate tokens per character."""
+_DRAIN_POLL_S = 0.05
 
 
 class Gateway:
-    """One process's. Made in the event loop that it runs in."""
+    """One gateway. Created in the event loop that it runs in."""
 
     def __init__(
-        self, plan: Plan, recording: Recording, decision_log: Callable[[Decision], None] | None = None
+        self, plan: ServingPlan, recording: Recording, decision_log: Callable[[Decision], None] | None = None
     ) -> None:
         self.plan, self.settings, self.recording = plan, plan.settings, recording
         self.clock = Clock(asyncio.get_running_loop())
+        self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
         self.rolling_stats: RollingStats | None = None
-        self.decisions = self._overheard(decision_log)
-        ordering = plan.policies.ordering()
-        self.replicas: list[LiveReplica] = []
-        self.terms: list[ReplicaLifetime] = []
-        """Each replica's pool, and when it was there."""
-        self.units = ComboInstances()
-        for served, url in in_order(plan.pools):
-            self.new_replica(served, url, ordering)
-        self.scaling = LiveScaling(self, ordering)
-        self._scorer = None if plan.judge is None else AnswerScorer(plan.judge)
+        self.decisions = self._observe_decisions(decision_log)
         self.request_metrics = PrometheusMetrics()
+        self._scorer = None if plan.judge is None else AnswerScorer(plan.judge)
+        self.fleet = LiveFleet(
+            self, plan.pools, plan.policies.ordering(), plan.pacer, self.clock, self.settings.stale_s
+        )
+        self.scaling = LiveScaling(
+            self, self.fleet, plan.policies, plan.seed, self.settings.hold_s, plan.gpu_limits, plan.planned_gpus,
+            plan.planner_news,
+        )  # fmt: skip
         self.driver = Driver(
             self.clock,
             self.replicas,
@@ -80,271 +80,277 @@ class Gateway:
             self.request_metrics,
             self.settings.hold_s,
             self._scorer,
-            self.scaling.serve,
+            self.scaling.configure,
             self.decisions,
-            self._ended,
-            lambda replica, role, now: self.terms[replica].roles.append((now, role)),
+            self._request_ended,
+            self.fleet.record_role,
         )
         self.health = HealthMonitor(
-            self.replicas, self.settings, self.scaling.up, self.driver.replica_down, self.driver.fail_over,
-            self._observed,
-        )  # fmt: skip
-        self.tracing: Tracing | None = None
-        self._new_relay: Callable[..., Relay] = Relay
-        if self.settings.tracing:
-            from headway.gateway.relay.tracing import Tracing
-
-            self.tracing = Tracing()
-            self._new_relay = self.tracing.relay
-        self.keys = ApiKeys(self.settings.api_keys, lambda: self.clock.now)
-        self.fleet = LiveFleet(self, ordering)
-        self.batches: BatchService | None = None
-        if self.settings.batches is not None:
-            from headway.gateway.batch.service import BatchService
-
-            self.batches = BatchService(self, self.settings.batches, lambda owner: self.keys.caller_of(owner).tier)
+            self.replicas,
+            self.settings,
+            self.scaling.replica_up,
+            self.driver.replica_down,
+            self.driver.fail_over,
+            self._load_read,
+        )
+        self._tracing, self._new_relay = self._make_relays()
+        self.batches = self._make_batches()
         self.is_closing = False
-        self.on_gone: list[Callable[[LiveReplica], None]] = []
-        """Told of replicas that do not come back."""
-        pairs = [each for each in plan.pools if ADAPTERS[each.api].dual_dispatch and each.pool.role != "mixed"]
-        self._halved = {each.pool.model.name for each in pairs}
-        """Models of which a request is done by two replicas at the same time."""
+        dual = [each for each in plan.pools if ADAPTERS[each.api].dual_dispatch and each.pool.role != "mixed"]
+        self._dual_dispatch_models = {each.pool.model.name for each in dual}
         self._ids = count()
-        self._arrived_s = 0.0
+        self._last_arrival_s = 0.0
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._reasons: dict[str, bool] = {}
-        """Whether a model's last answer began with reasoning."""
+        """By model, whether its last answer began with reasoning."""
 
-    def _overheard(self, log: Callable[[Decision], None] | None) -> DecisionObserver | None:
-        """What hears of decisions, if anybody may want to."""
-        if log is None and not dashboard.is_there(self.settings):
+    def _observe_decisions(self, log: Callable[[Decision], None] | None) -> DecisionObserver | None:
+        """The observer for the decision log and the dashboard; None without both."""
+        has_dashboard = dashboard.is_there(self.settings)
+        if log is None and not has_dashboard:
             return None
         decisions = DecisionObserver(self._request_id, time() - self.clock.now)
         if log is not None:
             decisions.listeners.append(log)
-        if dashboard.is_there(self.settings):
+        if has_dashboard:
             self.rolling_stats = RollingStats(decisions)
         return decisions
 
     def _request_id(self, live: Live) -> str:
         return self.driver.requests[live.id].request_id or str(live.id)
 
-    def new_replica(self, served: Served, url: str, ordering: Ordering) -> LiveReplica:
-        """One more, of which nobody knows yet."""
-        made = LiveReplica(
-            len(self.replicas), served.pool, url, ADAPTERS[served.api], served.kv_blocks, ordering, self.plan.pacer,
-            self.clock, self.settings.stale_s,
-        )  # fmt: skip
-        self.units.join(made, served)
-        if served.slots is not None:
-            made.kv_folder, made.slots = served.slots, Slots()
-        self.replicas.append(made)
-        self.terms.append(ReplicaLifetime(served.pool, self.clock.now, roles=[(self.clock.now, made.role)]))
-        return made
+    def _make_relays(self) -> tuple[Tracing | None, Callable[..., Relay]]:
+        if not self.settings.tracing:
+            return None, Relay
+        from headway.gateway.relay.tracing import Tracing
+
+        tracing = Tracing()
+        return tracing, tracing.relay
+
+    def _make_batches(self) -> BatchService | None:
+        if self.settings.batches is None:
+            return None
+        from headway.gateway.batch.service import BatchService
+
+        return BatchService(self, self.settings.batches, lambda owner: self.keys.caller_of(owner).tier)
+
+    @property
+    def replicas(self) -> list[LiveReplica]:
+        """All replicas that the gateway has or had, by id."""
+        return self.fleet.replicas
+
+    @property
+    def num_up(self) -> int:
+        """Replicas to which requests are sent."""
+        return sum(self.health.is_up(replica) for replica in self.replicas)
 
     def start(self) -> None:
-        """Look for the replicas, and let policies tick."""
+        """Start to probe replicas, to call periodic policies, and to start replicas."""
         self.health.start()
         delete_stale({served.slots for served in self.plan.pools if served.slots is not None}, self.clock)
         self.driver.start_ticking()
         self.scaling.start()
-        self.fleet.expect(self.plan.roles)
+        self.fleet.schedule_roles(self.plan.roles)
         if self.batches is not None:
             self.batches.start()
 
     async def stop(self) -> None:
-        """Let streams end, for so long; then close."""
+        """Reject new requests, let streams end for the drain time, then close."""
         self.is_closing = True
         if self.batches is not None:
             await self.batches.stop()
         end_s = self.clock.now + self.settings.drain_s
         while self.driver.requests and self.clock.now < end_s:
-            await asyncio.sleep(0.05)
-        for ticket in list(self.driver.requests.values()):
-            self.driver.release(ticket, ReleaseReason.CANCELLED)
+            await asyncio.sleep(_DRAIN_POLL_S)
+        for request in list(self.driver.requests.values()):
+            self.driver.release(request, ReleaseReason.CANCELLED)
         await self.health.stop()
         await self.scaling.stop()
-        if self.plan.clerks is not None:
-            self.plan.clerks.close()
+        self.plan.stop_planners()
         for replica in self.replicas:
             replica.client.close()
         if self._scorer is not None:
             self._scorer.close()
-        if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     # Requests.
 
-    async def begin(self, ask: ClientRequest, caller: Caller, reply: ResponseWriter, request_id: str) -> Relay:
-        """A client's request comes in. ApiError where it cannot be taken, or is more than its caller may ask for."""
-        ask.wants_explanation &= self.settings.explain
-        ticket = self.admit(ask.features(self.clock.now), lambda live: InFlightRequest(live, request_id), caller)
-        return self._relay(ask, ticket, reply)
+    async def begin(
+        self, client_request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str
+    ) -> Relay:
+        """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
+        client_request.wants_explanation &= self.settings.explain
+        features = client_request.features(self.clock.now)
+        return self._relay(client_request, self.admit(features, self._new_request(request_id), caller), writer)
 
     def relay(
-        self, ask: ClientRequest, reply: ResponseWriter, request_id: str, deadline_s: float | None = None
+        self, client_request: ClientRequest, writer: ResponseWriter, request_id: str, deadline_s: float | None = None
     ) -> Relay:
-        """A request of a batch. `deadline_s`: seconds from now."""
-        ticket = self._admit(ask.features(self.clock.now), lambda live: InFlightRequest(live, request_id), deadline_s)
-        return self._relay(ask, ticket, reply)
+        """Admit a request of a batch, which has no caller's limits. `deadline_s`: seconds from now."""
+        features = client_request.features(self.clock.now)
+        return self._relay(client_request, self._admit(features, self._new_request(request_id), deadline_s), writer)
 
-    def _relay(self, ask: ClientRequest, ticket: InFlightRequest, reply: ResponseWriter) -> Relay:
+    @staticmethod
+    def _new_request(request_id: str) -> Callable[[Live], InFlightRequest]:
+        return lambda live: InFlightRequest(live, request_id)
+
+    def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
         return self._new_relay(
-            ask, ticket, self.driver, self.health, reply, self.settings.max_attempts, self.plan.tell_priority
-        )
+            client_request, request, self.driver, self.health, writer, self.settings.max_attempts,
+            self.plan.tell_priority,
+        )  # fmt: skip
 
-    def admit(self, asked: Features, made: Callable[[Live], InFlightRequest], caller: Caller) -> InFlightRequest:
-        """Within its caller's limits, a request is given to control, by the ticket that is made for it."""
+    def end(self, client_request: ClientRequest, relay: Relay) -> None:
+        """Settle a request whose relay has ended."""
+        self.settle(relay.in_flight, len(client_request.text), relay.prompt_tokens, relay.used_tokens)
+
+    def admit(
+        self, features: Features, new_request: Callable[[Live], InFlightRequest], caller: Caller
+    ) -> InFlightRequest:
+        """Reserve the request's tokens in its caller's limits, and hand it to control. ApiError if it is refused."""
         if not caller.is_limited:
-            return self._admit(asked, made)
-        tokens = self.prompt_tokens(asked) + (asked.max_tokens or 0)
+            return self._admit(features, new_request)
+        tokens = self.prompt_tokens(features) + (features.max_tokens or 0)
         caller.reserve(tokens)
         try:
-            ticket = self._admit(asked, made)
+            request = self._admit(features, new_request)
         except BaseException:
             caller.settle(tokens, 0)
             raise
-        ticket.on_settled = partial(caller.settle, tokens)
-        return ticket
+        request.on_settled = partial(caller.settle, tokens)
+        return request
+
+    def settle(self, request: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
+        """Charge the caller with the tokens used, and learn from the engine's count of the prompt."""
+        if request.on_settled is not None:
+            request.on_settled(used_tokens)
+        if prompt_tokens and num_chars >= _MIN_COUNTED_CHARS:
+            ratio = prompt_tokens / num_chars
+            self._tokens_per_char += _RATIO_WEIGHT * (min(ratio, 2.0) - self._tokens_per_char)
+
+    def prompt_tokens(self, features: Features) -> int:
+        """Tokens of the prompt: exact if it came as token ids, else estimated from its length."""
+        if features.prompt_tokens is not None:
+            return features.prompt_tokens
+        return max(1, round(features.num_chars * self._tokens_per_char))
 
     def _admit(
-        self, asked: Features, made: Callable[[Live], InFlightRequest], deadline_s: float | None = None
+        self, features: Features, new_request: Callable[[Live], InFlightRequest], deadline_s: float | None = None
     ) -> InFlightRequest:
         if self.is_closing:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
-        service, model = self._service(asked)
-        live = self._live(asked, model, deadline_s)
-        if not service.fits(live) and not any(each.fits(live) for each in self._answering(service, model)):
+        service, model = self._service(features)
+        live = self._live(features, model, deadline_s)
+        if not any(each.fits(live) for each in self._services_of(service, model)):
             wanted = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
             raise ApiError(400, f"{wanted} are more than {service.longest_tokens:,}", "context_length_exceeded")
-        if len(service.hold_queue) >= self.settings.max_held and self._is_full(service):
+        if len(service.hold_queue) >= self.settings.max_held and self._is_hold_queue_full(service):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
-        ticket = made(live)
-        self.driver.arrived(ticket)
-        return ticket
+        request = new_request(live)
+        self.driver.arrived(request)
+        return request
 
-    def _service(self, asked: Features) -> tuple[Service, str]:
-        """Who answers, and as what model control is to know the request."""
+    def _service(self, features: Features) -> tuple[Service, str]:
+        """The service that answers first, and the model's name for control. ApiError if there is none."""
         cascade, services = self.driver.cascade, self.driver.services
-        if cascade is not None and asked.model == cascade.config.name:
-            if asked.is_passthrough:
-                raise ApiError(400, f"{asked.model!r} answers chats and completions only", "invalid_value", "model")
-            return cascade.stages[0].service, asked.model
-        service = services.get(asked.model)
+        if cascade is not None and features.model == cascade.config.name:
+            if features.is_passthrough:
+                raise ApiError(400, f"{features.model!r} answers chats and completions only", "invalid_value", "model")
+            return cascade.stages[0].service, features.model
+        service = services.get(features.model)
         if service is None:
-            self._learn_names()
-            service = services.get(asked.model)
+            self._add_reported_names()
+            service = services.get(features.model)
         if service is None:
-            raise ApiError(404, str(unknown("model", asked.model, self.names())), "model_not_found", "model")
-        if asked.is_passthrough and service.model in self._halved:
-            what = f"{asked.model!r} answers chats and completions only, as its replicas do one phase each"
+            raise ApiError(404, str(unknown("model", features.model, self.names())), "model_not_found", "model")
+        if features.is_passthrough and service.model in self._dual_dispatch_models:
+            what = f"{features.model!r} answers chats and completions only, as its replicas do one phase each"
             raise ApiError(400, what, "invalid_value", "model")
         return service, service.model
 
-    def _answering(self, service: Service, model: str) -> list[Service]:
-        """All that may have to: a cascade's models."""
+    def _services_of(self, service: Service, model: str) -> list[Service]:
+        """The services that may answer: all stages of a cascade, else the service itself."""
         cascade = self.driver.cascade
         return [service] if model == service.model or cascade is None else [stage.service for stage in cascade.stages]
 
     def names(self) -> list[str]:
-        """What requests may ask for."""
+        """The models that requests may name, and the cascade."""
         cascade = self.driver.cascade
         return [*self.plan.names, *([] if cascade is None else [cascade.config.name])]
 
-    def _learn_names(self) -> None:
-        """Engines' own names for their models are names, too."""
+    def _add_reported_names(self) -> None:
+        """Accept the names under which engines report their models."""
         for replica in self.replicas:
             if replica.reported_model is not None:
                 self.driver.services.setdefault(replica.reported_model, self.driver.services[replica.model])
 
-    def _is_full(self, service: Service) -> bool:
-        """Forget those in line that have ended; is it still too long?"""
+    def _is_hold_queue_full(self, service: Service) -> bool:
+        """Remove requests that have ended from the hold queue, and count the rest."""
         service.hold_queue[:] = [entry for entry in service.hold_queue if entry[2].stage is HELD]
         heapify(service.hold_queue)
         return len(service.hold_queue) >= self.settings.max_held
 
-    def _live(self, asked: Features, model: str, deadline_s: float | None) -> Live:
-        prompt_tokens = self.prompt_tokens(asked)
-        # Processes may tell of two requests in another order than that in which they came.
-        self._arrived_s = now = max(asked.arrival_s, self._arrived_s)
+    def _live(self, features: Features, model: str, deadline_s: float | None) -> Live:
+        # Messages of two workers may come in another order than their requests did.
+        self._last_arrival_s = now = max(features.arrival_s, self._last_arrival_s)
         live = Live(
-            id=next(self._ids), arrival_s=now, prompt_tokens=prompt_tokens,
-            output_tokens=asked.max_tokens or 1, model=model, tier=asked.tier,
-            region=asked.region, session_id=asked.session_id, prefix=asked.prefix, slo_ttft_s=asked.slo_ttft_s,
-            slo_tpot_s=asked.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
+            id=next(self._ids), arrival_s=now, prompt_tokens=self.prompt_tokens(features),
+            output_tokens=features.max_tokens or 1, model=model, tier=features.tier, region=features.region,
+            session_id=features.session_id, prefix=features.prefix, slo_ttft_s=features.slo_ttft_s,
+            slo_tpot_s=features.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
             deadline_s=None if deadline_s is None else now + deadline_s,
         )  # fmt: skip
         if self._reasons.get(model):
             live.phase = Phase.REASONING
         return live
 
-    def prompt_tokens(self, asked: Features) -> int:
-        """Tokens of a prompt: counted where it came as such, else by what texts had so far."""
-        if asked.prompt_tokens is not None:
-            return asked.prompt_tokens
-        return max(1, round(asked.num_chars * self._tokens_per_char))
+    # Callbacks.
 
-    def end(self, ask: ClientRequest, exchange: Relay) -> None:
-        """An exchange is over."""
-        self.settle(exchange.in_flight, len(ask.text), exchange.prompt_tokens, exchange.used_tokens)
-
-    def settle(self, ticket: InFlightRequest, num_chars: int, prompt_tokens: int | None, used_tokens: int) -> None:
-        """A request is over: its caller is told what it took, and engines have counted its prompt's tokens."""
-        if ticket.on_settled is not None:
-            ticket.on_settled(used_tokens)
-        if prompt_tokens and num_chars >= 32:
-            ratio = prompt_tokens / num_chars
-            self._tokens_per_char += _LEARNING * (min(ratio, 2.0) - self._tokens_per_char)
-
-    # What is heard.
-
-    def _ended(self, ticket: InFlightRequest, outcome: Outcome, now: float) -> None:
-        live = ticket.live
+    def _request_ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
+        live = request.live
         if outcome is Outcome.FINISHED and live.answer_s == live.answer_s:
             self._reasons[live.model] = live.reasoning_tokens > 0
-        self.request_metrics.count_end(ticket, outcome, now)
+        self.request_metrics.count_end(request, outcome, now)
         if outcome is Outcome.REJECTED:
-            ticket.retry_after_s = self.scaling.expected_s(live.model)
+            request.retry_after_s = self.scaling.expected_s(live.model)
             if self.decisions is not None:
-                self.decisions.record_hold_refusal(live, now, ticket.request_id or str(live.id))
+                self.decisions.record_hold_refusal(live, now, request.request_id or str(live.id))
         if self.decisions is not None:
             self.decisions.forget(live)
         if self.rolling_stats is not None:
-            self.rolling_stats.count_end(live, outcome, now, ticket.is_unstreamed)
+            self.rolling_stats.count_end(live, outcome, now, request.is_unstreamed)
         self.recording.add(live, "" if live.stage_index < 0 else self.names()[-1])
-        self.fleet.ended()
+        self.fleet.remove_empty()
 
-    def _observed(self, replica: LiveReplica, load: Load) -> None:
+    def _load_read(self, replica: LiveReplica, load: Load) -> None:
         replica.update_load(load)
         self.driver.control.on_views_refreshed(self.clock.now)
 
+    # Reports.
+
     def metrics_page(self) -> str:
-        """The gateway's own metrics, as Prometheus reads them."""
-        flight: list[Sample] = []
-        ups: list[Sample] = []
+        """The gateway's metrics in Prometheus' text format."""
+        in_flight: list[Sample] = []
+        up: list[Sample] = []
         for replica in self.fleet.present():
             labels = {"pool": replica.pool, "model": replica.model, "replica": str(replica.id)}
-            flight.append((labels, replica.num_in_flight))
-            ups.append((labels, float(self.health.is_up(replica))))
-        held: list[Sample] = [({"model": s.model}, len(s.held_requests())) for s in self.driver.control.services]
+            in_flight.append((labels, replica.num_in_flight))
+            up.append((labels, float(self.health.is_up(replica))))
+        services = self.driver.control.services
+        held: list[Sample] = [({"model": each.model}, len(each.held_requests())) for each in services]
+        failed: list[Sample] = [({"pool": pool}, float(num)) for pool, num in self.fleet.num_failed.items()]
         return self.request_metrics.page([
-            ("requests_in_flight", "Requests at a replica", flight),
-            ("replica_up", "Whether requests are sent to a replica", ups),
-            ("replicas_failed", "Replicas that are wanted and do not start",
-             [({"pool": pool}, float(num)) for pool, num in self.scaling.failed_of.items()]),
-            ("requests_held", "Requests that wait in the gateway", held),
-            ("batch_requests_open", "Requests of batches that wait for their turn or their answer",
+            ("requests_in_flight", "Requests at a replica", in_flight),
+            ("replica_up", "Whether requests are sent to a replica", up),
+            ("replicas_failed", "Wanted replicas that fail to start", failed),
+            ("requests_held", "Requests held in the gateway", held),
+            ("batch_requests_open", "Batch requests that are held or at an engine",
              [] if self.batches is None else [({}, self.batches.num_open)]),
         ])  # fmt: skip
 
     def records(self) -> Records:
-        """What has run so far."""
-        now = self.clock.now
-        rows = [term.record(replica, now) for replica, term in zip(self.replicas, self.terms, strict=True)]
+        """The records of all requests and replicas so far."""
         cascade = self.driver.cascade
-        return self.recording.records(rows, now, 0.0 if cascade is None else cascade.config.judge_usd)
-
-    @property
-    def num_up(self) -> int:
-        """Replicas to which requests are sent."""
-        return sum(self.health.is_up(replica) for replica in self.replicas)
+        judge_usd = 0.0 if cascade is None else cascade.config.judge_usd
+        return self.recording.records(self.fleet.records(), self.clock.now, judge_usd)

@@ -14,7 +14,7 @@ from headway.config.scenario import Scenario
 from headway.config.spec import PoolSpec
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Pool, unit_of
-from headway.gateway.fleet.starting import Processes
+from headway.gateway.fleet.specs import Processes
 from headway.gateway.settings import Judge
 from headway.serving.pools import uses_engine_priority
 

@@ -16,7 +16,8 @@ from headway.config.scenario import read as read_document
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
-from headway.gateway.plan import Plan, Served
+from headway.gateway.fleet.specs import ServedPool
+from headway.gateway.plan import ServingPlan
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.settings import Judge, Settings
@@ -44,13 +45,15 @@ def read(path: Path) -> Scenario:
     return scenario.assemble(data, places, path.parent)
 
 
-def load(path: Path, change: Callable[[Scenario], Scenario] = lambda scenario: scenario) -> tuple[Scenario, Plan]:
+def load(
+    path: Path, change: Callable[[Scenario], Scenario] = lambda scenario: scenario
+) -> tuple[Scenario, ServingPlan]:
     """The scenario of a fleet file after `change`, and its plan. HeadwayError if it cannot be served."""
     chosen = change(read(path))
     return chosen, plan(chosen)
 
 
-def plan(scenario: Scenario) -> Plan:
+def plan(scenario: Scenario) -> ServingPlan:
     """The gateway's plan. HeadwayError if engines cannot do what the scenario asks for."""
     spec, places = scenario.spec, scenario.places
     judge = _checked_judge(spec, places)
@@ -73,14 +76,14 @@ def plan(scenario: Scenario) -> Plan:
     pools.check_phases(declared, policies, places)
     combos, replanner = pools.bounded_combos(declared), replanner_of(policies)
     served = tuple(
-        Served(
+        ServedPool(
             each.bounded(), each.spec.endpoints, each.adapter.api, kv_blocks(each.pool), start,
             pools.slot_folder(each, scenario.base_dir, places),
             None if each.combo is None else combos[each.combo.name],
         )
         for each, start in zip(declared, starts, strict=True)
     )  # fmt: skip
-    return Plan(
+    return ServingPlan(
         pools=served,
         names={each.pool.model.name: each.pool.model.names for each in declared},
         policies=policies,
@@ -91,9 +94,9 @@ def plan(scenario: Scenario) -> Plan:
         judge=judge,
         gpu_limits=scenario.fleet.gpu_limits,
         roles=spec.roles,
-        clerks=planners,
+        stop_planners=planners.close,
         planned_gpus=None if replanner is None else _planned_gpus(spec, declared, policies, places),
-        news=lambda: [] if replanner is None else replanner.news,
+        planner_news=lambda: [] if replanner is None else replanner.news,
     )
 
 

@@ -15,7 +15,7 @@ from headway.config.spec import PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Pool
-from headway.gateway.fleet.starting import Kubernetes, Processes
+from headway.gateway.fleet.specs import Kubernetes, Processes
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.upstream.dialects import ADAPTERS, Adapter, api_of

@@ -394,7 +394,7 @@ def test_the_two_requests_of_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"engine": "sglang"}, "speaks sglang, and the other side vllm"),
+        ({"engine": "sglang"}, "speaks sglang, and the other part vllm"),
         ({"engine": "llama.cpp"}, "gives its KV cache to no other"),
         ({"api": "openai"}, "no words for a KV cache"),
         ({"kubernetes": {"name": "x"}, "endpoints": []}, "expected the same way for both"),

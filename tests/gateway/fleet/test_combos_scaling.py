@@ -163,4 +163,4 @@ def test_a_combo_of_which_a_part_does_not_start_is_not_waited_for(tmp_path: Path
             key.touch()
             until(lambda: set(running(first, last)) == {first, first + 1, last}, 60)
             until(lambda: metric(front, "headway_replicas_failed") == 0)
-        assert "pair-prefill: 2 starts have come to nothing" in front.stop()
+        assert "pair-prefill: 2 starts have failed" in front.stop()

@@ -148,17 +148,17 @@ def _failed(front: serving.Process) -> list[Any]:
 
 def test_which_pods_do_not_start() -> None:
     """Those that are late, wherever they are, and those whose containers have ended too often; not those in time."""
-    from headway.gateway.fleet.kubernetes import Pod, Sick
+    from headway.gateway.fleet.kubernetes import Pod, PodFailures
 
-    sick = Sick(ready_s=10.0, tries=2)
+    failures = PodFailures(ready_s=10.0, tries=2)
     pending = Pod("a", "a", "", is_running=False, why="Unschedulable")
     slow, restless = Pod("b", "b", "h"), Pod("c", "c", "h", num_restarts=1)
-    assert sick.look([pending, slow, restless], 1, 100.0) == {}
+    assert failures.find([pending, slow, restless], 1, 100.0) == {}
     restless = Pod("c", "c", "h", num_restarts=2, why="CrashLoopBackOff")
-    assert sick.look([pending, slow, restless], 1, 105.0) == {"c": "CrashLoopBackOff"}
+    assert failures.find([pending, slow, restless], 1, 105.0) == {"c": "CrashLoopBackOff"}
     late = "was not up after 10 s"
-    assert sick.look([pending, slow, restless], 1, 111.0) == {
+    assert failures.find([pending, slow, restless], 1, 111.0) == {
         "a": "Unschedulable", "b": late, "c": "CrashLoopBackOff", "0": late,
     }  # fmt: skip
-    assert sick.look([slow], 0, 112.0) == {"b": late}
-    assert sick.look([slow, pending], 1, 113.0) == {"b": late}, "seen and missed anew"
+    assert failures.find([slow], 0, 112.0) == {"b": late}
+    assert failures.find([slow, pending], 1, 113.0) == {"b": late}, "seen and missed anew"

@@ -91,7 +91,7 @@ def test_where_there_are_not_clients_are_told_when_to_come_again(tmp_path: Path,
         until(lambda: list(running(first, last)) == [last])
         serving.all_up(front, 1)
         assert chat(front, max_tokens=2).json()["choices"]
-        assert f"{serving.MODEL}: its last replica goes before another one serves: requests wait" in front.stop()
+        assert f"{serving.MODEL}: its last replica stops before another one is up: requests wait" in front.stop()
     lines = [json.loads(line) for line in decisions.read_text().splitlines()]
     (told,) = [line for line in lines if line["what"] == "refused"]
     assert told["why"] == "no replica is up" and told["held_s"] >= 0.2 and told["request"]

@@ -92,7 +92,7 @@ def test_an_engine_that_is_killed_is_replaced_and_its_stream_goes_on(tmp_path: P
         until(lambda: serving.ask(front, "/health").json() == {"status": "ok", "up": 2, "replicas": 2})
         now = running(first, last)
         assert len(now) == 2 and len(set(now.values()) & set(before.values())) == 1
-        assert f"{reply.headers['x-headway-replica']} has ended; it is started again" in front.stop()
+        assert f"{reply.headers['x-headway-replica']} has ended; it is restarted" in front.stop()
         until(lambda: not running(first, last))
 
 
@@ -154,7 +154,7 @@ def test_a_start_that_fails_is_tried_again_and_who_ignores_sigterm_is_killed(
         seen = json.loads((tmp_path / "environment.json").read_text())
         assert seen["CUDA_VISIBLE_DEVICES"] == "0,1" and seen["TOLD"] == "yes" and "SOME_SECRET" not in seen
         written = front.stop()
-        assert "pool/0 has ended; it is started again" in written and "pool/1 has ended" in written
+        assert "pool/0 has ended; it is restarted" in written and "pool/1 has ended" in written
         assert not running(first, last)
     log = (tmp_path / "logs" / f"pool-{first}.log").read_text()
     assert "start 1 fails" in log and "ended with status 1" in log and "start 2 fails" in log
@@ -174,7 +174,7 @@ def test_what_never_gets_well_is_stopped_and_tried_again(tmp_path: Path) -> None
         assert [(reply.status, reply.json()["error"]["code"]) for reply in refused] == [
             (503, "no_capacity"), (400, "context_length_exceeded"),
         ]  # fmt: skip
-        assert "pool/0 was not up after 0.3 s; it is started again" in front.stop()
+        assert "pool/0 was not up after 0.3 s; it is restarted" in front.stop()
         assert not running(first, last)
 
 
@@ -250,4 +250,4 @@ def test_who_does_not_start_counts_as_failed_is_shown_and_keeps_nobody_from_grow
         assert chat(front, model="llama-3.1-8b", max_tokens=3).json()["usage"]["completion_tokens"] == 3
         assert failed() == [] and metric(front, "headway_replicas_failed") == 0
         written = front.stop()
-        assert "bad: 2 starts have come to nothing (has ended): it counts as failed" in written
+        assert "bad: 2 starts have failed (has ended): the replica counts as failed" in written

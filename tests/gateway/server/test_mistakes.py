@@ -16,7 +16,7 @@ from headway.control.observe import MutablePoolsView
 from serving import MODEL
 
 pytest.importorskip("httptools")
-from headway.gateway.fleet.scaling import _Scaling
+from headway.gateway.fleet.scaling import ScalingWithFailures
 from headway.gateway.relay.request import CHAT, read_request
 from headway.gateway.scheduling.in_flight import ReleaseReason
 from headway.gateway.upstream.errors import BrokenOffError
@@ -176,7 +176,9 @@ def test_a_policy_that_fails_over_one_request_of_a_worker_that_died_keeps_none_o
 def test_a_scaler_that_is_wrong_is_told_of_once_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     said = [{"nowhere": 1}, {"nowhere": 1}, {}, {"nowhere": 1}]
     scaler = type("Wrong", (), {"interval_s": 1.0, "scale": lambda self, view: said.pop()})()
-    scaling = _Scaling(scaler, MutablePoolsView(Random(0)), [], None)
+    scaling = ScalingWithFailures(
+        scaler, MutablePoolsView(Random(0)), [], None, (), lambda pool: None, frozenset(), list
+    )
     for now in range(4):
         scaling.tick(float(now))
     assert not said and caplog.text.count("unknown pool 'nowhere'") == 2, "once, and again when it had been right"

@@ -26,21 +26,7 @@ from serving import chat, until
 pytest.importorskip("httptools")
 from headway.gateway.fleet.local_resources import Gpus
 from headway.gateway.workers.planner_process import PlannerProcess, PlannerProcesses
-
-
-class Tally:
-    """Work that keeps something from one time to the next, and fails when it is told to."""
-
-    def __init__(self) -> None:
-        self._sum = 0
-
-    def __call__(self, number: int) -> tuple[int, int]:
-        if number < 0:
-            raise HeadwayError(f"no plan for {number}")
-        if not number:
-            os._exit(1)
-        self._sum += number
-        return self._sum, os.getpid()
+from planner_work import Tally
 
 
 def _answer(clerk: PlannerProcess, number: int) -> Any:

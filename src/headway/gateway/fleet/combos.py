@@ -1,4 +1,4 @@
-"""Combo instances: the replicas of a combo that start and stop together. A replica of a pool is an instance by itself."""
+"""Combo instances: the replicas of a combo that start and stop together. A pool's replica is an instance by itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Replicas as pods. A workload's scale subresource sets their number, and its selector identifies them.
 
-Changes that the cluster makes are followed: new pods are used once they are healthy, and pods that disappear are removed.
+Changes that the cluster makes are followed: new pods are used once healthy, and pods that disappear are removed.
 """
 
 from __future__ import annotations

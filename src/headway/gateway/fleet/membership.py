@@ -22,7 +22,7 @@ from headway.gateway.fleet.replica import LiveReplica, Slots
 from headway.gateway.fleet.specs import ServedPool
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.health import HealthMonitor
-from headway.sim.lifetime import was
+from headway.sim.lifetime import role_intervals
 
 Status = Literal["up", "starting", "down", "draining", "leaving"]
 
@@ -67,14 +67,15 @@ class ReplicaLifetime(Struct):
     """Each role, with its start."""
 
     def record(self, replica: LiveReplica, now: float) -> ReplicaRecord:
-        """The replica's row. It is charged throughout, as the gateway does not know when an engine that is down costs."""
+        """The replica's row. It is charged throughout: the gateway does not know the cost of an engine that is down."""
         pool, num_gpus = self.pool, self.pool.parallel.num_gpus
         end_s = now if self.end_s is None else self.end_s
         return ReplicaRecord(
             replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
             pool.gpu.watts * num_gpus, replica.kv_blocks_total * replica.block_size_tokens, replica.max_num_seqs,
             ((self.start_s, end_s),), tuple((start_s, min(to_s, end_s)) for start_s, to_s in self.down), self.origin,
-            for_prefill=was(self.roles, "prefill", end_s), for_decode=was(self.roles, "decode", end_s),
+            for_prefill=role_intervals(self.roles, "prefill", end_s),
+            for_decode=role_intervals(self.roles, "decode", end_s),
         )  # fmt: skip
 
 

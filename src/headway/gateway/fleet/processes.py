@@ -1,4 +1,4 @@
-"""Replicas as processes on this machine. Each has a keeper, which ends it when the gateway ends, also if that is killed.
+"""Replicas as processes on this machine. Each has a keeper, which ends it even if the gateway is killed.
 
 A process that ends by itself is restarted: at once if it had been up, else after pauses that double.
 """

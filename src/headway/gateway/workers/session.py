@@ -86,7 +86,7 @@ class WorkerSession:
         self._requests: dict[int, RemoteRequest] = {}
         self._sent_replicas: dict[int, tuple[str | None, int, int]] = {}
         """By replica, the changeable part of what the worker was last sent."""
-        gateway.on_gone.append(self._replica_removed)
+        gateway.fleet.on_removed.append(self._replica_removed)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             protocol.RequestArrived: self._arrived,
             protocol.ProgressReport: self._progressed,
@@ -232,7 +232,7 @@ class WorkerSession:
     def _release(self, request: RemoteRequest, reason: ReleaseReason) -> None:
         if request.outcome is not None:
             self._driver.release(request, ReleaseReason.ACKNOWLEDGED)
-            self._gateway.fleet.ended()
+            self._gateway.fleet.remove_empty()
             return
         if request.move_target is not None and reason in RESUMES:
             reason = ReleaseReason.MOVED
@@ -274,7 +274,7 @@ class WorkerSession:
 
     def _lost(self) -> None:
         """The worker is gone with all its connections: cancel its requests."""
-        self._gateway.on_gone.remove(self._replica_removed)
+        self._gateway.fleet.on_removed.remove(self._replica_removed)
         # Held requests first, so that none of them is placed in the room that the others leave.
         requests = sorted(self._requests.values(), key=lambda request: request.reservation is not None)
         self._requests = {}
