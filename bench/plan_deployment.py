@@ -19,18 +19,25 @@ from time import process_time
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.planning.combos.audit import faults
-from headway.planning.combos.candidates import Service, select
-from headway.planning.combos.combos import Offer
-from headway.planning.combos.deployment import plan
-from headway.planning.combos.problem import Demand, Objective, Problem
-from headway.planning.combos.speeds import Estimate, Pattern, Slo
+from headway.planning.combos.candidates import select
+from headway.planning.combos.estimate import FluidEstimate
+from headway.planning.combos.problem import (
+    ComboProblem,
+    ComboService,
+    Objective,
+    Offer,
+    ServiceDemand,
+    ServiceSlo,
+    WorkloadPattern,
+)
+from headway.planning.combos.search import deploy
+from headway.planning.combos.verify import faults
 
 GPUS = ("h800", "a800-pcie", "h20", "a10", "rtx-4090", "mi210", "h100", "a100-80gb", "l40s", "h200")
 PATTERNS = {
-    "sharegpt": (290, 207, Slo(5.0, 0.03)),
-    "cnn-dailymail": (702, 42, Slo(10.0, 0.05)),
-    "longwriter": (337, 1330, Slo(1.0, 0.03)),
+    "sharegpt": (290, 207, ServiceSlo(5.0, 0.03)),
+    "cnn-dailymail": (702, 42, ServiceSlo(10.0, 0.05)),
+    "longwriter": (337, 1330, ServiceSlo(1.0, 0.03)),
 }
 SERVICES = (
     ("llama-3.1-8b", "sharegpt"),
@@ -46,7 +53,7 @@ LEAST, MOST = 0.1, 0.8
 OBJECTIVES: tuple[Objective, ...] = ("co", "mc", "mce")
 
 
-def problem(num_gpus: int, num_services: int, num_candidates: int, limit: int, seed: int = 0) -> Problem:
+def problem(num_gpus: int, num_services: int, num_candidates: int, limit: int, seed: int = 0) -> ComboProblem:
     """Candidates spread evenly over services; demands at a share of 1."""
     engine, random = catalog.engine("vllm-v0"), Random(seed)
     offers = []
@@ -57,17 +64,19 @@ def problem(num_gpus: int, num_services: int, num_candidates: int, limit: int, s
     candidates, demands = [], []
     for model_name, name in SERVICES[:num_services]:
         model, (r_in, r_out, slo) = catalog.model(model_name), PATTERNS[name]
-        service = Service(f"{model_name} {name}", model, engine, Pattern(name, r_in, r_out), slo)
-        estimate = Estimate({model.name: model}, {offer.gpu.name: offer.gpu for offer in offers}, engine)
+        service = ComboService(f"{model_name} {name}", model, engine, WorkloadPattern(name, r_in, r_out), slo)
+        estimate = FluidEstimate({model.name: model}, {offer.gpu.name: offer.gpu for offer in offers}, engine)
         found = select([service], offers, estimate, top=num_candidates // num_services).candidates
         middling = found[len(found) // 2]
-        demands.append(Demand(service.name, usd * middling.goodput_rps / middling.combo.usd_per_hour, r_in + r_out))
+        demands.append(
+            ServiceDemand(service.name, usd * middling.goodput_rps / middling.combo.usd_per_hour, r_in + r_out)
+        )
         candidates += found
-    return Problem(tuple(demands), tuple(candidates), {offer.gpu.name: limit for offer in offers})
+    return ComboProblem(tuple(demands), tuple(candidates), {offer.gpu.name: limit for offer in offers})
 
 
 def main() -> None:
-    plan(problem(*SIZES[0]))  # imports
+    deploy(problem(*SIZES[0]))  # imports
     print("types  services  candidates  GPUs/type  objective  median ms  slowest ms  largest gap  statuses")
     for size in SIZES:
         every = [problem(*size, seed) for seed in range(NUM_INSTANCES)]
@@ -78,7 +87,7 @@ def main() -> None:
                 demands = tuple(replace(demand, rps=share * demand.rps) for demand in made.demands)
                 asked = replace(made, demands=demands, objective=objective)
                 start = process_time()
-                found = plan(asked, explain=False)
+                found = deploy(asked, explain=False)
                 milliseconds.append(1e3 * (process_time() - start))
                 assert not faults(asked, found)
                 gaps.append(found.gap or 0.0)

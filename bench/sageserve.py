@@ -28,7 +28,7 @@ from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.record import Records
 from headway.forecast.methods import make
-from headway.planning.regions.problem import Have, Kind, Problem
+from headway.planning.regions.problem import InstanceKind, PresentInstances, RegionProblem
 from headway.planning.regions.search import plan
 from headway.report.run import Run
 
@@ -85,11 +85,11 @@ def case(hours: float, scaler: str, from_hour: float = 0.0) -> tuple[dict[str, A
     return row, run
 
 
-def program(models: int, regions: int, gpus: int, seed: int) -> Problem:
+def program(models: int, regions: int, gpus: int, seed: int) -> RegionProblem:
     """An hour's problem in four windows, of random demand, throughputs and prices."""
     rng = np.random.default_rng(seed)
     kinds = tuple(
-        Kind(f"m{i}", f"g{k}", float(rng.uniform(500, 5000)), float(rng.uniform(5, 40)), 60.0, 8)
+        InstanceKind(f"m{i}", f"g{k}", float(rng.uniform(500, 5000)), float(rng.uniform(5, 40)), 60.0, 8)
         for i in range(models)
         for k in range(gpus)
     )
@@ -98,8 +98,10 @@ def program(models: int, regions: int, gpus: int, seed: int) -> Problem:
         f"m{i}": {name: tuple(map(float, rng.uniform(1e3, 6e4) * rng.uniform(0.7, 1.0, 4))) for name in names}
         for i in range(models)
     }
-    have = tuple(Have(kind.model, name, kind.gpu, int(rng.integers(0, 20))) for kind in kinds for name in names)
-    return Problem(kinds, names, (demand,), have, epsilon=0.8, least=2)
+    have = tuple(
+        PresentInstances(kind.model, name, kind.gpu, int(rng.integers(0, 20))) for kind in kinds for name in names
+    )
+    return RegionProblem(kinds, names, (demand,), have, epsilon=0.8, least=2)
 
 
 def plans() -> Iterator[dict[str, Any]]:

@@ -21,8 +21,15 @@ from headway.metrics.summary import summarize
 from headway.perf.step import StepModel
 from headway.planning import gpu_hours_bound as yardsticks
 from headway.planning import oracle_plan
-from headway.planning.fluid_bound import Best, Place, Span, Work, least_gpu_hours
-from headway.planning.gpu_hours_bound import ALLOWED, gpu_hours_bound
+from headway.planning.gpu_hours_bound import (
+    ALLOWED,
+    DueWork,
+    FluidPool,
+    PaidSpan,
+    PeakRates,
+    gpu_hours_bound,
+    least_gpu_hours,
+)
 from headway.policies import resolve
 from headway.sim.cluster import simulate
 from headway.workload.sources import TraceSource
@@ -133,19 +140,19 @@ def test_that_test_sees_runs_that_serve_in_time() -> None:
     assert bound is not None and 0.6 * used < bound <= used
 
 
-ONE = Best(token_s=1.0, context_s=0.0, tick_s=0.0, kv_tokens=inf, seats=1.0)
+ONE = PeakRates(token_s=1.0, context_s=0.0, tick_s=0.0, kv_tokens=inf, seats=1.0)
 
 
-def jobs(came: list[float], due: list[float], tokens: list[float], group: int = -1) -> Work:
+def jobs(came: list[float], due: list[float], tokens: list[float], group: int = -1) -> DueWork:
     """Prompts of so many seconds."""
     num = len(came)
     groups = np.full(num, group)
     by_s = np.array(due, float)
-    return Work(np.array(came, float), by_s, by_s, np.array(tokens, float), np.ones(num), groups, groups)
+    return DueWork(np.array(came, float), by_s, by_s, np.array(tokens, float), np.ones(num), groups, groups)
 
 
-def place(least: float = 0.0, region: str = "", gpus: int = 1, best: Best = ONE) -> Place:
-    return Place("m", region, "gpu", gpus, least, best)
+def place(least: float = 0.0, region: str = "", gpus: int = 1, best: PeakRates = ONE) -> FluidPool:
+    return FluidPool("m", region, "gpu", gpus, least, best)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -160,7 +167,7 @@ def test_brute_force_over_whole_jobs(seed: int) -> None:
     came = rng.integers(0, num_slots, 5)
     due = np.minimum(came + rng.integers(0, 3, 5), num_slots - 1)
     work = jobs(list(10.0 * came + 1), list(10.0 * due + 9), [10.0] * 5)
-    span = Span(0.0, 10.0 * num_slots, num_slots)
+    span = PaidSpan(0.0, 10.0 * num_slots, num_slots)
     limit = float(rng.integers(2, 6))
     best = inf
     for chosen in product(*(range(a, b + 1) for a, b in zip(came, due, strict=True))):
@@ -186,7 +193,7 @@ def test_brute_force_over_whole_jobs(seed: int) -> None:
 def test_the_largest_are_left_late() -> None:
     """One of ten may miss: it is the one that takes most, if nothing else is cheaper to leave."""
     work = jobs([1.0] * 10, [9.0] * 10, [10.0] * 9 + [100.0], group=0)
-    span = Span(0.0, 10.0, 1)
+    span = PaidSpan(0.0, 10.0, 1)
     hours = [least_gpu_hours({"m": work}, [place()], {}, span, allowed) * 3600 for allowed in (0.0, 0.1)]
     assert hours[0] == pytest.approx(190, rel=1e-4)
     assert 40 <= hours[1] <= 90.01
@@ -196,13 +203,13 @@ def test_least_instances_and_what_comes_before_the_warm_up() -> None:
     """Two regions keep one instance each, of two GPUs; only what is after the warm-up is paid for."""
     work = jobs([1.0], [99.0], [10.0])
     places = [place(1.0, region, gpus=2) for region in ("a", "b")]
-    assert least_gpu_hours({"m": work}, places, {}, Span(40.0, 100.0), 0.0) * 3600 == pytest.approx(240, rel=1e-4)
+    assert least_gpu_hours({"m": work}, places, {}, PaidSpan(40.0, 100.0), 0.0) * 3600 == pytest.approx(240, rel=1e-4)
 
 
 def test_memory_and_seats_bound_too() -> None:
     """100 tokens of 1 s each, over a context of 50 and more, with room for 60 KV tokens."""
-    work = Work(*(np.array([value]) for value in (0.0, inf, 1000.0, 50.0, 101.0)), np.array([-1]), np.array([-1]))
-    span = Span(0.0, 1000.0, 4)
+    work = DueWork(*(np.array([value]) for value in (0.0, inf, 1000.0, 50.0, 101.0)), np.array([-1]), np.array([-1]))
+    span = PaidSpan(0.0, 1000.0, 4)
     narrow = structs.replace(ONE, token_s=0.0, tick_s=1.0, kv_tokens=60.0, seats=8.0)
     by_memory = least_gpu_hours({"m": work}, [place(best=narrow)], {}, span, 0.0)
     assert by_memory * 3600 == pytest.approx((100 * 50 + 99 * 100 / 2) / 60, rel=1e-4)
@@ -214,7 +221,7 @@ def test_no_plan_at_all() -> None:
     """A region has no room for what is due."""
     work = jobs([1.0], [9.0], [100.0])
     with pytest.raises(HeadwayError, match="no plan serves this trace in time"):
-        least_gpu_hours({"m": work}, [place()], {("", "gpu"): 2.0}, Span(0.0, 10.0, 1), 0.0)
+        least_gpu_hours({"m": work}, [place()], {("", "gpu"): 2.0}, PaidSpan(0.0, 10.0, 1), 0.0)
 
 
 @pytest.mark.parametrize("seed", range(3))

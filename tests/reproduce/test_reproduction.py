@@ -21,13 +21,13 @@ from scipy.stats import t as student
 import reproduced
 from headway.cli import main
 from headway.core.errors import HeadwayError
+from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS, store
 from headway.reproduce.claims import AtLeast, AtMost, Between, EverySeed, Rule, Value
 from headway.reproduce.experiment import Experiment, processes
 from headway.reproduce.interval import interval, quantile
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
-from headway.reproduce.store import Store
 from headway.reproduce.tasks import Call, Simulation
 
 KEYS = ["id", "claim", "paper", "headway", "rule", "holds", "why", "values"]
@@ -187,13 +187,15 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
     tasks = {("call", i): Call(reproduced.interrupted, {"number": i, "marker": str(marker)}) for i in range(4)}
     keys = [store.key(task, Path()) for task in tasks.values()]
     with processes(jobs) as pool, pytest.raises(HeadwayError, match="call, 2: no such luck"):
-        Experiment((0,), store=Store(tmp_path / "cache"), pool=pool).run(tasks)
+        Experiment((0,), store=RehearsalCache(tmp_path / "cache"), pool=pool).run(tasks)
     kept = {file.stem for file in (tmp_path / "cache").iterdir()}
     assert kept <= set(keys) and (jobs > 1 or kept == set(keys[:2]))
     marker.mkdir()  # a file would be part of the key
     told: list[tuple[int, int]] = []
     with processes(jobs) as pool:
-        again = Experiment((0,), store=Store(tmp_path / "cache"), pool=pool, tell=lambda *done: told.append(done))
+        again = Experiment(
+            (0,), store=RehearsalCache(tmp_path / "cache"), pool=pool, tell=lambda *done: told.append(done)
+        )
         found = again.run({name: task for name, task in tasks.items() if name != ("call", 2)})
         assert again.num_found == len(kept) and again.num_found + again.num_measured == 3
         found |= again.run({("call", 2): tasks["call", 2]})
@@ -203,19 +205,19 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
 
 def test_a_corrupt_file_is_ignored_with_a_note(tmp_path: Path) -> None:
     tasks = {i: Call(reproduced.plan, {"demand": [i]}) for i in range(3)}
-    first = Experiment((0,), store=Store(tmp_path))
+    first = Experiment((0,), store=RehearsalCache(tmp_path))
     whole = first.run(tasks)
     bad, swapped, good = (tmp_path / f"{store.key(task, Path())}.json" for task in tasks.values())
     bad.write_bytes(b'{"key": "')
     swapped.write_bytes(good.read_bytes())
-    again = Experiment((0,), store=Store(tmp_path))
+    again = Experiment((0,), store=RehearsalCache(tmp_path))
     assert again.run(tasks) == whole
     assert (again.num_measured, again.num_found) == (2, 1)
     assert again.store and [note.split(":")[0] for note in again.store.notes] == [str(bad), str(swapped)]
-    mended = Experiment((0,), store=Store(tmp_path))
+    mended = Experiment((0,), store=RehearsalCache(tmp_path))
     mended.run(tasks)
     assert mended.num_found == 3 and mended.store and mended.store.notes == []
-    fresh = Experiment((0,), store=Store(tmp_path, fresh=True))
+    fresh = Experiment((0,), store=RehearsalCache(tmp_path, fresh=True))
     fresh.run(tasks)
     assert fresh.num_measured == 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway import catalog
 from headway.core.errors import HeadwayError
-from headway.planning.combos.combos import Offer
+from headway.planning.combos.problem import Offer
 
 
 def offer(text: str, per_server: int | None) -> Offer:

@@ -20,10 +20,11 @@ from headway.config import strict_yaml
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.capacity.page import page
-from headway.planning.capacity.plan import Question, plan, scenario_yaml
+from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
 from headway.planning.capacity.problem import Situation, Targets
 from headway.planning.capacity.text import render
 from headway.policies import resolve
+from headway.scenario import Simulator
 from headway.workload.atomic_file import write_text
 
 _path = click.Path(path_type=Path)
@@ -98,40 +99,40 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     What was simulated is kept in a cache, so that an interrupted search goes on where it was. Exit code 3:
     no candidate meets the targets.
     """
-    question = _question(flags)
+    options = _options(flags)
     output = {name: flags.pop(name) for name in ("as_json", "out", "html", "cache", "no_cache", "no_progress")}
-    data, places, base_dir = _document(scenario, preset, flags, question)
+    document, places, base_dir = _document(scenario, preset, flags)
     cache_dir = None if output["no_cache"] else output["cache"] or user_cache("capacity")
-    with counting("rehearsing", not output["no_progress"]) as tell:
-        found, rehearsal = plan(data, places, base_dir, question, cache_dir, tell)
+    with counting("rehearsing", not output["no_progress"]) as progress:
+        best, rehearsal = plan(document, places, base_dir, options, Simulator(), cache_dir, progress)
     if output["html"] is not None:
         line = shlex.join(["headway", *sys.argv[1:]])
-        write_text(output["html"], page(found, str(data.get("name", "capacity")), line))
-    if output["out"] is not None and found.choice is not None:
-        write_text(output["out"], scenario_yaml(found, rehearsal))
+        write_text(output["html"], page(best, str(document.get("name", "capacity")), line))
+    if output["out"] is not None and best.choice is not None:
+        write_text(output["out"], scenario_yaml(best, rehearsal))
     if output["as_json"]:
-        print_json(found)
+        print_json(best)
     else:
-        click.echo(render(found, width=console().width, color=sys.stdout.isatty()), nl=False)
-    for path in (output["html"], output["out"] if found.choice is not None else None):
+        click.echo(render(best, width=console().width, color=sys.stdout.isatty()), nl=False)
+    for path in (output["html"], output["out"] if best.choice is not None else None):
         if path is not None:
             click.echo(f"wrote {path}", err=True)
     counted = f"{rehearsal.num_simulated} simulated, {rehearsal.num_found} found in the cache"
     click.echo(f"rehearsals: {counted}", err=True)
-    return 0 if found.choice is not None else INFEASIBLE
+    return 0 if best.choice is not None else INFEASIBLE
 
 
-def _question(flags: dict[str, Any]) -> Question:
-    """Takes what is asked out of the flags."""
+def _options(flags: dict[str, Any]) -> CapacityOptions:
+    """The options of the plan, which are removed from the flags."""
     limits = {name: flags.pop(name) for name in ("ttft_p99", "tpot_p99", "e2e_p99")}
     gpus, routings, orderings = (_listed(flags.pop(name), f"--{name}") for name in ("gpus", "routing", "ordering"))
     for name in gpus:
-        _known(catalog.gpu, name, "--gpus")
+        _check_name(catalog.gpu, name, "--gpus")
     for name in filter(_is_built_in, routings):
-        _known(resolve.router, name, "--routing")
+        _check_name(resolve.router, name, "--routing")
     for name in filter(_is_built_in, orderings):
-        _known(resolve.ordering, name, "--ordering")
-    return Question(
+        _check_name(resolve.ordering, name, "--ordering")
+    return CapacityOptions(
         gpus=tuple(gpus),
         tps=tuple(_whole(each, "--tp") for each in _listed(flags.pop("tp"), "--tp")),
         routings=tuple(routings),
@@ -143,12 +144,12 @@ def _question(flags: dict[str, Any]) -> Question:
 
 
 def _is_built_in(name: str) -> bool:
-    """Not a `module:Class` of the user's own, which is looked up beside the scenario."""
+    """Whether it is no `module:Class` of the user, which is looked up beside the scenario."""
     return ":" not in name
 
 
-def _known(find: Callable[[str], object], name: str, option: str) -> None:
-    """HeadwayError that names the option where there is no such name."""
+def _check_name(find: Callable[[str], object], name: str, option: str) -> None:
+    """Raise HeadwayError with the option if there is no such name."""
     try:
         find(name)
     except HeadwayError as error:
@@ -173,7 +174,7 @@ def _whole(text: str, name: str) -> int:
 
 
 def _situations(text: str) -> Iterator[Situation]:
-    """load=3,lose=1,lose-region=1"""
+    """Parse as in "load=3,lose=1,lose-region=1"."""
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = each.partition("=")
         if name == "load":
@@ -192,10 +193,8 @@ def _situations(text: str) -> Iterator[Situation]:
             raise HeadwayError(f"--what-if {each!r}: expected load=N, lose=N or lose-region=N")
 
 
-def _document(
-    scenario: Path | None, preset: str | None, flags: dict[str, Any], question: Question
-) -> tuple[dict[str, Any], Places, Path]:
-    """What a scenario file says or would say."""
+def _document(scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> tuple[dict[str, Any], Places, Path]:
+    """The document of a scenario file, or one made of the options."""
     file = scenario_file(scenario, preset)
     if file is not None:
         data, places = strict_yaml.read(file)
@@ -212,7 +211,7 @@ def _document(
 
 
 def _check_complete(flags: dict[str, Any]) -> None:
-    """Without a scenario, the options must say it all."""
+    """Raise HeadwayError if the options do not make a scenario."""
     used = given(flags)
     for name in ("limit", "rate_scale"):
         if name in used and "trace" not in used:

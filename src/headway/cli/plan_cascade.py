@@ -19,7 +19,7 @@ from headway.planning.cascade.planning_request import ask
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.regret import Off
 from headway.planning.cascade.rehearsal import Option
-from headway.planning.combos.combos import Offer
+from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 from headway.workload.atomic_file import write_text
 

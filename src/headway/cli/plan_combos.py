@@ -11,11 +11,13 @@ import click
 
 from headway.cli.offers import offer
 from headway.cli.output import counting, print_json, print_table, user_cache
+from headway.config.scenario import read
 from headway.core.errors import HeadwayError
-from headway.planning.combos.combos import Counts
 from headway.planning.combos.page import millions, page
-from headway.planning.combos.plan import ATTAINMENT, MOST_REQUESTS, Answer, Question, ask, plan, read, scenario_yaml
-from headway.planning.combos.problem import Plan
+from headway.planning.combos.plan import ComboAnswer, ComboOptions, plan, scenario_yaml, service_scenario
+from headway.planning.combos.problem import ComboPlan, Counts
+from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
+from headway.scenario import Simulator
 from headway.workload.atomic_file import write_text
 
 INFEASIBLE = 3
@@ -74,8 +76,11 @@ def combos(
     the demand cannot be met, and the plan serves what it can.
     """
     rates = _rates(rps, len(scenarios))
-    asked = [ask(*read(path), path.parent, rate) for path, rate in zip(scenarios, rates, strict=True)]
-    question = Question(
+    simulator = Simulator()
+    services = [
+        service_scenario(*read(path), path.parent, simulator, rate) for path, rate in zip(scenarios, rates, strict=True)
+    ]
+    options = ComboOptions(
         offers=tuple(offer(each, gpus_per_server) for each in gpus.split(",")),
         counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
         objective=objective,  # type: ignore[arg-type]  # click has checked it
@@ -84,18 +89,18 @@ def combos(
         per_pair=sizes or None,
     )
     cache_dir = None if no_cache else cache or user_cache("combos")
-    with counting("profiling", not no_progress) as tell:
-        answer = plan(asked, question, cache_dir, tell)
+    with counting("profiling", not no_progress) as progress:
+        answer = plan(services, options, simulator, cache_dir, progress)
     if html is not None:
         write_text(html, page(answer.plan, answer.selection, answer.others, shlex.join(["headway", *sys.argv[1:]])))
-    for each in asked if out is not None else ():
+    for each in services if out is not None else ():
         assert out is not None
-        file = out if len(asked) == 1 else out / f"{each.service.name}.yaml"
+        file = out if len(services) == 1 else out / f"{each.service.name}.yaml"
         if any(chosen.service == each.service.name for chosen in answer.plan.combos):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_text(file, scenario_yaml(answer, each))
             click.echo(f"wrote {file}", err=True)
-    print_json(answer) if as_json else _show(answer, question)
+    print_json(answer) if as_json else _show(answer, options)
     click.echo(f"profiles: {answer.num_simulated} simulations, {answer.num_found} combos found in the cache", err=True)
     return INFEASIBLE if answer.plan.status == "short" else 0
 
@@ -112,8 +117,8 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
     return rates
 
 
-def _show(answer: Answer, question: Question) -> None:
-    """Candidates, the plan, and what the other objectives would give."""
+def _show(answer: ComboAnswer, options: ComboOptions) -> None:
+    """Print candidates, the plan, and the plans of the other objectives."""
     heads = ["service", "combo", "$/h", "goodput/s", "tokens/$", "Eq. 15", "step times", "planned"]
     counts = {(each.service, each.combo.label): each.count for each in answer.plan.combos}
     rows = []
@@ -124,20 +129,21 @@ def _show(answer: Answer, question: Question) -> None:
         rows.append([each.service, each.combo.label, f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}",
                      *shown, count or ""])  # fmt: skip
     print_table(heads, [row for i, row in enumerate(rows) if i < 20 or row[-1]])
-    found = answer.plan
-    click.echo(f"\n{question.objective}: {_said(found)}")
+    click.echo(f"\n{options.objective}: {_summary(answer.plan)}")
     for name, other in answer.others.items():
-        click.echo(f"{name}: {_said(other)}")
-    for bind in found.binding:
+        click.echo(f"{name}: {_summary(other)}")
+    for bind in answer.plan.binding:
         click.echo(f"binds: {bind.kind} {bind.name}, {bind.used:g} of {bind.limit:g}")
-    for note in (found.why, *found.notes):
+    for note in (answer.plan.why, *answer.plan.notes):
         if note:
             click.echo(note)
 
 
-def _said(found: Plan) -> str:
-    combos = ", ".join(f"{each.count} {each.combo.label}" for each in found.combos) or "nothing"
-    gap = "" if found.gap is None else f", gap {found.gap:.2%}"
-    served = ", ".join(f"{each.service} {each.goodput_rps:.3g} of {each.demand_rps:.3g}/s" for each in found.services)
-    price = f"${found.usd_per_hour:.2f}/h, {millions(found.tokens_per_usd)} tokens/$"
-    return f"{found.status}{gap}: {combos}; {price}; {served}"
+def _summary(deployment: ComboPlan) -> str:
+    combos = ", ".join(f"{each.count} {each.combo.label}" for each in deployment.combos) or "nothing"
+    gap = "" if deployment.gap is None else f", gap {deployment.gap:.2%}"
+    served = ", ".join(
+        f"{each.service} {each.goodput_rps:.3g} of {each.demand_rps:.3g}/s" for each in deployment.services
+    )
+    price = f"${deployment.usd_per_hour:.2f}/h, {millions(deployment.tokens_per_usd)} tokens/$"
+    return f"{deployment.status}{gap}: {combos}; {price}; {served}"

@@ -12,8 +12,9 @@ from headway.cli.output import counting, print_json, print_table
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.planning.tiers import rehearsal
-from headway.planning.tiers.search import Setting, TierPlan
+from headway.planning.tiers.search import TierPlan, TierSetting
 from headway.reproduce.interval import interval
+from headway.scenario import Simulator
 
 _path = click.Path(path_type=Path)
 
@@ -48,7 +49,8 @@ def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress:
     decays = [_number(each, "--decay", float) for each in flags["decay"].split(",")]
     seeds, tolerance = range(flags["seeds"]), flags["tolerance"]
     with counting("rehearsing", not no_progress) as tell:
-        found = rehearsal.plan(document, file.parent, ks, decays, seeds, interval, tolerance, tell)
+        simulator = Simulator()
+        found = rehearsal.plan(document, file.parent, ks, decays, seeds, interval, simulator, tolerance, tell)
     if as_json:
         print_json(found)
     else:
@@ -75,11 +77,11 @@ def _show(found: TierPlan, tolerance: float) -> None:
     click.echo(f"fewest tiers that lose {tolerance:.1%} at most: {_named(chosen)}")
 
 
-def _row(setting: Setting) -> list[object]:
+def _row(setting: TierSetting) -> list[object]:
     loss = f"{setting.loss[0]:.2%} to {setting.loss[1]:.2%}"
     return [setting.num_tiers, setting.decay, f"{setting.mean:.2%}", loss, setting.is_tied, setting.is_enough]
 
 
-def _named(setting: Setting) -> str:
+def _named(setting: TierSetting) -> str:
     number = "1 tier" if setting.num_tiers == 1 else f"{setting.num_tiers} tiers"
     return f"{number}, decay {setting.decay:g} ({setting.mean:.2%} of requests meet their SLOs)"

@@ -12,10 +12,10 @@ import click
 from headway.cli.output import console, counting, print_json, print_table, user_cache
 from headway.cli.results import ray_option
 from headway.core.errors import HeadwayError
+from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
-from headway.reproduce.store import Store
 from headway.reproduce.text import listing, render
 from headway.workload.atomic_file import write_text
 
@@ -57,7 +57,7 @@ def command(
         return 0
     if system is None:
         raise HeadwayError("which system? headway reproduce --list names them")
-    store = Store(cache or user_cache("reproduce"), fresh)
+    store = RehearsalCache(cache or user_cache("reproduce"), fresh)
     with counting("measuring", not no_progress) as tell:
         made = reproduce(
             system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, store=store, data=data,

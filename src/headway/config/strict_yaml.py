@@ -217,3 +217,19 @@ def _children(t: msgspec.inspect.Type, step: str | int, data: Any) -> Iterator[m
         yield t.item_type
     elif isinstance(t, msgspec.inspect.DictType):
         yield t.value_type
+
+
+def plain(value: Any) -> Any:
+    """A Struct as a document holds it: plain values, without keys whose value is None."""
+    return _without_none(msgspec.to_builtins(value))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """A document as YAML, its keys in order."""
+    return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=100)

@@ -1,42 +1,126 @@
-"""What a scaler's result is measured by: GPU-hours that no plan could go below for the same trace and fleet.
+"""A lower bound on the GPU-hours of any plan for a fleet that serves a trace in time.
 
-A plan serves a trace in time, here, if
+A plan serves a trace in time if
 
-- of each tier's requests that have a promise of a first token, all but `ALLOWED` (SageServe's SLA is a 95th percentile)
-  get theirs in time, of those that arrive after the warm-up and whose time is up before the run ends;
-- of the same, all but `ALLOWED` are finished in time, where an end is promised, else by the end of the run;
-- requests with a deadline that lies in the run are finished by then; where the run goes on until everything is done,
-  all requests are finished by its end.
+- of each tier's requests with an SLO on the first token, all but `ALLOWED` (SageServe's SLA is a 95th percentile) meet
+  it, of those that arrive after the warm-up and whose limit expires before the run ends;
+- of the same requests, all but `ALLOWED` finish by their SLO on the end, else by the end of the run;
+- requests with a deadline in the run finish by then; if the run lasts until everything is done, all requests finish.
 
-Requests that no replica can hold, or whose clients may give up, are left out. Of an instance the bound assumes the most
-that its step-time model could ever give: every token at the cost of the best batch, the shortest iterations, no
-waiting, no start-up; of the fleet, `gpu_limits`, and the least that pools are kept at. See `planner.fluid`.
+Requests that no replica can hold, or whose clients may give up, are left out.
+
+The bound is a fluid relaxation, a linear program. Work can be divided at will, done by any replica of its model, all at
+once and in any order; every token costs what it costs in the best batch; replicas start at once and come in fractions;
+and the future is known. Of the fleet, `gpu_limits` and the pools' least numbers of replicas hold.
+
+Sets and parameters
+    s           slots of time, h_s seconds long; p pools, k the kinds of replica (model and peak rates)
+    c           classes of requests: of one model, that arrive in one slot and are due by the end of one other; a
+                request is in one class for its prompt, due with its first token, and in one for its other tokens
+    e           resources of a replica: seconds of computing, KV cache, seats
+    R_cke       what the whole of c takes of e on k: tokens at the least time that any iteration needs for one, and
+                contexts read; KV tokens times seconds, and seats times seconds, as each token takes one iteration, and
+                no iteration is shorter than the shortest
+    C_ke        what a replica of k has of e in a second: 1, its KV tokens, its seats
+    m_cbe       the most that one request of bucket b of c takes of e, as a share of R_ce; n_cb requests in the bucket
+    V_g         requests of a group (a tier's first tokens, or its ends) that may miss
+    g_p, L_rj   GPUs of a replica; GPUs of type j in region r
+Variables       x_ps replicas, at least the pool's least number; y_cske the share of c done in s on k;
+                d_cb requests that miss
+Minimise        sum of g_p h_s x_ps over slots after the warm-up
+Subject to      sum over c of R_cke y_cske <= C_ke h_s sum over p of kind k of x_ps          for every k, s, e
+                sum over s, k of y_cske + sum over b of m_cbe d_cb >= 1                      for every c, e
+                d_cb <= n_cb;  sum over g of d_cb <= V_g;  sum over r, j of g_p x_ps <= L_rj
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import structs
+from msgspec import Struct, structs
 
+from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Pool
 from headway.core.record import Outcome, Records
 from headway.metrics.latency import DefaultSlo
 from headway.perf.step import StepModel
-from headway.planning.fluid_bound import Best, Place, Span, Work, least_gpu_hours
+from headway.planning.solver import Floats, dot, minimise, new_model, reals
 from headway.sim.replica_resources import kv_blocks
 
 ALLOWED = 0.05
-"""Share of requests that may miss their promise."""
+"""Share of requests that may miss their SLO."""
 MOST_TOKENS = 2**15
-"""In one iteration. Where an engine has more, every further doubling is looked at once."""
+"""Of an iteration. For an engine with more, each further doubling is evaluated once."""
 SLACK = 0.9
-"""For what lies between doublings."""
-Floats = npt.NDArray[np.float64]
+"""Allowance for sizes between doublings."""
+BUCKETS = 6
+"""Of the requests of a class, by size: only large requests are worth leaving late."""
+SAFE = 1.0 - 1e-6
+"""Takes the solver's tolerance off the bound."""
+TIME_LIMIT_S = 60.0
+RESOURCES = 3
 Mask = npt.NDArray[np.bool_]
+Group = tuple[str, int]
+"""("first" or "done", tier)."""
+
+
+class PeakRates(Struct, frozen=True):
+    """The least cost of work on one replica."""
+
+    token_s: float
+    """Seconds of one token, prompt or output, in the best batch."""
+    context_s: float
+    """Seconds of each KV token that a decoding request reads."""
+    tick_s: float
+    """The shortest iteration."""
+    kv_tokens: float
+    """inf: unbounded, because requests share prefixes."""
+    seats: float
+
+
+class FluidPool(Struct, frozen=True):
+    """A pool of fractional replicas."""
+
+    model: str
+    region: str
+    gpu: str
+    gpus: int
+    least: float
+    peak: PeakRates
+
+
+@dataclass(frozen=True)
+class DueWork:
+    """One model's requests, one element each. A time of `inf`: nothing is due."""
+
+    arrival_s: Floats
+    first_by_s: Floats
+    """When the first token is due; not after `done_by_s`."""
+    done_by_s: Floats
+    prompt_tokens: Floats
+    output_tokens: Floats
+    first_group: npt.NDArray[np.int64]
+    """Its tier, if some first tokens of that tier may be late; -1: this one must be in time."""
+    done_group: npt.NDArray[np.int64]
+    """The same for its end."""
+
+    @property
+    def dues(self) -> tuple[tuple[str, Floats, npt.NDArray[np.int64]], ...]:
+        """What is due, when, and in which group."""
+        return ("first", self.first_by_s, self.first_group), ("done", self.done_by_s, self.done_group)
+
+
+class PaidSpan(Struct, frozen=True):
+    """The time that is paid for, and the number of slots."""
+
+    from_s: float
+    to_s: float
+    num_slots: int = 48
 
 
 def gpu_hours_bound(
@@ -51,22 +135,22 @@ def gpu_hours_bound(
 ) -> float | None:
     """GPU-hours from `warmup_s` to the end of a run that no plan for the same fleet and trace goes below.
 
-    Of the records only the trace and its end are looked at: the bound holds for every run that ends then and serves the
-    trace in time, as this module says. `to_the_end`: the run goes on until everything is done, which is so where no
-    `until_s` stops it. Takes seconds. None for combos, whose work is divided. HeadwayError where no plan serves the
-    trace in time, or without SciPy.
+    Of the records only the trace and the end of the run are used: the bound holds for every run that ends then and
+    serves the trace in time, as defined above. `to_the_end`: the run lasts until everything is done, because no
+    `until_s` stops it. Takes seconds. None for combos, whose work is divided. HeadwayError if no plan serves the trace
+    in time, or without highspy.
     """
     if fleet.combos or not fleet.pools:
         return None
-    pools = list(fleet.pools)
-    table = _Table(records, slo or DefaultSlo(), warmup_s, to_the_end)
-    works = {model: table.work(table.asked(fleet, model)) for model in dict.fromkeys(p.model.name for p in pools)}
-    places = _places(pools, steps, records)
+    trace = _Trace(records, slo or DefaultSlo(), warmup_s, to_the_end)
+    models = dict.fromkeys(pool.model.name for pool in fleet.pools)
+    works = {model: trace.work(trace.servable(fleet, model)) for model in models}
     limits: dict[tuple[str, str], float] = {}
     for region, gpu, count in fleet.gpu_limits:
-        here = [pool for pool in pools if (pool.region, pool.gpu.name) == (region, gpu)]
+        here = [pool for pool in fleet.pools if (pool.region, pool.gpu.name) == (region, gpu)]
         limits[region, gpu] = float(max(count, sum(pool.replicas * pool.parallel.num_gpus for pool in here)))
-    return least_gpu_hours(works, places, limits, Span(warmup_s, records.end_s), allowed)
+    pools = _fluid_pools(fleet.pools, steps, records)
+    return least_gpu_hours(works, pools, limits, PaidSpan(warmup_s, records.end_s), allowed)
 
 
 def serves(
@@ -78,44 +162,40 @@ def serves(
     to_the_end: bool = True,
     allowed: float = ALLOWED,
 ) -> bool:
-    """Whether a run serves its trace in time, as this module says."""
-    table = _Table(records, slo or DefaultSlo(), warmup_s, to_the_end)
-    first_s, done_s = (np.full(len(table.arrival_s), inf) for _ in range(2))
+    """Whether a run serves its trace in time, as defined above."""
+    trace = _Trace(records, slo or DefaultSlo(), warmup_s, to_the_end)
+    first_s, done_s = (np.full(len(trace.arrival_s), inf) for _ in range(2))
     ended = records.requests
     finished = ended["outcome"] == Outcome.FINISHED
     first_s[ended["request"]] = np.where(np.isnan(ended["first_token_s"]), inf, ended["first_token_s"])
     done_s[ended["request"][finished]] = ended["end_s"][finished]
     held = np.zeros(len(first_s), dtype=np.bool_)
     for model in {pool.model.name for pool in fleet.pools}:
-        held |= table.asked(fleet, model)
-    for tier in np.unique(table.group[held]):
-        for at_s, by_s in ((first_s, table.first_by_s), (done_s, table.done_by_s)):
-            due = held & (table.group == tier) & np.isfinite(by_s)
+        held |= trace.servable(fleet, model)
+    for tier in np.unique(trace.group[held]):
+        for at_s, by_s in ((first_s, trace.first_by_s), (done_s, trace.done_by_s)):
+            due = held & (trace.group == tier) & np.isfinite(by_s)
             if (at_s[due] > by_s[due]).sum() > (0.0 if tier < 0 else allowed * due.sum()):
                 return False
     return True
 
 
-def _places(pools: list[Pool], steps: Callable[[Pool], StepModel], records: Records) -> list[Place]:
+def _fluid_pools(pools: Sequence[Pool], steps: Callable[[Pool], StepModel], records: Records) -> list[FluidPool]:
     longest = int(records.workload["prompt_tokens"].max(initial=1))
-    known: dict[str, Best] = {}
-    found = []
+    known: dict[str, PeakRates] = {}
+    fluid = []
     for pool in pools:
         key = repr(structs.replace(pool, name="", region="", replicas=1, min_replicas=1, max_replicas=None))
         if key not in known:
-            known[key] = best_of(pool, steps(pool), longest, shares=_shares(pool, records))
+            shares_prefixes = pool.engine.prefix_caching and records.prefixes is not None
+            known[key] = _peak_rates(pool, steps(pool), longest, shares_prefixes)
         least = float(min(pool.min_replicas, pool.replicas))
-        found.append(Place(pool.model.name, pool.region, pool.gpu.name, pool.parallel.num_gpus, least, known[key]))
-    return found
+        fluid.append(FluidPool(pool.model.name, pool.region, pool.gpu.name, pool.parallel.num_gpus, least, known[key]))
+    return fluid
 
 
-def _shares(pool: Pool, records: Records) -> bool:
-    """Requests may hold the same KV cache, computed once."""
-    return pool.engine.prefix_caching and records.prefixes is not None
-
-
-def best_of(pool: Pool, step: StepModel, longest_tokens: int, shares: bool) -> Best:
-    """What a replica does at its best: every size of a batch is looked at."""
+def _peak_rates(pool: Pool, step: StepModel, longest_tokens: int, shares_prefixes: bool) -> PeakRates:
+    """Peak rates over every size of a batch."""
     engine, ranks = pool.engine, pool.parallel.dp
     most = max(engine.max_num_batched_tokens, longest_tokens, engine.max_num_seqs) + engine.max_num_seqs
     least_s = np.array([step.least_s(num) for num in range(1, min(most, MOST_TOKENS) + 1)])
@@ -126,12 +206,12 @@ def best_of(pool: Pool, step: StepModel, longest_tokens: int, shares: bool) -> B
         size *= 2
     num = max(engine.max_num_seqs, ranks * pool.parallel.pp)
     context_s = (step.line(num, 1000 * num)[0] - step.line(num, 0)[0]) / (1000 * num)
-    kv_tokens = inf if shares else float(kv_blocks(pool) * engine.block_size_tokens)
-    return Best(token_s / ranks, max(context_s, 0.0), float(least_s.min()), kv_tokens, float(engine.max_num_seqs))
+    kv_tokens = inf if shares_prefixes else float(kv_blocks(pool) * engine.block_size_tokens)
+    return PeakRates(token_s / ranks, max(context_s, 0.0), float(least_s.min()), kv_tokens, float(engine.max_num_seqs))
 
 
-class _Table:
-    """A trace, what is due when, and with whom it may be late: -1, with nobody."""
+class _Trace:
+    """A trace, the times at which it is due, and its groups that may miss: the tier, or -1."""
 
     def __init__(self, records: Records, slo: DefaultSlo, warmup_s: float, to_the_end: bool) -> None:
         self.records = records
@@ -151,14 +231,14 @@ class _Table:
         self.group = np.where(np.isfinite(first_by_s) & (deadline_s == inf), tier, -1)
         self._stays = self._column("timeout_s", None) == inf
 
-    def _column(self, name: str, otherwise: float | None) -> Floats:
-        """NaN, and what is absent, is `otherwise`; nothing is `inf`."""
-        said = self.records.workload.get(name)
-        values = np.full(len(self.arrival_s), np.nan) if said is None else np.asarray(said, "f8")
-        return np.asarray(np.where(np.isnan(values), inf if otherwise is None else otherwise, values))
+    def _column(self, name: str, default: float | None) -> Floats:
+        """A column of the workload, with `default`, else inf, for what is NaN or absent."""
+        column = self.records.workload.get(name)
+        values = np.full(len(self.arrival_s), np.nan) if column is None else np.asarray(column, "f8")
+        return np.asarray(np.where(np.isnan(values), inf if default is None else default, values))
 
-    def asked(self, fleet: Fleet, model: str) -> Mask:
-        """Requests for a model, by any of its names, that a replica can hold and nobody gives up."""
+    def servable(self, fleet: Fleet, model: str) -> Mask:
+        """Requests for a model, by any of its names, that a replica can hold and no client gives up."""
         pools = [pool for pool in fleet.pools if pool.model.name == model]
         held = self.prompt + self.output <= max(_longest_tokens(pool) for pool in pools)
         code = self.records.workload.get("model")
@@ -167,17 +247,168 @@ class _Table:
         ours = [i for i, name in enumerate(self.records.models) if name in pools[0].model.names]
         return np.asarray(np.isin(code, ours) & held & self._stays)
 
-    def work(self, rows: Mask) -> Work:
-        """Some of the requests. Of shared prefixes, nobody knows who computes them: a prompt is one token then."""
+    def work(self, rows: Mask) -> DueWork:
+        """Some of the requests. With shared prefixes, a prompt counts as one token: any request may compute it."""
         tokens = self.prompt if self.records.prefixes is None else np.ones_like(self.prompt)
-        return Work(
+        return DueWork(
             self.arrival_s[rows], self.first_by_s[rows], self.done_by_s[rows], tokens[rows], self.output[rows],
             self.group[rows], self.group[rows],
         )  # fmt: skip
 
 
 def _longest_tokens(pool: Pool) -> int:
-    """Of a request that a replica can hold."""
+    """The longest request that a replica can hold."""
     blocks = kv_blocks(pool)
     held = (blocks - int(pool.engine.watermark * blocks)) * pool.engine.block_size_tokens + 1
     return min(held, pool.model.max_context_tokens)
+
+
+@dataclass(frozen=True)
+class _RequestClass:
+    """The slots in which it may be done, R_cke (kinds by resources), and what its largest requests take."""
+
+    model: str
+    slots: range
+    needs: Floats
+    group: Group | None
+    counts: Floats
+    """n_cb by bucket."""
+    most: Floats
+    """m_cbe: buckets by resources."""
+
+
+def least_gpu_hours(
+    works: Mapping[str, DueWork],
+    pools: Sequence[FluidPool],
+    limits: Mapping[tuple[str, str], float],
+    span: PaidSpan,
+    allowed: float,
+) -> float:
+    """The optimum of the program: GPU-hours from `span.from_s` to `span.to_s`.
+
+    `allowed`: share of each group that may be late. `limits`: GPUs by region and type. HeadwayError if the program is
+    infeasible, or without highspy.
+    """
+    edges = np.unique(np.concatenate([np.linspace(0.0, span.to_s, span.num_slots + 1), [span.from_s]]))
+    kinds = list(dict.fromkeys((pool.model, pool.peak) for pool in pools))
+    classes = [each for model, work in works.items() for each in _classes(model, work, edges, kinds)]
+    return _solve(edges, pools, kinds, classes, limits, span.from_s, _allowed_misses(works, allowed))
+
+
+def _allowed_misses(works: Mapping[str, DueWork], allowed: float) -> dict[Group, float]:
+    """V_g."""
+    misses: dict[Group, float] = {}
+    for work in works.values():
+        for what, due_s, group in work.dues:
+            for tier in np.unique(group[group >= 0]):
+                num = float((np.isfinite(due_s) & (group == tier)).sum())
+                misses[what, int(tier)] = misses.get((what, int(tier)), 0.0) + allowed * num
+    return misses
+
+
+def _classes(
+    model: str, work: DueWork, edges: Floats, kinds: Sequence[tuple[str, PeakRates]]
+) -> Iterator[_RequestClass]:
+    """The requests of a model by what is due, the slot of arrival, and the slot by which it is due."""
+    last = len(edges) - 2
+    arrived = np.clip(np.searchsorted(edges, work.arrival_s, "right") - 1, 0, last)
+    for what, due_s, group in work.dues:
+        due = np.clip(np.searchsorted(edges, np.where(np.isfinite(due_s), due_s, 0.0), "left") - 1, arrived, last)
+        code = (arrived * (last + 1) + due) * 1024 + group + 1
+        code[~np.isfinite(due_s)] = -1
+        order = np.argsort(code, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
+            if not len(rows) or code[rows[0]] < 0:
+                continue
+            sizes = np.stack([_sizes(what, work, rows, peak) if name == model else np.zeros((len(rows), RESOURCES))
+                              for name, peak in kinds])  # fmt: skip
+            if not sizes.any():
+                continue
+            tier = int(group[rows[0]])
+            counts, most = _buckets(sizes)
+            yield _RequestClass(
+                model, range(int(arrived[rows[0]]), int(due[rows[0]]) + 1), sizes.sum(axis=1),
+                None if tier < 0 else (what, tier), counts, most,
+            )  # fmt: skip
+
+
+def _sizes(what: str, work: DueWork, rows: npt.NDArray[np.intp], peak: PeakRates) -> Floats:
+    """Requests by resources: seconds of computing, KV token-seconds, seat-seconds."""
+    prompt = work.prompt_tokens[rows]
+    sizes = np.zeros((len(rows), RESOURCES))
+    if what == "first":
+        sizes[:, 0] = prompt * peak.token_s
+        return sizes
+    ticks = np.maximum(work.output_tokens[rows] - 1, 0.0)
+    contexts = ticks * (prompt + np.maximum(ticks - 1, 0.0) / 2)
+    sizes[:, 0] = ticks * peak.token_s + contexts * peak.context_s
+    sizes[:, 1] = contexts * peak.tick_s if peak.kv_tokens < inf else 0.0
+    sizes[:, 2] = ticks * peak.tick_s
+    return sizes
+
+
+def _buckets(sizes: Floats) -> tuple[Floats, Floats]:
+    """Requests in each bucket, and the largest share of the class that one of them takes of each resource."""
+    total = sizes.sum(axis=1, keepdims=True)
+    shares = np.divide(sizes, total, out=np.zeros_like(sizes), where=total > 0).max(axis=0)
+    buckets = np.array_split(np.argsort(shares.max(axis=1), kind="stable"), min(BUCKETS, len(shares)))
+    return np.array([float(len(rows)) for rows in buckets]), np.array([shares[rows].max(axis=0) for rows in buckets])
+
+
+def _solve(
+    edges: Floats,
+    pools: Sequence[FluidPool],
+    kinds: Sequence[tuple[str, PeakRates]],
+    classes: Sequence[_RequestClass],
+    limits: Mapping[tuple[str, str], float],
+    paid_from_s: float,
+    misses: Mapping[Group, float],
+) -> float:
+    """The program, with the letters of the module's first lines."""
+    model, h = new_model(), np.diff(edges)
+    x = [reals(model, np.full(len(h), inf)) for _ in pools]
+    has = [(1.0, peak.kv_tokens, peak.seats) for _, peak in kinds]
+    used: dict[tuple[int, int, int], list[tuple[float, Any]]] = {
+        (k, s, e): [] for k in range(len(kinds)) for e in range(RESOURCES) for s in range(len(h)) if has[k][e] < inf
+    }
+    late: dict[Group, list[Any]] = {}
+    done: list[list[tuple[float, Any]]] = []
+    for each in classes:
+        d = [] if each.group is None else list(reals(model, each.counts))
+        if each.group is not None:
+            late.setdefault(each.group, []).extend(d)
+        own = [k for k, (name, _) in enumerate(kinds) if name == each.model]
+        for e in range(RESOURCES):
+            if not all(each.needs[k, e] > 0 and has[k][e] < inf for k in own):
+                continue  # on some kind it costs nothing of this resource
+            y = reals(model, np.ones(len(own) * len(each.slots)))
+            for (k, s), variable in zip(((k, s) for k in own for s in each.slots), y, strict=True):
+                used[k, s, e].append((float(each.needs[k, e]), variable))
+            done.append([*((1.0, variable) for variable in y), *zip(each.most[:, e].tolist(), d, strict=False)])
+    for (k, s, e), terms in used.items():
+        of_kind = [(-has[k][e] * float(h[s]), x[p][s]) for p, pool in enumerate(pools)
+                   if (pool.model, pool.peak) == kinds[k]]  # fmt: skip
+        model.addConstr(dot(*zip(*of_kind, *terms, strict=True)) <= 0.0)
+    for terms in done:
+        model.addConstr(dot(*zip(*terms, strict=True)) >= 1.0)
+    for group, variables in late.items():
+        model.addConstr(dot(np.ones(len(variables)), variables) <= misses[group])
+    for s in range(len(h)):
+        for p, pool in enumerate(pools):
+            if pool.least > 0:
+                model.addConstr(x[p][s] >= pool.least)
+        for (region, gpu), count in limits.items():
+            here = [p for p, pool in enumerate(pools) if (pool.region, pool.gpu) == (region, gpu)]
+            if here:
+                model.addConstr(dot([pools[p].gpus for p in here], [x[p][s] for p in here]) <= count)
+    paid = (edges[:-1] >= paid_from_s) * h / 3600
+    gpu_hours = np.concatenate([pool.gpus * paid for pool in pools])
+    every = [variable for replicas in x for variable in replicas]
+    solution = minimise(model, dot(gpu_hours, every), TIME_LIMIT_S)
+    if solution.status == "infeasible":
+        raise HeadwayError("no plan serves this trace in time: GPU limits or max_replicas leave too little")
+    if solution.status != "optimal":
+        raise HeadwayError(f"the bound was not found within {TIME_LIMIT_S:g} s")
+    # over all variables, because the order of summation changes the last bit
+    gpu_hours = np.pad(gpu_hours, (0, len(solution.values) - len(gpu_hours)))
+    return max(float(gpu_hours @ np.array(solution.values)) * SAFE, 0.0)

@@ -1,13 +1,10 @@
-"""Mixed-integer linear programs, solved by HiGHS through SciPy, which is an optional dependency."""
+"""Mixed-integer linear programs in the modelling interface of HiGHS (highspy), which is an optional dependency."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from math import inf
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,126 +12,108 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 
+if TYPE_CHECKING:
+    from highspy import Highs
+    from highspy.highs import highs_linear_expression
+
+    Model = Highs
+    Expression = highs_linear_expression
+
 Floats = npt.NDArray[np.float64]
 CENT = 0.01
+NEGLIGIBLE = 1e-9
+"""HiGHS takes coefficients up to this for 0."""
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 
 class Solution(Struct, frozen=True):
-    """`feasible`: the time was over before the optimum was proved. `unknown`: before anything was found."""
+    """`feasible`: the time limit ended the search before the optimum was proved. `unknown`: before any solution."""
 
     status: Status
     values: tuple[float, ...] = ()
-    """Integer variables in whole numbers."""
+    """By variable; empty without a solution. Integer variables have whole values."""
     bound: float | None = None
-    """No solution is better."""
+    """A lower bound on the objective of a mixed-integer program."""
+
+    def of(self, variables: Any) -> Floats:
+        """Values of some variables, in the shape in which the variables come."""
+        array = np.asarray(variables)
+        return np.array([self.values[each.index] for each in array.flat]).reshape(array.shape)
 
 
-def minimise(
-    cost: Floats,
-    rows: Any,
-    low: Floats,
-    high: Floats,
-    upper: Floats,
-    integer: Sequence[bool] | None = None,
-    time_limit_s: float = 10.0,
-    gap: float = 0.0,
-) -> Solution:
-    """`cost @ x` at its least, `low <= rows @ x <= high` and `0 <= x <= upper`; all integer unless said otherwise.
-
-    To a relative gap of `gap`, as far as tolerances go: 1e-6 of a row, and of the smallest cost that is not 0. The
-    same answer every time, except where the time limit ends the search. `rows` may be sparse, as `matrix` makes it.
-    HeadwayError without SciPy.
-    """
-    optimize = _scipy()
-    kinds = np.ones(len(cost)) if integer is None else np.asarray(integer, dtype=float)
-    scale = _scale(cost)
-    scaled = np.round(cost / scale) if scale == CENT else cost / scale
-    constraints = optimize.LinearConstraint(rows, low, high) if rows.shape[0] else ()
-    with silent():
-        found = optimize.milp(
-            scaled,
-            integrality=kinds,
-            bounds=optimize.Bounds(0.0, upper),
-            constraints=constraints,
-            options={"time_limit": time_limit_s, "mip_rel_gap": gap},
-        )
-    if found.status not in (0, 1):
-        if found.status == 2:
-            return Solution("infeasible")
-        raise HeadwayError(f"the solver found no answer: {found.message}")
-    if found.x is None:
-        return Solution("unknown")
-    values = np.where(kinds > 0, np.round(found.x), found.x)
-    bound = found.mip_dual_bound
-    bound = None if bound is None or not abs(bound) < inf else float(bound) * scale
-    return Solution("optimal" if found.status == 0 else "feasible", tuple(map(float, values)), bound)
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """What native code prints meanwhile goes to stderr: now and then HiGHS says a word, which is no part of an answer.
-
-    The C library's own buffer is emptied first and last, so that nothing comes late. Python's prints are not looked at.
-    """
-    library = None if sys.platform == "win32" else ctypes.CDLL(None)
-    kept = -1 if library is None else library.dup(1)
-    if library is None or kept < 0:  # closed: whatever is printed goes nowhere
-        yield
-        return
-    sys.stdout.flush()
-    library.fflush(None)
-    library.dup2(2, 1)
+def new_model() -> Model:
+    """An empty model that prints nothing. HeadwayError without highspy."""
     try:
-        yield
-    finally:
-        library.fflush(None)
-        library.dup2(kept, 1)
-        library.close(kept)
+        import highspy
+    except ImportError:
+        raise HeadwayError("planning deployments needs highspy: pip install 'headway[plan]'") from None
+    model = highspy.Highs()
+    model.silent()
+    return model
 
 
-def relaxed(cost: Floats, rows: Any, low: Floats, high: Floats) -> tuple[float | None, Floats, Floats]:
-    """The linear program of 0 or more of each: value, what a unit more of each row is worth, and x.
+def integers(model: Model, upper: Floats) -> Any:
+    """New variables: whole numbers from 0 to `upper`."""
+    import highspy
 
-    Each row has either a lower or an upper limit. Where there is no solution: (None, nothing, nothing).
+    return model.addVariables(len(upper), ub=upper.tolist(), type=highspy.HighsVarType.kInteger)
+
+
+def reals(model: Model, upper: Floats) -> Any:
+    """New variables: numbers from 0 to `upper`."""
+    return model.addVariables(len(upper), ub=upper.tolist())
+
+
+def dot(coefficients: Iterable[float], variables: Iterable[Any]) -> Expression:
+    """The sum of coefficient times variable.
+
+    Without coefficients of at most `NEGLIGIBLE`, alone and relative to the largest: HiGHS refuses them in a row.
     """
-    above = np.isfinite(low)
-    signs = np.where(above, -1.0, 1.0)
-    limits = np.where(above, -low, high)
-    kept = np.isfinite(limits)
-    optimize = _scipy()
-    with silent():
-        found = optimize.linprog(cost, (signs[:, None] * rows)[kept], limits[kept], bounds=(0, None), method="highs")
-    if found.status != 0:
-        return None, np.zeros(0), np.zeros(0)
-    duals = np.zeros(len(low))
-    duals[kept] = signs[kept] * found.ineqlin.marginals
-    return float(found.fun), duals, np.asarray(found.x)
+    from highspy.highs import highs_linear_expression
+
+    total, values = highs_linear_expression(), [float(value) for value in coefficients]
+    least = NEGLIGIBLE * min(max(map(abs, values), default=0.0), 1.0)
+    terms = [(int(each), value) for value, each in zip(values, variables, strict=True) if abs(value) > least]
+    total.idxs, total.vals = [index for index, _ in terms], [value for _, value in terms]
+    return total
 
 
-def matrix(entries: Sequence[tuple[int, int, float]], num_rows: int, num_columns: int) -> Any:
-    """A sparse matrix of (row, column, value); values of one place add up."""
-    _scipy()
-    from scipy import sparse
+def minimise(model: Model, cost: Expression, time_limit_s: float = 10.0, gap: float = 0.0) -> Solution:
+    """Minimise `cost` to a relative gap of `gap`.
 
-    at, to, values = zip(*entries, strict=True) if entries else ((), (), ())
-    return sparse.csr_array((values, (at, to)), shape=(num_rows, num_columns))
+    Tolerances are 1e-6 of a row, and 1e-6 of the smallest cost that is not 0. The same model gives the same solution,
+    unless the time limit ends the search. HeadwayError where the objective is unbounded.
+    """
+    from highspy import HighsModelStatus, SolutionStatus
+
+    columns, costs = cost.unique_elements()
+    scale = _scale(costs)
+    scaled = np.round(costs / scale) if scale == CENT else costs / scale
+    model.setOptionValue("time_limit", time_limit_s)
+    model.setOptionValue("mip_rel_gap", gap)
+    model.minimize(dot(scaled, columns))
+    status = model.getModelStatus()
+    if status == HighsModelStatus.kInfeasible:
+        return Solution("infeasible")
+    if status not in (HighsModelStatus.kOptimal, HighsModelStatus.kTimeLimit):
+        raise HeadwayError(f"the solver found no answer: {model.modelStatusToString(status)}")
+    info = model.getInfo()
+    if info.primal_solution_status != int(SolutionStatus.kSolutionStatusFeasible):
+        return Solution("unknown")
+    values = np.array(model.allVariableValues())
+    is_integer = np.array([kind != 0 for kind in map(int, model.getLp().integrality_)], dtype=bool)
+    if len(is_integer):
+        values = np.where(is_integer, np.round(values), values)
+    bound = info.mip_dual_bound * scale if is_integer.any() and abs(info.mip_dual_bound) < inf else None
+    return Solution("optimal" if status == HighsModelStatus.kOptimal else "feasible", tuple(values.tolist()), bound)
 
 
 def _scale(cost: Floats) -> float:
-    """Costs are divided by it: the solver stops at an absolute gap of 1e-6, which is to be small next to any cost.
+    """A divisor of costs with which HiGHS's absolute gap of 1e-6 is small next to any cost.
 
-    Prices in whole cents are counted in cents, for then the solver knows that no plan lies between two whole numbers.
+    Prices in whole cents are counted in cents: HiGHS then knows that objectives are whole numbers.
     """
     sizes = np.abs(cost[cost != 0])
     if not len(sizes):
         return 1.0
     return CENT if (np.abs(sizes / CENT - np.round(sizes / CENT)) < 1e-9).all() else float(sizes.min())
-
-
-def _scipy() -> Any:
-    try:
-        from scipy import optimize
-    except ImportError:
-        raise HeadwayError("planning deployments needs SciPy: pip install 'headway[plan]'") from None
-    return optimize

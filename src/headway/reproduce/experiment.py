@@ -15,8 +15,8 @@ from typing import TypeVar
 import msgspec
 
 from headway.core.errors import HeadwayError
+from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import store
-from headway.reproduce.store import Store
 from headway.reproduce.tasks import Measurement, Task, perform
 
 K = TypeVar("K", bound=Hashable)
@@ -35,7 +35,7 @@ class Experiment:
     """A folder with public traces, if there is one."""
     claims: frozenset[str] | None = None
     """Ids of the claims that were asked for; None = all."""
-    store: Store | None = None
+    store: RehearsalCache | None = None
     tell: Tell | None = None
     pool: Executor | None = None
     num_measured: int = 0
@@ -66,7 +66,7 @@ class Experiment:
         return {name: found[name] for name in tasks}
 
     def _known(self, key: str) -> Measurement | None:
-        known = self.store.find(key) if self.store else None
+        known = self.store.find(key, dict) if self.store else None
         self.num_found += known is not None
         return known
 

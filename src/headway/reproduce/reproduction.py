@@ -12,11 +12,11 @@ from typing import Protocol, cast
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError, unknown
+from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
 from headway.reproduce.claims import Claim, Value
 from headway.reproduce.experiment import Experiment, Tell, processes
 from headway.reproduce.findings import Figure, Findings, Outcome, Table
-from headway.reproduce.store import Store
 from headway.scenario.ray_cluster import cluster
 
 
@@ -91,7 +91,7 @@ def chosen(system: System, ids: Collection[str]) -> tuple[Claim, ...]:
 
 def reproduce(
     name: str, *, quick: bool = False, seeds: int | None = None, jobs: int = 1, ids: Collection[str] = (),
-    store: Store | None = None, data: Path | None = None, tell: Tell | None = None,
+    store: RehearsalCache | None = None, data: Path | None = None, tell: Tell | None = None,
     ray: bool = False,
 ) -> Reproduced:  # fmt: skip
     """Run a system and judge its claims, or those with the ids given; on so many processes, or on a Ray cluster."""

@@ -27,7 +27,7 @@ from headway.core.view import PoolCounts
 from headway.forecast.methods import LEAK, make
 from headway.forecast.naive import LastValue
 from headway.metrics.columns import floats, ints
-from headway.planning.regions.problem import Have, Kind, Problem
+from headway.planning.regions.problem import InstanceKind, PresentInstances, RegionProblem
 from headway.planning.regions.search import plan
 from headway.policies import resolve
 from headway.policies.ordering.fcfs import FcfsOrdering
@@ -324,19 +324,19 @@ class ScenarioPlanner:
 
     def _problem(
         self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]
-    ) -> Problem:
-        kinds: dict[tuple[str, str], Kind] = {}
+    ) -> RegionProblem:
+        kinds: dict[tuple[str, str], InstanceKind] = {}
         least: dict[str, dict[str, int]] = {}
         for pool in pools:
-            kinds[pool.model, pool.gpu] = Kind(
+            kinds[pool.model, pool.gpu] = InstanceKind(
                 pool.model, pool.gpu, self._tps[pool.name], pool.usd_per_hour, self._config.startup_s,
                 pool.gpus[pool.gpu],
             )  # fmt: skip
             by_region = least.setdefault(pool.model, {})
             by_region[pool.region] = by_region.get(pool.region, 0) + max(pool.min_replicas, 1)
         regions = tuple(dict.fromkeys(pool.region for pool in pools))
-        have = tuple(Have(p.model, p.region, p.gpu, p.num_serving + p.num_starting) for p in pools)
-        return Problem(
+        have = tuple(PresentInstances(p.model, p.region, p.gpu, p.num_serving + p.num_starting) for p in pools)
+        return RegionProblem(
             tuple(kinds.values()), regions, (_demand_by_model(demand_tps, pools, regions),), have,
             self._gpu_limits(regions, pools, unplanned), self._config.epsilon, least_at=least,
         )  # fmt: skip

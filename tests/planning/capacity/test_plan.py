@@ -22,11 +22,11 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel, Pool
 from headway.planning.capacity import plan as capacity
-from headway.planning.capacity.bounds import Demand, lower_bounds
+from headway.planning.capacity.bounds import ArrivingRequests, lower_bounds
 from headway.planning.capacity.page import page
-from headway.planning.capacity.plan import Question, plan, scenario_yaml
-from headway.planning.capacity.problem import Plan, Situation, Targets, misses
-from headway.planning.capacity.rehearsal import Rehearsal, fleet_of
+from headway.planning.capacity.plan import CapacityOptions, plan, scenario_yaml
+from headway.planning.capacity.problem import CapacityCandidate, CapacityPlan, Situation, Targets, misses
+from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
 from headway.planning.capacity.text import render
 
 MOST = 6
@@ -39,15 +39,15 @@ def document(**more: Any) -> dict[str, Any]:
     return {"workload": workload, "fleet": [{"model": "llama-3.1-8b"}], **more}
 
 
-def asked(**more: Any) -> Question:
+def options_of(**more: Any) -> CapacityOptions:
     given: dict[str, Any] = {"gpus": ("a100-80gb", "h100"), "tps": (1, 2), "situations": (), "max_replicas": MOST}
-    return Question(**{**given, "targets": Targets(ttft_p99_s=0.8, tpot_p99_s=0.04), **more})
+    return CapacityOptions(**{**given, "targets": Targets(ttft_p99_s=0.8, tpot_p99_s=0.04), **more})
 
 
 def planned(
-    question: Question, made: dict[str, Any] | None = None, cache: Path | None = None
-) -> tuple[Plan, Rehearsal]:
-    return plan(made or document(), Places(), Path(), question, cache)
+    options: CapacityOptions, made: dict[str, Any] | None = None, cache: Path | None = None
+) -> tuple[CapacityPlan, CapacityRehearsal]:
+    return plan(made or document(), Places(), Path(), options, scenario.Simulator(), cache)
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,13 @@ def test_the_plan_is_what_brute_force_finds(tpot_s: float, load: float, small: P
     """Every candidate with every number of replicas, no bound used."""
     made = document()
     made["workload"]["arrivals"] = load
-    question = asked(targets=Targets(ttft_p99_s=0.8, tpot_p99_s=tpot_s), routings=("round-robin", "least-loaded"))
-    found, rehearsal = planned(question, made, small)
+    options = options_of(targets=Targets(ttft_p99_s=0.8, tpot_p99_s=tpot_s), routings=("round-robin", "least-loaded"))
+    found, rehearsal = planned(options, made, small)
     good = [
         n * option.candidate.usd_per_replica_hour
         for option in found.options
         for n in range(1, MOST + 1)
-        if not misses(rehearsal(option.candidate, n, Situation()), question.targets)
+        if not misses(rehearsal(option.candidate, n, Situation()), options.targets)
     ]
     assert found.objective_usd_per_hour == (pytest.approx(min(good)) if good else None)
     assert found.monotone is not False
@@ -86,15 +86,15 @@ def test_bounds_hold_in_the_simulation(
     """What was simulated is never below the floor, and is never said to take more replicas than it took."""
     made = document(fleet=[{"model": "llama-3.1-8b", "engine": engine}])
     made["workload"] = {"arrivals": rate, "num_requests": 60, "prompt_tokens": lengths[0], "output_tokens": lengths[1]}
-    question = asked(gpus=(gpu,), tps=(1,), targets=Targets(ttft_p99_s=1e6), max_replicas=1)
-    rehearsal = planned(question, made)[1]
-    (candidate,) = capacity._candidates(rehearsal.document, _spec(rehearsal), question)
+    options = options_of(gpus=(gpu,), tps=(1,), targets=Targets(ttft_p99_s=1e6), max_replicas=1)
+    rehearsal = planned(options, made)[1]
+    (candidate,) = capacity._candidates(_spec(rehearsal), options)
     pool = rehearsal.scenario(candidate, 1, Situation()).fleet.pools[0]
-    demand = capacity._demand(_spec(rehearsal), Path())[0]
+    requests = capacity._requests(_spec(rehearsal), Path())[0]
     found = rehearsal(candidate, replicas, Situation())
     reached = Targets(ttft_p99_s=found.ttft_p99_s, tpot_p99_s=found.tpot_p99_s, e2e_p99_s=found.e2e_p99_s)
     for targets in (reached, Targets(ttft_p99_s=found.ttft_p99_s), Targets(e2e_p99_s=found.e2e_p99_s)):
-        floor = lower_bounds(pool, demand, targets)
+        floor = lower_bounds(pool, requests, targets)
         assert floor.reason is None and floor.least_replicas <= replicas
     for name in ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s"):
         assert getattr(floor, name) <= getattr(found, name) * (1 + 1e-9), name
@@ -107,16 +107,16 @@ def test_dearer_with_more_load_and_cheaper_with_looser_targets(small: Path) -> N
         for tpot_s in (0.025, 0.04):
             made = document()
             made["workload"]["arrivals"] = load
-            found, _ = planned(asked(targets=Targets(ttft_p99_s=0.8, tpot_p99_s=tpot_s)), made, small)
+            found, _ = planned(options_of(targets=Targets(ttft_p99_s=0.8, tpot_p99_s=tpot_s)), made, small)
             costs[load, tpot_s] = found.objective_usd_per_hour or float("inf")
     for (load, tpot_s), usd in costs.items():
         assert all(usd <= dear for (more, tight), dear in costs.items() if more >= load and tight <= tpot_s)
     assert len(set(costs.values())) > 1
 
 
-def _spec(rehearsal: Rehearsal) -> scenario.Spec:
+def _spec(rehearsal: CapacityRehearsal) -> scenario.Spec:
     return rehearsal.scenario(
-        capacity.Candidate("h100-80gb-sxm", Parallel(), "least-loaded", 1.0), 1, Situation()
+        CapacityCandidate("h100-80gb-sxm", Parallel(), "least-loaded", 1.0), 1, Situation()
     ).spec  # fmt: skip
 
 
@@ -126,16 +126,19 @@ def test_more_work_needs_more_replicas_by_the_bound_alone() -> None:
     least = []
     for num in (100, 10_000):
         lengths = np.full(num, 1000.0)
-        demand = Demand(lengths, lengths, lengths / 10, span_s=30.0)
-        least.append(lower_bounds(pool, demand, Targets(ttft_p99_s=5.0)).least_replicas)
+        requests = ArrivingRequests(lengths, lengths, lengths / 10, span_s=30.0)
+        least.append(lower_bounds(pool, requests, Targets(ttft_p99_s=5.0)).least_replicas)
     assert least[0] == 1 and 5 < least[1] < 40
-    assert lower_bounds(pool, Demand(lengths, lengths, lengths, None), Targets(ttft_p99_s=5.0)).least_replicas == 1
+    assert (
+        lower_bounds(pool, ArrivingRequests(lengths, lengths, lengths, None), Targets(ttft_p99_s=5.0)).least_replicas
+        == 1
+    )
 
 
 def test_shapes_that_cannot_be_are_ruled_out_in_words() -> None:
     made = document(fleet=[{"model": "llama-3.1-70b"}])
     targets = Targets(ttft_p99_s=20.0, tpot_p99_s=0.0005)
-    found, rehearsal = planned(asked(gpus=("h100",), tps=(1, 3, 4, 16), targets=targets), made)
+    found, rehearsal = planned(options_of(gpus=("h100",), tps=(1, 3, 4, 16), targets=targets), made)
     why = {option.candidate.parallel.tp: option.reason for option in found.options}
     assert "GiB" in why[1] and "does not divide" in why[3]
     assert "TPOT p99 is" in why[4] and "unloaded" in why[4]
@@ -144,18 +147,18 @@ def test_shapes_that_cannot_be_are_ruled_out_in_words() -> None:
 
 
 def test_a_second_search_simulates_nothing(tmp_path: Path) -> None:
-    first, made = planned(asked(situations=(Situation(load=2.0),)), cache=tmp_path)
-    again, found = planned(asked(situations=(Situation(load=2.0),)), cache=tmp_path)
+    first, made = planned(options_of(situations=(Situation(load=2.0),)), cache=tmp_path)
+    again, found = planned(options_of(situations=(Situation(load=2.0),)), cache=tmp_path)
     assert again == first and made.num_simulated > 0
     assert (found.num_simulated, found.num_found) == (0, made.num_simulated)
     for file in tmp_path.iterdir():
         file.write_text("{broken")
-    assert planned(asked(situations=(Situation(load=2.0),)), cache=tmp_path)[0] == first
+    assert planned(options_of(situations=(Situation(load=2.0),)), cache=tmp_path)[0] == first
 
 
 def test_another_seed_is_another_rehearsal(tmp_path: Path) -> None:
-    planned(asked(), cache=tmp_path)
-    _, found = planned(asked(), document(seed=1), tmp_path)
+    planned(options_of(), cache=tmp_path)
+    _, found = planned(options_of(), document(seed=1), tmp_path)
     assert found.num_found == 0
 
 
@@ -165,7 +168,7 @@ def test_a_trace_that_changes_is_simulated_anew(tmp_path: Path) -> None:
         rows = "".join(f"{i / 10},{tokens},20\n" for i in range(50))
         trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
         made = document(workload={"trace": {"path": "trace.csv"}})
-        found, rehearsal = plan(made, Places(), tmp_path, asked(), tmp_path / "cache")
+        found, rehearsal = plan(made, Places(), tmp_path, options_of(), scenario.Simulator(), tmp_path / "cache")
         assert rehearsal.num_found == 0 and found.choice is not None
     text = scenario_yaml(found, rehearsal)
     assert yaml.safe_load(text)["workload"]["trace"]["path"] == str(trace)
@@ -178,16 +181,16 @@ def test_every_kind_of_arrivals_can_be_loaded() -> None:
     for arrivals in kinds:
         made = document()
         made["workload"]["arrivals"] = arrivals
-        (each,) = planned(asked(situations=(Situation(load=3.0),)), made)[0].what_ifs
+        (each,) = planned(options_of(situations=(Situation(load=3.0),)), made)[0].what_ifs
         assert each.measured.num_requests == 450
     looped = document(workload={"concurrency": 4, "num_requests": 60, "prompt_tokens": 500, "output_tokens": 50})
-    found, _ = planned(asked(situations=(Situation(load=2.0),)), looped)
+    found, _ = planned(options_of(situations=(Situation(load=2.0),)), looped)
     assert found.what_ifs[0].measured.num_requests == 120
 
 
 def test_a_region_lost_takes_its_replicas_along() -> None:
     pools = [{"model": "llama-3.1-8b", "gpu": "h100", "region": at} for at in ("east", "west")]
-    found, rehearsal = planned(asked(gpus=()), document(fleet=pools))
+    found, rehearsal = planned(options_of(gpus=()), document(fleet=pools))
     assert found.choice is not None and found.choice.replicas is not None and found.choice.replicas >= 2
     assert [each.situation.label for each in found.what_ifs] == ["1 region lost"]
     chosen = rehearsal.scenario(found.choice.candidate, 5, Situation(lost_regions=1))
@@ -198,7 +201,7 @@ def test_a_region_lost_takes_its_replicas_along() -> None:
 
 def test_own_slos_are_the_target_where_none_is_given() -> None:
     made = document(workload={"builtin": "chat", "num_requests": 200})
-    found, _ = planned(asked(targets=Targets()), made)
+    found, _ = planned(options_of(targets=Targets()), made)
     assert found.targets == Targets(attainment=0.99)
     assert found.measured is not None and (found.measured.attainment or 0) >= 0.99
 
@@ -251,7 +254,7 @@ def test_what_cannot_be_met_is_told_and_nothing_written(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("arguments", "what"),
     [
         ("--gpus ,", "--gpus: nothing is listed"),
         ("--gpus h1000", "--gpus: unknown GPU 'h1000'; did you mean"),
@@ -270,8 +273,8 @@ def test_what_cannot_be_met_is_told_and_nothing_written(tmp_path: Path, capsys: 
         ("--engine vlm-v1", "unknown engine 'vlm-v1'"),
     ],
 )
-def test_mistakes(options: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, *SMALL, *ASKED, "--no-cache", *options.split())
+def test_mistakes(arguments: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *SMALL, *ASKED, "--no-cache", *arguments.split())
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert what in err
 
@@ -282,15 +285,15 @@ def test_without_a_target_or_a_workload(capsys: pytest.CaptureFixture[str]) -> N
     assert "--model or --model-config is missing" in run(capsys, "--workload", "chat", "--ttft-p99", 1)[2]
     assert "no such file" in run(capsys, "nowhere.yaml", "--ttft-p99", 1)[2]
     with pytest.raises(HeadwayError, match="no plan meets"):
-        scenario_yaml(*planned(asked(targets=Targets(ttft_p99_s=1e-6))))
+        scenario_yaml(*planned(options_of(targets=Targets(ttft_p99_s=1e-6))))
 
 
 # The report.
 
 
 def test_text_and_page_of_every_kind_of_plan(small: Path) -> None:
-    good, _ = planned(asked(situations=(Situation(load=3.0), Situation(lost_replicas=1))), cache=small)
-    bad, _ = planned(asked(targets=Targets(ttft_p99_s=0.001)), cache=small)
+    good, _ = planned(options_of(situations=(Situation(load=3.0), Situation(lost_replicas=1))), cache=small)
+    bad, _ = planned(options_of(targets=Targets(ttft_p99_s=0.001)), cache=small)
     for found, num_charts in ((good, 2), (bad, 0)):
         assert max(map(len, render(found, width=120).splitlines())) <= 120
         shown = page(found, "a <plan>", "headway plan capacity")
@@ -304,7 +307,7 @@ def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> 
     if browser is None:
         pytest.skip("no Chromium on this machine")
     file = tmp_path / "plan.html"
-    file.write_text(page(planned(asked(), cache=small)[0], "small", "headway plan capacity"))
+    file.write_text(page(planned(options_of(), cache=small)[0], "small", "headway plan capacity"))
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1600", "--dump-dom", file.as_uri(),
@@ -319,7 +322,7 @@ def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> 
 def test_own_coefficients_go_with_their_own_gpu() -> None:
     made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "coefficients": "own.json"}])
     own, other = (
-        fleet_of(made, capacity.Candidate(gpu, Parallel(), "least-loaded", 1.0), 2)["fleet"][0]
+        fleet_document(made, CapacityCandidate(gpu, Parallel(), "least-loaded", 1.0), 2)["fleet"][0]
         for gpu in ("h100-80gb-sxm", "l40s")
     )
     assert own["coefficients"] == "own.json" and "coefficients" not in other
@@ -336,6 +339,9 @@ def test_own_coefficients_change_bounds_and_rehearsals(tmp_path: Path, small: Pa
     plans = {}
     for name in ("same", "slow"):
         made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "coefficients": f"{name}.json"}])
-        plans[name], _ = plan(made, Places(), tmp_path, asked(gpus=("h100",)), small)
-    assert plans["same"].objective_usd_per_hour == planned(asked(gpus=("h100",)), cache=small)[0].objective_usd_per_hour
+        plans[name], _ = plan(made, Places(), tmp_path, options_of(gpus=("h100",)), scenario.Simulator(), small)
+    assert (
+        plans["same"].objective_usd_per_hour
+        == planned(options_of(gpus=("h100",)), cache=small)[0].objective_usd_per_hour
+    )
     assert plans["slow"].num_rehearsals == 0 and "TTFT p99 is 1." in plans["slow"].options[0].reason

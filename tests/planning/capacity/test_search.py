@@ -11,8 +11,17 @@ from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
-from headway.planning.capacity.problem import Candidate, Floor, Measured, Plan, Problem, Situation, Targets, misses
-from headway.planning.capacity.search import plan
+from headway.planning.capacity.problem import (
+    CandidateBounds,
+    CapacityCandidate,
+    CapacityPlan,
+    CapacityProblem,
+    RehearsalMetrics,
+    Situation,
+    Targets,
+    misses,
+)
+from headway.planning.capacity.search import cheapest_fleet
 
 MOST = 12
 
@@ -24,21 +33,21 @@ class Queue:
         self.pairs = pairs
         self.asked: list[tuple[int, int, Situation]] = []
 
-    def __call__(self, candidate: Candidate, replicas: int, situation: Situation) -> Measured:
+    def __call__(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
         number = int(candidate.routing)
         self.asked.append((number, replicas, situation))
         base, work = self.pairs[number]
         left = replicas - situation.lost_replicas
         ttft_s = base + work * situation.load / left if left > 0 else None
         share = 0.0 if ttft_s is None else 1 / (1 + ttft_s)
-        return Measured(ttft_s, 0.01, ttft_s, share, 1.0, 0.5, 100, 100, True)
+        return RehearsalMetrics(ttft_s, 0.01, ttft_s, share, 1.0, 0.5, 100, 100, True)
 
 
-def candidates(prices: list[int]) -> tuple[Candidate, ...]:
-    return tuple(Candidate(f"gpu-{i % 2}", Parallel(), str(i), float(usd)) for i, usd in enumerate(prices))
+def candidates(prices: list[int]) -> tuple[CapacityCandidate, ...]:
+    return tuple(CapacityCandidate(f"gpu-{i % 2}", Parallel(), str(i), float(usd)) for i, usd in enumerate(prices))
 
 
-def brute_force(problem: Problem, evaluate: Queue) -> float:
+def brute_force(problem: CapacityProblem, evaluate: Queue) -> float:
     """The least cost over every candidate and every number of replicas; infinite where none will do."""
     return min(
         (
@@ -51,7 +60,7 @@ def brute_force(problem: Problem, evaluate: Queue) -> float:
     )
 
 
-def cost(found: Plan) -> float:
+def cost(found: CapacityPlan) -> float:
     return inf if found.objective_usd_per_hour is None else found.objective_usd_per_hour
 
 
@@ -59,15 +68,15 @@ KINDS = st.lists(st.tuples(st.integers(1, 9), st.floats(0, 2), st.floats(0.1, 20
 LIMITS = st.floats(0.2, 5)
 
 
-def made(kinds: list[tuple[int, float, float]], ttft_s: float, load: float = 1.0) -> tuple[Problem, Queue]:
-    problem = Problem(candidates([usd for usd, _, _ in kinds]), Targets(ttft_p99_s=ttft_s), max_replicas=MOST)
+def made(kinds: list[tuple[int, float, float]], ttft_s: float, load: float = 1.0) -> tuple[CapacityProblem, Queue]:
+    problem = CapacityProblem(candidates([usd for usd, _, _ in kinds]), Targets(ttft_p99_s=ttft_s), max_replicas=MOST)
     return problem, Queue([(base, work * load) for _, base, work in kinds])
 
 
 @given(KINDS, LIMITS)
 def test_the_plan_costs_what_brute_force_finds(kinds: list[tuple[int, float, float]], ttft_s: float) -> None:
     problem, evaluate = made(kinds, ttft_s)
-    found = plan(problem, [Floor()] * len(kinds), evaluate)
+    found = cheapest_fleet(problem, [CandidateBounds()] * len(kinds), evaluate)
     assert cost(found) == pytest.approx(brute_force(problem, evaluate))
     if found.status == "optimal":
         assert found.choice is not None and found.choice.replicas is not None and found.measured is not None
@@ -90,9 +99,9 @@ def test_honest_floors_change_nothing_but_the_work(
     floors = []
     for each in problem.candidates:
         good = [n for n in range(1, MOST + 1) if not misses(evaluate(each, n, Situation()), problem.targets)]
-        floors.append(Floor(max(1, good[0] - slack)) if good else Floor(reason="too slow"))
+        floors.append(CandidateBounds(max(1, good[0] - slack)) if good else CandidateBounds(reason="too slow"))
     evaluate.asked.clear()
-    found = plan(problem, floors, evaluate)
+    found = cheapest_fleet(problem, floors, evaluate)
     assert cost(found) == pytest.approx(brute_force(problem, made(kinds, ttft_s)[1]))
     assert len(evaluate.asked) == len(set(evaluate.asked)) == found.num_rehearsals <= MOST * len(kinds)
     ruled_out = {int(each.routing) for each, floor in zip(problem.candidates, floors, strict=True) if floor.reason}
@@ -101,19 +110,21 @@ def test_honest_floors_change_nothing_but_the_work(
 
 @given(KINDS, LIMITS, st.floats(1, 4))
 def test_a_looser_slo_never_costs_more(kinds: list[tuple[int, float, float]], ttft_s: float, more: float) -> None:
-    floors = [Floor()] * len(kinds)
-    tight, loose = (plan(*_args(made(kinds, limit), floors)) for limit in (ttft_s, ttft_s * more))
+    floors = [CandidateBounds()] * len(kinds)
+    tight, loose = (cheapest_fleet(*_args(made(kinds, limit), floors)) for limit in (ttft_s, ttft_s * more))
     assert cost(loose) <= cost(tight)
 
 
 @given(KINDS, LIMITS, st.floats(1, 4))
 def test_more_load_never_costs_less(kinds: list[tuple[int, float, float]], ttft_s: float, more: float) -> None:
-    floors = [Floor()] * len(kinds)
-    little, much = (plan(*_args(made(kinds, ttft_s, load), floors)) for load in (1.0, more))
+    floors = [CandidateBounds()] * len(kinds)
+    little, much = (cheapest_fleet(*_args(made(kinds, ttft_s, load), floors)) for load in (1.0, more))
     assert cost(little) <= cost(much)
 
 
-def _args(pair: tuple[Problem, Queue], floors: list[Floor]) -> tuple[Problem, list[Floor], Queue]:
+def _args(
+    pair: tuple[CapacityProblem, Queue], floors: list[CandidateBounds]
+) -> tuple[CapacityProblem, list[CandidateBounds], Queue]:
     return pair[0], floors, pair[1]
 
 
@@ -122,7 +133,7 @@ def _args(pair: tuple[Problem, Queue], floors: list[Floor]) -> tuple[Problem, li
 def test_what_ifs_are_of_the_plan(kinds: list[tuple[int, float, float]], ttft_s: float) -> None:
     problem, evaluate = made(kinds, ttft_s)
     situations = (Situation(load=3.0), Situation(lost_replicas=1))
-    found = plan(replace(problem, situations=situations), [Floor()] * len(kinds), evaluate)
+    found = cheapest_fleet(replace(problem, situations=situations), [CandidateBounds()] * len(kinds), evaluate)
     if found.choice is None:
         return
     assert found.choice.replicas is not None
@@ -135,7 +146,7 @@ def test_what_ifs_are_of_the_plan(kinds: list[tuple[int, float, float]], ttft_s:
 
 def test_runners_up_are_the_cheapest_of_each_other_gpu() -> None:
     problem, evaluate = made([(2, 0.0, 4.0), (1, 0.0, 9.0), (4, 0.0, 1.0), (1, 99.0, 1.0)], 1.0)
-    found = plan(problem, [Floor()] * 4, evaluate)
+    found = cheapest_fleet(problem, [CandidateBounds()] * 4, evaluate)
     assert found.choice is not None and found.choice.candidate.gpu == "gpu-0"
     assert found.objective_usd_per_hour == 4.0  # one replica of the third
     (other,) = found.runners_up
@@ -145,14 +156,16 @@ def test_runners_up_are_the_cheapest_of_each_other_gpu() -> None:
 def test_progress_never_goes_beyond_what_is_expected() -> None:
     problem, evaluate = made([(2, 0.0, 4.0), (1, 0.0, 9.0), (4, 0.0, 1.0)], 1.0)
     told: list[tuple[int, int]] = []
-    found = plan(problem, [Floor()] * 3, evaluate, lambda done, expected: told.append((done, expected)))
+    found = cheapest_fleet(
+        problem, [CandidateBounds()] * 3, evaluate, lambda done, expected: told.append((done, expected))
+    )
     assert [done for done, _ in told] == list(range(found.num_rehearsals))
     assert all(done < expected for done, expected in told)
 
 
 def test_infeasible_plans_say_how_near_they_came() -> None:
     problem, evaluate = made([(1, 2.0, 1.0), (1, 3.0, 1.0)], 1.0)
-    found = plan(problem, [Floor(), Floor(reason="too slow", ttft_p99_s=1.5)], evaluate)
+    found = cheapest_fleet(problem, [CandidateBounds(), CandidateBounds(reason="too slow", ttft_p99_s=1.5)], evaluate)
     assert found.status == "infeasible" and found.choice is None
     (reach,) = found.reach
     assert reach.best == 1.5 and "unloaded" in reach.where and reach.target == 1.0
@@ -162,7 +175,7 @@ def test_infeasible_plans_say_how_near_they_came() -> None:
 
 def test_more_work_than_is_allowed_is_no_reason_to_simulate() -> None:
     problem, evaluate = made([(1, 0.0, 1.0)], 1.0)
-    found = plan(problem, [Floor(least_replicas=MOST + 1)], evaluate)
+    found = cheapest_fleet(problem, [CandidateBounds(least_replicas=MOST + 1)], evaluate)
     assert found.status == "infeasible" and not evaluate.asked
     assert "13 replicas or more" in found.options[0].reason
 
@@ -170,12 +183,12 @@ def test_more_work_than_is_allowed_is_no_reason_to_simulate() -> None:
 def test_replicas_that_do_worse_together_are_noticed() -> None:
     """Three do not, although two and four do: found by looking around, and said."""
 
-    def evaluate(candidate: Candidate, replicas: int, situation: Situation) -> Measured:
+    def evaluate(candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
         ttft_s = {1: 9.0, 2: 0.5, 3: 9.0, 4: 0.5, 5: 0.5}.get(replicas, 0.5)
-        return Measured(ttft_s, 0.0, ttft_s, 1.0, 1.0, 0.5, 100, 100, True)
+        return RehearsalMetrics(ttft_s, 0.0, ttft_s, 1.0, 1.0, 0.5, 100, 100, True)
 
-    problem = Problem(candidates([1]), Targets(ttft_p99_s=1.0), max_replicas=8)
-    found = plan(problem, [Floor(least_replicas=3)], evaluate)
+    problem = CapacityProblem(candidates([1]), Targets(ttft_p99_s=1.0), max_replicas=8)
+    found = cheapest_fleet(problem, [CandidateBounds(least_replicas=3)], evaluate)
     assert found.monotone is False
     assert found.choice is not None and found.choice.replicas == 2
 
@@ -194,4 +207,4 @@ def test_questions_that_ask_nothing(change: dict[str, object], what: str) -> Non
     problem, evaluate = made([(1, 0.0, 1.0)], 1.0)
     problem = replace(problem, **change)
     with pytest.raises(HeadwayError, match=what):
-        plan(problem, [Floor()] * len(problem.candidates), evaluate)
+        cheapest_fleet(problem, [CandidateBounds()] * len(problem.candidates), evaluate)

@@ -26,7 +26,7 @@ from headway.planning.cascade.rehearsal import Rehearsed, document_of, rehearse,
 from headway.planning.cascade.replica_sets import all_sets
 from headway.planning.cascade.search import Search
 from headway.planning.cascade.stage_simulator import Simulated, evaluator
-from headway.planning.combos.combos import Offer
+from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 from headway.workload.generate import generate
 from headway.workload.quality_source import QualitySpec, score_table

@@ -19,7 +19,7 @@ from headway.planning.cascade.best_plan import scenario_yaml
 from headway.planning.cascade.planning_request import ask
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.cascade.rehearsal import document_of
-from headway.planning.combos.combos import Offer
+from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 from headway.workload.quality_traces import generate_scores
 

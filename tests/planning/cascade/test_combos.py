@@ -38,8 +38,8 @@ from headway.planning.cascade.problem import (
 from headway.planning.cascade.replica_sets import LIMITS, Sets, all_sets, offered
 from headway.planning.cascade.search import Effort, Search
 from headway.planning.cascade.stage_simulator import Simulated
-from headway.planning.combos.combos import Offer
-from headway.planning.combos.speeds import Pattern, Slo, Speeds
+from headway.planning.combos.estimate import InstanceSpeed
+from headway.planning.combos.problem import Offer, ServiceSlo, WorkloadPattern
 from headway.policies import resolve
 from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.sim.cluster import simulate
@@ -196,25 +196,27 @@ def test_offered_shapes_take_the_fewest_gpu_seconds_within_a_limit(gpus: tuple[s
     found = offered(made, {})
     for stage, model in enumerate(made.models):
         scores = made.scores
-        pattern = Pattern(None, float(scores.prompt_tokens.mean()), float(scores.output_tokens[:, stage].mean()))
+        pattern = WorkloadPattern(
+            None, float(scores.prompt_tokens.mean()), float(scores.output_tokens[:, stage].mean())
+        )
         longest = (scores.prompt_tokens + scores.output_tokens[:, stage]).max()
         for offer in made.offers:
-            shapes = dict[int, Speeds]()
+            shapes = dict[int, InstanceSpeed]()
             for tp in (1, 2, 4, 8):
                 try:
-                    shapes[tp] = Speeds(model, offer.gpu, made.engine, tp)
+                    shapes[tp] = InstanceSpeed(model, offer.gpu, made.engine, tp)
                 except HeadwayError:
                     continue
-            shapes = {tp: each for tp, each in shapes.items() if each.room_tokens >= longest}
+            shapes = {tp: each for tp, each in shapes.items() if each.kv_tokens >= longest}
             step_s = min(each.step_s(pattern, 1) for each in shapes.values())
             prompt_s = min(each.prompts_s(pattern, 1) for each in shapes.values())
             prefills, decodes = set[int](), set[int]()
             for limit in LIMITS[:2]:
-                ttft, tpot = Slo(ttft_s=limit * prompt_s), Slo(tpot_s=limit * step_s)
+                ttft, tpot = ServiceSlo(ttft_s=limit * prompt_s), ServiceSlo(tpot_s=limit * step_s)
                 prefills.add(max(shapes, key=lambda tp, s=ttft: shapes[tp].prefill_rps(pattern, s) / tp))  # type: ignore[misc]
                 decodes.add(max(shapes, key=lambda tp, s=tpot: shapes[tp].decode_rps(pattern, s) / tp))  # type: ignore[misc]
-            prefills.add(max(shapes, key=lambda tp: shapes[tp].prefill_rps(pattern, Slo()) / tp))
-            decodes.add(max(shapes, key=lambda tp: shapes[tp].decode_rps(pattern, Slo()) / tp))
+            prefills.add(max(shapes, key=lambda tp: shapes[tp].prefill_rps(pattern, ServiceSlo()) / tp))
+            decodes.add(max(shapes, key=lambda tp: shapes[tp].decode_rps(pattern, ServiceSlo()) / tp))
             name = offer.gpu.name if made.others else ""
             own = [each for each in found[model.name] if each.prefill_gpu == name]
             assert {each.prefill.tp for each in own} <= prefills
@@ -222,8 +224,8 @@ def test_offered_shapes_take_the_fewest_gpu_seconds_within_a_limit(gpus: tuple[s
             for each in own:
                 if each.decode_gpu == name:
                     rps = (
-                        shapes[each.decode.tp].decode_rps(pattern, Slo()),
-                        shapes[each.prefill.tp].prefill_rps(pattern, Slo()),
+                        shapes[each.decode.tp].decode_rps(pattern, ServiceSlo()),
+                        shapes[each.prefill.tp].prefill_rps(pattern, ServiceSlo()),
                     )
                     assert each.least <= each.most == pytest.approx(rps[0] / rps[1])
         pairs = {(each.prefill_gpu, each.decode_gpu) for each in found[model.name]}
@@ -303,8 +305,8 @@ def test_bounds_hold_where_the_longest_requests_fit_on_those_that_decode_alone()
     made = cascade("a10", "h100-80gb-sxm", prompt_tokens=20_000, rate_rps=0.5)
     made = replace(made, splits={"llama-3.1-8b": (split(("a10", 1), ("h100-80gb-sxm", 1), 0.2, 3.0),)})
     lengths = made.lengths(0, np.ones(len(made.scores), np.bool_))
-    speeds = Speeds(made.models[0], made.gpu, made.engine, 1)
-    assert speeds.room_tokens < (lengths.prompt_tokens + lengths.output_tokens).max()
+    speeds = InstanceSpeed(made.models[0], made.gpu, made.engine, 1)
+    assert speeds.kv_tokens < (lengths.prompt_tokens + lengths.output_tokens).max()
     sets, evaluator = all_sets(made)(0, ()), simulated(made)
     others = {offer.gpu.name: offer.gpu for offer in made.others}
     lower, _ = StepBounds(made.gpu, made.engine, 2, others=others).of(made.models[0], sets, 0.5, lengths)

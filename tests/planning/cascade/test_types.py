@@ -23,7 +23,7 @@ from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Problem, QualityFloor, Target
 from headway.planning.cascade.replica_sets import all_sets
 from headway.planning.cascade.search import Effort, Search
-from headway.planning.combos.combos import Offer
+from headway.planning.combos.problem import Offer
 from headway.reproduce.cascadia.exhaustive import exhaustive
 
 ALL = Effort(stable_rounds=None, gap=0.0)

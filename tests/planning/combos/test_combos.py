@@ -12,25 +12,35 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.errors import HeadwayError
-from headway.planning.combos.candidates import Candidate, Efficiencies, Selection, Service, select
-from headway.planning.combos.combos import Counts, GpuCombo, Group, Offer, better_directions, combos, group
-from headway.planning.combos.speeds import Estimate, Pattern, Slo, Speeds
+from headway.planning.combos.candidates import Efficiencies, better_directions, enumerate_combos, group, select
+from headway.planning.combos.estimate import FluidEstimate, InstanceSpeed
+from headway.planning.combos.problem import (
+    ComboCandidate,
+    ComboService,
+    Counts,
+    GpuCombo,
+    Group,
+    Offer,
+    Selection,
+    ServiceSlo,
+    WorkloadPattern,
+)
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
 
 LLAMA, QWEN, LARGE = catalog.model("llama-3.1-8b"), catalog.model("qwen1.5-14b"), catalog.model("llama-3.1-70b")
 ENGINE = catalog.engine("vllm-v0")
 NAMES = ("h800-80gb-sxm", "a800-80gb-pcie", "h20-96gb")
-SHAREGPT = Pattern("sharegpt", 290, 207)
-LONGWRITER = Pattern("longwriter", 337, 1330)
+SHAREGPT = WorkloadPattern("sharegpt", 290, 207)
+LONGWRITER = WorkloadPattern("longwriter", 337, 1330)
 
 
 def offers(limit: int | None = 8, names: tuple[str, ...] = NAMES, per_server: int = 2) -> list[Offer]:
     return [Offer(catalog.gpu(name), limit, gpus_per_server=per_server) for name in names]
 
 
-def service(pattern: Pattern = SHAREGPT, slo: Slo | None = None) -> Service:
-    return Service(pattern.name or "", LLAMA, ENGINE, pattern, slo or Slo(5.0, 0.03))
+def service(pattern: WorkloadPattern = SHAREGPT, slo: ServiceSlo | None = None) -> ComboService:
+    return ComboService(pattern.name or "", LLAMA, ENGINE, pattern, slo or ServiceSlo(5.0, 0.03))
 
 
 def test_the_catalog_has_table_1() -> None:
@@ -66,20 +76,25 @@ def test_gpus_of_a_phase_are_one_instance_where_a_server_holds_them() -> None:
 def test_a_model_that_fits_in_no_shape_says_why() -> None:
     with pytest.raises(HeadwayError, match=r"1 x a800-80gb-pcie: llama-3.1-70b .* needs .* GiB"):
         group(LARGE, ENGINE, offers()[1], 1)
-    found, rejected = combos(LARGE, ENGINE, offers(per_server=4), Counts((4,), (4,), (1, 3, 4)))
+    found, rejected = enumerate_combos(LARGE, ENGINE, offers(per_server=4), Counts((4,), (4,), (1, 3, 4)))
     assert found and all(each.tp == 4 for combo in found for each in combo.groups)
     assert {each.what for each in rejected} >= {f"{num} x {name}" for name in NAMES for num in (1, 3)}
 
 
 def test_memory_that_holds_the_model_but_no_request_serves_nothing() -> None:
-    speeds = Speeds(LARGE, catalog.gpu("a800-pcie"), ENGINE, 2)
-    long = Pattern(None, speeds.room_tokens, 100)
-    assert speeds.decode_rps(long, Slo()) == speeds.aggregated_rps(long, Slo()) == 0 < speeds.prefill_rps(long, Slo())
-    assert speeds.prefill_rps(Pattern(None, speeds.room_tokens + 1, 1), Slo()) == 0
+    speeds = InstanceSpeed(LARGE, catalog.gpu("a800-pcie"), ENGINE, 2)
+    long = WorkloadPattern(None, speeds.kv_tokens, 100)
+    assert (
+        speeds.decode_rps(long, ServiceSlo())
+        == speeds.aggregated_rps(long, ServiceSlo())
+        == 0
+        < speeds.prefill_rps(long, ServiceSlo())
+    )
+    assert speeds.prefill_rps(WorkloadPattern(None, speeds.kv_tokens + 1, 1), ServiceSlo()) == 0
 
 
 def test_every_combo_once_and_within_limits() -> None:
-    found, rejected = combos(LLAMA, ENGINE, offers(limit=3))
+    found, rejected = enumerate_combos(LLAMA, ENGINE, offers(limit=3))
     assert len(set(found)) == len(found)
     assert all(num <= 3 for combo in found for num in combo.gpus.values())
     disaggregated = {(c.prefill.gpu, c.prefill.num_gpus, c.decode.gpu, c.decode.num_gpus) for c in found
@@ -96,13 +111,13 @@ def test_every_combo_once_and_within_limits() -> None:
 
 def test_none_of_a_type_leaves_the_others() -> None:
     some = [*offers()[:2], Offer(catalog.gpu("h20"), 0)]
-    found, rejected = combos(LLAMA, ENGINE, some)
+    found, rejected = enumerate_combos(LLAMA, ENGINE, some)
     assert found and not any("h20-96gb" in combo.gpus for combo in found)
     assert any(each.what == "1 x h20-96gb" and "there are 0" in each.reason for each in rejected)
 
 
 def test_of_each_pair_the_better_direction_stays() -> None:
-    found, _ = combos(LLAMA, ENGINE, offers())
+    found, _ = enumerate_combos(LLAMA, ENGINE, offers())
     efficiency = Efficiencies(service(), offers()).closed_form
     kept, rejected = better_directions(found, efficiency)
     assert set(kept) | {c for c in found if c.label in {r.what for r in rejected}} == set(found)
@@ -125,7 +140,7 @@ def test_the_filter_keeps_one_direction_of_a_tie_and_of_infinite_ones() -> None:
 
 def test_candidates_are_ranked_by_what_they_serve_per_dollar() -> None:
     some = offers()
-    estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
     chosen = select([service()], some, estimate)
     values = [each.tokens_per_usd or inf for each in chosen.candidates]
     assert values == sorted(values, reverse=True) and len(values) > 50
@@ -139,12 +154,12 @@ def test_candidates_are_ranked_by_what_they_serve_per_dollar() -> None:
 
 def test_the_closed_form_may_keep_the_direction_that_serves_less() -> None:
     """An H20 decodes faster than an H800 in small batches; in large ones it is bound by FLOPs and slower."""
-    h20, h800 = (Speeds(LLAMA, catalog.gpu(name), ENGINE, 1) for name in ("h20", "h800"))
+    h20, h800 = (InstanceSpeed(LLAMA, catalog.gpu(name), ENGINE, 1) for name in ("h20", "h800"))
     assert h20.step_s(LONGWRITER, 16) < h800.step_s(LONGWRITER, 16)
     assert h20.step_s(LONGWRITER, 128) > 1.3 * h800.step_s(LONGWRITER, 128)
     some = offers()
-    estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
-    writer, one_each = service(LONGWRITER, Slo(1.0, 0.03)), Counts((1,), (1,), ())
+    estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    writer, one_each = service(LONGWRITER, ServiceSlo(1.0, 0.03)), Counts((1,), (1,), ())
     pair = ("h800-80gb-sxm", "h20-96gb")
     kept = {}
     for directions in ("closed-form", "estimate", "both"):
@@ -157,7 +172,7 @@ def test_the_closed_form_may_keep_the_direction_that_serves_less() -> None:
 
 def test_only_the_likely_sizes_of_each_pair_are_profiled() -> None:
     some = offers()
-    estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
     every = select([service()], some, estimate).candidates
     for num in (1, 3):
         few = select([service()], some, estimate, per_pair=num)
@@ -171,50 +186,50 @@ def test_only_the_likely_sizes_of_each_pair_are_profiled() -> None:
 
 def test_combos_that_serve_nothing_in_time_are_left_out() -> None:
     some = offers()
-    estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
-    chosen = select([service(slo=Slo(tpot_s=1e-4))], some, estimate)
+    estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    chosen = select([service(slo=ServiceSlo(tpot_s=1e-4))], some, estimate)
     assert chosen.candidates == ()
     assert any("no request is in time" in each.reason for each in chosen.rejected["sharegpt"])
     with pytest.raises(HeadwayError, match="twice"):
         select([service(), service()], some, estimate)
     with pytest.raises(HeadwayError, match="twice"):
-        combos(LLAMA, ENGINE, [*some, some[0]])
+        enumerate_combos(LLAMA, ENGINE, [*some, some[0]])
 
 
 def test_estimates_rise_with_instances_and_fall_with_tighter_slos() -> None:
     some = offers(None)
-    estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
     prefill = Group("h800-80gb-sxm", 1, 1)
     pairs = [GpuCombo(LLAMA.name, 1.0, prefill=prefill, decode=Group("h20-96gb", 1, n)) for n in (1, 2, 3, 400)]
-    goodput = [estimate.goodput_rps(pair, LONGWRITER, Slo()) for pair in pairs]
+    goodput = [estimate.goodput_rps(pair, LONGWRITER, ServiceSlo()) for pair in pairs]
     assert goodput[1] == pytest.approx(2 * goodput[0]) and goodput[2] == pytest.approx(3 * goodput[0])
     assert goodput[3] < 399 * goodput[0]  # prefill, or the network, is what limits now
-    speeds = Speeds(LLAMA, catalog.gpu("h20"), ENGINE, 1)
-    slos = [Slo(ttft, tpot) for ttft, tpot in ((None, None), (1.0, 0.03), (0.2, 0.02), (0.1, 0.012))]
+    speeds = InstanceSpeed(LLAMA, catalog.gpu("h20"), ENGINE, 1)
+    slos = [ServiceSlo(ttft, tpot) for ttft, tpot in ((None, None), (1.0, 0.03), (0.2, 0.02), (0.1, 0.012))]
     for answers in (speeds.prefill_rps, speeds.decode_rps, speeds.aggregated_rps):
         values = [answers(LONGWRITER, slo) for slo in slos]
         assert all(a >= b for a, b in pairwise(values)) and values[-1] > 0
-    assert speeds.aggregated_rps(LONGWRITER, Slo(tpot_s=1e-4)) == 0
-    assert speeds.prefill_rps(LONGWRITER, Slo(ttft_s=1e-4)) == 0
-    assert speeds.decode_rps(Pattern(None, 100, 1), Slo(tpot_s=1e-4)) == inf
+    assert speeds.aggregated_rps(LONGWRITER, ServiceSlo(tpot_s=1e-4)) == 0
+    assert speeds.prefill_rps(LONGWRITER, ServiceSlo(ttft_s=1e-4)) == 0
+    assert speeds.decode_rps(WorkloadPattern(None, 100, 1), ServiceSlo(tpot_s=1e-4)) == inf
 
 
 def test_doing_both_on_one_gpu_is_slower_than_either_alone() -> None:
     for name in NAMES:
-        speeds = Speeds(QWEN, catalog.gpu(name), ENGINE, 1)
+        speeds = InstanceSpeed(QWEN, catalog.gpu(name), ENGINE, 1)
         for pattern in (SHAREGPT, LONGWRITER):
-            alone = speeds.prefill_rps(pattern, Slo()), speeds.decode_rps(pattern, Slo())
-            assert speeds.aggregated_rps(pattern, Slo()) == pytest.approx(1 / (1 / alone[0] + 1 / alone[1]))
+            alone = speeds.prefill_rps(pattern, ServiceSlo()), speeds.decode_rps(pattern, ServiceSlo())
+            assert speeds.aggregated_rps(pattern, ServiceSlo()) == pytest.approx(1 / (1 / alone[0] + 1 / alone[1]))
 
 
 def test_a_slow_network_limits_a_pair_and_no_aggregated_combo() -> None:
     gpus = {name: catalog.gpu(name) for name in NAMES}
-    slow = Estimate({LLAMA.name: LLAMA}, gpus, ENGINE, network_bytes_per_s=131_072 * 290 * 2.0)
+    slow = FluidEstimate({LLAMA.name: LLAMA}, gpus, ENGINE, network_bytes_per_s=131_072 * 290 * 2.0)
     pair = GpuCombo(LLAMA.name, 1.0, prefill=Group(NAMES[0]), decode=Group(NAMES[2]))
-    assert slow.goodput_rps(pair, SHAREGPT, Slo()) == pytest.approx(2.0)
+    assert slow.goodput_rps(pair, SHAREGPT, ServiceSlo()) == pytest.approx(2.0)
     whole = GpuCombo(LLAMA.name, 1.0, aggregated=Group(NAMES[0]))
-    fast = Estimate({LLAMA.name: LLAMA}, gpus, ENGINE)
-    assert slow.goodput_rps(whole, SHAREGPT, Slo()) == fast.goodput_rps(whole, SHAREGPT, Slo())
+    fast = FluidEstimate({LLAMA.name: LLAMA}, gpus, ENGINE)
+    assert slow.goodput_rps(whole, SHAREGPT, ServiceSlo()) == fast.goodput_rps(whole, SHAREGPT, ServiceSlo())
 
 
 @pytest.mark.parametrize(("make", "says"), [
@@ -226,8 +241,8 @@ def test_a_slow_network_limits_a_pair_and_no_aggregated_combo() -> None:
     (lambda: Offer(catalog.gpu("h20"), gpus_per_server=0), "gpus_per_server"),
     (lambda: Offer(catalog.gpu("h20"), interruptions_per_hour=-1.0), "interruptions_per_hour"),
     (lambda: Counts(prefill=(0,)), "counts"),
-    (lambda: Pattern(None, 0, 3), "prompt_tokens"),
-    (lambda: Slo(ttft_s=0.0), "ttft_s"),
+    (lambda: WorkloadPattern(None, 0, 3), "prompt_tokens"),
+    (lambda: ServiceSlo(ttft_s=0.0), "ttft_s"),
 ])  # fmt: skip
 def test_values_that_make_no_sense_are_refused(make: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
@@ -236,15 +251,15 @@ def test_values_that_make_no_sense_are_refused(make: object, says: str) -> None:
 
 def test_a_free_type_is_ranked_first() -> None:
     some = [replace(offer, usd_per_hour=0.0 if offer.gpu.name == "h20-96gb" else None) for offer in offers()]
-    estimate = Estimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
-    first: Candidate = select([service()], some, estimate).candidates[0]
+    estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
+    first: ComboCandidate = select([service()], some, estimate).candidates[0]
     assert first.tokens_per_usd is None and set(first.combo.gpus) == {"h20-96gb"}
 
 
 def test_interruptions_cost_what_is_paid_until_the_combo_is_whole_again() -> None:
     spot = Offer(catalog.gpu("h20"), 8, 0.5, 2, interruptions_per_hour=0.2, restart_s=180.0)
     steady = Offer(catalog.gpu("a800-pcie"), 8, 1.0, 2)
-    found, _ = combos(LLAMA, ENGINE, [spot, steady], Counts((1,), (1, 4), (1, 2)))
+    found, _ = enumerate_combos(LLAMA, ENGINE, [spot, steady], Counts((1,), (1, 4), (1, 2)))
     usd = {each.label: each.usd_per_hour for each in found}
     assert usd["<1 x h20-96gb>"] == pytest.approx(0.5 * (1 + 0.2 * 180 / 3600))
     assert usd["<2 x h20-96gb (tp 2)>"] == pytest.approx(1.0 * (1 + 0.2 * 180 / 3600)), "one instance, one interruption"
@@ -257,7 +272,7 @@ def test_cheap_gpus_that_are_often_taken_away_are_left_alone() -> None:
     def share_of_spot(interruptions_per_hour: float) -> bool:
         spot = Offer(catalog.gpu("h20"), 8, 0.9, 2, interruptions_per_hour)
         both = [spot, Offer(catalog.gpu("a800-pcie"), 8, None, 2)]
-        estimate = Estimate({LLAMA.name: LLAMA}, {offer.gpu.name: offer.gpu for offer in both}, ENGINE)
+        estimate = FluidEstimate({LLAMA.name: LLAMA}, {offer.gpu.name: offer.gpu for offer in both}, ENGINE)
         return "h20-96gb" in select([service()], both, estimate).candidates[0].combo.gpus
 
     assert share_of_spot(0.0) and not share_of_spot(60.0)

@@ -9,17 +9,22 @@ from math import ceil, inf
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
-from headway.planning.combos.audit import faults
-from headway.planning.combos.candidates import Candidate
-from headway.planning.combos.combos import GpuCombo, Group
-from headway.planning.combos.deployment import most_alone, plan
-from headway.planning.combos.problem import Demand, Objective, Plan, Problem
-from headway.planning.combos.program import Program
+from headway.planning.combos.problem import (
+    ComboCandidate,
+    ComboPlan,
+    ComboProblem,
+    GpuCombo,
+    Group,
+    Objective,
+    ServiceDemand,
+)
+from headway.planning.combos.search import DeploymentProgram, deploy, most_alone
+from headway.planning.combos.verify import faults
 from headway.planning.solver import Solution
 
 GPUS = ("h800", "a800", "h20")
@@ -36,13 +41,13 @@ def combo(first: str, second: str | None = None, num: int = 1, usd: float | None
     return GpuCombo("llama", price, prefill=Group(first), decode=Group(second, 1, num))
 
 
-def candidate(which: GpuCombo, goodput: float, ce: float | None = None, service: str = "chat") -> Candidate:
+def candidate(which: GpuCombo, goodput: float, ce: float | None = None, service: str = "chat") -> ComboCandidate:
     usd = which.usd_per_hour
     served = (goodput * 400 * 3600 / usd if usd else None) if ce is None else ce
-    return Candidate(service, which, goodput, served, closed_form_tokens_per_usd=served)
+    return ComboCandidate(service, which, goodput, served, closed_form_tokens_per_usd=served)
 
 
-def counts(found: Plan) -> dict[str, int]:
+def counts(found: ComboPlan) -> dict[str, int]:
     return {chosen.combo.label: chosen.count for chosen in found.combos}
 
 
@@ -50,39 +55,38 @@ def test_the_example_of_3_3_2() -> None:
     """A residual goodput of 0.80: the A800 combo, though the H20 combo has the higher cost-efficiency."""
     a800 = candidate(combo("a800", usd=1.09), 0.82, 1.07e6)
     h20 = candidate(combo("h20", usd=1.50), 1.23, 1.15e6)
-    asked = (Demand("chat", 0.80, 392.5),)
+    asked = (ServiceDemand("chat", 0.80, 392.5),)
     for objective in ("co", "mc"):
-        found = plan(Problem(asked, (a800, h20), LIMITS, objective))
+        found = deploy(ComboProblem(asked, (a800, h20), LIMITS, objective))
         assert (found.status, counts(found), found.usd_per_hour) == ("optimal", {"<1 x a800>": 1}, 1.09)
         assert found.gap == 0 and found.services[0].goodput_rps == 0.82
-    assert plan(Problem(asked, (a800, h20), LIMITS)).objective == pytest.approx(1.09 / 1.07e6)
-    one_each = Problem(asked, (a800, h20), {"a800": 1, "h20": 1}, "mce")
-    assert counts(plan(one_each)) == {"<1 x a800>": 1, "<1 x h20>": 1}  # over-provisioned, as 4.3 says of it
+    assert deploy(ComboProblem(asked, (a800, h20), LIMITS)).objective == pytest.approx(1.09 / 1.07e6)
+    one_each = ComboProblem(asked, (a800, h20), {"a800": 1, "h20": 1}, "mce")
+    assert counts(deploy(one_each)) == {"<1 x a800>": 1, "<1 x h20>": 1}  # over-provisioned, as 4.3 says of it
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.tuples(*[st.integers(40, 400)] * 4))
-def test_the_worked_example_of_3_3_3_as_far_as_its_numbers_go(hundredths: tuple[int, ...]) -> None:
+def test_the_worked_example_of_3_3_3_costs_no_more_than_the_papers_plan(hundredths: tuple[int, ...]) -> None:
     """6.4 req/s on eight GPUs of each type, four combos; the plan of the paper is 2, 1, 1 and none of them.
 
-    The paper does not tell their goodputs. For any with which its plan is enough, ours costs and weighs no more.
+    The paper does not give their goodputs. For any with which its plan meets the demand, ours costs and weighs no more.
     """
     shapes = [combo("h800", "a800"), combo("a800", "h20"), combo("a800", num=2), combo("h800", "h20")]
     some = tuple(candidate(each, each_goodput / 100) for each, each_goodput in zip(shapes, hundredths, strict=True))
     paper = dict(zip(some, (2, 1, 1), strict=False))
     used = {gpu: sum(n * each.combo.gpus.get(gpu, 0) for each, n in paper.items()) for gpu in GPUS}
     assert used == {"h800": 2, "a800": 5, "h20": 1}
-    if sum(n * each.goodput_rps for each, n in paper.items()) < 6.4:
-        return
+    assume(sum(n * each.goodput_rps for each, n in paper.items()) >= 6.4)
     for objective in ("co", "mc"):
-        problem = Problem((Demand("chat", 6.4),), some, LIMITS, objective)
-        found = plan(problem, explain=False)
+        problem = ComboProblem((ServiceDemand("chat", 6.4),), some, LIMITS, objective)
+        found = deploy(problem, explain=False)
         assert found.status == "optimal" and not faults(problem, found)
         weights = [weight(objective, each) * n for each, n in paper.items()]
         assert (found.objective or 0.0) <= sum(weights) * (1 + 1e-6)
 
 
-def weight(objective: Objective, each: Candidate) -> float:
+def weight(objective: Objective, each: ComboCandidate) -> float:
     price = each.combo.usd_per_hour
     if objective == "mc":
         return price
@@ -91,7 +95,7 @@ def weight(objective: Objective, each: Candidate) -> float:
     return price / each.tokens_per_usd if each.tokens_per_usd else 0.0
 
 
-def every_plan(problem: Problem) -> Iterator[tuple[int, ...]]:
+def every_plan(problem: ComboProblem) -> Iterator[tuple[int, ...]]:
     """All counts within the limits; of an unlimited combo, no more than the demand takes."""
     demand = {each.service: each.rps for each in problem.demands}
     ranges = []
@@ -106,12 +110,12 @@ def every_plan(problem: Problem) -> Iterator[tuple[int, ...]]:
             yield numbers
 
 
-def goodputs(problem: Problem, numbers: tuple[int, ...]) -> dict[str, float]:
+def goodputs(problem: ComboProblem, numbers: tuple[int, ...]) -> dict[str, float]:
     pairs = list(zip(problem.candidates, numbers, strict=True))
     return {d.service: sum(n * c.goodput_rps for c, n in pairs if c.service == d.service) for d in problem.demands}
 
 
-def brute_force(problem: Problem) -> float:
+def brute_force(problem: ComboProblem) -> float:
     """The least weight of what meets every demand; infinite where nothing does."""
     best = inf
     for numbers in every_plan(problem):
@@ -122,7 +126,7 @@ def brute_force(problem: Problem) -> float:
     return best
 
 
-def most_served(problem: Problem) -> tuple[float, float]:
+def most_served(problem: ComboProblem) -> tuple[float, float]:
     """The largest sum of shares that can be served, and the least price of it."""
     best = (0.0, 0.0)
     for numbers in every_plan(problem):
@@ -139,21 +143,21 @@ COMBOS = st.builds(
 
 
 @st.composite
-def problems(draw: st.DrawFn, objectives: tuple[Objective, ...] = ("co", "mc")) -> Problem:
+def problems(draw: st.DrawFn, objectives: tuple[Objective, ...] = ("co", "mc")) -> ComboProblem:
     services = ("chat", "write")[: draw(st.integers(1, 2))]
-    demands = tuple(Demand(name, draw(st.integers(0, 30)) / 4) for name in services)
+    demands = tuple(ServiceDemand(name, draw(st.integers(0, 30)) / 4) for name in services)
     some = draw(st.lists(st.tuples(st.sampled_from(services), COMBOS, st.integers(0, 20)), min_size=1, max_size=4))
     made = tuple(candidate(each, goodput / 4 + 0.25 * (goodput > 0), service=name) for name, each, goodput in some)
     objective = draw(st.sampled_from(objectives))
     most = 3 if objective == "mce" else 5
     limits = {gpu: draw(st.integers(0, most)) for gpu in GPUS if objective == "mce" or draw(st.booleans())}
-    return Problem(demands, made, limits, objective)
+    return ComboProblem(demands, made, limits, objective)
 
 
 @settings(deadline=None, max_examples=120)
 @given(problems())
-def test_plans_weigh_what_brute_force_finds(problem: Problem) -> None:
-    found = plan(problem, explain=False)
+def test_plans_weigh_what_brute_force_finds(problem: ComboProblem) -> None:
+    found = deploy(problem, explain=False)
     wanted = brute_force(problem)
     assert faults(problem, found) == ()
     if wanted == inf:
@@ -168,11 +172,11 @@ def test_plans_weigh_what_brute_force_finds(problem: Problem) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(problems(("mce",)))
-def test_the_most_efficient_combos_as_brute_force_finds_them(problem: Problem) -> None:
+def test_the_most_efficient_combos_as_brute_force_finds_them(problem: ComboProblem) -> None:
     priced = [each for each in problem.candidates if each.combo.usd_per_hour > 0 and each.goodput_rps > 0]
     asked = {demand.service for demand in problem.demands if demand.rps > 0}
     problem = replace(problem, candidates=tuple(each for each in priced if each.service in asked))
-    found = plan(problem, explain=False)
+    found = deploy(problem, explain=False)
     wanted = brute_force(problem)
     assert faults(problem, found) == ()
     assert (found.status == "short") == (wanted == inf)
@@ -182,19 +186,19 @@ def test_the_most_efficient_combos_as_brute_force_finds_them(problem: Problem) -
 
 @settings(deadline=None, max_examples=40)
 @given(problems(), st.randoms())
-def test_the_order_of_candidates_says_nothing(problem: Problem, random: object) -> None:
+def test_the_order_of_candidates_says_nothing(problem: ComboProblem, random: object) -> None:
     turned = list(problem.candidates)
     random.shuffle(turned)  # type: ignore[attr-defined]
     orders = (problem.candidates, tuple(turned))
-    first, again = (plan(replace(problem, candidates=order), explain=False) for order in orders)
+    first, again = (deploy(replace(problem, candidates=order), explain=False) for order in orders)
     assert msgspec.json.encode(first) == msgspec.json.encode(again)
-    assert msgspec.json.decode(msgspec.json.encode(first), type=Plan) == first
+    assert msgspec.json.decode(msgspec.json.encode(first), type=ComboPlan) == first
 
 
 @settings(deadline=None, max_examples=40)
 @given(problems())
-def test_what_binds_makes_the_plan_dearer_and_nothing_else_does(problem: Problem) -> None:
-    found = plan(problem)
+def test_what_binds_makes_the_plan_dearer_and_nothing_else_does(problem: ComboProblem) -> None:
+    found = deploy(problem)
     if found.status != "optimal":
         return
     bound = {each.name for each in found.binding if each.kind == "gpus"}
@@ -208,8 +212,10 @@ def test_what_binds_makes_the_plan_dearer_and_nothing_else_does(problem: Problem
 
 def test_why_a_service_cannot_be_served() -> None:
     some = (candidate(combo("h800"), 2.0), candidate(combo("h20"), 1.0), candidate(combo("a800"), 0.5, service="write"))
-    problem = Problem((Demand("chat", 9.0), Demand("write", 3.0)), some, {"h800": 2, "h20": 3, "a800": 8})
-    found = plan(problem)
+    problem = ComboProblem(
+        (ServiceDemand("chat", 9.0), ServiceDemand("write", 3.0)), some, {"h800": 2, "h20": 3, "a800": 8}
+    )
+    found = deploy(problem)
     assert found.status == "short"
     assert found.why == "chat: at most 7 req/s with all the GPUs there are; needs 9"
     assert [(got.goodput_rps, got.shortfall_rps) for got in found.services] == [(7.0, 2.0), (3.0, 0.0)]
@@ -219,7 +225,7 @@ def test_why_a_service_cannot_be_served() -> None:
 
 def test_why_services_cannot_be_served_together() -> None:
     some = (candidate(combo("h800"), 1.0), candidate(combo("h800"), 1.0, service="write"))
-    found = plan(Problem((Demand("chat", 3.0), Demand("write", 3.0)), some, {"h800": 4}))
+    found = deploy(ComboProblem((ServiceDemand("chat", 3.0), ServiceDemand("write", 3.0)), some, {"h800": 4}))
     assert found.status == "short" and found.why.startswith("each service can be served alone, but not all together")
     assert sum(got.shortfall_rps for got in found.services) == pytest.approx(2.0)
     assert found.objective == found.bound == pytest.approx(4 / 3)
@@ -228,79 +234,82 @@ def test_why_services_cannot_be_served_together() -> None:
 def test_an_slo_that_no_combo_meets() -> None:
     none = candidate(combo("h800"), 0.0, 1.0)
     for some in ((none,), ()):
-        found = plan(Problem((Demand("chat", 1.0),), some, LIMITS))
+        found = deploy(ComboProblem((ServiceDemand("chat", 1.0),), some, LIMITS))
         assert found.why == "chat: no combo serves it within its SLO; needs 1 req/s"
         assert found.combos == () and found.services[0].shortfall_rps == 1.0
 
 
 def test_no_gpus_of_a_type() -> None:
     some = (candidate(combo("h800"), 1.0), candidate(combo("h20"), 1.0))
-    found = plan(Problem((Demand("chat", 2.0),), some, {"h800": 0, "h20": 8}))
+    found = deploy(ComboProblem((ServiceDemand("chat", 2.0),), some, {"h800": 0, "h20": 8}))
     assert counts(found) == {"<1 x h20>": 2}
     assert [each.name for each in found.binding] == ["chat"]  # an H800 would cost more
-    assert plan(Problem((Demand("chat", 2.0),), some, {"h800": 0, "h20": 0})).why.startswith("chat: at most 0 req/s")
+    assert deploy(ComboProblem((ServiceDemand("chat", 2.0),), some, {"h800": 0, "h20": 0})).why.startswith(
+        "chat: at most 0 req/s"
+    )
 
 
 def test_what_costs_nothing_goes_first_and_mce_cannot_weigh_it() -> None:
     free, priced = candidate(combo("h20", usd=0.0), 1.0), candidate(combo("h800"), 2.0)
     assert free.tokens_per_usd is None
-    problem = Problem((Demand("chat", 3.0, 400.0),), (free, priced), {"h20": 1, "h800": 8})
-    found = plan(problem)
+    problem = ComboProblem((ServiceDemand("chat", 3.0, 400.0),), (free, priced), {"h20": 1, "h800": 8})
+    found = deploy(problem)
     assert counts(found) == {"<1 x h20>": 1, "<1 x h800>": 1} and not faults(problem, found)
-    alone = plan(replace(problem, demands=(Demand("chat", 1.0, 400.0),)))
+    alone = deploy(replace(problem, demands=(ServiceDemand("chat", 1.0, 400.0),)))
     assert (alone.usd_per_hour, alone.objective, alone.gap, alone.tokens_per_usd) == (0.0, 0.0, 0.0, None)
     with pytest.raises(HeadwayError, match=r"<1 x h20> costs nothing.*use co or mc"):
-        plan(replace(problem, objective="mce"))
+        deploy(replace(problem, objective="mce"))
 
 
 def test_mce_needs_limits() -> None:
     with pytest.raises(HeadwayError, match="<1 x h800> has no limit"):
-        plan(Problem((Demand("chat", 3.0),), (candidate(combo("h800"), 2.0),), objective="mce"))
+        deploy(ComboProblem((ServiceDemand("chat", 3.0),), (candidate(combo("h800"), 2.0),), objective="mce"))
 
 
 def test_which_cost_efficiency_stands_for_c() -> None:
     one = replace(candidate(combo("h800"), 1.0, 1.0), closed_form_tokens_per_usd=9.0)
     two = replace(candidate(combo("h20"), 1.0, 1.0), closed_form_tokens_per_usd=1.0)
-    problem = Problem((Demand("chat", 1.0),), (one, two), LIMITS)
-    assert counts(plan(problem)) == {"<1 x h20>": 1}
-    assert counts(plan(replace(problem, efficiency="closed-form"))) == {"<1 x h800>": 1}
+    problem = ComboProblem((ServiceDemand("chat", 1.0),), (one, two), LIMITS)
+    assert counts(deploy(problem)) == {"<1 x h20>": 1}
+    assert counts(deploy(replace(problem, efficiency="closed-form"))) == {"<1 x h800>": 1}
     with pytest.raises(HeadwayError, match="step cost-efficiency is not known"):
-        plan(replace(problem, efficiency="step"))
+        deploy(replace(problem, efficiency="step"))
 
 
 def test_what_price_over_efficiency_trades_off() -> None:
     """A small remainder: `mc` takes the lowest price, `co` the combo that serves far more for little more."""
     poor, good = candidate(combo("h20", usd=0.5), 0.1), candidate(combo("a800", usd=1.09), 0.82)
-    asked = (Demand("chat", 0.1),)
-    assert counts(plan(Problem(asked, (poor, good), objective="mc"))) == {"<1 x h20>": 1}
-    assert counts(plan(Problem(asked, (poor, good)))) == {"<1 x a800>": 1}
+    asked = (ServiceDemand("chat", 0.1),)
+    assert counts(deploy(ComboProblem(asked, (poor, good), objective="mc"))) == {"<1 x h20>": 1}
+    assert counts(deploy(ComboProblem(asked, (poor, good)))) == {"<1 x a800>": 1}
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 9))
 def test_a_combo_weighs_what_its_parts_weigh(parts: int, goodput: int, usd: int) -> None:
     whole = candidate(combo("a800", num=parts, usd=parts * usd), parts * goodput)
-    asked = (Demand("chat", parts * goodput),)
+    asked = (ServiceDemand("chat", parts * goodput),)
     objectives = {
-        plan(Problem(asked, (each,))).objective: each for each in (whole, candidate(combo("a800", usd=usd), goodput))
+        deploy(ComboProblem(asked, (each,))).objective: each
+        for each in (whole, candidate(combo("a800", usd=usd), goodput))
     }
     assert max(objectives) == pytest.approx(min(objectives))
 
 
 @settings(deadline=None, max_examples=40)
 @given(problems(("co",)))
-def test_minimum_cost_is_never_dearer(problem: Problem) -> None:
-    found, cheapest = plan(problem, explain=False), plan(replace(problem, objective="mc"), explain=False)
+def test_minimum_cost_is_never_dearer(problem: ComboProblem) -> None:
+    found, cheapest = deploy(problem, explain=False), deploy(replace(problem, objective="mc"), explain=False)
     assert cheapest.usd_per_hour <= found.usd_per_hour + 1e-6
 
 
 @settings(deadline=None, max_examples=40)
 @given(problems(("co", "mc", "mce")))
-def test_candidates_that_are_left_out_are_not_missed(problem: Problem) -> None:
+def test_candidates_that_are_left_out_are_not_missed(problem: ComboProblem) -> None:
     """Brute force over what is kept finds as good a plan as over all."""
     priced = tuple(each for each in problem.candidates if each.combo.usd_per_hour > 0 and each.goodput_rps > 0)
     problem = replace(problem, candidates=priced)
-    kept = tuple(Program(problem, 1.0).candidates)
+    kept = tuple(DeploymentProgram(problem, 1.0).candidates)
     asked = {demand.service for demand in problem.demands if demand.rps > 0}
     assert {each.service for each in kept} == {each.service for each in priced if each.service in asked}
     some = replace(problem, candidates=tuple(each for each in priced if each.service in asked))
@@ -310,37 +319,37 @@ def test_candidates_that_are_left_out_are_not_missed(problem: Problem) -> None:
 def test_copies_of_a_combo_replace_a_larger_one() -> None:
     single, double = candidate(combo("a800"), 1.0), candidate(combo("a800", num=2), 2.0)
     better = candidate(combo("a800", num=2), 2.1)
-    problem = Problem((Demand("chat", 9.0),), (single, double, better), LIMITS, "mc")
-    assert Program(problem, 1.0).candidates == [single, better]
-    assert Program(replace(problem, demands=(Demand("chat", 0.9),)), 1.0).candidates == [single]
+    problem = ComboProblem((ServiceDemand("chat", 9.0),), (single, double, better), LIMITS, "mc")
+    assert DeploymentProgram(problem, 1.0).candidates == [single, better]
+    assert DeploymentProgram(replace(problem, demands=(ServiceDemand("chat", 0.9),)), 1.0).candidates == [single]
     free = [candidate(combo(gpu, usd=0.0), n) for gpu, n in (("h20", 1.0), ("a800", 2.0), ("h800", 1.5))]
-    assert len(Program(replace(problem, candidates=tuple(free), limits={}), 1.0).candidates) == 1
+    assert len(DeploymentProgram(replace(problem, candidates=tuple(free), limits={}), 1.0).candidates) == 1
 
 
 def test_nothing_is_asked_for() -> None:
-    found = plan(Problem((Demand("chat", 0.0),), (candidate(combo("h800"), 2.0),), LIMITS))
+    found = deploy(ComboProblem((ServiceDemand("chat", 0.0),), (candidate(combo("h800"), 2.0),), LIMITS))
     assert (found.status, found.combos, found.objective) == ("optimal", (), 0.0)
 
 
 @pytest.mark.parametrize(("change", "says"), [
     ({"demands": ()}, "at least one service"),
-    ({"demands": (Demand("chat", 1.0), Demand("chat", 2.0))}, "twice"),
-    ({"demands": (Demand("chap", 1.0),)}, "unknown service 'chat'; did you mean 'chap'"),
+    ({"demands": (ServiceDemand("chat", 1.0), ServiceDemand("chat", 2.0))}, "twice"),
+    ({"demands": (ServiceDemand("chap", 1.0),)}, "unknown service 'chat'; did you mean 'chap'"),
     ({"limits": {"h800": -1}}, "h800: -1"),
     ({"candidates": (candidate(combo("h800"), -1.0, 1.0),)}, "goodput_rps -1"),
     ({"candidates": (candidate(combo("h800"), 1.0, 0.0),)}, "expected more than 0"),
 ])  # fmt: skip
 def test_problems_that_make_no_sense_are_refused(change: dict[str, object], says: str) -> None:
-    problem = Problem((Demand("chat", 1.0),), (candidate(combo("h800"), 1.0),), LIMITS)
+    problem = ComboProblem((ServiceDemand("chat", 1.0),), (candidate(combo("h800"), 1.0),), LIMITS)
     with pytest.raises(HeadwayError, match=says):
-        plan(replace(problem, **change))
+        deploy(replace(problem, **change))
     with pytest.raises(ValueError, match="rps"):
-        Demand("chat", -1.0)
+        ServiceDemand("chat", -1.0)
 
 
 def test_the_checker_finds_faults() -> None:
-    problem = Problem((Demand("chat", 3.0),), (candidate(combo("h800"), 2.0),), {"h800": 8})
-    found = plan(problem)
+    problem = ComboProblem((ServiceDemand("chat", 3.0),), (candidate(combo("h800"), 2.0),), {"h800": 8})
+    found = deploy(problem)
     assert faults(problem, found) == ()
     chosen = found.combos[0]
     for wrong in (
@@ -357,25 +366,25 @@ def test_the_checker_finds_faults() -> None:
 def test_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a plan that is not proved, with none but what the fallback finds, and with none at all."""
     some = (candidate(combo("h800"), 2.0), candidate(combo("h20"), 1.0))
-    problem = Problem((Demand("chat", 2.0),), some, LIMITS, "mc")
-    order = Program(problem, 1.0).candidates
+    problem = ComboProblem((ServiceDemand("chat", 2.0),), some, LIMITS, "mc")
+    order = DeploymentProgram(problem, 1.0).candidates
     values = tuple(1.0 if each is some[0] else 0.0 for each in order)
-    monkeypatch.setattr(Program, "solve", lambda self: Solution("feasible", values, 2.0))
-    found = plan(problem)
+    monkeypatch.setattr(DeploymentProgram, "solve", lambda self: Solution("feasible", values, 2.0))
+    found = deploy(problem)
     assert (found.status, found.objective, found.bound) == ("feasible", 2.69, 2.0) and found.binding == ()
     assert found.gap == pytest.approx(0.69 / 2.69) and not faults(problem, found)
-    monkeypatch.setattr(Program, "solve", lambda self: Solution("feasible", values, None))
-    assert (plan(problem).bound, plan(problem).gap) == (None, None)
-    monkeypatch.setattr(Program, "solve", lambda self: Solution("unknown"))
-    found = plan(problem)
+    monkeypatch.setattr(DeploymentProgram, "solve", lambda self: Solution("feasible", values, None))
+    assert (deploy(problem).bound, deploy(problem).gap) == (None, None)
+    monkeypatch.setattr(DeploymentProgram, "solve", lambda self: Solution("unknown"))
+    found = deploy(problem)
     assert (found.status, found.objective, found.gap, counts(found)) == ("feasible", None, None, {"<1 x h800>": 1})
     assert "objective dropped" in found.notes[0] and not faults(problem, found)
-    monkeypatch.setattr(Program, "serve_most", lambda self: Solution("unknown"))
-    found = plan(problem)
+    monkeypatch.setattr(DeploymentProgram, "serve_most", lambda self, limits: (Solution("unknown"), 0.0))
+    found = deploy(problem)
     assert (found.status, found.combos, found.why) == ("short", (), "the time was over before a plan was found")
 
 
-def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)
+def test_without_highspy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(HeadwayError, match=r"pip install 'headway\[plan\]'"):
-        plan(Problem((Demand("chat", 3.0),), (candidate(combo("h800"), 2.0),), LIMITS))
+        deploy(ComboProblem((ServiceDemand("chat", 3.0),), (candidate(combo("h800"), 2.0),), LIMITS))

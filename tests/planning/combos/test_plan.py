@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headway.catalog import gpu
 from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.combos import plan as combo_plan
-from headway.planning.combos.combos import Counts, GpuCombo, Group, Offer
+from headway.planning.combos.plan import service_scenario
+from headway.planning.combos.problem import GpuCombo, Group
+from headway.planning.combos.rehearsal import GoodputProfiler, fleet_sections
+from headway.planning.rehearsals import RehearsalCache
+from headway.scenario import Simulator
 from headway.scenario.run import assemble, load, run
 
 SCENARIO = {
@@ -104,11 +106,10 @@ def test_a_profile_lasts_until_as_many_are_in_flight_as_in_the_long_term() -> No
         "slo": {"ttft_s": 1, "tpot_s": 0.03},
         "fleet": [{"model": "llama-3.1-8b", "gpu": "h20-96gb", "engine": "vllm-v1"}],
     }
-    asked = combo_plan.ask(document, Places(), Path(), None)
-    question = combo_plan.Question(offers=(Offer(gpu("h20-96gb")),), counts=Counts(aggregated=(1,)))
+    service = service_scenario(document, Places(), Path(), Simulator())
     combo = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb"))
-    rate = combo_plan.Profiles({"pages": asked}, question, None).goodput_rps(
-        combo, asked.service.pattern, asked.service.slo
+    rate = GoodputProfiler({"pages": service}, Simulator(), RehearsalCache(None)).goodput_rps(
+        combo, service.service.pattern, service.service.slo
     )
     lengths = {"prompt_tokens": 100, "output_tokens": 600}
     attained = []
@@ -121,16 +122,16 @@ def test_a_profile_lasts_until_as_many_are_in_flight_as_in_the_long_term() -> No
 
 def test_aggregated_combos_beside_split_ones_have_a_goodput() -> None:
     document = {**SCENARIO, "handover": {"mode": "layerwise", "degree": 8}}
-    asked = combo_plan.ask(document, Places(), Path(), None)
+    service = service_scenario(document, Places(), Path(), Simulator())
     one = GpuCombo("llama-3.1-8b", 1.5, aggregated=Group("h20-96gb", 2, 2))
     two = GpuCombo("llama-3.1-8b", 3.0, prefill=Group("h20-96gb"), decode=Group("h20-96gb"))
-    fleet = combo_plan.fleet_of([(one, 2, 12.5, "one"), (two, 1, 20.0, "two")], asked)
+    fleet = fleet_sections(service, [(one, 2, 12.5, "one"), (two, 1, 20.0, "two")])
     assert [each.get("goodput_rps") for each in fleet["combos"]] == [12.5, 20.0] and fleet["fleet"] == []
-    chosen = assemble({**asked.document, **fleet}, Places(), Path())
+    chosen = assemble({**service.document, **fleet}, Places(), Path())
     both = chosen.fleet.combos[0]
     assert [part.role for part in both.parts] == ["mixed"] and both.replicas == 2 and both.parts[0].replicas == 2
     assert run(chosen).summary.num_completed == 200
-    assert combo_plan.fleet_of([(one, 2, 12.5, "one")], asked)["combos"] == [], "alone, it can be served live"
+    assert fleet_sections(service, [(one, 2, 12.5, "one")])["combos"] == [], "alone, it can be served live"
 
 
 def test_a_combo_is_split_or_aggregated() -> None:

@@ -11,22 +11,29 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
-from headway.planning.regions.problem import Have, Kind, Plan, Problem, needs, worthwhile_quantile
+from headway.planning.regions.problem import (
+    InstanceKind,
+    PresentInstances,
+    RegionPlan,
+    RegionProblem,
+    requirements,
+    worthwhile_quantile,
+)
 from headway.planning.regions.search import plan
 
 pytest.importorskip("scipy")
 MOST = 3
 REGIONS = ("east", "west")
-SMALL = Kind("m", "a100", 100.0, 4.0, 600.0)
-LARGE = Kind("m", "h100", 180.0, 7.0, 900.0)
-OTHER = Kind("n", "a100", 50.0, 4.0, 600.0)
+SMALL = InstanceKind("m", "a100", 100.0, 4.0, 600.0)
+LARGE = InstanceKind("m", "h100", 180.0, 7.0, 900.0)
+OTHER = InstanceKind("n", "a100", 50.0, 4.0, 600.0)
 
 
-def least(problem: Problem, model: str, region: str) -> int:
+def least(problem: RegionProblem, model: str, region: str) -> int:
     return problem.least_at.get(model, {}).get(region, problem.least)
 
 
-def faults(problem: Problem, found: Plan) -> list[str]:
+def faults(problem: RegionProblem, found: RegionPlan) -> list[str]:
     """By sums over the instances alone."""
     kinds = {(k.model, k.gpu): k for k in problem.kinds}
     before = {(h.model, h.region, h.gpu): h.count for h in problem.have}
@@ -60,7 +67,7 @@ def faults(problem: Problem, found: Plan) -> list[str]:
     return wrong
 
 
-def brute_force(problem: Problem) -> float:
+def brute_force(problem: RegionProblem) -> float:
     """gamma + mu at its least over every number of instances up to `MOST` of each, written as in section 5."""
     places = list(product(problem.kinds, problem.regions))
     n = {(h.model, h.region, h.gpu): h.count for h in problem.have}
@@ -89,21 +96,21 @@ def brute_force(problem: Problem) -> float:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> RegionProblem:
     kinds = draw(st.sampled_from([(SMALL,), (SMALL, LARGE), (SMALL, OTHER)]))
     kinds = tuple(
         replace(k, gpus=draw(st.integers(1, 2)), startup_s=draw(st.sampled_from([0.0, 600.0]))) for k in kinds
     )
     rho = st.integers(0, 12).map(lambda tens: 10.0 * tens)
     demand = {k.model: {r: (draw(rho), draw(rho)) for r in REGIONS} for k in kinds}
-    have = tuple(Have(k.model, r, k.gpu, draw(st.integers(0, MOST))) for k in kinds for r in REGIONS)
+    have = tuple(PresentInstances(k.model, r, k.gpu, draw(st.integers(0, MOST))) for k in kinds for r in REGIONS)
     limits = {"east": {"a100": draw(st.integers(2, 6))}} if draw(st.booleans()) else {}
-    return Problem(kinds, REGIONS, (demand,), have, limits, draw(st.sampled_from([0.3, 0.7, 1.0])))
+    return RegionProblem(kinds, REGIONS, (demand,), have, limits, draw(st.sampled_from([0.3, 0.7, 1.0])))
 
 
 @given(problems())
 @settings(max_examples=40, deadline=None)
-def test_as_cheap_as_brute_force(problem: Problem) -> None:
+def test_as_cheap_as_brute_force(problem: RegionProblem) -> None:
     found, best = plan(problem, gap=0.0), brute_force(problem)
     assert not faults(problem, found) or found.status == "short"
     if best == inf:
@@ -114,10 +121,10 @@ def test_as_cheap_as_brute_force(problem: Problem) -> None:
         assert found.bound_usd == pytest.approx(best, abs=1e-4)
 
 
-def fleet(num_models: int, regions: tuple[str, ...], num_gpus: int, periods: int = 1, **said: object) -> Problem:
+def fleet(num_models: int, regions: tuple[str, ...], num_gpus: int, periods: int = 1, **said: object) -> RegionProblem:
     """Made up, at the scale of the paper's experiments."""
     kinds = tuple(
-        Kind(f"m{i}", f"g{k}", 100.0 * (1 + i) * (1 + 0.7 * k), 30.0 * (1 + 0.6 * k), 600.0, 8)
+        InstanceKind(f"m{i}", f"g{k}", 100.0 * (1 + i) * (1 + 0.7 * k), 30.0 * (1 + 0.6 * k), 600.0, 8)
         for i in range(num_models) for k in range(num_gpus)
     )  # fmt: skip
     demand = tuple(
@@ -125,8 +132,10 @@ def fleet(num_models: int, regions: tuple[str, ...], num_gpus: int, periods: int
                    for j, r in enumerate(regions)} for i in range(num_models)}
         for t in range(periods)
     )  # fmt: skip
-    have = tuple(Have(k.model, r, k.gpu, (3 * i + j) % 9) for i, k in enumerate(kinds) for j, r in enumerate(regions))
-    return Problem(kinds, regions, demand, have, **said)  # type: ignore[arg-type]
+    have = tuple(
+        PresentInstances(k.model, r, k.gpu, (3 * i + j) % 9) for i, k in enumerate(kinds) for j, r in enumerate(regions)
+    )
+    return RegionProblem(kinds, regions, demand, have, **said)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("periods", [1, 3])
@@ -139,8 +148,10 @@ def test_larger_ones_hold_together_within_the_gap(periods: int) -> None:
     assert found.objective_usd == found.vm_usd + found.deployment_usd
 
 
-def one(demand: float, have: int = 0, **said: object) -> Problem:
-    return Problem((SMALL,), ("east",), ({"m": {"east": (demand,)}},), (Have("m", "east", "a100", have),), **said)  # type: ignore[arg-type]
+def one(demand: float, have: int = 0, **said: object) -> RegionProblem:
+    return RegionProblem(
+        (SMALL,), ("east",), ({"m": {"east": (demand,)}},), (PresentInstances("m", "east", "a100", have),), **said
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("demand", "have"), [(250, 0), (250, 7), (300, 3), (0, 4)])
@@ -152,9 +163,9 @@ def test_one_model_by_hand(demand: float, have: int) -> None:
 
 
 def test_a_smaller_share_of_its_own_lets_a_region_lean_on_another() -> None:
-    have = (Have("m", "west", "a100", 8),)
+    have = (PresentInstances("m", "west", "a100", 8),)
     demand = ({"m": {"east": (400.0, 0.0), "west": (0.0, 300.0)}},)
-    alone = Problem((SMALL,), REGIONS, demand, have)
+    alone = RegionProblem((SMALL,), REGIONS, demand, have)
     shared = replace(alone, epsilon=0.5)
     assert plan(alone).after() == {("m", "east", "a100"): 4, ("m", "west", "a100"): 3}
     found = plan(shared).after()
@@ -166,7 +177,7 @@ def test_an_instance_is_kept_over_an_hour_of_calm_where_starting_it_again_costs_
 
     def after(startup_s: float) -> int:
         kinds = (replace(SMALL, startup_s=startup_s),)
-        problem = Problem(kinds, ("east",), calm, (Have("m", "east", "a100", 3),))
+        problem = RegionProblem(kinds, ("east",), calm, (PresentInstances("m", "east", "a100", 3),))
         found = plan(problem)
         assert not faults(problem, found)
         return found.after(0)[("m", "east", "a100")]
@@ -177,7 +188,7 @@ def test_an_instance_is_kept_over_an_hour_of_calm_where_starting_it_again_costs_
 
 def test_what_binds_and_what_it_costs() -> None:
     limited = {"east": {"h100": 1}}
-    problem = Problem((SMALL, LARGE), ("east",), ({"m": {"east": (360.0,)}},), limits=limited)
+    problem = RegionProblem((SMALL, LARGE), ("east",), ({"m": {"east": (360.0,)}},), limits=limited)
     found = plan(problem, gap=0.0, explain=True)
     assert found.status == "optimal" and not faults(problem, found)
     binding = {each.kind: each for each in found.binding}
@@ -205,13 +216,16 @@ def test_more_instances_than_a_region_may_have_are_taken_back() -> None:
 
 def test_needs_are_of_peaks() -> None:
     demand = ({"m": {"east": (10.0, 40.0), "west": (30.0, 5.0)}},)
-    found = {(each.kind, each.name): each.at_least for each in needs(Problem((SMALL,), REGIONS, demand, epsilon=0.5))}
+    found = {
+        (each.kind, each.name): each.at_least
+        for each in requirements(RegionProblem((SMALL,), REGIONS, demand, epsilon=0.5))
+    }
     assert found == {("region demand", "m in east"): 20, ("region demand", "m in west"): 15, ("global demand", "m"): 45}
 
 
 @pytest.mark.parametrize("tps", [1e-12, 1e-15, 1e-40])
 def test_what_rounding_leaves_is_no_demand(tps: float) -> None:
-    problem = Problem((SMALL,), REGIONS, ({"m": {"east": (tps,)}},), (Have("m", "east", "a100", 2),))
+    problem = RegionProblem((SMALL,), REGIONS, ({"m": {"east": (tps,)}},), (PresentInstances("m", "east", "a100", 2),))
     found = plan(problem)
     assert found.status == "optimal" and not any(found.after().values())
 
@@ -225,17 +239,17 @@ def test_the_quantile_worth_being_ready_for() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"have": (Have("m", "north", "a100", 1),)}, "1 of m on a100 in north"),
+        ({"have": (PresentInstances("m", "north", "a100", 1),)}, "1 of m on a100 in north"),
         ({"limits": {"north": {"a100": 1}}}, "limits: unknown region 'north'"),
         ({"demand": ({"k": {"east": (1.0,)}},)}, "unknown model 'k'"),
         ({"demand": ({"m": {"wst": (1.0,)}},)}, "unknown region 'wst'"),
         ({"demand": ({"m": {"east": (-1.0,)}},)}, "expected numbers from 0"),
         ({"demand": ({"m": {"east": (1.0,), "west": (1.0, 2.0)}},)}, "windows"),
-        ({"kinds": (SMALL, SMALL)}, "stands there twice"),
+        ({"kinds": (SMALL, SMALL)}, "is listed twice"),
     ],
 )
 def test_problems_that_do_not_hold_together(change: dict[str, object], expected: str) -> None:
-    problem = Problem((SMALL,), REGIONS, ({"m": {"east": (1.0,)}},))
+    problem = RegionProblem((SMALL,), REGIONS, ({"m": {"east": (1.0,)}},))
     with pytest.raises(HeadwayError, match=expected):
         plan(replace(problem, **change))
 
@@ -248,16 +262,16 @@ def test_values_that_make_no_sense(said: dict[str, float]) -> None:
 
 def test_each_region_has_its_own_least() -> None:
     """Brute force: the cheapest numbers that cover demand and each minimum, written out."""
-    kinds = (Kind("m", "a100", 100.0, 4.0, 600.0),)
+    kinds = (InstanceKind("m", "a100", 100.0, 4.0, 600.0),)
     demand = {"m": {"e": (150.0,), "w": (50.0,)}}
     own = {"m": {"e": 0, "w": 4}}
-    found = plan(Problem(kinds, ("e", "c", "w"), (demand,), least=1, least_at=own))
+    found = plan(RegionProblem(kinds, ("e", "c", "w"), (demand,), least=1, least_at=own))
     cheapest = min(
         (e + c + w, (e, c, w))
         for e, c, w in product(range(7), repeat=3)
         if e >= 2 and c >= 1 and w >= 4 and 100 * (e + c + w) >= 200
     )
     assert tuple(found.after()["m", r, "a100"] for r in ("e", "c", "w")) == cheapest[1]
-    assert not faults(Problem(kinds, ("e", "c", "w"), (demand,), least=1, least_at=own), found)
+    assert not faults(RegionProblem(kinds, ("e", "c", "w"), (demand,), least=1, least_at=own), found)
     with pytest.raises(HeadwayError, match="least_at: m: unknown region 'x'"):
-        plan(Problem(kinds, ("e",), (demand,), least_at={"m": {"x": 1}}))
+        plan(RegionProblem(kinds, ("e",), (demand,), least_at={"m": {"x": 1}}))

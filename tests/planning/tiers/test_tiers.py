@@ -15,6 +15,7 @@ from scipy.stats import ttest_rel
 
 from headway import scenario
 from headway.cli import main
+from headway.config.spec import PolicySpecs
 from headway.core.errors import HeadwayError
 from headway.planning.tiers.rehearsal import with_tiers
 from headway.planning.tiers.search import merged, plan
@@ -130,16 +131,16 @@ def test_the_table_says_which_is_enough(file: Path, capsys: pytest.CaptureFixtur
     assert "of 3 settings are tied" in out
 
 
-def test_policies_get_the_numbers_that_they_mind() -> None:
-    said = {"routing": "freest", "migration": {"name": "llumnix", "h_max": 0.1}, "ordering": "priority", "window": 3}
-    assert with_tiers(said, 3, 0.5) == {
-        "routing": {"name": "freest", "num_tiers": 3, "decay": 0.5},
-        "migration": {"name": "llumnix", "h_max": 0.1, "num_tiers": 3, "decay": 0.5},
-        "ordering": "priority",
-        "window": 3,
-    }
-    phases = {"ordering": {"name": "tiers-and-phases", "quantum_tokens": 9}}
-    assert with_tiers(phases, 3, 0.5)["ordering"] == {"name": "tiers-and-phases", "quantum_tokens": 9, "num_tiers": 3}
+def test_policies_with_tiers_get_the_number_and_those_with_headroom_the_decay() -> None:
+    policies = PolicySpecs(routing="freest", migration={"name": "llumnix", "h_max": 0.1}, ordering="priority", window=3)
+    assert with_tiers(policies, 3, 0.5) == PolicySpecs(
+        routing={"name": "freest", "num_tiers": 3, "decay": 0.5},
+        migration={"name": "llumnix", "h_max": 0.1, "num_tiers": 3, "decay": 0.5},
+        ordering="priority",
+        window=3,
+    )
+    phases = PolicySpecs(ordering={"name": "tiers-and-phases", "quantum_tokens": 9})
+    assert with_tiers(phases, 3, 0.5).ordering == {"name": "tiers-and-phases", "quantum_tokens": 9, "num_tiers": 3}
 
 
 @pytest.mark.parametrize(

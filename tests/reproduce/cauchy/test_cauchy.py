@@ -15,9 +15,7 @@ import pytest
 
 from headway import scenario
 from headway.config.strict_yaml import Places
-from headway.planning.combos.candidates import Candidate
-from headway.planning.combos.combos import GpuCombo, Group
-from headway.planning.combos.problem import Plan
+from headway.planning.combos.problem import ComboCandidate, ComboPlan, GpuCombo, Group
 from headway.reproduce import cauchy
 from headway.reproduce.cauchy import beyond, model, overall, scheduling, setup, transfer
 from headway.reproduce.cauchy.claims import CLAIMS, TABLE_3, WORKLOADS
@@ -31,12 +29,12 @@ TOKENS = 457
 USD = {H800: 2.69, A800: 1.19, H20: 1.5}
 
 
-def candidate(goodput_rps: float, *groups: Group) -> Candidate:
+def candidate(goodput_rps: float, *groups: Group) -> ComboCandidate:
     """Of ShareGPT, with what it serves for a dollar."""
     usd = sum(USD[each.gpu] * each.num_gpus for each in groups)
     parts = dict(zip(("prefill", "decode"), groups, strict=True)) if len(groups) > 1 else {"aggregated": groups[0]}
     combo = GpuCombo(setup.MODEL, usd, **parts)
-    return Candidate("any", combo, goodput_rps, 3600 * goodput_rps * TOKENS / usd)
+    return ComboCandidate("any", combo, goodput_rps, 3600 * goodput_rps * TOKENS / usd)
 
 
 CANDIDATES = (
@@ -129,7 +127,7 @@ def test_melange_serves_the_same_demand_with_aggregated_gpus() -> None:
         assert scaled.goodput_rps(each.combo, service.pattern, service.slo) == pytest.approx(each.goodput_rps)
 
 
-def _within(plan: Plan) -> bool:
+def _within(plan: ComboPlan) -> bool:
     return all(num <= LIMITS[gpu] for gpu, num in plan.gpus.items())
 
 

@@ -14,10 +14,8 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.core.errors import HeadwayError
-from headway.planning.combos.candidates import Service
-from headway.planning.combos.combos import GpuCombo, Group, Offer
-from headway.planning.combos.problem import Plan
-from headway.planning.combos.speeds import Estimate, Pattern, Slo
+from headway.planning.combos.estimate import FluidEstimate
+from headway.planning.combos.problem import ComboPlan, ComboService, GpuCombo, Group, Offer, ServiceSlo, WorkloadPattern
 from headway.reproduce.cauchy.melange import Bucket, Instance, Problem, Sized, buckets, plan, sized
 
 GPUS = ("a10", "a100", "h100")
@@ -80,7 +78,7 @@ def test_a_mix_is_cheaper_than_any_one_type() -> None:
     assert both.usd_per_hour == 6.0 and alone == [10.0, 8.0]
     assert {each.combo.label: each.count for each in both.combos} == {"<1 x a10>": 2, "<1 x h100>": 1}
     assert both.tokens_per_usd == pytest.approx((8 * 100 + 2 * 4500) * 3600 / 6)
-    assert both.planner == "melange" and msgspec.json.decode(msgspec.json.encode(both), type=Plan) == both
+    assert both.planner == "melange" and msgspec.json.decode(msgspec.json.encode(both), type=ComboPlan) == both
 
 
 def test_the_least_is_left_out_where_gpus_are_short() -> None:
@@ -114,8 +112,8 @@ def test_buckets_hold_every_request(requests: list[tuple[int, int]], rps: float)
 def test_profiled_by_the_step_time_model() -> None:
     model, engine = catalog.model("llama-3.1-8b"), catalog.engine("vllm-v0")
     offers = [Offer(catalog.gpu(name), 8, gpus_per_server=2) for name in ("h800", "a800-pcie", "h20")]
-    estimate = Estimate({model.name: model}, {each.gpu.name: each.gpu for each in offers}, engine)
-    service = Service("chat", model, engine, Pattern("sharegpt", 290, 207), Slo(5.0, 0.03))
+    estimate = FluidEstimate({model.name: model}, {each.gpu.name: each.gpu for each in offers}, engine)
+    service = ComboService("chat", model, engine, WorkloadPattern("sharegpt", 290, 207), ServiceSlo(5.0, 0.03))
     found = buckets([100, 300, 3000, 300], [50, 200, 200, 900], 40.0)
     assert len(found) == 4
     made = sized(service, found, offers, estimate)

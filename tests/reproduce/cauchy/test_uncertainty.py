@@ -11,15 +11,24 @@ from hypothesis import strategies as st
 
 from headway import catalog
 from headway.core.errors import HeadwayError
-from headway.planning.combos.candidates import Candidate, Service
-from headway.planning.combos.combos import Counts, GpuCombo, Group, Offer
-from headway.planning.combos.problem import Demand, Problem
-from headway.planning.combos.speeds import Estimate, Pattern, Slo
+from headway.planning.combos.estimate import FluidEstimate
+from headway.planning.combos.problem import (
+    ComboCandidate,
+    ComboProblem,
+    ComboService,
+    Counts,
+    GpuCombo,
+    Group,
+    Offer,
+    ServiceDemand,
+    ServiceSlo,
+    WorkloadPattern,
+)
 from headway.reproduce.cauchy.uncertainty import Remembered, UncertainDemand, frontier, limit_sweep, price_sweep, robust
 
 
-def candidate(gpu: str, goodput: float, usd: float, service: str = "chat") -> Candidate:
-    return Candidate(service, GpuCombo("llama", usd, aggregated=Group(gpu)), goodput, goodput * 1e6 / usd)
+def candidate(gpu: str, goodput: float, usd: float, service: str = "chat") -> ComboCandidate:
+    return ComboCandidate(service, GpuCombo("llama", usd, aggregated=Group(gpu)), goodput, goodput * 1e6 / usd)
 
 
 SOME = (candidate("h800", 2.0, 2.69), candidate("a800", 0.8, 1.19), candidate("h20", 1.2, 1.5))
@@ -46,7 +55,7 @@ def test_the_chance_of_a_quantile_is_the_quantile(quantile: float) -> None:
 @given(st.sampled_from(("co", "mc")), st.integers(4, 9))
 def test_to_be_surer_costs_more_under_minimum_cost(objective: str, most: int) -> None:
     limits = {"h800": most, "h20": most}
-    problem = Problem((), BOTH, limits, objective)  # type: ignore[arg-type]
+    problem = ComboProblem((), BOTH, limits, objective)  # type: ignore[arg-type]
     points = frontier(problem, (CHAT, WRITE), (0.05, 0.5, 0.8, 0.9, 0.99))
     for point in points:
         assert point.plan.status == "optimal"
@@ -58,7 +67,7 @@ def test_to_be_surer_costs_more_under_minimum_cost(objective: str, most: int) ->
 
 def test_chances_against_draws() -> None:
     """Independent demands drawn by their quantiles: the share of draws that the plan serves."""
-    point = robust(Problem((), BOTH, {}, "mc"), (CHAT, WRITE), 0.8)
+    point = robust(ComboProblem((), BOTH, {}, "mc"), (CHAT, WRITE), 0.8)
     goodput = {got.service: got.goodput_rps for got in point.plan.services}
     draws = np.random.default_rng(3).uniform(0.05, 0.99, (2, 200_000))
     served = [
@@ -72,12 +81,12 @@ def test_chances_against_draws() -> None:
 
 
 def test_gpus_that_are_too_few_show_in_the_chances() -> None:
-    point = robust(Problem((), SOME, {"h800": 1, "a800": 0, "h20": 0}), (CHAT,), 0.9)
+    point = robust(ComboProblem((), SOME, {"h800": 1, "a800": 0, "h20": 0}), (CHAT,), 0.9)
     assert point.plan.status == "short" and point.chances["chat"] == pytest.approx(0.05 + 0.45 / 3)
 
 
 def test_more_gpus_never_cost_more() -> None:
-    problem = Problem((Demand("chat", 7.0),), SOME, {"h800": 8, "a800": 8, "h20": 0}, "mc")
+    problem = ComboProblem((ServiceDemand("chat", 7.0),), SOME, {"h800": 8, "a800": 8, "h20": 0}, "mc")
     points = limit_sweep(problem, "h20", range(9))
     assert [point.value for point in points] == list(range(9))
     prices = [point.plan.usd_per_hour for point in points]
@@ -87,10 +96,10 @@ def test_more_gpus_never_cost_more() -> None:
 class Counting:
     """The estimate, and how often it was asked."""
 
-    def __init__(self, estimate: Estimate) -> None:
+    def __init__(self, estimate: FluidEstimate) -> None:
         self.estimate, self.asked = estimate, 0
 
-    def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
+    def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
         self.asked += 1
         return self.estimate.goodput_rps(combo, workload, slo)
 
@@ -98,10 +107,10 @@ class Counting:
 def test_a_type_that_gets_dearer_is_used_less_and_profiled_once() -> None:
     model, engine = catalog.model("llama-3.1-8b"), catalog.engine("vllm-v0")
     offers = [Offer(catalog.gpu(name), 8, gpus_per_server=2) for name in ("h800", "a800-pcie", "h20")]
-    estimate = Counting(Estimate({model.name: model}, {each.gpu.name: each.gpu for each in offers}, engine))
-    service = Service("chat", model, engine, Pattern("sharegpt", 290, 207), Slo(5.0, 0.03))
+    estimate = Counting(FluidEstimate({model.name: model}, {each.gpu.name: each.gpu for each in offers}, engine))
+    service = ComboService("chat", model, engine, WorkloadPattern("sharegpt", 290, 207), ServiceSlo(5.0, 0.03))
     counts = Counts(prefill=(1,), decode=(1, 2), aggregated=(1,), same_type=False)
-    demands = (Demand("chat", 100.0, 497.0),)
+    demands = (ServiceDemand("chat", 100.0, 497.0),)
     points = price_sweep(
         [service], offers, estimate, demands, "h20-96gb", (0.1, 0.8, 1.5, 4.0), counts, {"objective": "mc"}
     )
@@ -117,12 +126,15 @@ def test_a_type_that_gets_dearer_is_used_less_and_profiled_once() -> None:
 
 def test_a_remembered_profile_is_the_profile() -> None:
     class Odd:
-        def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
+        def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
             return combo.groups[0].instances * workload.prompt_tokens + (slo.ttft_s or 0.0)
 
     known = Remembered(Odd())
     combos = [GpuCombo("llama", usd, aggregated=Group("h20", 1, n)) for usd in (1.0, 2.0) for n in (1, 2)]
-    for pattern, slo in ((Pattern(None, 3, 4), Slo(1.0)), (Pattern(None, 5, 4), Slo(2.0))):
+    for pattern, slo in (
+        (WorkloadPattern(None, 3, 4), ServiceSlo(1.0)),
+        (WorkloadPattern(None, 5, 4), ServiceSlo(2.0)),
+    ):
         for combo in combos * 2:
             assert known.goodput_rps(combo, pattern, slo) == Odd().goodput_rps(combo, pattern, slo)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from headway.planning.capacity.problem import SLOS, Option, Plan, Point
+from headway.planning.capacity.problem import SLOS, CandidateResult, CapacityPlan, RehearsedSize
 from headway.planning.capacity.text import NAMES, asked, facts, headline, shown, table_of_options, table_of_what_ifs
 from headway.report.page import COLORS, DRAW, INK, QUIET, RULE, document, literal
 
@@ -15,7 +15,7 @@ GLYPHS = "●■◆▲✚⬢"
 """By tp, in the charts and in the legend."""
 
 
-def page(plan: Plan, title: str, command: str) -> str:
+def page(plan: CapacityPlan, title: str, command: str) -> str:
     """A self-contained page."""
     picture = _picture(plan)
     charts = {"attainment": _chart(plan, "attainment"), "goodput": _chart(plan, "goodput_rps")} if picture else {}
@@ -53,7 +53,7 @@ def _cell(value: str, head: str, kind: str) -> str:
     return f'<td class="{kind}">{escape(value)}</td>'
 
 
-def _every(plan: Plan) -> tuple[list[str], list[list[str]]]:
+def _every(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
     """Every candidate and what became of it."""
     rows = []
     for option in plan.options:
@@ -66,7 +66,7 @@ def _every(plan: Plan) -> tuple[list[str], list[list[str]]]:
     return ["GPU", "tp", "policy", "status", "replicas", "at least $/h", "rehearsals", "why"], rows
 
 
-def _picture(plan: Plan) -> str:
+def _picture(plan: CapacityPlan) -> str:
     """Both charts; nothing where nothing was rehearsed."""
     if not any(option.points for option in plan.options):
         return ""
@@ -80,7 +80,7 @@ target is met. The star is the plan. Points to the left and up are better.</p>
 </div></section>"""
 
 
-def _legend(plan: Plan) -> str:
+def _legend(plan: CapacityPlan) -> str:
     """Colours are GPUs, shapes are tensor parallel degrees."""
     gpus = list(dict.fromkeys(option.candidate.gpu for option in plan.options))
     tps = sorted({option.candidate.parallel.tp for option in plan.options})
@@ -92,7 +92,7 @@ def _legend(plan: Plan) -> str:
     return "".join([*colors, *shapes]).replace("margin-left:14px", "", 1)
 
 
-def _chart(plan: Plan, key: str) -> dict[str, Any]:
+def _chart(plan: CapacityPlan, key: str) -> dict[str, Any]:
     """Cost against one value, a line a candidate."""
     gpus = list(dict.fromkeys(option.candidate.gpu for option in plan.options))
     tps = sorted({option.candidate.parallel.tp for option in plan.options})
@@ -114,14 +114,14 @@ def _chart(plan: Plan, key: str) -> dict[str, Any]:
     return {"data": lines, "layout": layout}
 
 
-def _widest_usd(plan: Plan) -> float:
+def _widest_usd(plan: CapacityPlan) -> float:
     """Where the axis ends: a little beyond the plan and the runners-up; without a plan, the dearest rehearsal."""
     costs = [each.usd_per_hour for each in (plan.choice, *plan.runners_up) if each and each.usd_per_hour is not None]
     points = [p.replicas * each.candidate.usd_per_replica_hour for each in plan.options for p in each.points]
     return 1.25 * max(costs or points or [1.0])
 
 
-def _line(option: Option, key: str, color: str, symbol: str) -> dict[str, Any]:
+def _line(option: CandidateResult, key: str, color: str, symbol: str) -> dict[str, Any]:
     """Its rehearsals, by cost."""
     group = f"{option.candidate.gpu} tp {option.candidate.parallel.tp}"
     usd = option.candidate.usd_per_replica_hour
@@ -138,7 +138,7 @@ def _line(option: Option, key: str, color: str, symbol: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _star(option: Option, point: Point, key: str) -> dict[str, Any]:
+def _star(option: CandidateResult, point: RehearsedSize, key: str) -> dict[str, Any]:
     """The plan."""
     return {
         "type": "scatter", "mode": "markers", "name": "the plan", "x": [option.usd_per_hour], "y": [_y(point, key)],
@@ -147,12 +147,12 @@ def _star(option: Option, point: Point, key: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _y(point: Point, key: str) -> float | None:
+def _y(point: RehearsedSize, key: str) -> float | None:
     value: float | None = getattr(point.measured, key)
     return None if value is None else 100 * value if key == "attainment" else value
 
 
-def _hover(option: Option, point: Point) -> str:
+def _hover(option: CandidateResult, point: RehearsedSize) -> str:
     """One rehearsal in full."""
     cost = point.replicas * option.candidate.usd_per_replica_hour
     values = [f"{NAMES[name]}: {shown(name, getattr(point.measured, name))}" for name in SLOS]

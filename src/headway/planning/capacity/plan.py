@@ -1,40 +1,47 @@
-"""Capacity plans of a scenario: what arrives, the candidates, rehearsals by the simulator, and a cache of them."""
+"""Capacity plans of a scenario: what arrives, the candidates, the plan, and the plan as a scenario file."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace as with_
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-import yaml
 from msgspec import Struct, field, structs
 
 from headway import catalog
 from headway.catalog.load import coefficients_in
 from headway.config import strict_yaml
-from headway.config.spec import Spec
+from headway.config.scenario import listed, variants
+from headway.config.spec import PolicySpec, Spec
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
-from headway.planning.capacity import search as planner
-from headway.planning.capacity.bounds import Demand, lower_bounds
-from headway.planning.capacity.problem import Candidate, Evaluator, Floor, Plan, Problem, Situation, Targets
-from headway.planning.capacity.rehearsal import Rehearsal, fleet_of
+from headway.planning.capacity.bounds import ArrivingRequests, lower_bounds
+from headway.planning.capacity.problem import (
+    CandidateBounds,
+    CapacityCandidate,
+    CapacityPlan,
+    CapacityProblem,
+    Situation,
+    Targets,
+)
+from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
+from headway.planning.capacity.search import Progress, cheapest_fleet
+from headway.planning.rehearsals import RehearsalCache
+from headway.planning.simulator import Simulator
 from headway.workload.generate import generate
 from headway.workload.spec import resolved
 
 DEFAULT_GPUS = ("a100-80gb", "h100-80gb-sxm", "h200-141gb-sxm", "l40s")
-"""Those whose step times are measured."""
+"""The types whose step times are measured."""
 DEFAULT_ATTAINMENT = 0.99
 
 
-class Question(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to plan for. Empty lists: what the scenario says, else the defaults."""
+class CapacityOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Candidates, targets and what-ifs. Empty tuples: the scenario's values, else the defaults."""
 
     gpus: tuple[str, ...] = ()
     tps: tuple[int, ...] = (1, 2, 4, 8)
@@ -46,65 +53,67 @@ class Question(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def plan(
-    document: dict[str, Any],
+    document: Mapping[str, Any],
     places: Places,
     base_dir: Path,
-    question: Question,
+    options: CapacityOptions,
+    simulator: Simulator,
     cache_dir: Path | None = None,
-    tell: planner.Tell | None = None,
-) -> tuple[Plan, Rehearsal]:
-    """The cheapest fleet for a scenario's workload, and the rehearsals that it rests on.
+    progress: Progress | None = None,
+) -> tuple[CapacityPlan, CapacityRehearsal]:
+    """The cheapest fleet for a scenario's workload, and the rehearsals behind it.
 
-    `document` is what a scenario file holds; of its fleet, the first pool says the model and the engine.
-    HeadwayError where it does not hold together, or nothing is asked.
+    The first pool of the document's fleet gives the model and the engine. HeadwayError if the document is invalid or
+    there is no target.
     """
-    if not question.gpus and not _names_gpu(document):
-        question = structs.replace(question, gpus=DEFAULT_GPUS)
-    document, spec, notes = _base(document, places, base_dir, question)
-    demand, has_slo = _demand(spec, base_dir)
-    targets = _targets(question.targets, spec, has_slo)
+    if not options.gpus and not _names_gpu(document):
+        options = structs.replace(options, gpus=DEFAULT_GPUS)
+    document, spec, notes = _checked(document, places, base_dir, options)
+    requests, has_slo = _requests(spec, base_dir)
+    targets = _targets(options.targets, spec, has_slo)
     document["slo"] = _slo(document.get("slo"), targets)
     regions = tuple(dict.fromkeys(pool.region for pool in spec.fleet if pool.region))
-    rehearsal = Rehearsal(document, places, base_dir, targets, regions, demand.span_s or 0.0, cache_dir)
-    candidates = tuple(_candidates(document, spec, question))
-    floors = [_floor(rehearsal, each, demand) for each in candidates]
-    _same_mistake(floors)
-    problem = Problem(
-        candidates, targets, max(1, len(regions)), question.max_replicas, _situations(question, regions)
-    )  # fmt: skip
-    evaluate: Evaluator = rehearsal
-    found = planner.plan(problem, floors, evaluate, tell)
-    if found.choice is not None and not (found.measured and found.measured.calibrated):
+    rehearsal = CapacityRehearsal(
+        document, places, base_dir, targets, regions, requests.span_s or 0.0, simulator, RehearsalCache(cache_dir)
+    )
+    candidates = tuple(_candidates(spec, options))
+    bounds = [_bounds(rehearsal, each, requests) for each in candidates]
+    _raise_common_reason(bounds)
+    problem = CapacityProblem(
+        candidates, targets, max(1, len(regions)), options.max_replicas, _situations(options, regions)
+    )
+    best = cheapest_fleet(problem, bounds, rehearsal, progress)
+    if best.choice is not None and not (best.measured and best.measured.calibrated):
         notes.append("step times of the plan's GPU are not calibrated: trust the order, not the numbers")
-    return structs.replace(found, notes=tuple(notes)), rehearsal
+    return structs.replace(best, notes=tuple(notes)), rehearsal
 
 
-def scenario_yaml(found: Plan, rehearsal: Rehearsal) -> str:
-    """The plan as a scenario file that `headway simulate` runs. HeadwayError where there is no plan."""
-    if found.choice is None or found.choice.replicas is None:
+def scenario_yaml(best: CapacityPlan, rehearsal: CapacityRehearsal) -> str:
+    """The plan as a scenario file that `headway simulate` runs. HeadwayError if there is no plan."""
+    if best.choice is None or best.choice.replicas is None:
         raise HeadwayError("no plan meets the targets, so there is none to write")
-    chosen, replicas = found.choice.candidate, found.choice.replicas
-    document = fleet_of(rehearsal.document, chosen, replicas, rehearsal.regions)
-    _absolute(document, rehearsal.base_dir)
-    asked = ", ".join(f"{name} {value:g}" for name, value in structs.asdict(found.targets).items() if value is not None)
+    document = fleet_document(rehearsal.document, best.choice.candidate, best.choice.replicas, rehearsal.regions)
+    document = _with_absolute_paths(document, rehearsal.base_dir)
+    targets = structs.asdict(best.targets).items()
+    shown = ", ".join(f"{name} {value:g}" for name, value in targets if value is not None)
     lines = [
-        f"# The cheapest fleet that headway plan capacity found: ${found.objective_usd_per_hour:,.2f} an hour",
-        f"# for {asked}. With one replica less it misses: {', '.join(found.binds) or 'nothing that was looked at'}.",
+        f"# The cheapest fleet that headway plan capacity found: ${best.objective_usd_per_hour:,.2f} an hour",
+        f"# for {shown}. With one replica less it misses: {', '.join(best.binds) or 'nothing that was looked at'}.",
     ]
-    return "\n".join(lines) + "\n" + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    return "\n".join(lines) + "\n" + strict_yaml.dump(document)
 
 
-def _base(
-    document: dict[str, Any], places: Places, base_dir: Path, question: Question
+def _checked(
+    document: Mapping[str, Any], places: Places, base_dir: Path, options: CapacityOptions
 ) -> tuple[dict[str, Any], Spec, list[str]]:
-    """The document with what the question says filled in, checked but for its fleet's fit."""
-    made, notes = copy.deepcopy(document), []
-    made.setdefault("name", "capacity")
-    if not _names_gpu(made) and isinstance(made.get("fleet"), list) and made["fleet"]:
-        made["fleet"][0]["gpu"] = question.gpus[0]
-    if made.pop("faults", None):
+    """The document completed from the options, its specification, and notes. Whether models fit is not checked."""
+    completed, notes = {**document, "name": document.get("name", "capacity")}, []
+    pools = document.get("fleet")
+    if not _names_gpu(document) and isinstance(pools, list) and pools:
+        completed["fleet"] = [{**pools[0], "gpu": options.gpus[0]}, *pools[1:]]
+    if completed.pop("faults", None):
         notes.append("the scenario's faults are left out; ask for --what-if lose=1")
-    spec = strict_yaml.convert(made, Spec, places)
+    spec = strict_yaml.convert(completed, Spec, places)
     if len({str(pool.model) for pool in spec.fleet}) > 1:
         raise places.error(("fleet",), "several models; a capacity plan is for one")
     first = spec.fleet[0]
@@ -113,78 +122,73 @@ def _base(
             catalog.model(first.model)
         else:
             catalog.model_from_config(base_dir / first.model.config)
-    made["workload"] = _said(msgspec.to_builtins(resolved(spec.workload)))
-    return made, spec, notes
+    completed["workload"] = strict_yaml.plain(resolved(spec.workload))
+    return completed, spec, notes
 
 
-def _said(section: Any) -> Any:
-    """Without what is None."""
-    if isinstance(section, dict):
-        return {name: _said(value) for name, value in section.items() if value is not None}
-    return [_said(each) for each in section] if isinstance(section, list | tuple) else section
-
-
-def _names_gpu(document: dict[str, Any]) -> bool:
-    """Whether the first pool says a GPU; True where there is no pool to say it, which is an error of its own."""
+def _names_gpu(document: Mapping[str, Any]) -> bool:
+    """Whether the first pool names a GPU; True if there is no pool, which is an error of its own."""
     pools = document.get("fleet")
     return not (isinstance(pools, list) and pools and isinstance(pools[0], dict)) or "gpu" in pools[0]
 
 
-def _candidates(document: dict[str, Any], spec: Spec, question: Question) -> Iterator[Candidate]:
-    """Every GPU with every tp, routing and ordering; a name that there is not is an error."""
-    own = tuple(pool.gpu for pool in spec.fleet) if not question.gpus else question.gpus
-    gpus = {catalog.gpu(name).name: catalog.gpu(name) for name in own}
-    routings = question.routings or _listed("routing", spec.policies.routing)
-    orderings = question.orderings or _listed("ordering", spec.policies.ordering)
+def _candidates(spec: Spec, options: CapacityOptions) -> Iterator[CapacityCandidate]:
+    """Every GPU with every tp, routing and ordering. HeadwayError for an unknown name."""
+    names = options.gpus or tuple(pool.gpu for pool in spec.fleet)
+    gpus = {catalog.gpu(name).name: catalog.gpu(name) for name in names}
+    routings = options.routings or _names("routing", spec.policies.routing)
+    orderings = options.orderings or _names("ordering", spec.policies.ordering)
     first = spec.fleet[0]
     for gpu in gpus.values():
         own_price = first.usd_per_gpu_hour if catalog.gpu(first.gpu).name == gpu.name else None
         price = gpu.usd_per_hour if own_price is None else own_price
-        for tp in dict.fromkeys(question.tps):
+        for tp in dict.fromkeys(options.tps):
             parallel = Parallel(tp, first.pp, first.ep, first.dp)
             for routing, ordering in dict.fromkeys(product(routings, orderings)):
-                yield Candidate(gpu.name, parallel, routing, price * parallel.num_gpus, ordering)
+                yield CapacityCandidate(gpu.name, parallel, routing, price * parallel.num_gpus, ordering)
 
 
-def _listed(key: str, policies: Any) -> tuple[str, ...]:
+def _names(key: str, policies: PolicySpec | list[PolicySpec]) -> tuple[str, ...]:
     """The names of a scenario's policies of one kind."""
-    names = policies if isinstance(policies, list) else [policies]
-    if not all(isinstance(name, str) for name in names):
+    names = [each for each in listed(policies) if isinstance(each, str)]
+    if len(names) < len(listed(policies)):
         raise HeadwayError(f"policies.{key}: a policy with arguments cannot be planned with yet; expected names")
     return tuple(names)
 
 
-def _floor(rehearsal: Rehearsal, candidate: Candidate, demand: Demand) -> Floor:
+def _bounds(rehearsal: CapacityRehearsal, candidate: CapacityCandidate, requests: ArrivingRequests) -> CandidateBounds:
     try:
         chosen = rehearsal.scenario(candidate, max(1, len(rehearsal.regions)), Situation())
+        for variant in variants(chosen):
+            rehearsal.simulator.policies(variant)
     except HeadwayError as error:
-        return Floor(reason=str(error).rpartition("fleet[0]: ")[2])
-    pool, known = chosen.fleet.pools[0], chosen.spec.fleet[0].coefficients
-    own = None if known is None else coefficients_in(rehearsal.base_dir / known, pool.gpu.name, pool.engine.name)
+        return CandidateBounds(reason=str(error).rpartition("fleet[0]: ")[2])
+    pool, file = chosen.fleet.pools[0], chosen.spec.fleet[0].coefficients
+    own = None if file is None else coefficients_in(rehearsal.base_dir / file, pool.gpu.name, pool.engine.name)
     if not pool.engine.prefix_caching:
-        demand = with_(demand, computed_tokens=demand.prompt_tokens)
-    return lower_bounds(pool, demand, rehearsal.targets, own)
+        requests = with_(requests, computed_tokens=requests.prompt_tokens)
+    return lower_bounds(pool, requests, rehearsal.targets, own)
 
 
-def _same_mistake(floors: list[Floor]) -> None:
-    """A mistake in the scenario rules every candidate out in the same words."""
-    reasons = {floor.reason for floor in floors if floor.ttft_p99_s is None}
-    if len(floors) > 1 and len(reasons) == 1 and None not in reasons and all(f.ttft_p99_s is None for f in floors):
+def _raise_common_reason(bounds: list[CandidateBounds]) -> None:
+    """Raise HeadwayError if one reason rules out every candidate: it is then a mistake in the scenario."""
+    reasons = {each.reason for each in bounds if each.ttft_p99_s is None}
+    if len(bounds) > 1 and len(reasons) == 1 and None not in reasons and all(b.ttft_p99_s is None for b in bounds):
         raise HeadwayError(str(reasons.pop()))
 
 
-def _situations(question: Question, regions: tuple[str, ...]) -> tuple[Situation, ...]:
-    """Those asked for, and a region lost where there are several."""
-    asked = question.situations
-    if any(each.lost_regions for each in asked) and len(regions) < 2:
+def _situations(options: CapacityOptions, regions: tuple[str, ...]) -> tuple[Situation, ...]:
+    """The requested what-ifs, and the loss of a region if there are several."""
+    situations = options.situations
+    if any(each.lost_regions for each in situations) and len(regions) < 2:
         raise HeadwayError("--what-if lose-region: the scenario's pools are not in several regions")
-    if len(regions) > 1 and not any(each.lost_regions for each in asked):
-        asked = (*asked, Situation(lost_regions=1))
-    return tuple(dict.fromkeys(asked))
+    if len(regions) > 1 and not any(each.lost_regions for each in situations):
+        situations = (*situations, Situation(lost_regions=1))
+    return tuple(dict.fromkeys(situations))
 
 
-def _demand(spec: Spec, base_dir: Path) -> tuple[Demand, bool]:
-    """What arrives, and whether requests bring SLOs of their own."""
+def _requests(spec: Spec, base_dir: Path) -> tuple[ArrivingRequests, bool]:
+    """The workload's requests, and whether they have SLOs of their own."""
     table = generate(spec.workload, spec.seed, base_dir)
     reactive = resolved(spec.workload).sessions is not None or spec.workload.concurrency is not None
     prompt = table.prompt_tokens.astype(float)
@@ -195,35 +199,43 @@ def _demand(spec: Spec, base_dir: Path) -> tuple[Demand, bool]:
         computed = np.maximum(prompt - shared, 1.0)
     span = None if reactive or not len(table) else float(table.arrival_s[-1] - table.arrival_s[0])
     has_slo = any(name in table.columns for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s"))
-    return Demand(prompt, computed, table.output_tokens.astype(float), span), has_slo
+    return ArrivingRequests(prompt, computed, table.output_tokens.astype(float), span), has_slo
 
 
-def _targets(asked: Targets, spec: Spec, has_slo: bool) -> Targets:
-    """What is asked; without any, that requests meet their own SLOs."""
+def _targets(targets: Targets, spec: Spec, has_slo: bool) -> Targets:
+    """The given targets; without any, that requests meet their own SLOs."""
     has_slo = has_slo or any(value is not None for value in structs.asdict(spec.slo).values())
-    limits = (asked.ttft_p99_s, asked.tpot_p99_s, asked.e2e_p99_s)
-    if asked.attainment is not None and not has_slo and limits == (None,) * 3:
+    limits = (targets.ttft_p99_s, targets.tpot_p99_s, targets.e2e_p99_s)
+    if targets.attainment is not None and not has_slo and limits == (None,) * 3:
         raise HeadwayError("attainment: requests have no SLO; give --ttft-p99, --tpot-p99 or --e2e-p99, or slo:")
-    if asked.attainment is None and limits == (None,) * 3:
+    if targets.attainment is None and limits == (None,) * 3:
         if not has_slo:
             raise HeadwayError("no SLO: give --ttft-p99, --tpot-p99 or --e2e-p99, or slo: in the scenario")
         return Targets(attainment=DEFAULT_ATTAINMENT)
-    return asked
+    return targets
 
 
 def _slo(own: dict[str, Any] | None, targets: Targets) -> dict[str, float]:
-    """What requests without an SLO of their own are held to: the scenario's, else the targets."""
-    asked = {"ttft_s": targets.ttft_p99_s, "tpot_s": targets.tpot_p99_s, "e2e_s": targets.e2e_p99_s}
-    return {name: value for name, value in asked.items() if value is not None} | (own or {})
+    """SLOs of requests without their own: the scenario's, else the targets."""
+    limits = {"ttft_s": targets.ttft_p99_s, "tpot_s": targets.tpot_p99_s, "e2e_s": targets.e2e_p99_s}
+    return {name: value for name, value in limits.items() if value is not None} | (own or {})
 
 
-def _absolute(document: dict[str, Any], base_dir: Path) -> None:
-    """Paths that hold from any folder. Changes the document."""
-    workload = document["workload"]
+def _with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
+    """The document with paths that are valid from any folder."""
+
+    def absolute(section: Any) -> Any:
+        if not isinstance(section, dict):
+            return section
+        return {
+            name: str((base_dir / value).absolute()) if name in ("path", "config", "coefficients") else value
+            for name, value in section.items()
+        }
+
+    workload = dict(document["workload"])
     if isinstance(workload.get("trace"), str):
         workload["trace"] = {"path": workload["trace"]}
-    fleet = document["fleet"]
-    for section in (workload.get("trace"), workload.get("arrivals"), *fleet, *(pool["model"] for pool in fleet)):
-        for name in ("path", "config", "coefficients"):
-            if isinstance(section, dict) and name in section:
-                section[name] = str((base_dir / section[name]).absolute())
+    workload |= {name: absolute(workload[name]) for name in ("trace", "arrivals") if name in workload}
+    model = absolute(document["fleet"][0]["model"])  # one model for all pools
+    fleet = [absolute({**pool, "model": model}) for pool in document["fleet"]]
+    return {**document, "workload": workload, "fleet": fleet}

@@ -1,32 +1,32 @@
-"""The capacity question and its answer: candidates, targets, what a rehearsal measured, and the plan. Values only."""
+"""A capacity problem and its plan: candidates, targets and the metrics of rehearsals. Values only, fit for JSON."""
 
 from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from headway.core.fleet import Parallel
 
 SLOS = ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "attainment")
-"""What a target can be set for: the fields of `Targets`."""
+"""The fields of `Targets`."""
 
 
 class Targets(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan must reach. None = no such target; at least one is set."""
+    """Limits that a plan must meet. None: no such target; at least one is set."""
 
     ttft_p99_s: float | None = None
     """99th percentile of the time to the first token, over all requests."""
     tpot_p99_s: float | None = None
-    """The same of the mean time per output token after the first."""
+    """99th percentile of the mean time per output token after the first."""
     e2e_p99_s: float | None = None
-    """The same of the time from arrival to the last token."""
+    """99th percentile of the time from arrival to the last token."""
     attainment: float | None = None
-    """Least share of requests that meet every SLO of theirs."""
+    """Least share of requests that meet all of their SLOs."""
 
 
-class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
-    """One way to serve: a kind of replica, who routes, and who goes first."""
+class CapacityCandidate(Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of replica, with a routing and an ordering policy."""
 
     gpu: str
     parallel: Parallel
@@ -46,30 +46,26 @@ class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Situation(Struct, frozen=True, forbid_unknown_fields=True):
-    """A what-if."""
+    """Conditions of a rehearsal that differ from the scenario's."""
 
     load: float = 1.0
-    """Requests per second, as a multiple."""
+    """Multiple of the scenario's requests per second."""
     lost_replicas: int = 0
     """Replicas that crash halfway through and do not come back."""
     lost_regions: int = 0
-    """Regions whose replicas do."""
+    """Regions whose replicas crash halfway through and do not come back."""
 
     @property
     def label(self) -> str:
-        """As in "load x3"."""
+        """As in "load x3, 1 replica lost"."""
         parts = [f"load x{self.load:g}"] if self.load != 1 else []
-        parts += [_counted(self.lost_replicas, "replica")] if self.lost_replicas else []
-        parts += [_counted(self.lost_regions, "region")] if self.lost_regions else []
+        for number, noun in ((self.lost_replicas, "replica"), (self.lost_regions, "region")):
+            parts += [f"{number} {noun}{'s' if number > 1 else ''} lost"] if number else []
         return ", ".join(parts) or "as asked"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''} lost"
-
-
-class Measured(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one rehearsal showed. A latency of None: more than 1% of the requests never got there."""
+class RehearsalMetrics(Struct, frozen=True, forbid_unknown_fields=True):
+    """Metrics of one rehearsal. A latency of None: more than 1% of the requests did not finish."""
 
     ttft_p99_s: float | None
     tpot_p99_s: float | None
@@ -77,81 +73,81 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     attainment: float | None
     """None: no request has an SLO."""
     goodput_rps: float | None
-    """Requests per second that met their SLOs; finished ones where there are none."""
+    """Requests per second that met their SLOs; finished requests where none has an SLO."""
     busy_share: float | None
     num_requests: int
     num_completed: int
     calibrated: bool
 
 
-class Evaluator(Protocol):
-    """Rehearses so many replicas of a candidate. The same arguments give the same answer."""
+class CapacityEvaluator(Protocol):
+    """Rehearses `replicas` replicas of a candidate. The same arguments give the same metrics."""
 
-    def __call__(self, candidate: Candidate, replicas: int, situation: Situation) -> Measured: ...
+    def __call__(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics: ...
 
 
-class Floor(Struct, frozen=True, forbid_unknown_fields=True):
-    """What holds for a candidate without a rehearsal."""
+class CandidateBounds(Struct, frozen=True, forbid_unknown_fields=True):
+    """Lower bounds for a candidate, known without a rehearsal."""
 
     least_replicas: int = 1
-    """Fewer cannot do the work in the time."""
+    """Fewer cannot finish the work in time."""
     reason: str | None = None
-    """Why no number of replicas will do; None = one may."""
+    """Why no number of replicas meets the targets; None: some number may."""
     ttft_p99_s: float | None = None
-    """Unloaded, hence a lower bound; None = not known."""
+    """Of an unloaded replica, as the next two; None: unknown."""
     tpot_p99_s: float | None = None
     e2e_p99_s: float | None = None
 
 
-class Problem(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked."""
+class CapacityProblem(Struct, frozen=True, forbid_unknown_fields=True):
+    """Candidates, targets and what-ifs of a plan."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[CapacityCandidate, ...]
     targets: Targets
     least_replicas: int = 1
     max_replicas: int = 64
     situations: tuple[Situation, ...] = ()
 
 
-class Point(Struct, frozen=True, forbid_unknown_fields=True):
-    """One rehearsal."""
+class RehearsedSize(Struct, frozen=True, forbid_unknown_fields=True):
+    """The rehearsal of a candidate with some number of replicas."""
 
     replicas: int
-    measured: Measured
+    measured: RehearsalMetrics
     misses: tuple[str, ...]
-    """The targets missed."""
+    """Missed targets."""
 
 
-class Option(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a candidate in the end."""
+class CandidateResult(Struct, frozen=True, forbid_unknown_fields=True):
+    """A candidate after the search."""
 
-    candidate: Candidate
+    candidate: CapacityCandidate
     status: Literal["feasible", "open", "infeasible", "pruned"]
-    """`feasible`: `replicas` is its smallest number. `open`: dearer than the plan, so not settled. `pruned`:
-    no rehearsal was needed. `infeasible`: not with `max_replicas` either."""
+    """`feasible`: `replicas` is its smallest number. `open`: more expensive than the plan, so not settled. `pruned`:
+    ruled out without a rehearsal. `infeasible`: ruled out even with `max_replicas`."""
     least_replicas: int
-    """Fewer will not do."""
+    """Fewer do not meet the targets."""
     replicas: int | None
     usd_per_hour: float | None
     bound_usd_per_hour: float | None
-    """It costs at least this; None: infeasible."""
+    """Its least cost; None: infeasible."""
     reason: str
-    points: tuple[Point, ...]
+    points: tuple[RehearsedSize, ...]
 
 
 class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan in another situation."""
+    """The plan in another situation, and the replicas that it would need there."""
 
     situation: Situation
-    measured: Measured
+    measured: RehearsalMetrics
     misses: tuple[str, ...]
     replicas_needed: int | None
-    """Of the plan's kind; None: not with so many as were tried."""
+    """Of the plan's candidate; None: more than were tried."""
     usd_per_hour_needed: float | None
 
 
-class Reach(Struct, frozen=True, forbid_unknown_fields=True):
-    """The best that any candidate showed for one target."""
+class BestReached(Struct, frozen=True, forbid_unknown_fields=True):
+    """The best value of any candidate for one target."""
 
     slo: str
     target: float
@@ -159,33 +155,33 @@ class Reach(Struct, frozen=True, forbid_unknown_fields=True):
     where: str
 
 
-class Plan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer."""
+class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """The cheapest fleet, or why there is none."""
 
     status: Literal["optimal", "infeasible"]
-    """`optimal`: cheapest among the candidates, if more replicas never do worse (see `monotone`)."""
+    """`optimal`: the cheapest of the candidates, provided that more replicas are never worse (see `monotone`)."""
     targets: Targets
-    objective_usd_per_hour: float | None
-    bound_usd_per_hour: float | None
-    """No candidate can cost less; equal to the objective when optimal."""
-    choice: Option | None
-    measured: Measured | None
-    binds: tuple[str, ...]
+    objective_usd_per_hour: float | None = None
+    bound_usd_per_hour: float | None = None
+    """No candidate costs less; equal to the objective if optimal."""
+    choice: CandidateResult | None = None
+    measured: RehearsalMetrics | None = None
+    binds: tuple[str, ...] = ()
     """The targets missed with one replica less."""
-    one_less: Measured | None
-    runners_up: tuple[Option, ...]
-    """The cheapest of each other GPU, cheapest first; then those with none that will do."""
-    what_ifs: tuple[WhatIf, ...]
-    options: tuple[Option, ...]
-    reach: tuple[Reach, ...]
-    monotone: bool | None
-    """Whether neighbours of the answer behaved as assumed; None: nothing to look at."""
-    num_rehearsals: int
-    notes: tuple[str, ...] = field(default=())
+    one_less: RehearsalMetrics | None = None
+    runners_up: tuple[CandidateResult, ...] = ()
+    """The cheapest of each other GPU, cheapest first; then GPUs without a feasible candidate."""
+    what_ifs: tuple[WhatIf, ...] = ()
+    options: tuple[CandidateResult, ...] = ()
+    reach: tuple[BestReached, ...] = ()
+    monotone: bool | None = None
+    """Whether more replicas were no worse around the plan; None: no neighbour was rehearsed."""
+    num_rehearsals: int = 0
+    notes: tuple[str, ...] = ()
 
 
-def misses(measured: Measured, targets: Targets) -> tuple[str, ...]:
-    """The targets that were not reached, in the order of `SLOS`."""
+def misses(measured: RehearsalMetrics, targets: Targets) -> tuple[str, ...]:
+    """Missed targets, in the order of `SLOS`."""
     return tuple(name for name in SLOS if _missed(getattr(measured, name), getattr(targets, name), name))
 
 

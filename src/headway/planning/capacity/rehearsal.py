@@ -1,14 +1,9 @@
-"""Rehearsals: a scenario's workload on a fleet of equal replicas, simulated, and kept by content in a cache."""
+"""Rehearsals: a scenario's workload on a fleet of equal replicas, simulated, and kept in a cache by content."""
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
@@ -17,19 +12,21 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from headway import __version__, catalog, scenario
+from headway import catalog
+from headway.config.scenario import Scenario, assemble
 from headway.config.strict_yaml import Places
 from headway.metrics.columns import Floats
 from headway.metrics.latency import sample, slo_masks
-from headway.planning.capacity.problem import Candidate, Measured, Situation, Targets
-from headway.workload.atomic_file import write_text
+from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets
+from headway.planning.rehearsals import RehearsalCache, content_key
+from headway.planning.simulator import Simulator
 
 FRACTION = 0.99
 
 
 @dataclass
-class Rehearsal:
-    """The evaluator: simulates, or finds in the cache what was simulated before."""
+class CapacityRehearsal:
+    """The evaluator: finds rehearsals in the cache, or simulates them."""
 
     document: dict[str, Any]
     places: Places
@@ -37,130 +34,117 @@ class Rehearsal:
     targets: Targets
     regions: tuple[str, ...]
     span_s: float
-    folder: Path | None
-    """Of the cache; None = no cache."""
+    simulator: Simulator
+    cache: RehearsalCache
     num_simulated: int = 0
-    num_found: int = 0
 
-    def __call__(self, candidate: Candidate, replicas: int, situation: Situation) -> Measured:
-        """As `Evaluator` says."""
+    @property
+    def num_found(self) -> int:
+        return self.cache.num_found
+
+    def __call__(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
+        """As in `CapacityEvaluator`. A user's own policies are not cached, as their code is not part of the key."""
         chosen = self.scenario(candidate, replicas, situation)
-        key = _key(chosen, self.base_dir) if self.folder is not None and ":" not in candidate.policy else None
-        file = self.folder / f"{key}.json" if self.folder is not None and key else None
-        if file is not None and (known := _cached(file)) is not None:
-            self.num_found += 1
-            return known
-        self.num_simulated += 1
-        found = _measured(chosen)
-        if file is not None:
-            write_text(file, msgspec.json.encode(found).decode())
-        return found
+        if ":" in candidate.policy:
+            return self._simulate(chosen)
+        return self.cache.get(_key(chosen), RehearsalMetrics, lambda: self._simulate(chosen))
 
-    def scenario(self, candidate: Candidate, replicas: int, situation: Situation) -> scenario.Scenario:
-        """What is simulated."""
-        document = fleet_of(self.document, candidate, replicas, self.regions)
-        _loaded(document["workload"], situation.load)
+    def scenario(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> Scenario:
+        """The scenario of a rehearsal."""
+        document = fleet_document(self.document, candidate, replicas, self.regions)
+        document["workload"] = _with_load(document["workload"], situation.load)
         in_regions = sum(_shares(replicas, len(self.regions))[: situation.lost_regions])
         lost = range(min(replicas, max(situation.lost_replicas, in_regions)))
         at_s = self.span_s / 2 / (situation.load if "trace" in document["workload"] else 1.0)
         document["faults"] = [{"at_s": at_s, "replica": i} for i in lost]
-        return scenario.assemble(document, copy.deepcopy(self.places), self.base_dir)
+        return assemble(document, self.places, self.base_dir)
+
+    def _simulate(self, chosen: Scenario) -> RehearsalMetrics:
+        """Percentiles count an unfinished request as infinitely late."""
+        self.num_simulated += 1
+        run = self.simulator.run(chosen)
+        measured = sample(run.records, chosen.spec.simulation.warmup_s, chosen.spec.slo)
+        tpot_s = np.where(measured.finished & np.isnan(measured.tpot_s), 0.0, measured.tpot_s)
+        has, good = slo_masks(measured)["all"]
+        goodput = run.summary.goodput_rps if has.any() else run.summary.throughput_rps
+        return RehearsalMetrics(
+            ttft_p99_s=_p99(np.where(measured.finished, measured.ttft_s, inf)),
+            tpot_p99_s=_p99(np.where(measured.finished, tpot_s, inf)),
+            e2e_p99_s=_p99(np.where(measured.finished, measured.e2e_s, inf)),
+            attainment=float(good.sum() / has.sum()) if has.any() else None,
+            goodput_rps=goodput,
+            busy_share=run.summary.busy_share,
+            num_requests=run.summary.num_requests,
+            num_completed=run.summary.num_completed,
+            calibrated=run.calibrated,
+        )
 
 
-def fleet_of(
-    document: dict[str, Any], candidate: Candidate, replicas: int, regions: tuple[str, ...] = ()
+def fleet_document(
+    document: Mapping[str, Any], candidate: CapacityCandidate, replicas: int, regions: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """A scenario's document with this fleet and these policies in place of its own."""
-    made = copy.deepcopy(document)
-    first = made["fleet"][0]
+    first = document["fleet"][0]
     kept = {name: first[name] for name in ("model", "engine", "pp", "ep", "dp") if name in first}
     if catalog.gpu(first["gpu"]).name == candidate.gpu:
         kept |= {name: first[name] for name in ("usd_per_gpu_hour", "coefficients") if name in first}
     pool = {**kept, "gpu": candidate.gpu, "tp": candidate.parallel.tp}
     if regions:
         shares = zip(regions, _shares(replicas, len(regions)), strict=True)
-        made["fleet"] = [{"name": at, **pool, "replicas": n, "region": at} for at, n in shares if n]
+        fleet = [{"name": region, **pool, "replicas": n, "region": region} for region, n in shares if n]
     else:
-        made["fleet"] = [{"name": "planned", **pool, "replicas": replicas}]
-    made["policies"] = {**made.get("policies", {}), "routing": candidate.routing, "ordering": candidate.ordering}
-    return made
+        fleet = [{"name": "planned", **pool, "replicas": replicas}]
+    policies = {**document.get("policies", {}), "routing": candidate.routing, "ordering": candidate.ordering}
+    return {**document, "fleet": fleet, "policies": policies}
 
 
-def _loaded(workload: dict[str, Any], load: float) -> None:
-    """The same kind of requests, so many times as many per second. Changes the section."""
+def _with_load(workload: Mapping[str, Any], load: float) -> dict[str, Any]:
+    """A workload section with `load` times as many requests per second of the same kind."""
+    changed = dict(workload)
     if load == 1:
-        return
+        return changed
     if "trace" in workload:
         trace = workload["trace"]
         trace = {"path": trace} if isinstance(trace, str) else trace
-        workload["trace"] = {**trace, "rate_scale": trace.get("rate_scale", 1.0) * load}
+        changed["trace"] = {**trace, "rate_scale": trace.get("rate_scale", 1.0) * load}
     elif "concurrency" in workload:
-        workload["concurrency"] = max(1, round(workload["concurrency"] * load))
+        changed["concurrency"] = max(1, round(workload["concurrency"] * load))
     else:
         arrivals = workload["arrivals"]
         if isinstance(arrivals, int | float):
-            workload["arrivals"] = arrivals * load
+            changed["arrivals"] = arrivals * load
         elif "rates" in arrivals:
-            workload["arrivals"] = {**arrivals, "rates": [rate * load for rate in arrivals["rates"]]}
+            changed["arrivals"] = {**arrivals, "rates": [rate * load for rate in arrivals["rates"]]}
         else:
             name = "rate" if "rate" in arrivals else "rate_scale"
-            workload["arrivals"] = {**arrivals, name: arrivals.get(name, 1.0) * load}
+            changed["arrivals"] = {**arrivals, name: arrivals.get(name, 1.0) * load}
     if "num_requests" in workload:
-        workload["num_requests"] = ceil(workload["num_requests"] * load)
+        changed["num_requests"] = ceil(workload["num_requests"] * load)
+    return changed
 
 
 def _shares(replicas: int, parts: int) -> list[int]:
-    """So many replicas over the regions, the first ones getting what is left over."""
+    """Replicas by region, as even as possible; the first regions get the remainder."""
     return [replicas // parts + (i < replicas % parts) for i in range(parts)] if parts else []
 
 
-def _measured(chosen: scenario.Scenario) -> Measured:
-    """Simulate and look. A request that did not finish never got there."""
-    run = scenario.run(chosen)
-    found = sample(run.records, chosen.spec.simulation.warmup_s, chosen.spec.slo)
-    tpot_s = np.where(found.finished & np.isnan(found.tpot_s), 0.0, found.tpot_s)
-    has, good = slo_masks(found)["all"]
-    goodput = run.summary.goodput_rps if has.any() else run.summary.throughput_rps
-    return Measured(
-        ttft_p99_s=_p99(np.where(found.finished, found.ttft_s, inf)),
-        tpot_p99_s=_p99(np.where(found.finished, tpot_s, inf)),
-        e2e_p99_s=_p99(np.where(found.finished, found.e2e_s, inf)),
-        attainment=float(good.sum() / has.sum()) if has.any() else None,
-        goodput_rps=goodput,
-        busy_share=run.summary.busy_share,
-        num_requests=run.summary.num_requests,
-        num_completed=run.summary.num_completed,
-        calibrated=run.calibrated,
-    )
-
-
 def _p99(values: Floats) -> float | None:
-    """Interpolated as in the metrics; None where it is infinite or there is nothing."""
+    """Interpolated as in the metrics; None if it is infinite or there are no values."""
     if not len(values):
         return None
     values = np.sort(values)
-    at = FRACTION * (len(values) - 1)
-    low, high = values[int(at)], values[ceil(at)]
-    return None if high == inf else float(low + (at - int(at)) * (high - low))
+    rank = FRACTION * (len(values) - 1)
+    low, high = values[int(rank)], values[ceil(rank)]
+    return None if high == inf else float(low + (rank - int(rank)) * (high - low))
 
 
-def _cached(file: Path) -> Measured | None:
-    """What the cache holds; None where that is nothing, or cannot be read."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Measured)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _key(chosen: scenario.Scenario, base_dir: Path) -> str:
-    """Of everything that a rehearsal depends on: the scenario, the catalog's facts, files, and the code."""
-    pools = chosen.fleet.pools
-    facts = [catalog.coefficients(pool.gpu.name, pool.engine.name) for pool in pools]
-    spec = structs.replace(chosen.spec, name="")
-    digest = hashlib.sha256(msgspec.json.encode([__version__, code(), spec, chosen.fleet, facts]))
-    for path in _paths(msgspec.to_builtins([chosen.spec.workload, chosen.spec.fleet])):
-        digest.update((base_dir / path).read_bytes())
-    return digest.hexdigest()[:32]
+def _key(chosen: Scenario) -> str:
+    """A digest of the scenario without its name, the catalog's coefficients, and the files that it names."""
+    facts = [catalog.coefficients(pool.gpu.name, pool.engine.name) for pool in chosen.fleet.pools]
+    paths = _paths(msgspec.to_builtins([chosen.spec.workload, chosen.spec.fleet]))
+    return content_key(
+        [structs.replace(chosen.spec, name=""), chosen.fleet, facts], (chosen.base_dir / path for path in paths)
+    )
 
 
 def _paths(section: Any) -> Iterator[str]:
@@ -174,30 +158,3 @@ def _paths(section: Any) -> Iterator[str]:
                 yield value
             else:
                 yield from _paths(value)
-
-
-OTHER = ("cli", "report", "reproduce")
-"""Of Headway's code, what no simulation depends on."""
-
-
-@cache
-def code() -> str:
-    """A digest of the source that simulates: what was simulated by other code does not count."""
-    digest = hashlib.sha256()
-    for entry in _entries(files("headway")):
-        if entry.name not in OTHER:
-            for text in _sources(entry):
-                digest.update(text)
-    return digest.hexdigest()
-
-
-def _sources(entry: Traversable) -> Iterator[bytes]:
-    if entry.is_dir():
-        for inner in _entries(entry):
-            yield from _sources(inner)
-    elif entry.name.endswith((".py", ".json", ".yaml", ".csv")):
-        yield entry.read_bytes()
-
-
-def _entries(folder: Traversable) -> list[Traversable]:
-    return sorted(folder.iterdir(), key=lambda each: each.name)

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from headway.planning.capacity.problem import SLOS, Measured, Option, Plan, Targets
+from headway.planning.capacity.problem import SLOS, CandidateResult, CapacityPlan, RehearsalMetrics, Targets
 from headway.report.table import dollars, percent, seconds, short_number
 
 NAMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "SLO met"}
@@ -37,7 +37,7 @@ def asked(targets: Targets) -> str:
     return ", ".join(f"{NAMES[name]} {signs.get(name, '≤')} {shown(name, value)}" for name, value in _targets(targets))
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: CapacityPlan) -> str:
     """The answer in a sentence."""
     if plan.choice is None:
         return f"No candidate meets {asked(plan.targets)}."
@@ -49,7 +49,7 @@ def headline(plan: Plan) -> str:
     return f"{number}, {chosen.policy}: {gpus} GPU{'s' if gpus != 1 else ''}, {price} an hour."
 
 
-def facts(plan: Plan) -> Iterator[str]:
+def facts(plan: CapacityPlan) -> Iterator[str]:
     """What stands below the answer, a sentence each."""
     if plan.choice is None:
         yield from (
@@ -71,29 +71,29 @@ def facts(plan: Plan) -> Iterator[str]:
     yield from (f"{note[:1].upper()}{note[1:]}." for note in plan.notes if "calibrated" not in note)
 
 
-def _values(measured: Measured | None, names: Sequence[str]) -> list[str]:
+def _values(measured: RehearsalMetrics | None, names: Sequence[str]) -> list[str]:
     if measured is None:
         return ["-"] * (len(names) + 1)
     goodput = "-" if measured.goodput_rps is None else short_number(measured.goodput_rps)
     return [*(_latency(name, measured) for name in names), goodput]
 
 
-def _latency(name: str, measured: Measured) -> str:
+def _latency(name: str, measured: RehearsalMetrics) -> str:
     value = getattr(measured, name)
     return "never" if value is None and name != "attainment" else shown(name, value)
 
 
-def _shown_slos(plan: Plan) -> list[str]:
+def _shown_slos(plan: CapacityPlan) -> list[str]:
     """Columns: every SLO, attainment only where requests have any."""
     has = plan.measured is None or plan.measured.attainment is not None
     return [name for name in SLOS if name != "attainment" or has]
 
 
-def _at(option: Option) -> Measured | None:
+def _at(option: CandidateResult) -> RehearsalMetrics | None:
     return next((point.measured for point in option.points if point.replicas == option.replicas), None)
 
 
-def table_of_options(plan: Plan) -> tuple[list[str], list[list[str]]]:
+def table_of_options(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
     """Heads and rows: the plan, then the cheapest of each other GPU. Without a plan: what is wrong with each kind."""
     if plan.choice is None:
         kinds = ((each.candidate, each.reason) for each in _one_each(plan.options))
@@ -114,7 +114,7 @@ def table_of_options(plan: Plan) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
-def _one_each(options: Sequence[Option]) -> Iterator[Option]:
+def _one_each(options: Sequence[CandidateResult]) -> Iterator[CandidateResult]:
     """Every GPU and tp once."""
     seen = set()
     for option in options:
@@ -124,7 +124,7 @@ def _one_each(options: Sequence[Option]) -> Iterator[Option]:
             yield option
 
 
-def table_of_what_ifs(plan: Plan) -> tuple[list[str], list[list[str]]]:
+def table_of_what_ifs(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
     """Heads and rows."""
     names = _shown_slos(plan)
     heads = ["what if", *(NAMES[name] for name in names), "goodput/s", "still met", "replicas needed", "$/h then"]
@@ -137,7 +137,7 @@ def table_of_what_ifs(plan: Plan) -> tuple[list[str], list[list[str]]]:
     return heads, rows
 
 
-def render(plan: Plan, *, width: int, color: bool = False) -> str:
+def render(plan: CapacityPlan, *, width: int, color: bool = False) -> str:
     """The plan as text, for a console `width` characters wide."""
     terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
     parts: list[Any] = [Text(headline(plan), style="bold"), *(Text(line) for line in facts(plan)), Text()]

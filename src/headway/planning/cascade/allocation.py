@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.problem import Floats, Problem
-from headway.planning.solver import minimise
+from headway.planning.solver import dot, integers, minimise, new_model, reals
 
 Ints = npt.NDArray[np.int64]
 Vector = tuple[int, ...]
@@ -230,36 +230,32 @@ def least_cost(tables: Sequence[Floats], room: Room, latency_s: float) -> Alloca
 
 
 def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
-    """The same by the mixed-integer program, with a row for each type of GPU. HeadwayError without SciPy."""
+    """The same by the mixed-integer program, with a row for each type of GPU. HeadwayError without highspy."""
     places = [(i, f) for i, table in enumerate(tables) for f in np.flatnonzero(np.isfinite(table)).tolist()]
     if {i for i, _ in places} != set(range(len(tables))):
         return None
-    num, stages = len(places), len(tables)
-    latency_s = np.array([tables[i][f] for i, f in places])
-    scale = float(latency_s.max()) or 1.0
-    one, below = np.zeros((stages, num + 1)), np.zeros((stages, num + 1))
-    for column, (i, _) in enumerate(places):
-        one[i, column] = 1.0
-        below[i, column] = -latency_s[column] / scale
-    below[:, num] = 1.0
-    vectors = [(f,) if isinstance(num_gpus, int) else num_gpus.vector(f) for _, f in places]
-    there = np.array([num_gpus] if isinstance(num_gpus, int) else num_gpus.left, "f8")
-    total = np.hstack([np.array(vectors, "f8").T, np.zeros((len(there), 1))])
-    ones, zeros = np.ones(stages), np.zeros(stages)
-    found = minimise(
-        np.array([0.0] * num + [1.0]),
-        np.vstack([one, below, total]),
-        np.concatenate([ones, zeros, there if use_all else np.zeros(len(there))]),
-        np.concatenate([ones, np.full(stages, inf), there]),
-        np.ones(num + 1),
-        [True] * num + [False],
-    )
+    scale = max(float(tables[i][f]) for i, f in places) or 1.0
+    model = new_model()
+    x = dict(zip(places, integers(model, np.ones(len(places))), strict=True))
+    (latency,) = reals(model, np.ones(1))
+    stages = [[(f, x[i, f]) for f in range(len(table)) if (i, f) in x] for i, table in enumerate(tables)]
+    for chosen in stages:
+        model.addConstr(dot([1.0] * len(chosen), [variable for _, variable in chosen]) == 1.0)
+    for table, chosen in zip(tables, stages, strict=True):
+        latencies = dot([table[f] / scale for f, _ in chosen], [variable for _, variable in chosen])
+        model.addConstr(latency - latencies >= 0.0)
+    available = [num_gpus] if isinstance(num_gpus, int) else num_gpus.left
+    for t, most in enumerate(available):
+        of_type = [f if isinstance(num_gpus, int) else num_gpus.vector(f)[t] for _, f in places]
+        used = dot(of_type, x.values())
+        model.addConstr(used == most if use_all else used <= most)
+    found = minimise(model, dot([1.0], [latency]))
     if found.status == "infeasible":
         return None
     if found.status != "optimal":
         raise HeadwayError("the time was over before an allocation was proved best")
-    gpus = {i: f for (i, f), value in zip(places, found.values[:num], strict=True) if value > 0.5}
-    return _allocation(tables, tuple(gpus[i] for i in range(stages)))
+    gpus = dict(place for place, value in zip(places, found.of(list(x.values())), strict=True) if value > 0.5)
+    return _allocation(tables, tuple(gpus[i] for i in range(len(tables))))
 
 
 def least_sum_allocation(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[int, ...] | None:

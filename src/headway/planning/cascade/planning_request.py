@@ -21,7 +21,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fleet, Pool
 from headway.planning.cascade.problem import Handing, Problem, Target, of_type
 from headway.planning.cascade.replica_sets import offered
-from headway.planning.combos.combos import Offer
+from headway.planning.combos.problem import Offer
 from headway.planning.simulator import Simulator
 from headway.workload.generate import generate
 from headway.workload.quality import Scores

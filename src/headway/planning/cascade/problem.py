@@ -15,8 +15,7 @@ from msgspec import Struct
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Handover, Model, Parallel, Role
-from headway.planning.combos.combos import Offer
-from headway.planning.combos.speeds import DEFAULT_NETWORK_BYTES_PER_S
+from headway.planning.combos.problem import DEFAULT_NETWORK_BYTES_PER_S, Offer
 from headway.workload.quality import Scores
 
 Floats = npt.NDArray[np.float64]

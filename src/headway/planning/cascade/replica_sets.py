@@ -17,8 +17,8 @@ from headway.core.fleet import Engine, Gpu, Model, Parallel, Role
 from headway.perf import memory
 from headway.planning.cascade.allocation import Ints, Room, as_room
 from headway.planning.cascade.problem import Problem, Replicas, ReplicaSet, Split, longest_tokens, of_type
-from headway.planning.combos.combos import Offer
-from headway.planning.combos.speeds import DEFAULT_NETWORK_BYTES_PER_S, Pattern, Slo, Speeds
+from headway.planning.combos.estimate import InstanceSpeed
+from headway.planning.combos.problem import DEFAULT_NETWORK_BYTES_PER_S, Offer, ServiceSlo, WorkloadPattern
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,16 +224,16 @@ class _Phases:
         self.problem, self.model = problem, problem.models[stage]
         lengths = problem.lengths(stage, np.ones(len(problem.scores), np.bool_))
         longest = float((lengths.prompt_tokens + lengths.output_tokens).max())
-        self.pattern = Pattern(None, float(lengths.computed_tokens.mean()), float(lengths.output_tokens.mean()))
+        self.pattern = WorkloadPattern(None, float(lengths.computed_tokens.mean()), float(lengths.output_tokens.mean()))
         kv_bytes = memory.kv_bytes_per_token(self.model, problem.engine.kv_dtype_bytes)
         self.network_rps = network_bytes_per_s / (kv_bytes * self.pattern.prompt_tokens)
         self.limits = [offer.limit or 0 for offer in problem.offers]
-        self.speeds = dict[Shape, Speeds]()
+        self.speeds = dict[Shape, InstanceSpeed]()
         for t, offer in enumerate(problem.offers):
             own = coefficients.get(of_type(self.model, offer.gpu.name if t else ""))
             for shape in _flat(problem, self.model, offer):
-                found = Speeds(self.model, offer.gpu, problem.engine, shape.tp, own)
-                if longest_tokens(found.room_tokens, problem.engine) >= longest:
+                found = InstanceSpeed(self.model, offer.gpu, problem.engine, shape.tp, own)
+                if longest_tokens(found.kv_tokens, problem.engine) >= longest:
                     self.speeds[t, shape] = found
 
     def splits(self) -> tuple[Split, ...]:
@@ -260,9 +260,9 @@ class _Phases:
         speeds = self.speeds[shape]
         if role == "prefill":
             fastest_s = min(each.prompts_s(self.pattern, 1) for each in alike)
-            return min(speeds.prefill_rps(self.pattern, Slo(ttft_s=_times(limit, fastest_s))), self.network_rps)
+            return min(speeds.prefill_rps(self.pattern, ServiceSlo(ttft_s=_times(limit, fastest_s))), self.network_rps)
         fastest_s = min(each.step_s(self.pattern, 1) for each in alike)
-        return min(speeds.decode_rps(self.pattern, Slo(tpot_s=_times(limit, fastest_s))), self.network_rps)
+        return min(speeds.decode_rps(self.pattern, ServiceSlo(tpot_s=_times(limit, fastest_s))), self.network_rps)
 
     def _split(self, prefill: Shape, decode: Shape) -> Split:
         prompts_rps = self._rps(prefill, inf, "prefill")

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, inf
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from headway import __version__
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Combo, Engine, Fleet, Gpu, Model, Parallel, Pool
 from headway.metrics.latency import distribution, sample
 from headway.perf.step import StepModel
-from headway.planning.capacity import rehearsal
 from headway.planning.cascade.bounds import StepBounds
 from headway.planning.cascade.deployment import Latencies
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Handing, Lengths, Problem, ReplicaSet, of_type
+from headway.planning.rehearsals import RehearsalCache, content_key
 from headway.sim.cluster import simulate
 from headway.sim.timeline import Line
-from headway.workload.atomic_file import write_text
 from headway.workload.random_streams import stream
 from headway.workload.sources import TraceSource
 from headway.workload.table import Workload
@@ -127,27 +124,18 @@ class Known:
     latencies: Latencies = field(init=False)
 
     def __post_init__(self) -> None:
-        self.latencies = Latencies(evaluator(self.asked), self._read())
+        self._cache = RehearsalCache(self.folder)
+        known = self._cache.find(self._key, dict[str, float | None]) or {}  # JSON has no infinity
+        latencies = {key: inf if value is None else value for key, value in known.items()}
+        self.latencies = Latencies(evaluator(self.asked), latencies)
 
-    @property
-    def file(self) -> Path | None:
-        problem, said = self.asked.problem, self.asked.document.get("policies")
-        facts = [problem.models, problem.gpu, problem.engine, said, self.asked.seed, rounds(problem)]
+    @cached_property
+    def _key(self) -> str:
+        problem, policies = self.asked.problem, self.asked.document.get("policies")
+        facts = [problem.models, problem.gpu, problem.engine, policies, self.asked.seed, rounds(problem)]
         facts += [self.asked.handing, sorted(self.asked.coefficients.items())]
-        facts += [offer.gpu for offer in problem.others]
-        digest = hashlib.sha256(msgspec.json.encode([__version__, rehearsal.code(), facts])).hexdigest()[:32]
-        return None if self.folder is None else self.folder / f"{digest}.json"
-
-    def _read(self) -> dict[str, float]:
-        if self.file is None or not self.file.is_file():
-            return {}
-        try:
-            found = msgspec.json.decode(self.file.read_bytes(), type=dict[str, float | None])
-        except msgspec.DecodeError:
-            return {}
-        return {key: inf if value is None else value for key, value in found.items()}
+        return content_key(facts + [offer.gpu for offer in problem.others])
 
     def write(self) -> None:
         """Keep what is known by now."""
-        if self.file is not None:
-            write_text(self.file, msgspec.json.encode(self.latencies.known).decode())
+        self._cache.keep(self._key, self.latencies.known)

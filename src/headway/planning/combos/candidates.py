@@ -1,17 +1,16 @@
-"""Which combos may serve which service: enumerated, filtered by direction, profiled and ranked (Cauchy 3.3.1)."""
+"""Candidates for a deployment: combos enumerated, filtered by direction, profiled and ranked (Cauchy 3.3.1, 3.3.2)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from math import inf
-from typing import Literal, Protocol
-
-from msgspec import Struct
+from typing import Literal
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Engine, Gpu, Model
+from headway.core.fleet import Engine, Model, Parallel
+from headway.perf import memory
 from headway.perf.operators import peak_flops
-from headway.planning.combos.combos import Counts, GpuCombo, Offer, Rejected, better_directions, combos
 from headway.planning.combos.cost_efficiency import (
     PhaseCosts,
     a1,
@@ -22,57 +21,118 @@ from headway.planning.combos.cost_efficiency import (
     stated,
     summed_tokens_per_usd,
 )
-from headway.planning.combos.speeds import DEFAULT_NETWORK_BYTES_PER_S, Estimate, Pattern, Slo
+from headway.planning.combos.estimate import FluidEstimate
+from headway.planning.combos.problem import (
+    ComboCandidate,
+    ComboService,
+    Counts,
+    GpuCombo,
+    Group,
+    Offer,
+    Profiler,
+    Rejected,
+    Selection,
+)
 
 Directions = Literal["closed-form", "estimate", "both"]
 
 
-class Profiler(Protocol):
-    """Says how many requests per second a combo serves within an SLO. The same arguments give the same answer."""
-
-    def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
-        """0: at no rate are requests in time."""
-        ...
-
-
-class Service(Struct, frozen=True, forbid_unknown_fields=True):
-    """A model under one kind of workload, with its SLO."""
-
-    name: str
-    model: Model
-    engine: Engine
-    pattern: Pattern
-    slo: Slo
-    network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
-    """Of one instance, each way; split combos hand KV caches over through it."""
+def group(model: Model, engine: Engine, offer: Offer, num_gpus: int) -> Group:
+    """`num_gpus` GPUs in as few instances as possible. HeadwayError if the model fits in none of the shapes."""
+    if offer.limit is not None and num_gpus > offer.limit:
+        raise HeadwayError(f"{num_gpus} x {offer.gpu.name}: there are {offer.limit}")
+    reason: HeadwayError | None = None
+    for tp in range(min(num_gpus, offer.server), 0, -1):
+        if num_gpus % tp:
+            continue
+        try:
+            memory.plan(model, offer.gpu, engine, Parallel(tp))
+        except HeadwayError as error:
+            reason = reason or error
+        else:
+            return Group(offer.gpu.name, tp, num_gpus // tp)
+    raise HeadwayError(f"{num_gpus} x {offer.gpu.name}: {reason}")
 
 
-class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
-    """A combo for a service. Tokens per dollar count prompts and outputs; None: it costs nothing."""
+def usd_per_hour(groups: Sequence[Group], offers: Mapping[str, Offer]) -> float:
+    """Price of a combo for each hour in which it serves.
 
-    service: str
-    combo: GpuCombo
-    goodput_rps: float
-    tokens_per_usd: float | None
-    """What it serves at its goodput: the paper's measured CE."""
-    closed_form_tokens_per_usd: float | None = None
-    """Eq. 15 as the paper states it."""
-    shape_tokens_per_usd: float | None = None
-    """Eq. 14 with FLOPs and bytes of the model's real shape."""
-    step_tokens_per_usd: float | None = None
-    """Eq. 14 with the step-time model's throughputs."""
+    A combo serves with all of its instances. The interruption of one stops the combo, and all of its GPUs are paid for
+    until that instance is back. With R interruptions an hour in all, each of s seconds: price * (1 + R s / 3600).
+    """
+    price = sum(group.num_gpus * offers[group.gpu].price for group in groups)
+    lost_s = sum(group.instances * offers[group.gpu].interruptions_per_hour * offers[group.gpu].restart_s
+                 for group in groups)  # fmt: skip
+    return price * (1 + lost_s / 3600)
 
 
-class Selection(Struct, frozen=True, forbid_unknown_fields=True):
-    """Candidates by service, highest CE first, and what was left out."""
+def enumerate_combos(
+    model: Model, engine: Engine, offers: Sequence[Offer], counts: Counts | None = None
+) -> tuple[tuple[GpuCombo, ...], tuple[Rejected, ...]]:
+    """Every combo of these GPUs that holds the model and is within the limits; and the rejected ones, with reasons."""
+    counts = counts or Counts()
+    by_type = {offer.gpu.name: offer for offer in offers}
+    if len(by_type) < len(offers):
+        raise HeadwayError("offers: a GPU type is listed twice")
+    rejected: dict[str, str] = {}
+    groups: dict[tuple[str, int], Group] = {}
+    for offer, num in product(offers, sorted({*counts.prefill, *counts.decode, *counts.aggregated})):
+        try:
+            groups[offer.gpu.name, num] = group(model, engine, offer, num)
+        except HeadwayError as error:
+            rejected[f"{num} x {offer.gpu.name}"] = str(error)
+    combos = []
+    for combo in _all_pairs(model.name, groups, by_type, counts):
+        limits = {gpu: by_type[gpu].limit for gpu in combo.gpus}
+        if all(limit is None or combo.gpus[gpu] <= limit for gpu, limit in limits.items()):
+            combos.append(combo)
+        else:
+            rejected[combo.label] = "more GPUs of a type than there are"
+    return tuple(combos), tuple(Rejected(what, why) for what, why in rejected.items())
 
-    candidates: tuple[Candidate, ...]
-    rejected: dict[str, tuple[Rejected, ...]]
-    """By service."""
+
+def _all_pairs(
+    model: str, groups: Mapping[tuple[str, int], Group], offers: Mapping[str, Offer], counts: Counts
+) -> Iterator[GpuCombo]:
+    for first, second in product(offers, offers):
+        if first == second and not counts.same_type:
+            continue
+        for num_first, num_second in product(counts.prefill, counts.decode):
+            prefill, decode = groups.get((first, num_first)), groups.get((second, num_second))
+            if prefill is not None and decode is not None:
+                yield GpuCombo(model, usd_per_hour((prefill, decode), offers), prefill=prefill, decode=decode)
+    for gpu, num in product(offers, counts.aggregated):
+        if (gpu, num) in groups:
+            alone = groups[gpu, num]
+            yield GpuCombo(model, usd_per_hour((alone,), offers), aggregated=alone)
+
+
+def better_directions(
+    combos: Iterable[GpuCombo], efficiency: Callable[[GpuCombo], float | None]
+) -> tuple[tuple[GpuCombo, ...], tuple[Rejected, ...]]:
+    """The Pareto filter of 3.3.1: of each pair of types, only the direction with the higher CE at its best.
+
+    Every size of the better direction stays. An `efficiency` of None is infinite.
+    """
+    combos = tuple(combos)
+    best: dict[tuple[str, str], float] = {}
+    for combo in combos:
+        pair = (combo.phases[0].gpu, combo.phases[1].gpu)
+        best[pair] = max(best.get(pair, 0.0), _or_infinite(efficiency(combo)))
+    kept, rejected = [], []
+    for combo in combos:
+        pair = (combo.phases[0].gpu, combo.phases[1].gpu)
+        reverse = (pair[1], pair[0])
+        other = best.get(reverse, -1.0)
+        if combo.aggregated is None and (other > best[pair] or (other == best[pair] and reverse < pair)):
+            rejected.append(Rejected(combo.label, f"{pair[1]} to {pair[0]} has the higher cost-efficiency"))
+        else:
+            kept.append(combo)
+    return tuple(kept), tuple(rejected)
 
 
 def select(
-    services: Sequence[Service],
+    services: Sequence[ComboService],
     offers: Sequence[Offer],
     profiler: Profiler,
     counts: Counts | None = None,
@@ -80,85 +140,84 @@ def select(
     per_pair: int | None = None,
     directions: Directions = "closed-form",
 ) -> Selection:
-    """Candidates for every service; of each, only the `top` best by served tokens per dollar where that is given.
+    """Candidates for every service; of each, the `top` best by served tokens per dollar, or all.
 
-    Combos that serve nothing in time are left out. Of the two directions of a pair one stays: by the closed form, as
-    the paper does it, or by the estimate of served tokens per dollar; or `both` do. They may differ: the closed form
-    takes decode to be bound by bytes, which an H20 is for small batches only. `per_pair`: of the sizes of each pair
-    of types, and of each type that does both, only so many are profiled, those with the highest estimate; so every
-    type stays in the choice while profiles are few. HeadwayError for services of one name.
+    Combos without goodput are left out. Of the two directions of a pair of types one stays: by the closed form, as in
+    the paper; by the estimate of served tokens per dollar; or `both` stay. The choices may differ: the closed form
+    takes decode to be bound by bytes, which holds on an H20 for small batches only. `per_pair`: of each pair of types,
+    and of each aggregated type, only so many sizes are profiled, those with the highest estimate; every type stays in
+    the choice while profiles are few. HeadwayError if two services have one name.
     """
     if len({service.name for service in services}) < len(services):
-        raise HeadwayError("services: a name stands there twice")
-    found: list[Candidate] = []
+        raise HeadwayError("services: a name is listed twice")
+    candidates: list[ComboCandidate] = []
     rejected: dict[str, tuple[Rejected, ...]] = {}
     for service in services:
         some, rejected[service.name] = _of_service(service, offers, profiler, counts, per_pair, directions)
-        found += some if top is None else some[:top]
-    return Selection(tuple(found), rejected)
+        candidates += some if top is None else some[:top]
+    return Selection(tuple(candidates), rejected)
 
 
 def _of_service(
-    service: Service,
+    service: ComboService,
     offers: Sequence[Offer],
     profiler: Profiler,
     counts: Counts | None,
     per_pair: int | None,
     directions: Directions,
-) -> tuple[list[Candidate], tuple[Rejected, ...]]:
-    every, too_large = combos(service.model, service.engine, offers, counts)
+) -> tuple[list[ComboCandidate], tuple[Rejected, ...]]:
+    every, too_large = enumerate_combos(service.model, service.engine, offers, counts)
     efficiencies = Efficiencies(service, offers)
     by = efficiencies.closed_form if directions == "closed-form" else efficiencies.estimated
-    kept, turned = (every, ()) if directions == "both" else better_directions(every, by)
+    kept, wrong_direction = (every, ()) if directions == "both" else better_directions(every, by)
     unlikely: list[Rejected] = []
     if per_pair is not None:
         kept, unlikely = _likely(kept, efficiencies, per_pair)
-    found, late = [], []
+    candidates, late = [], []
     for combo in kept:
         goodput = profiler.goodput_rps(combo, service.pattern, service.slo)
         if goodput > 0:
-            found.append(efficiencies.candidate(combo, goodput))
+            candidates.append(efficiencies.candidate(combo, goodput))
         else:
             late.append(Rejected(combo.label, "no request is in time, at any rate"))
-    found.sort(key=lambda each: (-_number(each.tokens_per_usd), each.combo.usd_per_hour, each.combo.label))
-    return found, (*too_large, *turned, *unlikely, *late)
+    candidates.sort(key=lambda each: (-_or_infinite(each.tokens_per_usd), each.combo.usd_per_hour, each.combo.label))
+    return candidates, (*too_large, *wrong_direction, *unlikely, *late)
 
 
 def _likely(
     every: Sequence[GpuCombo], efficiencies: Efficiencies, per_pair: int
 ) -> tuple[tuple[GpuCombo, ...], list[Rejected]]:
-    """The best sizes of each pair of types by the estimate, as far as it says that anything is in time."""
+    """The sizes of each pair of types with the highest estimate, without those estimated to serve nothing."""
     pairs: dict[tuple[str, ...], list[tuple[float, int]]] = {}
-    for at, combo in enumerate(every):
+    for i, combo in enumerate(every):
         served = efficiencies.estimated(combo)
         if served != 0:
-            pairs.setdefault(tuple(group.gpu for group in combo.groups), []).append((-_number(served), at))
-    best = {at for some in pairs.values() for _, at in sorted(some)[:per_pair]}
+            pairs.setdefault(tuple(group.gpu for group in combo.groups), []).append((-_or_infinite(served), i))
+    best = {i for some in pairs.values() for _, i in sorted(some)[:per_pair]}
     reason = f"not among the {per_pair} best sizes of its types by the estimate"
-    left = [Rejected(combo.label, reason) for at, combo in enumerate(every) if at not in best]
-    return tuple(combo for at, combo in enumerate(every) if at in best), left
+    rejected = [Rejected(combo.label, reason) for i, combo in enumerate(every) if i not in best]
+    return tuple(combo for i, combo in enumerate(every) if i in best), rejected
 
 
-def _number(value: float | None) -> float:
+def _or_infinite(value: float | None) -> float:
     return inf if value is None else value
 
 
 class Efficiencies:
-    """The cost-efficiencies of combos for one service; decode batches are as large as memory allows."""
+    """The cost-efficiencies of combos for one service, with decode batches as large as memory allows."""
 
-    def __init__(self, service: Service, offers: Sequence[Offer]) -> None:
+    def __init__(self, service: ComboService, offers: Sequence[Offer]) -> None:
         self.service = service
         self.offers = {offer.gpu.name: offer for offer in offers}
-        gpus: dict[str, Gpu] = {offer.gpu.name: offer.gpu for offer in offers}
-        models = {service.model.name: service.model}
-        self.estimate = Estimate(models, gpus, service.engine, service.network_bytes_per_s)
+        models, gpus = {service.model.name: service.model}, {offer.gpu.name: offer.gpu for offer in offers}
+        self.estimate = FluidEstimate(models, gpus, service.engine, service.network_bytes_per_s)
 
     def closed_form(self, combo: GpuCombo) -> float | None:
         """Eq. 15 with the paper's C1 to C4."""
         return self._closed_form(combo, lambda tp, batch: stated(self.service.model))
 
     def of_shape(self, combo: GpuCombo) -> float | None:
-        """The same with those of the real shape."""
+        """Eq. 15 with C1 to C4 of the model's real shape."""
         kv = self.service.engine.kv_dtype_bytes
         return self._closed_form(combo, lambda tp, batch: of_shape(self.service.model, tp, batch, kv))
 
@@ -167,29 +226,31 @@ class Efficiencies:
         first, second = combo.phases
         pattern = self.service.pattern
         return summed_tokens_per_usd(
-            first.instances * self.estimate.speeds(combo.model, first).prefill_tokens_per_s(pattern),
+            first.instances * self.estimate.speed(combo.model, first).prefill_tokens_per_s(pattern),
             first.num_gpus * self.offers[first.gpu].price,
-            second.instances * self.estimate.speeds(combo.model, second).decode_tokens_per_s(pattern),
+            second.instances * self.estimate.speed(combo.model, second).decode_tokens_per_s(pattern),
             second.num_gpus * self.offers[second.gpu].price,
         )
 
     def estimated(self, combo: GpuCombo) -> float | None:
-        """What it serves per dollar by the estimate; 0: nothing in time."""
+        """Served tokens per dollar by the estimate; 0: no goodput."""
         goodput = self.estimate.goodput_rps(combo, self.service.pattern, self.service.slo)
-        lengths = (self.service.pattern.prompt_tokens, self.service.pattern.output_tokens)
-        return served_tokens_per_usd(goodput, *lengths, combo.usd_per_hour) if goodput > 0 else 0.0
+        return self._served(combo, goodput) if goodput > 0 else 0.0
 
-    def candidate(self, combo: GpuCombo, goodput_rps: float) -> Candidate:
-        """All that is known of it."""
-        lengths = (self.service.pattern.prompt_tokens, self.service.pattern.output_tokens)
-        served = served_tokens_per_usd(goodput_rps, *lengths, combo.usd_per_hour)
+    def candidate(self, combo: GpuCombo, goodput_rps: float) -> ComboCandidate:
+        """The combo with all of its cost-efficiencies."""
+        served = self._served(combo, goodput_rps)
         others = (self.closed_form(combo), self.of_shape(combo), self.step(combo))
-        return Candidate(self.service.name, combo, goodput_rps, served, *others)
+        return ComboCandidate(self.service.name, combo, goodput_rps, served, *others)
+
+    def _served(self, combo: GpuCombo, goodput_rps: float) -> float | None:
+        pattern = self.service.pattern
+        return served_tokens_per_usd(goodput_rps, pattern.prompt_tokens, pattern.output_tokens, combo.usd_per_hour)
 
     def _closed_form(self, combo: GpuCombo, costs: Callable[[int, int], PhaseCosts]) -> float | None:
         first, second = combo.phases
         pattern = self.service.pattern
-        batch = self.estimate.speeds(combo.model, second).batch(pattern)
+        batch = self.estimate.speed(combo.model, second).batch(pattern)
         prefill, decode = self.offers[first.gpu], self.offers[second.gpu]
         return closed_form(
             a1(costs(first.tp, 1), pattern.prompt_tokens),

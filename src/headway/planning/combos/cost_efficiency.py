@@ -1,33 +1,31 @@
-"""Cauchy's cost-efficiency model: tokens per dollar from a model's shape and a GPU's peaks (3.2, Eq. 1 to 18). Pure.
+"""Cauchy's cost-efficiency model: tokens per dollar from a model's shape and a GPU's peaks (3.2, Eq. 1 to 15). Pure.
 
-Prefill is taken to be bound by FLOPs and decode by bytes. `stated` counts FLOPs and bytes as the paper does: as many
-KV heads as heads in the weights, no causal mask, dense feed-forward, both embeddings read in every step. `of_shape`
-counts them from the model's real shape: grouped heads, latent attention, experts touched by a batch, KV heads
-replicated by tensor parallelism. Either gives `PhaseCosts`, from which all the rest follows.
+The model takes prefill to be bound by FLOPs and decode by bytes. `stated` counts FLOPs and bytes as the paper does: as
+many KV heads as heads in the weights, no causal mask, dense feed-forward, both embeddings read in every step.
+`of_shape` counts them from the model's real shape: grouped heads, latent attention, experts touched by a batch, KV
+heads replicated by tensor parallelism. Both give `PhaseCosts`; all other values follow from those.
 
-Prices are per hour; the paper's "Tokens/USD" follows from its equations with 3,600 seconds to an hour, as its Table 1
-does. Two things to know of Eq. 14: it adds the tokens per dollar of two phases, as if every dollar were spent on both,
-so it ranks combos and says nothing of what one serves; and counts cancel (Eq. 15), so that 1:1 and 1:6 of the same
-types are alike to it. What a combo serves per dollar is its goodput over its price: `served_tokens_per_usd`.
+Prices are per hour. The paper's "Tokens/USD" follows from its equations with 3,600 seconds to an hour, as its Table 1
+does. Eq. 14 adds the tokens per dollar of two phases, as if every dollar were spent on both: it ranks combos, and is
+not what a combo serves. Counts cancel (Eq. 15): 1:1 and 1:6 of the same types have one value. What a combo serves per
+dollar is its goodput over its price: `served_tokens_per_usd`.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from headway.catalog.load import gpu as gpu_of
-from headway.catalog.load import model as model_of
-from headway.core.fleet import Gpu, Model
+from headway.core.fleet import Model
 from headway.perf.attention import pair_flops
 from headway.perf.memory import kv_bytes_per_token
-from headway.perf.operators import expert_chances, peak_flops
+from headway.perf.operators import expert_chances
 from headway.perf.params import active_params, routed_bytes, weight_dtype_bytes, weights_bytes
 
 HOUR_S = 3600.0
 
 
 class PhaseCosts(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model asks of a GPU: the paper's C1 to C4."""
+    """Work of a model in each phase: the paper's C1 to C4."""
 
     c1: float
     """FLOPs of prefill per squared prompt token."""
@@ -55,7 +53,8 @@ def of_shape(model: Model, tp: int = 1, batch: int = 1, kv_dtype_bytes: float = 
     """C1 to C4 of the real shape, for `tp` GPUs together and decode batches of `batch` sequences.
 
     Attention is causal (half the pairs); the embedding is looked up, not read; of a mixture of experts, prefill
-    computes the chosen ones and decode reads those that the batch touches. Sliding windows count as full attention.
+    computes the chosen experts and decode reads the experts that the batch touches. Sliding windows count as full
+    attention.
     """
     h = model.hidden_size
     in_layers = active_params(model) - model.vocab_size * h - 2.0 * h * model.num_layers
@@ -73,43 +72,6 @@ def of_shape(model: Model, tp: int = 1, batch: int = 1, kv_dtype_bytes: float = 
     )
 
 
-def prefill_flop(costs: PhaseCosts, batch: float, r_in: float) -> float:
-    """FLOP_prefill of a batch of prompts (Eq. 3)."""
-    return batch * (costs.c1 * r_in**2 + costs.c2 * r_in)
-
-
-def prefill_s(costs: PhaseCosts, batch: float, r_in: float, num_gpus: int, gpu_flops: float) -> float:
-    """T_prefill (Eq. 4)."""
-    return prefill_flop(costs, batch, r_in) / (num_gpus * gpu_flops)
-
-
-def prefill_tokens_per_s(costs: PhaseCosts, r_in: float, num_gpus: int, gpu_flops: float) -> float:
-    """S_prefill (Eq. 5)."""
-    return num_gpus * gpu_flops * a1(costs, r_in)
-
-
-def decode_bytes(costs: PhaseCosts, batch: float, r_in: float, r_out: float) -> float:
-    """Byte_decode of all steps of a batch (Eq. 9).
-
-    The sum of Eq. 8 is less by `batch c4 r_out / 2`: Eq. 9 takes R_out^2 / 2 for R_out (R_out - 1) / 2.
-    """
-    return (costs.c3 + batch * costs.c4 * r_in) * r_out + 0.5 * batch * costs.c4 * r_out**2
-
-
-def decode_s(
-    costs: PhaseCosts, batch: float, r_in: float, r_out: float, num_gpus: int, gpu_bytes_per_s: float
-) -> float:
-    """T_decode (Eq. 10)."""
-    return decode_bytes(costs, batch, r_in, r_out) / (num_gpus * gpu_bytes_per_s)
-
-
-def decode_tokens_per_s(
-    costs: PhaseCosts, batch: float, r_in: float, r_out: float, num_gpus: int, gpu_bytes_per_s: float
-) -> float:
-    """S_decode (Eq. 11)."""
-    return num_gpus * gpu_bytes_per_s * a2(costs, batch, r_in, r_out)
-
-
 def a1(costs: PhaseCosts, r_in: float) -> float:
     """The prefill workload pattern: prompt tokens per FLOP (Eq. 12)."""
     return 1.0 / (costs.c1 * r_in + costs.c2)
@@ -121,14 +83,14 @@ def a2(costs: PhaseCosts, batch: float, r_in: float, r_out: float) -> float:
 
 
 def tokens_per_usd(tokens_per_s: float, usd_per_hour: float) -> float | None:
-    """Tokens for a dollar; None: they cost nothing."""
+    """None: the price is 0."""
     return None if usd_per_hour == 0 else HOUR_S * tokens_per_s / usd_per_hour
 
 
 def summed_tokens_per_usd(
     prefill_tokens_s: float, prefill_usd_per_hour: float, decode_tokens_s: float, decode_usd_per_hour: float
 ) -> float | None:
-    """CE from the throughput and price of each phase's GPUs (Eq. 14); None: a phase costs nothing, so no limit."""
+    """CE from the throughput and price of each phase's GPUs (Eq. 14); None, for infinite: a phase costs nothing."""
     prefill = tokens_per_usd(prefill_tokens_s, prefill_usd_per_hour)
     decode = tokens_per_usd(decode_tokens_s, decode_usd_per_hour)
     return None if prefill is None or decode is None else prefill + decode
@@ -151,50 +113,7 @@ def closed_form(
 def served_tokens_per_usd(goodput_rps: float, r_in: float, r_out: float, usd_per_hour: float) -> float | None:
     """Prompt and output tokens that a combo serves for a dollar; None: it costs nothing.
 
-    What the paper's measured CE is: its Table 3 follows from goodput, the prices of Table 1 and 819 to 831 tokens a
+    This is the paper's measured CE: its Table 3 follows from goodput, the prices of Table 1 and 819 to 831 tokens a
     request; its example of 3.3.2 from 390 to 395.
     """
     return tokens_per_usd(goodput_rps * (r_in + r_out), usd_per_hour)
-
-
-def kv_network_bytes_per_s(
-    costs: PhaseCosts, r_in: float, gpu_flops: float, num_gpus: int = 1, batch: float = 1.0
-) -> float:
-    """The network that keeps up with prefill (Eq. 17, 18).
-
-    With a batch of 1 it holds for any batch: the paper divides by B but counts the KV cache of one request only.
-    """
-    return costs.c4 * num_gpus * gpu_flops / (batch * (costs.c1 * r_in + costs.c2))
-
-
-class NetworkClaim(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the paper says of the network (5), and what its formula gives."""
-
-    model: str
-    gpu: str
-    prompt_tokens: int
-    claimed_bytes_per_s: float
-    formula_bytes_per_s: float
-    """Eq. 18 as stated, one GPU, a batch of one prompt."""
-    shape_bytes_per_s: float
-    """The same with costs of the real shape."""
-    num_gpus_to_match: float
-    """GPUs that prefill as one with which the formula gives what is claimed."""
-
-
-def network_claims() -> tuple[NetworkClaim, ...]:
-    """The paper's two figures, 10 GB/s (8B) and 5 GB/s (70B), for 2,048 tokens on an A100, beside the formula's.
-
-    The formula gives 2.5 and 0.63 GB/s for one GPU; it gives the paper's figures for 4 and for 8.
-    """
-    return tuple(
-        _network_claim(model_of(name), gpu_of("a100-80gb"), 2048, claimed)
-        for name, claimed in (("llama-3.1-8b", 10e9), ("llama-3.1-70b", 5e9))
-    )
-
-
-def _network_claim(model: Model, gpu: Gpu, prompt_tokens: int, claimed: float) -> NetworkClaim:
-    flops = peak_flops(gpu, "bf16")
-    formula = kv_network_bytes_per_s(stated(model), prompt_tokens, flops)
-    shape = kv_network_bytes_per_s(of_shape(model), prompt_tokens, flops)
-    return NetworkClaim(model.name, gpu.name, prompt_tokens, claimed, formula, shape, claimed / formula)

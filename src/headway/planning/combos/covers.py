@@ -1,43 +1,47 @@
-"""Cauchy's deployment program service by service: the ways to meet each demand, and which of them fit together.
+"""Cauchy's deployment program service by service: the ways to meet each demand, and a choice of ways that fit together.
 
-A *cover* of a service is a number of each of its candidates that meets its demand, none to spare. With a price on
-GPUs of limited types, the cheapest covers, each found for itself, are a lower bound for the whole plan that is far
-above that of fractions of combos. Once that bound and a plan are near each other, only covers that are dearer than the
-cheapest by no more than what lies between the two can be part of a better plan, and of those there are few: one is
-chosen for each service. Exact: what is returned as optimal is.
+A *cover* of a service is a number of each of its candidates that together meet its demand, with none to spare. With a
+price on GPUs of limited types, the sum of the cheapest covers is a lower bound for the whole plan, and far higher than
+the bound with fractions of combos. Once that bound and the cost of a plan are close, a better plan can only consist of
+covers that exceed the cheapest cover by no more than their difference. There are few of those, and a program chooses
+one for each service. The result is exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headway.planning.solver import CENT, Floats, minimise, relaxed
+from headway.planning.solver import CENT, Floats, dot, integers, minimise, new_model, reals
+
+if TYPE_CHECKING:
+    from headway.planning.solver import Expression, Model
 
 MOST_NODES = 60_000
-"""Of a search for covers; beyond it the program is left to the solver as it stands."""
+"""Of one search for covers; beyond it the whole program goes to the solver."""
 MOST_COVERS = 1_200
-"""Of all services, among which plans are chosen."""
+"""Of all services together, to choose plans from."""
 ROUNDS = 24
 """Of prices for GPUs."""
 FIRST = 0.001
-"""Of the bound, by which the first covers looked at are dearer than the cheapest; then twice as much, and so on."""
+"""Share of the bound by which the first covers may exceed the cheapest; doubled in each round."""
 WIDENINGS = 12
-"""Of what is looked at."""
+"""Rounds of more expensive covers."""
 SMALLEST = 1 / 300
-"""Share of a demand that a candidate may serve; with smaller ones there are too many covers."""
+"""Share of a demand that the smallest candidate may serve; with smaller ones there are too many covers."""
 ENOUGH = 1e-9
-"""Of a demand, by which rounding may miss it."""
+"""Share of a demand by which rounding may miss it."""
 
-
-Counts = tuple[tuple[int, int], ...]
+Cover = tuple[tuple[int, int], ...]
 """(candidate of a service, how many), in order."""
 
 
 @dataclass
-class _Service:
-    """One demand: candidates by their price for the share that they serve."""
+class _Demand:
+    """One demand: its candidates by price per served share."""
 
     columns: list[int]
     shares: Floats
@@ -45,193 +49,213 @@ class _Service:
     use: Floats
 
     def cheapest(self, prices: Floats) -> tuple[float, dict[int, int]] | None:
-        """The cheapest cover where GPUs cost so much on top."""
-        found = self._search(self.cost + prices @ self.use, None)
-        return None if found is None else found[-1]
+        """The cheapest cover with these prices of GPUs added."""
+        covers = self._search(self.cost + prices @ self.use, None)
+        return None if covers is None else covers[-1]
 
     def within(self, prices: Floats, budget: float) -> list[tuple[float, dict[int, int]]] | None:
-        """All covers that cost no more than this."""
+        """All covers that cost no more than `budget`."""
         return self._search(self.cost + prices @ self.use, budget)
 
     def _search(self, cost: Floats, budget: float | None) -> list[tuple[float, dict[int, int]]] | None:
-        """Depth first, those with the lowest price for a share first; None: too many. Without budget, ever cheaper."""
+        """Depth first, lowest price per share first. Without a budget, each cover is cheaper than the one before.
+
+        None: more than MOST_NODES.
+        """
         shares = self.shares
         order = np.argsort(cost / shares, kind="stable")
         costs, sizes = cost[order].tolist(), shares[order].tolist()
         rates = (cost / shares)[order].tolist()
-        found: list[tuple[float, tuple[int, ...]]] = []
-        most = float("inf") if budget is None else budget
+        covers: list[tuple[float, tuple[int, ...]]] = []
+        most = inf if budget is None else budget
         stack: list[tuple[int, float, float, tuple[int, ...]]] = [(0, 1.0, 0.0, ())]
         for _ in range(MOST_NODES):
             if not stack:
-                return [(spent, _counts(order, taken)) for spent, taken in found]
-            first, left, spent, taken = stack.pop()
+                return [(spent, _counts(order, chosen)) for spent, chosen in covers]
+            first, left, spent, chosen = stack.pop()
             if left <= ENOUGH:
                 if budget is None and spent < most:
                     most = spent
-                    found.append((spent, taken))
+                    covers.append((spent, chosen))
                 elif budget is not None and spent <= most:
-                    found.append((spent, taken))
+                    covers.append((spent, chosen))
                 continue
             next_ones = []
-            for at in range(first, len(costs)):
-                if spent + left * rates[at] > most:
+            for i in range(first, len(costs)):
+                if spent + left * rates[i] > most:
                     break
-                if spent + costs[at] <= most:
-                    next_ones.append((at, left - sizes[at], spent + costs[at], (*taken, at)))
+                if spent + costs[i] <= most:
+                    next_ones.append((i, left - sizes[i], spent + costs[i], (*chosen, i)))
             stack.extend(reversed(next_ones))
         return None
 
 
-def _counts(order: np.ndarray, taken: tuple[int, ...]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for at in taken:
-        found[int(order[at])] = found.get(int(order[at]), 0) + 1
-    return found
+def _counts(order: np.ndarray, chosen: tuple[int, ...]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for i in chosen:
+        counts[int(order[i])] = counts.get(int(order[i]), 0) + 1
+    return counts
 
 
 class Covers:
-    """Demands of 1 in `shares @ x`, limits `use @ x <= most`, `cost` of 0 or more to be least; x in whole numbers."""
+    """Minimise `cost @ x` (each cost 0 or more), `shares @ x >= 1` and `use @ x <= limits`, x in whole numbers."""
 
-    def __init__(self, cost: Floats, shares: Floats, use: Floats, most: Floats) -> None:
-        limited = np.isfinite(most)
+    def __init__(self, cost: Floats, shares: Floats, use: Floats, limits: Floats) -> None:
+        limited = np.isfinite(limits)
         in_cents = bool((np.abs(cost / CENT - np.round(cost / CENT)) < 1e-9).all())
         self.cost = np.round(cost / CENT) if in_cents else cost / max(float(cost.max(initial=0.0)), 1e-300)
         self.step = 0.99 if in_cents else 0.0
-        """Between the costs of two plans, at least."""
-        self.use, self.most = use[limited], most[limited]
+        """The least difference between the costs of two plans."""
+        self.use, self.limits = use[limited], limits[limited]
         self.shares = shares
-        self.services = []
+        self.demands = []
         for row in shares:
-            at = np.flatnonzero(row > 0)
-            self.services.append(_Service(at.tolist(), row[at], self.cost[at], self.use[:, at]))
-        self.known: list[dict[Counts, tuple[float, Floats]]] = [{} for _ in self.services]
+            columns = np.flatnonzero(row > 0)
+            self.demands.append(_Demand(columns.tolist(), row[columns], self.cost[columns], self.use[:, columns]))
+        self.known: list[dict[Cover, tuple[float, Floats]]] = [{} for _ in self.demands]
+        """Of each demand: covers with their cost and GPUs."""
 
     def solve(self, time_limit_s: float) -> Floats | None:
-        """The best x; None: there is none, or this way does not lead to it in reasonable time."""
-        if not self.services:
+        """The best x; None: there is none, or the search grows too large."""
+        if not self.demands:
             return np.zeros(len(self.cost))
-        if any(each.shares.min(initial=1.0) < SMALLEST or not len(each.shares) for each in self.services):
+        if any(each.shares.min(initial=1.0) < SMALLEST or not len(each.shares) for each in self.demands):
             return None
         first = self._first_prices()
-        bound, prices = (None, None) if first is None else self._priced(first)
+        bound, prices = (None, None) if first is None else self._improve(first)
         if bound is None or prices is None:
             return None
         plan, budget = self._choose(time_limit_s), FIRST * abs(bound) + self.step
         for _ in range(WIDENINGS):
-            if plan is not None and self._closed(plan[0], bound):
+            if plan is not None and self._is_closed(plan[0], bound):
                 return plan[1]
             budget = budget if plan is None else min(budget, plan[0] - self.step - bound)
             if not self._enumerate(prices, budget):
                 return None
             plan = self._choose(time_limit_s)
-            if plan is not None and self._closed(plan[0], bound + budget):
+            if plan is not None and self._is_closed(plan[0], bound + budget):
                 return plan[1]
             budget *= 2
         return None
 
-    def _first_prices(self) -> Floats | None:
-        """What GPUs are worth where combos may be split; None: even then there are too few."""
-        num = len(self.shares)
-        low = np.concatenate([np.ones(num), np.full(len(self.most), -np.inf)])
-        high = np.concatenate([np.full(num, np.inf), self.most])
-        _, duals, _ = relaxed(self.cost, np.vstack([self.shares, self.use]), low, high)
-        return np.maximum(-duals[num:], 0.0) if len(duals) else None
-
-    def _closed(self, cost: float, bound: float) -> bool:
-        """No plan lies between."""
+    def _is_closed(self, cost: float, bound: float) -> bool:
+        """Whether no plan lies between."""
         return cost - bound <= self.step + 1e-9 * abs(cost)
 
-    def _priced(self, prices: Floats) -> tuple[float | None, Floats]:
-        """The best lower bound and its prices: in turn, covers for prices, and prices for which covers share GPUs."""
+    def _first_prices(self) -> Floats | None:
+        """Prices of GPUs in the program with fractions of combos; None: even that is infeasible."""
+        model = new_model()
+        x = reals(model, np.full(len(self.cost), inf))
+        for share in self.shares:
+            model.addConstr(dot(share, x) >= 1.0)
+        gpus = [model.addConstr(dot(use, x) <= limit) for use, limit in zip(self.use, self.limits, strict=True)]
+        return _dual_prices(model, dot(self.cost, x), gpus)
+
+    def _improve(self, prices: Floats) -> tuple[float | None, Floats]:
+        """The best lower bound and its prices: in turn, covers for prices, and prices at which covers share GPUs."""
         best: float | None = None
-        kept = prices
+        best_prices = prices
         for _ in range(ROUNDS):
             values = []
-            for at, service in enumerate(self.services):
-                found = service.cheapest(prices)
-                if found is None:
-                    return None, kept
-                values.append(found[0])
-                self._keep(at, found[1])
-            bound = sum(values) - float(prices @ self.most)
+            for i, demand in enumerate(self.demands):
+                cover = demand.cheapest(prices)
+                if cover is None:
+                    return None, best_prices
+                values.append(cover[0])
+                self._remember(i, cover[1])
+            bound = sum(values) - float(prices @ self.limits)
             if best is None or bound > best:
-                best, kept = bound, prices
-            value, prices = self._master()
+                best, best_prices = bound, prices
+            value, prices = self._mix()
             if value is not None and value - best <= max(1e-7 * abs(value), 0.2 * self.step):
                 break
-        return best, kept
+        return best, best_prices
 
-    def _keep(self, at: int, counts: dict[int, int]) -> None:
-        service = self.services[at]
-        num = np.zeros(len(service.columns))
+    def _remember(self, i: int, counts: dict[int, int]) -> None:
+        demand = self.demands[i]
+        num = np.zeros(len(demand.columns))
         for column, count in counts.items():
             num[column] = count
-        self.known[at][tuple(sorted(counts.items()))] = (float(service.cost @ num), service.use @ num)
+        self.known[i][tuple(sorted(counts.items()))] = (float(demand.cost @ num), demand.use @ num)
 
-    def _columns(self) -> tuple[Floats, Floats, Floats]:
-        """Of all known covers: costs, whose they are, GPUs."""
-        some = [(at, *each) for at, known in enumerate(self.known) for each in known.values()]
-        cost = np.array([each[1] for each in some])
-        whose = np.array([[float(each[0] == at) for each in some] for at in range(len(self.services))])
-        return cost, whose, np.array([each[2] for each in some]).T.reshape(len(self.most), len(some))
+    def _cover_model(self, is_integer: bool) -> tuple[Model, list[Any], Expression, list[Expression]]:
+        """A model with a variable for each known cover: the variables by demand, the cost, and the use of each GPU."""
+        model, num = new_model(), sum(map(len, self.known))
+        flat = integers(model, np.ones(num)) if is_integer else reals(model, np.full(num, inf))
+        known = [each for covers in self.known for each in covers.values()]
+        ends = np.cumsum([len(covers) for covers in self.known])
+        chosen = [flat[end - len(covers) : end] for end, covers in zip(ends, self.known, strict=True)]
+        use = [dot([gpus[t] for _, gpus in known], flat) for t in range(len(self.limits))]
+        return model, chosen, dot([cost for cost, _ in known], flat), use
 
-    def _master(self) -> tuple[float | None, Floats]:
-        """Known covers mixed so that GPUs suffice, which may be bought at a price that is too high; what GPUs cost."""
-        cost, whose, use = self._columns()
-        num, types = len(cost), len(self.most)
-        dear = 10 * float(self.cost.max(initial=1.0))
-        rows = np.vstack([np.hstack([whose, np.zeros((len(whose), types))]), np.hstack([use, -np.eye(types)])])
-        low = np.concatenate([np.ones(len(whose)), np.full(types, -np.inf)])
-        high = np.concatenate([np.full(len(whose), np.inf), self.most])
-        value, duals, values = relaxed(np.append(cost, np.full(types, dear)), rows, low, high)
-        prices = np.maximum(-duals[len(whose) :], 0.0)
-        return (value if values[num:].sum() < 1e-7 else None), prices
+    def _mix(self) -> tuple[float | None, Floats]:
+        """Fractions of known covers within the limits, where further GPUs have a prohibitive price.
+
+        The cost, None if further GPUs are bought; and the prices of GPUs.
+        """
+        model, chosen, cost, use = self._cover_model(is_integer=False)
+        bought = reals(model, np.full(len(use), inf))
+        for covers in chosen:
+            model.addConstr(dot(np.ones(len(covers)), covers) >= 1.0)
+        gpus = [model.addConstr(used - more <= limit)
+                for used, more, limit in zip(use, bought, self.limits, strict=True)]  # fmt: skip
+        prohibitive = 10 * float(self.cost.max(initial=1.0))
+        prices = _dual_prices(model, cost + dot(np.full(len(use), prohibitive), bought), gpus)
+        if prices is None:
+            return None, np.zeros(0)
+        return (model.getObjectiveValue() if sum(model.vals(bought)) < 1e-7 else None), prices
 
     def _enumerate(self, prices: Floats, budget: float) -> bool:
-        """All covers that cost no more than the cheapest and the budget; False: too many."""
-        for at, service in enumerate(self.services):
-            first = service.cheapest(prices)
-            found = None if first is None else service.within(prices, first[0] + budget + 1e-9 * (1 + first[0]))
-            if found is None:
+        """Remember all covers that exceed the cheapest by no more than the budget; False: too many."""
+        for i, demand in enumerate(self.demands):
+            first = demand.cheapest(prices)
+            covers = None if first is None else demand.within(prices, first[0] + budget + 1e-9 * (1 + first[0]))
+            if covers is None:
                 return False
-            for _, counts in found:
-                self._keep(at, counts)
-            self.known[at] = _undominated(self.known[at])
+            for _, counts in covers:
+                self._remember(i, counts)
+            self.known[i] = _undominated(self.known[i])
         return sum(map(len, self.known)) <= MOST_COVERS
 
     def _choose(self, time_limit_s: float) -> tuple[float, Floats] | None:
-        """One known cover for each service: cost, and x."""
-        cost, whose, use = self._columns()
-        rows = np.vstack([whose, use])
-        low = np.concatenate([np.ones(len(whose)), np.full(len(self.most), -np.inf)])
-        high = np.concatenate([np.ones(len(whose)), self.most])
-        found = minimise(cost, rows, low, high, np.ones(len(cost)), time_limit_s=time_limit_s)
-        if found.status != "optimal":
+        """One known cover for each demand: cost, and x."""
+        model, chosen, cost, use = self._cover_model(is_integer=True)
+        for covers in chosen:
+            model.addConstr(dot(np.ones(len(covers)), covers) == 1.0)
+        for used, limit in zip(use, self.limits, strict=True):
+            model.addConstr(used <= limit)
+        solution = minimise(model, cost, time_limit_s)
+        if solution.status != "optimal":
             return None
-        x, total, at = np.zeros(len(self.cost)), 0.0, 0
-        for service, known in zip(self.services, self.known, strict=True):
-            for counts in known:
-                if found.values[at] > 0.5:
-                    for column, count in counts:
-                        x[service.columns[column]] += count
-                at += 1
-        total = float(self.cost @ x)
-        return total, x
+        x = np.zeros(len(self.cost))
+        for demand, known, covers in zip(self.demands, self.known, chosen, strict=True):
+            for counts, is_chosen in zip(known, solution.of(covers), strict=True):
+                for column, count in counts if is_chosen > 0.5 else ():
+                    x[demand.columns[column]] += count
+        return float(self.cost @ x), x
 
 
-def _undominated(
-    known: dict[Counts, tuple[float, Floats]],
-) -> dict[Counts, tuple[float, Floats]]:
-    """Without covers that cost no less than another one and take no fewer GPUs of any type; of equals one stays."""
-    best: dict[bytes, tuple[float, Counts]] = {}
+def _dual_prices(model: Model, cost: Expression, limits: list[Any]) -> Floats | None:
+    """Minimise `cost` over real variables; how much cheaper one unit more of each limit makes it. None: infeasible."""
+    from highspy import HighsModelStatus
+
+    model.minimize(cost)
+    if model.getModelStatus() != HighsModelStatus.kOptimal:
+        return None
+    duals = np.array([model.constrDual(each) for each in limits])
+    return np.asarray(np.maximum(-duals, 0.0))
+
+
+def _undominated(known: dict[Cover, tuple[float, Floats]]) -> dict[Cover, tuple[float, Floats]]:
+    """Without covers that cost no less than another one and use no fewer GPUs of any type; of equals one stays."""
+    best: dict[bytes, tuple[float, Cover]] = {}
     for counts, (cost, use) in known.items():
         key = use.tobytes()
         if key not in best or (cost, counts) < best[key]:
             best[key] = (cost, counts)
     ordered = sorted(counts for _, counts in best.values())
     ordered.sort(key=lambda counts: known[counts][0])
-    kept: list[Counts] = []
+    kept: list[Cover] = []
     uses = np.empty((len(ordered), len(known[ordered[0]][1])))
     for counts in ordered:
         use = known[counts][1]

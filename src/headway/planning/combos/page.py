@@ -5,15 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from headway.planning.combos.candidates import Candidate, Selection
-from headway.planning.combos.problem import Plan
+from headway.planning.combos.problem import ComboCandidate, ComboPlan, Selection
 from headway.report.charts import layout
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 
 HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "Eq. 15", "step times")
 
 
-def page(plan: Plan, selection: Selection, others: dict[str, Plan], command: str) -> str:
+def page(plan: ComboPlan, selection: Selection, others: dict[str, ComboPlan], command: str) -> str:
     """A self-contained page."""
     services = list(dict.fromkeys(each.service for each in selection.candidates))
     charts = {f"service-{i}": _picture(plan, selection, name) for i, name in enumerate(services)}
@@ -35,7 +34,7 @@ def page(plan: Plan, selection: Selection, others: dict[str, Plan], command: str
 _CAPTION = "A point is one combo. Filled: in the plan. Points to the left and up serve more for less."
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: ComboPlan) -> str:
     """The plan in one line."""
     if not plan.combos:
         return "No combo serves anything in time"
@@ -43,7 +42,7 @@ def headline(plan: Plan) -> str:
     return f"{combos}: ${plan.usd_per_hour:,.2f} an hour"
 
 
-def _facts(plan: Plan) -> dict[str, str]:
+def _facts(plan: ComboPlan) -> dict[str, str]:
     shown = {"status": plan.status, "objective": plan.planner}
     if plan.objective is not None:
         shown["value, bound"] = f"{plan.objective:.4g}, {'-' if plan.bound is None else f'{plan.bound:.4g}'}"
@@ -59,12 +58,12 @@ def _facts(plan: Plan) -> dict[str, str]:
     return shown
 
 
-def _kind(candidate: Candidate) -> str:
+def _kind(candidate: ComboCandidate) -> str:
     groups = [group.gpu for group in candidate.combo.groups]
     return " → ".join(groups) if len(groups) > 1 else f"{groups[0]} (both phases)"
 
 
-def _picture(plan: Plan, selection: Selection, service: str) -> dict[str, Any]:
+def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, Any]:
     counts = _counts(plan)
     some = [each for each in selection.candidates if each.service == service]
     traces = []
@@ -84,11 +83,11 @@ def _picture(plan: Plan, selection: Selection, service: str) -> dict[str, Any]:
     return {"data": traces, "layout": layout("$/h", "goodput (requests/s)", 380, showlegend=True)}
 
 
-def _counts(plan: Plan) -> dict[tuple[str, str], int]:
+def _counts(plan: ComboPlan) -> dict[tuple[str, str], int]:
     return {(each.service, each.combo.label): each.count for each in plan.combos}
 
 
-def _rows(plan: Plan, selection: Selection) -> list[str]:
+def _rows(plan: ComboPlan, selection: Selection) -> list[str]:
     counts = _counts(plan)
     rows = []
     for each in selection.candidates:
@@ -100,7 +99,7 @@ def _rows(plan: Plan, selection: Selection) -> list[str]:
     return rows
 
 
-def _others(others: dict[str, Plan]) -> list[str]:
+def _others(others: dict[str, ComboPlan]) -> list[str]:
     return [
         _cells((name, headline(other)), [f"{other.usd_per_hour:.2f}", millions(other.tokens_per_usd)])
         for name, other in others.items()

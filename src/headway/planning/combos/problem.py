@@ -1,15 +1,20 @@
-"""A deployment asked for, and the answer. Values only, fit for JSON; planners in `deployment` and `melange`."""
+"""A deployment of GPU combos: what is planned for, what may be deployed, and the plan. Values only, fit for JSON.
+
+A combo is the unit of deployment (Cauchy 3.1, 3.3.1): GPUs of one type that prefill and GPUs of one type that decode,
+or GPUs of one type that do both. The GPUs of a phase form instances with the highest tensor parallelism that a server
+holds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError, unknown
-from headway.planning.combos.candidates import Candidate
-from headway.planning.combos.combos import GpuCombo
+from headway.core.fleet import Engine, Gpu, Model
 
 Objective = Literal["co", "mc", "mce"]
 Efficiency = Literal["served", "closed-form", "shape", "step"]
@@ -20,49 +25,231 @@ EFFICIENCIES: dict[Efficiency, str] = {
     "step": "step_tokens_per_usd",
 }
 TOLERANCE = 1e-6
-"""Of a demand, by which a plan may miss it: the solver's."""
+"""Share of a demand by which a plan may miss it: the solver's tolerance."""
+DEFAULT_NETWORK_BYTES_PER_S = 12.5e9
+"""Of one instance, in each direction; equal to a pool's default."""
+RESTART_S = 90.0
+"""Until a new instance serves (Cauchy 3.5.1)."""
 
 
-class Demand(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a service must be able to serve within its SLO."""
+class Group(Struct, frozen=True, forbid_unknown_fields=True):
+    """GPUs of one type, as `instances` replicas of `tp` GPUs each."""
+
+    gpu: str
+    tp: int = 1
+    instances: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.instances
+
+    @property
+    def label(self) -> str:
+        """As in "4 x h20-96gb (tp 2)"."""
+        return f"{self.num_gpus} x {self.gpu}" + (f" (tp {self.tp})" if self.tp > 1 else "")
+
+
+class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
+    """Either `prefill` and `decode`, or `aggregated`."""
+
+    model: str
+    usd_per_hour: float
+    """Price of the whole combo for an hour in which it serves, interruptions included: see `usd_per_hour`."""
+    prefill: Group | None = None
+    decode: Group | None = None
+    aggregated: Group | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prefill is None) != (self.decode is None) or (self.prefill is None) == (self.aggregated is None):
+            raise ValueError("a combo has prefill and decode, or aggregated")
+        _check_least("usd_per_hour", self.usd_per_hour)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Prefill and decode, or the aggregated group alone."""
+        return tuple(group for group in (self.prefill, self.decode, self.aggregated) if group is not None)
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """Number of GPUs by type."""
+        return add_gpus((group.gpu, group.num_gpus) for group in self.groups)
+
+    @property
+    def phases(self) -> tuple[Group, Group]:
+        """The group that prefills and the group that decodes."""
+        return self.groups[0], self.groups[-1]
+
+    @property
+    def label(self) -> str:
+        """As in "<2 x h800-80gb-sxm (tp 2), 4 x h20-96gb (tp 2)>"."""
+        return f"<{', '.join(group.label for group in self.groups)}>"
+
+
+class Offer(Struct, frozen=True, forbid_unknown_fields=True):
+    """Available GPUs of one type."""
+
+    gpu: Gpu
+    limit: int | None = None
+    """How many there are; None: no limit."""
+    usd_per_hour: float | None = None
+    """Of one GPU; None: the catalog's price."""
+    gpus_per_server: int | None = None
+    """The most GPUs that one instance may span; None: the catalog's node."""
+    interruptions_per_hour: float = 0.0
+    """Of one instance, by the provider, as for spot GPUs."""
+    restart_s: float = RESTART_S
+    """Paid for after an interruption until the combo serves again."""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            _check_least("limit", self.limit)
+        _check_least("usd_per_hour", self.price)
+        for field in ("interruptions_per_hour", "restart_s"):
+            _check_least(field, getattr(self, field))
+        if self.gpus_per_server is not None:
+            _check_least("gpus_per_server", self.gpus_per_server, 1)
+
+    @property
+    def price(self) -> float:
+        """Dollars per GPU and hour."""
+        return self.gpu.usd_per_hour if self.usd_per_hour is None else self.usd_per_hour
+
+    @property
+    def server(self) -> int:
+        """The most GPUs that one instance may span."""
+        return self.gpu.gpus_per_node if self.gpus_per_server is None else self.gpus_per_server
+
+
+class Counts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Numbers of GPUs to try in each group: 1:1 to 2:6 as in 3.3.2."""
+
+    prefill: tuple[int, ...] = (1, 2)
+    decode: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
+    aggregated: tuple[int, ...] = (1, 2, 4)
+    same_type: bool = True
+    """Whether separate prefill and decode groups may be of one type."""
+
+    def __post_init__(self) -> None:
+        _check_least("counts", min((*self.prefill, *self.decode, *self.aggregated), default=1), 1)
+
+
+class WorkloadPattern(Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of workload: the name by which a profiler finds its requests, and mean lengths (R_in, R_out)."""
+
+    name: str | None
+    """None: every request has the mean lengths."""
+    prompt_tokens: float
+    output_tokens: float
+
+    def __post_init__(self) -> None:
+        for field in ("prompt_tokens", "output_tokens"):
+            _check_least(field, getattr(self, field), 1)
+
+
+class ServiceSlo(Struct, frozen=True, forbid_unknown_fields=True):
+    """Latency limits of a service; None: no limit."""
+
+    ttft_s: float | None = None
+    """Time to the first token."""
+    tpot_s: float | None = None
+    """Mean time per output token after the first."""
+
+    def __post_init__(self) -> None:
+        for field in ("ttft_s", "tpot_s"):
+            if (value := getattr(self, field)) is not None and not 0 < value < inf:
+                raise ValueError(f"{field}: {value}; expected more than 0")
+
+
+class ComboService(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model under one kind of workload, with its SLO."""
+
+    name: str
+    model: Model
+    engine: Engine
+    pattern: WorkloadPattern
+    slo: ServiceSlo
+    network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
+    """Of one instance, in each direction; split combos send KV caches over it."""
+
+
+class Profiler(Protocol):
+    """Measures the goodput of combos. The same arguments give the same result."""
+
+    def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
+        """Requests per second served within the SLO; 0: none at any rate."""
+        ...
+
+
+class ComboCandidate(Struct, frozen=True, forbid_unknown_fields=True):
+    """A combo for a service. Tokens per dollar count prompts and outputs; None: the combo costs nothing."""
+
+    service: str
+    combo: GpuCombo
+    goodput_rps: float
+    tokens_per_usd: float | None
+    """Tokens served at its goodput: the paper's measured CE."""
+    closed_form_tokens_per_usd: float | None = None
+    """Eq. 15 as the paper states it."""
+    shape_tokens_per_usd: float | None = None
+    """Eq. 14 with FLOPs and bytes of the model's real shape."""
+    step_tokens_per_usd: float | None = None
+    """Eq. 14 with the step-time model's throughputs."""
+
+
+class Rejected(Struct, frozen=True, forbid_unknown_fields=True):
+    """A combo or group of GPUs that is not among the candidates."""
+
+    what: str
+    reason: str
+
+
+class Selection(Struct, frozen=True, forbid_unknown_fields=True):
+    """Candidates by service, highest CE first, and rejected combos."""
+
+    candidates: tuple[ComboCandidate, ...]
+    rejected: dict[str, tuple[Rejected, ...]]
+    """By service."""
+
+
+class ServiceDemand(Struct, frozen=True, forbid_unknown_fields=True):
+    """The rate that a service must be able to serve within its SLO."""
 
     service: str
     rps: float
     tokens_per_request: float | None = None
-    """Prompt and output, for the plan's tokens per dollar; None: not told."""
+    """Prompt and output, for the plan's tokens per dollar; None: unknown."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rps < inf:
-            raise ValueError(f"rps: {self.rps}; expected 0 or more")
+        _check_least("rps", self.rps)
 
 
-class Problem(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked."""
+class ComboProblem(Struct, frozen=True, forbid_unknown_fields=True):
+    """Demands, candidates, limits and the objective of a deployment."""
 
-    demands: tuple[Demand, ...]
-    candidates: tuple[Candidate, ...]
+    demands: tuple[ServiceDemand, ...]
+    candidates: tuple[ComboCandidate, ...]
     limits: dict[str, int] = {}
     """GPUs by type; a type that is absent has no limit."""
     objective: Objective = "co"
     efficiency: Efficiency = "served"
-    """Which cost-efficiency stands for C."""
+    """The cost-efficiency that is used as C."""
 
 
-class Chosen(Struct, frozen=True, forbid_unknown_fields=True):
-    """A combo of the plan, `count` times."""
+class PlannedCombo(Struct, frozen=True, forbid_unknown_fields=True):
+    """A combo of the plan, deployed `count` times."""
 
     service: str
     combo: GpuCombo
     count: int
     goodput_rps: float
-    """Of one."""
+    """Of one combo."""
     usd_per_hour: float
-    """Of one."""
+    """Of one combo."""
     tokens_per_usd: float | None
 
 
-class Served(Struct, frozen=True, forbid_unknown_fields=True):
-    """A service under the plan."""
+class ServiceGoodput(Struct, frozen=True, forbid_unknown_fields=True):
+    """Demand and goodput of a service under the plan."""
 
     service: str
     demand_rps: float
@@ -70,7 +257,7 @@ class Served(Struct, frozen=True, forbid_unknown_fields=True):
     shortfall_rps: float
 
 
-class Binding(Struct, frozen=True, forbid_unknown_fields=True):
+class ComboBinding(Struct, frozen=True, forbid_unknown_fields=True):
     """A limit or demand without which the plan would be better."""
 
     kind: Literal["gpus", "demand"]
@@ -78,39 +265,47 @@ class Binding(Struct, frozen=True, forbid_unknown_fields=True):
     used: float
     limit: float
     objective_without: float | None
-    """Of the same problem without it. None under `mce`, which takes all there is: what binds is used up."""
+    """Objective of the same problem without it. None under `mce`, where a limit binds if it is used up."""
 
 
-class Plan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer. Frozen values, fit for JSON."""
+class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """The deployment."""
 
     status: Literal["optimal", "feasible", "short"]
-    """`feasible`: demands are met, but the time was over before the optimum was proved. `short`: they cannot be
-    met, or no way was found in the time; the plan serves what it can, and `why` says what is missing."""
+    """`feasible`: demands are met, but the time limit ended the proof of the optimum. `short`: demands cannot be met,
+    or no plan was found in time; the plan serves what it can, and `why` says what is missing."""
     planner: str
     objective: float | None
-    """In the terms of `planner`; of a short plan: the sum of the shares of demand that it serves."""
+    """In the units of `planner`; of a short plan, the sum of the served shares of demand."""
     bound: float | None
     """No plan is better."""
     gap: float | None
     """Between the two, relative to the objective."""
-    combos: tuple[Chosen, ...]
+    combos: tuple[PlannedCombo, ...]
     gpus: dict[str, int]
-    """In use, by type."""
+    """GPUs in use, by type."""
     usd_per_hour: float
     tokens_per_usd: float | None
-    """Tokens of the demands, as far as they are served, per dollar; None: unknown, or the plan costs nothing."""
-    services: tuple[Served, ...]
-    binding: tuple[Binding, ...]
+    """Tokens of the served demands per dollar; None: unknown lengths, or the plan costs nothing."""
+    services: tuple[ServiceGoodput, ...]
+    binding: tuple[ComboBinding, ...]
     why: str = ""
     notes: tuple[str, ...] = ()
 
 
-def check(problem: Problem) -> None:
-    """HeadwayError where the problem does not hold together."""
+def add_gpus(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Numbers of GPUs summed by type."""
+    total: dict[str, int] = {}
+    for gpu, number in numbers:
+        total[gpu] = total.get(gpu, 0) + number
+    return total
+
+
+def check(problem: ComboProblem) -> None:
+    """Raise HeadwayError if parts of the problem contradict each other."""
     names = [demand.service for demand in problem.demands]
     if len(set(names)) < len(names):
-        raise HeadwayError("demands: a service stands there twice")
+        raise HeadwayError("demands: a service is listed twice")
     if not names:
         raise HeadwayError("demands: expected at least one service")
     for each in problem.candidates:
@@ -121,28 +316,28 @@ def check(problem: Problem) -> None:
     for gpu, limit in problem.limits.items():
         if limit < 0:
             raise HeadwayError(f"limits: {gpu}: {limit}; expected 0 or more")
-    if problem.objective == "mce":
-        _check_weighable(problem)
-
-
-def _check_weighable(problem: Problem) -> None:
-    for each in problem.candidates:
+    for each in problem.candidates if problem.objective == "mce" else ():
         if each.combo.usd_per_hour == 0:
             raise HeadwayError(
                 f"{each.combo.label} costs nothing, so its cost-efficiency is infinite and mce cannot weigh it; "
                 "use co or mc"
             )
         if not any(gpu in problem.limits for gpu in each.combo.gpus):
-            raise HeadwayError(
-                f"mce adds combos for as long as there are GPUs, and {each.combo.label} has no limit; give one"
-            )
+            raise HeadwayError(f"mce adds combos until GPUs run out, and {each.combo.label} has no limit; give one")
 
 
-def tokens_per_usd(demands: tuple[Demand, ...], served: tuple[Served, ...], usd_per_hour: float) -> float | None:
-    """Of what is asked for and served; None where lengths are unknown, or it costs nothing."""
+def tokens_per_usd(
+    demands: tuple[ServiceDemand, ...], services: tuple[ServiceGoodput, ...], usd_per_hour: float
+) -> float | None:
+    """Tokens of the served demands per dollar; None: unknown lengths, or a price of 0."""
     total = 0.0
-    for demand, got in zip(demands, served, strict=True):
+    for demand, service in zip(demands, services, strict=True):
         if demand.tokens_per_request is None:
             return None
-        total += min(demand.rps, got.goodput_rps) * demand.tokens_per_request * 3600
+        total += min(demand.rps, service.goodput_rps) * demand.tokens_per_request * 3600
     return total / usd_per_hour if usd_per_hour > 0 else None
+
+
+def _check_least(name: str, value: float, least: int = 0) -> None:
+    if not least <= value < inf:
+        raise ValueError(f"{name}: {value}; expected {least} or more")

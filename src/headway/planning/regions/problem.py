@@ -1,12 +1,12 @@
-"""How many instances of which model, where and on what: SageServe's program (section 5), and several hours ahead.
+"""Instances of each model by region and GPU type: SageServe's program (section 5), for one or several hours.
 
 Sets and parameters
     i, j, k     models, regions, GPU types; t the periods planned for, w the windows within one
-    n_ijk       instances there are
+    n_ijk       present instances
     theta_ik    input tokens per second that an instance serves
     rho_ijt(w)  input tokens per second expected
     alpha_ik    price of an instance's VM for a period; sigma_ik = alpha_ik * its start-up time: the deployment cost
-    epsilon     share of its own peak that a region must be able to serve; the rest may go to other regions
+    epsilon     share of its own peak that a region must be able to serve; other regions may serve the rest
     least       instances of a model in a region (7.1: two of each); L_jk GPUs of a region; r_ik GPUs of an instance
 Variables       x_ijkt >= 0 instances, whole numbers, with x_ijk0 = n_ijk; the paper's delta is x_ijkt - x_ijk,t-1
                 a_ijkt >= 0 instances started
@@ -15,10 +15,10 @@ Subject to      sum over k of theta_ik x_ijkt >= epsilon max over w of rho_ijt(w
                 sum over j, k of theta_ik x_ijkt >= max over w of sum over j of rho_ijt(w)      for every i, t
                 sum over k of x_ijkt >= least;  sum over i of r_ik x_ijkt <= L_jk;  a_ijkt >= x_ijkt - x_ijk,t-1
 
-With one period this is the paper's program, and GPU limits and least, which its text states, are added to its
-equations. Further periods are ours: gamma counts every period's instances, so that one is kept for an hour of low
-demand where starting it again would cost more. Demand may be any quantile of a forecast; `worthwhile_quantile` says
-which. Where limits leave too little, the plan serves the most tokens that can be served, at the least cost.
+With one period this is the paper's program, with the GPU limits and `least` that its text states added to its
+equations. Further periods are ours: gamma counts every period's instances, so that an instance stays for an hour of low
+demand if starting it again would cost more. Demand may be any quantile of a forecast; `worthwhile_quantile` chooses
+one. If limits leave too few GPUs, the plan serves the most tokens that can be served, at the least cost.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from headway.core.errors import HeadwayError, unknown
 
 HOUR_S = 3600.0
 TOLERANCE = 1e-6
-"""Of a demand, by which a plan may miss it: the solver's."""
+"""Share of a demand by which a plan may miss it: the solver's tolerance."""
 NOTHING_TPS = 1e-6
-"""Demand that is no demand: what rounding leaves of a forecast of none."""
+"""Demand up to which there is none: the rounding error of a forecast of 0."""
 
 
-class Kind(Struct, frozen=True, forbid_unknown_fields=True):
+class InstanceKind(Struct, frozen=True, forbid_unknown_fields=True):
     """An instance of a model on a type of GPU."""
 
     model: str
     gpu: str
     tps: float
-    """theta: input tokens per second that it serves within the SLO."""
+    """theta: input tokens per second served within the SLO."""
     usd_per_hour: float
     """Of all its GPUs."""
     startup_s: float
@@ -56,8 +56,8 @@ class Kind(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.model} on {self.gpu}: expected tps and gpus above 0, price and start-up from 0")
 
 
-class Have(Struct, frozen=True, forbid_unknown_fields=True):
-    """Instances that are there."""
+class PresentInstances(Struct, frozen=True, forbid_unknown_fields=True):
+    """Instances that run before the plan."""
 
     model: str
     region: str
@@ -65,26 +65,26 @@ class Have(Struct, frozen=True, forbid_unknown_fields=True):
     count: int
 
 
-Demand = dict[str, dict[str, tuple[float, ...]]]
-"""Input tokens per second by model, region and window of one period; what is absent is 0."""
+RegionDemand = dict[str, dict[str, tuple[float, ...]]]
+"""Input tokens per second by model, region and window of one period; an absent key means 0."""
 
 
-class Problem(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked."""
+class RegionProblem(Struct, frozen=True, forbid_unknown_fields=True):
+    """Demand, prices, present instances and limits."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[InstanceKind, ...]
     regions: tuple[str, ...]
-    demand: tuple[Demand, ...]
-    """Period by period; the paper plans for one."""
-    have: tuple[Have, ...] = ()
+    demand: tuple[RegionDemand, ...]
+    """By period; the paper plans for one."""
+    have: tuple[PresentInstances, ...] = ()
     limits: dict[str, dict[str, int]] = {}
-    """GPUs by region and type; what is absent has no limit."""
+    """GPUs by region and type; an absent type has no limit."""
     epsilon: float = 1.0
     least: int = 0
     """Instances of every model in every region."""
     period_s: float = HOUR_S
     least_at: dict[str, dict[str, int]] = {}
-    """`least` by model and region, where it is another number."""
+    """Exceptions from `least`, by model and region."""
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
@@ -100,7 +100,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys(kind.model for kind in self.kinds))
 
 
-class Change(Struct, frozen=True, forbid_unknown_fields=True):
+class InstanceChange(Struct, frozen=True, forbid_unknown_fields=True):
     """Instances of one kind in one region in one period; delta is `after - before`."""
 
     period: int
@@ -111,7 +111,7 @@ class Change(Struct, frozen=True, forbid_unknown_fields=True):
     after: int
 
 
-class Binding(Struct, frozen=True, forbid_unknown_fields=True):
+class RegionBinding(Struct, frozen=True, forbid_unknown_fields=True):
     """A constraint with no instance to spare."""
 
     kind: Literal["region demand", "global demand", "gpus", "least"]
@@ -120,26 +120,26 @@ class Binding(Struct, frozen=True, forbid_unknown_fields=True):
     used: float
     limit: float
     objective_without: float | None = None
-    """Of the same problem without it, where that was asked."""
+    """Objective of the same problem without it; None: not computed."""
 
 
-class Plan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer."""
+class RegionPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """Instances by period, and their cost."""
 
     status: Literal["optimal", "feasible", "short"]
-    """`feasible`: the gap or the time asked for was reached first. `short`: demand cannot be met; `why` says where."""
+    """`feasible`: the gap or the time limit ended the proof. `short`: demand cannot be met; `why` says where."""
     objective_usd: float
     """gamma + mu."""
     vm_usd: float
-    """gamma: VMs, compared with keeping those there are."""
+    """gamma: VMs, less the cost of keeping the present ones."""
     deployment_usd: float
-    """mu: paid for VMs while instances start on them."""
+    """mu: the price of VMs while instances start on them."""
     bound_usd: float | None
     gap: float | None
-    """Between the two, relative to the price of all instances and their starts: gamma + mu may well be 0."""
-    changes: tuple[Change, ...]
-    """Of every kind, region and period in which there is any instance before or after."""
-    binding: tuple[Binding, ...]
+    """Relative to the price of all instances and their starts, because gamma + mu may be 0."""
+    changes: tuple[InstanceChange, ...]
+    """For every kind, region and period with instances before or after."""
+    binding: tuple[RegionBinding, ...]
     why: str = ""
 
     def after(self, period: int = 0) -> dict[tuple[str, str, str], int]:
@@ -148,14 +148,14 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def worthwhile_quantile(miss_usd: float, idle_usd: float) -> float:
-    """The quantile of demand to be ready for: a unit missed costs `miss_usd`, one too many `idle_usd` (newsvendor)."""
+    """The quantile of demand to plan for (newsvendor): a missed unit costs `miss_usd`, a surplus unit `idle_usd`."""
     if not (0 <= miss_usd < inf and 0 <= idle_usd < inf and miss_usd + idle_usd > 0):
         raise HeadwayError(f"costs {miss_usd} and {idle_usd}: expected numbers from 0, not both 0")
     return miss_usd / (miss_usd + idle_usd)
 
 
-class Need(Struct, frozen=True):
-    """A row of the program that demands something: `sum of value * x >= at_least` over places."""
+class Requirement(Struct, frozen=True):
+    """A row of the program: `sum of value * x >= at_least` over places."""
 
     kind: Literal["region demand", "global demand", "least"]
     name: str
@@ -165,36 +165,36 @@ class Need(Struct, frozen=True):
     at_least: float
 
 
-def needs(problem: Problem) -> Iterator[Need]:
-    """Of every period: what each region, each model and each endpoint needs, where that is more than nothing."""
+def requirements(problem: RegionProblem) -> Iterator[Requirement]:
+    """Requirements above 0 of every period: of each region, each model, and each model in each region."""
     for t, demand in enumerate(problem.demand):
         for model in problem.models:
             by_region = demand.get(model, {})
             for region in problem.regions:
                 peak = problem.epsilon * max(by_region.get(region, ()), default=0.0)
                 if peak > NOTHING_TPS:
-                    yield Need("region demand", f"{model} in {region}", t, model, (region,), peak)
+                    yield Requirement("region demand", f"{model} in {region}", t, model, (region,), peak)
                 if least := problem.least_at.get(model, {}).get(region, problem.least):
-                    yield Need("least", f"{model} in {region}", t, model, (region,), least)
+                    yield Requirement("least", f"{model} in {region}", t, model, (region,), least)
             together = max(map(sum, zip(*by_region.values(), strict=True)), default=0.0)
             if together > NOTHING_TPS:
-                yield Need("global demand", model, t, model, problem.regions, together)
+                yield Requirement("global demand", model, t, model, problem.regions, together)
 
 
-def check(problem: Problem) -> None:
-    """HeadwayError where the problem does not hold together."""
+def check(problem: RegionProblem) -> None:
+    """Raise HeadwayError if parts of the problem contradict each other."""
     kinds = {(kind.model, kind.gpu) for kind in problem.kinds}
     if len(kinds) < len(problem.kinds) or len(set(problem.regions)) < len(problem.regions):
-        raise HeadwayError("a kind (model and GPU type), or a region, stands there twice")
+        raise HeadwayError("a kind (model and GPU type), or a region, is listed twice")
     for each in problem.have:
         if (each.model, each.gpu) not in kinds or each.region not in problem.regions or each.count < 0:
             raise HeadwayError(f"have: {each.count} of {each.model} on {each.gpu} in {each.region}: unknown")
-    said = [("limits", region) for region in problem.limits]
+    named = [("limits", region) for region in problem.limits]
     for model, by_region in problem.least_at.items():
         if model not in problem.models:
             raise unknown("model", model, problem.models, "least_at")
-        said += [(f"least_at: {model}", region) for region in by_region]
-    for key, region in said:
+        named += [(f"least_at: {model}", region) for region in by_region]
+    for key, region in named:
         if region not in problem.regions:
             raise unknown("region", region, problem.regions, key)
     for t, demand in enumerate(problem.demand):
@@ -214,6 +214,6 @@ def check(problem: Problem) -> None:
             )
 
 
-def places(problem: Problem) -> tuple[tuple[Kind, str], ...]:
-    """Every kind in every region."""
+def places(problem: RegionProblem) -> tuple[tuple[InstanceKind, str], ...]:
+    """Pairs of an instance kind and a region."""
     return tuple(product(problem.kinds, problem.regions))

@@ -1,70 +1,79 @@
-"""How many tiers a scenario needs: its tiers merged, every setting rehearsed, and how sure the answer is."""
+"""How many tiers a scenario needs: its tiers merged, and every setting rehearsed with several seeds."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from headway import scenario
+from msgspec import structs
+
+from headway.config.scenario import Scenario, assemble
+from headway.config.spec import PolicySpecs
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.planning.simulator import Simulator
 from headway.planning.tiers import search
 from headway.planning.tiers.search import Interval, TierPlan
 from headway.workload.files import to_parquet
 from headway.workload.generate import generate
+from headway.workload.spec import TraceSpec, WorkloadSpec
 
-Tell = Callable[[int, int], None]
-"""Told how many rehearsals are done, of how many."""
+Progress = Callable[[int, int], None]
+"""Called with the number of rehearsals done, and the number in all."""
 HEADROOM = ("freest", "llumnix")
-"""Policies with headroom: their `num_tiers` and `decay` are what is tried."""
+"""Policies with headroom, whose `num_tiers` and `decay` are varied."""
 TIERED = ("tiers-and-phases",)
-"""Policies that have a number of tiers, and no headroom."""
+"""Policies with a number of tiers and no headroom."""
 
 
 def plan(
-    document: dict[str, Any],
+    document: Mapping[str, Any],
     base_dir: Path,
     num_tiers: Sequence[int],
     decays: Sequence[float],
     seeds: Sequence[int],
     interval: Interval,
+    simulator: Simulator,
     tolerance: float = 0.01,
-    tell: Tell | None = None,
+    progress: Progress | None = None,
 ) -> TierPlan:
-    """The best setting for what a scenario file holds, by the share of requests that meet all their SLOs."""
+    """The best setting for a scenario, by the share of requests that meet all of their SLOs."""
     total = len(seeds) * len({(k, decays[0] if k == 1 else decay) for k in num_tiers for decay in decays})
     with TemporaryDirectory() as folder:
-        evaluate = Evaluator(document, base_dir, Path(folder), total, tell)
+        scenario = assemble(document, Places(), base_dir)
+        evaluate = TierRehearsal(scenario, simulator, Path(folder), total, progress)
         return search.plan(evaluate, num_tiers, decays, seeds, interval, tolerance)
 
 
 @dataclass
-class Evaluator:
-    """(tiers, decay, seed) -> attainment. The workload is generated once a seed, and merged into so many tiers."""
+class TierRehearsal:
+    """(tiers, decay, seed) -> attainment. The workload is generated once per number of tiers and seed."""
 
-    document: dict[str, Any]
-    base_dir: Path
+    scenario: Scenario
+    simulator: Simulator
     folder: Path
-    """For workloads, which are traces from there on."""
+    """For merged workloads, which are simulated as traces."""
     total: int
-    tell: Tell | None = None
+    progress: Progress | None = None
     num_done: int = 0
     _traces: dict[tuple[int, int], Path] = field(default_factory=dict)
 
     def __call__(self, num_tiers: int, decay: float, seed: int) -> float:
-        """HeadwayError where no request has an SLO."""
-        document = copy.deepcopy(self.document)
-        document["seed"] = seed
-        document["policies"] = with_tiers(document.get("policies", {}), num_tiers, decay)
-        document["workload"] = {"trace": {"path": str(self._trace(num_tiers, seed))}}
-        run = scenario.run(scenario.assemble(document, Places(), self.base_dir))
+        """HeadwayError if no request has an SLO."""
+        spec = structs.replace(
+            self.scenario.spec,
+            seed=seed,
+            policies=with_tiers(self.scenario.spec.policies, num_tiers, decay),
+            workload=WorkloadSpec(trace=TraceSpec(path=str(self._trace(num_tiers, seed)))),
+        )
+        run = self.simulator.run(dataclasses.replace(self.scenario, spec=spec))
         self.num_done += 1
-        if self.tell:
-            self.tell(self.num_done, self.total)
+        if self.progress:
+            self.progress(self.num_done, self.total)
         if run.summary.slo_attainment is None:
             raise HeadwayError(
                 "workload: no request has an SLO; expected some, as in tiers: [{tier: 0, ttft_s: 1}, ...]"
@@ -72,15 +81,14 @@ class Evaluator:
         return run.summary.slo_attainment
 
     def _trace(self, num_tiers: int, seed: int) -> Path:
-        """The merged workload, as a file."""
+        """The file of the merged workload."""
         if (num_tiers, seed) not in self._traces:
-            chosen = scenario.assemble({**copy.deepcopy(self.document), "seed": seed}, Places(), self.base_dir)
-            workload = chosen.spec.workload
+            workload = self.scenario.spec.workload
             if workload.concurrency is not None or workload.sessions is not None:
                 raise HeadwayError(
                     "workload: clients that react cannot be merged; expected no concurrency, no sessions"
                 )
-            table = generate(workload, seed, self.base_dir)
+            table = generate(workload, seed, self.scenario.base_dir)
             num_classes = int(table.columns["tier"].max()) + 1
             table.columns["tier"] = search.merged(table.columns["tier"], num_classes, num_tiers)
             path = self.folder / f"{num_tiers}-{seed}.parquet"
@@ -89,14 +97,16 @@ class Evaluator:
         return self._traces[num_tiers, seed]
 
 
-def with_tiers(policies: dict[str, Any], num_tiers: int, decay: float) -> dict[str, Any]:
-    """What a scenario says under `policies`, with so many tiers where a policy minds them."""
-    return {kind: _with_tiers(said, num_tiers, decay) for kind, said in policies.items()}
+def with_tiers(policies: PolicySpecs, num_tiers: int, decay: float) -> PolicySpecs:
+    """The same policies; those with tiers get this number of tiers, and those with headroom this decay."""
+    return structs.replace(
+        policies, **{kind: _with_tiers(policy, num_tiers, decay) for kind, policy in structs.asdict(policies).items()}
+    )
 
 
-def _with_tiers(said: Any, num_tiers: int, decay: float) -> Any:
-    made = {"name": said} if isinstance(said, str) else said
-    name = made.get("name") if isinstance(made, dict) else None
+def _with_tiers(policy: Any, num_tiers: int, decay: float) -> Any:
+    arguments = {"name": policy} if isinstance(policy, str) else policy
+    name = arguments.get("name") if isinstance(arguments, dict) else None
     if name in HEADROOM:
-        return {**made, "num_tiers": num_tiers, "decay": decay}
-    return {**made, "num_tiers": num_tiers} if name in TIERED else said
+        return {**arguments, "num_tiers": num_tiers, "decay": decay}
+    return {**arguments, "num_tiers": num_tiers} if name in TIERED else policy

@@ -1,15 +1,15 @@
-"""How many tiers, and how steeply their headroom falls: the best setting for a workload, and how sure that is.
+"""The best number of tiers and decay of headroom for a workload, with the uncertainty of the choice.
 
 Sets and parameters
     c in C      settings (number of tiers, decay)
     s in S      seeds: arrivals and lengths are the same for every setting (common random numbers)
-    v_cs        what the evaluator says of setting c with seed s; higher is better, as SLO attainment is
-    tau         tolerance: a loss that does not matter
-The best setting b has the highest mean of v. What another setting loses is v_bs - v_cs, seed by seed; its interval
-says how sure that is.
-    tied        the interval of the loss reaches down to 0: these seeds do not tell c from b
+    v_cs        value of setting c with seed s, as SLO attainment; higher is better
+    tau         tolerance: a loss that is acceptable
+The best setting b has the highest mean of v. The loss of another setting is v_bs - v_cs by seed, with a confidence
+interval of its mean.
+    tied        the interval of the loss includes 0 or less: these seeds do not distinguish c from b
     enough      all of the interval lies at or below tau
-The answer is the simplest of the settings that are enough: the fewest tiers, of these the one that loses least.
+The choice is the simplest setting that is enough: the fewest tiers, and of these the smallest loss.
 """
 
 from __future__ import annotations
@@ -25,64 +25,63 @@ import numpy.typing as npt
 from headway.core.errors import HeadwayError
 
 Ints = npt.NDArray[np.integer]
-Evaluator = Callable[[int, float, int], float]
-"""(number of tiers, decay, seed) -> a value; higher is better."""
+TierEvaluator = Callable[[int, float, int], float]
+"""(number of tiers, decay, seed) -> value; higher is better."""
 Interval = Callable[[Sequence[float]], "tuple[float, float] | None"]
-"""A confidence interval of the mean; None where there are too few values."""
+"""A confidence interval of the mean; None for too few values."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One that was tried."""
+class TierSetting:
+    """A setting and its values."""
 
     num_tiers: int
     decay: float
     values: tuple[float, ...]
-    """One a seed."""
+    """One per seed."""
     loss: tuple[float, float]
-    """Interval of what it loses against the best; (0, 0) for the best itself."""
+    """Interval of the loss against the best setting; (0, 0) for that setting itself."""
     is_tied: bool
-    """These seeds do not tell it from the best."""
+    """These seeds do not distinguish it from the best."""
     is_enough: bool
-    """It loses no more than the tolerance, for sure."""
+    """The whole interval is within the tolerance."""
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
         return fmean(self.values)
 
 
 @dataclass(frozen=True)
 class TierPlan:
-    """The answer."""
+    """The best and the chosen setting, among all."""
 
-    best: Setting
-    """With the highest mean."""
-    chosen: Setting
-    """The simplest that is enough."""
-    settings: tuple[Setting, ...]
-    """All, in the order in which they were tried."""
+    best: TierSetting
+    """The highest mean."""
+    chosen: TierSetting
+    """The simplest setting that is enough."""
+    settings: tuple[TierSetting, ...]
+    """All settings, in the order of evaluation."""
 
     @property
-    def tied(self) -> tuple[Setting, ...]:
-        """All that these seeds do not tell from the best, which is one of them."""
+    def tied(self) -> tuple[TierSetting, ...]:
+        """Settings that these seeds do not distinguish from the best, the best included."""
         return tuple(setting for setting in self.settings if setting.is_tied)
 
 
 def plan(
-    evaluate: Evaluator,
+    evaluate: TierEvaluator,
     num_tiers: Sequence[int],
     decays: Sequence[float],
     seeds: Sequence[int],
     interval: Interval,
     tolerance: float = 0.01,
 ) -> TierPlan:
-    """The best of all pairs. HeadwayError where there are none, or too few seeds for an interval."""
+    """Evaluate all pairs with all seeds. HeadwayError for no pair, or too few seeds for an interval."""
     if not num_tiers or not decays:
         raise HeadwayError("tiers: nothing to choose from; expected one number of tiers and one decay at least")
     if len(seeds) < 2:
         raise HeadwayError(f"tiers: {len(seeds)} seeds; expected 2 or more, as the answer comes with its uncertainty")
-    # A single tier has nobody to keep away, so no headroom, whatever its decay.
+    # A single tier has no headroom, so its decay has no effect.
     pairs = list(dict.fromkeys((k, decays[0] if k == 1 else decay) for k, decay in product(num_tiers, decays)))
     values = {(k, decay): tuple(evaluate(k, decay, seed) for seed in seeds) for k, decay in pairs}
     top = max(pairs, key=lambda pair: fmean(values[pair]))
@@ -92,13 +91,13 @@ def plan(
 
 
 def merged(tier: Ints, num_classes: int, num_tiers: int) -> Ints:
-    """Classes 0 to `num_classes` - 1 as tiers: neighbours together, as evenly as can be."""
+    """Merge classes 0 to `num_classes` - 1 into tiers: neighbours together, as evenly as possible."""
     return (tier.astype(np.int64) * num_tiers // num_classes).astype(tier.dtype)
 
 
 def _setting(
     pair: tuple[int, float], values: tuple[float, ...], best: tuple[float, ...], interval: Interval, tolerance: float
-) -> Setting:
+) -> TierSetting:
     losses = [high - low for high, low in zip(best, values, strict=True)]
     loss = interval(losses) or (losses[0], losses[0])
-    return Setting(*pair, values, loss, is_tied=loss[0] <= 0.0, is_enough=loss[1] <= tolerance)
+    return TierSetting(*pair, values, loss, is_tied=loss[0] <= 0.0, is_enough=loss[1] <= tolerance)

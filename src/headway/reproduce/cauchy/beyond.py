@@ -8,10 +8,9 @@ from statistics import fmean
 from msgspec import structs
 
 from headway import catalog
-from headway.planning.combos.candidates import Candidate
 from headway.planning.combos.cost_efficiency import served_tokens_per_usd
-from headway.planning.combos.deployment import plan as deploy
-from headway.planning.combos.problem import Plan, Problem
+from headway.planning.combos.problem import ComboCandidate, ComboPlan, ComboProblem
+from headway.planning.combos.search import deploy
 from headway.reproduce import charts
 from headway.reproduce.cauchy import uncertainty
 from headway.reproduce.cauchy.claims import WORKLOADS
@@ -42,7 +41,7 @@ def prices(markets: Mapping[str, Market], gpu: str) -> Figure:
     return Figure("Headway 1", f"When mixing types pays: the price of a {gpu}", shows, chart)
 
 
-def repriced(market: Market, gpu: str, factor: float) -> tuple[Candidate, ...]:
+def repriced(market: Market, gpu: str, factor: float) -> tuple[ComboCandidate, ...]:
     """Candidates as they would be if one type had another price; goodputs stay."""
     pattern, found = market.service.pattern, []
     more = catalog.gpu(gpu).usd_per_hour * (factor - 1)
@@ -54,7 +53,7 @@ def repriced(market: Market, gpu: str, factor: float) -> tuple[Candidate, ...]:
     return tuple(found)
 
 
-def saving(market: Market, candidates: Sequence[Candidate]) -> float | None:
+def saving(market: Market, candidates: Sequence[ComboCandidate]) -> float | None:
     """Percent off the cheapest plan of one type; no GPUs are short, so that price alone decides."""
     whole = cheapest(market, candidates)
     alike = [
@@ -66,9 +65,11 @@ def saving(market: Market, candidates: Sequence[Candidate]) -> float | None:
     return None if least is None else 100 * (1 - whole.usd_per_hour / least)
 
 
-def cheapest(market: Market, candidates: Sequence[Candidate], limits: Mapping[str, int] | None = None) -> Plan:
+def cheapest(
+    market: Market, candidates: Sequence[ComboCandidate], limits: Mapping[str, int] | None = None
+) -> ComboPlan:
     """MC-LP for the mean demand; no limits unless given."""
-    return deploy(Problem((market.demand,), tuple(candidates), dict(limits or {}), "mc"), explain=False)
+    return deploy(ComboProblem((market.demand,), tuple(candidates), dict(limits or {}), "mc"), explain=False)
 
 
 def limits(markets: Mapping[str, Market]) -> Figure:
@@ -95,7 +96,7 @@ def certainty(markets: Mapping[str, Market]) -> Table:
     for workload, market in markets.items():
         rates = tuple(level * market.demand_rps for level in levels)
         demand = uncertainty.UncertainDemand(workload, tuple(at), rates)
-        problem = Problem((market.demand,), market.candidates, LIMITS, "mc")
+        problem = ComboProblem((market.demand,), market.candidates, LIMITS, "mc")
         for each in uncertainty.frontier(problem, [demand], quantiles):
             rps = each.plan.services[0].goodput_rps
             rows.append([WORKLOADS[workload], each.quantile, demand.at(each.quantile), rps, each.usd_per_hour])

@@ -30,12 +30,22 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.planning.combos.candidates import Profiler, Service
-from headway.planning.combos.combos import Counts, GpuCombo, Offer, combos
+from headway.planning.combos.candidates import enumerate_combos
 from headway.planning.combos.cost_efficiency import HOUR_S
-from headway.planning.combos.problem import TOLERANCE, Chosen, Plan, Served
-from headway.planning.combos.speeds import Pattern
-from headway.planning.solver import Floats, Solution, minimise
+from headway.planning.combos.problem import (
+    TOLERANCE,
+    ComboPlan,
+    ComboService,
+    Counts,
+    GpuCombo,
+    Offer,
+    PlannedCombo,
+    Profiler,
+    ServiceGoodput,
+    WorkloadPattern,
+    add_gpus,
+)
+from headway.planning.solver import Floats, Status, dot, integers, minimise, new_model
 
 PROMPT_EDGES = (0, 25, 100, 250, 500, 1000, 2000, 4000, 8000)
 OUTPUT_EDGES = (0, 25, 100, 250, 500, 1000, 2000)
@@ -111,20 +121,24 @@ def buckets(
 
 
 def sized(
-    service: Service, found: Sequence[Bucket], offers: Sequence[Offer], profiler: Profiler, counts: Counts | None = None
+    service: ComboService,
+    found: Sequence[Bucket],
+    offers: Sequence[Offer],
+    profiler: Profiler,
+    counts: Counts | None = None,
 ) -> Sized:
     """Profiles every aggregated combo of one instance for every bucket."""
-    made, _ = combos(service.model, service.engine, offers, counts)
+    made, _ = enumerate_combos(service.model, service.engine, offers, counts)
     instances = []
     for combo in made:
         if combo.aggregated is not None and combo.aggregated.instances == 1:
-            patterns = [Pattern(None, each.prompt_tokens, each.output_tokens) for each in found]
+            patterns = [WorkloadPattern(None, each.prompt_tokens, each.output_tokens) for each in found]
             most = tuple(profiler.goodput_rps(combo, pattern, service.slo) for pattern in patterns)
             instances.append(Instance(combo, most))
     return Sized(service.name, tuple(found), tuple(instances))
 
 
-def plan(problem: Problem, time_limit_s: float = 10.0) -> Plan:
+def plan(problem: Problem, time_limit_s: float = 10.0) -> ComboPlan:
     """The cheapest mix. Its `services` are what the instances in use serve of the mix that they are given."""
     program = _Program(problem, time_limit_s)
     found = program.solve(leave_out=None)
@@ -136,101 +150,89 @@ def plan(problem: Problem, time_limit_s: float = 10.0) -> Plan:
     return program.plan(program.solve(leave_out=program.left_out(least)), short=True)
 
 
-class _Program:
-    """Variables: for each service its n_bk, bucket by bucket, then its y_k, then slices of b left out."""
+class _Solved(Struct, frozen=True):
+    """Values by service: n_bk (buckets by instances), y_k, and slices of each bucket that are left out."""
 
+    status: Status
+    bound: float | None = None
+    n: tuple[Floats, ...] = ()
+    y: tuple[Floats, ...] = ()
+    out: tuple[Floats, ...] = ()
+
+
+class _Program:
     def __init__(self, problem: Problem, time_limit_s: float) -> None:
         self.problem, self.time_limit_s = problem, time_limit_s
-        self.sizes = [len(s.instances) * (len(s.buckets) + 1) + len(s.buckets) for s in problem.services]
-        self.starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(int)
-        self.rows: list[Floats] = []
-        self.low: list[float] = []
-        self.high: list[float] = []
-        self.price, self.rate = np.zeros(self.starts[-1]), np.zeros(self.starts[-1])
-        self.upper = np.full(self.starts[-1], inf)
-        for service, start in zip(problem.services, self.starts, strict=False):
-            self._add(service, int(start))
-        for gpu, limit in sorted(problem.limits.items()):
-            row = np.zeros(self.starts[-1])
-            for service, start in zip(problem.services, self.starts, strict=False):
-                for k, each in enumerate(service.instances):
-                    row[self._y(service, int(start), k)] = each.combo.gpus.get(gpu, 0)
-            self._row(row, -inf, limit)
+        self.prices = [[each.combo.usd_per_hour for each in service.instances] for service in problem.services]
+        self.rates = [[bucket.rps / problem.slices for bucket in service.buckets] for service in problem.services]
+        """Requests per second of a slice of each bucket."""
 
-    def _y(self, service: Sized, start: int, k: int) -> int:
-        return start + len(service.buckets) * len(service.instances) + k
-
-    def _out(self, service: Sized, start: int, b: int) -> int:
-        return start + (len(service.buckets) + 1) * len(service.instances) + b
-
-    def _row(self, row: Floats, low: float, high: float) -> None:
-        self.rows.append(row)
-        self.low.append(low)
-        self.high.append(high)
-
-    def _add(self, service: Sized, start: int) -> None:
-        num, slices = len(service.instances), self.problem.slices
-        loads = np.zeros((num, self.starts[-1]))
-        for b, bucket in enumerate(service.buckets):
-            row = np.zeros(self.starts[-1])
+    def solve(self, leave_out: float | None) -> _Solved:
+        """The least price with so much rate left out; infinite: minimise the rate left out; None: leave none out."""
+        model, slices = new_model(), self.problem.slices
+        variables = []
+        for service, rates in zip(self.problem.services, self.rates, strict=True):
+            num = len(service.instances)
+            upper = [slices if each.most_rps[b] > 0 else 0 for b in range(len(rates)) for each in service.instances]
+            n = integers(model, np.array(upper, float)).reshape(len(rates), num)
+            y = integers(model, np.full(num, inf))
+            out = integers(model, np.array([0 if leave_out is None and rate > 0 else slices for rate in rates], float))
+            variables.append((n, y, out))
+        for service, rates, (n, y, out) in zip(self.problem.services, self.rates, variables, strict=True):
+            for b in range(len(rates)):
+                model.addConstr(dot([1.0] * (len(y) + 1), [*n[b], out[b]]) == slices)
             for k, each in enumerate(service.instances):
-                at = start + b * num + k
-                row[at] = 1.0
-                self.upper[at] = slices if each.most_rps[b] > 0 else 0
-                loads[k, at] = bucket.rps / slices / each.most_rps[b] if each.most_rps[b] > 0 else 0.0
-            out = self._out(service, start, b)
-            row[out], self.upper[out], self.rate[out] = 1.0, slices, bucket.rps / slices
-            self._row(row, slices, slices)
-        for k, each in enumerate(service.instances):
-            at = self._y(service, start, k)
-            loads[k, at] = -1.0
-            self.price[at] = each.combo.usd_per_hour
-            self._row(loads[k], -inf, 0.0)
+                loads = [rate / most if most > 0 else 0.0 for rate, most in zip(rates, each.most_rps, strict=True)]
+                model.addConstr(dot(loads, n[:, k]) - y[k] <= 0.0)
+        every_y = [each for _, y, _ in variables for each in y]
+        every_out = [each for _, _, out in variables for each in out]
+        for gpu, limit in sorted(self.problem.limits.items()):
+            use = [each.combo.gpus.get(gpu, 0) for service in self.problem.services for each in service.instances]
+            model.addConstr(dot(use, every_y) <= limit)
+        left_out = dot([rate for rates in self.rates for rate in rates], every_out)
+        if leave_out is not None and leave_out < inf:
+            model.addConstr(left_out <= leave_out * (1 + TOLERANCE))
+        price = dot([usd for prices in self.prices for usd in prices], every_y)
+        solution = minimise(model, left_out if leave_out == inf else price, self.time_limit_s)
+        if not solution.values:
+            return _Solved(solution.status)
+        n, y, out = (tuple(solution.of(each[i]) for each in variables) for i in range(3))
+        return _Solved(solution.status, solution.bound, n, y, out)
 
-    def solve(self, leave_out: float | None) -> Solution:
-        """The least price with so much left out; infinite: what is left out at its least; None: nothing is."""
-        rows, low, high, upper = list(self.rows), list(self.low), list(self.high), self.upper.copy()
-        if leave_out is None:
-            upper[self.rate > 0] = 0
-        elif leave_out < inf:
-            rows, low, high = [*rows, self.rate], [*low, -inf], [*high, leave_out * (1 + TOLERANCE)]
-        cost = self.rate if leave_out == inf else self.price
-        return minimise(cost, np.array(rows), np.array(low), np.array(high), upper, time_limit_s=self.time_limit_s)
-
-    def left_out(self, found: Solution) -> float:
+    def left_out(self, found: _Solved) -> float:
         """Requests per second."""
-        return float(self.rate @ np.array(found.values))
+        return sum(float(np.array(rates) @ out) for rates, out in zip(self.rates, found.out, strict=True))
 
-    def plan(self, found: Solution, short: bool = False) -> Plan:
+    def plan(self, found: _Solved, short: bool = False) -> ComboPlan:
         """The values."""
-        x = found.values
-        usd = float(self.price @ np.array(x))
-        rate: list[float] = self.rate.tolist()
-        chosen: list[Chosen] = []
+        usd = sum(float(np.array(prices) @ y) for prices, y in zip(self.prices, found.y, strict=True))
+        chosen: list[PlannedCombo] = []
         served, tokens_s = [], 0.0
-        for service, start in zip(self.problem.services, self.starts, strict=False):
-            some = self._chosen(service, int(start), x)
+        for service, rates, n, y, out in zip(
+            self.problem.services, self.rates, found.n, found.y, found.out, strict=True
+        ):
+            some = self._chosen(service, rates, n, y)
             chosen += some
             demand = sum(bucket.rps for bucket in service.buckets)
-            missing = sum(rate[at] * x[at] for at in self._outs(service, int(start)))
-            for b, bucket in enumerate(service.buckets):
-                got = bucket.rps - rate[(at := self._out(service, int(start), b))] * x[at]
-                tokens_s += got * (bucket.prompt_tokens + bucket.output_tokens)
+            missing = sum(rate * left for rate, left in zip(rates, out.tolist(), strict=True))
+            for bucket, rate, left in zip(service.buckets, rates, out.tolist(), strict=True):
+                tokens_s += (bucket.rps - rate * left) * (bucket.prompt_tokens + bucket.output_tokens)
             goodput = sum(each.count * each.goodput_rps for each in some)
-            served.append(Served(service.service, demand, goodput, missing))
+            served.append(ServiceGoodput(service.service, demand, goodput, missing))
         status: Literal["optimal", "feasible", "short"] = "short" if short else (
             "optimal" if found.status == "optimal" else "feasible"
         )  # fmt: skip
         bound = None if found.bound is None else min(found.bound, usd)
         gap = None if bound is None else (usd - bound) / usd if usd else 0.0
-        return Plan(
+        used = ((gpu, num * each.count) for each in chosen for gpu, num in each.combo.gpus.items())
+        return ComboPlan(
             status=status,
             planner="melange",
             objective=usd,
             bound=bound,
             gap=gap,
             combos=tuple(chosen),
-            gpus=_gpus(chosen),
+            gpus=dict(sorted(add_gpus(used).items())),
             usd_per_hour=usd,
             tokens_per_usd=HOUR_S * tokens_s / usd if usd else None,
             services=tuple(served),
@@ -238,29 +240,23 @@ class _Program:
             why=self._why(served) if short else "",
         )
 
-    def _outs(self, service: Sized, start: int) -> range:
-        first = self._out(service, start, 0)
-        return range(first, first + len(service.buckets))
-
-    def _chosen(self, service: Sized, start: int, x: Sequence[float]) -> list[Chosen]:
+    def _chosen(self, service: Sized, rates: Sequence[float], n: Floats, y: Floats) -> list[PlannedCombo]:
         """Goodput and tokens per dollar are of an instance that is full of the mix it is given."""
-        num, found = len(service.instances), []
+        found = []
         for k, each in enumerate(service.instances):
-            count = round(x[self._y(service, start, k)])
-            rates = [
-                bucket.rps / self.problem.slices * x[start + b * num + k] for b, bucket in enumerate(service.buckets)
-            ]
-            load = sum(rate / most for rate, most in zip(rates, each.most_rps, strict=True) if rate > 0)
+            count = round(y[k])
+            given = [rate * slices for rate, slices in zip(rates, n[:, k].tolist(), strict=True)]
+            load = sum(rate / most for rate, most in zip(given, each.most_rps, strict=True) if rate > 0)
             if not count or not load:
                 continue
             tokens = [bucket.prompt_tokens + bucket.output_tokens for bucket in service.buckets]
-            tokens_s = sum(rate * size for rate, size in zip(rates, tokens, strict=True)) / load
+            tokens_s = sum(rate * size for rate, size in zip(given, tokens, strict=True)) / load
             usd = each.combo.usd_per_hour
             per_usd = HOUR_S * tokens_s / usd if usd else None
-            found.append(Chosen(service.service, each.combo, count, sum(rates) / load, usd, per_usd))
+            found.append(PlannedCombo(service.service, each.combo, count, sum(given) / load, usd, per_usd))
         return found
 
-    def _why(self, served: Sequence[Served]) -> str:
+    def _why(self, served: Sequence[ServiceGoodput]) -> str:
         reasons = []
         for service, got in zip(self.problem.services, served, strict=True):
             never = sum(
@@ -274,11 +270,3 @@ class _Program:
                     f"{never:.4g} are of sizes that no instance serves within the SLO"
                 )
         return "; ".join(reasons)
-
-
-def _gpus(chosen: Sequence[Chosen]) -> dict[str, int]:
-    used: dict[str, int] = {}
-    for each in chosen:
-        for gpu, num in each.combo.gpus.items():
-            used[gpu] = used.get(gpu, 0) + num * each.count
-    return dict(sorted(used.items()))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from msgspec import structs
 
 from headway import catalog
-from headway.planning.combos.candidates import Candidate, Efficiencies
-from headway.planning.combos.combos import Counts, GpuCombo, Group, combos
-from headway.planning.combos.cost_efficiency import a1, a2, network_claims, stated
-from headway.planning.combos.deployment import plan as deploy
-from headway.planning.combos.problem import Demand, Problem
-from headway.planning.combos.speeds import Speeds
+from headway.planning.combos.candidates import Efficiencies, enumerate_combos
+from headway.planning.combos.cost_efficiency import a1, a2, stated
+from headway.planning.combos.estimate import InstanceSpeed
+from headway.planning.combos.problem import ComboCandidate, ComboProblem, Counts, GpuCombo, Group, ServiceDemand
+from headway.planning.combos.search import deploy
 from headway.reproduce import charts
 from headway.reproduce.cauchy import setup
 from headway.reproduce.cauchy.claims import WORKLOADS
+from headway.reproduce.cauchy.network import network_claims
 from headway.reproduce.findings import Figure, Outcome, Table
 
 SECOND_MODEL = "qwen1.5-14b"
@@ -27,9 +27,9 @@ def outcomes() -> dict[str, Outcome]:
     return _shares() | _examples() | _network()
 
 
-def _speeds() -> Speeds:
+def _speeds() -> InstanceSpeed:
     engine = catalog.engine(setup.ENGINE)
-    return Speeds(catalog.model(setup.MODEL), catalog.gpu(setup.GPUS["h800"]), engine, 1)
+    return InstanceSpeed(catalog.model(setup.MODEL), catalog.gpu(setup.GPUS["h800"]), engine, 1)
 
 
 def alone(workload: str) -> tuple[float, float]:
@@ -65,12 +65,14 @@ def _shares() -> dict[str, Outcome]:
 
 
 def _examples() -> dict[str, Outcome]:
-    def candidate(gpu: str, goodput_rps: float, usd_per_hour: float, tokens_per_usd: float) -> Candidate:
+    def candidate(gpu: str, goodput_rps: float, usd_per_hour: float, tokens_per_usd: float) -> ComboCandidate:
         combo = GpuCombo(setup.MODEL, usd_per_hour, aggregated=Group(gpu))
-        return Candidate("example", combo, goodput_rps, tokens_per_usd)
+        return ComboCandidate("example", combo, goodput_rps, tokens_per_usd)
 
     a800, h20 = candidate("a800", 0.82, 1.09, 1.07e6), candidate("h20", 1.23, 1.50, 1.15e6)
-    chosen = deploy(Problem((Demand("example", 0.80),), (a800, h20), {"a800": 8, "h20": 8}), explain=False).combos
+    chosen = deploy(
+        ComboProblem((ServiceDemand("example", 0.80),), (a800, h20), {"a800": 8, "h20": 8}), explain=False
+    ).combos
     took = len(chosen) == 1 and chosen[0].combo == a800.combo and chosen[0].count == 1
     weights = [each.combo.usd_per_hour / (each.tokens_per_usd or 1.0) * 1e6 for each in (a800, h20)]
     gpus: dict[str, int] = {}
@@ -144,13 +146,13 @@ def worked_table() -> Table:
     rows: list[list[str | float | None]] = []
     engine, sizes = catalog.engine(setup.ENGINE), Counts(prefill=(1,), decode=(1,), aggregated=())
     for model in map(catalog.model, (setup.MODEL, SECOND_MODEL)):
-        found, _ = combos(model, engine, setup.offers(), sizes)
+        found, _ = enumerate_combos(model, engine, setup.offers(), sizes)
         for workload, name in WORKLOADS.items():
             like = setup.asked(workload).service
             efficiencies = Efficiencies(structs.replace(like, model=model), setup.offers())
             ranked = sorted(found, key=lambda each: -(efficiencies.closed_form(each) or 0.0))[:4]
             costs, pattern = stated(model), like.pattern
-            batch = efficiencies.estimate.speeds(model.name, ranked[0].phases[1]).batch(pattern)
+            batch = efficiencies.estimate.speed(model.name, ranked[0].phases[1]).batch(pattern)
             first = a1(costs, pattern.prompt_tokens)
             second = a2(costs, batch, pattern.prompt_tokens, pattern.output_tokens)
             said = ", ".join(each.label for each in ranked)

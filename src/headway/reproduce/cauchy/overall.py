@@ -15,10 +15,16 @@ from typing import Any
 import msgspec
 
 from headway.catalog import gpu
-from headway.planning.combos.candidates import Candidate
-from headway.planning.combos.combos import Counts, GpuCombo
-from headway.planning.combos.problem import Objective, Plan
-from headway.planning.combos.speeds import Estimate, Pattern, Slo
+from headway.planning.combos.estimate import FluidEstimate
+from headway.planning.combos.problem import (
+    ComboCandidate,
+    ComboPlan,
+    Counts,
+    GpuCombo,
+    Objective,
+    ServiceSlo,
+    WorkloadPattern,
+)
 from headway.reproduce import charts
 from headway.reproduce.cauchy import melange, setup
 from headway.reproduce.cauchy.claims import WORKLOADS
@@ -87,7 +93,7 @@ Kinds = list[tuple[GpuCombo, int, float]]
 """(combo, how many at first, goodput of one)."""
 
 
-def _kinds(plan: Plan, candidates: Sequence[Candidate]) -> Kinds:
+def _kinds(plan: ComboPlan, candidates: Sequence[ComboCandidate]) -> Kinds:
     """Those of the plan, and the best others, of which there are none at first."""
     chosen: Kinds = [(each.combo, each.count, each.goodput_rps) for each in plan.combos]
     taken = {each.label for each, _, _ in chosen}
@@ -127,17 +133,17 @@ class Scaled:
     def __init__(self, market: Market) -> None:
         self.service = market.service
         gpus = {name: gpu(name) for name in LIMITS}
-        self.estimate = Estimate({self.service.model.name: self.service.model}, gpus, self.service.engine)
+        self.estimate = FluidEstimate({self.service.model.name: self.service.model}, gpus, self.service.engine)
         self.known = {each.combo.label: each.goodput_rps for each in market.aggregated}
 
-    def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
+    def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
         """As `Profiler` says; nothing where nothing is known of the instance."""
         whole = self.estimate.goodput_rps(combo, self.service.pattern, slo)
         factor = self.known.get(combo.label, 0.0) / whole if whole else 0.0
         return factor * self.estimate.goodput_rps(combo, workload, slo)
 
 
-def melange_plan(market: Market) -> Plan:
+def melange_plan(market: Market) -> ComboPlan:
     """The cheapest mix of aggregated instances for the mean demand."""
     spec = msgspec.convert({"builtin": market.workload, "arrivals": 5.0, "num_requests": 4000}, WorkloadSpec)
     rows = generate(spec, 0, setup.HERE)
@@ -241,7 +247,7 @@ class Overall:
         return Figure("Figure 10", "Autoscaling", "From the same plan at first.", chart)
 
 
-def said(plan: Plan) -> str:
+def said(plan: ComboPlan) -> str:
     """A plan in short."""
     return ", ".join(f"{each.count} {each.combo.label}" for each in plan.combos) + f" (${plan.usd_per_hour:.2f}/h)"
 

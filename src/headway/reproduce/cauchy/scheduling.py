@@ -9,7 +9,7 @@ from typing import Any
 from headway import catalog
 from headway.perf.operators import peak_flops
 from headway.perf.params import active_params
-from headway.planning.combos.speeds import Speeds
+from headway.planning.combos.estimate import InstanceSpeed
 from headway.reproduce import charts
 from headway.reproduce.cauchy import setup
 from headway.reproduce.cauchy.claims import COMBINED, TABLE_3, WORKLOADS
@@ -102,7 +102,7 @@ def unlike(found: Found, workload: str, seed: int) -> list[dict[str, Any]]:
 def bounds(first: str, second: str) -> str:
     """What holds the pair back, by the step-time model."""
     service = setup.asked("sharegpt").service
-    speeds = [Speeds(service.model, catalog.gpu(GPUS[name]), service.engine, 1) for name in (first, second)]
+    speeds = [InstanceSpeed(service.model, catalog.gpu(GPUS[name]), service.engine, 1) for name in (first, second)]
     prefill, decode, alone = (
         each.prefill_rps(service.pattern, service.slo) if i == 0 else each.decode_rps(service.pattern, service.slo)
         for i, each in ((0, speeds[0]), (1, speeds[1]), (1, speeds[0]))

@@ -18,13 +18,23 @@ from headway import catalog, scenario
 from headway.config.strict_yaml import Places
 from headway.metrics.latency import DefaultSlo as Limits
 from headway.metrics.latency import sample
-from headway.planning.combos import plan
-from headway.planning.combos.candidates import Candidate, Service, select
-from headway.planning.combos.combos import Counts, GpuCombo, Offer
-from headway.planning.combos.deployment import plan as deploy
-from headway.planning.combos.plan import Asked, Profiles, Question
-from headway.planning.combos.problem import Demand, Objective, Plan, Problem
+from headway.planning.combos.candidates import select
+from headway.planning.combos.plan import ComboOptions, service_scenario
+from headway.planning.combos.problem import (
+    ComboCandidate,
+    ComboPlan,
+    ComboProblem,
+    ComboService,
+    Counts,
+    GpuCombo,
+    Objective,
+    Offer,
+    ServiceDemand,
+)
+from headway.planning.combos.rehearsal import LIVES, MOST_REQUESTS, GoodputProfiler, ServiceScenario, span_s, strains
+from headway.planning.combos.search import deploy
 from headway.planning.highest_rate import Strains, highest
+from headway.planning.rehearsals import RehearsalCache
 from headway.report.run import Run
 
 MODEL = "llama-3.1-8b"
@@ -75,25 +85,26 @@ def document(workload: str, rate: float, num_requests: int, **more: Any) -> dict
     }
 
 
-def asked(workload: str) -> Asked:
+def asked(workload: str) -> ServiceScenario:
     """The service, for profiles; 4,000 of its requests give its mean lengths."""
     given = document(workload, 5.0, 4000, fleet=[pool(GPUS["h800"])], handover=HANDOVER)
-    return plan.ask(given, Places(), HERE, None)
+    return service_scenario(given, Places(), HERE, scenario.Simulator())
 
 
-def question(quick: bool) -> Question:
+def question(quick: bool) -> ComboOptions:
     """Sizes as in 3.3.2. Quick: fewer sizes, shorter profiles."""
     sizes = Counts(prefill=(1, 2), decode=(1, 2, 3, 4, 5, 6), aggregated=(1, 2))
     if quick:
         sizes = Counts(prefill=(1,), decode=(1, 2), aggregated=(1,))
-    most = 3000 if quick else plan.MOST_REQUESTS
-    return Question(offers=offers(), counts=sizes, num_requests=most, per_pair=1 if quick else 2)
+    most = 3000 if quick else MOST_REQUESTS
+    return ComboOptions(offers=offers(), counts=sizes, num_requests=most, per_pair=1 if quick else 2)
 
 
 def profiled(workload: str, quick: bool) -> dict[str, Any]:
     """All candidates of a workload, and what the whole cluster can serve of it (3.3.1)."""
     ours, asking = asked(workload), question(quick)
-    profiles = Profiles({workload: ours}, asking, None)
+    cache = RehearsalCache(None)
+    profiles = GoodputProfiler({workload: ours}, scenario.Simulator(), cache, num_requests=asking.num_requests)
     service, counts = ours.service, asking.counts
     found = select([service], asking.offers, profiles, counts, None, asking.per_pair, asking.directions)
     most = planned(found.candidates, service, 1e6)
@@ -109,36 +120,38 @@ class Market:
 
     def __init__(self, workload: str, found: Mapping[str, Any]) -> None:
         self.workload = workload
-        self.candidates = msgspec.convert(found["candidates"], tuple[Candidate, ...])
+        self.candidates = msgspec.convert(found["candidates"], tuple[ComboCandidate, ...])
         self.capacity_rps = float(found["capacity_rps"])
         self.demand_rps = self.capacity_rps / SHARE
         self.service = asked(workload).service
 
     @property
-    def aggregated(self) -> tuple[Candidate, ...]:
+    def aggregated(self) -> tuple[ComboCandidate, ...]:
         """Combos that do not split."""
         return tuple(each for each in self.candidates if each.combo.aggregated is not None)
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> ServiceDemand:
         """As planners take it."""
-        return Demand(self.workload, self.demand_rps, self.tokens)
+        return ServiceDemand(self.workload, self.demand_rps, self.tokens)
 
     @property
     def tokens(self) -> float:
         """Of a request, on average."""
         return self.service.pattern.prompt_tokens + self.service.pattern.output_tokens
 
-    def plan(self, objective: Objective = "co", aggregated: bool = False) -> Plan:
+    def plan(self, objective: Objective = "co", aggregated: bool = False) -> ComboPlan:
         """For the mean demand."""
         return planned(self.aggregated if aggregated else self.candidates, self.service, self.demand_rps, objective)
 
 
-def planned(candidates: Sequence[Candidate], service: Service, rps: float, objective: Objective = "co") -> Plan:
+def planned(
+    candidates: Sequence[ComboCandidate], service: ComboService, rps: float, objective: Objective = "co"
+) -> ComboPlan:
     """Eq. 16 for one service, within the cluster."""
     pattern = service.pattern
-    demand = Demand(service.name, rps, pattern.prompt_tokens + pattern.output_tokens)
-    return deploy(Problem((demand,), tuple(candidates), LIMITS, objective), explain=False)
+    demand = ServiceDemand(service.name, rps, pattern.prompt_tokens + pattern.output_tokens)
+    return deploy(ComboProblem((demand,), tuple(candidates), LIMITS, objective), explain=False)
 
 
 def combo(name: str, what: GpuCombo, count: int, goodput_rps: float | None, **more: Any) -> dict[str, Any]:
@@ -179,12 +192,12 @@ def goodput(
 
 def near(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> Strains:
     """How near this rate is to what is served."""
-    num = max(round(rate * plan.span_s(asked(workload).service)), 600 if quick else 1500)
+    num = max(round(rate * span_s(asked(workload).service)), 600 if quick else 1500)
     policies = {"routing": {"name": "cauchy", "within": within}}
     given = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)
     records = scenario.run(scenario.assemble(given, Places(), HERE)).records
     end_s = float(records.workload["arrival_s"][-1])
-    return plan.strains(sample(records, end_s / plan.LIVES, Limits(*SLOS[workload])), end_s, ATTAINED)
+    return strains(sample(records, end_s / LIVES, Limits(*SLOS[workload])), end_s, ATTAINED)
 
 
 def measure(run: Run) -> dict[str, Any]:

@@ -9,11 +9,22 @@ import numpy as np
 from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError
-from headway.planning.combos.candidates import Profiler, Service, select
-from headway.planning.combos.combos import Counts, GpuCombo, Offer
-from headway.planning.combos.deployment import plan
-from headway.planning.combos.problem import Demand, Efficiency, Objective, Plan, Problem
-from headway.planning.combos.speeds import Pattern, Slo
+from headway.planning.combos.candidates import select
+from headway.planning.combos.problem import (
+    ComboPlan,
+    ComboProblem,
+    ComboService,
+    Counts,
+    Efficiency,
+    GpuCombo,
+    Objective,
+    Offer,
+    Profiler,
+    ServiceDemand,
+    ServiceSlo,
+    WorkloadPattern,
+)
+from headway.planning.combos.search import deploy
 
 DEFAULT_QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -62,7 +73,7 @@ class Robust(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     quantile: float
-    plan: Plan
+    plan: ComboPlan
     usd_per_hour: float
     chances: dict[str, float]
     """By service."""
@@ -75,7 +86,7 @@ class Robust(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def frontier(
-    problem: Problem,
+    problem: ComboProblem,
     demands: Sequence[UncertainDemand],
     quantiles: Sequence[float] = DEFAULT_QUANTILES,
     time_limit_s: float = 10.0,
@@ -84,10 +95,12 @@ def frontier(
     return tuple(robust(problem, demands, quantile, time_limit_s) for quantile in quantiles)
 
 
-def robust(problem: Problem, demands: Sequence[UncertainDemand], quantile: float, time_limit_s: float = 10.0) -> Robust:
+def robust(
+    problem: ComboProblem, demands: Sequence[UncertainDemand], quantile: float, time_limit_s: float = 10.0
+) -> Robust:
     """The plan for this quantile of each service's demand."""
-    asked = tuple(Demand(each.service, each.at(quantile), each.tokens_per_request) for each in demands)
-    found = plan(structs.replace(problem, demands=asked), time_limit_s, explain=False)
+    asked = tuple(ServiceDemand(each.service, each.at(quantile), each.tokens_per_request) for each in demands)
+    found = deploy(structs.replace(problem, demands=asked), time_limit_s, explain=False)
     goodput = {got.service: got.goodput_rps for got in found.services}
     chances = {each.service: each.chance(goodput[each.service] * (1 + 1e-9)) for each in demands}
     values = list(chances.values())
@@ -99,23 +112,25 @@ class Swept(Struct, frozen=True, forbid_unknown_fields=True):
     """One point of a sweep."""
 
     value: float
-    plan: Plan
+    plan: ComboPlan
 
 
-def limit_sweep(problem: Problem, gpu: str, limits: Sequence[int], time_limit_s: float = 10.0) -> tuple[Swept, ...]:
+def limit_sweep(
+    problem: ComboProblem, gpu: str, limits: Sequence[int], time_limit_s: float = 10.0
+) -> tuple[Swept, ...]:
     """Plans with so many GPUs of one type."""
     found = []
     for limit in limits:
         changed = structs.replace(problem, limits={**problem.limits, gpu: limit})
-        found.append(Swept(limit, plan(changed, time_limit_s, explain=False)))
+        found.append(Swept(limit, deploy(changed, time_limit_s, explain=False)))
     return tuple(found)
 
 
 def price_sweep(
-    services: Sequence[Service],
+    services: Sequence[ComboService],
     offers: Sequence[Offer],
     profiler: Profiler,
-    demands: Sequence[Demand],
+    demands: Sequence[ServiceDemand],
     gpu: str,
     prices: Sequence[float],
     counts: Counts | None = None,
@@ -132,8 +147,8 @@ def price_sweep(
     for price in prices:
         changed = [structs.replace(o, usd_per_hour=price) if o.gpu.name == gpu else o for o in offers]
         candidates = select(services, changed, known, counts).candidates
-        problem = Problem(tuple(demands), candidates, limits, objective, efficiency)
-        found.append(Swept(price, plan(problem, time_limit_s, explain=False)))
+        problem = ComboProblem(tuple(demands), candidates, limits, objective, efficiency)
+        found.append(Swept(price, deploy(problem, time_limit_s, explain=False)))
     return tuple(found)
 
 
@@ -142,9 +157,9 @@ class Remembered:
 
     def __init__(self, profiler: Profiler) -> None:
         self.profiler = profiler
-        self._known: dict[tuple[GpuCombo, Pattern, Slo], float] = {}
+        self._known: dict[tuple[GpuCombo, WorkloadPattern, ServiceSlo], float] = {}
 
-    def goodput_rps(self, combo: GpuCombo, workload: Pattern, slo: Slo) -> float:
+    def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
         """As the other one says."""
         key = (structs.replace(combo, usd_per_hour=0.0), workload, slo)
         if key not in self._known:

@@ -8,6 +8,8 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from headway import scenario
+from headway.config.strict_yaml import Places
 from headway.planning.tiers import rehearsal, search
 from headway.reproduce import charts
 from headway.reproduce.findings import Figure, Outcome, Table
@@ -75,7 +77,9 @@ def attainment(k: int, decay: float, seed: int, num_requests: int) -> dict[str, 
     document = runs.scenario(ktier_policies(k), LLUMLET, num_requests, rate=CLASS_RATE, kv_capacity_tokens=KV_TOKENS)
     document["workload"]["tiers"] = [{"tier": c, "ttft_s": 0.25 * 2**c} for c in range(CLASSES)]
     with TemporaryDirectory() as folder:
-        return {"attainment": rehearsal.Evaluator(document, Path(), Path(folder), 1)(k, decay, seed)}
+        chosen = scenario.assemble(document, Places(), Path())
+        evaluate = rehearsal.TierRehearsal(chosen, scenario.Simulator(), Path(folder), 1)
+        return {"attainment": evaluate(k, decay, seed)}
 
 
 class Load:

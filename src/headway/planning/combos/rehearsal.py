@@ -1,0 +1,177 @@
+"""The goodput of combos by simulation: the highest rate at which enough requests of a service are in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from headway import catalog
+from headway.config.scenario import assemble
+from headway.config.strict_yaml import Places
+from headway.metrics.latency import DefaultSlo, Sample, sample
+from headway.planning.combos.estimate import FluidEstimate
+from headway.planning.combos.problem import ComboService, GpuCombo, Group, ServiceSlo, WorkloadPattern
+from headway.planning.highest_rate import SLOPE, Strains, highest
+from headway.planning.rehearsals import RehearsalCache, content_key
+from headway.planning.simulator import Simulator
+from headway.planning.solver import Floats
+
+Progress = Callable[[int, int], None]
+"""Called with the number of simulations done, and again as the number expected so far."""
+HORIZON_S = 10.0
+"""Least duration of arrivals in one simulation of a profile, as far as `MOST_REQUESTS` permits."""
+LIVES = 4
+"""Duration of a profile in lives of a request that is as slow as its SLO allows; the first life is not counted. In a
+shorter run fewer requests wait and decode than in the long term, and any rate looks sustainable."""
+PATIENCE_S = 0.05
+"""Seconds a token, for the length of a life, where the SLO has no limit per token."""
+MOST_REQUESTS = 6000
+FEWEST_REQUESTS = 150
+ATTAINMENT = 0.9
+"""Share of requests in time at which a rate still counts as served, as in DistServe."""
+START, LOWEST, HIGHEST = 0.97, 1 / 16, 2.0
+"""First, lowest and highest rate that a profile tries, as shares of the fluid estimate."""
+PRECISION = 1.06
+"""Ratio of a rate that is not served to one that is, where a profile stops."""
+GROWTH = 0.02
+"""Growth of waits, in seconds a second, up to which a rate counts as sustained; close to its relative excess."""
+NEGLIGIBLE_S = 0.05
+"""Growth of waits that does not count."""
+
+
+@dataclass
+class ServiceScenario:
+    """A service, its demand, and the scenario that profiles simulate."""
+
+    service: ComboService
+    document: dict[str, Any]
+    base_dir: Path
+    rps: float
+    handover: dict[str, Any]
+
+
+@dataclass
+class GoodputProfiler:
+    """A `Profiler` that simulates. It finds services by `WorkloadPattern.name`."""
+
+    services: dict[str, ServiceScenario]
+    simulator: Simulator
+    cache: RehearsalCache
+    attainment: float = ATTAINMENT
+    num_requests: int = MOST_REQUESTS
+    progress: Progress | None = None
+    num_simulated: int = 0
+
+    def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
+        """The highest rate served; 0: none. Without a name, all requests have the workload's mean lengths."""
+        chosen = self._service(combo, workload, slo)
+        gpus = [catalog.gpu(group.gpu) for group in combo.groups]
+        key = content_key([self._document(chosen, combo, 1.0), self.attainment, gpus])
+        known: float | None = self.cache.find(key, float)
+        if known is not None:
+            return known
+        goodput = self._search(chosen, combo)
+        self.cache.keep(key, goodput)
+        if self.progress is not None:
+            self.progress(self.num_simulated, self.num_simulated)
+        return goodput
+
+    def _service(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> ServiceScenario:
+        if workload.name is not None:
+            return self.services[workload.name]
+        like = next(each for each in self.services.values() if each.service.model.name == combo.model)
+        lengths = {"prompt_tokens": round(workload.prompt_tokens), "output_tokens": round(workload.output_tokens)}
+        service = structs.replace(like.service, pattern=workload, slo=slo)
+        return replace(like, service=service, document={**like.document, "workload": lengths})
+
+    def _search(self, chosen: ServiceScenario, combo: GpuCombo) -> float:
+        """A search around the fluid estimate. Every rate has the same requests."""
+        service = chosen.service
+        gpus = {group.gpu: catalog.gpu(group.gpu) for group in combo.groups}
+        fluid = FluidEstimate({service.model.name: service.model}, gpus, service.engine, service.network_bytes_per_s)
+        most = fluid.goodput_rps(combo, service.pattern, service.slo)
+        if most <= 0:
+            return 0.0
+
+        def strains_at(rate: float) -> Strains:
+            self.num_simulated += 1
+            scenario = assemble(self._document(chosen, combo, rate), Places(), chosen.base_dir)
+            records = self.simulator.records(scenario)
+            end_s = float(records.workload["arrival_s"][-1])
+            limits = DefaultSlo(service.slo.ttft_s, service.slo.tpot_s)
+            return strains(sample(records, end_s / LIVES, limits), end_s, self.attainment)
+
+        return highest(strains_at, START * most, LOWEST * most, HIGHEST * most, PRECISION)
+
+    def _document(self, chosen: ServiceScenario, combo: GpuCombo, rate: float) -> dict[str, Any]:
+        num = min(max(round(rate * span_s(chosen.service)), FEWEST_REQUESTS), self.num_requests)
+        workload = {**chosen.document["workload"], "arrivals": rate, "num_requests": num}
+        workload.pop("duration_s", None)
+        fleet = fleet_sections(chosen, [(combo, 1, None, "profiled")])
+        return {**chosen.document, "workload": workload, **fleet}
+
+
+def span_s(service: ComboService) -> float:
+    """Duration of a profile's arrivals."""
+    decode_s = service.pattern.output_tokens * (service.slo.tpot_s or PATIENCE_S)
+    return max(HORIZON_S, LIVES * ((service.slo.ttft_s or 0.0) + decode_s))
+
+
+def strains(measured: Sample, end_s: float, attainment: float) -> Strains:
+    """How near a run is to the limit of a served rate: its latencies, the first token's alone, and growing waits.
+
+    A latency counts as a share of its SLO, at the quantile `attainment`; the first strain takes the worst latency of
+    each request. Waits that grow with time show that a rate is too high before SLOs are missed. `end_s`: the end of
+    arrivals. The first life is not counted.
+    """
+    ttft = _log_ratio(measured.ttft_s, measured.slo_ttft_s)
+    tpot, e2e = _log_ratio(measured.tpot_s, measured.slo_tpot_s), _log_ratio(measured.e2e_s, measured.slo_e2e_s)
+    worst = np.maximum(ttft, np.maximum(tpot, e2e))
+    worst[~measured.finished] = inf
+    late = [float(np.quantile(each, attainment, method="inverted_cdf")) for each in (worst, ttft)]
+    waits_s = measured.ttft_s[np.argsort(measured.id)]
+    quarter = len(waits_s) // 4
+    grown_s = float(np.nanmedian(waits_s[-quarter:]) - np.nanmedian(waits_s[quarter : 2 * quarter]))
+    growth = (grown_s - NEGLIGIBLE_S) / (end_s * (1 - 1 / LIVES) / 2)
+    return (*late, SLOPE * (growth - GROWTH))
+
+
+def _log_ratio(values_s: Floats, limits_s: Floats) -> Floats:
+    """Logarithm of each value over its limit; -inf where either is missing."""
+    with np.errstate(divide="ignore"):
+        ratios = np.log(values_s / limits_s)
+    return np.asarray(np.where(np.isnan(ratios), -inf, ratios))
+
+
+def fleet_sections(
+    chosen: ServiceScenario, combos: Sequence[tuple[GpuCombo, int, float | None, str]]
+) -> dict[str, Any]:
+    """`fleet`, `combos` and routing of a scenario: (combo, how many, goodput of one, name).
+
+    An aggregated combo alone becomes a pool, which the gateway can serve. Beside other combos it becomes a combo with
+    a goodput, so that routing gives it its share of the requests.
+    """
+    fleet, sections = [], []
+    for combo, count, goodput_rps, name in combos:
+        group = combo.aggregated
+        if group is not None and len(combos) == 1:
+            fleet.append({**_pool(chosen, group), "replicas": count * group.instances, "name": name})
+        else:
+            roles = ("aggregated",) if group is not None else ("prefill", "decode")
+            parts = {role: _pool(chosen, each) for role, each in zip(roles, combo.groups, strict=True)}
+            more: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": round(goodput_rps, 4)}
+            more |= {} if group is not None else {"handover": chosen.handover}
+            sections.append({"name": name, "replicas": count, **parts, **more})
+    return {"fleet": fleet, "combos": sections, "policies": {"routing": "cauchy"}}
+
+
+def _pool(chosen: ServiceScenario, group: Group) -> dict[str, Any]:
+    first = chosen.document["fleet"][0]
+    kept = {name: first[name] for name in ("model", "engine", "network_bytes_per_s") if name in first}
+    return {**kept, "gpu": group.gpu, "tp": group.tp, "replicas": group.instances}

@@ -1,0 +1,114 @@
+"""The results of simulations, kept in a folder, each under a digest of everything that it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from headway import __version__
+from headway.workload.atomic_file import write_text
+
+T = TypeVar("T")
+NOT_SIMULATING = ("cli", "report", "reproduce")
+"""Parts of Headway on which no simulation depends."""
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """The content of one file."""
+
+    key: str
+    result: msgspec.Raw
+
+
+@dataclass
+class RehearsalCache:
+    """A folder with a JSON file for each result. Files that cannot be decoded are ignored."""
+
+    folder: Path | None
+    """None: no result is found or kept."""
+    fresh: bool = False
+    """Find no result, so that everything is simulated again."""
+    num_found: int = 0
+    notes: list[str] = field(default_factory=list)
+    """One for each ignored file."""
+
+    def find(self, key: str, kind: Any) -> Any:
+        """The result under a key, decoded as `kind`; None if there is none."""
+        if self.folder is None or self.fresh:
+            return None
+        file = self._file(self.folder, key)
+        if not file.exists():
+            return None
+        try:
+            entry = msgspec.json.decode(file.read_bytes(), type=_Entry)
+            result = msgspec.json.decode(entry.result, type=kind) if entry.key == key else None
+        except (OSError, msgspec.DecodeError):
+            result = None
+        if result is None:
+            self.notes.append(f"{file}: not a result that Headway wrote; ignored, and simulated anew")
+        else:
+            self.num_found += 1
+        return result
+
+    def keep(self, key: str, result: Any) -> None:
+        """Write a result. HeadwayError where the folder cannot be written."""
+        if self.folder is not None:
+            entry = _Entry(key, msgspec.Raw(msgspec.json.encode(result)))
+            write_text(self._file(self.folder, key), msgspec.json.encode(entry).decode())
+
+    def get(self, key: str, kind: type[T], simulate: Callable[[], T]) -> T:
+        """The result under a key, simulated and kept if there is none."""
+        known: T | None = self.find(key, kind)
+        if known is None:
+            known = simulate()
+            self.keep(key, known)
+        return known
+
+    def _file(self, folder: Path, key: str) -> Path:
+        return folder / f"{key}.json"
+
+
+def content_key(facts: Any, paths: Iterable[Path] = (), digests: Iterable[bytes] = ()) -> str:
+    """A digest of facts (fit for JSON), of files, of further digests, and of the code that simulates."""
+    digest = hashlib.sha256(msgspec.json.encode([__version__, _code(), facts]))
+    for each in digests:
+        digest.update(each)
+    for path in paths:
+        digest.update(_file_digest(path, path.stat().st_mtime_ns))
+    return digest.hexdigest()[:32]
+
+
+@cache
+def _file_digest(path: Path, _changed_ns: int) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+@cache
+def _code() -> str:
+    digest = hashlib.sha256()
+    for entry in _entries(files("headway")):
+        if entry.name not in NOT_SIMULATING:
+            for text in _sources(entry):
+                digest.update(text)
+    return digest.hexdigest()
+
+
+def _sources(entry: Traversable) -> Iterator[bytes]:
+    if entry.is_dir():
+        for inner in _entries(entry):
+            yield from _sources(inner)
+    elif entry.name.endswith((".py", ".json", ".yaml", ".csv")):
+        yield entry.read_bytes()
+
+
+def _entries(folder: Traversable) -> list[Traversable]:
+    return sorted(folder.iterdir(), key=lambda each: each.name)
