@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from headway.cli import main
 from headway.core.errors import HeadwayError
-from headway.forecast.evaluate import CLAIRVOYANT, Evaluation, Question, evaluate
-from headway.forecast.scaling import Demand, Expected, matched, scaled
+from headway.forecast.evaluate import CLAIRVOYANT, Evaluation, EvaluationSettings, evaluate
+from headway.forecast.scaling import Expected, ObservedDemand, matched, scaled
 from headway.workload.series import DemandSeries
 
 NAIVE = ("last-value", "seasonal-naive")
@@ -26,8 +26,8 @@ def days(num: int = 6, seed: int = 0, step_s: float = 900.0, name: str = "x") ->
     return DemandSeries(name, 0.0, step_s, 100 * (1.3 + np.sin(2 * np.pi * at / 96)) * noise)
 
 
-def small(**said: object) -> Question:
-    return Question(**{"methods": NAIVE, **said})  # type: ignore[arg-type]
+def small(**said: object) -> EvaluationSettings:
+    return EvaluationSettings(**{"methods": NAIVE, **said})  # type: ignore[arg-type]
 
 
 def row(found: Evaluation, method: str):  # type: ignore[no-untyped-def]
@@ -79,7 +79,7 @@ def test_who_knows_what_comes_needs_least() -> None:
 
 def test_a_leak_is_marked_and_better_than_honest() -> None:
     pytest.importorskip("statsforecast")
-    found = evaluate([days()], Question(methods=("arima", "arima-leak")))
+    found = evaluate([days()], EvaluationSettings(methods=("arima", "arima-leak")))
     honest, leak = row(found, "arima"), row(found, "arima-leak")
     assert (honest.cheats, leak.cheats) == (False, True)
     assert leak.errors.wape < honest.errors.wape
@@ -95,7 +95,7 @@ def test_short_series_are_left_out_or_refused() -> None:
         evaluate([DemandSeries("x", 0, 3600, np.zeros(100))], small())
 
 
-def brute_force(expected: Expected, demand: Demand, exceeded: float) -> float:
+def brute_force(expected: Expected, demand: ObservedDemand, exceeded: float) -> float:
     """The least GPU-hours over a fine grid of head-rooms."""
     found = [scaled([expected], [demand], h) for h in np.arange(-20, 60, 0.01)]
     return min(each.gpu_hours for each in found if each.exceeded_share <= exceeded)
@@ -107,7 +107,7 @@ def test_least_headroom_against_brute_force(seed: int, exceeded: float) -> None:
     random = np.random.default_rng(seed)
     fine = random.uniform(0, 100, (12, 4))
     expected = Expected(random.uniform(10, 80, 12), random.uniform(5, 20, 12))
-    demand = Demand(fine, 3600.0, 7.0, 2)
+    demand = ObservedDemand(fine, 3600.0, 7.0, 2)
     found = matched([expected], [demand], exceeded)
     assert found is not None and found.exceeded_share <= exceeded
     assert found.gpu_hours == pytest.approx(brute_force(expected, demand, exceeded), rel=0.01)
@@ -115,7 +115,7 @@ def test_least_headroom_against_brute_force(seed: int, exceeded: float) -> None:
 
 def test_gpu_hours_by_hand() -> None:
     expected = Expected(np.array([10.0, 25, 0]), np.array([0.0, 5, 0]))
-    demand = Demand(np.array([[10.0, 11], [40, 20], [3, 3]]), 1800.0, 10.0, 8)
+    demand = ObservedDemand(np.array([[10.0, 11], [40, 20], [3, 3]]), 1800.0, 10.0, 8)
     found = scaled([expected], [demand], 1.0)  # 1, 3 and 1 instances
     assert found.gpu_hours == 5 * 8 / 2
     assert found.exceeded_share == 2 / 6
@@ -124,7 +124,7 @@ def test_gpu_hours_by_hand() -> None:
 
 def test_no_headroom_helps_where_no_spread_is_seen() -> None:
     blind = Expected(np.zeros(3), np.zeros(3))
-    assert matched([blind], [Demand(np.full((3, 2), 50.0), 3600.0, 10.0)], 0.1) is None
+    assert matched([blind], [ObservedDemand(np.full((3, 2), 50.0), 3600.0, 10.0)], 0.1) is None
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_no_headroom_helps_where_no_spread_is_seen() -> None:
 )  # fmt: skip
 def test_questions_that_make_no_sense(said: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Question(**said)  # type: ignore[arg-type]
+        EvaluationSettings(**said)  # type: ignore[arg-type]
 
 
 def file(folder: Path) -> Path:

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError
 from headway.core.forecast import Floats, Forecaster
-from headway.forecast.blend import Blend
-from headway.forecast.methods import make
+from headway.forecast.methods import Blend, make
 from headway.forecast.naive import LastValue, SeasonalNaive
-from headway.forecast.peak import peaks_ahead
 
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
 NAIVE = ("last-value", "seasonal-naive")
@@ -125,9 +123,9 @@ def test_what_is_new_is_taken_in_without_a_new_fit() -> None:
 
 
 def test_a_blend_is_the_mean_of_its_parts() -> None:
-    low, high = Told([1, 2]), Told([3, 8])
-    said = Blend([low, high]).forecast(np.ones(3), 2, (0.0, 1.0))
-    assert said.tolist() == [[2, 5], [4, 10]]
+    low, high = Linear([1, 2]), Linear([3, 8])
+    mean = Blend([low, high]).forecast(np.ones(3), 2, (0.0, 1.0))
+    assert mean.tolist() == [[2, 5], [4, 10]]
     assert not Blend([low]).cheats
     high.cheats = True
     assert Blend([low, high]).cheats
@@ -170,27 +168,13 @@ def test_without_statsforecast_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
     assert make("seasonal-naive", 24).forecast(np.ones(3), 1, (0.5,)).tolist() == [[1.0]]
 
 
-class Told:
-    """Says what it was told, and keeps the question."""
+class Linear:
+    """Forecasts its own values, times 1 + q for the quantile q."""
 
     cheats = False
 
-    def __init__(self, said: Sequence[float]) -> None:
-        self.said = np.array(said)
-        self.asked: tuple[int, tuple[float, ...]] | None = None
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = np.array(values)
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        self.asked = (steps, tuple(quantiles))
-        return np.asarray(np.outer([1 + q for q in quantiles], self.said[:steps]), "f8")
-
-
-def test_the_next_hours_maximum_and_a_tenth_of_batch_work() -> None:
-    told = Told([1, 7, 3, 2, 9, 4, 5, 6])
-    batch = np.array([1000.0, 10, 20, 30, 40])
-    said = peaks_ahead(told, np.ones(9), batch, 900.0)
-    assert told.asked == (4, (0.5,))
-    assert said.tolist() == [[1.5 * 7 + 0.1 * 25]]
-    several = peaks_ahead(told, np.ones(9), np.zeros(0), 900.0, (0.0, 1.0), periods=2)
-    assert several.tolist() == [[7, 9], [14, 18]]
-    with pytest.raises(HeadwayError, match="do not fill"):
-        peaks_ahead(told, np.ones(9), batch, 700.0)
+        return np.asarray(np.outer([1 + q for q in quantiles], self.values[:steps]), "f8")

@@ -10,13 +10,13 @@ import click
 
 from headway.cli.output import counting, print_json, print_table
 from headway.core.errors import HeadwayError
-from headway.forecast.evaluate import Evaluation, Question, Row
+from headway.forecast.evaluate import Evaluation, EvaluationSettings, MethodResult
 from headway.forecast.evaluate import evaluate as evaluated
 from headway.workload.series import DemandSeries, read_series
 
 _above_0 = click.FloatRange(min=0, min_open=True)
 _positive = click.IntRange(min=1)
-DEFAULT = Question()
+DEFAULT = EvaluationSettings()
 
 
 @click.group()
@@ -94,7 +94,7 @@ def evaluate(series: Path, only: str | None, columns: str | None, **flags: Any) 
         _print(found)
 
 
-def _question(flags: dict[str, Any]) -> Question:
+def _question(flags: dict[str, Any]) -> EvaluationSettings:
     try:
         flags["quantiles"] = tuple(sorted({float(each) for each in _listed(flags["quantiles"])}))
     except ValueError:
@@ -102,7 +102,7 @@ def _question(flags: dict[str, Any]) -> Question:
     flags["methods"] = tuple(_listed(flags["methods"]))
     flags["gpus_per_instance"] = flags.pop("gpus")
     try:
-        return Question(**flags)
+        return EvaluationSettings(**flags)
     except ValueError as error:
         raise HeadwayError(str(error)) from None
 
@@ -137,18 +137,18 @@ def _print(found: Evaluation) -> None:
                 [(name, *(row.by_series[name].wape for row in found.rows)) for name in found.series])  # fmt: skip
 
 
-def _name(row: Row) -> str:
+def _name(row: MethodResult) -> str:
     return row.method + " *" * row.cheats
 
 
-def _errors(row: Row, quantiles: Sequence[str]) -> tuple[object, ...]:
+def _errors(row: MethodResult, quantiles: Sequence[str]) -> tuple[object, ...]:
     errors = row.errors
     return (_name(row), errors.mape, errors.smape, errors.wape, errors.under_share,
             *(errors.pinball[q] for q in quantiles), *(errors.coverage[q] for q in quantiles),
             round(row.forecast_s * 1e3, 1))  # fmt: skip
 
 
-def _scaled(row: Row) -> tuple[object, ...]:
+def _scaled(row: MethodResult) -> tuple[object, ...]:
     got = row.scaled
     if got is None:
         return (_name(row), None, None, "out of reach", None)

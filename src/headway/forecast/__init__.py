@@ -1,1 +1,1 @@
-"""Demand series to quantiles of what comes next. Every forecaster is fitted on the past alone, unless it says so."""
+"""Forecasts of demand as quantiles. Every forecaster is fitted on the past alone, unless it declares `cheats`."""

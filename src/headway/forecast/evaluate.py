@@ -1,4 +1,4 @@
-"""Forecasters compared on demand that came: errors by rolling origin, and the GPUs each needs for one SLO."""
+"""Forecasters compared on past demand: errors by rolling origin, and the GPUs that each needs for one SLO."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from msgspec import Struct
 from headway.core.errors import HeadwayError
 from headway.core.forecast import Floats
 from headway.forecast.methods import LEAK, make
-from headway.forecast.scaling import Demand, Expected, Scaled, matched
+from headway.forecast.scaling import Expected, ObservedDemand, ScalingResult, matched
 from headway.workload.series import Aggregate, DemandSeries
 
 QUANTILES = (0.1, 0.5, 0.9, 0.95)
 CLAIRVOYANT = "clairvoyant"
 
 
-class Question(Struct, frozen=True, forbid_unknown_fields=True):
-    """How to compare."""
+class EvaluationSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How forecasters are compared."""
 
     methods: tuple[str, ...] = ("last-value", "seasonal-naive", "ets", "arima", "blend", "arima-leak")
     step_s: float = 3600.0
-    """Of the series that is forecast."""
+    """Step of the series that is forecast."""
     of: Aggregate = "max"
-    """What a step of it is, of the steps of the series given: their maximum, as SageServe scales by, or their mean."""
+    """How finer steps of the given series are combined: their maximum, by which SageServe scales, or their mean."""
     horizon: int = 1
-    """Steps ahead: how early GPUs must be asked for."""
+    """Steps ahead: how early GPUs must be requested."""
     season: int = 24
-    """Steps after which the series looks alike."""
+    """Period of the series in steps."""
     warmup: int | None = None
-    """Steps known before the first forecast; None: two seasons."""
+    """Steps before the first forecast; None: two seasons."""
     quantiles: tuple[float, ...] = QUANTILES
     capacity: float | None = None
-    """Demand that one instance serves, in units of the series; None: a tenth of the largest mean of a series."""
+    """Demand that one instance serves, in the unit of the series; None: a tenth of the largest mean of a series."""
     gpus_per_instance: int = 8
     exceeded: float = 0.01
-    """Share of the steps of the series given in which demand may be above capacity: the SLO matched."""
+    """The SLO: share of the given series' steps in which demand may exceed capacity."""
 
     def __post_init__(self) -> None:
         if not self.methods or len(set(self.methods)) < len(self.methods):
@@ -54,57 +54,57 @@ class Question(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Errors(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the steps forecast `horizon` ahead. Shares are of 1."""
+    """Errors of forecasts `horizon` steps ahead. Shares are fractions of 1."""
 
     mape: float | None
-    """Mean of |median - actual| / actual, where the actual is not 0; None: it always is."""
+    """Mean of |median - actual| / actual over steps with demand; None without such a step."""
     smape: float
     """Mean of 2 |median - actual| / (median + actual)."""
     wape: float | None
     """Sum of |median - actual| over the sum of actuals."""
     under_share: float
-    """How often more came than the median said."""
+    """Share of steps with more demand than the median."""
     pinball: dict[str, float | None]
-    """By quantile: mean pinball loss over the mean of the actuals."""
+    """By quantile: mean pinball loss over the mean demand."""
     coverage: dict[str, float]
-    """By quantile: how often no more came than it said."""
+    """By quantile: share of steps with at most as much demand."""
 
 
-class Row(Struct, frozen=True, forbid_unknown_fields=True):
-    """One method."""
+class MethodResult(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of one method."""
 
     method: str
     cheats: bool
-    """It has seen what it forecasts."""
+    """Whether the method used the values it forecasts."""
     errors: Errors
     """Of all series together."""
     by_series: dict[str, Errors]
-    scaled: Scaled | None
-    """What scaling by it takes at the matched SLO; None: out of reach."""
+    scaled: ScalingResult | None
+    """The cost of scaling at the matched SLO; None if the SLO cannot be met."""
     forecast_s: float
     """Mean wall seconds of one forecast."""
 
 
 class Evaluation(Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer."""
+    """The result of an evaluation."""
 
-    question: Question
+    question: EvaluationSettings
     series: tuple[str, ...]
     num_forecasts: int
     """Of each method."""
     capacity: float
-    rows: tuple[Row, ...]
+    rows: tuple[MethodResult, ...]
     notes: tuple[str, ...] = ()
-    """Series left out."""
+    """Series left out, and why."""
 
 
 def evaluate(
-    series: Sequence[DemandSeries], question: Question, progress: Callable[[float], None] | None = None
+    series: Sequence[DemandSeries], question: EvaluationSettings, progress: Callable[[float], None] | None = None
 ) -> Evaluation:
-    """Forecasts every step after the warm-up from all that came up to `horizon` steps before it, and scores that.
+    """Forecast every step after the warm-up from the values up to `horizon` steps before it, and compare the errors.
 
-    Series that are too short for that are left out; HeadwayError where all are. The last row is what a clairvoyant
-    needs, who knows what comes.
+    Series that are too short are left out; HeadwayError if all are. The last row is that of a method that knows the
+    demand.
     """
     raw, stepped, notes = _long_enough(series, question)
     first = _first(question)
@@ -113,43 +113,43 @@ def evaluate(
     if capacity <= 0:
         raise HeadwayError("every series is 0 throughout; expected some demand")
     demand = [_demand(*pair, first, capacity, question) for pair in zip(raw, stepped, strict=True)]
-    rows: list[Row] = []
+    rows: list[MethodResult] = []
     todo = len(question.methods) * len(stepped)
     for method in question.methods:
-        said, began = [], perf_counter()
+        forecasts, began = [], perf_counter()
         for each in stepped:
-            said.append(_rolled(each, method, first, question))
+            forecasts.append(_rolled(each, method, first, question))
             if progress is not None:
-                progress((len(rows) * len(stepped) + len(said)) / todo)
-        num = sum(each.shape[1] for each in said)
-        rows.append(_row(method, stepped, said, actual, demand, question, (perf_counter() - began) / num))
-    known = [np.tile(values, (len(question.quantiles), 1)) for values in actual]
-    rows.append(_row(CLAIRVOYANT, stepped, known, actual, demand, question, 0.0))
+                progress((len(rows) * len(stepped) + len(forecasts)) / todo)
+        num = sum(each.shape[1] for each in forecasts)
+        rows.append(_row(method, stepped, forecasts, actual, demand, question, (perf_counter() - began) / num))
+    truth = [np.tile(values, (len(question.quantiles), 1)) for values in actual]
+    rows.append(_row(CLAIRVOYANT, stepped, truth, actual, demand, question, 0.0))
     names = tuple(each.name for each in stepped)
     return Evaluation(question, names, sum(map(len, actual)), capacity, tuple(rows), notes)
 
 
-def _first(question: Question) -> int:
-    """The first step that is judged."""
+def _first(question: EvaluationSettings) -> int:
+    """The first step that is evaluated."""
     return (question.season * 2 if question.warmup is None else question.warmup) + question.horizon - 1
 
 
 def _long_enough(
-    series: Sequence[DemandSeries], question: Question
+    series: Sequence[DemandSeries], question: EvaluationSettings
 ) -> tuple[list[DemandSeries], list[DemandSeries], tuple[str, ...]]:
-    """As they are and in steps, without those too short, and what is said of these."""
+    """The series as given and in steps, without those that are too short, and a note for each of the latter."""
     least = _first(question) + 2
     raw: list[DemandSeries] = []
     stepped: list[DemandSeries] = []
     notes = []
     for each in series:
-        made = each.resampled(question.step_s, question.of)
-        if len(made) >= least:
+        resampled = each.resampled(question.step_s, question.of)
+        if len(resampled) >= least:
             raw.append(each)
-            stepped.append(made)
+            stepped.append(resampled)
         else:
             notes.append(
-                f"{each.name}: {len(made)} steps of {question.step_s:g} s; expected {least} or more: "
+                f"{each.name}: {len(resampled)} steps of {question.step_s:g} s; expected {least} or more: "
                 f"{least - question.horizon - 1} to begin with, {question.horizon} ahead, and two to judge by"
             )
     if not stepped:
@@ -157,50 +157,53 @@ def _long_enough(
     return raw, stepped, tuple(f"left out: {note}" for note in notes)
 
 
-def _demand(raw: DemandSeries, stepped: DemandSeries, first: int, capacity: float, question: Question) -> Demand:
-    """What came in the steps that are judged, a row each."""
+def _demand(
+    raw: DemandSeries, stepped: DemandSeries, first: int, capacity: float, question: EvaluationSettings
+) -> ObservedDemand:
+    """The demand in the evaluated steps, a row for each."""
     num = round(stepped.step_s / raw.step_s)
     fine = raw.values[first * num : len(stepped) * num].reshape(-1, num)
-    return Demand(fine, stepped.step_s, capacity, question.gpus_per_instance)
+    return ObservedDemand(fine, stepped.step_s, capacity, question.gpus_per_instance)
 
 
-def _rolled(each: DemandSeries, method: str, first: int, question: Question) -> Floats:
-    """Quantiles (rows) of each step from `first` on, made `horizon` steps before."""
+def _rolled(each: DemandSeries, method: str, first: int, question: EvaluationSettings) -> Floats:
+    """Quantiles (rows) of each step from `first` on, forecast `horizon` steps before."""
     forecaster = make(method, question.season, each.values)
     ends = range(first - question.horizon + 1, len(each) - question.horizon + 1)
-    said = [forecaster.forecast(each.values[:end], question.horizon, question.quantiles)[:, -1] for end in ends]
-    return np.array(said).T
+    forecasts = [forecaster.forecast(each.values[:end], question.horizon, question.quantiles)[:, -1] for end in ends]
+    return np.array(forecasts).T
 
 
 def _row(
     method: str,
     series: Sequence[DemandSeries],
-    said: Sequence[Floats],
+    forecasts: Sequence[Floats],
     actual: Sequence[Floats],
-    demand: Sequence[Demand],
-    question: Question,
+    demand: Sequence[ObservedDemand],
+    question: EvaluationSettings,
     forecast_s: float,
-) -> Row:
+) -> MethodResult:
     quantiles = question.quantiles
-    pairs = zip(series, said, actual, strict=True)
-    by_series = {each.name: _errors(told, came, quantiles) for each, told, came in pairs}
-    pooled = _errors(np.concatenate(said, axis=1), np.concatenate(actual), quantiles)
-    knows = method == CLAIRVOYANT
-    scaled = matched([_expected(each, quantiles, knows) for each in said], demand, question.exceeded)
-    return Row(method, knows or method.endswith(LEAK), pooled, by_series, scaled, forecast_s)
+    pairs = zip(series, forecasts, actual, strict=True)
+    by_series = {each.name: _errors(forecast, observed, quantiles) for each, forecast, observed in pairs}
+    pooled = _errors(np.concatenate(forecasts, axis=1), np.concatenate(actual), quantiles)
+    is_clairvoyant = method == CLAIRVOYANT
+    scaled = matched([_expected(each, quantiles, is_clairvoyant) for each in forecasts], demand, question.exceeded)
+    return MethodResult(method, is_clairvoyant or method.endswith(LEAK), pooled, by_series, scaled, forecast_s)
 
 
-def _expected(said: Floats, quantiles: Sequence[float], knows: bool) -> Expected:
-    """The spread is up to the largest quantile; who knows what comes has none, and takes a share of it instead."""
-    median = said[quantiles.index(0.5)]
-    return Expected(median, median if knows else said[quantiles.index(max(quantiles))] - median)
+def _expected(forecasts: Floats, quantiles: Sequence[float], is_clairvoyant: bool) -> Expected:
+    """The spread is up to the largest quantile; the method that knows the demand has none, and uses a share of the
+    median."""
+    median = forecasts[quantiles.index(0.5)]
+    return Expected(median, median if is_clairvoyant else forecasts[quantiles.index(max(quantiles))] - median)
 
 
-def _errors(said: Floats, actual: Floats, quantiles: Sequence[float]) -> Errors:
-    median = said[quantiles.index(0.5)]
+def _errors(forecasts: Floats, actual: Floats, quantiles: Sequence[float]) -> Errors:
+    median = forecasts[quantiles.index(0.5)]
     off, some = np.abs(median - actual), actual > 0
     both, total = median + actual, float(actual.sum())
-    over = [said[i] - actual for i in range(len(quantiles))]
+    over = [forecasts[i] - actual for i in range(len(quantiles))]
     pinball = [float(np.maximum(q * -o, (1 - q) * o).sum()) for q, o in zip(quantiles, over, strict=True)]
     return Errors(
         mape=float((off[some] / actual[some]).mean()) if some.any() else None,

@@ -1,9 +1,9 @@
 """ETS and ARIMA by statsforecast, an optional dependency.
 
-Fitting takes tenths of a second, taking in what is new milliseconds. So a model is fitted on the history up to the
-last multiple of `refit_every` steps, order and coefficients, and is then run over the whole history with these: where
-a forecast is made from stays current. What it was fitted on follows from the length of the history alone, so a
-forecast depends on nothing but its arguments, and the fit that is kept from call to call only saves time.
+Fitting takes tenths of a second, updating a fitted model milliseconds. So order and coefficients are fitted on the
+history up to the last multiple of `refit_every` steps, and the model then runs over the whole history, so that
+forecasts start from the latest value. The data of a fit follows from the length of the history alone. So a forecast
+depends only on its arguments, and the cached fit only saves time.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from headway.core.forecast import Floats
 from headway.forecast.naive import LastValue
 
 LEAST = 8
-"""Values below which no model is fitted; the last value stands in."""
+"""With fewer values no model is fitted, and the last value is the forecast."""
 LEVEL = 80
-"""Per cent of the interval asked of statsforecast, from which its standard error is read."""
+"""Percent of the prediction interval from which the standard error is computed."""
 Order = tuple[int, int, int]
 
 
-class Model:
-    """A model of statsforecast. Its errors are taken as normal, as its own intervals do."""
+class StatsModel:
+    """A model of statsforecast. Its errors are taken as normal, as in the library's own intervals."""
 
     cheats = False
 
     def __init__(self, season: int = 1, refit_every: int = 24) -> None:
-        """`season`: steps after which the series looks alike; 1 = never. Used once there are two of them."""
+        """`season`: the period of the series in steps; 1 means none. It is used once the history has two periods."""
         if season < 1 or refit_every < 1:
             raise HeadwayError(f"season {season}, refit_every {refit_every}: expected 1 step or more")
         self.season, self.refit_every = season, refit_every
@@ -41,18 +41,18 @@ class Model:
         self._fitted: Any = None
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """As the Protocol says."""
+        """See `Forecaster`."""
         num = self._fit_on(len(history))
         if num < LEAST or np.ptp(history[:num]) == 0:  # nothing to fit
             return LastValue().forecast(history, steps, quantiles)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of convergence: the coefficients are as good as they get
             model = self._fit(history[:num])
-            said = model.forward(history, steps, level=[LEVEL])
-        return normal_quantiles(said["mean"], said[f"hi-{LEVEL}"], quantiles, history)
+            predicted = model.forward(history, steps, level=[LEVEL])
+        return normal_quantiles(predicted["mean"], predicted[f"hi-{LEVEL}"], quantiles, history)
 
     def _fit_on(self, length: int) -> int:
-        """How much of a history the model is fitted on: whole periods; before the first of them, powers of two."""
+        """The number of values to fit on: whole multiples of `refit_every`; before the first of them, powers of two."""
         whole = length // self.refit_every * self.refit_every
         return whole if whole >= LEAST else 1 << (length.bit_length() - 1)
 
@@ -74,17 +74,17 @@ class Model:
         vars(self).update(state, _models=_statsforecast())
 
 
-class Ets(Model):
+class Ets(StatsModel):
     """Exponential smoothing: error, trend and season additive, multiplicative or absent, by AICc."""
 
     def _model(self, season: int) -> Any:
         return self._models.AutoETS(season_length=season)
 
 
-class AutoArima(Model):
-    """ARIMA with the order of least AIC, as SageServe has it (7.1), searched stepwise: up to 3, of the season up to 1.
+class AutoArima(StatsModel):
+    """ARIMA with the order of least AIC, as in SageServe (7.1): orders up to 3, seasonal up to 1, stepwise search.
 
-    At most 12 of them are tried. Wider searches, and 30 tries, found nothing better on the demand published with the
+    At most 12 orders are tried. Wider searches and 30 tries found no better order on the demand published with the
     paper, and take half as long again or twice as long.
     """
 
@@ -94,8 +94,8 @@ class AutoArima(Model):
         )
 
 
-class Arima(Model):
-    """ARIMA of a given order (p, d, q), and (P, D, Q) of the season."""
+class Arima(StatsModel):
+    """ARIMA of a given order (p, d, q) and seasonal order (P, D, Q)."""
 
     def __init__(self, order: Order, seasonal_order: Order = (0, 0, 0), season: int = 1, refit_every: int = 24) -> None:
         super().__init__(season, refit_every)
@@ -109,24 +109,24 @@ class Arima(Model):
 
 
 class InSample:
-    """Not a forecast: what a model fitted on the whole series, its future included, says of it one step ahead.
+    """Not a forecast: one-step predictions of a model that was fitted on the whole series, its future included.
 
-    SageServe's artifact scales by such a file, made once from the trace it is then judged on. Here to show what that
-    is worth: any step ahead is told from the true value right before it.
+    SageServe's artifact scales by such a file, made from the same trace that it is evaluated on. This class shows the
+    effect: each prediction is made from the true value one step before.
     """
 
     cheats = True
 
-    def __init__(self, model: Model, whole: Floats) -> None:
-        """`whole`: the series, of which every history is a beginning."""
+    def __init__(self, model: StatsModel, whole: Floats) -> None:
+        """`whole`: the series; every history is a prefix of it."""
         self.whole = np.asarray(whole, "f8")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            said = model._fit(self.whole).predict_in_sample(level=[LEVEL])
-        self.mean, self.high = said["fitted"], said[f"fitted-hi-{LEVEL}"]
+            predicted = model._fit(self.whole).predict_in_sample(level=[LEVEL])
+        self.mean, self.high = predicted["fitted"], predicted[f"fitted-hi-{LEVEL}"]
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """As the Protocol says, but for the cheating."""
+        """See `Forecaster`; uses values after the history."""
         at = slice(len(history), len(history) + steps)
         if len(history) + steps > len(self.whole):
             raise HeadwayError(f"{len(history) + steps} steps; the series has {len(self.whole)}")
@@ -134,16 +134,16 @@ class InSample:
 
 
 def normal_quantiles(mean: Floats, high: Floats, quantiles: Sequence[float], history: Floats) -> Floats:
-    """Of normal errors, from a mean and the upper end of its interval; 0 and up.
+    """Quantiles of normal errors, from the mean and the upper end of its interval; never below 0.
 
-    A model that runs away is held to twice what was ever seen, or to the last value where it says nothing at all.
+    A diverging model is limited to twice the highest past value, and to the last value where it predicts none.
     """
     normal = NormalDist()
     mean = np.nan_to_num(np.asarray(mean, "f8"), nan=float(history[-1]))
     error = np.nan_to_num((np.asarray(high, "f8") - mean) / normal.inv_cdf(0.5 + LEVEL / 200), nan=0.0, posinf=0.0)
     scores = np.array([normal.inv_cdf(q) for q in quantiles])
-    said = mean + scores[:, None] * np.maximum(error, 0.0)
-    return np.asarray(np.clip(said, 0.0, 2 * float(history.max())), "f8")
+    predicted = mean + scores[:, None] * np.maximum(error, 0.0)
+    return np.asarray(np.clip(predicted, 0.0, 2 * float(history.max())), "f8")
 
 
 def _statsforecast() -> Any:

@@ -1,4 +1,4 @@
-"""Forecasts without a model: what was, and how far that was off so far."""
+"""Forecasts without a model: a past value, with quantiles from its past errors."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from headway.core.forecast import Floats
 
 
 class LastValue:
-    """What was last. Spread: how much the series moved over as many steps in the past."""
+    """The last value. Quantiles are those of past changes over as many steps."""
 
     cheats = False
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """As the Protocol says; the median is the last value."""
+        """See `Forecaster`; the median is the last value."""
         rows = [history[-1] + _spread(history, step + 1, quantiles) for step in range(steps)]
         return np.asarray(np.maximum(np.array(rows).T.reshape(len(quantiles), steps), 0.0), "f8")
 
 
 class SeasonalNaive:
-    """What was one season before; the last value, until there is a season.
+    """The value one season before; the last value until there is a season.
 
-    Spread: how much the series differed from itself a season before.
+    Quantiles are those of past differences between seasons.
     """
 
     cheats = False
 
     def __init__(self, season: int) -> None:
-        """`season`: steps after which the series looks alike, as 24 hours."""
+        """`season`: the period of the series in steps, such as 24 hours."""
         if season < 1:
             raise HeadwayError(f"season: {season}; expected 1 step or more")
         self.season = season
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """As the Protocol says; the median is the value a season before."""
+        """See `Forecaster`; the median is the value a season before."""
         if len(history) < self.season:
             return LastValue().forecast(history, steps, quantiles)
         rows = []
@@ -47,7 +47,7 @@ class SeasonalNaive:
 
 
 def _spread(history: Floats, lag: int, quantiles: Sequence[float]) -> Floats:
-    """Quantiles of the differences over `lag` steps, around their median; 0 where there are none."""
+    """Quantiles of the differences over `lag` steps, relative to their median; 0 without differences."""
     if len(history) <= lag:
         return np.zeros(len(quantiles))
     moved = history[lag:] - history[:-lag]

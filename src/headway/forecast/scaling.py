@@ -1,4 +1,4 @@
-"""What scaling by a forecast takes: instances for what was forecast, times a head-room, against what came."""
+"""The cost of scaling by a forecast: instances for the forecast plus a head-room, against the actual demand."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ HOUR_S = 3600.0
 LEAST_INSTANCES = 1
 WIDEST = 1000.0
 CLOSE = 1e-4
-"""To which a head-room is searched."""
+"""Precision of the search for the head-room."""
 
 
-class Demand(Struct, frozen=True):
-    """What came, and what serves it."""
+class ObservedDemand(Struct, frozen=True):
+    """Actual demand, and the capacity that serves it."""
 
     fine: Floats
-    """Steps that were forecast (rows), each as it came, bit by bit (columns)."""
+    """Forecast steps (rows) in the finer steps of the measured series (columns)."""
     step_s: float
     capacity: float
     """Of one instance."""
@@ -28,46 +28,47 @@ class Demand(Struct, frozen=True):
 
 
 class Expected(Struct, frozen=True):
-    """What was forecast of each step, and how uncertain it was."""
+    """The forecast of each step and its uncertainty."""
 
     median: Floats
     spread: Floats
-    """From the median to a higher quantile, 0 or more."""
+    """The distance from the median to a higher quantile, at least 0."""
 
 
-class Scaled(Struct, frozen=True, forbid_unknown_fields=True):
-    """A forecast, scaled by."""
+class ScalingResult(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of scaling by a forecast."""
 
     headroom: float
-    """How many spreads above the median there was capacity for."""
+    """How many spreads above the median the capacity was."""
     gpu_hours: float
     exceeded_share: float
-    """Of time in which demand was above capacity."""
+    """Share of time in which demand exceeded capacity."""
     idle_share: float
-    """Of capacity that was not asked for."""
+    """Share of the capacity that was not used."""
 
 
-def scaled(expected: Sequence[Expected], demand: Sequence[Demand], headroom: float) -> Scaled:
-    """Of each series and step, instances for the median and `headroom` times the spread, and one at least.
+def scaled(expected: Sequence[Expected], demand: Sequence[ObservedDemand], headroom: float) -> ScalingResult:
+    """The result with instances, at least one, for the median plus `headroom` spreads of each series and step.
 
-    They are there when the step begins and until it ends: no start-up times, no reaction within a step.
+    Instances run from the begin to the end of a step: there is no start-up time and no reaction within a step.
     """
-    gpu_hours = exceeded = used = had = 0.0
-    for said, came in zip(expected, demand, strict=True):
-        wanted = said.median + headroom * said.spread
-        instances = np.maximum(np.ceil(wanted / came.capacity - 1e-9), LEAST_INSTANCES)
-        capacity = instances[:, None] * came.capacity
-        gpu_hours += float(instances.sum()) * came.gpus_per_instance * came.step_s / HOUR_S
-        exceeded += float((came.fine > capacity).sum())
-        used += float((np.minimum(came.fine, capacity) / came.capacity).sum())
-        had += float(instances.sum()) * came.fine.shape[1]
-    return Scaled(headroom, gpu_hours, exceeded / sum(each.fine.size for each in demand), 1 - used / had)
+    gpu_hours = exceeded = used = available = 0.0
+    for forecast, actual in zip(expected, demand, strict=True):
+        wanted = forecast.median + headroom * forecast.spread
+        instances = np.maximum(np.ceil(wanted / actual.capacity - 1e-9), LEAST_INSTANCES)
+        capacity = instances[:, None] * actual.capacity
+        gpu_hours += float(instances.sum()) * actual.gpus_per_instance * actual.step_s / HOUR_S
+        exceeded += float((actual.fine > capacity).sum())
+        used += float((np.minimum(actual.fine, capacity) / actual.capacity).sum())
+        available += float(instances.sum()) * actual.fine.shape[1]
+    return ScalingResult(headroom, gpu_hours, exceeded / sum(each.fine.size for each in demand), 1 - used / available)
 
 
-def matched(expected: Sequence[Expected], demand: Sequence[Demand], exceeded: float) -> Scaled | None:
-    """With the least head-room, one for all series, that exceeds capacity no more often; None: none does.
+def matched(expected: Sequence[Expected], demand: Sequence[ObservedDemand], exceeded: float) -> ScalingResult | None:
+    """The result with the least head-room, one for all series, that meets the SLO; None if none does.
 
-    More head-room never exceeds more often, so the least is found by halving. It may be below 0.
+    `exceeded` is the share of time in which demand may exceed capacity. More head-room never exceeds capacity more
+    often, so bisection finds the least. It may be below 0.
     """
     low, high = -WIDEST, scaled(expected, demand, WIDEST)
     if high.exceeded_share > exceeded:
