@@ -214,7 +214,7 @@ def test_a_dry_run_needs_no_torch(capsys: pytest.CaptureFixture[str], monkeypatc
     ("args", "message"),
     [
         ("--model llama-3.1-8b", r"pip install 'headway[measure]'; --dry-run does without"),
-        ("--model llama-3.1-8b --dry-run", "--dry-run asks no GPU what it is: give --gpu, or --device cpu"),
+        ("--model llama-3.1-8b --dry-run", "--dry-run does not detect a GPU: give --gpu, or --device cpu"),
         ("--gpu h100 --dry-run", "--model, --model-config: expected one of them"),
         ("--model llama-3.1-8b --gpu h1000 --dry-run", "unknown GPU 'h1000'; did you mean"),
         ("--model llama-3.1-8b --minutes 0", "--minutes"),

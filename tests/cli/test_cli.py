@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +49,21 @@ def json_of(capsys: pytest.CaptureFixture[str], *args: object) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_help_names_every_command_and_is_quick() -> None:
-    began = time.perf_counter()
-    command = [sys.executable, "-c", "import sys; from headway.cli import main; sys.exit(main(['--help']))"]
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        seconds.append(time.perf_counter() - began)
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in COMMANDS)
-    assert min(seconds) < 0.3
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_no_command_and_nothing_heavy() -> None:
     code = (
         "import sys; from headway.cli import main; main(['--help']);"
-        "print({'numpy', 'pyarrow', 'plotly', 'rich', 'yaml'} & set(sys.modules))"
+        "print(sorted(name for name in sys.modules if name.startswith('headway.') or name in"
+        " {'numpy', 'pyarrow', 'plotly', 'rich', 'yaml', 'msgspec'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"
+    imported = ["headway.cli", "headway.core", "headway.core.errors"]
+    assert done.stdout.splitlines()[-1] == str(imported)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +169,7 @@ def test_a_new_scenario_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file = tmp_path / "mine.yaml"
     assert main(["new", str(file)]) == 0
     assert f"headway compare {file}" in capsys.readouterr().out
-    assert "is there already" in error_of(capsys, "new", file)
+    assert "exists already" in error_of(capsys, "new", file)
     assert main(["new", str(file), "--force"]) == 0
     capsys.readouterr()
     assert len(json_of(capsys, "compare", file, "--num-requests", 50, "--warmup-s", 0, "--json")["results"]) == 10
@@ -246,7 +241,7 @@ def test_catalog_commands(capsys: pytest.CaptureFixture[str]) -> None:
         ("compare --replicas 0", "Invalid value for '--replicas': 0 is not in the range x>=1"),
         ("compare --nonsense", "No such option"),
         ("workload describe no.csv", "no.csv: no such file"),
-        ("workload generate x.txt", "x.txt: the name says the format"),
+        ("workload generate x.txt", "x.txt: the suffix selects the format"),
         ("catalog gpus h10", "unknown GPU 'h10'; did you mean 'a10'?"),
         ("catalog memory --gpu l4", "--model, --model-config: expected one of them"),
     ],

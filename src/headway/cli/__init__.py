@@ -1,4 +1,4 @@
-"""The command line. A command's module is imported when the command is called, so that `--help` is quick."""
+"""The command line. A command's module is imported when the command runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -17,32 +17,30 @@ COMMANDS = {
     "compare": "Run several policies on one workload and print one table.",
     "plan": "Find the cheapest fleet that meets SLOs.",
     "workload": "Describe, convert or generate request traces.",
-    "forecast": "Compare forecasts of demand, and what scaling by them takes.",
-    "calibrate": "Fit step-time coefficients on measurements of your own.",
-    "measure": "Time the operators of a model on a GPU at hand.",
+    "forecast": "Compare forecasts of demand, and the cost of scaling by them.",
+    "calibrate": "Fit step-time coefficients to your own measurements.",
+    "measure": "Time the operators of a model on a local GPU.",
     "validate": "Compare predictions with measured serving.",
-    "reproduce": "Make a paper's tables and figures anew, and judge its claims.",
+    "reproduce": "Reproduce the tables and figures of a paper, and check its claims.",
     "catalog": "List GPUs, models and engines; plan a model's memory.",
     "serve": "Serve a fleet of engines as one OpenAI-compatible endpoint.",
     "export": "Write a fleet as manifests for Kubernetes.",
-    "emulate": "Pretend to be an engine, in real time, without a GPU.",
+    "emulate": "Emulate an engine in real time, without a GPU.",
     "new": "Write a commented scenario to start from.",
 }
 
-MISTAKE = 2
+USER_ERROR = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 1
 
 
 class Commands(click.Group):
-    """The commands named in `COMMANDS`; `headway.cli.NAME.command` is the one called NAME."""
+    """The commands of `COMMANDS`; command NAME is `headway.cli.NAME.command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Imports the command's module."""
         if cmd_name not in COMMANDS:
             raise unknown("command", cmd_name, COMMANDS)
         command = import_module(f"headway.cli.{cmd_name}").command
@@ -50,7 +48,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Without importing any of them."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -65,19 +63,19 @@ def commands() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code. A mistake of the user is one line on stderr."""
+    """Run a command and return the exit code. An error of the user is one line on stderr."""
     try:
         code = commands.main(args, prog_name="headway", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except HeadwayError as error:
-        return _mistake(str(error))
+        return _user_error(str(error))
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 0
     except click.ClickException as error:
         context = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "headway"
-        return _mistake(f"{error.format_message().rstrip('.')} (see: {context} --help)")
+        return _user_error(f"{error.format_message().rstrip('.')} (see: {context} --help)")
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return INTERRUPTED
@@ -85,9 +83,9 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except OSError as error:
-        return _mistake(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return _user_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
-def _mistake(what: str) -> int:
-    click.echo(f"error: {what}", err=True)
-    return MISTAKE
+def _user_error(text: str) -> int:
+    click.echo(f"error: {text}", err=True)
+    return USER_ERROR

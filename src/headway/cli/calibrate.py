@@ -16,47 +16,47 @@ _path = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("measurements", nargs=-1, required=True, type=_path)
-@click.option("--gpu", required=True, help="A GPU of the catalog: what was measured.")
-@click.option("--engine", required=True, help="An engine profile of the catalog: what served.")
-@click.option("--engine-version", default="", help="Which version served: kept in the file.")
-@click.option("--out", type=_path, help="Write the coefficients here, as JSON.")
-@click.option("--source", default="", help="Who measured what, and when: kept in the file. Needed with --out.")
-@click.option("--model", help="The model of benchmark results that name none, or not as the catalog does.")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor parallel ranks of benchmark results that do not say.")
+@click.option("--gpu", required=True, help="The measured GPU, by its name in the catalog.")
+@click.option("--engine", required=True, help="The measured engine, by its name in the catalog.")
+@click.option("--engine-version", default="", help="Version of the engine, recorded in the file.")
+@click.option("--out", type=_path, help="Write the coefficients to this file, as JSON.")
+@click.option("--source", default="", help="Who measured what, and when, recorded in the file. Required with --out.")
+@click.option("--model", help="The model, if benchmark results do not name one of the catalog.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor parallel ranks, if benchmark results do not give them.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Token budget of the benchmarked engine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(measurements: tuple[Path, ...], gpu: str, engine: str, out: Path | None, source: str, **flags: Any) -> None:
-    """Fit step-time coefficients of a GPU and an engine on measurements.
+    """Fit the step-time coefficients of a GPU and an engine to measurements.
 
-    MEASUREMENTS are operator tables (AIConfigurator's columns, or what headway measure wrote), serving results, or JSON
-    of vLLM bench serve and guidellm. Every fifth shape is held out and tells the residual. Use the file with
-    --coefficients, or coefficients: in a scenario's fleet. A fit that fails writes nothing.
+    MEASUREMENTS are operator tables (with AIConfigurator's columns, or written by headway measure), serving results, or
+    JSON of vLLM bench serve and guidellm. Every fifth shape is held out to compute the residual. Use the file with
+    --coefficients, or with coefficients: in a scenario's fleet. A failed fit writes nothing.
     """
     from headway.calibration.benchmarks import Told
     from headway.calibration.measurements import read
     from headway.calibration.write import calibrate, write
 
     if out is not None and not source.strip():
-        raise HeadwayError("--source is missing: say who measured what, and when; it is kept in the file")
+        raise HeadwayError("--source is missing; expected who measured what, and when, to record in the file")
     accelerator, profile = catalog.gpu(gpu), catalog.engine(engine)
     model = None if flags["model"] is None else catalog.model(flags["model"])
     budget = flags["max_num_batched_tokens"] or profile.max_num_batched_tokens
     measured = read(measurements, accelerator, Told(model, flags["tp"], budget))
-    said = source.strip() or "measurements without a source"
-    found = calibrate(measured, accelerator, profile.name, said, flags["engine_version"])
+    origin = source.strip() or "measurements without a source"
+    calibration = calibrate(measured, accelerator, profile.name, origin, flags["engine_version"])
     if out is not None:
-        write(out, found.file)
+        write(out, calibration.file)
     if flags["as_json"]:
         print_json({
-            "gpu": accelerator.name, "engine": profile.name, "files": measured.files, "fits": found.fits,
-            "notes": found.notes, "coefficients": found.file, "out": None if out is None else str(out),
+            "gpu": accelerator.name, "engine": profile.name, "files": measured.files, "fits": calibration.fits,
+            "notes": calibration.notes, "coefficients": calibration.file, "out": None if out is None else str(out),
         })  # fmt: skip
         return
-    _print_fits(found.fits)
+    _print_fits(calibration.fits)
     _print_files(measured.files)
-    for note in found.notes:
+    for note in calibration.notes:
         click.echo(f"* {note}")
-    click.echo(f"wrote {out}" if out is not None else "nothing written; --out FILE.json keeps the coefficients")
+    click.echo(f"wrote {out}" if out is not None else "nothing written; --out FILE.json writes the coefficients")
 
 
 def _print_fits(fits: Any) -> None:
@@ -72,7 +72,7 @@ def _print_fits(fits: Any) -> None:
 def _print_files(files: Any) -> None:
     for each in files:
         click.echo(f"{each.file}: {each.format}, {each.num_used:,} of {each.num_rows:,} used")
-        for why, num in each.left_out.items():
-            click.echo(f"  left out: {num:,} {why}")
+        for reason, num in each.left_out.items():
+            click.echo(f"  left out: {num:,} {reason}")
         for note in each.notes:
             click.echo(f"  {note}")

@@ -56,8 +56,8 @@ def _engine_row(engine: Engine) -> dict[str, object]:
     }
 
 
-class Kind(NamedTuple):
-    """One of the catalog's lists."""
+class Listing(NamedTuple):
+    """A list of the catalog."""
 
     entries: Callable[[], Sequence[Any]]
     find: Callable[[str], Any]
@@ -65,9 +65,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "gpus": Kind(catalog.gpus, catalog.gpu, _gpu_row),
-    "models": Kind(catalog.models, catalog.model, _model_row),
-    "engines": Kind(catalog.engines, catalog.engine, _engine_row),
+    "gpus": Listing(catalog.gpus, catalog.gpu, _gpu_row),
+    "models": Listing(catalog.models, catalog.model, _model_row),
+    "engines": Listing(catalog.engines, catalog.engine, _engine_row),
 }
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -77,7 +77,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """List GPUs, models and engines, or show one of them; plan a model's memory on a GPU."""
+    """List GPUs, models and engines, or show one of them; plan the memory of a model on a GPU."""
     if ctx.invoked_subcommand is not None:
         return
     if as_json:
@@ -88,23 +88,23 @@ def command(ctx: click.Context, as_json: bool) -> None:
         click.echo()
 
 
-def _print(kind: Kind) -> None:
+def _print(kind: Listing) -> None:
     rows = [kind.row(entry) for entry in kind.entries()]
     print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _add(name: str, kind: Kind) -> None:
-    @command.command(name, help=f"List {name}, or show all that is known of one.")
+def _add(name: str, kind: Listing) -> None:
+    @command.command(name, help=f"List {name}, or show all values of one.")
     @click.argument("name", required=False)
     @json_option
     def show(name: str | None, as_json: bool) -> None:
-        found = kind.entries() if name is None else kind.find(name)
+        shown = kind.entries() if name is None else kind.find(name)
         if as_json:
-            print_json(found)
+            print_json(shown)
         elif name is None:
             _print(kind)
         else:
-            print_table(("key", "value"), msgspec.to_builtins(found).items())
+            print_table(("key", "value"), msgspec.to_builtins(shown).items())
 
 
 for _name, _kind in KINDS.items():
@@ -113,7 +113,7 @@ for _name, _kind in KINDS.items():
 
 @command.command("memory")
 @click.option("--model", help="A model of the catalog.")
-@click.option("--model-config", type=click.Path(path_type=Path), help="A Hugging Face config.json instead.")
+@click.option("--model-config", type=click.Path(path_type=Path), help="A Hugging Face config.json instead of --model.")
 @click.option("--gpu", required=True, help="A GPU of the catalog.")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
 @click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")

@@ -8,17 +8,16 @@ from typing import Any
 
 import click
 
-from headway.cli.choose import choose
-from headway.cli.flags import scenario_options
+from headway.cli.flags import ray_option, scenario_options
 from headway.cli.output import progress
-from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, ray_option, with_clairvoyant
+from headway.cli.runs import Outputs, choose, clairvoyant_option, deliver, output_options, with_clairvoyant
 from headway.scenario.ray_cluster import cluster
 from headway.scenario.run import compare
 
 
 @click.command()
 @scenario_options
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to run on.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes.")
 @ray_option
 @clairvoyant_option
 @output_options
@@ -26,12 +25,12 @@ def command(scenario: Path | None, preset: str | None, jobs: int, ray: bool, cla
     """Run several policies on one workload and fleet, and print one table.
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
-    Every routing is run with every ordering, all on the same arrivals and lengths.
+    Every router runs with every ordering, on the same arrivals and lengths.
     """
     outputs = Outputs.taken_from(flags)
     chosen = choose("compare", scenario, preset, flags)
-    with progress("comparing", wanted=not outputs.no_progress) as tell, cluster() if ray else nullcontext() as pool:
-        runs = compare(chosen, jobs, tell, pool, with_bound=True)
+    with progress("comparing", wanted=not outputs.no_progress) as report, cluster() if ray else nullcontext() as pool:
+        runs = compare(chosen, jobs, report, pool, with_bound=True)
     if clairvoyant:
         runs = with_clairvoyant(runs, chosen)
     deliver(runs, chosen, outputs)

@@ -24,71 +24,76 @@ _positive = click.IntRange(min=1)
 
 
 class _Confidence(click.ParamType[tuple[float, float]]):
-    """ "0.7", or "0.5:0.9"."""
+    """A probability, `0.7`, or a range, `0.5:0.9`."""
 
     name = "confidence"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        """The least and the most."""
         least, colon, most = str(value).partition(":")
         with suppress(ValueError):
-            found = float(least), float(most if colon else least)
-            if 0 <= found[0] <= found[1] <= 1 and found[1] > 0:
-                return found
+            bounds = float(least), float(most if colon else least)
+            if 0 <= bounds[0] <= bounds[1] <= 1 and bounds[1] > 0:
+                return bounds
         self.fail(f"{value!r}; expected a probability above 0, or two as in 0.5:0.9", param, ctx)
 
 
 @click.command()
-@click.option("--scenario", type=click.Path(path_type=Path), help="A file with a pool to be like, in place of --model.")
-@click.option("--pool", "pool_name", help="Its name there.")
-@click.option("--model", "model_name", help="A name that headway catalog models lists.")
-@click.option("--gpu", "gpu_name", help="A name that headway catalog gpus lists.")
-@click.option("--tp", type=_positive, help="GPUs over which the model is split.")
-@click.option("--engine", "engine_name", help="Whose batching and settings; vllm-v1 unless given.")
-@click.option("--max-num-seqs", type=_positive, help="Most requests that run at a time.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any that is free.")
+@click.option(
+    "--scenario", type=click.Path(path_type=Path), help="A scenario with the pool to emulate, instead of --model."
+)
+@click.option("--pool", "pool_name", help="Name of the pool in the scenario.")
+@click.option("--model", "model_name", help="A model of the catalog.")
+@click.option("--gpu", "gpu_name", help="A GPU of the catalog.")
+@click.option("--tp", type=_positive, help="Tensor parallel ranks.")
+@click.option("--engine", "engine_name", help="An engine profile of the catalog. Default: vllm-v1.")
+@click.option("--max-num-seqs", type=_positive, help="Most requests that run at once.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free port.")
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="2: twice as fast.")
-@click.option("--output-tokens", type=_positive, default=128, show_default=True, help="Of a chat's answer.")
-@click.option("--reasoning-tokens", type=click.IntRange(min=0), default=0, help="With which a chat's answer begins.")
+@click.option(
+    "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="2 runs twice as fast as real time."
+)
+@click.option("--output-tokens", type=_positive, default=128, show_default=True, help="Length of an answer.")
+@click.option(
+    "--reasoning-tokens", type=click.IntRange(min=0), default=0, help="Reasoning tokens at the begin of an answer."
+)
 @click.option(
     "--confidence",
     type=_Confidence(),
     default="1",
     show_default=True,
-    help="Of each token, if asked. LEAST:MOST: another one for each prompt.",
+    help="Probability that logprobs report for each token. LOW:HIGH: another one for each prompt.",
 )
 @click.option(
     "--kv-gbps",
     type=click.FloatRange(min=0, min_open=True),
-    help="Gbit/s at which KV caches are fetched from other engines; 100, or the pool's, unless given.",
+    help="Gbit/s of KV transfers from other engines. Default: the pool's, or 100.",
 )
 @click.option(
     "--kv-keep-s",
     type=click.FloatRange(min=0),
     default=480.0,
     show_default=True,
-    help="How long a KV cache is kept for another engine.",
+    help="Seconds that a KV cache is kept for another engine.",
 )
 @click.option(
     "--kv-load-failure-policy",
     type=click.Choice(["recompute", "fail"]),
     default="fail",
     show_default=True,
-    help="What becomes of a request whose KV cache is gone.",
+    help="What to do with a request whose KV cache is gone.",
 )
-@click.option("--disaggregation-mode", type=click.Choice(["prefill", "decode"]), help="Of SGLang: one phase only.")
+@click.option("--disaggregation-mode", type=click.Choice(["prefill", "decode"]), help="SGLang only: serve one phase.")
 @click.option(
     "--disaggregation-bootstrap-port",
     type=click.IntRange(0, 65535),
-    help="Of SGLang: where a prefill engine is asked for KV caches (8998); 0, and with --scenario: any that is free.",
+    help="SGLang only: port of a prefill engine for KV caches. Default: 8998, or with --scenario any free port (0).",
 )
 @click.option(
     "--disaggregation-timeout-s",
     type=click.FloatRange(min=0, min_open=True),
     default=300.0,
     show_default=True,
-    help="Of SGLang: how long one half of a request waits for the other.",
+    help="SGLang only: seconds that one half of a request waits for the other.",
 )
 @click.option("--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True)
 def command(
@@ -98,9 +103,9 @@ def command(
     kv_load_failure_policy: str, disaggregation_mode: Literal["prefill", "decode"] | None,
     disaggregation_bootstrap_port: int | None, disaggregation_timeout_s: float, scheduling_policy: str,
 ) -> None:  # fmt: skip
-    """Pretend to be an engine: vLLM's HTTP surface (with --engine sglang: SGLang's), in real time, without a GPU.
+    """Emulate an engine with vLLM's HTTP API (with --engine sglang: SGLang's), in real time, without a GPU.
 
-    It batches as the simulator does and takes as long as a step is predicted to take; what it says are made-up words.
+    It batches as the simulator does, and each step takes its predicted time. Answers are made-up words.
     """
     try:
         from headway.emulator.engine import EmulatedEngine
@@ -109,27 +114,27 @@ def command(
         from headway.emulator.vllm import SurfaceConfig, VllmSurface, application
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
-    said = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
-    pool, line = _of_flags(said, pool_name) if scenario is None else _of_scenario(scenario, pool_name, said)
+    given = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
+    pool, line = _of_flags(given, pool_name) if scenario is None else _of_scenario(scenario, pool_name, given)
     if max_num_seqs is not None:
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
     memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     ordering = FcfsOrdering() if scheduling_policy == "fcfs" else PriorityOrdering(preemptive=False)
     bytes_per_s = (pool.network_bytes_per_s or KvLink().bytes_per_s) if kv_gbps is None else kv_gbps * 1e9 / 8
     link = KvLink(bytes_per_s, kv_keep_s, kv_load_failure_policy == "recompute")
-    made = web_server.listen(host, port)
-    there = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    at = (there, int(made.getsockname()[1]))
-    config = SurfaceConfig(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, at)
+    listener = web_server.listen(host, port)
+    own_host = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    address = (own_host, int(listener.getsockname()[1]))
+    config = SurfaceConfig(pool.model.name, output_tokens, min(reasoning_tokens, output_tokens), confidence, address)
     surface: VllmSurface = VllmSurface()
     if api_of(pool.engine.name) == "sglang":
         mode, half = disaggregation_mode or pool.role, None
         if mode != "mixed":
-            asked = disaggregation_bootstrap_port
-            if asked is None:
-                asked = BOOTSTRAP_PORT if scenario is None else 0
+            bootstrap_port = disaggregation_bootstrap_port
+            if bootstrap_port is None:
+                bootstrap_port = BOOTSTRAP_PORT if scenario is None else 0
             half = SinglePhase(
-                mode, web_server.listen(host, asked) if mode == "prefill" else None, disaggregation_timeout_s
+                mode, web_server.listen(host, bootstrap_port) if mode == "prefill" else None, disaggregation_timeout_s
             )
         surface = SglangSurface(half)
         config = replace(
@@ -142,29 +147,29 @@ def command(
     elif disaggregation_mode is not None:
         raise HeadwayError(f"--disaggregation-mode: {pool.engine.name} has none; expected --engine sglang")
     click.echo(f"emulates {pool.engine.name} with {pool.model.name} on {pool.parallel.num_gpus} x {pool.gpu.name}")
-    click.echo(f"listens on http://{web_server.address(made)}")
+    click.echo(f"listens on http://{web_server.address(listener)}")
     web_server.serve(
-        application(lambda: EmulatedEngine(pool, ordering, speed, link, line), config, surface), made, shutdown_s=1
+        application(lambda: EmulatedEngine(pool, ordering, speed, link, line), config, surface), listener, shutdown_s=1
     )
 
 
-def _of_flags(said: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:
-    """As options say, with the catalog's step times."""
+def _of_flags(given: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:
+    """The pool of the options, with the catalog's step times."""
     if pool_name is not None:
         raise HeadwayError("--pool: goes with --scenario")
     for name in ("--model", "--gpu"):
-        if said[name] is None:
+        if given[name] is None:
             raise HeadwayError(f"{name} is missing; expected it, or --scenario")
-    parallel = Parallel(said["--tp"] or 1)
-    profile = engine(said["--engine"] or "vllm-v1")
-    return Pool("emulated", model(said["--model"]), gpu(said["--gpu"]), profile, parallel), None
+    parallel = Parallel(given["--tp"] or 1)
+    profile = engine(given["--engine"] or "vllm-v1")
+    return Pool("emulated", model(given["--model"]), gpu(given["--gpu"]), profile, parallel), None
 
 
-def _of_scenario(file: Path, pool_name: str | None, said: dict[str, Any]) -> tuple[Pool, Line | None]:
-    """As a scenario has it."""
-    for name, value in said.items():
+def _of_scenario(file: Path, pool_name: str | None, given: dict[str, Any]) -> tuple[Pool, Line | None]:
+    """The pool of a scenario."""
+    for name, value in given.items():
         if value is not None:
-            raise HeadwayError(f"{name}: is said by --scenario already; expected one of them")
+            raise HeadwayError(f"{name}: --scenario sets it; expected one of them")
     from headway import serving
     from headway.config.scenario import StepTimes
     from headway.serving import emulated_fleet

@@ -14,31 +14,43 @@ from headway.serving.export.kubernetes import ExportOptions, manifests
 from headway.workload.atomic_file import write_text
 
 NO_WORKLOAD = {"builtin": "chat"}
-"""Stands in where a fleet file has none."""
+"""The workload of a fleet file without one."""
 
 
 @click.group()
 def command() -> None:
-    """Write a fleet as other systems want it."""
+    """Write a fleet in the format of another system."""
 
 
 @command.command()
 @click.argument("fleet", type=click.Path(path_type=Path))
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder for the manifests.")
 @click.option("--namespace", default="default", show_default=True)
-@click.option("--image", default="", help="Of the engines. Without: of the version that was measured.")
-@click.option("--gateway-image", default="headway:latest", show_default=True, help="One with headway[kubernetes].")
-@click.option("--kind", type=click.Choice(["Deployment", "StatefulSet"]), help="Of the pools' workloads.")
-@click.option("--gpu-product", multiple=True, metavar="GPU=LABEL", help="Node label, if not NVIDIA's name. Repeatable.")
-@click.option("--token-secret", default="", help="A Secret whose key `token` is for Hugging Face.")
-@click.option("--kv-connector", default="NixlConnector", show_default=True, help="Of combos, to hand KV caches over.")
-@click.option("--autoscale", is_flag=True, help="A HorizontalPodAutoscaler for pools with max_replicas.")
+@click.option("--image", default="", help="Image of the engines. Default: that of the measured version.")
+@click.option(
+    "--gateway-image",
+    default="headway:latest",
+    show_default=True,
+    help="Image of the gateway, with headway[kubernetes].",
+)
+@click.option("--kind", type=click.Choice(["Deployment", "StatefulSet"]), help="Kind of the pools' workloads.")
+@click.option(
+    "--gpu-product",
+    multiple=True,
+    metavar="GPU=LABEL",
+    help="Node label of a GPU, if it is not NVIDIA's name. Repeatable.",
+)
+@click.option("--token-secret", default="", help="A Secret whose key `token` is a Hugging Face token.")
+@click.option(
+    "--kv-connector", default="NixlConnector", show_default=True, help="Connector for KV transfers within combos."
+)
+@click.option("--autoscale", is_flag=True, help="Write a HorizontalPodAutoscaler for pools with max_replicas.")
 def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connector: str, **given: Any) -> None:
     """Write manifests of vLLM or SGLang and of the gateway for a FLEET: a plan, a fleet file or a scenario.
 
-    Each pool, and each side of a combo, becomes a workload and a Service. The gateway gets its fleet file as a
-    ConfigMap: pods of a StatefulSet are its endpoints; those of a Deployment it asks the cluster for, and where
-    `policies` has `scaling`, it says how many there are. Apply them with `kubectl apply -k DIR`.
+    Each pool, and each role of a combo, becomes a workload and a Service. The gateway gets its fleet file as a
+    ConfigMap. The pods of a StatefulSet are listed as its endpoints; it looks up those of a Deployment in the cluster,
+    and sets their number if `policies` has `scaling`. Apply them with `kubectl apply -k DIR`.
     """
     data, places = read(fleet)
     data.setdefault("workload", NO_WORKLOAD)
@@ -49,8 +61,8 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
         click.echo(str(out / name))
 
 
-def _product(said: str) -> tuple[str, str]:
-    gpu, marker, label = said.partition("=")
+def _product(text: str) -> tuple[str, str]:
+    gpu, marker, label = text.partition("=")
     if not marker or not label:
-        raise HeadwayError(f"--gpu-product {said}: expected GPU=LABEL, such as h100=NVIDIA-H100-80GB-HBM3")
+        raise HeadwayError(f"--gpu-product {text}: expected GPU=LABEL, such as h100=NVIDIA-H100-80GB-HBM3")
     return catalog.gpu(gpu).name, label

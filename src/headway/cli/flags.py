@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they stand for in a scenario."""
+"""Options that several commands share, and the scenario values that they set."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
+from headway import catalog
 from headway.config.strict_yaml import Key
 from headway.core.errors import HeadwayError
+from headway.planning.combos.problem import Offer
 from headway.scenario.presets import builtin
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,37 +34,38 @@ _positive = click.IntRange(min=1)
 _above_0 = click.FloatRange(min=0, min_open=True)
 _path = click.Path(path_type=Path)
 
-seed_option = click.option("--seed", type=int, help="Of everything random; 0 unless given.")
+ray_option = click.option("--ray", is_flag=True, help="Run on the Ray cluster of RAY_ADDRESS, or on a local one.")
+seed_option = click.option("--seed", type=int, help="Seed of all random streams. Default: the file's, or 0.")
 
 synthetic_options = together((
-    click.option("--workload", help="A built-in workload, such as chat or reasoning; or a file, as --trace."),
+    click.option("--workload", help="A built-in workload, such as chat or reasoning, or a file, as --trace."),
     click.option("--rate", type=_above_0, help="Poisson arrivals per second."),
-    click.option("--num-requests", type=_positive, help="How many requests."),
+    click.option("--num-requests", type=_positive, help="Number of requests."),
     click.option("--prompt-tokens", help="A number, or a built-in distribution: azure-conv, ..."),
     click.option("--output-tokens", help="A number, or a built-in distribution."),
 ))  # fmt: skip
 
 trace_options = together((
     click.option("--trace", type=_path, help="A file: Azure, Mooncake, BurstGPT, Parquet or CSV."),
-    click.option("--limit", type=_positive, help="Read no more than this many requests of the trace."),
-    click.option("--rate-scale", type=_above_0, help="2: at twice the trace's rate."),
+    click.option("--limit", type=_positive, help="Read at most this many requests of the trace."),
+    click.option("--rate-scale", type=_above_0, help="Multiply the trace's rate; 2 is twice the rate."),
     click.option("--concurrency", type=_positive, help="A closed loop of this many clients."),
 ))  # fmt: skip
 
 policy_options = together((
-    click.option("--routing", help="Names, with commas between: round-robin,least-loaded. Or module:Class."),
-    click.option("--ordering", help="Names, with commas between: fcfs,edf. Or module:Class."),
-    click.option("--migration", help="Who goes to another replica: a name, or module:Class."),
-    click.option("--scaling", help="How many replicas there are: a name, or module:Class."),
-    click.option("--ordering-at", type=click.Choice(["replica", "gateway", "both"]), help="Where they act."),
-    click.option("--window", type=_positive, help="Requests that the gateway gives a replica at a time."),
+    click.option("--routing", help="Routers, separated by commas: round-robin,least-loaded. Or module:Class."),
+    click.option("--ordering", help="Orderings, separated by commas: fcfs,edf. Or module:Class."),
+    click.option("--migration", help="A migration policy, or module:Class."),
+    click.option("--scaling", help="A scaler, or module:Class."),
+    click.option("--ordering-at", type=click.Choice(["replica", "gateway", "both"]), help="Where orderings act."),
+    click.option("--window", type=_positive, help="Most requests that the gateway sends to a replica at a time."),
 ))  # fmt: skip
 
 run_options = together((
     seed_option,
-    click.option("--step", type=click.Choice(["stretch", "exact"]), help="exact: iteration by iteration."),
+    click.option("--step", type=click.Choice(["stretch", "exact"]), help="exact simulates every iteration."),
     click.option("--until-s", type=_above_0, help="Stop at this virtual time."),
-    click.option("--warmup-s", type=click.FloatRange(min=0), help="Metrics leave out what arrived before."),
+    click.option("--warmup-s", type=click.FloatRange(min=0), help="Metrics exclude requests that arrive earlier."),
 ))  # fmt: skip
 
 fleet_options = together((
@@ -71,16 +74,16 @@ fleet_options = together((
     click.option("--gpu", help="A GPU of the catalog."),
     click.option("--tp", type=_positive, help="Tensor parallel ranks of a replica."),
     click.option("--pp", type=_positive, help="Pipeline stages of a replica."),
-    click.option("--replicas", type=_positive, help="How many replicas."),
+    click.option("--replicas", type=_positive, help="Number of replicas."),
     click.option("--engine", help="An engine profile of the catalog."),
     click.option("--coefficients", type=_path, help="A file that headway calibrate wrote."),
-    click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
+    click.option("--max-num-seqs", type=_positive, help="Most sequences that a replica runs at once."),
     click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
 ))  # fmt: skip
 
 scenario_options = together((
     click.argument("scenario", type=_path, required=False),
-    click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: chat."),
+    click.option("--builtin", "preset", help="A built-in scenario instead of a file: chat."),
     trace_options, synthetic_options, fleet_options, policy_options, run_options,
 ))  # fmt: skip
 
@@ -102,7 +105,7 @@ _RUN: dict[str, Key] = {
 
 
 def scenario_file(scenario: Path | None, preset: str | None) -> Path | None:
-    """The file that holds the scenario, if one was given."""
+    """The scenario file, or None."""
     if scenario is not None and preset is not None:
         raise HeadwayError("SCENARIO and --builtin: expected one of them")
     return scenario if preset is None else builtin(preset)
@@ -112,17 +115,17 @@ _LISTS = ("routing", "ordering")
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that were used."""
+    """The used flags."""
     return {name: value for name, value in flags.items() if value is not None}
 
 
 def flag(name: str) -> str:
-    """`num_requests` as it is typed: `--num-requests`."""
+    """The option of a flag: `--num-requests` for `num_requests`."""
     return "--" + name.replace("_", "-")
 
 
 def changes(flags: Mapping[str, Any], num_pools: int = 1) -> Changes:
-    """What the flags that were used say, in the terms of a scenario of so many pools."""
+    """The scenario values that the used flags set, for a scenario with `num_pools` pools."""
     used = given(flags)
     return dict([*_workload(used), *_fleet(used, num_pools), *_run(used)])
 
@@ -134,8 +137,8 @@ def _workload(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
         if name in used:
             path = Path(used[name])
             is_file = name == "trace" or bool(path.suffix)
-            said = {"trace": {"path": str(path.absolute())}} if is_file else {"builtin": used[name]}
-            yield ("workload",), (flag(name), said)
+            source = {"trace": {"path": str(path.absolute())}} if is_file else {"builtin": used[name]}
+            yield ("workload",), (flag(name), source)
     for name in ("limit", "rate_scale"):
         if name in used:
             yield ("workload", "trace", name), (flag(name), used[name])
@@ -166,8 +169,24 @@ def _run(used: Mapping[str, Any]) -> Iterator[tuple[Key, tuple[str, Any]]]:
 
 
 def _tokens(value: Any) -> Any:
-    """A whole number where it is one; otherwise the name of a distribution."""
+    """A number, or the name of a distribution."""
     try:
         return int(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+def gpu_offer(text: str, per_server: int | None) -> Offer:
+    """Parse `type`, `type:count`, `type:count:price` or `type:count:price:interruptions`."""
+    name, *rest = text.strip().split(":")
+    count, price, interruptions, *more = *rest, *("" for _ in range(3 - len(rest)))
+    try:
+        if more:
+            raise ValueError("too many parts")
+        gpu = catalog.gpu(name)
+        usd = float(price) if price else None
+        return Offer(gpu, int(count) if count else None, usd, per_server, float(interruptions or 0))
+    except HeadwayError as error:
+        raise HeadwayError(f"--gpus: {error}") from None
+    except ValueError as error:
+        raise HeadwayError(f"--gpus: {text.strip()!r}; expected type:count:price:interruptions ({error})") from None

@@ -21,7 +21,7 @@ DEFAULT = EvaluationSettings()
 
 @click.group()
 def command() -> None:
-    """Compare forecasts of demand, and what scaling by them takes."""
+    """Compare forecasts of demand, and the cost of scaling by them."""
 
 
 @command.command()
@@ -30,76 +30,84 @@ def command() -> None:
     "--methods",
     default=",".join(DEFAULT.methods),
     show_default=True,
-    help="With commas between: last-value, seasonal-naive, ets, arima (order by AIC), blend (of these), arima:2-1-1 or "
-    "arima:1-0-1:0-1-1 (orders given). With -leak at the end: fitted on the future too.",
+    help="Separated by commas: last-value, seasonal-naive, ets, arima (order by AIC), blend (of these), arima:2-1-1 or "
+    "arima:1-0-1:0-1-1 (given orders). With the suffix -leak: fitted on the future too.",
 )
-@click.option("--only", help="Names of series, with commas between; else all of the file.")
-@click.option("--columns", help="Columns of values, with commas between; else all.")
-@click.option("--step-s", type=_above_0, default=DEFAULT.step_s, show_default=True, help="Steps to forecast in.")
+@click.option("--only", help="Names of series, separated by commas. Default: all.")
+@click.option("--columns", help="Columns of values, separated by commas. Default: all.")
+@click.option("--step-s", type=_above_0, default=DEFAULT.step_s, show_default=True, help="Step of the forecast.")
 @click.option(
     "--of",
     type=click.Choice(["max", "mean"]),
     default=DEFAULT.of,
     show_default=True,
-    help="What a step is, of the file's steps within it.",
+    help="How the file's steps within a step are combined.",
 )
-@click.option("--horizon", type=_positive, default=1, show_default=True, help="Steps ahead: how early to ask for GPUs.")
+@click.option(
+    "--horizon", type=_positive, default=1, show_default=True, help="Steps ahead: how early GPUs are requested."
+)
 @click.option(
     "--season",
     type=_positive,
     default=DEFAULT.season,
     show_default=True,
-    help="Steps after which the series looks alike.",
+    help="Period of the series in steps.",
 )
-@click.option("--warmup", type=click.IntRange(min=1), help="Steps known before the first forecast; else two seasons.")
+@click.option("--warmup", type=click.IntRange(min=1), help="Steps before the first forecast. Default: two seasons.")
 @click.option(
     "--quantiles",
     default=",".join(f"{q:g}" for q in DEFAULT.quantiles),
     show_default=True,
-    help="With commas between, 0.5 among them.",
+    help="Quantiles, separated by commas, 0.5 among them.",
 )
 @click.option(
-    "--capacity", type=_above_0, help="What an instance serves, in the file's units; else a tenth of the largest mean."
+    "--capacity",
+    type=_above_0,
+    help="Demand that one instance serves, in the file's unit. Default: a tenth of the largest mean.",
 )
-@click.option("--gpus", type=_positive, default=DEFAULT.gpus_per_instance, show_default=True, help="Of an instance.")
+@click.option(
+    "--gpus", type=_positive, default=DEFAULT.gpus_per_instance, show_default=True, help="GPUs of an instance."
+)
 @click.option(
     "--exceeded",
     type=click.FloatRange(0, 1, max_open=True),
     default=DEFAULT.exceeded,
     show_default=True,
-    help="Share of time in which demand may be above capacity: the SLO at which GPU-hours are compared.",
+    help="The SLO at which GPU-hours are compared: share of time in which demand may exceed capacity.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--no-progress", is_flag=True, help="Show no progress bar.")
 def evaluate(series: Path, only: str | None, columns: str | None, **flags: Any) -> None:
-    """Compare methods on demand that came: each hour is forecast from what came before, and scaled for.
+    """Compare methods on past demand: forecast each step from the steps before it, and scale for it.
 
     SERIES is a CSV file, gzip or not, with a column of times (time_s, t_seconds or timestamp) and columns of
-    values. Columns of text are keys: each combination of them is a series. Steps must be even and none missing.
+    values. Columns of text are keys: each combination of them is a series. Steps must be even, and none may be missing.
 
-    GPU-hours are those of instances for the median and so much head-room that each method exceeds capacity as
-    often: head-room is counted in distances from the median to the largest quantile.
+    GPU-hours are those of instances for the median plus head-room, with the head-room chosen such that every method
+    exceeds capacity equally often. Its unit is the distance from the median to the largest quantile.
     """
     as_json, no_progress = flags.pop("as_json"), flags.pop("no_progress")
     question = _question(flags)
-    chosen = _chosen(read_series(series, _listed(columns)), _listed(only), series)
-    with counting("forecasting series", not no_progress) as tell:
+    chosen = _chosen(read_series(series, _items(columns)), _items(only), series)
+    with counting("forecasting series", not no_progress) as report:
         todo = len(chosen) * len(question.methods)
-        found = evaluated(chosen, question, None if tell is None else lambda share: tell(round(share * todo), todo))
-    for note in found.notes:
+        evaluation = evaluated(
+            chosen, question, None if report is None else lambda share: report(round(share * todo), todo)
+        )
+    for note in evaluation.notes:
         click.echo(f"note: {note}", err=True)
     if as_json:
-        print_json(found)
+        print_json(evaluation)
     else:
-        _print(found)
+        _print(evaluation)
 
 
 def _question(flags: dict[str, Any]) -> EvaluationSettings:
     try:
-        flags["quantiles"] = tuple(sorted({float(each) for each in _listed(flags["quantiles"])}))
+        flags["quantiles"] = tuple(sorted({float(each) for each in _items(flags["quantiles"])}))
     except ValueError:
         raise HeadwayError(f"--quantiles: {flags['quantiles']!r}; expected numbers, with commas between") from None
-    flags["methods"] = tuple(_listed(flags["methods"]))
+    flags["methods"] = tuple(_items(flags["methods"]))
     flags["gpus_per_instance"] = flags.pop("gpus")
     try:
         return EvaluationSettings(**flags)
@@ -107,34 +115,36 @@ def _question(flags: dict[str, Any]) -> EvaluationSettings:
         raise HeadwayError(str(error)) from None
 
 
-def _chosen(found: Sequence[DemandSeries], only: Sequence[str], path: Path) -> list[DemandSeries]:
-    known = {each.name: each for each in found}
+def _chosen(series: Sequence[DemandSeries], only: Sequence[str], path: Path) -> list[DemandSeries]:
+    known = {each.name: each for each in series}
     for name in only:
         if name not in known:
             raise HeadwayError(f"--only: {path} has no series {name!r}; it has: {', '.join(known)}")
-    return [known[name] for name in only] if only else list(found)
+    return [known[name] for name in only] if only else list(series)
 
 
-def _listed(text: str | None) -> list[str]:
+def _items(text: str | None) -> list[str]:
     return [each.strip() for each in (text or "").split(",") if each.strip()]
 
 
-def _print(found: Evaluation) -> None:
-    question = found.question
-    told = f"{len(found.series)} series, {found.num_forecasts:,} forecasts each: the {question.of} of "
-    told += f"{question.step_s:g} s, {question.horizon} ahead\n"
-    told += f"capacity {found.capacity:,.4g} an instance, exceeded {question.exceeded:.2%} of the time at most; "
-    click.echo(told + "* has seen what it forecasts\n")
+def _print(evaluation: Evaluation) -> None:
+    question = evaluation.question
+    heading = f"{len(evaluation.series)} series, {evaluation.num_forecasts:,} forecasts each: the {question.of} of "
+    heading += f"{question.step_s:g} s, {question.horizon} ahead\n"
+    heading += (
+        f"capacity {evaluation.capacity:,.4g} an instance, exceeded {question.exceeded:.2%} of the time at most; "
+    )
+    click.echo(heading + "* has seen what it forecasts\n")
     quantiles = [f"{q:g}" for q in question.quantiles]
     headers = ["method", "MAPE", "sMAPE", "WAPE", "under", *(f"pinball {q}" for q in quantiles)]
     headers += [*(f"<= {q}" for q in quantiles), "ms"]
-    print_table(headers, [_errors(row, quantiles) for row in found.rows])
+    print_table(headers, [_errors(row, quantiles) for row in evaluation.rows])
     click.echo()
     headers = ["scaled by", "head-room", "GPU-hours", "exceeded", "idle"]
-    print_table(headers, [_scaled(row) for row in found.rows])
+    print_table(headers, [_scaled(row) for row in evaluation.rows])
     click.echo()
-    print_table(["WAPE by series", *(_name(row) for row in found.rows)],
-                [(name, *(row.by_series[name].wape for row in found.rows)) for name in found.series])  # fmt: skip
+    rows = [(name, *(row.by_series[name].wape for row in evaluation.rows)) for name in evaluation.series]
+    print_table(["WAPE by series", *(_name(row) for row in evaluation.rows)], rows)
 
 
 def _name(row: MethodResult) -> str:
@@ -149,7 +159,13 @@ def _errors(row: MethodResult, quantiles: Sequence[str]) -> tuple[object, ...]:
 
 
 def _scaled(row: MethodResult) -> tuple[object, ...]:
-    got = row.scaled
-    if got is None:
+    result = row.scaled
+    if result is None:
         return (_name(row), None, None, "out of reach", None)
-    return (_name(row), round(got.headroom, 2), got.gpu_hours, f"{got.exceeded_share:.2%}", f"{got.idle_share:.0%}")
+    return (
+        _name(row),
+        round(result.headroom, 2),
+        result.gpu_hours,
+        f"{result.exceeded_share:.2%}",
+        f"{result.idle_share:.0%}",
+    )

@@ -17,33 +17,39 @@ _path = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--model", help="A model of the catalog: its shapes are timed.")
-@click.option("--model-config", type=_path, help="A Hugging Face config.json instead.")
-@click.option("--gpu", help="A GPU of the catalog. Without it: the one that PyTorch finds.")
-@click.option("--out", type=_path, help="The file, measured-GPU.csv if not given. One that is there is continued.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be timed, and how long. Needs no PyTorch.")
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="cpu: a trial.")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Stop after so long; call again to go on.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")
+@click.option("--model", help="A model of the catalog, whose shapes are timed.")
+@click.option("--model-config", type=_path, help="A Hugging Face config.json instead of --model.")
+@click.option("--gpu", help="A GPU of the catalog. Default: the GPU that PyTorch reports.")
+@click.option("--out", type=_path, help="File to write or continue. Default: measured-GPU.csv.")
+@click.option("--dry-run", is_flag=True, help="Only print the shapes and the expected time. Needs no PyTorch.")
+@click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="cpu is for trials."
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Stop after this time; run the command again to continue.",
+)
+@click.option("--no-progress", is_flag=True, help="Show no progress bar.")
 def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minutes: float | None, **flags: Any) -> None:
-    """Time the operators of a model on a GPU at hand, for headway calibrate.
+    """Time the operators of a model on a local GPU, for headway calibrate.
 
-    Matrix products by number of tokens, attention of prompts and of decoding sequences, copies, and all-reduces where
-    there are several GPUs. The file is whole at any time; a sweep that was stopped goes on where it was.
+    The operators are matrix products by number of tokens, attention of prompts and of decoding sequences, copies, and,
+    with several GPUs, all-reduces. The file is complete at any time; a stopped sweep continues where it stopped.
     """
     from headway.calibration.measure import plan, sweep
 
     model = _model(flags["model"], flags["model_config"])
     known = None if gpu is None else catalog.gpu(gpu)
     if dry_run and known is None and device == "cuda":
-        raise HeadwayError("--dry-run asks no GPU what it is: give --gpu, or --device cpu")
+        raise HeadwayError("--dry-run does not detect a GPU: give --gpu, or --device cpu")
     kernels = None
     if not dry_run:
         from headway.calibration.measure.torch_kernels import TorchKernels
 
         kernels = TorchKernels(device)
         if known is None and device == "cuda":
-            known = _found(kernels.gpu_name)
+            known = _catalog_gpu(kernels.gpu_name)
     num_gpus = kernels.num_gpus if kernels else (known.gpus_per_node if known and device == "cuda" else 1)
     on = plan.CPU if device == "cpu" or known is None else plan.device(known, num_gpus)
     operations, notes = plan.sweep(model, on)
@@ -52,11 +58,11 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
     if kernels is None:
         return
     path = out or Path(f"measured-{name}.csv")
-    with progress("measuring", wanted=not flags["no_progress"]) as tell:
+    with progress("measuring", wanted=not flags["no_progress"]) as report:
         limit_s = None if minutes is None else 60 * minutes
-        swept = sweep.run(operations, kernels, time.perf_counter, path, name, kernels.software, limit_s, tell)
-    for why, num in swept.failures.items():
-        click.echo(f"* {num} could not be timed: {why}")
+        swept = sweep.run(operations, kernels, time.perf_counter, path, name, kernels.software, limit_s, report)
+    for reason, num in swept.failures.items():
+        click.echo(f"* {num} could not be timed: {reason}")
     rest = f", {swept.num_left} left: the same command goes on" if swept.num_left else ""
     click.echo(f"{swept.num_timed} timed, {swept.num_known} were there{rest}; {path}")
 
@@ -67,11 +73,11 @@ def _model(name: str | None, config: Path | None) -> Any:
     return catalog.model_from_config(config) if config is not None else catalog.model(str(name))
 
 
-def _found(name: str) -> Any:
+def _catalog_gpu(name: str) -> Any:
     try:
         return catalog.gpu(name)
     except HeadwayError as error:
-        raise HeadwayError(f"{error}; say with --gpu which of the catalog's it is") from None
+        raise HeadwayError(f"{error}; name it with --gpu") from None
 
 
 def _print_plan(operations: Any, notes: list[str], seconds: float, title: str) -> None:

@@ -13,10 +13,10 @@ from headway.workload.atomic_file import write_text
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), default="scenario.yaml")
-@click.option("--force", is_flag=True, help="Overwrite the file if it is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(file: Path, force: bool) -> None:
     """Write a commented scenario to FILE (scenario.yaml)."""
     if file.exists() and not force:
-        raise HeadwayError(f"{file}: is there already; give another name, or --force to overwrite it")
+        raise HeadwayError(f"{file}: exists already; give another name, or --force to overwrite it")
     write_text(file, builtin("chat").read_text(encoding="utf-8"))
     click.echo(f"wrote {file}; try: headway compare {file}")

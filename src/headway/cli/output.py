@@ -1,4 +1,4 @@
-"""What every command prints with: tables and JSON on stdout, progress on stderr."""
+"""Output of all commands: tables and JSON on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PIPE_WIDTH = 200
 
 
 def console() -> Console:
-    """Stdout; wide where it is no terminal, so that nothing is cut off."""
+    """Stdout; wide if it is not a terminal, so that nothing is cut off."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def print_json(value: Any) -> None:
-    """Indented JSON. What is not a number is null."""
+    """Print indented JSON, with null for NaN."""
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table; columns after the first hold numbers to the right where their first value is a number."""
+    """Print a table; columns whose first value is a number are aligned to the right."""
     rows = list(rows)
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for i, header in enumerate(headers):
@@ -44,7 +44,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def cell(value: object) -> str:
-    """A number as a person reads it; a dash for None."""
+    """A readable text of a value; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -60,7 +60,7 @@ def cell(value: object) -> str:
 
 @contextmanager
 def progress(label: str, wanted: bool) -> Iterator[Callable[[float], None] | None]:
-    """A bar with the time left, on stderr, if that is a terminal. Yields what to tell the share done."""
+    """Show a bar on stderr, if that is a terminal. Yields a function of the completed share, or None."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return
@@ -73,7 +73,7 @@ def progress(label: str, wanted: bool) -> Iterator[Callable[[float], None] | Non
 
 @contextmanager
 def counting(doing: str, wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """As `progress`, as in "rehearsing 3 of about 20". Yields what to tell the number done and the number expected."""
+    """As `progress`, with numbers: "rehearsing 3 of about 20". Yields a function of (done, expected), or None."""
     if not wanted or not sys.stderr.isatty():
         yield None
         return
@@ -85,6 +85,6 @@ def counting(doing: str, wanted: bool) -> Iterator[Callable[[int, int], None] | 
 
 
 def user_cache(name: str) -> Path:
-    """Where this user's programs keep what they can make again."""
+    """The user's cache folder of this name."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "headway" / name

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from headway.cli.flags import scenario_file
-from headway.cli.offers import offer
+from headway.cli.flags import gpu_offer, scenario_file
 from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
@@ -91,7 +90,7 @@ def _gpus(text: str | None, per_server: int | None) -> tuple[int | None, tuple[O
         return None, ()
     if text.isdecimal() and int(text):
         return int(text), ()
-    return None, tuple(offer(each, per_server) for each in text.split(","))
+    return None, tuple(gpu_offer(each, per_server) for each in text.split(","))
 
 
 def _target(quality: float | None, latency: float | None) -> Target:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from headway.cli.offers import offer
+from headway.cli.flags import gpu_offer
 from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
@@ -81,7 +81,7 @@ def combos(
         service_scenario(*read(path), path.parent, simulator, rate) for path, rate in zip(scenarios, rates, strict=True)
     ]
     options = ComboOptions(
-        offers=tuple(offer(each, gpus_per_server) for each in gpus.split(",")),
+        offers=tuple(gpu_offer(each, gpus_per_server) for each in gpus.split(",")),
         counts=Counts(prefill=(), decode=()) if aggregated_only else Counts(),
         objective=objective,  # type: ignore[arg-type]  # click has checked it
         attainment=attainment,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from headway.cli.flags import ray_option
 from headway.cli.output import console, counting, print_json, print_table, user_cache
-from headway.cli.results import ray_option
 from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
@@ -22,46 +22,48 @@ from headway.workload.atomic_file import write_text
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)
 FAILED = 1
-"""Exit code with --strict where a claim does not hold."""
+"""Exit code with --strict if a claim does not hold."""
 
 
 @click.command()
 @click.argument("system", required=False)
-@click.option("--list", "listed", is_flag=True, help="List the systems, or SYSTEM's claims and rules. Run nothing.")
-@click.option("--quick", is_flag=True, help="Every claim with fewer seeds and requests.")
-@click.option("--seeds", type=_positive, help="How many seeds. Without: as many as the system says.")
-@click.option("--claim", "ids", multiple=True, metavar="ID", help="Only this claim; may be given several times.")
-@click.option("--jobs", type=_positive, help="Processes to run on. Without: one a CPU.")
+@click.option(
+    "--list", "listed", is_flag=True, help="List the systems, or the claims and rules of SYSTEM, and run nothing."
+)
+@click.option("--quick", is_flag=True, help="Use fewer seeds and requests.")
+@click.option("--seeds", type=_positive, help="Number of seeds. Default: the system's.")
+@click.option("--claim", "ids", multiple=True, metavar="ID", help="Only this claim. Repeatable.")
+@click.option("--jobs", type=_positive, help="Number of processes. Default: one for each CPU.")
 @ray_option
-@click.option("--data", type=_path, help="A folder with public traces, for systems that read some.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
+@click.option("--data", type=_path, help="A folder with public traces, for systems that use them.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option("--html", type=_path, help="Write claims, figures and tables as one page.")
 @click.option("--strict", is_flag=True, help=f"Exit with {FAILED} if a claim does not hold.")
-@click.option("--cache", type=_path, help="Folder of measurements already made. Without: the user's cache.")
-@click.option("--fresh", is_flag=True, help="Measure everything anew, whatever the cache holds.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")
+@click.option("--cache", type=_path, help="Folder of cached measurements. Default: the user's cache.")
+@click.option("--fresh", is_flag=True, help="Measure everything again, whatever the cache holds.")
+@click.option("--no-progress", is_flag=True, help="Show no progress bar.")
 def command(
     system: str | None, listed: bool, quick: bool, seeds: int | None, ids: tuple[str, ...], jobs: int | None,
     ray: bool, data: Path | None, as_json: bool, html: Path | None, strict: bool, cache: Path | None, fresh: bool,
     no_progress: bool,
 ) -> int:  # fmt: skip
-    """Make a paper's tables and figures anew, and say which of its claims hold.
+    """Reproduce the tables and figures of a paper, and check its claims.
 
-    Every claim has a rule that was fixed beforehand: the effect has the paper's direction and, unless the row
-    argues for another share, half of its size, by a 95% confidence interval over seeds. What was measured is kept
-    in a cache, so that an interrupted run goes on where it was. A claim that does not hold is a result: the exit
+    Every claim has a rule that was fixed before the runs: the effect has the paper's direction and, unless the claim
+    gives a reason for another share, half of its size, by a 95% confidence interval over seeds. Measurements are
+    cached, so that an interrupted run continues where it stopped. A claim that does not hold is a result: the exit
     code is 0, unless --strict.
     """
     if listed:
         _list(system, ids, as_json)
         return 0
     if system is None:
-        raise HeadwayError("which system? headway reproduce --list names them")
+        raise HeadwayError("SYSTEM is missing; headway reproduce --list names the systems")
     store = RehearsalCache(cache or user_cache("reproduce"), fresh)
-    with counting("measuring", not no_progress) as tell:
+    with counting("measuring", not no_progress) as report:
         made = reproduce(
             system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, store=store, data=data,
-            tell=tell, ray=ray,
+            tell=report, ray=ray,
         )  # fmt: skip
     if html is not None:
         write_text(html, page(made, shlex.join(["headway", *sys.argv[1:]])))
@@ -75,15 +77,14 @@ def command(
 
 
 def _list(system: str | None, ids: tuple[str, ...], as_json: bool) -> None:
-    """All systems, or one system's claims."""
     if system is not None:
-        found = load(system)
-        claims = chosen(found, ids)
+        loaded = load(system)
+        claims = chosen(loaded, ids)
         if as_json:
             rows = [{"id": c.id, "claim": c.claim, "paper": c.paper, "rule": str(c.rule)} for c in claims]
             print_json({"system": system, "claims": rows})
         else:
-            text = listing(found.TITLE, claims, width=console().width, color=sys.stdout.isatty())
+            text = listing(loaded.TITLE, claims, width=console().width, color=sys.stdout.isatty())
             click.echo(text, nl=False)
         return
     systems = [(name, load(name)) for name in SYSTEMS]

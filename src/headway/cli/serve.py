@@ -25,25 +25,29 @@ if TYPE_CHECKING:
     from headway.gateway.plan import ServingPlan
 
 _SCHEDULER_S = 1.0
-"""When workers have ended, nobody asks the scheduler anything any more."""
+"""Shutdown time of the scheduler; its workers have ended by then."""
 
 
 @click.command()
 @click.argument("fleet", required=False, type=click.Path(path_type=Path))
-@click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: headway.")
-@click.option("--variant", help="Which of its policies, if it has several sets of them.")
-@click.option("--emulated", "is_emulated", is_flag=True, help="Every engine is emulated, whatever the file says.")
-@click.option("--emulate-with", default="", help="Further options of headway emulate, for all of them.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 to be reached from other machines.")
+@click.option("--builtin", "preset", help="A scenario that comes with Headway, instead of a file: headway.")
+@click.option("--variant", help="One of the file's sets of policies, if it has several.")
+@click.option("--emulated", "is_emulated", is_flag=True, help="Emulate every engine, whatever the file says.")
+@click.option("--emulate-with", default="", help="Further options of headway emulate, for all engines.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 accepts connections from other machines.")
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
-    help="Processes that pass requests and answers on; with more than one, another one schedules for all of them.",
+    help="Worker processes that relay requests and answers. With several, one more process schedules for all of them.",
 )  # fmt: skip
-@click.option("--records", type=click.Path(path_type=Path), help="Folder to write what ran to, at the end.")
-@click.option("--decisions", type=click.Path(path_type=Path), help="Write why each replica was chosen (JSON lines).")
+@click.option(
+    "--records", type=click.Path(path_type=Path), help="Write records of the requests to this folder, at the end."
+)
+@click.option(
+    "--decisions", type=click.Path(path_type=Path), help="Write the reason of each routing decision (JSON lines)."
+)
 @click.option("--certfile", type=click.Path(path_type=Path), help="Certificate (PEM): serve HTTPS.")
-@click.option("--keyfile", type=click.Path(path_type=Path), help="Its key (PEM), if that is not in the same file.")
+@click.option("--keyfile", type=click.Path(path_type=Path), help="Private key (PEM), if it is not in the same file.")
 def command(
     fleet: Path | None,
     preset: str | None,
@@ -60,8 +64,8 @@ def command(
 ) -> None:
     """Serve the engines of the FLEET file as one OpenAI-compatible endpoint.
 
-    FLEET is a scenario whose pools say where their replicas listen (`endpoints`). Its policies are the ones that
-    `headway simulate` runs. With --emulated, any scenario is served, by engines without GPUs.
+    FLEET is a scenario whose pools list the addresses of their replicas (`endpoints`). Its policies are those that
+    `headway simulate` runs. With --emulated, any scenario is served, by emulated engines without GPUs.
     """
     try:
         from headway import serving
@@ -74,42 +78,42 @@ def command(
         raise web_server.not_installed(str(error.name)) from None
     file = _file(fleet, preset)
     if emulate_with and not is_emulated:
-        raise HeadwayError("--emulate-with: goes with --emulated")
+        raise HeadwayError("--emulate-with: needs --emulated")
 
-    def changed(said: Scenario) -> Scenario:
-        said = said if variant is None else scenario.variant(said, variant)
-        return emulated_fleet.emulated(said, file, shlex.split(emulate_with)) if is_emulated else said
+    def changed(given: Scenario) -> Scenario:
+        given = given if variant is None else scenario.variant(given, variant)
+        return emulated_fleet.emulated(given, file, shlex.split(emulate_with)) if is_emulated else given
 
     chosen, plan = serving.load(file, changed)
     tls = _tls(certfile, keyfile)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
-    crew = None if workers == 1 else WorkerSupervisor(listeners, tls)
-    told = (
-        None
-        if decisions is None
-        else BackgroundDecisionFile(DecisionFile(decisions, plan.settings.max_decisions_bytes))
-    )
+    supervisor = None if workers == 1 else WorkerSupervisor(listeners, tls)
+    decision_writer = None
+    if decisions is not None:
+        decision_writer = BackgroundDecisionFile(DecisionFile(decisions, plan.settings.max_decisions_bytes))
 
     def make() -> Gateway:
-        made = Gateway(plan, Recording(enabled=records is not None), None if told is None else told.write)
-        if crew is not None:
-            crew.start(made)
-        return made
+        gateway = Gateway(
+            plan, Recording(enabled=records is not None), None if decision_writer is None else decision_writer.write
+        )
+        if supervisor is not None:
+            supervisor.start(gateway)
+        return gateway
 
     def stopped(gateway: Gateway) -> None:
-        if told is not None:
-            told.close()
+        if decision_writer is not None:
+            decision_writer.close()
         if records is not None:
             save(gateway.records(), records, {"fleet": file.read_text(encoding="utf-8")})
             click.echo(f"wrote {gateway.recording.num_requests:,} requests to {records}", err=True)
 
     _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
-    if crew is None:
+    if supervisor is None:
         web_server.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls)
     else:
-        web_server.serve(application(make, stopped), crew.http, _SCHEDULER_S, on_shutdown=crew.stop)
+        web_server.serve(application(make, stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop)
 
 
 def _file(fleet: Path | None, preset: str | None) -> Path:
@@ -122,7 +126,7 @@ def _file(fleet: Path | None, preset: str | None) -> Path:
 def _tls(certfile: Path | None, keyfile: Path | None) -> web_server.Tls | None:
     if certfile is None:
         if keyfile is not None:
-            raise HeadwayError("--keyfile goes with a --certfile")
+            raise HeadwayError("--keyfile: needs --certfile")
         return None
     tls = web_server.Tls(certfile, keyfile)
     tls.check()
@@ -130,7 +134,7 @@ def _tls(certfile: Path | None, keyfile: Path | None) -> web_server.Tls | None:
 
 
 def _where(served: ServedPool) -> str:
-    """A pool's replicas, or how they come to be."""
+    """Where the replicas of a pool are, or how they are started."""
     if isinstance(served.start, Processes):
         first, last = served.start.ports
         return f"{served.num_initial} started here at first, on ports {first} to {last}"
@@ -149,7 +153,7 @@ def _show(chosen: Scenario, plan: ServingPlan, address: str, workers: int) -> No
     for served in plan.pools:
         pool = served.pool
         if not (pool.replicas or served.endpoints):
-            continue  # of a shape that a plan may ask for
+            continue  # a shape for later plans
         click.echo(f"  {pool.name}: {pool.model.name} on {pool.gpu.name}, {served.api}: {_where(served)}")
     where = f" at the {policies.ordering_at}" if policies.ordering_at != "both" else " at gateway and replica"
     window = plan.policies.window

@@ -7,10 +7,17 @@ from typing import Any
 
 import click
 
-from headway.cli.choose import choose
 from headway.cli.flags import scenario_options
 from headway.cli.output import progress
-from headway.cli.results import Outputs, clairvoyant_option, deliver, output_options, trace_option, with_clairvoyant
+from headway.cli.runs import (
+    Outputs,
+    choose,
+    clairvoyant_option,
+    deliver,
+    output_options,
+    trace_option,
+    with_clairvoyant,
+)
 from headway.config.scenario import Scenario
 from headway.config.scenario import variant as variant_of
 from headway.control.decisions import DecisionObserver
@@ -21,16 +28,18 @@ from headway.scenario.run import Progress, run
 
 @click.command()
 @scenario_options
-@click.option("--variant", help="Which of a scenario's sets of policies, if it has several.")
+@click.option("--variant", help="One of the scenario's sets of policies, if it has several.")
 @clairvoyant_option
 @output_options
 @trace_option
-@click.option("--decisions", type=click.Path(path_type=Path), help="Write why each replica was chosen (JSON lines).")
+@click.option(
+    "--decisions", type=click.Path(path_type=Path), help="Write the reason of each routing decision (JSON lines)."
+)
 def command(
     scenario: Path | None, preset: str | None, variant: str | None, clairvoyant: bool, decisions: Path | None,
     **flags: Any,
 ) -> None:  # fmt: skip
-    """Run one routing with one ordering, and print its metrics.
+    """Run one set of policies, and print its metrics.
 
     Workload and fleet come from the SCENARIO file, or from options alone; options override the file.
     """
@@ -38,16 +47,15 @@ def command(
     chosen = choose("simulate", scenario, preset, flags)
     if variant is not None:
         chosen = variant_of(chosen, variant)
-    with progress("simulating", wanted=not outputs.no_progress) as tell:
-        done = run(chosen, tell, with_bound=True) if decisions is None else _told(chosen, tell, decisions)
+    with progress("simulating", wanted=not outputs.no_progress) as report:
+        done = run(chosen, report, with_bound=True) if decisions is None else _run_logged(chosen, report, decisions)
     deliver(with_clairvoyant([done], chosen) if clairvoyant else [done], chosen, outputs)
 
 
-def _told(chosen: Scenario, tell: Progress | None, path: Path) -> Run:
-    """A run, and its decisions in a file."""
+def _run_logged(chosen: Scenario, report: Progress | None, path: Path) -> Run:
     file, decisions = DecisionFile(path), DecisionObserver()
     decisions.listeners.append(file.write)
     try:
-        return run(chosen, tell, decisions, with_bound=True)
+        return run(chosen, report, decisions, with_bound=True)
     finally:
         file.close()

@@ -15,7 +15,7 @@ from headway.cli.output import print_json, print_table, progress
 from headway.core.errors import HeadwayError
 
 EXCEEDED = 3
-"""Exit code where an error is above --max-error."""
+"""Exit code if an error is above --max-error."""
 JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
 
 
@@ -33,30 +33,30 @@ JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
     type=click.IntRange(min=1),
     default=2,
     show_default=True,
-    help="Simulate each experiment with so many seeds, and pool the requests.",
+    help="Simulate each experiment with this many seeds, and pool the requests.",
 )
-@click.option("--skip-bad", is_flag=True, help="Leave out experiments with bad rows, and name them.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
+@click.option("--skip-bad", is_flag=True, help="Skip experiments with bad rows, and name them.")
+@click.option("--no-progress", is_flag=True, help="Show no progress bar.")  # fmt: skip
 def command(
     measurements: Path, as_json: bool, max_error: float | None, seeds: int, skip_bad: bool, no_progress: bool
 ) -> int:
-    """Replay measured serving experiments and print how far the predictions lie from the measurements.
+    """Replay measured serving experiments, and print the errors of the predictions.
 
-    MEASUREMENTS is a CSV with a row for each stage of load and a summary row for each experiment: engine
+    MEASUREMENTS is a CSV file with a row for each stage of load and a summary row for each experiment: engine
     settings, arrival rate, lengths, and measured latencies in milliseconds. An error is the predicted latency over
-    the measured one, less 1, of the summary row; `overall` is the mean absolute error over experiments. An
-    experiment whose ITL contradicts its own E2E is marked, and the means are given with and without it.
+    the measured one of the summary row, minus 1; `overall` is the mean absolute error over experiments. An
+    experiment whose ITL contradicts its own E2E is marked, and the means are printed with and without it.
     """
     experiments, refused = read(measurements, skip_bad)
-    with progress("validating", wanted=not no_progress) as tell:
+    with progress("validating", wanted=not no_progress) as report:
         compared = []
         for i, experiment in enumerate(experiments):
             try:
                 compared.append(_compared(experiment, seeds))
             except HeadwayError as error:
                 refused.append(f"experiment {experiment.id}: cannot be replayed: {error}")
-            if tell is not None:
-                tell((i + 1) / len(experiments))
+            if report is not None:
+                report((i + 1) / len(experiments))
     if not compared:
         raise HeadwayError(f"{measurements}: {'; '.join(refused)}")
     found = validation(compared, refused)
@@ -101,8 +101,8 @@ def _notes(found: Validation) -> Iterator[str]:
     rough = [one.id for one in found.experiments if not one.calibrated]
     if rough:
         yield f"step times not measured on this GPU and engine: experiments {', '.join(rough)}"
-    for what in found.refused:
-        yield f"left out: {what}"
+    for reason in found.refused:
+        yield f"left out: {reason}"
 
 
 def _row(one: Compared) -> list[object]:

@@ -21,10 +21,10 @@ from headway.workload.spec import WorkloadSpec
 from headway.workload.table import Workload
 
 trace_options = together((
-    click.option("--format", type=click.Choice(list(FORMATS)), help="Without it: told by the first line."),
-    click.option("--limit", type=click.IntRange(min=1), help="Read no more than this many requests."),
-    click.option("--sort", is_flag=True, help="Sort by arrival; otherwise rows out of order are an error."),
-    click.option("--skip-bad", is_flag=True, help="Leave bad lines out and count them; otherwise an error."),
+    click.option("--format", type=click.Choice(list(FORMATS)), help="Default: detected from the first line."),
+    click.option("--limit", type=click.IntRange(min=1), help="Read at most this many requests."),
+    click.option("--sort", is_flag=True, help="Sort by arrival. Without it, rows out of order are an error."),
+    click.option("--skip-bad", is_flag=True, help="Skip and count bad lines. Without it, they are an error."),
 ))  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def command() -> None:
 @trace_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool) -> None:
-    """Say in a few numbers what the trace FILE holds."""
+    """Summarise the trace FILE."""
     described = describe_workload(read(file, format, limit=limit, sort=sort, skip_bad=skip_bad))
     if as_json:
         print_json(described)
@@ -60,13 +60,13 @@ def convert(file: Path, out: Path, format: str | None, limit: int | None, sort: 
 @click.argument("out", type=click.Path(path_type=Path))
 @synthetic_options
 @seed_option
-@click.option("--spec", type=click.Path(path_type=Path), help="A YAML file with what a scenario's `workload` has.")
+@click.option("--spec", type=click.Path(path_type=Path), help="A YAML file with the `workload` section of a scenario.")
 def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> None:
     """Write a synthetic workload to OUT: .parquet, .csv or .csv.gz."""
     _check_name(out)
     if spec is not None:
         if given(flags):
-            raise HeadwayError("--spec: says it all; leave the other options out")
+            raise HeadwayError("--spec: expected no other options")
         data, places = strict_yaml.read(spec)
         base_dir = spec.parent
     else:
@@ -79,7 +79,7 @@ def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> N
 
 def _check_name(out: Path) -> None:
     if not out.name.endswith((".parquet", ".csv", ".csv.gz")):
-        raise HeadwayError(f"{out}: the name says the format; expected it to end in .parquet, .csv or .csv.gz")
+        raise HeadwayError(f"{out}: the suffix selects the format; expected .parquet, .csv or .csv.gz")
 
 
 def _write(workload: Workload, out: Path) -> None:

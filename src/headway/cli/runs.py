@@ -1,0 +1,175 @@
+"""What `simulate` and `compare` share: the choice of a scenario, and the output of its runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from msgspec import Struct, json, structs
+
+from headway import records
+from headway.cli.flags import changes, flag, given, scenario_file, together
+from headway.cli.output import console, print_json
+from headway.config import strict_yaml
+from headway.config.scenario import Scenario, read, variants
+from headway.core.errors import HeadwayError
+from headway.metrics.summary import flatten
+from headway.planning.oracle_plan import find
+from headway.report import html, trace
+from headway.report.run import Run
+from headway.report.table import render
+from headway.scenario.run import assemble, provenance
+from headway.workload.atomic_file import write_text
+
+F = TypeVar("F", bound=Callable[..., Any])
+_path = click.Path(path_type=Path)
+
+output_options = together((
+    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    click.option("--out", type=_path, help="Write results.json and the records of every run (Parquet) to this folder."),
+    click.option("--html", type=_path, help="Write a report as one HTML page."),
+    click.option("--no-progress", is_flag=True, help="Show no progress bar."),
+))  # fmt: skip
+clairvoyant_option = click.option(
+    "--clairvoyant", is_flag=True, help="Also show the GPU hours of a plan that knows the trace."
+)
+trace_option = click.option("--trace-out", type=_path, help="Write a trace for Perfetto or Chrome.")
+
+
+def choose(name: str, scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> Scenario:
+    """The scenario of a file or of options alone; options override the file. `name` is used without a file."""
+    file = scenario_file(scenario, preset)
+    if file is not None:
+        data, places = read(file)
+        pools = data.get("fleet")
+        num_pools = len(pools) if isinstance(pools, list) else 0
+        return assemble(data, places, file.parent, changes(flags, num_pools))
+    _check_complete(given(flags))
+    data = {"name": name, "workload": {}, "fleet": [{}]}
+    return assemble(data, strict_yaml.Places(), Path(), changes(flags))
+
+
+def _check_complete(used: dict[str, Any]) -> None:
+    """Refuse options that do not make a whole scenario by themselves."""
+    for name in ("limit", "rate_scale"):
+        if name in used and "trace" not in used:
+            raise HeadwayError(f"{flag(name)}: goes with --trace")
+    if not used.keys() & {"trace", "workload", "prompt_tokens", "output_tokens"}:
+        raise HeadwayError(
+            "no workload: give a SCENARIO, --trace, --workload,"
+            " or --rate, --num-requests, --prompt-tokens and --output-tokens"
+        )
+    if not used.keys() & {"model", "model_config"}:
+        raise HeadwayError("--model or --model-config is missing; headway catalog models lists names")
+    if "gpu" not in used:
+        raise HeadwayError("--gpu is missing; headway catalog gpus lists names")
+
+
+class Outputs(Struct, frozen=True):
+    """The values of the output options."""
+
+    as_json: bool
+    out: Path | None
+    html: Path | None
+    no_progress: bool
+    trace_out: Path | None = None
+
+    @staticmethod
+    def taken_from(flags: dict[str, Any]) -> Outputs:
+        """Remove the output options from a command's flags."""
+        return Outputs(**{name: flags.pop(name) for name in Outputs.__struct_fields__ if name in flags})
+
+
+class RunResult(Struct, frozen=True):
+    """One run, as in JSON."""
+
+    policies: dict[str, str]
+    num_requests: int
+    num_completed: int
+    simulate_s: float
+    total_s: float
+    calibrated: bool
+    notes: tuple[str, ...]
+    metrics: dict[str, float | int | None]
+
+
+class RunResults(Struct, frozen=True):
+    """The output of `--json`."""
+
+    version: str
+    name: str
+    seed: int
+    scenario: str
+    results: list[RunResult]
+
+
+def results(runs: Sequence[Run], scenario: Scenario) -> RunResults:
+    """The runs of a scenario, as in JSON."""
+    origin = provenance(scenario)
+    return RunResults(
+        version=origin.version,
+        name=scenario.spec.name,
+        seed=origin.seed,
+        scenario=origin.scenario_yaml,
+        results=[
+            RunResult(
+                policies=run.policies,
+                num_requests=run.summary.num_requests,
+                num_completed=run.summary.num_completed,
+                simulate_s=run.simulate_s,
+                total_s=run.total_s,
+                calibrated=run.calibrated,
+                notes=run.notes,
+                metrics=flatten(run.summary),
+            )
+            for run in runs
+        ],
+    )
+
+
+def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
+    """The runs, each with the GPU hours of the best timetable found for their common trace."""
+    if scenario.fleet.combos or all(run.summary.gpu_hours_bound is None for run in runs):
+        raise HeadwayError("--clairvoyant: needs a scaler, and a fleet of pools")
+    found = find(scenario)
+    hours = None if found is None else found.gpu_hours
+    return [replace(run, summary=structs.replace(run.summary, gpu_hours_clairvoyant=hours)) for run in runs]
+
+
+def deliver(runs: Sequence[Run], scenario: Scenario, outputs: Outputs) -> None:
+    """Write the requested files, then print."""
+    command = " ".join(["headway", *sys.argv[1:]])
+    if outputs.out is not None:
+        _write_folder(runs, scenario, outputs.out)
+    if outputs.html is not None:
+        html.write(runs, provenance(scenario, command), _with_folder(outputs.html))
+    if outputs.trace_out is not None:
+        trace.write(runs[0], provenance(scenario, command), _with_folder(outputs.trace_out))
+    if outputs.as_json:
+        print_json(results(runs, scenario))
+    else:
+        terminal = console()
+        click.echo(render(runs, width=terminal.width, color=sys.stdout.isatty()))
+    for path in (outputs.out, outputs.html, outputs.trace_out):
+        if path is not None:
+            click.echo(f"wrote {path}", err=True)
+
+
+def _with_folder(path: Path) -> Path:
+    """The path, after its folder was created."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _write_folder(runs: Sequence[Run], scenario: Scenario, folder: Path) -> None:
+    """Write `results.json` and the records: of a single run into the folder itself, of several into a folder each."""
+    for run, variant in zip(runs, variants(scenario), strict=True):
+        own = folder if len(runs) == 1 else folder / re.sub(r"[^\w.-]+", "-", "--".join(run.policies.values()))
+        records.save(run.records, own, asdict(provenance(variant)))
+    text = json.format(json.encode(results(runs, scenario)), indent=2).decode()
+    write_text(folder / "results.json", text + "\n")
