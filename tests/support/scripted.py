@@ -22,6 +22,8 @@ class Script:
     def __init__(self) -> None:
         self.says = b""
         self.heard = b""
+        self.num_sent = 0
+        """Bytes of the present answer that were sent."""
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -39,7 +41,9 @@ class Script:
             heard = connection.recv(1 << 16)
             if heard.startswith(b"POST"):
                 self.heard = heard
-                connection.sendall(self.says)
+                self.num_sent = 0
+                while left := self.says[self.num_sent : self.num_sent + (1 << 20)]:
+                    self.num_sent += connection.send(left)
             else:
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 

@@ -1,4 +1,4 @@
-"""Engines that speak nonsense, clients that read slowly, and a gateway that is told to stop."""
+"""Engines that send invalid answers, clients that read slowly, and a gateway that shuts down."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def front(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield made
 
 
-def _is_well_again(front: serving.Process, script: Script) -> None:
+def _check_recovery(front: serving.Process, script: Script) -> None:
     script.says = WELL
     serving.all_up(front, 1)
     assert chat(front).json() == {} and metric(front, "headway_requests_in_flight") == 0
 
 
-NONSENSE = {
+INVALID_ANSWERS = {
     "hangs up": b"",
     "hangs up in its headers": OK[:40],
     "hangs up before its first event": OK,
@@ -44,14 +44,16 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("says", NONSENSE.values(), ids=NONSENSE)
-def test_nonsense_before_the_first_byte_is_one_clean_error(front: serving.Process, script: Script, says: bytes) -> None:
+@pytest.mark.parametrize("says", INVALID_ANSWERS.values(), ids=INVALID_ANSWERS)
+def test_an_invalid_answer_before_the_first_byte_is_one_error(
+    front: serving.Process, script: Script, says: bytes
+) -> None:
     serving.all_up(front, 1)
     script.says = says
     reply = chat(front, stream=True)
     error = reply.json()["error"]
     assert reply.status == 502 and error["code"] == "engine_error" and "pool/0" in error["message"]
-    _is_well_again(front, script)
+    _check_recovery(front, script)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_nonsense_before_the_first_byte_is_one_clean_error(front: serving.Proces
     [b"", b"0\r\n\r\n", framed(b"data: nonsense\n\n"), framed(b'data: {"error": {"message": "gone"}}\n\n')],
     ids=["hangs up", "ends without done", "nonsense", "error"],
 )
-def test_nonsense_after_it_ends_the_stream_with_an_error_and_done(
+def test_an_invalid_event_ends_the_stream_with_an_error_and_done(
     front: serving.Process, script: Script, rest: bytes
 ) -> None:
     serving.all_up(front, 1)
@@ -67,11 +69,10 @@ def test_nonsense_after_it_ends_the_stream_with_an_error_and_done(
     events = list(chat(front, stream=True).events())
     assert events[0]["choices"][0]["delta"]["content"] == "so"
     assert set(events[-2]) == {"error"} and events[-1] == "[DONE]"
-    _is_well_again(front, script)
+    _check_recovery(front, script)
 
 
-def test_streamed_calls_of_tools_come_through(front: serving.Process, script: Script) -> None:
-    """They are answers: the phase after reasoning."""
+def test_streamed_tool_calls_are_relayed(front: serving.Process, script: Script) -> None:
     serving.all_up(front, 1)
     calls = b'[{"index":0,"id":"call_1","type":"function","function":{"name":"f","arguments":"{}"}}]'
     event = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"tool_calls":%s}}]}\n\n' % calls
@@ -79,7 +80,7 @@ def test_streamed_calls_of_tools_come_through(front: serving.Process, script: Sc
     events = list(chat(front, stream=True, tools=[{"type": "function", "function": {"name": "f"}}]).events())
     assert events[0]["choices"][0]["delta"]["tool_calls"][0]["function"]["name"] == "f" and events[-1] == "[DONE]"
     assert len(events) == 2
-    _is_well_again(front, script)
+    _check_recovery(front, script)
 
 
 def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(front: serving.Process, script: Script) -> None:
@@ -92,7 +93,7 @@ def test_keys_and_traces_reach_the_engine_and_other_headers_do_not(front: servin
     assert "secret" not in "".join(head)
 
 
-def test_with_keys_only_who_has_one_is_served_and_engines_do_not_see_it(script: Script, tmp_path: Path) -> None:
+def test_clients_need_one_of_the_keys_and_engines_do_not_see_it(script: Script, tmp_path: Path) -> None:
     digest = hashlib.sha256(b"open sesame").hexdigest()
     front = serving.gateway(serving.fleet_file(tmp_path, [script.url], gateway={"api_keys": ["0" * 64, digest]}))
     with serving.closing(front):
@@ -105,7 +106,7 @@ def test_with_keys_only_who_has_one_is_served_and_engines_do_not_see_it(script: 
         assert b"sesame" not in script.heard
 
 
-def test_a_stream_may_end_after_the_gateway_is_told_to_stop(tmp_path: Path) -> None:
+def test_a_stream_may_end_during_shutdown(tmp_path: Path) -> None:
     engine = serving.emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [engine.url]))
     with serving.closing(engine, front):
@@ -119,12 +120,16 @@ def test_a_stream_may_end_after_the_gateway_is_told_to_stop(tmp_path: Path) -> N
 
 
 def test_a_client_that_does_not_read_makes_the_engine_wait(front: serving.Process, script: Script) -> None:
-    """What it has not read is not kept in memory without end."""
+    """The gateway does not buffer an answer without limit."""
     serving.all_up(front, 1)
     script.says = OK + framed(CHUNK * 10) * 60_000
     before = _resident_bytes(front.process.pid)
     reply = chat(front, stream=True)
-    time.sleep(2)
+    sent = -1
+    while script.num_sent != sent:  # until the engine has to wait
+        sent = script.num_sent
+        time.sleep(1)
+    assert 0 < sent < len(script.says)
     assert _resident_bytes(front.process.pid) - before < 0.3 * len(script.says)
     assert metric(front, "headway_requests_in_flight") == 1
     reply.close()

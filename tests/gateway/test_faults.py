@@ -1,4 +1,4 @@
-"""Policies with mistakes in them: who is to blame is turned away, and everything else goes on."""
+"""Policies and listeners that raise: the request that causes it is refused, and all others continue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Brittle:
 
 
 class Engine(asgi.Engine):
-    """Answers when it may, at an address that it comes back to."""
+    """An engine that answers once `may` is set, and can listen again at its address."""
 
     async def listen(self) -> str:
         self.may = asyncio.Event()
@@ -47,7 +47,6 @@ class Engine(asgi.Engine):
         return url
 
     async def again(self) -> None:
-        """It listens there again."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
 
     async def _answer(self, *given: Any) -> bool:
@@ -65,7 +64,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     made.close()
 
 
-def _asked(inside: Inside, tier: int) -> asyncio.Task[Reply]:
+def _post(inside: Inside, tier: int) -> asyncio.Task[Reply]:
     messages = [{"role": "user", "content": "hello there"}]
     return asyncio.create_task(inside.post({"model": MODEL, "messages": messages, "priority": tier}))
 
@@ -74,13 +73,13 @@ def _num_held(inside: Inside) -> int:
     return len(inside.gateway.driver.control.held_requests())
 
 
-def test_who_makes_room_does_not_pay_for_who_is_placed_in_it(inside: Inside) -> None:
+def test_a_request_that_ends_is_not_failed_by_the_placement_of_the_next(inside: Inside) -> None:
     async def story() -> None:
         for engine in inside.engines:
             engine.may.clear()  # type: ignore[attr-defined]
-        before = [_asked(inside, 1) for _ in range(2)]
+        before = [_post(inside, 1) for _ in range(2)]
         await inside.until(lambda: inside.num_in_flight == 2)
-        after = [_asked(inside, tier) for tier in (7, 1, 7, 1)]
+        after = [_post(inside, tier) for tier in (7, 1, 7, 1)]
         await inside.until(lambda: _num_held(inside) == 4)
         for engine in inside.engines:
             engine.may.set()  # type: ignore[attr-defined]
@@ -92,14 +91,14 @@ def test_who_makes_room_does_not_pay_for_who_is_placed_in_it(inside: Inside) -> 
     assert sum("nobody told me of sevens" in fault for fault in inside.faults) == 2
 
 
-def test_replicas_are_looked_after_though_nobody_can_be_placed_at_them(inside: Inside) -> None:
-    """Requests wait while all engines are gone; when these are there again, the policy fails over one of them."""
+def test_health_checks_continue_when_a_placement_fails(inside: Inside) -> None:
+    """Requests are held while all engines are down; when the engines are back, the policy raises for one request."""
 
     async def story() -> None:
         for engine in inside.engines:
             await engine.close()
         await inside.until(lambda: inside.gateway.num_up == 0)
-        waiting = [_asked(inside, tier) for tier in (7, 1)]
+        waiting = [_post(inside, tier) for tier in (7, 1)]
         await inside.until(lambda: _num_held(inside) == 2)
         for engine in inside.engines:
             await engine.again()  # type: ignore[attr-defined]
@@ -111,9 +110,7 @@ def test_replicas_are_looked_after_though_nobody_can_be_placed_at_them(inside: I
     inside.run(story())
 
 
-def test_who_hears_of_a_replica_may_fail_and_it_is_looked_after_all_the_same(
-    inside: Inside, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_health_checks_continue_when_a_listener_raises(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: Any) -> None:
         raise ValueError("I do not want to know")
 
@@ -132,8 +129,8 @@ def test_who_hears_of_a_replica_may_fail_and_it_is_looked_after_all_the_same(
     assert sum("I do not want to know" in fault for fault in inside.faults) >= 3
 
 
-def test_one_that_breaks_off_is_used_on_once_it_has_been_looked_at(inside: Inside) -> None:
-    """Whether another is there or not, and whether it was there from the start or came while the gateway ran."""
+def test_a_replica_that_drops_a_connection_is_used_again_after_a_probe(inside: Inside) -> None:
+    """With and without another replica, for a replica of the start and for an added one."""
 
     async def story() -> None:
         gateway = inside.gateway
@@ -150,7 +147,7 @@ def test_one_that_breaks_off_is_used_on_once_it_has_been_looked_at(inside: Insid
     inside.run(story())
 
 
-def test_a_policy_that_fails_over_one_request_of_a_worker_that_died_keeps_none_of_the_others(
+def test_a_failed_release_does_not_keep_the_other_requests_of_a_dead_worker(
     inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway, gone = inside.gateway, []
@@ -173,7 +170,7 @@ def test_a_policy_that_fails_over_one_request_of_a_worker_that_died_keeps_none_o
     inside.run(story())
 
 
-def test_a_scaler_that_is_wrong_is_told_of_once_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_scaling_target_is_logged_once_until_a_valid_one(caplog: pytest.LogCaptureFixture) -> None:
     said = [{"nowhere": 1}, {"nowhere": 1}, {}, {"nowhere": 1}]
     scaler = type("Wrong", (), {"interval_s": 1.0, "scale": lambda self, view: said.pop()})()
     scaling = ScalingWithFailures(
@@ -181,4 +178,4 @@ def test_a_scaler_that_is_wrong_is_told_of_once_and_asked_again(caplog: pytest.L
     )
     for now in range(4):
         scaling.tick(float(now))
-    assert not said and caplog.text.count("unknown pool 'nowhere'") == 2, "once, and again when it had been right"
+    assert not said and caplog.text.count("unknown pool 'nowhere'") == 2, "once, and again after a valid target"

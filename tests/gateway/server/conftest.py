@@ -1,0 +1,36 @@
+"""Emulated engines, and a gateway with API keys in front of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import serving
+from keys import digest
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[serving.Process]]:
+    made = [serving.emulator(), serving.emulator()]
+    with serving.closing(*made):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def keyed_front(engines: list[serving.Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]:
+    """A gateway with keys of different limits, and the admin key `root`."""
+    keys: list[Any] = [
+        digest("free"),
+        {"sha256": digest("few"), "requests_per_minute": 2},
+        {"sha256": digest("short"), "tokens_per_minute": 60},
+        {"sha256": digest("patient"), "tier": 3},
+        {"sha256": digest("late"), "expires": "2020-01-01"},
+    ]
+    gateway = {"api_keys": keys, "admin_keys": [digest("root")], "body_timeout_s": 0.5}
+    path = serving.fleet_file(tmp_path_factory.mktemp("fleet"), [engines[0].url], gateway=gateway)
+    made = serving.gateway(path)
+    with serving.closing(made):
+        serving.all_up(made, 1)
+        yield made

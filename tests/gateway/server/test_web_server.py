@@ -1,0 +1,86 @@
+"""The web server: certificates, and sockets to listen on."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("httptools")
+
+import serving
+from headway.core.errors import HeadwayError
+from headway.gateway.server import web_server
+from headway.gateway.server.web_server import Tls
+from serving import ask
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_a_certificate_makes_connections_https(engines: list[serving.Process], tmp_path: Path) -> None:
+    import ssl
+    from urllib.request import urlopen
+
+    certificate, key = _certificate(tmp_path)
+    path = serving.fleet_file(tmp_path, [engines[0].url])
+    made = serving.gateway(path, "--certfile", str(certificate), "--keyfile", str(key))
+    with serving.closing(made):
+        context = ssl.create_default_context(cafile=str(certificate))
+        with urlopen(f"https://127.0.0.1:{made.port}/version", context=context) as answer:
+            assert answer.status == 200
+        with pytest.raises(ConnectionError):
+            ask(made, "/version")
+
+
+def test_unusable_certificates_are_refused(tmp_path: Path) -> None:
+    certificate, key = _certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    other, _ = _certificate(tmp_path / "other")
+    Tls(certificate, key).check()
+    for tls in (
+        Tls(other, key),
+        Tls(tmp_path / "none.pem"),
+        Tls(certificate),
+        Tls(key, key),
+    ):
+        with pytest.raises(HeadwayError, match="not a certificate and its key"):
+            tls.check()
+
+
+def test_a_port_is_used_by_one_gateway() -> None:
+    with web_server.listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert web_server.address(listener) == f"127.0.0.1:{port}"
+        with pytest.raises(HeadwayError, match=f"127.0.0.1:{port}: cannot listen"):
+            web_server.listen("127.0.0.1", port)
+        with pytest.raises(HeadwayError, match="cannot listen"):
+            web_server.listen_shared("127.0.0.1", port, 2)
+
+
+def test_shared_listeners_have_one_port() -> None:
+    listeners = web_server.listen_shared("127.0.0.1", 0, 3)
+    assert len(listeners) == 3 and len({each.getsockname() for each in listeners}) == 1
+    assert len(set(listeners)) == (3 if sys.platform == "linux" else 1)
+    for each in listeners:
+        each.close()
+
+
+def test_an_ipv6_address_has_brackets() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 on this machine")
+    try:
+        listener = web_server.listen("::1", 0)
+    except HeadwayError:
+        pytest.skip("no IPv6 on this machine")
+    with listener:
+        assert web_server.address(listener) == f"[::1]:{listener.getsockname()[1]}"
