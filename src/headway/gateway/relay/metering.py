@@ -54,7 +54,7 @@ class ResponseMeter:
                 tokens += len(choice.token_ids)
             elif text or reasons or calls:
                 tokens += 1
-            if text:
+            if text and (self._is_in_think_tags or not partial.text):
                 reasons = self._is_in_think(text) or reasons
             has_reasoning |= reasons
             has_answer |= calls or bool(text and not reasons)
@@ -100,7 +100,8 @@ class ResponseMeter:
             chunk = sse.decode_chunk(data)
         except EngineError:
             return None  # clients may understand more than Headway
-        chunk.check_finish()
+        chunk.error = None  # an empty one, which is no error here
+        chunk.check()
         self.partial.add(chunk, 0)
         if self.confidence is not None:
             for choice in chunk.choices:
@@ -108,10 +109,9 @@ class ResponseMeter:
         return None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
 
     def _is_in_think(self, text: str) -> bool:
-        """Text between <think> and </think> is reasoning, for engines that do not separate it."""
-        if not self.partial.text and text.lstrip().startswith("<think>"):
-            self._is_in_think_tags = True
-        is_inside = self._is_in_think_tags
+        """Whether the answer's first text, or a text within <think> and </think>, is reasoning."""
+        is_inside = self._is_in_think_tags or text.lstrip().startswith("<think>")
+        self._is_in_think_tags = is_inside
         if is_inside and "</think>" in "".join((*self.partial.text[-8:], text)):
             self._is_in_think_tags = False
         return is_inside

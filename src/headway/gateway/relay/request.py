@@ -22,11 +22,11 @@ _MAX_SEGMENTS = 64
 MAX_TOKENS = 1 << 30
 MAX_TIER = (1 << 15) - 1
 MIN_SLO_MS, MAX_SLO_MS = 1e-3, 1e12
-_STATEFUL_OPTIONS = (
+_STATEFUL_OPTIONS = frozenset((
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of",
-)  # fmt: skip
+))  # fmt: skip
 """Options that depend on all tokens so far, or on a parser's state: the answer cannot continue on another engine."""
 _FORWARDED_HEADERS = ("authorization", "traceparent", "tracestate", "x-api-key", "anthropic-version", "anthropic-beta")
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
@@ -99,7 +99,7 @@ class ClientRequest(Struct, kw_only=True):
             return False
         body = self.body
         single = body.get("n") in (None, 1) and (self.is_chat or isinstance(body.get("prompt"), str) or self.prompt_ids)
-        return bool(single) and not any(body.get(name) for name in _STATEFUL_OPTIONS)
+        return bool(single) and not any(body[name] for name in _STATEFUL_OPTIONS.intersection(body))
 
     def features(self, arrival_s: float) -> Features:
         """What control reads of the request, which arrived at `arrival_s`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -39,7 +38,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._parts: deque[bytes] = deque()
+        self._parts: list[bytes] = []
         self._buffered = 0
         self._is_paused = False
         self.status = 0
@@ -197,13 +196,11 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _take_parts(self) -> bytes:
-        data = self._parts.popleft() if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        self._buffered = 0
+        parts, self._parts, self._buffered = self._parts, [], 0
         if self._is_paused and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
-        return data
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @property
     def is_reusable(self) -> bool:

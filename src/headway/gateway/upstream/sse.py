@@ -95,12 +95,9 @@ class Chunk(Struct):
         """Raise EngineError if the engine reported an error or gave the answer up."""
         if self.error is not None:
             raise reported(self.error)
-        self.check_finish()
-
-    def check_finish(self) -> None:
-        """Raise EngineError if the engine gave the answer up."""
-        if any(choice.finish_reason == ABORTED for choice in self.choices):
-            raise EngineError("gave the request up")
+        for choice in self.choices:
+            if choice.finish_reason == ABORTED:
+                raise EngineError("gave the request up")
 
 
 def reported(error: object) -> EngineError:
@@ -169,18 +166,16 @@ class FieldRemover:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         keys = [b'"%b"' % name.encode() for name in names]
-        # A comma before the quote: the quote opens a key, as within a string it would be escaped.
-        self._patterns = [(key, re.compile(rb",\s*" + key + rb"\s*:\s*" + _FLAT_VALUE)) for key in keys]
+        # A quote after a comma opens a key: within a text it is escaped.
+        self._patterns = [(key, re.compile(b"," + key + b":" + _FLAT_VALUE)) for key in keys]
 
     def remove(self, payload: bytes) -> bytes:
         """The payload without the fields."""
-        is_left = False
         for key, pattern in self._patterns:
             if key in payload:
                 payload = pattern.sub(b"", payload)
-                is_left |= key in payload
-        if is_left:  # a first or nested field, or a text that quotes its name
-            chunk = decode_object(payload)
-            remove_fields(self._names, chunk)
-            payload = msgspec.json.encode(chunk)
+                if key in payload:  # a first or nested field, whitespace, or a text that is the field's name
+                    chunk = decode_object(payload)
+                    remove_fields(self._names, chunk)
+                    return msgspec.json.encode(chunk)
         return payload

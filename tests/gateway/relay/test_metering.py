@@ -1,0 +1,134 @@
+"""Token counts, phases and inter-token latencies of responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from headway.control.live import Live, Stage
+from headway.core.request import Phase
+from headway.gateway.relay import metering
+from headway.gateway.relay.metering import ItlMeter, ResponseMeter
+from headway.gateway.relay.request import RESPONSES
+from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.upstream import sse
+from headway.gateway.upstream.errors import EngineError
+from relaying import OrderedScheduler, Reservation, chat_request
+
+
+def meter_of(**fields: Any) -> tuple[ResponseMeter, Live, OrderedScheduler, Reservation]:
+    """The meter of a request that is placed."""
+    in_flight = InFlightRequest(Live(0, 0.0, 5, 10, model="m"))
+    in_flight.reservation = reservation = Reservation()
+    scheduler = OrderedScheduler([])
+    return (
+        ResponseMeter(chat_request(stream=True, **fields), in_flight, scheduler),
+        in_flight.live,
+        scheduler,
+        reservation,
+    )
+
+
+def chunk(**delta: Any) -> sse.Chunk:
+    return sse.to_chunk({"choices": [{"delta": delta}]})
+
+
+def test_a_chunk_with_text_is_a_token() -> None:
+    meter, live, _, reservation = meter_of()
+    for delta in ({"role": "assistant"}, {"content": ""}, {"content": "so"}, {"content": " on"}):
+        meter.measure(chunk(**delta))
+    assert live.generated_tokens == reservation.tokens == meter.partial.tokens == 2
+    assert live.stage is Stage.DECODING and (live.first_token_s, live.answer_s) == (1.0, 1.0)
+    assert meter.partial.text == ["so", " on"]
+
+
+def test_token_ids_count_exactly() -> None:
+    meter, live, _, _ = meter_of()
+    meter.measure(sse.to_chunk({"choices": [{"delta": {"content": "so"}, "token_ids": [1, 2, 3]}]}))
+    meter.measure(sse.to_chunk({"choices": [{"delta": {"content": ""}, "token_ids": [4]}]}))
+    assert live.generated_tokens == 4 and meter.partial.token_ids == [1, 2, 3, 4]
+
+
+def test_llama_cpps_timings_count_tokens_without_text() -> None:
+    meter, live, _, _ = meter_of()
+    for num in (1, 4):
+        timings = {"prompt_n": 5, "cache_n": 2, "predicted_n": num}
+        meter.measure(sse.to_chunk({"choices": [{"delta": {"content": "so"}}], "timings": timings}))
+    assert live.generated_tokens == 4 and meter.partial.seen_tokens == 11 and meter.partial.token_ids is None
+
+
+def test_the_engines_usage_corrects_both_counts() -> None:
+    meter, live, _, _ = meter_of()
+    meter.tokens_before = live.generated_tokens = 3  # of another replica, whose tokens are part of this prompt
+    meter.measure(chunk(content="so"))
+    meter.measure(sse.to_chunk({"usage": {"prompt_tokens": 10, "completion_tokens": 2}}))
+    assert (live.prompt_tokens, meter.prompt_tokens, live.generated_tokens) == (7, 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("deltas", "reasoning_tokens"),
+    [
+        ([{"reasoning_content": "hm"}, {"reasoning": "so"}, {"content": "yes"}], 2),
+        ([{"content": "<think>"}, {"content": "hm"}, {"content": "</think>"}, {"content": "yes"}], 3),
+        ([{"reasoning": "hm", "content": "yes"}, {"content": "so"}], 1),
+        ([{"content": "yes"}, {"content": "<think>"}], 0),
+        ([{"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}], 1),
+    ],
+    ids=["fields", "tags", "both at once", "a tag within the answer", "a tool call"],
+)
+def test_reasoning_ends_with_the_first_token_of_the_answer(deltas: list[Any], reasoning_tokens: int) -> None:
+    meter, live, scheduler, _ = meter_of()
+    for i, delta in enumerate(deltas):
+        meter.measure(chunk(**delta))
+        if reasoning_tokens and i + 1 < len(deltas):
+            assert live.phase is Phase.REASONING and live.reasoning_tokens == i + 1
+    assert live.phase is Phase.ANSWERING and live.reasoning_tokens == reasoning_tokens
+    assert scheduler.phase_changes == bool(reasoning_tokens)
+    assert (live.reasoning_end_s == 1.0) is bool(reasoning_tokens)
+
+
+def test_an_answer_that_is_not_streamed_has_all_tokens_at_once() -> None:
+    meter, live, _, _ = meter_of()
+    meter.measure_unstreamed(b'{"error":{},"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4}}')
+    assert (live.prompt_tokens, live.generated_tokens, live.first_token_s) == (9, 4, 1.0)
+    meter.measure_unstreamed(b'{"choices":"in a form of its own"}')
+    with pytest.raises(EngineError, match="gave the request up"):
+        meter.measure_unstreamed(b'{"choices":[{"finish_reason":"abort"}]}')
+
+
+@pytest.mark.parametrize(
+    ("payload", "tokens", "reasoning_tokens"),
+    [
+        (b'{"type":"response.output_text.delta"}', 1, 0),
+        (b'{"type":"response.reasoning_text.delta"}', 1, 1),
+        (b'{"type":"content_block_delta","delta":{"type":"thinking_delta"}}', 1, 1),
+        (b'{"type":"message_delta","usage":{"output_tokens":6}}', 6, 0),
+        (b'{"type":"ping"}', 0, 0),
+        (b"none", 0, 0),
+    ],
+)
+def test_passthrough_events(payload: bytes, tokens: int, reasoning_tokens: int) -> None:
+    meter, live, _, _ = meter_of(path=RESPONSES, input="hi")
+    assert meter.passthrough is not None
+    meter.measure_passthrough(meter.passthrough, payload)
+    assert (live.generated_tokens, live.reasoning_tokens) == (tokens, reasoning_tokens)
+
+
+def test_tokens_of_one_read_are_spread_over_the_time_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_flight, scheduler = InFlightRequest(Live(0, 0.0, 5, 10, model="m")), OrderedScheduler([])
+    now = 10.0
+    monkeypatch.setattr(metering, "monotonic", lambda: now)
+    meter = ItlMeter(in_flight, scheduler)
+    for now, tokens in (  # noqa: B007  # the patched clock reads it
+        (10.0, 2),
+        (10.5, 2),
+        (12.5, 3),
+        (16.5, 5),
+    ):
+        in_flight.live.generated_tokens = tokens
+        meter.observe()
+    # One interval of 0 within the first read, one of 2.5 s to the next token, and two of 2 s.
+    assert sum(scheduler.histogram.counts.values()) == 4 and scheduler.histogram.total == pytest.approx(6.5)
