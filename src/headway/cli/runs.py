@@ -19,10 +19,10 @@ from headway.config import strict_yaml
 from headway.config.scenario import Scenario, read, variants
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
-from headway.planning.oracle_plan import find
 from headway.report import html, trace
 from headway.report.run import Run
 from headway.report.table import render
+from headway.scenario.oracle_plan import best_timetable
 from headway.scenario.run import assemble, provenance
 from headway.workload.atomic_file import write_text
 
@@ -136,8 +136,8 @@ def with_clairvoyant(runs: Sequence[Run], scenario: Scenario) -> list[Run]:
     """The runs, each with the GPU hours of the best timetable found for their common trace."""
     if scenario.fleet.combos or all(run.summary.gpu_hours_bound is None for run in runs):
         raise HeadwayError("--clairvoyant: needs a scaler, and a fleet of pools")
-    found = find(scenario)
-    hours = None if found is None else found.gpu_hours
+    timetable = best_timetable(scenario)
+    hours = None if timetable is None else timetable.gpu_hours
     return [replace(run, summary=structs.replace(run.summary, gpu_hours_clairvoyant=hours)) for run in runs]
 
 

@@ -15,11 +15,11 @@ from headway.config.strict_yaml import Places
 from headway.core.fleet import Pool
 from headway.core.record import Records
 from headway.perf.step import StepModel
-from headway.planning import oracle_plan
 from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.reproduce.sageserve import measures
 from headway.reproduce.sageserve.scenes import GPUS
 from headway.reproduce.tasks import Measurement
+from headway.scenario.oracle_plan import best_timetable
 from headway.workload.generate import generate
 
 
@@ -42,9 +42,9 @@ def bound(document: Mapping[str, Any], seed: int) -> Measurement:
 def best(document: Mapping[str, Any], seed: int, tps: Mapping[str, float]) -> Measurement:
     """The best timetable of one who knows the trace, measured as a strategy is; nothing, where none serves in time."""
     chosen = scenario.assemble({**document, "seed": seed}, Places(), Path())
-    found = oracle_plan.find(chosen, tps)
+    found = best_timetable(chosen, tps)
     if found is None:
         return {}
-    policies = structs.replace(chosen.spec.policies, scaling=found.timetable)
+    policies = structs.replace(chosen.spec.policies, scaling=found.scaler)
     again = replace(chosen, spec=structs.replace(chosen.spec, policies=policies))
     return measures.measure(scenario.run(again))
