@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from headway import catalog
-from headway.calibration.benchmarks import Told
+from headway.calibration.benchmarks import BenchmarkSettings
+from headway.calibration.calibrate import calibrate
 from headway.calibration.measurements import read
-from headway.calibration.write import calibrate
 
 DATA = Path(os.environ["HEADWAY_DATA"]) / "measured"
 TABLES = ("gemm_vllm", "moe_vllm", "attn_context_vllm_hd128_bf16", "attn_generation_vllm_hd128_bf16", "comm")
@@ -39,7 +39,7 @@ SOURCE = "fitted on AIConfigurator's operator tables (ai-dynamo/aiconfigurator, 
 def kernels(name: str) -> dict[str, Any]:
     """As the data file has them; what no table tells is left to the generic file."""
     gpu = catalog.gpu(name)
-    measured = read([DATA / f"aic_{table}.csv.gz" for table in TABLES], gpu, Told())
+    measured = read([DATA / f"aic_{table}.csv.gz" for table in TABLES], gpu, BenchmarkSettings())
     software = sorted({each.software for each in measured.samples if each.software})
     found = calibrate(measured, gpu, "vllm-v1", SOURCE.format(software=", ".join(software)))
     for note in found.notes:

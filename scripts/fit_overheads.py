@@ -37,7 +37,7 @@ PROFILE_SOURCE = ("fitted on DistServe's profile of its own C++ engine with OPT 
                   "(LLMServe/DistServe, Apache-2.0)")  # fmt: skip
 OPT = {"facebook/opt-13b": (40, 5120, 40), "facebook/opt-66b": (64, 9216, 72)}
 """Layers, hidden size, heads."""
-Row = dict[str, str]
+TimedOperator = dict[str, str]
 Errors = Callable[[Overhead], dict[str, float]]
 
 

@@ -26,9 +26,9 @@ from msgspec.structs import replace
 from scipy.optimize import lsq_linear
 
 from headway import catalog
-from headway.calibration.errors import compare, validation
-from headway.calibration.replay import Replayed, replay
-from headway.calibration.serving import Experiment, read
+from headway.calibration.replay import ReplayResult, replay
+from headway.calibration.serving import ServingExperiment, read
+from headway.calibration.validation import compare, validation
 from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Engine
 
@@ -93,11 +93,11 @@ def models(x: np.ndarray) -> tuple[Engine, Coefficients]:
 LAUNCH_S = launch_expert_s()
 
 
-def simulated(x: np.ndarray, experiments: Sequence[Experiment]) -> list[Replayed]:
+def simulated(x: np.ndarray, experiments: Sequence[ServingExperiment]) -> list[ReplayResult]:
     return [replay(experiment, SEEDS, *models(x)) for experiment in experiments]
 
 
-def residuals(experiments: Sequence[Experiment], found: Sequence[Replayed]) -> np.ndarray:
+def residuals(experiments: Sequence[ServingExperiment], found: Sequence[ReplayResult]) -> np.ndarray:
     """Log ratios: for each stage the time per token, and TTFT."""
     left = []
     for experiment, one in zip(experiments, found, strict=True):
@@ -120,7 +120,7 @@ def solve(slope: np.ndarray, left: np.ndarray, x: np.ndarray, weight: np.ndarray
     return np.clip(x + step, 0, MOST)
 
 
-def linearised(x: np.ndarray, experiments: Sequence[Experiment]) -> tuple[np.ndarray, np.ndarray]:
+def linearised(x: np.ndarray, experiments: Sequence[ServingExperiment]) -> tuple[np.ndarray, np.ndarray]:
     left = residuals(experiments, simulated(x, experiments))
     columns = [
         (residuals(experiments, simulated(x + NUDGE * (np.arange(len(x)) == i), experiments)) - left) / NUDGE[i]
@@ -129,7 +129,7 @@ def linearised(x: np.ndarray, experiments: Sequence[Experiment]) -> tuple[np.nda
     return np.stack(columns, 1), left
 
 
-def report(title: str, experiments: Sequence[Experiment], found: Sequence[Replayed]) -> dict[str, float]:
+def report(title: str, experiments: Sequence[ServingExperiment], found: Sequence[ReplayResult]) -> dict[str, float]:
     said = validation([compare(e, r, True) for e, r in zip(experiments, found, strict=True)])
     for one in said.experiments:
         errors = " ".join(f"{key} {pair.error_pct:+.1f}%" for key, pair in one.errors.items())
@@ -166,7 +166,7 @@ def main() -> None:
     overall = report("in sample", experiments, simulated(x, experiments))
     if "--write" in sys.argv:
         write(x, overall["e2e_mean"])
-    unseen: dict[str, Replayed] = {}
+    unseen: dict[str, ReplayResult] = {}
     for name in dict.fromkeys(owner):
         own = [e for e in experiments if e.model.name == name]
         without = solve(slope, left, at, weight * (owner != name))

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from headway.calibration import solve as solving
 from headway.calibration.fit import COPY, fit_all, roofline, tiled_rows
-from headway.calibration.operators import Samples, read
-from headway.calibration.solve import Coefficient, Fitted, held_out, solve
+from headway.calibration.operators import OperatorSamples, read
+from headway.calibration.solve import Coefficient, FitResult, held_out, solve
 from headway.catalog.coefficients import Roofline
 from headway.core.errors import HeadwayError
 from headway.perf.operators import CAST_BYTES, roofline_s
@@ -24,7 +24,7 @@ from headway.perf.operators import tiled_rows as perf_tiled_rows
 from measured import GPU, KERNELS, all_reduce, attention, gemm, write
 
 
-def fitted(path: Path) -> dict[str, Fitted]:
+def fitted(path: Path) -> dict[str, FitResult]:
     fits, notes = fit_all(read(path, GPU).samples, GPU)
     assert not notes
     return {fit.key: fit for fit in fits}
@@ -46,7 +46,7 @@ def test_tiles_are_those_of_perf(shapes: list[tuple[int, int]], share: float) ->
     assert tiled_rows(rows, out, 132, share) == pytest.approx(known)
 
 
-def fp8_products(wave_share: float, noise: float) -> Samples:
+def fp8_products(wave_share: float, noise: float) -> OperatorSamples:
     """Of a GPU with 70% of its peaks, 5 microseconds, casts at half the bandwidth, and tiles or none."""
     m, n, k = np.meshgrid(
         [1, 8, 17, 64, 65, 128, 129, 256, 300, 600, 1025, 2048, 4096],
@@ -61,7 +61,7 @@ def fp8_products(wave_share: float, noise: float) -> Samples:
     cast_s = CAST_BYTES * m * k / GPU.bandwidth_bytes_per_s / 0.5
     seconds = roofline(np.array([5e-6, 0.7, 0.7, 4.0]), memory_s, compute_s) + cast_s
     seconds *= np.exp(np.random.default_rng(3).normal(0.0, noise, len(m)))
-    return Samples("gemm", "fp8", {"m": m, "n": n, "k": k}, seconds)
+    return OperatorSamples("gemm", "fp8", {"m": m, "n": n, "k": k}, seconds)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
@@ -120,7 +120,7 @@ def test_held_out_shapes_do_not_touch_the_fit() -> None:
     size = np.geomspace(1e3, 1e9, 40)
     seconds = 5e-6 + size / 1e11
 
-    def found(seconds: Any) -> Fitted:
+    def found(seconds: Any) -> FitResult:
         return solve("copy", COPY, lambda p: p[0] + size / 2e11 / p[1], seconds)
 
     spoilt = np.where(held_out(40), seconds * 1.4, seconds)
@@ -140,13 +140,13 @@ def test_of_few_shapes_each_is_held_out_once() -> None:
 
 def test_too_few_shapes_are_not_fitted(tmp_path: Path) -> None:
     samples = read(write(tmp_path / "a.csv", gemm()[-5:]), GPU).samples
-    assert fit_all(samples, GPU) == ([], ["gemm.bf16: 5 shapes that count, 13 are needed; not fitted"])
+    assert fit_all(samples, GPU) == ([], ["gemm.bf16: 5 usable shapes, 13 are needed; not fitted"])
 
 
 @pytest.mark.parametrize(("speed", "word"), [(3.0, "faster"), (1e-3, "slower")])
 def test_beyond_physical_bounds(speed: float, word: str) -> None:
     size = np.geomspace(1e6, 1e9, 40)
-    samples = Samples("device_copy", "", {"num_bytes": size}, 2 * size / (GPU.bandwidth_bytes_per_s * speed))
+    samples = OperatorSamples("device_copy", "", {"num_bytes": size}, 2 * size / (GPU.bandwidth_bytes_per_s * speed))
     with pytest.raises(HeadwayError, match=f"device_copy: efficiency leaves its physical bounds.*{word} than any"):
         fit_all([samples], GPU)
 

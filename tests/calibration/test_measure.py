@@ -10,10 +10,9 @@ import pytest
 
 from headway import catalog
 from headway.calibration.fit import fit_all
-from headway.calibration.measure import file, plan, sweep
-from headway.calibration.measure.file import Row
-from headway.calibration.measure.plan import Operation
-from headway.calibration.measure.timing import Kernel, time_s
+from headway.calibration.measure import plan, sweep
+from headway.calibration.measure.plan import OperatorCase
+from headway.calibration.measure.sweep import TimedKernel, TimedOperator, time_s
 from headway.calibration.operators import COLUMNS, read
 from headway.cli import main
 from headway.core.errors import HeadwayError
@@ -33,7 +32,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
-    def kernel(self, seconds: float, calls: int = 1, cold_s: float = 0.0) -> Kernel:
+    def kernel(self, seconds: float, calls: int = 1, cold_s: float = 0.0) -> TimedKernel:
         """One whose first run also takes `cold_s`, and that works only when waited for."""
         queued = [cold_s]
 
@@ -45,14 +44,16 @@ class Clock:
             self.now_s += sum(queued)
             queued.clear()
 
-        return Kernel(run, wait, calls)
+        return TimedKernel(run, wait, calls)
 
-    def device(self, wrong: Callable[[Operation], str | None] = lambda _: None) -> Callable[[Operation], Kernel]:
+    def device(
+        self, wrong: Callable[[OperatorCase], str | None] = lambda _: None
+    ) -> Callable[[OperatorCase], TimedKernel]:
         """A GPU that takes 5 microseconds and what 70% of the peaks allow, and casts at half its bandwidth."""
 
-        def make(operation: Operation) -> Kernel:
+        def make(operation: OperatorCase) -> TimedKernel:
             if why := wrong(operation):
-                raise sweep.Failure(why)
+                raise sweep.KernelError(why)
             m, _, k = operation.shape if operation.dtype == "fp8" else (0, 0, 0)
             cast_s = 3 * m * k / (0.5 * ON.bandwidth_bytes_per_s)
             return self.kernel(5e-6 + plan.least_s(operation, ON) / 0.7 + cast_s)
@@ -111,7 +112,7 @@ def test_timing_takes_the_median_round() -> None:
     def wait() -> None:
         clock.now_s += 0.02 + next(noise)
 
-    assert time_s(Kernel(lambda: None, wait), clock) == pytest.approx(0.02)
+    assert time_s(TimedKernel(lambda: None, wait), clock) == pytest.approx(0.02)
 
 
 def test_a_sweep_writes_what_calibration_reads(tmp_path: Path) -> None:
@@ -136,11 +137,11 @@ def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
     operations, _ = plan.sweep(LLAMA, ON)
     first = sweep.run(operations, clock.device(), clock, path, H100.name, "fakes", limit_s=5.0)
     assert first.num_timed > 0 and first.num_left > 0
-    before = file.read(path, H100.name)
+    before = sweep.read_file(path, H100.name)
     second = sweep.run(operations, clock.device(), clock, path, H100.name, "fakes")
     assert second.num_known == first.num_timed == len(before)
     assert first.num_timed + second.num_timed == len(operations)
-    rows = file.read(path, H100.name)
+    rows = sweep.read_file(path, H100.name)
     assert rows[: len(before)] == before
     assert {row.operation for row in rows} == set(operations)
     runs = clock.num_runs
@@ -162,7 +163,7 @@ def test_what_was_measured_is_kept_when_interrupted(tmp_path: Path) -> None:
     clock, path, made = Clock(), tmp_path / "m.csv", [0]
     operations, _ = plan.sweep(LLAMA, ON)
 
-    def kernels(operation: Operation) -> Kernel:
+    def kernels(operation: OperatorCase) -> TimedKernel:
         made[0] += 1
         if made[0] > 20:
             raise KeyboardInterrupt
@@ -170,7 +171,7 @@ def test_what_was_measured_is_kept_when_interrupted(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         sweep.run(operations, kernels, clock, path, H100.name, "fakes")
-    assert len(file.read(path, H100.name)) == 20
+    assert len(sweep.read_file(path, H100.name)) == 20
 
 
 def test_progress_ends_at_one(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_progress_ends_at_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "no file of headway measure; give another --out"),
+        ("a,b\n1,2\n", "not a file of headway measure; give another --out"),
         (",".join(COLUMNS) + "\nconv" + "," * (len(COLUMNS) - 1) + "\n", "unknown operator 'conv'"),
         (",".join(COLUMNS) + "\ngemm,bf16,1,x" + "," * (len(COLUMNS) - 4) + "\n", "m.csv:2: not as headway measure"),
     ],
@@ -198,9 +199,9 @@ def test_files_that_are_something_else_are_left_alone(tmp_path: Path, text: str,
 
 def test_a_file_of_another_gpu_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
-    file.write(path, [Row(Operation("device_copy", "", (1024.0,)), 1e-5, "l4", "fakes")])
-    with pytest.raises(HeadwayError, match="holds measurements of l4; expected h100-80gb-sxm"):
-        file.read(path, H100.name)
+    sweep.write_file(path, [TimedOperator(OperatorCase("device_copy", "", (1024.0,)), 1e-5, "l4", "fakes")])
+    with pytest.raises(HeadwayError, match="has measurements of l4; expected h100-80gb-sxm"):
+        sweep.read_file(path, H100.name)
 
 
 def test_a_dry_run_needs_no_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,5 +236,5 @@ def test_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = f"measure --model llama-3.2-3b --device cpu --minutes 0.1 --no-progress --out {out}".split()
     assert main(args) == 0
     assert "timed, 0 were there" in capsys.readouterr().out
-    rows = file.read(out, "cpu")
+    rows = sweep.read_file(out, "cpu")
     assert rows and all(row.latency_s > 0 for row in rows)

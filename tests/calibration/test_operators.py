@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headway.calibration.operators import COLUMNS, Reading, read
-from headway.calibration.peaks import peaks, physical
+from headway.calibration.operators import COLUMNS, OperatorTable, read
+from headway.calibration.peaks import peaks, plausible
 from headway.core.errors import HeadwayError
 from measured import GPU, Row, all_reduce, attention, gemm, write
 
 
-def used(reading: Reading) -> int:
+def used(reading: OperatorTable) -> int:
     return sum(len(samples.seconds) for samples in reading.samples)
 
 
@@ -73,10 +73,10 @@ def test_bad_rows_are_named_and_counted(tmp_path: Path) -> None:
         "of unknown GPU 'tpu_v9'": 1,
         "of l40s": 1,
         "with m below 1": 1,
-        "with k that is no number": 1,
-        "with latency_ms that is no number": 2,
+        "with k that is not a number": 1,
+        "with latency_ms that is not a number": 2,
         "with latency_ms of zero or below": 2,
-        "that stand there a second time": 1,
+        "that are duplicates": 1,
         "that measure a shape again (median taken)": 1,
         "of operators or dtypes that are not fitted": 1,
     }
@@ -119,7 +119,7 @@ def test_without_a_column_for_the_gpu_the_user_answers_for_it(tmp_path: Path) ->
     rows = [{name: value for name, value in row.items() if name not in ("system", "vllm")} for row in gemm()]
     reading = read(write(tmp_path / "a.csv", rows), GPU)
     assert used(reading) == len(rows)
-    assert "taken as measured on h100-80gb-sxm" in reading.notes[0]
+    assert "assumed to be measured on h100-80gb-sxm" in reading.notes[0]
 
 
 @pytest.mark.parametrize(("factor", "message"), [(1e-3, "faster than the peaks"), (1e3, "times what the peaks")])
@@ -127,7 +127,7 @@ def test_a_table_in_another_unit_is_refused(tmp_path: Path, factor: float, messa
     rows = [{**row, "latency_ms": float(str(row["latency_ms"])) * factor} for row in gemm()]
     samples = read(write(tmp_path / "a.csv", rows), GPU).samples[0]
     with pytest.raises(HeadwayError, match=message):
-        physical(samples, GPU, {}, "a.csv")
+        plausible(samples, GPU, {}, "a.csv")
 
 
 def test_mixed_units_are_counted_and_left_out(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_mixed_units_are_counted_and_left_out(tmp_path: Path) -> None:
         for i, row in enumerate(gemm())
     ]
     samples, left_out = read(write(tmp_path / "a.csv", rows), GPU).samples[0], dict[str, int]()
-    kept = physical(samples, GPU, left_out, "a.csv")
+    kept = plausible(samples, GPU, left_out, "a.csv")
     assert left_out == {"gemm.bf16: far from the rest (mixed units?)": 5}
     assert len(kept.seconds) == len(rows) - 5
 

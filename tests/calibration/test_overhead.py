@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headway.calibration.benchmarks import Told, is_benchmark, read
+from headway.calibration.benchmarks import BenchmarkSettings, is_benchmark, read
 from headway.calibration.overhead import fit_overhead
 from headway.core.errors import HeadwayError
 from measured import GPU, KNOWN, loads
@@ -77,7 +77,7 @@ def dump(path: Path, value: Any) -> Path:
 def test_vllm_results(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.json", vllm())
     assert is_benchmark(path)
-    (load,), left = read(path, Told())
+    (load,), left = read(path, BenchmarkSettings())
     assert not left
     assert (load.model.name, load.tp, load.rate_rps) == ("llama-3.1-8b", 2, 2.0)
     assert (load.prompt_tokens, load.cached_tokens, load.output_tokens, load.tpot_s) == (512, 0, 128, 0.01)
@@ -85,14 +85,14 @@ def test_vllm_results(tmp_path: Path) -> None:
 
 
 def test_guidellm_results(tmp_path: Path) -> None:
-    (load,), _ = read(dump(tmp_path / "a.json", guidellm()), Told(tp=4))
+    (load,), _ = read(dump(tmp_path / "a.json", guidellm()), BenchmarkSettings(tp=4))
     assert (load.model.name, load.tp, load.rate_rps, load.prompt_tokens) == ("llama-3.1-8b", 4, 2.0, 512)
     assert load.tpot_s == pytest.approx(0.01)
 
 
 def test_one_result_a_line(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.jsonl", "\n".join(json.dumps(vllm(rate)) for rate in (1.0, 2.0, 4.0)))
-    assert [load.rate_rps for load in read(path, Told())[0]] == [1.0, 2.0, 4.0]
+    assert [load.rate_rps for load in read(path, BenchmarkSettings())[0]] == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_one_result_a_line(tmp_path: Path) -> None:
 )
 def test_bad_runs_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     good_and_bad = [vllm(), vllm(rate=3.0, **changes)]
-    found, left = read(dump(tmp_path / "a.json", good_and_bad), Told())
+    found, left = read(dump(tmp_path / "a.json", good_and_bad), BenchmarkSettings())
     assert len(found) == len(left) == 1
     with pytest.raises(HeadwayError, match=f"no run that can be used: .*{message}"):
-        read(dump(tmp_path / "a.json", good_and_bad[1:]), Told())
+        read(dump(tmp_path / "a.json", good_and_bad[1:]), BenchmarkSettings())
 
 
 def test_runs_given_twice_count_once(tmp_path: Path) -> None:
-    found, left = read(dump(tmp_path / "a.json", [vllm(), vllm(), vllm(3.0)]), Told())
+    found, left = read(dump(tmp_path / "a.json", [vllm(), vllm(), vllm(3.0)]), BenchmarkSettings())
     assert len(found) == 2
     assert left == [f"{tmp_path / 'a.json'}: run 2: the same as {tmp_path / 'a.json'}: run 1"]
 
@@ -129,11 +129,11 @@ def test_runs_given_twice_count_once(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
         ("[1]", "expected JSON objects, found int"),
         (vllm(model_id="llama-3.1-9b"), "did you mean 'llama-3.1-8b'.*or give --model"),
-        ({**vllm(), "model_id": None}, "says no model; give --model"),
+        ({**vllm(), "model_id": None}, "names no model; give --model"),
         ({"benchmarks": [{"metrics": {}}]}, "metrics: missing prompt_token_count"),
         ({"benchmarks": []}, "the file holds none"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
-        read(dump(tmp_path / "a.json", value), Told())
+        read(dump(tmp_path / "a.json", value), BenchmarkSettings())

@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.calibration.errors import OVERALL, compare, validation
-from headway.calibration.replay import Latencies, Replayed, engine, fleet, replay, workload
-from headway.calibration.serving import OFFLOAD_BYTES, REQUIRED, Experiment, read
+from headway.calibration.replay import ReplayResult, SimulatedLatencies, engine, fleet, replay, workload
+from headway.calibration.serving import OFFLOAD_BYTES, REQUIRED, ServingExperiment, read
+from headway.calibration.validation import OVERALL, compare, validation
 from headway.cli import main
 from headway.cli.validate import EXCEEDED
 from headway.core.errors import HeadwayError
@@ -50,15 +50,15 @@ def write(path: Path, change: Change = len, **settings: str) -> Path:
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Experiment:
+def experiment(tmp_path: Path) -> ServingExperiment:
     return read(write(tmp_path / "m.csv"))[0][0]
 
 
-def one(path: Path, **settings: str) -> Experiment:
+def one(path: Path, **settings: str) -> ServingExperiment:
     return read(write(path / "one.csv", **settings))[0][0]
 
 
-def test_reads_settings_stages_and_summary(experiment: Experiment) -> None:
+def test_reads_settings_stages_and_summary(experiment: ServingExperiment) -> None:
     assert (experiment.model.name, experiment.gpu.name) == ("llama-3.1-8b", "h100-80gb-sxm")
     assert (experiment.tp, experiment.dp, experiment.engine) == (1, 1, "vllm-v1")
     assert [(stage.rate_rps, stage.duration_s) for stage in experiment.stages] == [(2.0, 30.0), (5.0, 30.0)]
@@ -170,7 +170,7 @@ def test_unknown_columns_are_named(tmp_path: Path) -> None:
         read(write(tmp_path / "m.csv", gpu_mem_utl="0.9"))
 
 
-def test_the_load_is_what_was_measured(experiment: Experiment) -> None:
+def test_the_load_is_what_was_measured(experiment: ServingExperiment) -> None:
     table = workload(experiment, seed=3)
     assert len(table) == 2 * 30 + 5 * 30
     assert np.count_nonzero(table.arrival_s < 30) == 60
@@ -187,7 +187,7 @@ def test_the_load_is_what_was_measured(experiment: Experiment) -> None:
     assert (workload(experiment, seed=4).arrival_s != table.arrival_s).any()
 
 
-def test_a_prompt_without_a_shared_part_has_one_segment(experiment: Experiment) -> None:
+def test_a_prompt_without_a_shared_part_has_one_segment(experiment: ServingExperiment) -> None:
     table = workload(replace(experiment, sys_prompt_tokens=0), seed=0)
     assert table.prefix is not None
     assert len(table.prefix.ids) == len(table)
@@ -202,7 +202,7 @@ def test_engine_settings_are_those_of_the_experiment(tmp_path: Path) -> None:
     assert (pool.replicas, pool.parallel.tp) == (3, 1)
 
 
-def test_host_memory_is_the_caches_second_tier(experiment: Experiment) -> None:
+def test_host_memory_is_the_caches_second_tier(experiment: ServingExperiment) -> None:
     pool = fleet(replace(experiment, kv_offload_bytes=8e9)).pools[0]
     assert (pool.engine.kv_offload_bytes, pool.engine.prefix_caching) == (8e9, True)
     assert pool.gpu == experiment.gpu
@@ -229,7 +229,7 @@ def test_every_combination_runs(tmp_path: Path, settings: Row) -> None:
     assert 1 < found.whole.tpot_ms.mean() < 1000
 
 
-def test_a_slower_client_path_shows_in_ttft_and_not_in_tpot(experiment: Experiment) -> None:
+def test_a_slower_client_path_shows_in_ttft_and_not_in_tpot(experiment: ServingExperiment) -> None:
     profile = replace(catalog.engine("vllm-v1"), request_overhead_s=0.0, response_overhead_s=0.0)
     slow = replace(profile, request_overhead_s=0.05)
     fast, late = replay(experiment, [0], profile), replay(experiment, [0], slow)
@@ -237,14 +237,14 @@ def test_a_slower_client_path_shows_in_ttft_and_not_in_tpot(experiment: Experime
     assert late.whole.tpot_ms.mean() == pytest.approx(fast.whole.tpot_ms.mean(), rel=0.02)
 
 
-def same(experiment: Experiment, factor: float) -> Replayed:
+def same(experiment: ServingExperiment, factor: float) -> ReplayResult:
     m = experiment.measured
     e2e, ttft = np.full(10, m.e2e_mean_ms * factor), np.full(10, m.ttft_mean_ms * factor)
-    found = Latencies(e2e, ttft, (e2e - ttft) / 99)
-    return Replayed(found, (found, found), 0)
+    found = SimulatedLatencies(e2e, ttft, (e2e - ttft) / 99)
+    return ReplayResult(found, (found, found), 0)
 
 
-def test_errors_are_signed_and_their_means_are_not(experiment: Experiment) -> None:
+def test_errors_are_signed_and_their_means_are_not(experiment: ServingExperiment) -> None:
     up, down = compare(experiment, same(experiment, 1.1), True), compare(experiment, same(experiment, 0.9), True)
     assert up.errors["e2e_mean"].error_pct == pytest.approx(10)
     assert down.errors["ttft_mean"].error_pct == pytest.approx(-10)
@@ -255,7 +255,9 @@ def test_errors_are_signed_and_their_means_are_not(experiment: Experiment) -> No
     assert set(found.overall) == set(OVERALL)
 
 
-def test_a_contradiction_is_flagged_and_left_out_of_the_second_mean(tmp_path: Path, experiment: Experiment) -> None:
+def test_a_contradiction_is_flagged_and_left_out_of_the_second_mean(
+    tmp_path: Path, experiment: ServingExperiment
+) -> None:
     odd = replace(one(tmp_path, itl_mean_ms="14"), id="odd")
     assert odd.contradiction is not None
     assert "1.30x" in odd.contradiction

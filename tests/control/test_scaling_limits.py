@@ -17,7 +17,7 @@ from headway.core.fleet import Combo, Engine, Fault, Fleet, Parallel, Pool, Prov
 from headway.core.policy import Scaler
 from headway.core.record import Outcome, Records, ReplicaRecord
 from headway.core.view import PoolsView
-from headway.metrics.usage import provisioning
+from headway.metrics.usage import provisioning_metrics
 from headway.policies import SCALERS, resolve
 from headway.sim.cluster import simulate
 from headway.workload.sources import TraceSource
@@ -134,7 +134,7 @@ def conserved(records: Records) -> None:
     used = sum(each.num_gpus * (to - since) for each in records.replicas for since, to in each.up)
     acquired = [each for each in records.replicas if each.origin in ("initial", "new")]
     ever = sum(each.num_gpus * (records.end_s - each.up[0][0]) for each in acquired)
-    found = provisioning(records, 0.0)
+    found = provisioning_metrics(records, 0.0)
     spot = 0.0 if found is None else 3600 * found.spot_gpu_hours
     assert used + spot == pytest.approx(ever)
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from headway.core.record import Records, ReplicaRecord
-from headway.metrics.usage import ProvisioningMetrics, StartingGpuHours, provisioning
+from headway.metrics.usage import ProvisioningMetrics, StartingGpuHours, provisioning_metrics
 
 HOUR = 3600.0
 
@@ -20,11 +20,11 @@ def records(*replicas: ReplicaRecord, end_s: float = 4 * HOUR) -> Records:
 
 
 def test_a_fleet_that_stays_has_nothing_to_say():
-    assert provisioning(records(replica(0, (0, 4 * HOUR))), 0.0) is None
+    assert provisioning_metrics(records(replica(0, (0, 4 * HOUR))), 0.0) is None
 
 
 def test_an_example_by_hand():
-    found = provisioning(
+    found = provisioning_metrics(
         records(
             replica(0, (0, HOUR)),  # given back after an hour, taken back after two
             replica(1, (0, 4 * HOUR)),
@@ -44,12 +44,14 @@ def test_a_later_crash_is_no_start():
     crashed = ReplicaRecord(
         0, "p", "m", "g", "r", 8, 1.0, 1.0, 1, 1, ((0.0, 4 * HOUR),), ((0.0, 60.0), (HOUR, 2 * HOUR)), "new", -1
     )
-    found = provisioning(records(crashed), 0.0)
+    found = provisioning_metrics(records(crashed), 0.0)
     assert found == ProvisioningMetrics(1, StartingGpuHours(new=8 / 60, reclaimed=0.0, redeployed=0.0), 0.0)
 
 
 def test_what_a_warm_up_holds_is_left_out():
-    found = provisioning(records(replica(0, (0, HOUR)), replica(1, (HOUR, 4 * HOUR), HOUR, "reclaimed", 0)), 1.5 * HOUR)
+    found = provisioning_metrics(
+        records(replica(0, (0, HOUR)), replica(1, (HOUR, 4 * HOUR), HOUR, "reclaimed", 0)), 1.5 * HOUR
+    )
     assert found == ProvisioningMetrics(0, StartingGpuHours(new=0.0, reclaimed=4.0, redeployed=0.0), 0.0)
 
 
@@ -68,6 +70,6 @@ def test_instances_are_conserved(seed: int):
             now, origin, replaces = until + rng.uniform(0.0, 2) * HOUR, "reclaimed", number
     first = sum(each.origin == "initial" for each in made)
     used = sum(8 * (each.up[0][1] - each.up[0][0]) / HOUR for each in made)
-    found = provisioning(records(*made, end_s=end_s), 0.0)
+    found = provisioning_metrics(records(*made, end_s=end_s), 0.0)
     given = 0.0 if found is None else found.spot_gpu_hours
     assert used + given == pytest.approx(first * 8 * 10)

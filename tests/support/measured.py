@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.calibration.overhead import Load, predicted
+from headway.calibration.overhead import ServedLoad, predicted_tpot_s
 from headway.perf.operators import roofline_s
 
 GPU = catalog.gpu("h100")
@@ -86,13 +86,13 @@ def all_reduce(num_gpus: int = 4, system: str = "h100_sxm") -> list[Row]:
     return rows
 
 
-def loads(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[Load]:
+def loads(models: tuple[str, ...] = ("llama-3.1-8b", "qwen2.5-7b"), num: int = 6) -> list[ServedLoad]:
     """Loads at rising rates whose times per token follow `TRUE`."""
     found = []
     for name in models:
         for i in range(num):
-            load = Load(f"{name} {i}", catalog.model(name), 1, 0.5 * 2**i, 512, 0, 256, 0.01, 8192)
+            load = ServedLoad(f"{name} {i}", catalog.model(name), 1, 0.5 * 2**i, 512, 0, 256, 0.01, 8192)
             for _ in range(30):
-                load = replace(load, tpot_s=float(predicted([load], GPU, "vllm-v1", TRUE)[0]))
+                load = replace(load, tpot_s=float(predicted_tpot_s([load], GPU, "vllm-v1", TRUE)[0]))
             found.append(load)
     return found

@@ -1,4 +1,4 @@
-"""Results of load generators: the JSON of vLLM's `benchmark_serving` (`vllm bench serve`) and of guidellm."""
+"""Read results of load generators: JSON of vLLM's `benchmark_serving` (`vllm bench serve`) and of guidellm."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from msgspec import Struct
 
 from headway import catalog
-from headway.calibration.overhead import Load
+from headway.calibration.overhead import ServedLoad
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Model
 
 NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
-"""Of vLLM's file."""
+"""Required keys of vLLM's file."""
 METRICS = ("prompt_token_count", "output_token_count", "request_latency", "time_to_first_token_ms")
-"""Of guidellm's, each with `successful: {mean: ...}`."""
+"""Required metrics of guidellm's file, each with `successful: {mean: ...}`."""
 SHORTEST_S = 1e-4
-"""No token comes faster."""
+"""Shortest plausible time per token."""
 LONGEST_S = 100.0
 TP_KEYS = ("tp", "tensor_parallel_size", "tp_size")
 
 
-class Told(Struct, frozen=True):
-    """What the user says of a run, where its file does not."""
+class BenchmarkSettings(Struct, frozen=True):
+    """Settings of a run that its file does not give."""
 
     model: Model | None = None
     tp: int | None = None
@@ -34,7 +34,7 @@ class Told(Struct, frozen=True):
 
 
 def is_benchmark(path: Path) -> bool:
-    """Whether a file is to be read here: JSON, by its name or its first character."""
+    """Whether a file is JSON, by its name or its first character."""
     if path.suffix in (".json", ".jsonl"):
         return True
     try:
@@ -44,28 +44,28 @@ def is_benchmark(path: Path) -> bool:
         return False
 
 
-def read(path: Path, told: Told) -> tuple[list[Load], list[str]]:
-    """The loads in a file, and what was left out and why.
+def read(path: Path, settings: BenchmarkSettings) -> tuple[list[ServedLoad], list[str]]:
+    """Return the loads in a file, and the runs that were skipped, with reasons.
 
-    Prompts count as uncached: benchmarks with prefix caching or repeated prompts look slower than they are. Raises
-    HeadwayError where the file is of neither kind, lacks what is needed, or names an unknown model.
+    Prompts count as uncached, which is wrong for benchmarks with prefix caching or repeated prompts.
+    HeadwayError if the file has neither format, lacks a required key, or names an unknown model.
     """
-    found: list[Load] = []
-    left: list[str] = []
+    loads: list[ServedLoad] = []
+    skipped: list[str] = []
     seen: dict[tuple[float, ...], str] = {}
     for where, run in _runs(path):
         numbers = _numbers(run, where)
         if why := _fault(numbers):
-            left.append(f"{where}: {why}")
+            skipped.append(f"{where}: {why}")
             continue
         if (key := tuple(numbers.values())) in seen:
-            left.append(f"{where}: the same as {seen[key]}")
+            skipped.append(f"{where}: the same as {seen[key]}")
             continue
         seen[key] = where
-        found.append(_load(run, numbers, where, told))
-    if not found:
-        raise HeadwayError(f"{path}: no run that can be used: {'; '.join(left) or 'the file holds none'}")
-    return found, left
+        loads.append(_load(run, numbers, where, settings))
+    if not loads:
+        raise HeadwayError(f"{path}: no run that can be used: {'; '.join(skipped) or 'the file holds none'}")
+    return loads, skipped
 
 
 def _runs(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -83,7 +83,7 @@ def _runs(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _documents(path: Path) -> list[Any]:
-    """The objects of a JSON file, of a list in one, or of a file with one a line."""
+    """The objects of a JSON file: one, a list, or one per line."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def _documents(path: Path) -> list[Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
     try:
-        found = json.loads(text)  # which takes the NaN that load generators write
+        found = json.loads(text)  # json accepts the NaN that load generators write
         return found if isinstance(found, list) else [found]
     except ValueError as error:
         try:
@@ -101,7 +101,7 @@ def _documents(path: Path) -> list[Any]:
 
 
 def _numbers(run: Mapping[str, Any], where: str) -> dict[str, float]:
-    """Rate, mean lengths and mean latencies of a run, in seconds."""
+    """Rate, mean lengths, and mean latencies in seconds, of a run."""
     if "metrics" in run:
         return _guidellm(run, where)
     if missing := [name for name in NEEDED if run.get(name) is None]:
@@ -140,7 +140,7 @@ def _guidellm(run: Mapping[str, Any], where: str) -> dict[str, float]:
 
 
 def _mean(metrics: Mapping[str, Any], name: str) -> float:
-    """Over the requests that succeeded."""
+    """Mean over the requests that succeeded."""
     value = metrics[name]
     if isinstance(value, dict):
         value = value.get("successful", value)
@@ -153,12 +153,12 @@ def _number(values: Mapping[str, Any], name: str) -> float:
 
 
 def _fault(n: Mapping[str, float]) -> str:
-    """What makes a run useless, if anything does."""
+    """Why a run cannot be used; empty if it can."""
     for name in ("rate_rps", "prompt_tokens", "output_tokens", "ttft_s", "tpot_s"):
         if not 0 < n[name] < math.inf:
             return f"{name} is {n[name]:g}; expected a number above 0"
     if n["output_tokens"] < 2:
-        return "one output token a request says nothing of the time per token"
+        return "one output token a request does not give a time per token"
     if not SHORTEST_S < n["tpot_s"] < LONGEST_S:
         return f"{n['tpot_s']:g} s per output token; is the unit right?"
     implied_s = n["ttft_s"] + n["tpot_s"] * (n["output_tokens"] - 1)
@@ -169,18 +169,18 @@ def _fault(n: Mapping[str, float]) -> str:
     return ""
 
 
-def _load(run: Mapping[str, Any], n: Mapping[str, float], where: str, told: Told) -> Load:
-    model = told.model or _model(run, where)
-    return Load(
+def _load(run: Mapping[str, Any], n: Mapping[str, float], where: str, settings: BenchmarkSettings) -> ServedLoad:
+    model = settings.model or _model(run, where)
+    return ServedLoad(
         name=f"{model.name} {n['rate_rps']:.3g}/s, {where}",
         model=model,
-        tp=told.tp or next((int(run[key]) for key in TP_KEYS if str(run.get(key, "")).isdigit()), 1),
+        tp=settings.tp or next((int(run[key]) for key in TP_KEYS if str(run.get(key, "")).isdigit()), 1),
         rate_rps=n["rate_rps"],
         prompt_tokens=max(1, round(n["prompt_tokens"])),
         cached_tokens=0,
         output_tokens=max(2, round(n["output_tokens"])),
         tpot_s=n["tpot_s"],
-        max_num_batched_tokens=told.max_num_batched_tokens,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
     )
 
 
@@ -190,7 +190,7 @@ def _model(run: Mapping[str, Any], where: str) -> Model:
     name = run.get("model_id") or (args.get("model") if isinstance(args, dict) else None)
     name = name or (worker or {}).get("backend_model")
     if not isinstance(name, str):
-        raise HeadwayError(f"{where}: says no model; give --model")
+        raise HeadwayError(f"{where}: names no model; give --model")
     for each in (name, name.rstrip("/").rsplit("/", 1)[-1]):
         try:
             return catalog.model(each)

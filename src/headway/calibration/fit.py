@@ -1,4 +1,4 @@
-"""Kernels' coefficients from operator latencies. The functions of the shapes are those of `perf`, over columns."""
+"""Fit coefficients of kernels to operator latencies, with the formulas of `perf` over columns."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from msgspec.structs import replace
 
-from headway.calibration.operators import Floats, Samples
+from headway.calibration.operators import Floats, OperatorSamples
 from headway.calibration.peaks import expert_weights, kv_bytes, moe_compute, peaks, touched_experts
-from headway.calibration.solve import Coefficient, Fitted, held_out, solve
+from headway.calibration.solve import Coefficient, FitResult, held_out, solve
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.perf.operators import CAST_BYTES, TILES, peak_flops
 from headway.perf.params import WEIGHT_BYTES
 
 L2_RESIDENT_BYTES = 96e6
-"""A smaller KV cache is in the L2 cache when a benchmark reads it again, which no engine finds it in."""
+"""A smaller KV cache stays in the L2 cache between repetitions of a benchmark, unlike in an engine."""
 MATRICES_IN_TURN = 6
-"""How many matrices of one shape AIConfigurator's collector multiplies with in turn."""
+"""Number of matrices of one shape that AIConfigurator's collector uses in turn."""
 MOST_HEADS_PER_KV_HEAD = 8
-"""Kernels for more are compute-bound, or pad."""
+"""Kernels for more heads are compute-bound or use padding."""
 SMALL_MATRIX = 4e6
 SMALL_SIDE = 512
-"""Weight matrices below these are of no model worth planning for; they would weigh as much as the others."""
+"""Smaller weight matrices occur in no relevant model but would count as much as the others."""
 SHORT_PREFILL_S = 50e-6
-"""Prefill attention below this at the peak is launch time."""
+"""Prefill attention that is shorter than this at the peak is dominated by launch time."""
 MIN_SHAPES = 3
-"""For each coefficient; fewer do not tell them apart."""
+"""Minimum number of shapes per coefficient."""
 
 _EFFICIENCIES = (Coefficient("memory_efficiency", 0.8, 0.1, 1), Coefficient("compute_efficiency", 0.7, 0.02, 1))
 ROOFLINE = (Coefficient("latency_s", 4, 0, 100, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12))
 CASTING = (*ROOFLINE, Coefficient("cast_efficiency", 0.3, 0.01, 1))
 WAVES = Coefficient("wave_share", 0.3, 0, 1)
 LEAST_GAIN = 0.01
-"""By so much a refinement must lower the median error of shapes that it has not seen."""
+"""A refinement must lower the median error of held-out shapes by this much."""
 EXPERTS = (
     Coefficient("latency_s", 20, 0, 300, 1e-6), *_EFFICIENCIES, Coefficient("sharpness", 3, 1, 12),
     Coefficient("tile_tokens", 16, 0, 256),
 )  # fmt: skip
 PREFILL = (Coefficient("compute_efficiency", 0.5, 0.02, 1), Coefficient("tile_tokens", 256, 0, 4096))
 DECODE = (Coefficient("latency_s", 1.2, 1, 2), Coefficient("memory_efficiency", 0.8, 0.1, 1))
-"""Latency in those of the shortest contexts: starting and ending a long kernel takes no more than two of them."""
+"""Latency in units of the latency of the shortest contexts; a long kernel starts and ends within two of them."""
 ALL_REDUCE = (
     Coefficient("latency_s", 5, 0, 1000, 1e-6), Coefficient("ramp_s_per_sqrt_byte", 5, 0, 1000, 1e-9),
     Coefficient("link_efficiency", 0.7, 0.01, 1),
@@ -65,30 +65,29 @@ def tiled_rows(rows: Floats, out: Floats, num_sms: int, wave_share: float) -> Fl
     return np.asarray(padded * (1 - wave_share + wave_share * np.ceil(waves) / waves))
 
 
-def fit(samples: Samples, gpu: Gpu) -> tuple[list[Fitted], list[str]]:
-    """The coefficients that samples of one operator tell, and what was left out on purpose.
+def fit(samples: OperatorSamples, gpu: Gpu) -> tuple[list[FitResult], list[str]]:
+    """Fit the coefficients of one operator. Return the fits, and the reasons for coefficients that were not fitted.
 
-    Raises HeadwayError where a fit fails: see `solve`.
+    HeadwayError if a fit fails: see `solve`.
     """
     if samples.kind == "all_reduce":
         sizes = sorted({int(num) for num in samples.shape["num_gpus"]})
-        found = [_all_reduce(samples.only(samples.shape["num_gpus"] == num), gpu, num) for num in sizes]
+        results = [_all_reduce(samples.only(samples.shape["num_gpus"] == num), gpu, num) for num in sizes]
     else:
-        found = [FITS[samples.kind](samples, gpu)]
-    return [one for one in found if isinstance(one, Fitted)], [one for one in found if isinstance(one, str)]
+        results = [FITS[samples.kind](samples, gpu)]
+    return [one for one in results if isinstance(one, FitResult)], [one for one in results if isinstance(one, str)]
 
 
-def fit_all(all_samples: Iterable[Samples], gpu: Gpu) -> tuple[list[Fitted], list[str]]:
-    """`fit` of each, in order."""
+def fit_all(all_samples: Iterable[OperatorSamples], gpu: Gpu) -> tuple[list[FitResult], list[str]]:
     fits, notes = [], []
     for samples in all_samples:
-        found, left = fit(samples, gpu)
-        fits += found
-        notes += left
+        more_fits, more_notes = fit(samples, gpu)
+        fits += more_fits
+        notes += more_notes
     return fits, notes
 
 
-def _gemm(samples: Samples, gpu: Gpu) -> Fitted | str:
+def _gemm(samples: OperatorSamples, gpu: Gpu) -> FitResult | str:
     n, k = samples.shape["n"], samples.shape["k"]
     from_memory = MATRICES_IN_TURN * n * k * WEIGHT_BYTES[samples.dtype] >= (gpu.l2_bytes or 0.0)
     samples = samples.only((n >= SMALL_SIDE) & (k >= SMALL_SIDE) & (n * k >= SMALL_MATRIX) & from_memory)
@@ -111,31 +110,31 @@ def _gemm(samples: Samples, gpu: Gpu) -> Fitted | str:
 
 
 def _refined(
-    plain: Fitted,
+    plain: FitResult,
     coefficients: tuple[Coefficient, ...],
     more: tuple[Coefficient, ...],
     model: Callable[[Floats], Floats],
     seconds: Floats,
-) -> Fitted:
-    """The fit with `more` coefficients, if it is clearly better; `plain` where it is not, or does not converge.
+) -> FitResult:
+    """The fit with `more` coefficients if it is clearly better, else `plain` (also if it does not converge).
 
-    Judged on shapes that are held out from those that the residual is not of.
+    The comparison uses shapes that are held out from the ones that are fitted here.
     """
-    found = tuple(replace(c, start=plain.values[c.name] / c.unit) for c in coefficients) + more
+    refined = tuple(replace(c, start=plain.values[c.name] / c.unit) for c in coefficients) + more
     seen = ~held_out(len(seconds))
 
     def error(candidates: tuple[Coefficient, ...]) -> float:
         return solve(plain.key, candidates, lambda p: model(p)[seen], seconds[seen]).residual
 
     try:
-        if error(coefficients) - error(found) < LEAST_GAIN:
+        if error(coefficients) - error(refined) < LEAST_GAIN:
             return plain
-        return solve(plain.key, found, model, seconds)
+        return solve(plain.key, refined, model, seconds)
     except HeadwayError:
         return plain
 
 
-def _moe(samples: Samples, gpu: Gpu) -> Fitted | str:
+def _moe(samples: OperatorSamples, gpu: Gpu) -> FitResult | str:
     if why := _too_few(samples, EXPERTS):
         return why
     at_peak = peaks(samples, gpu)
@@ -148,7 +147,7 @@ def _moe(samples: Samples, gpu: Gpu) -> Fitted | str:
     return solve(samples.key, EXPERTS, model, samples.seconds)
 
 
-def _prefill(samples: Samples, gpu: Gpu) -> Fitted | str:
+def _prefill(samples: OperatorSamples, gpu: Gpu) -> FitResult | str:
     samples = samples.only(peaks(samples, gpu).compute_s > SHORT_PREFILL_S)
     if why := _too_few(samples, PREFILL):
         return why
@@ -158,7 +157,7 @@ def _prefill(samples: Samples, gpu: Gpu) -> Fitted | str:
     return solve(samples.key, PREFILL, lambda p: (compute_s + per_key_s * p[1] / 2) / p[0], samples.seconds)
 
 
-def _decode(samples: Samples, gpu: Gpu) -> Fitted | str:
+def _decode(samples: OperatorSamples, gpu: Gpu) -> FitResult | str:
     s = samples.shape
     usual = s["num_heads"] <= MOST_HEADS_PER_KV_HEAD * s["num_kv_heads"]
     large = samples.only((kv_bytes(samples) >= L2_RESIDENT_BYTES) & usual)
@@ -172,7 +171,7 @@ def _decode(samples: Samples, gpu: Gpu) -> Fitted | str:
     return solve(samples.key, coefficients, lambda p: p[0] + read_s / p[1], large.seconds)
 
 
-def _all_reduce(samples: Samples, gpu: Gpu, num_gpus: int) -> Fitted | str:
+def _all_reduce(samples: OperatorSamples, gpu: Gpu, num_gpus: int) -> FitResult | str:
     if why := _too_few(samples, ALL_REDUCE):
         return f"{why} (among {num_gpus} GPUs)"
     wire_s, root = peaks(samples, gpu).memory_s, np.sqrt(samples.shape["num_bytes"])
@@ -180,16 +179,16 @@ def _all_reduce(samples: Samples, gpu: Gpu, num_gpus: int) -> Fitted | str:
     return solve(key, ALL_REDUCE, lambda p: p[0] + p[1] * root + wire_s / p[2], samples.seconds)
 
 
-def _copy(samples: Samples, gpu: Gpu) -> Fitted | str:
+def _copy(samples: OperatorSamples, gpu: Gpu) -> FitResult | str:
     if why := _too_few(samples, COPY):
         return why
     moved_s = peaks(samples, gpu).memory_s
     return solve(samples.key, COPY, lambda p: p[0] + moved_s / p[1], samples.seconds)
 
 
-def _too_few(samples: Samples, coefficients: tuple[Coefficient, ...]) -> str:
+def _too_few(samples: OperatorSamples, coefficients: tuple[Coefficient, ...]) -> str:
     num, need = len(samples.seconds), MIN_SHAPES * len(coefficients) + 1
-    return "" if num >= need else f"{samples.key}: {num} shapes that count, {need} are needed; not fitted"
+    return "" if num >= need else f"{samples.key}: {num} usable shapes, {need} are needed; not fitted"
 
 
 FITS = {

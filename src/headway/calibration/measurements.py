@@ -1,4 +1,4 @@
-"""Files of measurements of any kind that Headway knows, told apart by what is in them."""
+"""Read files of measurements of any known kind, recognised by their content."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import Struct
 
 from headway.calibration import benchmarks, operators, serving
-from headway.calibration.benchmarks import Told
-from headway.calibration.operators import Samples
-from headway.calibration.overhead import Load, loads
-from headway.calibration.peaks import physical
+from headway.calibration.benchmarks import BenchmarkSettings
+from headway.calibration.operators import OperatorSamples
+from headway.calibration.overhead import ServedLoad, loads
+from headway.calibration.peaks import plausible
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 
@@ -27,56 +27,56 @@ KNOWN = (
 )
 
 
-class File(Struct, frozen=True):
-    """What became of one file."""
+class FileSummary(Struct, frozen=True):
+    """How many rows of one file were used, and why others were not."""
 
     file: str
     format: str
     num_rows: int
-    """Rows, stages or runs; of serving results, those that could be read and each that could not."""
+    """Rows, stages or runs; for serving results, readable stages plus unreadable rows."""
     num_used: int
     left_out: dict[str, int] = {}
-    """Why, and how many."""
+    """Number of rows by reason."""
     notes: tuple[str, ...] = ()
 
 
 class Measurements(Struct, frozen=True):
-    """All that several files say of one GPU."""
+    """The measurements of one GPU in several files."""
 
-    files: tuple[File, ...]
-    samples: tuple[Samples, ...]
-    """One of each operator and dtype, each shape once."""
-    loads: tuple[Load, ...]
+    files: tuple[FileSummary, ...]
+    samples: tuple[OperatorSamples, ...]
+    """One entry per operator and dtype, each shape once."""
+    loads: tuple[ServedLoad, ...]
 
 
-def read(paths: Sequence[Path], gpu: Gpu, told: Told) -> Measurements:
-    """What the files hold of `gpu`. HeadwayError where one cannot be understood, or none says anything of it."""
-    files: list[File] = []
-    samples: list[Samples] = []
-    found: list[Load] = []
+def read(paths: Sequence[Path], gpu: Gpu, settings: BenchmarkSettings) -> Measurements:
+    """Read the measurements of `gpu`. HeadwayError if a file is not recognised, or no file has usable measurements."""
+    files: list[FileSummary] = []
+    samples: list[OperatorSamples] = []
+    loads_found: list[ServedLoad] = []
     for path in paths:
         if benchmarks.is_benchmark(path):
-            more, left = benchmarks.read(path, told)
-            found += more
-            files.append(File(str(path), "benchmark", len(more) + len(left), len(more), notes=tuple(left)))
+            more, left = benchmarks.read(path, settings)
+            loads_found += more
+            files.append(FileSummary(str(path), "benchmark", len(more) + len(left), len(more), notes=tuple(left)))
         elif sum(mark in header(path) for mark in SERVING_MARKS) >= 2:
             file, more = _serving(path, gpu)
             files.append(file)
-            found += more
+            loads_found += more
         else:
             file, some = _operators(path, gpu)
             files.append(file)
             samples += some
     merged, again = _merged(samples)
     if again:
-        files.append(File("all files together", "operators", 0, 0, again))
-    if not samples and not found:
+        files.append(FileSummary("all files together", "operators", 0, 0, again))
+    if not samples and not loads_found:
         raise HeadwayError(f"nothing that can be used for {gpu.name}: {'; '.join(map(_left, files))}")
-    return Measurements(tuple(files), tuple(merged), tuple(_loads_once(found)))
+    return Measurements(tuple(files), tuple(merged), tuple(_loads_once(loads_found)))
 
 
 def header(path: Path) -> list[str]:
-    """The first line of a CSV, gzip or not. HeadwayError where there is no such file, or no text."""
+    """The columns of a CSV, gzip or not. HeadwayError if the file is missing or is not text."""
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
@@ -91,31 +91,31 @@ def header(path: Path) -> list[str]:
     return [name.strip() for name in next(csv.reader([line]))]
 
 
-def _left(file: File) -> str:
+def _left(file: FileSummary) -> str:
     why = (*(f"{num:,} {why}" for why, num in file.left_out.items()), *file.notes)
     return f"{file.file}: {', '.join(why) or 'no rows'}"
 
 
-def _operators(path: Path, gpu: Gpu) -> tuple[File, list[Samples]]:
+def _operators(path: Path, gpu: Gpu) -> tuple[FileSummary, list[OperatorSamples]]:
     if operators.recognise(header(path)) is None:
         raise HeadwayError(f"{path}: line 1: not recognised; expected {KNOWN}")
     reading = operators.read(path, gpu)
     left_out = dict(reading.left_out)
-    samples = [physical(each, gpu, left_out, str(path)) for each in reading.samples]
+    samples = [plausible(each, gpu, left_out, str(path)) for each in reading.samples]
     used = sum(len(each.seconds) for each in samples)
-    return File(str(path), reading.format, reading.num_rows, used, left_out, reading.notes), samples
+    return FileSummary(str(path), reading.format, reading.num_rows, used, left_out, reading.notes), samples
 
 
-def _serving(path: Path, gpu: Gpu) -> tuple[File, list[Load]]:
+def _serving(path: Path, gpu: Gpu) -> tuple[FileSummary, list[ServedLoad]]:
     experiments, problems = serving.read(path, skip_bad=True)
     found, left = loads(experiments, gpu)
     num_rows = sum(len(each.stages) for each in experiments) + len(problems)
     notes = (*(f"left out: {each}" for each in problems), *(f"left out: {each}" for each in left))
-    return File(str(path), "serving", num_rows, len(found), notes=notes), found
+    return FileSummary(str(path), "serving", num_rows, len(found), notes=notes), found
 
 
-def _merged(samples: Sequence[Samples]) -> tuple[list[Samples], dict[str, int]]:
-    """Samples of the same operator from several files as one."""
+def _merged(samples: Sequence[OperatorSamples]) -> tuple[list[OperatorSamples], dict[str, int]]:
+    """Merge the samples of the same operator from several files."""
     again: dict[str, int] = {}
     merged = []
     for _, group in groupby(sorted(samples, key=lambda each: each.key), key=lambda each: each.key):
@@ -125,14 +125,14 @@ def _merged(samples: Sequence[Samples]) -> tuple[list[Samples], dict[str, int]]:
             shape = {name: np.concatenate([part.shape[name] for part in parts]) for name in one.shape}
             seconds = np.concatenate([part.seconds for part in parts])
             software = ", ".join(dict.fromkeys(part.software for part in parts if part.software))
-            one = operators.once(Samples(one.kind, one.dtype, shape, seconds, software), again)
+            one = operators.deduplicated(OperatorSamples(one.kind, one.dtype, shape, seconds, software), again)
         merged.append(one)
     return merged, again
 
 
-def _loads_once(found: Sequence[Load]) -> list[Load]:
-    """Loads of two files with the same numbers count once."""
-    seen: dict[tuple[object, ...], Load] = {}
+def _loads_once(found: Sequence[ServedLoad]) -> list[ServedLoad]:
+    """Drop loads with the same numbers in several files."""
+    seen: dict[tuple[object, ...], ServedLoad] = {}
     for load in found:
         key = (load.model.name, load.tp, load.rate_rps, load.prompt_tokens, load.output_tokens, load.tpot_s)
         seen.setdefault(key, load)

@@ -1,6 +1,6 @@
-"""Measured operator latencies: AIConfigurator's tables and the files of `headway measure`.
+"""Read measured operator latencies: AIConfigurator's tables and the files of `headway measure`.
 
-A table is recognised by its columns. Every row is checked before any is used; what is left out is named and counted.
+A table is recognised by its columns. Every row is checked before any is used. Skipped rows are counted by reason.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headway.core.fleet import Gpu
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.object_]
 Mask = npt.NDArray[np.bool_]
-Kind = Literal["gemm", "moe", "prefill_attention", "decode_attention", "all_reduce", "device_copy", "host_copy"]
+OperatorKind = Literal["gemm", "moe", "prefill_attention", "decode_attention", "all_reduce", "device_copy", "host_copy"]
 
-SHAPES: dict[Kind, tuple[str, ...]] = {
+SHAPES: dict[OperatorKind, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "moe": (
         "num_tokens", "hidden_size", "intermediate_size", "experts_per_token", "num_experts", "tp", "balanced",
@@ -36,64 +36,64 @@ SHAPES: dict[Kind, tuple[str, ...]] = {
     "device_copy": ("num_bytes",),
     "host_copy": ("num_bytes",),
 }  # fmt: skip
-"""The columns that say what was measured, by kind of operator."""
+"""Columns of the shape, by kind of operator."""
 MAY_BE_ZERO = ("context_tokens", "balanced")
 COLUMNS = (
     "operator", "dtype", "m", "n", "k", "batch_size", "new_tokens", "context_tokens", "num_heads", "num_kv_heads",
     "head_dim", "num_gpus", "num_bytes", "latency_s", "gpu", "software",
 )  # fmt: skip
-"""Of the files that `headway measure` writes; a row fills in those of its operator."""
+"""Columns of the files of `headway measure`. A row has values for the columns of its operator."""
 SYSTEMS = {"a100_sxm": "a100-80gb", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}
-"""AIConfigurator's names of systems."""
+"""AIConfigurator's names of systems -> GPUs of the catalog."""
 DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "half": "bf16", "fp8_block": "fp8"}
 MOE_DTYPES = {"bfloat16": "bf16", "fp8_block": "fp8", "w4a16_mxfp4": "int4", "fp8": "fp8, one scale a tensor"}
 AIC_HEAD_DIM = 128
 POWER_LAW = "power_law_1.01"
-"""The least skewed routing of tokens to experts that was measured, where none is balanced."""
+"""The least skewed measured routing of tokens to experts, for tables without balanced routing."""
 ENGINE_ALL_REDUCE = ("vLLM_custom_graph", "NCCL")
-"""What an engine chooses from: its own kernel in a CUDA graph, else NCCL. The faster one counts."""
+"""All-reduce kernels of an engine: its own in a CUDA graph, or NCCL. The faster one counts."""
 
 
-class Samples(Struct, frozen=True):
-    """Rows of one operator in one dtype, of one file, that passed the checks of form."""
+class OperatorSamples(Struct, frozen=True):
+    """Valid rows of one operator in one dtype."""
 
-    kind: Kind
+    kind: OperatorKind
     dtype: str
     shape: dict[str, Floats]
-    """Column -> values, as in `SHAPES`."""
+    """Values by column of `SHAPES`."""
     seconds: Floats
     software: str = ""
 
     @property
     def key(self) -> str:
-        """`gemm.bf16`, `all_reduce`."""
+        """The name of the fit, such as `gemm.bf16` or `all_reduce`."""
         return f"{self.kind}.{self.dtype}" if self.dtype else self.kind
 
-    def only(self, kept: Mask) -> Samples:
-        """The rows of a mask."""
-        shape = {name: values[kept] for name, values in self.shape.items()}
-        return Samples(self.kind, self.dtype, shape, self.seconds[kept], self.software)
+    def only(self, mask: Mask) -> OperatorSamples:
+        """The rows that a mask selects."""
+        shape = {name: values[mask] for name, values in self.shape.items()}
+        return OperatorSamples(self.kind, self.dtype, shape, self.seconds[mask], self.software)
 
 
-class Reading(Struct, frozen=True):
-    """What became of a file's rows."""
+class OperatorTable(Struct, frozen=True):
+    """The samples of one file, and the number of rows skipped by reason."""
 
     file: str
     format: str
     num_rows: int
-    samples: tuple[Samples, ...]
+    samples: tuple[OperatorSamples, ...]
     left_out: dict[str, int] = field(default_factory=dict)
-    """Why, and how many rows. The sum of these and of the samples' rows is `num_rows`."""
+    """Number of skipped rows by reason. With the rows of the samples they sum to `num_rows`."""
     notes: tuple[str, ...] = ()
 
 
-def _gemm(table: Rows) -> Iterator[tuple[Kind, str, Mask, dict[str, Floats]]]:
+def _gemm(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]:
     dtypes = _renamed(table.words("gemm_dtype"), DTYPES)
     for dtype in ("bf16", "fp8"):
         yield "gemm", dtype, dtypes == dtype, {name: table.numbers(name) for name in ("m", "n", "k")}
 
 
-def _moe(table: Rows) -> Iterator[tuple[Kind, str, Mask, dict[str, Floats]]]:
+def _moe(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]:
     dtypes = _renamed(table.words("moe_dtype"), MOE_DTYPES)
     own = {"intermediate_size": "inter_size", "experts_per_token": "topk", "tp": "moe_tp_size"}
     shape = {name: table.numbers(own.get(name, name)) for name in SHAPES["moe"][:-1]}
@@ -106,7 +106,7 @@ def _moe(table: Rows) -> Iterator[tuple[Kind, str, Mask, dict[str, Floats]]]:
         yield "moe", dtype, ours & (routed == chosen), {**shape, "balanced": balanced}
 
 
-def _attention(table: Rows) -> Iterator[tuple[Kind, str, Mask, dict[str, Floats]]]:
+def _attention(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]:
     step, new = table.numbers("step"), table.numbers("isl")
     own = ("batch_size", "num_heads")
     shape = {name: table.numbers(name) for name in own}
@@ -116,16 +116,16 @@ def _attention(table: Rows) -> Iterator[tuple[Kind, str, Mask, dict[str, Floats]
     yield "prefill_attention", "", ~decode, {**shape, "new_tokens": new, "context_tokens": step}
 
 
-def _collectives(table: Rows) -> Iterator[tuple[Kind, str, Mask, dict[str, Floats]]]:
+def _collectives(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]:
     shape = {"num_gpus": table.numbers("num_gpus"), "num_bytes": table.numbers("message_size")}
     ours = np.isin(table.words("kernel_source").astype(str), ENGINE_ALL_REDUCE)
     half = np.isin(table.words("nccl_dtype").astype(str), ("", "half"))
     yield "all_reduce", "", (table.words("op_name") == "all_reduce") & ours & half, shape
 
 
-def _measured(table: Rows) -> Iterator[tuple[Kind, str, Mask, dict[str, Floats]]]:
+def _measured(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]:
     operators, dtypes = table.words("operator"), _renamed(table.words("dtype"), DTYPES)
-    for kind in get_args(Kind):
+    for kind in get_args(OperatorKind):
         ours = operators == kind
         if not ours.any() or kind == "moe":
             continue
@@ -137,13 +137,13 @@ def _measured(table: Rows) -> Iterator[tuple[Kind, str, Mask, dict[str, Floats]]
             yield kind, "", ours, shape
 
 
-class Format(Struct, frozen=True):
-    """One kind of table: what tells it apart, what it needs beyond that, and how it is taken apart."""
+class TableFormat(Struct, frozen=True):
+    """One kind of table: columns that identify it, other required columns, and how it is split into operators."""
 
     name: str
     marks: tuple[str, ...]
     needs: tuple[str, ...]
-    parts: Callable[[Rows], Iterator[tuple[Kind, str, Mask, dict[str, Floats]]]]
+    parts: Callable[[TableRows], Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]]
     gpu: str = "system"
     software: str = "vllm"
     seconds: tuple[str, float] = ("latency_ms", 1e-3)
@@ -152,42 +152,41 @@ class Format(Struct, frozen=True):
 _MOE = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution")
 _ATTENTION = ("batch_size", "num_heads", "num_key_value_heads")
 FORMATS = (
-    Format("moe", ("moe_dtype",), _MOE, _moe),
-    Format("gemm", ("gemm_dtype",), ("m", "n", "k"), _gemm),
-    Format("attention", ("isl", "step"), _ATTENTION, _attention),
-    Format("collectives", ("op_name", "message_size"), ("num_gpus", "kernel_source", "nccl_dtype"), _collectives),
-    Format("headway measure", ("operator",), COLUMNS, _measured, "gpu", "software", ("latency_s", 1.0)),
+    TableFormat("moe", ("moe_dtype",), _MOE, _moe),
+    TableFormat("gemm", ("gemm_dtype",), ("m", "n", "k"), _gemm),
+    TableFormat("attention", ("isl", "step"), _ATTENTION, _attention),
+    TableFormat("collectives", ("op_name", "message_size"), ("num_gpus", "kernel_source", "nccl_dtype"), _collectives),
+    TableFormat("headway measure", ("operator",), COLUMNS, _measured, "gpu", "software", ("latency_s", 1.0)),
 )
 
 
-class Rows:
-    """A table of text, its columns turned into numbers when asked for."""
+class TableRows:
+    """A table of text cells whose columns are converted to numbers on access."""
 
     def __init__(self, table: pa.Table, of_gpu: Mask) -> None:
         self._table = table
         self._numbers: dict[str, Floats] = {}
         self.of_gpu = of_gpu
-        """Rows of the GPU that coefficients are fitted for."""
+        """Mask of the rows of the requested GPU."""
 
     def words(self, name: str) -> Words:
-        """A column as text, blanks cut off."""
+        """A column as stripped text."""
         values: Words = np.array([value.strip() for value in self._table[name].to_pylist()], dtype=object)
         return values
 
     def numbers(self, name: str) -> Floats:
-        """A column as numbers; NaN where there is none."""
+        """A column as numbers; NaN for cells that are not numbers."""
         if name not in self._numbers:
             values = self._table[name].to_pylist()
             try:
-                found = np.array(values, dtype=np.float64)
+                self._numbers[name] = np.array(values, dtype=np.float64)
             except ValueError:
-                found = np.array([_number(value) for value in values])
-            self._numbers[name] = found
+                self._numbers[name] = np.array([_number(value) for value in values])
         return self._numbers[name]
 
 
-def recognise(header: list[str]) -> Format | None:
-    """The format of a table with these columns, complete or not."""
+def recognise(header: list[str]) -> TableFormat | None:
+    """The format of a table with these columns, or the nearest one if columns are missing. None if none is near."""
     for form in FORMATS:
         if all(mark in header for mark in form.marks):
             return form
@@ -196,9 +195,9 @@ def recognise(header: list[str]) -> Format | None:
     return nearest if len(columns[nearest.name] & set(header)) >= 3 else None
 
 
-def read(path: Path, gpu: Gpu) -> Reading:
-    """The operator latencies of `gpu` in a table, if it has any. HeadwayError where columns are missing."""
-    table, torn = _table(path)
+def read(path: Path, gpu: Gpu) -> OperatorTable:
+    """Read the operator latencies of `gpu` in a table. HeadwayError if columns are missing."""
+    table, malformed = _table(path)
     header = [name.strip() for name in table.column_names]
     table = table.rename_columns(header)
     form = recognise(header)
@@ -206,14 +205,14 @@ def read(path: Path, gpu: Gpu) -> Reading:
         raise HeadwayError(f"{path}: line 1: not an operator table: columns {', '.join(header)}")
     _check_header(path, form, header)
     num_rows = table.num_rows
-    left_out = {"rows with too few or too many cells": torn} if torn else {}
+    left_out = {"rows with too few or too many cells": malformed} if malformed else {}
     of_gpu, notes = _of_gpu(table, form, gpu, left_out)
-    rows = Rows(table, of_gpu)
+    rows = TableRows(table, of_gpu)
     samples = tuple(_samples(rows, form, left_out))
-    return Reading(str(path), form.name, num_rows + torn, samples, left_out, tuple(notes))
+    return OperatorTable(str(path), form.name, num_rows + malformed, samples, left_out, tuple(notes))
 
 
-def _samples(rows: Rows, form: Format, left_out: dict[str, int]) -> Iterator[Samples]:
+def _samples(rows: TableRows, form: TableFormat, left_out: dict[str, int]) -> Iterator[OperatorSamples]:
     column, unit = form.seconds
     seconds = rows.numbers(column) * unit
     taken = np.zeros(len(seconds), dtype=bool)
@@ -227,30 +226,32 @@ def _samples(rows: Rows, form: Format, left_out: dict[str, int]) -> Iterator[Sam
         if not chosen.any():
             continue
         shape = {name: values[chosen] for name, values in shape.items()}
-        yield once(Samples(kind, dtype, shape, seconds[chosen], _software(rows, form, chosen)), left_out)
+        yield deduplicated(
+            OperatorSamples(kind, dtype, shape, seconds[chosen], _software(rows, form, chosen)), left_out
+        )
     _count(left_out, "of operators or dtypes that are not fitted", rows.of_gpu & ~taken)
 
 
 def _faults(shape: Mapping[str, Floats], seconds: Floats, column: str) -> Iterator[tuple[str, Mask]]:
     for name, values in shape.items():
-        yield f"with {name} that is no number", ~np.isfinite(values)
+        yield f"with {name} that is not a number", ~np.isfinite(values)
         yield f"with {name} below {0 if name in MAY_BE_ZERO else 1}", values < (0 if name in MAY_BE_ZERO else 1)
-    yield f"with {column} that is no number", ~np.isfinite(seconds)
+    yield f"with {column} that is not a number", ~np.isfinite(seconds)
     yield f"with {column} of zero or below", seconds <= 0
 
 
-def once(samples: Samples, left_out: dict[str, int]) -> Samples:
-    """Each shape once, in order; what goes is counted.
+def deduplicated(samples: OperatorSamples, left_out: dict[str, int]) -> OperatorSamples:
+    """Reduce the samples to one row per shape, in order, and count the dropped rows in `left_out`.
 
-    Rows that are the same count once; of several measurements of a shape, the median does, of an all-reduce the
-    fastest, since an engine chooses its kernel.
+    Of several measurements of a shape the median counts; of an all-reduce the fastest, because an engine chooses its
+    kernel.
     """
     shapes, index = np.unique(np.column_stack(list(samples.shape.values())), axis=0, return_inverse=True)
     index = index.reshape(-1)
     order = np.lexsort((samples.seconds, index))
     group, ranked = index[order], samples.seconds[order]
     same = np.r_[False, (group[1:] == group[:-1]) & (ranked[1:] == ranked[:-1])]
-    _count(left_out, "that stand there a second time", same)
+    _count(left_out, "that are duplicates", same)
     group, ranked = group[~same], ranked[~same]
     first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     size = np.diff(np.r_[first, len(group)])
@@ -261,21 +262,21 @@ def once(samples: Samples, left_out: dict[str, int]) -> Samples:
     _count(left_out, why, np.repeat(size > 1, size - 1))
     seconds = ranked[first] if fastest else (ranked[first + (size - 1) // 2] + ranked[first + size // 2]) / 2
     shape = {name: shapes[:, i] for i, name in enumerate(samples.shape)}
-    return Samples(samples.kind, samples.dtype, shape, seconds, samples.software)
+    return OperatorSamples(samples.kind, samples.dtype, shape, seconds, samples.software)
 
 
-def _software(rows: Rows, form: Format, chosen: Mask) -> str:
+def _software(rows: TableRows, form: TableFormat, chosen: Mask) -> str:
     try:
-        found = {str(value) for value in rows.words(form.software)[chosen] if value}
+        names = {str(value) for value in rows.words(form.software)[chosen] if value}
     except KeyError:
         return ""
     prefix = "vLLM " if form.software == "vllm" else ""
-    return ", ".join(prefix + each for each in sorted(found))
+    return ", ".join(prefix + each for each in sorted(names))
 
 
-def _of_gpu(table: pa.Table, form: Format, gpu: Gpu, left_out: dict[str, int]) -> tuple[Mask, list[str]]:
+def _of_gpu(table: pa.Table, form: TableFormat, gpu: Gpu, left_out: dict[str, int]) -> tuple[Mask, list[str]]:
     if form.gpu not in table.column_names:
-        return np.ones(table.num_rows, dtype=bool), [f"no column {form.gpu!r}: taken as measured on {gpu.name}"]
+        return np.ones(table.num_rows, dtype=bool), [f"no column {form.gpu!r}: assumed to be measured on {gpu.name}"]
     names = np.array(table[form.gpu].to_pylist(), dtype=object)
     ours = np.zeros(len(names), dtype=bool)
     for name in dict.fromkeys(names):
@@ -297,7 +298,7 @@ def _gpu_name(name: str) -> str | None:
         return None
 
 
-def _check_header(path: Path, form: Format, header: list[str]) -> None:
+def _check_header(path: Path, form: TableFormat, header: list[str]) -> None:
     if twice := sorted({name for name in header if header.count(name) > 1}):
         raise HeadwayError(f"{path}: line 1: columns given twice: {', '.join(twice)}")
     column = form.seconds[0]
@@ -310,11 +311,11 @@ def _check_header(path: Path, form: Format, header: list[str]) -> None:
 
 
 def _table(path: Path) -> tuple[pa.Table, int]:
-    """All columns as text, and how many rows were torn."""
-    torn: list[object] = []
+    """All columns as text, and the number of rows with a wrong number of cells."""
+    malformed: list[object] = []
 
     def skip(row: object) -> str:
-        torn.append(row)
+        malformed.append(row)
         return "skip"
 
     try:
@@ -328,7 +329,7 @@ def _table(path: Path) -> tuple[pa.Table, int]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise HeadwayError(f"{path}: cannot be read as CSV: {error}") from None
     columns = [column.cast(pa.string()) for column in table.columns]
-    return pa.table(columns, names=table.column_names), len(torn)
+    return pa.table(columns, names=table.column_names), len(malformed)
 
 
 def _renamed(words: Words, names: Mapping[str, str]) -> Words:

@@ -1,7 +1,7 @@
-"""An engine's own time from served loads: what is left of the time per output token when that of kernels is taken off.
+"""Fit an engine's overhead to served loads: the part of the time per output token that kernels do not explain.
 
-A load is looked at in the mean: so many sequences decode, and prompts come in at a rate and share iterations with them.
-Only the few coefficients of `Overhead` are fitted, over all loads at once, none below zero.
+A load is modelled by its means: a number of decoding sequences, and prompts that arrive at a rate and share iterations
+with them. Only the coefficients of `Overhead` are fitted, over all loads together, with zero as lower bound.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from headway import catalog
 from headway.calibration.operators import Floats
-from headway.calibration.serving import Experiment
-from headway.calibration.solve import Coefficient, Fitted, solve
+from headway.calibration.serving import ServingExperiment
+from headway.calibration.solve import Coefficient, FitResult, solve
 from headway.catalog.coefficients import Coefficients, Overhead
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Model, Parallel
@@ -27,11 +27,11 @@ SEQUENCE = Coefficient("sequence_s", 5, 0, 500, 1e-6)
 MIN_LOADS = 4
 ROUNDS = 20
 LAST_BLOCK_TOKENS = 16
-"""Of a prompt that is in the prefix cache, the last block is computed all the same."""
+"""The last block of a cached prompt is computed anyway."""
 
 
-class Load(Struct, frozen=True):
-    """One engine under a steady load, and how long it took for a token."""
+class ServedLoad(Struct, frozen=True):
+    """One engine under a steady load, and its mean time per output token."""
 
     name: str
     model: Model
@@ -39,42 +39,42 @@ class Load(Struct, frozen=True):
     rate_rps: float
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, those that the prefix cache spares."""
+    """Prompt tokens found in the prefix cache."""
     output_tokens: int
     tpot_s: float
-    """Time per output token after the first, in the mean."""
+    """Mean time per output token after the first."""
     max_num_batched_tokens: int
 
     @property
     def num_decode(self) -> int:
-        """Sequences that decode at a time, by Little's law."""
+        """Mean number of decoding sequences, by Little's law."""
         return max(1, round(self.rate_rps * self.tpot_s * (self.output_tokens - 1)))
 
 
-def loads(experiments: Iterable[Experiment], gpu: Gpu) -> tuple[list[Load], list[str]]:
-    """A load for each stage on `gpu`, prompts cached but for their last block; and what is left out."""
-    found, left = [], []
+def loads(experiments: Iterable[ServingExperiment], gpu: Gpu) -> tuple[list[ServedLoad], list[str]]:
+    """Return a load per stage on `gpu`, with prompts cached except their last block, and the skipped experiments."""
+    loads_found, skipped = [], []
     for e in experiments:
         if e.gpu.name != gpu.name:
-            left.append(f"experiment {e.id}: on {e.gpu.name}")
+            skipped.append(f"experiment {e.id}: on {e.gpu.name}")
         elif e.contradiction:
-            left.append(f"experiment {e.id}: {e.contradiction}")
+            skipped.append(f"experiment {e.id}: {e.contradiction}")
         else:
             prompt = e.sys_prompt_tokens + e.question_tokens
             cached = max(0, prompt - LAST_BLOCK_TOKENS)
-            found += [
-                Load(
+            loads_found += [
+                ServedLoad(
                     f"{e.model.name} tp{e.tp} {stage.rate_rps:g}/s {e.workload}".rstrip(), e.model, e.tp,
                     stage.rate_rps / e.dp, prompt, cached, e.output_tokens,
                     stage.measured.tpot_ms(e.output_tokens) / 1e3, e.max_num_batched_tokens,
                 )
                 for stage in e.stages if e.output_tokens > 1
             ]  # fmt: skip
-    return found, left
+    return loads_found, skipped
 
 
-def tpot_s(load: Load, gpu: Gpu, engine: str, coefficients: Coefficients) -> float:
-    """Mean time per output token: a share of the iterations carries a chunk of a prompt, the others only decode."""
+def tpot_s(load: ServedLoad, gpu: Gpu, engine: str, coefficients: Coefficients) -> float:
+    """Predicted mean time per output token: some iterations include a chunk of a prompt, the others only decode."""
     step = StepModel(load.model, gpu, catalog.engine(engine), Parallel(tp=load.tp), coefficients)
     num = load.num_decode
     context = num * (load.prompt_tokens + load.output_tokens // 2)
@@ -92,29 +92,31 @@ def tpot_s(load: Load, gpu: Gpu, engine: str, coefficients: Coefficients) -> flo
     return found_s
 
 
-def fit_overhead(all_loads: Sequence[Load], gpu: Gpu, engine: str, known: Coefficients) -> tuple[Fitted, list[str]]:
-    """The engine's overhead with the least relative error over all loads, on the kernels of `known`.
+def fit_overhead(
+    all_loads: Sequence[ServedLoad], gpu: Gpu, engine: str, known: Coefficients
+) -> tuple[FitResult, list[str]]:
+    """Fit the engine's overhead by least relative error over all loads, on the kernels of `known`.
 
-    What the loads cannot tell apart keeps the value of `known`. Raises HeadwayError for too few loads, loads that are
-    faster than kernels alone, and where `solve` does.
+    Coefficients that the loads do not determine keep the values of `known`. HeadwayError for too few loads, for loads
+    that are faster than the kernels alone, and if `solve` fails.
     """
     if len(all_loads) < MIN_LOADS:
         raise HeadwayError(f"{len(all_loads)} served loads; expected at least {MIN_LOADS}, at different rates")
     ordered = sorted(all_loads, key=lambda load: (load.model.name, load.tp, load.rate_rps, load.name))
     seconds = np.array([load.tpot_s for load in ordered])
     bare = replace(known.overhead, step_s=0.0, layer_s=0.0, sequence_s=0.0)
-    _check_possible(ordered, seconds, predicted(ordered, gpu, engine, replace(known, overhead=bare)), gpu)
-    chosen, notes = _told_apart(ordered)
+    _check_possible(ordered, seconds, predicted_tpot_s(ordered, gpu, engine, replace(known, overhead=bare)), gpu)
+    chosen, notes = _distinguishable(ordered)
 
     def model(p: Floats) -> Floats:
-        return predicted(ordered, gpu, engine, replace(known, overhead=_overhead(known.overhead, chosen, p)))
+        return predicted_tpot_s(ordered, gpu, engine, replace(known, overhead=_overhead(known.overhead, chosen, p)))
 
     fixed = {c.name: getattr(known.overhead, c.name) for c in (STEP, LAYER, SEQUENCE) if c not in chosen}
     return solve(f"overhead.{engine}", chosen, model, seconds, fixed), notes
 
 
-def predicted(all_loads: Sequence[Load], gpu: Gpu, engine: str, coefficients: Coefficients) -> Floats:
-    """`tpot_s` of each load."""
+def predicted_tpot_s(all_loads: Sequence[ServedLoad], gpu: Gpu, engine: str, coefficients: Coefficients) -> Floats:
+    """`tpot_s` of each load, as an array."""
     return np.array([tpot_s(load, gpu, engine, coefficients) for load in all_loads])
 
 
@@ -122,8 +124,8 @@ def _overhead(known: Overhead, chosen: Sequence[Coefficient], p: Floats) -> Over
     return replace(known, **{c.name: float(value) for c, value in zip(chosen, p, strict=True)})
 
 
-def _told_apart(all_loads: Sequence[Load]) -> tuple[tuple[Coefficient, ...], list[str]]:
-    """Which coefficients loads like these determine."""
+def _distinguishable(all_loads: Sequence[ServedLoad]) -> tuple[tuple[Coefficient, ...], list[str]]:
+    """The coefficients that these loads determine, and notes on the others."""
     chosen, notes = [STEP], []
     if len({load.model.num_layers for load in all_loads}) > 1:
         chosen.append(LAYER)
@@ -133,11 +135,11 @@ def _told_apart(all_loads: Sequence[Load]) -> tuple[tuple[Coefficient, ...], lis
     if max(nums) >= 4 * min(nums):
         chosen.append(SEQUENCE)
     else:
-        notes.append("the loads are alike in how many sequences decode: the time per sequence is kept, not fitted")
+        notes.append("the numbers of decoding sequences are too similar: the time per sequence is kept, not fitted")
     return tuple(chosen), notes
 
 
-def _check_possible(all_loads: Sequence[Load], seconds: Floats, bare_s: Floats, gpu: Gpu) -> None:
+def _check_possible(all_loads: Sequence[ServedLoad], seconds: Floats, bare_s: Floats, gpu: Gpu) -> None:
     ratios = seconds / bare_s
     if np.median(ratios) < 0.5:
         raise HeadwayError(

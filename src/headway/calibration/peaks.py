@@ -1,4 +1,4 @@
-"""What an operator would take at the GPU's peaks: the bounds that measurements are checked against, and fitted on."""
+"""Seconds of operators at the GPU's peaks: lower bounds that check measurements, and the basis of the fits."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headway.calibration.operators import Floats, Samples
+from headway.calibration.operators import Floats, OperatorSamples
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.perf.operators import peak_flops
 from headway.perf.params import WEIGHT_BYTES
 
 CACHE_SPEED = 12.0
-"""A cache may be this many times faster than memory; small operands stay in it between repeated measurements."""
+"""Assumed speed-up of caches over memory. Small operands stay in a cache between repeated measurements."""
 LAUNCH_S = 5e-6
-"""About what any kernel takes; only to tell units apart."""
+"""Approximate launch time of any kernel, used only to detect wrong units."""
 UNIT = 60.0
-"""A table further than this from the peaks is in another unit, or of another GPU: units differ by 1,000."""
+"""A table with a larger ratio to the peaks has another unit or GPU: units differ by 1,000."""
 MIXED = 150.0
-"""A row further than this from what is usual in its table is in another unit than the others."""
+"""A row with a larger ratio to the median of its table has another unit."""
 
 
 class Peaks(NamedTuple):
     """Seconds at the peaks, by row."""
 
     memory_s: Floats
-    """At peak bandwidth; of the link for collectives and host copies."""
+    """At peak bandwidth, or that of the link for collectives and host copies."""
     compute_s: Floats
 
 
-def peaks(samples: Samples, gpu: Gpu) -> Peaks:
-    """What moving the bytes and computing the FLOPs takes at the least."""
+def peaks(samples: OperatorSamples, gpu: Gpu) -> Peaks:
+    """Lower bounds for moving the bytes and computing the FLOPs of each row."""
     s = samples.shape
-    none = np.zeros(len(samples.seconds))
+    zero = np.zeros(len(samples.seconds))
     if samples.kind == "gemm":
         width = WEIGHT_BYTES[samples.dtype]
         num_bytes = s["n"] * s["k"] * width + s["m"] * s["k"] * width + s["m"] * s["n"] * 2
@@ -50,43 +50,43 @@ def peaks(samples: Samples, gpu: Gpu) -> Peaks:
         num_bytes = 4 * s["batch_size"] * s["num_kv_heads"] * s["head_dim"] * (before + new)
         return Peaks(num_bytes / gpu.bandwidth_bytes_per_s, flops / peak_flops(gpu, "bf16"))
     if samples.kind == "decode_attention":
-        return Peaks(kv_bytes(samples) / gpu.bandwidth_bytes_per_s, none)
+        return Peaks(kv_bytes(samples) / gpu.bandwidth_bytes_per_s, zero)
     if samples.kind == "all_reduce":
         n = s["num_gpus"]
-        return Peaks(2 * (n - 1) / n * s["num_bytes"] / gpu.link_bytes_per_s, none)
+        return Peaks(2 * (n - 1) / n * s["num_bytes"] / gpu.link_bytes_per_s, zero)
     if samples.kind == "device_copy":
-        return Peaks(2 * s["num_bytes"] / gpu.bandwidth_bytes_per_s, none)
-    return Peaks(s["num_bytes"] / gpu.host_link_bytes_per_s, none)
+        return Peaks(2 * s["num_bytes"] / gpu.bandwidth_bytes_per_s, zero)
+    return Peaks(s["num_bytes"] / gpu.host_link_bytes_per_s, zero)
 
 
-def kv_bytes(samples: Samples) -> Floats:
-    """Of the 16 bit KV cache that decoding attention reads."""
+def kv_bytes(samples: OperatorSamples) -> Floats:
+    """Bytes of the 16-bit KV cache that decoding attention reads."""
     s = samples.shape
     return 4 * s["head_dim"] * s["num_kv_heads"] * s["batch_size"] * s["context_tokens"]
 
 
-def expert_weights(samples: Samples) -> Floats:
+def expert_weights(samples: OperatorSamples) -> Floats:
     """Parameters of one expert on one GPU."""
     s = samples.shape
     return 3 * s["hidden_size"] * s["intermediate_size"] / s["tp"]
 
 
-def touched_experts(samples: Samples) -> Floats:
-    """How many experts the tokens of a batch choose."""
+def touched_experts(samples: OperatorSamples) -> Floats:
+    """Number of experts that the tokens of a batch choose."""
     s = samples.shape
     e, k, t = s["num_experts"], s["experts_per_token"], s["num_tokens"]
     return np.asarray(np.where(s["balanced"] > 0, np.minimum(e, t * k), e * (1 - (1 - k / e) ** t)))
 
 
 def moe_compute(dtype: str) -> str:
-    """The dtype that experts of a weight dtype compute in."""
+    """The compute dtype of experts with weights of `dtype`."""
     return "fp8" if dtype == "fp8" else "bf16"
 
 
-def physical(samples: Samples, gpu: Gpu, left_out: dict[str, int], file: str) -> Samples:
-    """The rows that can be true, the others counted by reason.
+def plausible(samples: OperatorSamples, gpu: Gpu, left_out: dict[str, int], file: str) -> OperatorSamples:
+    """Return the physically possible rows, and count the others by reason in `left_out`.
 
-    Raises HeadwayError where most rows are beyond the GPU's peaks, or all are 1,000 times off: the wrong unit.
+    HeadwayError if most rows are faster than the GPU's peaks, or the median is so far off that the unit must be wrong.
     """
     at_peak = peaks(samples, gpu)
     least_s = np.maximum(at_peak.memory_s / CACHE_SPEED, at_peak.compute_s)

@@ -1,4 +1,4 @@
-"""A measured experiment as a scenario: the fleet, the load and what the simulator says of it."""
+"""Simulate a measured experiment: its fleet, its load, and the simulated latencies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from headway import catalog
-from headway.calibration.serving import Experiment
+from headway.calibration.serving import ServingExperiment
 from headway.catalog.coefficients import Coefficients
 from headway.control.policies import Policies
 from headway.core.fleet import Engine, Fleet, Parallel, Pool
@@ -32,25 +32,25 @@ NUM_GROUPS = 10
 PROMPTS_PER_GROUP = 10
 
 
-class Latencies(Struct, frozen=True):
-    """Simulated, one number a request, in milliseconds."""
+class SimulatedLatencies(Struct, frozen=True):
+    """Simulated latencies, one value per request, in milliseconds."""
 
     e2e_ms: Floats
     ttft_ms: Floats
     tpot_ms: Floats
-    """After the first token; all NaN where outputs are of one token."""
+    """After the first token; NaN if outputs have one token."""
 
 
-class Replayed(Struct, frozen=True):
-    """What one experiment gives in the simulator, all seeds together."""
+class ReplayResult(Struct, frozen=True):
+    """Simulated latencies of one experiment, over all seeds."""
 
-    whole: Latencies
-    stages: tuple[Latencies, ...]
+    whole: SimulatedLatencies
+    stages: tuple[SimulatedLatencies, ...]
     num_unfinished: int
 
 
-def fleet(experiment: Experiment, profile: Engine | None = None) -> Fleet:
-    """One pool of `dp` replicas, of the catalog's engine unless another profile is given."""
+def fleet(experiment: ServingExperiment, profile: Engine | None = None) -> Fleet:
+    """One pool of `dp` replicas, with the catalog's engine unless another profile is given."""
     pool = Pool(
         name="measured",
         model=experiment.model,
@@ -62,7 +62,7 @@ def fleet(experiment: Experiment, profile: Engine | None = None) -> Fleet:
     return Fleet((pool,))
 
 
-def engine(experiment: Experiment, profile: Engine | None = None) -> Engine:
+def engine(experiment: ServingExperiment, profile: Engine | None = None) -> Engine:
     """The engine with the experiment's settings."""
     profile = profile or catalog.engine(experiment.engine)
     utilization = experiment.gpu_memory_utilization
@@ -77,10 +77,10 @@ def engine(experiment: Experiment, profile: Engine | None = None) -> Engine:
     )
 
 
-def workload(experiment: Experiment, seed: int) -> Workload:
-    """Poisson arrivals, stage after stage, going round 100 prompts in a shuffled order.
+def workload(experiment: ServingExperiment, seed: int) -> Workload:
+    """Poisson arrivals, stage after stage, that cycle through 100 prompts in shuffled order.
 
-    The prompts are 10 groups of 10 that share a system prompt; lengths are exact.
+    The prompts form 10 groups of 10 that share a system prompt. Lengths are constant.
     """
     rng = stream(seed, f"replay/{experiment.id}")
     parts, start_s = [], 0.0
@@ -99,26 +99,26 @@ def workload(experiment: Experiment, seed: int) -> Workload:
     return Workload(columns, prefix=_prefix(experiment, prompts[np.arange(num) % len(prompts)]))
 
 
-def _prefix(experiment: Experiment, prompt: npt.NDArray[np.int64]) -> Prefix:
+def _prefix(experiment: ServingExperiment, prompt: npt.NDArray[np.int64]) -> Prefix:
     lengths = [experiment.sys_prompt_tokens, experiment.question_tokens]
     ids = np.stack([prompt // PROMPTS_PER_GROUP, NUM_GROUPS + prompt], axis=1)
-    kept = [i for i, length in enumerate(lengths) if length]
-    offsets = np.arange(len(prompt) + 1, dtype="i8") * len(kept)
-    tokens = np.tile(np.array([lengths[i] for i in kept], "i4"), len(prompt))
-    return Prefix(offsets, ids[:, kept].ravel().astype("i8"), tokens)
+    present = [i for i, length in enumerate(lengths) if length]
+    offsets = np.arange(len(prompt) + 1, dtype="i8") * len(present)
+    tokens = np.tile(np.array([lengths[i] for i in present], "i4"), len(prompt))
+    return Prefix(offsets, ids[:, present].ravel().astype("i8"), tokens)
 
 
 def replay(
-    experiment: Experiment,
+    experiment: ServingExperiment,
     seeds: Sequence[int],
     profile: Engine | None = None,
     coefficients: Coefficients | None = None,
-) -> Replayed:
+) -> ReplayResult:
     """Simulate the experiment once for each seed.
 
-    `profile` and `coefficients` stand in for the catalog's engine and step times.
+    `profile` and `coefficients` replace the catalog's engine and step times.
     """
-    ran = fleet(experiment, profile)
+    pools = fleet(experiment, profile)
     bounds = np.cumsum([0.0] + [stage.duration_s for stage in experiment.stages])
     bounds[-1] = math.inf
     line = None if coefficients is None else _lines(coefficients)
@@ -127,24 +127,26 @@ def replay(
     for seed in seeds:
         table = workload(experiment, seed)
         policies = Policies(router("least-loaded"), ordering("fcfs"))
-        found = simulate(ran, TraceSource(table), policies, seed=seed, line=line).requests
-        done = found["outcome"] == Outcome.FINISHED
+        requests = simulate(pools, TraceSource(table), policies, seed=seed, line=line).requests
+        done = requests["outcome"] == Outcome.FINISHED
         unfinished += int(np.count_nonzero(~done))
-        arrival_s = table.arrival_s[found["request"][done].astype("i8")]
-        parts.append((arrival_s, _ms(found["first_token_s"][done] - arrival_s), _ms(found["end_s"][done] - arrival_s)))
+        arrival_s = table.arrival_s[requests["request"][done].astype("i8")]
+        parts.append(
+            (arrival_s, _ms(requests["first_token_s"][done] - arrival_s), _ms(requests["end_s"][done] - arrival_s))
+        )
     arrival_s, ttft_ms, e2e_ms = (np.concatenate(column) for column in zip(*parts, strict=True))
     whole = _latencies(experiment, ttft_ms, e2e_ms)
     masks = [(arrival_s >= low) & (arrival_s < high) for low, high in pairwise(bounds)]
-    return Replayed(whole, tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m]) for m in masks), unfinished)
+    return ReplayResult(whole, tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m]) for m in masks), unfinished)
 
 
 def _lines(coefficients: Coefficients) -> Callable[[Pool], Line]:
     return lambda pool: StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients).line
 
 
-def _latencies(experiment: Experiment, ttft_ms: Floats, e2e_ms: Floats) -> Latencies:
+def _latencies(experiment: ServingExperiment, ttft_ms: Floats, e2e_ms: Floats) -> SimulatedLatencies:
     gaps = experiment.output_tokens - 1
-    return Latencies(e2e_ms, ttft_ms, (e2e_ms - ttft_ms) / gaps if gaps else np.full(len(e2e_ms), np.nan))
+    return SimulatedLatencies(e2e_ms, ttft_ms, (e2e_ms - ttft_ms) / gaps if gaps else np.full(len(e2e_ms), np.nan))
 
 
 def _ms(seconds: npt.NDArray[np.generic]) -> Floats:

@@ -1,6 +1,6 @@
-"""Measured serving experiments: a CSV with a row for each stage of load and a summary row for each experiment.
+"""Read measured serving experiments: a CSV with a row per stage of load and a summary row per experiment.
 
-Every row is checked before any is used. What is wrong is named with its line and counted; nothing is guessed.
+Every row is checked before any is used. Errors name the line; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headway.core.fleet import Gpu, Model, Parallel
 from headway.perf.memory import check_shape
 
 T = TypeVar("T")
-Row = dict[str, str]
+CsvRow = dict[str, str]
 
 LATENCIES = (
     "e2e_mean_ms", "e2e_p90_ms", "e2e_p99_ms", "ttft_mean_ms", "ttft_p90_ms", "ttft_p99_ms", "itl_mean_ms",
@@ -37,19 +37,19 @@ OPTIONAL = (
 SUMMARY = "summary"
 DTYPES = {"": "", "FP16": "bf16", "BF16": "bf16", "FP8": "fp8", "INT4": "int4"}
 OFFLOAD_BYTES = 32e9
-"""Host memory for the KV cache where a file only says that there is some."""
+"""Host memory for the KV cache if a file gives only yes."""
 SLOWEST_RATIO = 10.0
-"""A latency this many times larger or smaller than the others imply is in another unit."""
+"""A latency with a larger ratio to the value that the others imply has another unit."""
 SHORTEST_MS = 0.1
-"""No token comes faster; a latency below this is not in milliseconds."""
+"""Shortest plausible latency; a smaller one is not in milliseconds."""
 CONTRADICTION = 0.1
-"""An ITL further than this from the time per token in E2E contradicts it."""
+"""Largest relative difference between the ITL and the time per token computed from E2E."""
 NAMED = 10
 
 _QUANTISED = re.compile(r"[-_](fp8|w8a8|w4a16|awq|gptq|int4|quantized)([-_.].*)?$", re.IGNORECASE)
 
 
-class Measured(Struct, frozen=True):
+class MeasuredLatencies(Struct, frozen=True):
     """Latencies of one stage, or of a whole experiment, in milliseconds."""
 
     e2e_mean_ms: float
@@ -61,20 +61,20 @@ class Measured(Struct, frozen=True):
     itl_mean_ms: float
 
     def tpot_ms(self, output_tokens: int) -> float:
-        """Time per output token after the first, as E2E and TTFT have it."""
+        """Time per output token after the first, computed from E2E and TTFT."""
         return (self.e2e_mean_ms - self.ttft_mean_ms) / max(output_tokens - 1, 1)
 
 
-class Stage(Struct, frozen=True):
-    """Poisson arrivals at one rate for a while."""
+class LoadStage(Struct, frozen=True):
+    """Poisson arrivals at one rate for a duration, and the measured latencies."""
 
     rate_rps: float
     duration_s: float
-    measured: Measured
+    measured: MeasuredLatencies
 
 
-class Experiment(Struct, frozen=True):
-    """One engine under load, and what was measured."""
+class ServingExperiment(Struct, frozen=True):
+    """One engine under stages of load, and the measured latencies."""
 
     id: str
     workload: str
@@ -90,13 +90,13 @@ class Experiment(Struct, frozen=True):
     sys_prompt_tokens: int
     question_tokens: int
     output_tokens: int
-    stages: tuple[Stage, ...]
-    measured: Measured
+    stages: tuple[LoadStage, ...]
+    measured: MeasuredLatencies
     """Over all stages."""
 
     @property
     def contradiction(self) -> str | None:
-        """What in the measurement contradicts itself, if anything does."""
+        """An inconsistency within the measurement, if any."""
         ratio = self.measured.itl_mean_ms / self.measured.tpot_ms(self.output_tokens)
         if abs(ratio - 1) <= CONTRADICTION:
             return None
@@ -104,14 +104,14 @@ class Experiment(Struct, frozen=True):
 
 
 class _BadRowError(Exception):
-    """What is wrong with a row."""
+    """A row that cannot be used; the message gives the reason."""
 
 
-def read(path: Path, skip_bad: bool = False) -> tuple[list[Experiment], list[str]]:
-    """The experiments in a file, and what was left out and why.
+def read(path: Path, skip_bad: bool = False) -> tuple[list[ServingExperiment], list[str]]:
+    """Return the experiments in a file, and the problems of skipped rows.
 
-    Raises HeadwayError for missing columns, and for bad rows unless `skip_bad` leaves out the experiments that
-    they belong to: unknown model or GPU, latencies that are no positive number, mixed units, duplicates.
+    HeadwayError for missing columns, and for bad rows (unknown model or GPU, latencies that are not positive numbers,
+    mixed units, duplicates) unless `skip_bad`, which skips the experiments of bad rows.
     """
     rows = list(_rows(path))
     problems: list[str] = []
@@ -124,11 +124,11 @@ def read(path: Path, skip_bad: bool = False) -> tuple[list[Experiment], list[str
         raise HeadwayError(f"{path}: {_count(len(problems), 'bad row')}: {named}; --skip-bad leaves them out")
     good = [_experiment(group) for exp_id, group in _grouped(rows).items() if exp_id not in bad]
     if not good:
-        raise HeadwayError(f"{path}: no experiment that can be used; {_count(len(problems), 'bad row')}")
+        raise HeadwayError(f"{path}: no usable experiment; {_count(len(problems), 'bad row')}")
     return good, problems
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+def _rows(path: Path) -> Iterator[tuple[int, CsvRow]]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         header = [name.strip() for name in reader.fieldnames or ()]
@@ -150,8 +150,8 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise unknown("column", others[0], (*REQUIRED, *OPTIONAL), f"{path}: line 1")
 
 
-def _problems(rows: list[tuple[int, Row]]) -> Iterator[tuple[str, int, str]]:
-    """(experiment, line, what is wrong) for every bad row; one problem a row."""
+def _problems(rows: list[tuple[int, CsvRow]]) -> Iterator[tuple[str, int, str]]:
+    """Yield (experiment, line, problem) for every bad row, one problem per row."""
     seen: dict[tuple[str, str], int] = {}
     for line, row in rows:
         key = (row["exp_id"], row["stage"])
@@ -173,20 +173,20 @@ def _problems(rows: list[tuple[int, Row]]) -> Iterator[tuple[str, int, str]]:
             yield exp_id, line, f"{changed} differs between its rows"
 
 
-def _grouped(rows: list[tuple[int, Row]]) -> dict[str, list[tuple[int, Row]]]:
-    groups: dict[str, list[tuple[int, Row]]] = {}
+def _grouped(rows: list[tuple[int, CsvRow]]) -> dict[str, list[tuple[int, CsvRow]]]:
+    groups: dict[str, list[tuple[int, CsvRow]]] = {}
     for line, row in rows:
         groups.setdefault(row["exp_id"], []).append((line, row))
     return groups
 
 
-def _changed(rows: list[Row]) -> str | None:
+def _changed(rows: list[CsvRow]) -> str | None:
     own = (*REQUIRED[:8], *OPTIONAL[3:8])
     return next((name for name in own if len({row.get(name) for row in rows}) > 1), None)
 
 
-def _check(row: Row) -> None:
-    """Raises for anything in the row that cannot be used."""
+def _check(row: CsvRow) -> None:
+    """Raise _BadRowError or HeadwayError if the row cannot be used."""
     if not row["exp_id"]:
         raise _BadRowError("exp_id is empty")
     experiment = _settings(row, (), _measured(row))
@@ -197,7 +197,7 @@ def _check(row: Row) -> None:
     _check_latencies(experiment.measured, experiment.output_tokens)
 
 
-def _check_latencies(found: Measured, output_tokens: int) -> None:
+def _check_latencies(found: MeasuredLatencies, output_tokens: int) -> None:
     for kind in ("e2e", "ttft"):
         mean, p90, p99 = (getattr(found, f"{kind}_{name}_ms") for name in ("mean", "p90", "p99"))
         if p99 < p90 or p99 < mean / SLOWEST_RATIO:
@@ -218,26 +218,26 @@ def _check_latencies(found: Measured, output_tokens: int) -> None:
             )
 
 
-def _experiment(group: list[tuple[int, Row]]) -> Experiment:
+def _experiment(group: list[tuple[int, CsvRow]]) -> ServingExperiment:
     rows = [row for _, row in group]
     summary = next(row for row in rows if row["stage"] == SUMMARY)
     stages = sorted((row for row in rows if row is not summary), key=lambda row: int(row["stage"]))
     return _settings(summary, tuple(map(_stage, stages)), _measured(summary))
 
 
-def _stage(row: Row) -> Stage:
-    return Stage(_number(row, "rate_rps", float), _number(row, "duration_s", float), _measured(row))
+def _stage(row: CsvRow) -> LoadStage:
+    return LoadStage(_number(row, "rate_rps", float), _number(row, "duration_s", float), _measured(row))
 
 
-def _measured(row: Row) -> Measured:
-    return Measured(*(_number(row, name, float) for name in LATENCIES))
+def _measured(row: CsvRow) -> MeasuredLatencies:
+    return MeasuredLatencies(*(_number(row, name, float) for name in LATENCIES))
 
 
-def _settings(row: Row, stages: tuple[Stage, ...], measured: Measured) -> Experiment:
+def _settings(row: CsvRow, stages: tuple[LoadStage, ...], measured: MeasuredLatencies) -> ServingExperiment:
     utilization = _optional(row, "gpu_mem_util", float)
     if utilization is not None and utilization > 1:
         raise _BadRowError(f"gpu_mem_util {utilization:g}; expected a share, above 0 and at most 1")
-    return Experiment(
+    return ServingExperiment(
         id=row["exp_id"],
         workload=row.get("workload", ""),
         model=_model(row),
@@ -256,8 +256,8 @@ def _settings(row: Row, stages: tuple[Stage, ...], measured: Measured) -> Experi
     )
 
 
-def _number(row: Row, name: str, kind: Callable[[str], T], low: float | None = None) -> T:
-    """A number above 0, or from `low` on. Whole numbers may be written as 2.0."""
+def _number(row: CsvRow, name: str, kind: Callable[[str], T], low: float | None = None) -> T:
+    """A number above 0, or of at least `low`. Whole numbers may be written as 2.0."""
     text = row[name]
     number = float("nan")
     with suppress(ValueError):
@@ -271,12 +271,12 @@ def _number(row: Row, name: str, kind: Callable[[str], T], low: float | None = N
     return kind(number)  # type: ignore[arg-type]
 
 
-def _optional(row: Row, name: str, kind: Callable[[str], T]) -> T | None:
+def _optional(row: CsvRow, name: str, kind: Callable[[str], T]) -> T | None:
     return _number(row, name, kind) if row.get(name) else None
 
 
 def _offload(text: str) -> float:
-    """Bytes; the column says yes or no, or GiB."""
+    """Bytes of host memory from yes, no or GiB."""
     lowered = text.lower()
     if lowered in ("", "0", "0.0", "no", "false", "off", "none"):
         return 0.0
@@ -290,13 +290,13 @@ def _offload(text: str) -> float:
 
 
 def _engine(text: str) -> str:
-    """The catalog's name: what comes before the version."""
+    """The catalog's engine by the first word, which precedes the version."""
     name = text.split()[0] if text else "vllm-v1"
     return catalog.engine(name).name
 
 
 def _gpu(name: str) -> Gpu:
-    """By the catalog's names, or one of those without its dashes and unit."""
+    """The catalog's GPU by name, with or without the unit of its memory."""
     with suppress(HeadwayError):
         return catalog.gpu(name)
     with suppress(HeadwayError):
@@ -304,8 +304,8 @@ def _gpu(name: str) -> Gpu:
     return catalog.gpu(name)
 
 
-def _model(row: Row) -> Model:
-    """By the catalog's names; a repackaging (another organisation, quantised) by the name behind it."""
+def _model(row: CsvRow) -> Model:
+    """The catalog's model by name; a quantised or republished variant by the name of its base."""
     name = row["model"]
     precision = row.get("precision", "").upper()
     if precision not in DTYPES:

@@ -1,4 +1,4 @@
-"""Bounded robust least squares on relative errors, with shapes held out."""
+"""Bounded robust least squares on relative errors, validated on held-out shapes."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from headway.calibration.operators import Floats, Mask
 from headway.core.errors import HeadwayError
 
 HOLD_OUT = 5
-"""Every fifth shape is not fitted on, but tells the residual."""
+"""Every fifth shape is held out and gives the residual."""
 FEW = 30
-"""Of fewer shapes, each fifth is held out in turn, and the coefficients are those of all."""
+"""With fewer shapes, each fifth is held out in turn, and the final fit uses all."""
 ROBUST = 0.05
-"""Relative errors beyond this count by their size, not by its square."""
+"""Larger relative errors count linearly instead of quadratically."""
 PINNED = 1e-3
 WORST = 0.5
-"""A median error on held-out shapes above this describes nothing."""
+"""Largest acceptable median error on held-out shapes."""
 
 
 class Coefficient(Struct, frozen=True):
-    """One number to fit, and what physics allows it to be."""
+    """One number to fit, with its physical bounds."""
 
     name: str
     start: float
     low: float
     high: float
     unit: float = 1.0
-    """What one in these numbers is: 1e-6 for microseconds."""
+    """SI value of 1 in these numbers: 1e-6 for microseconds."""
 
 
-class Fitted(Struct, frozen=True):
-    """Coefficients of one operator or overhead."""
+class FitResult(Struct, frozen=True):
+    """Fitted coefficients of one operator or overhead, with errors on held-out shapes."""
 
     key: str
     values: dict[str, float]
     num_fitted: int
     num_held_out: int
     residual: float
-    """Median absolute relative error on shapes while they were held out."""
+    """Median absolute relative error on held-out shapes."""
     bias: float
-    """Median relative error there: above 0, predicted too slow."""
+    """Median relative error on held-out shapes; above 0: predictions are too slow."""
     at_bounds: tuple[str, ...] = ()
 
 
 def held_out(num: int, turn: int = HOLD_OUT - 1) -> Mask:
-    """Which of so many shapes, in order, are not fitted on."""
+    """Mask of the held-out shapes among `num` shapes, in order."""
     return np.asarray(np.arange(num) % HOLD_OUT == turn)
 
 
@@ -58,42 +58,42 @@ def solve(
     model: Callable[[Floats], Floats],
     seconds: Floats,
     fixed: dict[str, float] | None = None,
-) -> Fitted:
-    """Fit `model(values) -> seconds by row` to `seconds`, values in SI units in the order of `coefficients`.
+) -> FitResult:
+    """Fit `model(values) -> seconds by row` to `seconds`, with values in SI units in the order of `coefficients`.
 
-    Raises HeadwayError where the fit does not converge, is pressed against a physical bound by measurements that
-    want it beyond, or misses the held-out shapes by more than half in the median.
+    HeadwayError if the fit does not converge, if an efficiency lies at a physical bound because the measurements exceed
+    it, or if the median error on held-out shapes is above `WORST`.
     """
     num = len(seconds)
     units = np.array([c.unit for c in coefficients])
 
     def errors(unseen: Mask) -> tuple[Floats, Floats]:
-        """Values fitted without these rows, and the relative errors on them."""
+        """Values fitted without the `unseen` rows, and the relative errors on these rows."""
         p = _fitted(key, coefficients, lambda p: np.log(model(p * units)[~unseen] / seconds[~unseen]))
         return p, np.asarray(model(p * units)[unseen] / seconds[unseen] - 1)
 
     if num >= FEW:
-        p, left = errors(held_out(num))
-        return _checked(key, coefficients, p, left, fixed or {}, num - len(left))
-    left = np.concatenate([errors(held_out(num, i))[1] for i in range(min(HOLD_OUT, num))])
+        p, unseen_errors = errors(held_out(num))
+        return _checked(key, coefficients, p, unseen_errors, fixed or {}, num - len(unseen_errors))
+    unseen_errors = np.concatenate([errors(held_out(num, i))[1] for i in range(min(HOLD_OUT, num))])
     p, _ = errors(np.zeros(num, dtype=bool))
-    return _checked(key, coefficients, p, left, fixed or {}, num)
+    return _checked(key, coefficients, p, unseen_errors, fixed or {}, num)
 
 
 def _fitted(key: str, coefficients: tuple[Coefficient, ...], errors: Callable[[Floats], Floats]) -> Floats:
     low, high = (np.array([getattr(c, side) for c in coefficients]) for side in ("low", "high"))
     start = np.array([c.start for c in coefficients])
-    found = least_squares()(
+    result = least_squares()(
         errors, start, bounds=(low, high), loss="soft_l1", f_scale=ROBUST, x_scale=np.maximum(np.abs(start), 1e-9)
     )
-    if found.status <= 0 or not np.isfinite(found.x).all():
-        raise HeadwayError(f"{key}: the fit did not converge: {found.message}")
-    return np.asarray(found.x)
+    if result.status <= 0 or not np.isfinite(result.x).all():
+        raise HeadwayError(f"{key}: the fit did not converge: {result.message}")
+    return np.asarray(result.x)
 
 
 def _checked(
     key: str, coefficients: tuple[Coefficient, ...], p: Floats, errors: Floats, fixed: dict[str, float], num: int
-) -> Fitted:
+) -> FitResult:
     residual, bias = float(np.median(np.abs(errors))), float(np.median(errors))
     pinned = []
     for c, value in zip(coefficients, p, strict=True):
@@ -110,14 +110,14 @@ def _checked(
     if not residual <= WORST:
         raise HeadwayError(f"{key}: the fit misses held-out shapes by {residual:.0%} in the median; nothing fits")
     values = {c.name: float(value * c.unit) for c, value in zip(coefficients, p, strict=True)}
-    return Fitted(key, {**fixed, **values}, num, len(errors), residual, bias, tuple(pinned))
+    return FitResult(key, {**fixed, **values}, num, len(errors), residual, bias, tuple(pinned))
 
 
 def least_squares() -> Callable[..., Any]:
-    """SciPy's, which is an optional dependency."""
+    """SciPy's least_squares. HeadwayError if SciPy, an optional dependency, is missing."""
     try:
         from scipy import optimize
     except ImportError:
         raise HeadwayError("fitting needs SciPy: pip install 'headway[calibrate]'") from None
-    found: Callable[..., Any] = optimize.least_squares
-    return found
+    solver: Callable[..., Any] = optimize.least_squares
+    return solver

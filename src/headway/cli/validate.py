@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from headway import catalog
-from headway.calibration.errors import OVERALL, Compared, Pair, Validation, compare, validation
 from headway.calibration.replay import replay
-from headway.calibration.serving import Experiment, read
+from headway.calibration.serving import ServingExperiment, read
+from headway.calibration.validation import OVERALL, ExperimentErrors, LatencyError, Validation, compare, validation
 from headway.cli.output import print_json, print_table, progress
 from headway.core.errors import HeadwayError
 
@@ -67,7 +67,7 @@ def command(
     return _verdict(found, max_error)
 
 
-def _compared(experiment: Experiment, seeds: int) -> Compared:
+def _compared(experiment: ServingExperiment, seeds: int) -> ExperimentErrors:
     calibrated = catalog.coefficients(experiment.gpu.name, experiment.engine).calibrated
     return compare(experiment, replay(experiment, range(seeds)), calibrated)
 
@@ -105,14 +105,14 @@ def _notes(found: Validation) -> Iterator[str]:
         yield f"left out: {reason}"
 
 
-def _row(one: Compared) -> list[object]:
+def _row(one: ExperimentErrors) -> list[object]:
     mark = " *" if one.contradiction is not None else ""
     dp = f" dp{one.dp}" if one.dp > 1 else ""
     name = f"{one.id} {one.model} tp{one.tp}{dp} {one.gpu} {one.workload}{mark}"
     return [name, *(_signed(one.errors.get(key)) for key in OVERALL)]
 
 
-def _signed(pair: Pair | None) -> str:
+def _signed(pair: LatencyError | None) -> str:
     return "-" if pair is None else f"{pair.error_pct:+.1f}"
 
 

@@ -20,7 +20,7 @@ from headway.metrics.cascade import answer_metrics
 from headway.metrics.columns import Rows, floats, rows_by_code
 from headway.metrics.itl import ItlDistributions, itl_distributions
 from headway.metrics.latency import DefaultSlo, Distribution, Sample, distribution, sample, slo_masks
-from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, provisioning, usage
+from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, provisioning_metrics, usage
 
 
 class RequestMetrics(Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def summarize(
         }
         for which, groups in enumerate(breakdowns)
     )
-    answers, scaling = answer_metrics(records, chosen), provisioning(records, warmup_s)
+    answers, scaling = answer_metrics(records, chosen), provisioning_metrics(records, warmup_s)
     return Summary(
         **_replica_metrics(overall, used, list(range(len(records.replicas)))),
         warmup_s=warmup_s,

@@ -138,7 +138,7 @@ class ProvisioningMetrics(Struct, frozen=True):
     """From releasing a replica to taking it back, or to the end of the run."""
 
 
-def provisioning(records: Records, warmup_s: float) -> ProvisioningMetrics | None:
+def provisioning_metrics(records: Records, warmup_s: float) -> ProvisioningMetrics | None:
     """Metrics from `warmup_s` to the end of the run; None if the fleet did not change."""
     replicas = records.replicas
     if all(each.origin == INITIAL and _released_s(each, records.end_s) is None for each in replicas):

@@ -1,4 +1,4 @@
-"""Which operators to time for a model, and about how long that takes. Pure."""
+"""Choose the operators to time for a model, and estimate how long that takes. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product, zip_longest
 
 from msgspec import Struct
 
-from headway.calibration.operators import SHAPES, Kind
+from headway.calibration.operators import SHAPES, OperatorKind
 from headway.core.fleet import Gpu, Model
 
 GIB = 2**30
@@ -19,30 +19,29 @@ BATCHES = (1, 4, 16, 64, 128, 256)
 COPIES = tuple(2**i for i in range(16, 31))
 MESSAGES = tuple(2**i for i in range(10, 29))
 DEGREES = (1, 2, 4, 8)
-"""Tensor parallel degrees whose shapes are timed, on one GPU."""
+"""Tensor parallel degrees whose shapes are timed on one GPU."""
 MEMORY_SHARE = 0.4
-"""Of the device's memory, for the operands of one operator."""
+"""Largest share of the device's memory for the operands of one operator."""
 OPERATOR_S = 0.15
-"""About what one operator takes: setting up, warming up, and rounds of 20 ms."""
+"""Approximate time for one operator: set-up, warm-up, and rounds of 20 ms."""
 ROUNDS = 8
 LONGEST_S = 2.0
-"""An operator that takes longer than this is left out."""
+"""Slower operators are skipped."""
 
 
-class Operation(Struct, frozen=True):
+class OperatorCase(Struct, frozen=True):
     """One operator to time. `shape` has the columns that `SHAPES` lists for its kind."""
 
-    kind: Kind
+    kind: OperatorKind
     dtype: str
     shape: tuple[float, ...]
 
     def columns(self) -> dict[str, float]:
-        """Column -> value."""
         return dict(zip(SHAPES[self.kind], self.shape, strict=True))
 
 
 class Device(Struct, frozen=True):
-    """What the plan has to know of the machine."""
+    """Capacities and peak rates of the machine."""
 
     memory_bytes: float
     flops: dict[str, float]
@@ -53,20 +52,19 @@ class Device(Struct, frozen=True):
 
 
 CPU = Device(4 * GIB, {"bf16": 1e11}, 1e10, 1e10, 1e10)
-"""Round numbers, for trying out."""
+"""Round numbers, for trial runs on a CPU."""
 
 
 def device(gpu: Gpu, num_gpus: int) -> Device:
-    """So many GPUs of this kind."""
     return Device(
         gpu.memory_bytes, gpu.peak_flops, gpu.bandwidth_bytes_per_s, gpu.host_link_bytes_per_s, gpu.link_bytes_per_s,
         num_gpus,
     )  # fmt: skip
 
 
-def sweep(model: Model, on: Device) -> tuple[list[Operation], list[str]]:
-    """The operators to time, coarse shapes first, so that half a sweep is worth something; and what is left out."""
-    fitting: dict[Operation, None] = {}
+def sweep(model: Model, on: Device) -> tuple[list[OperatorCase], list[str]]:
+    """Return the operators to time, coarse shapes first so that a partial sweep is useful, and notes."""
+    fitting: dict[OperatorCase, None] = {}
     too_large = 0
     for operation in _interleaved(_all(model, on)):
         if num_bytes(operation) > MEMORY_SHARE * on.memory_bytes or least_s(operation, on) * ROUNDS > LONGEST_S:
@@ -83,13 +81,13 @@ def sweep(model: Model, on: Device) -> tuple[list[Operation], list[str]]:
     return list(fitting), notes
 
 
-def seconds(operations: Iterable[Operation], on: Device) -> float:
-    """About how long timing them takes."""
+def seconds(operations: Iterable[OperatorCase], on: Device) -> float:
+    """Approximate time of a sweep."""
     return sum(OPERATOR_S + ROUNDS * 2 * least_s(operation, on) for operation in operations)
 
 
-def least_s(operation: Operation, on: Device) -> float:
-    """What the operator takes at the device's peaks."""
+def least_s(operation: OperatorCase, on: Device) -> float:
+    """Seconds of the operator at the device's peaks."""
     s = operation.columns()
     if operation.kind == "all_reduce":
         return 2 * s["num_bytes"] / on.link_bytes_per_s
@@ -99,8 +97,8 @@ def least_s(operation: Operation, on: Device) -> float:
     return max(num_bytes(operation) / on.bandwidth_bytes_per_s, _flops(operation.kind, s) / peak)
 
 
-def num_bytes(operation: Operation) -> float:
-    """Of the operands."""
+def num_bytes(operation: OperatorCase) -> float:
+    """Bytes of the operands."""
     s = operation.columns()
     if operation.kind == "gemm":
         width = 1 if operation.dtype == "fp8" else 2
@@ -112,7 +110,7 @@ def num_bytes(operation: Operation) -> float:
     return 2 * s["num_bytes"]
 
 
-def _flops(kind: Kind, s: dict[str, float]) -> float:
+def _flops(kind: OperatorKind, s: dict[str, float]) -> float:
     if kind == "gemm":
         return 2 * s["m"] * s["n"] * s["k"]
     if kind == "prefill_attention":
@@ -120,31 +118,31 @@ def _flops(kind: Kind, s: dict[str, float]) -> float:
     return 0.0
 
 
-def _all(model: Model, on: Device) -> Iterator[list[Operation]]:
-    """The operators of each kind."""
+def _all(model: Model, on: Device) -> Iterator[list[OperatorCase]]:
+    """Yield the operators of each kind."""
     for dtype in ("bf16", "fp8"):
         if dtype in on.flops:
             matrices = sorted({each for tp in DEGREES for each in matrices_of(model, tp)})
-            yield [Operation("gemm", dtype, (m, n, k)) for m, (n, k) in product(TOKENS, matrices)]
+            yield [OperatorCase("gemm", dtype, (m, n, k)) for m, (n, k) in product(TOKENS, matrices)]
     heads = sorted({(model.num_heads // tp, max(1, model.num_kv_heads // tp)) for tp in _degrees(model)}, reverse=True)
     dim = model.head_dim
     yield [
-        Operation("prefill_attention", "", (b, new, 0, h, kv, dim))
+        OperatorCase("prefill_attention", "", (b, new, 0, h, kv, dim))
         for new, b, (h, kv) in product(PROMPTS, PROMPT_BATCHES, heads)
     ]
     if model.mla is None:
         yield [
-            Operation("decode_attention", "", (b, context, h, kv, dim))
+            OperatorCase("decode_attention", "", (b, context, h, kv, dim))
             for b, context, (h, kv) in product(BATCHES, CONTEXTS, heads)
         ]
-    yield [Operation("device_copy", "", (size,)) for size in COPIES]
-    yield [Operation("host_copy", "", (size,)) for size in COPIES]
+    yield [OperatorCase("device_copy", "", (size,)) for size in COPIES]
+    yield [OperatorCase("host_copy", "", (size,)) for size in COPIES]
     degrees = [num for num in DEGREES[1:] if num <= on.num_gpus]
-    yield [Operation("all_reduce", "", (num, size)) for size, num in product(MESSAGES, degrees)]
+    yield [OperatorCase("all_reduce", "", (num, size)) for size, num in product(MESSAGES, degrees)]
 
 
 def matrices_of(model: Model, tp: int) -> list[tuple[int, int]]:
-    """(rows out, columns in) of a layer's weight matrices and the head on one of `tp` GPUs; none where it cannot be."""
+    """(rows out, columns in) of a layer's weight matrices and the head on one of `tp` GPUs; empty for invalid `tp`."""
     if tp not in _degrees(model):
         return []
     h, wide, dim = model.hidden_size, model.intermediate_size // tp, model.head_dim
@@ -157,13 +155,13 @@ def matrices_of(model: Model, tp: int) -> list[tuple[int, int]]:
 
 
 def _degrees(model: Model) -> list[int]:
-    """Those that divide the model."""
+    """Tensor parallel degrees that divide the model."""
     whole = (model.num_heads, model.intermediate_size, model.vocab_size)
     return [tp for tp in DEGREES if all(size % tp == 0 for size in whole)]
 
 
-def _interleaved(groups: Iterable[list[Operation]]) -> Iterator[Operation]:
-    """Every eighth of each kind, kinds in turn, then those halfway between, and so on."""
+def _interleaved(groups: Iterable[list[OperatorCase]]) -> Iterator[OperatorCase]:
+    """Every eighth operator of each kind, kinds in turn, then those halfway between, and so on."""
     lists = list(groups)
     for offset in (0, 4, 2, 6, 1, 5, 3, 7):
         for turn in zip_longest(*(group[offset::8] for group in lists)):

@@ -1,53 +1,83 @@
-"""Times operators one after the other and keeps a file of what was measured up to date."""
+"""Time operators one after the other, and keep a CSV file of the results that is complete at any time.
+
+The clock and the kernels are arguments; nothing here depends on a device. An interrupted sweep continues from its file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
 from pathlib import Path
+from statistics import median
 
 from msgspec import Struct
 
-from headway.calibration.measure import file
-from headway.calibration.measure.file import Row
-from headway.calibration.measure.plan import Operation
-from headway.calibration.measure.timing import Kernel, time_s
+from headway.calibration.measure.plan import OperatorCase
+from headway.calibration.operators import COLUMNS, SHAPES
+from headway.core.errors import HeadwayError
+from headway.workload.atomic_file import write_text
 
+ROUND_S = 0.02
+"""A round repeats the kernel for about this long, so that the overhead of clock and launch is negligible."""
+NUM_ROUNDS = 5
+MOST_REPEATS = 2000
 SAVE_S = 2.0
-"""How often the file is written."""
+"""Seconds between writes of the file."""
 
 
-class Failure(Exception):  # noqa: N818 (what a kernel says when it cannot run)
+class KernelError(Exception):
     """A kernel cannot run: out of memory, or not supported."""
 
 
-class Swept(Struct, frozen=True):
-    """What a sweep did."""
+class SweepResult(Struct, frozen=True):
+    """Numbers of operators timed, known, left and failed in a sweep."""
 
     num_timed: int
     num_known: int
-    """In the file before."""
+    """Already in the file."""
     num_left: int
-    """Not reached in the time given."""
+    """Not reached within the time limit."""
     failures: dict[str, int]
-    """Why, and how many."""
+    """Number of failures by reason."""
+
+
+class TimedKernel(Struct, frozen=True):
+    """One kernel as two callables, which may be asynchronous."""
+
+    run: Callable[[], object]
+    """Starts the kernel; may return before the device is done."""
+    wait: Callable[[], object]
+    """Returns when the device is done."""
+    calls: int = 1
+    """Calls of the operator in one `run`."""
+
+
+class TimedOperator(Struct, frozen=True):
+    """One measured operator."""
+
+    operation: OperatorCase
+    latency_s: float
+    gpu: str
+    software: str
 
 
 def run(
-    operations: Sequence[Operation],
-    kernels: Callable[[Operation], Kernel],
+    operations: Sequence[OperatorCase],
+    kernels: Callable[[OperatorCase], TimedKernel],
     clock: Callable[[], float],
     path: Path,
     gpu: str,
     software: str,
     limit_s: float | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Swept:
-    """Time the operators that `path` does not hold yet, for `limit_s` at most. What is measured is never lost:
-    the file is whole at any time, also when this is interrupted.
+) -> SweepResult:
+    """Time the operators that are not yet in `path`, for at most `limit_s`.
 
-    `kernels` makes an operator's kernel, and raises `Failure` where it cannot be run.
+    The file is complete at any time, also after an interruption. `kernels` returns the kernel of an operator and raises
+    `KernelError` if the device cannot run it.
     """
-    rows = file.read(path, gpu)
+    rows = read_file(path, gpu)
     known = {row.operation for row in rows}
     waiting = [operation for operation in operations if operation not in known]
     failures: dict[str, int] = {}
@@ -58,17 +88,83 @@ def run(
             if limit_s is not None and clock() - start_s >= limit_s:
                 break
             try:
-                rows.append(Row(operation, time_s(kernels(operation), clock), gpu, software))
-            except Failure as failure:
+                rows.append(TimedOperator(operation, time_s(kernels(operation), clock), gpu, software))
+            except KernelError as failure:
                 why = f"{operation.kind}{f' {operation.dtype}' if operation.dtype else ''}: {failure}"
                 failures[why] = failures.get(why, 0) + 1
             done += 1
             if progress is not None:
                 progress(done / len(waiting))
             if clock() - saved_s >= SAVE_S:
-                file.write(path, rows)
+                write_file(path, rows)
                 saved_s = clock()
     finally:
         if len(rows) > len(known):
-            file.write(path, rows)
-    return Swept(len(rows) - len(known), len(operations) - len(waiting), len(waiting) - done, failures)
+            write_file(path, rows)
+    return SweepResult(len(rows) - len(known), len(operations) - len(waiting), len(waiting) - done, failures)
+
+
+def time_s(kernel: TimedKernel, clock: Callable[[], float]) -> float:
+    """Median seconds of one call of the operator over several rounds, after a warm-up."""
+    for _ in range(2):
+        kernel.run()
+    kernel.wait()
+    once_s = _round_s(kernel, 1, clock)
+    repeats = max(1, min(MOST_REPEATS, round(ROUND_S / once_s))) if once_s > 0 else MOST_REPEATS
+    rounds = [_round_s(kernel, repeats, clock) for _ in range(NUM_ROUNDS)]
+    return median(rounds) / repeats / kernel.calls
+
+
+def _round_s(kernel: TimedKernel, repeats: int, clock: Callable[[], float]) -> float:
+    start_s = clock()
+    for _ in range(repeats):
+        kernel.run()
+    kernel.wait()
+    return clock() - start_s
+
+
+def read_file(path: Path, gpu: str) -> list[TimedOperator]:
+    """The rows of an existing file; none if there is no file.
+
+    HeadwayError if the file has another format or measurements of another GPU.
+    """
+    if not path.exists():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise HeadwayError(f"{path}: exists and is not a file of headway measure; give another --out")
+            rows = [_row(values, path, reader.line_num) for values in reader]
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
+    for row in rows:
+        if row.gpu != gpu:
+            raise HeadwayError(f"{path}: has measurements of {row.gpu}; expected {gpu}; give another --out")
+    return rows
+
+
+def write_file(path: Path, rows: Iterable[TimedOperator]) -> None:
+    """Write all rows atomically."""
+    text = StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        shape = {name: f"{value:.0f}" for name, value in row.operation.columns().items()}
+        writer.writerow({
+            "operator": row.operation.kind, "dtype": row.operation.dtype, **shape,
+            "latency_s": f"{row.latency_s:.6g}", "gpu": row.gpu, "software": row.software,
+        })  # fmt: skip
+    write_text(path, text.getvalue())
+
+
+def _row(values: dict[str, str], path: Path, line: int) -> TimedOperator:
+    for kind, names in SHAPES.items():
+        if kind == values["operator"]:
+            try:
+                shape = tuple(float(values[name]) for name in names)
+                operation = OperatorCase(kind, values["dtype"], shape)
+                return TimedOperator(operation, float(values["latency_s"]), values["gpu"], values["software"])
+            except (ValueError, TypeError, KeyError):
+                raise HeadwayError(f"{path}:{line}: not as headway measure writes it; give another --out") from None
+    raise HeadwayError(f"{path}:{line}: unknown operator {values['operator']!r}; give another --out")

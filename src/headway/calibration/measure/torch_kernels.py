@@ -1,24 +1,23 @@
-"""Operators as PyTorch runs them, on a CUDA device or, for trying out, on the CPU."""
+"""Kernels of the operators in PyTorch, on a CUDA device or, for trial runs, on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from headway.calibration.measure.plan import Operation
-from headway.calibration.measure.sweep import Failure
-from headway.calibration.measure.timing import Kernel
+from headway.calibration.measure.plan import OperatorCase
+from headway.calibration.measure.sweep import KernelError, TimedKernel
 from headway.core.errors import HeadwayError
 
 COLD_BYTES = 512 * 2**20
-"""Operands rotate through copies of this much, so that no cache holds them: an engine finds its weights in memory."""
+"""Operands rotate through copies of this total size, so that no cache holds them, as with an engine's weights."""
 MOST_COPIES = 16
 GRAPH_CALLS = 16
 GRAPHED = ("gemm", "prefill_attention", "decode_attention", "device_copy")
 
 
 def load() -> Any:
-    """PyTorch, which is an optional dependency."""
+    """Import PyTorch, an optional dependency. HeadwayError if it is missing."""
     try:
         import torch
     except ImportError:
@@ -27,7 +26,7 @@ def load() -> Any:
 
 
 class TorchKernels:
-    """Makes the kernel of an operator."""
+    """Callable that returns the kernel of an operator."""
 
     def __init__(self, device: str) -> None:
         self._torch = load()
@@ -38,22 +37,19 @@ class TorchKernels:
 
     @property
     def software(self) -> str:
-        """What measures."""
         cuda = f", CUDA {self._torch.version.cuda}" if self._cuda else ", CPU"
         return f"torch {self._torch.__version__}{cuda}"
 
     @property
     def gpu_name(self) -> str:
-        """The product name of the GPU."""
         return str(self._torch.cuda.get_device_name(0)) if self._cuda else "cpu"
 
     @property
     def num_gpus(self) -> int:
-        """How many there are."""
         return int(self._torch.cuda.device_count()) if self._cuda else 1
 
-    def __call__(self, operation: Operation) -> Kernel:
-        """Ready to be timed. Raises `Failure` where this device cannot run it."""
+    def __call__(self, operation: OperatorCase) -> TimedKernel:
+        """Return a kernel ready to be timed. KernelError if this device cannot run it."""
         make = getattr(self, f"_{operation.kind}")
         shape = {name: int(value) for name, value in operation.columns().items()}
         try:
@@ -63,23 +59,23 @@ class TorchKernels:
             if self._cuda and operation.kind in GRAPHED:
                 return self._graph(call)
         except (RuntimeError, AttributeError, TypeError, NotImplementedError) as error:
-            raise Failure(_first_line(error)) from None
-        return Kernel(_counted(call), self._wait)
+            raise KernelError(_first_line(error)) from None
+        return TimedKernel(_counted(call), self._wait)
 
     def _wait(self) -> None:
         if self._cuda:
             self._torch.cuda.synchronize()
 
-    def _graph(self, call: Callable[[int], object]) -> Kernel:
-        """Several calls captured, as engines do, so that the time to launch does not count."""
+    def _graph(self, call: Callable[[int], object]) -> TimedKernel:
+        """Capture several calls in a CUDA graph, as engines do, so that launch time does not count."""
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):
             for i in range(GRAPH_CALLS):
                 call(i)
-        return Kernel(graph.replay, self._wait, GRAPH_CALLS)
+        return TimedKernel(graph.replay, self._wait, GRAPH_CALLS)
 
     def _copies(self, num_bytes: float) -> int:
-        """How many sets of operands to rotate through."""
+        """Number of sets of operands to rotate through."""
         return max(1, min(MOST_COPIES, round(COLD_BYTES / max(num_bytes, 1)))) if self._cuda else 1
 
     def _random(self, *size: int) -> Any:
@@ -134,7 +130,7 @@ class TorchKernels:
 
 
 def _counted(call: Callable[[int], object]) -> Callable[[], object]:
-    """`call` with 0, 1, 2, ..."""
+    """A function that calls `call` with 0, 1, 2, ..."""
     count = iter(range(1 << 62))
     return lambda: call(next(count))
 

@@ -1,4 +1,4 @@
-"""How far what is predicted lies from what was measured: per experiment and stage, and over all experiments."""
+"""Errors of predicted latencies against measured ones: per experiment and stage, and over all experiments."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import isfinite
 import numpy as np
 from msgspec import Struct, field
 
-from headway.calibration.replay import Latencies, Replayed
-from headway.calibration.serving import Experiment, Measured
+from headway.calibration.replay import ReplayResult, SimulatedLatencies
+from headway.calibration.serving import MeasuredLatencies, ServingExperiment
 
 OVERALL = {
     "e2e_mean": "e2e_mean_ms",
@@ -21,19 +21,19 @@ OVERALL = {
     "ttft_p90": "ttft_p90_ms",
     "ttft_p99": "ttft_p99_ms",
 }
-"""Keys of errors, and the latencies that they are of. `tpot` is the time per token that E2E and TTFT leave."""
+"""Key of an error -> latency. `tpot` is the time per token computed from E2E and TTFT."""
 
 
-class Pair(Struct, frozen=True):
-    """One latency, in milliseconds. `error_pct` is signed: above 0 where the prediction is too slow."""
+class LatencyError(Struct, frozen=True):
+    """One latency, in milliseconds. `error_pct` is above 0 if the prediction is too slow."""
 
     measured: float
     predicted: float
     error_pct: float
 
 
-class Compared(Struct, frozen=True):
-    """One experiment."""
+class ExperimentErrors(Struct, frozen=True):
+    """The errors of one experiment."""
 
     id: str
     workload: str
@@ -43,32 +43,32 @@ class Compared(Struct, frozen=True):
     dp: int
     calibrated: bool
     contradiction: str | None
-    """What the measurement says against itself; None if nothing."""
+    """An inconsistency within the measurement, if any."""
     num_unfinished: int
-    errors: dict[str, Pair]
-    stages: list[dict[str, Pair]]
+    errors: dict[str, LatencyError]
+    stages: list[dict[str, LatencyError]]
 
 
 class Validation(Struct, frozen=True):
-    """A file of experiments against the simulator. Errors in percent, means over experiments."""
+    """Errors of the simulator on a file of experiments, in percent, means over experiments."""
 
     overall: dict[str, float]
     """Mean absolute percentage errors."""
     bias: dict[str, float]
-    """Mean signed ones."""
+    """Mean signed percentage errors."""
     consistent: dict[str, float]
-    """As `overall`, without experiments that contradict themselves."""
+    """As `overall`, without inconsistent experiments."""
     num_experiments: int
     contradicting: list[str]
-    experiments: list[Compared]
+    experiments: list[ExperimentErrors]
     refused: list[str] = field(default_factory=list)
-    """Rows that were left out, and why."""
+    """Skipped rows, with reasons."""
 
 
-def compare(experiment: Experiment, replayed: Replayed, calibrated: bool) -> Compared:
-    """Every latency of an experiment, as measured and as predicted."""
+def compare(experiment: ServingExperiment, replayed: ReplayResult, calibrated: bool) -> ExperimentErrors:
+    """Compare every latency of an experiment, measured and predicted."""
     tokens = experiment.output_tokens
-    return Compared(
+    return ExperimentErrors(
         id=experiment.id,
         workload=experiment.workload,
         model=experiment.model.name,
@@ -86,8 +86,8 @@ def compare(experiment: Experiment, replayed: Replayed, calibrated: bool) -> Com
     )
 
 
-def pairs(measured: Measured, found: Latencies, output_tokens: int) -> dict[str, Pair]:
-    """By the keys of `OVERALL`; what neither side has (the time per token of one token) is left out."""
+def pairs(measured: MeasuredLatencies, found: SimulatedLatencies, output_tokens: int) -> dict[str, LatencyError]:
+    """Errors by the keys of `OVERALL`. The time per token of single-token outputs is omitted."""
     real = {
         "e2e_mean": measured.e2e_mean_ms,
         "itl_mean": measured.itl_mean_ms,
@@ -98,29 +98,28 @@ def pairs(measured: Measured, found: Latencies, output_tokens: int) -> dict[str,
         "ttft_p90": measured.ttft_p90_ms,
         "ttft_p99": measured.ttft_p99_ms,
     }
-    said = _predicted(found)
+    predicted = _predicted(found)
     return {
-        key: Pair(real[key], said[key], (said[key] / real[key] - 1) * 100)
+        key: LatencyError(real[key], predicted[key], (predicted[key] / real[key] - 1) * 100)
         for key in OVERALL
-        if isfinite(said[key]) and real[key] > 0
+        if isfinite(predicted[key]) and real[key] > 0
     }
 
 
-def _predicted(found: Latencies) -> dict[str, float]:
-    """All requests give as many tokens, so the mean gap between tokens is the mean time per token."""
+def _predicted(found: SimulatedLatencies) -> dict[str, float]:
+    """All outputs have the same length, so the mean gap between tokens equals the mean time per token."""
     if not len(found.e2e_ms):
         return dict.fromkeys(OVERALL, float("nan"))
     tpot = float(found.tpot_ms.mean())
-    said = {"e2e_mean": float(found.e2e_ms.mean()), "itl_mean": tpot, "tpot_mean": tpot}
-    said["ttft_mean"] = float(found.ttft_ms.mean())
+    predicted = {"e2e_mean": float(found.e2e_ms.mean()), "itl_mean": tpot, "tpot_mean": tpot}
+    predicted["ttft_mean"] = float(found.ttft_ms.mean())
     for kind, values in (("e2e", found.e2e_ms), ("ttft", found.ttft_ms)):
         for share in (90, 99):
-            said[f"{kind}_p{share}"] = float(np.percentile(values, share))
-    return said
+            predicted[f"{kind}_p{share}"] = float(np.percentile(values, share))
+    return predicted
 
 
-def validation(compared: Sequence[Compared], refused: Sequence[str] = ()) -> Validation:
-    """Means over experiments."""
+def validation(compared: Sequence[ExperimentErrors], refused: Sequence[str] = ()) -> Validation:
     consistent = [one for one in compared if one.contradiction is None]
     return Validation(
         overall=_means(compared, absolute=True),
@@ -133,10 +132,10 @@ def validation(compared: Sequence[Compared], refused: Sequence[str] = ()) -> Val
     )
 
 
-def _means(compared: Sequence[Compared], absolute: bool) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _means(compared: Sequence[ExperimentErrors], absolute: bool) -> dict[str, float]:
+    means: dict[str, float] = {}
     for key in OVERALL:
         errors = [one.errors[key].error_pct for one in compared if key in one.errors]
         if errors:
-            found[key] = sum(abs(error) if absolute else error for error in errors) / len(errors)
-    return found
+            means[key] = sum(abs(error) if absolute else error for error in errors) / len(errors)
+    return means

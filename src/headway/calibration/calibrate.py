@@ -1,4 +1,4 @@
-"""Fitted coefficients as a file of the catalog's kind, with residuals and where they are from."""
+"""Fit all measurements of a GPU and write a coefficient file in the catalog's format, with residuals and sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway import catalog
 from headway.calibration.fit import fit_all
 from headway.calibration.measurements import Measurements
 from headway.calibration.overhead import fit_overhead
-from headway.calibration.solve import Fitted
+from headway.calibration.solve import FitResult
 from headway.catalog.coefficients import CoefficientFile, Coefficients, Kernels
 from headway.catalog.load import has_measured_kernels
 from headway.core.errors import HeadwayError
@@ -21,40 +21,40 @@ from headway.core.fleet import Gpu
 from headway.workload.atomic_file import write_text
 
 CORE = ("gemm.bf16", "prefill_attention", "decode_attention")
-"""Without these, a GPU's kernels are not measured."""
-NOT_KEPT = ("host_copy",)
-"""Fitted to be looked at; no coefficient of step times."""
+"""Required fits for a GPU to count as measured."""
+REPORT_ONLY = ("host_copy",)
+"""Fitted for the report only; step times do not use them."""
 DIGITS = 4
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What was fitted, and the file that says so."""
+    """The fits, and the resulting coefficient file."""
 
     file: CoefficientFile
-    fits: tuple[Fitted, ...]
+    fits: tuple[FitResult, ...]
     notes: tuple[str, ...]
-    """What was not fitted, and where it is from instead."""
+    """Coefficients that were not fitted, and their origin."""
 
 
 def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, version: str = "") -> Calibration:
-    """Fit all that the measurements tell; what they do not is taken from the catalog. `version` is the engine's.
+    """Fit all coefficients that the measurements determine and take the others from the catalog.
 
-    Raises HeadwayError where one fit fails (see `solve`), or nothing is there to fit on.
+    `version` is the engine's version. HeadwayError if a fit fails (see `solve`) or nothing can be fitted.
     """
     known = catalog.coefficients(gpu.name, engine)
     fits, notes = fit_all(measured.samples, gpu)
     if not fits and not measured.loads:
         raise HeadwayError(f"nothing could be fitted for {gpu.name}: {'; '.join(notes)}")
-    kernels, kept = _kernels(known.kernels, fits, source)
-    if kept:
+    kernels, from_catalog = _kernels(known.kernels, fits, source)
+    if from_catalog:
         origin = "measured on it" if has_measured_kernels(gpu.name) else "not measured on it"
-        notes.append(f"taken from the catalog for {gpu.name} ({origin}): {', '.join(kept)}")
+        notes.append(f"taken from the catalog for {gpu.name} ({origin}): {', '.join(from_catalog)}")
     overheads = {}
-    found = Coefficients(kernels, known.overhead, known.calibrated)
+    combined = Coefficients(kernels, known.overhead, known.calibrated)
     if measured.loads:
-        overhead, left = fit_overhead(measured.loads, gpu, engine, found)
+        overhead, more_notes = fit_overhead(measured.loads, gpu, engine, combined)
         fits.append(overhead)
-        notes += left
+        notes += more_notes
         residuals = {"median_absolute": _rounded(overhead.residual)}
         numbers = {name: _rounded(value) for name, value in overhead.values.items()}
         overheads[engine] = replace(known.overhead, **numbers, version=version, residuals=residuals, source=source)
@@ -71,16 +71,16 @@ def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, versio
 
 
 def write(path: Path, file: CoefficientFile) -> None:
-    """As JSON, whole or not at all."""
+    """Write the file as JSON, atomically."""
     write_text(path, msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")
 
 
-def _kernels(known: Kernels, fits: Sequence[Fitted], source: str) -> tuple[Kernels, list[str]]:
-    """The catalog's kernels with what was fitted in their place, and what was kept."""
+def _kernels(known: Kernels, fits: Sequence[FitResult], source: str) -> tuple[Kernels, list[str]]:
+    """The catalog's kernels overridden by the fits, and the names of those not overridden."""
     found: dict[str, Any] = msgspec.to_builtins(known)
     residuals: dict[str, float] = found["residuals"]
     before = _keys(found)
-    done = [fit for fit in fits if fit.key not in NOT_KEPT]
+    done = [fit for fit in fits if fit.key not in REPORT_ONLY]
     for fit in done:
         values = {name: _rounded(value) for name, value in fit.values.items()}
         group, _, entry = fit.key.partition(".")
