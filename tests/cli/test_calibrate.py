@@ -86,7 +86,7 @@ def test_rows_of_another_gpu_alone(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_same_table_twice_counts_once(tables: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(tables[0], tables[0], "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["files"][-1]["left_out"] == {"that stand there a second time": 42}
+    assert found["files"][-1]["left_out"] == {"that are duplicates": 42}
     assert found["fits"][0]["num_fitted"] + found["fits"][0]["num_held_out"] == 42
 
 
@@ -113,7 +113,7 @@ def test_a_fit_that_fails_writes_nothing(tmp_path: Path, capsys: pytest.CaptureF
         (["binary.csv"], "binary.csv: cannot be read as text"),
         (["torn.gz"], "torn.gz: cannot be read as text"),
         (["header.csv"], "nothing that can be used for h100-80gb-sxm: header.csv: no rows"),
-        (["short.csv"], "nothing could be fitted for h100-80gb-sxm: gemm.bf16: 1 shapes that count, 13 are needed"),
+        (["short.csv"], "nothing could be fitted for h100-80gb-sxm: gemm.bf16: 1 usable shapes, 13 are needed"),
         (["nan.json"], "rate_rps is nan"),
         (["odd.csv", "--out", "x.json"], "--source is missing"),
         (["odd.csv", "--gpu", "h1000"], "unknown GPU 'h1000'; did you mean"),

@@ -32,16 +32,16 @@ def command(measurements: tuple[Path, ...], gpu: str, engine: str, out: Path | N
     JSON of vLLM bench serve and guidellm. Every fifth shape is held out to compute the residual. Use the file with
     --coefficients, or with coefficients: in a scenario's fleet. A failed fit writes nothing.
     """
-    from headway.calibration.benchmarks import Told
+    from headway.calibration.benchmarks import BenchmarkSettings
+    from headway.calibration.calibrate import calibrate, write
     from headway.calibration.measurements import read
-    from headway.calibration.write import calibrate, write
 
     if out is not None and not source.strip():
         raise HeadwayError("--source is missing; expected who measured what, and when, to record in the file")
     accelerator, profile = catalog.gpu(gpu), catalog.engine(engine)
     model = None if flags["model"] is None else catalog.model(flags["model"])
     budget = flags["max_num_batched_tokens"] or profile.max_num_batched_tokens
-    measured = read(measurements, accelerator, Told(model, flags["tp"], budget))
+    measured = read(measurements, accelerator, BenchmarkSettings(model, flags["tp"], budget))
     origin = source.strip() or "measurements without a source"
     calibration = calibrate(measured, accelerator, profile.name, origin, flags["engine_version"])
     if out is not None:
