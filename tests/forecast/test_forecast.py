@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError
-from headway.core.forecast import Floats, Forecaster
+from headway.core.policy import Floats, Forecaster
 from headway.forecast.methods import Blend, make
 from headway.forecast.naive import LastValue, SeasonalNaive
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fakes import FakePool, FakePools, FakeReplica
 from headway.core.errors import HeadwayError
-from headway.core.forecast import Floats
+from headway.core.policy import Floats
 from headway.policies import resolve
 from headway.policies.scaling.chiron import ChironScaler
 from headway.policies.scaling.cover import GreedyCover
@@ -430,7 +430,7 @@ def test_scalers_with_a_plan_pass_the_conformance_checks(name: str) -> None:
 
     def make() -> Any:
         scaler = choice()
-        scaler._hourly._task._work._planner._check = _anything  # stories need not have both models
+        scaler._hourly._task._function._planner._check = _anything  # stories need not have both models
         return scaler
 
     check_scaler(make, range(4))

@@ -13,7 +13,7 @@ from fakes import FakePool, FakeReplica
 from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.core.forecast import Floats
+from headway.core.policy import Floats
 from headway.forecast.naive import LastValue
 from headway.policies.scaling.hourly_plan import Planning
 from headway.scenario import long_term as long_term_module

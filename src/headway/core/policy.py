@@ -1,7 +1,7 @@
-"""The Protocols, one verb each. A policy's constructor is its config; its state lives on its instance.
+"""The Protocols of policies: one verb each. A policy's constructor is its config; its state lives on its instance.
 
-Optional on every kind: `learn(record)`, called with each `Ended` request, and `oracle = True` for a policy that
-reads what only an oracle knows (drivers that cannot know it refuse such a policy).
+Every policy may also have `learn(record)`, called with each `Ended` request, and `oracle = True` if it reads what only
+an oracle knows. Drivers that cannot know it refuse such a policy.
 """
 
 from __future__ import annotations
@@ -9,185 +9,205 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from headway.core.decision import Move, Placement, Release
-from headway.core.forecast import Forecaster
 from headway.core.record import Ended
 from headway.core.view import AdmissionView, CascadeView, FleetView, PoolCounts, PoolsView, RequestView
 
+Floats = npt.NDArray[np.float64]
+
 
 class Router(Protocol):
-    """Which replica gets a request.
+    """Chooses the replica for a request.
 
-    Where replicas have roles, a router with `pairs = True` is offered all of them, and says the whole way
-    (`Placement.decode`). Any other is offered those that prefill; who decodes is then the least loaded of the combo.
+    If replicas have roles, a router with `pairs = True` is offered all of them and chooses the decode replica, too
+    (`Placement.decode`). Other routers are offered those that prefill; the least loaded replica of the combo decodes.
     """
 
     def route(self, request: RequestView, view: FleetView) -> Placement:
-        """One of `view.replicas`."""
+        """Choose one of `view.replicas`."""
 
 
 class Ordering(Protocol):
-    """Who goes first.
-
-    `rank` sees one request's own state and says a sortable key, of one shape for all requests: lower runs first,
-    and who ranks last is preempted first. Ties go to the lower request id.
-    """
+    """Ranks the requests of a queue."""
 
     quantum: int | None
-    """Tokens after which a running request goes to the end of the line while others wait; None = never."""
+    """Tokens after which a running request goes to the end of the queue while others wait; None = no quantum."""
     preemptive: bool
-    """True: a waiting request takes the place of running ones that rank behind it."""
+    """Whether a waiting request takes the place of running requests that rank behind it."""
 
-    def rank(self, request: RequestView, now: float) -> Any: ...
+    def rank(self, request: RequestView, now: float) -> Any:
+        """The request's sort key at `now` (seconds), from its own state only. Keys of all requests are comparable.
+
+        The lowest key runs first, and the highest is preempted first. Ties go to the lower request id.
+        """
 
 
 @runtime_checkable
 class MovingOrdering(Protocol):
-    """An ordering whose ranks move with time, while nothing else happens."""
+    """An ordering whose ranks change with time alone."""
 
     def next_change(self, request: RequestView, now: float) -> float | None:
-        """When this request's rank changes next, after `now`; None = never."""
+        """Time (seconds) after `now` at which this request's rank changes next; None = never."""
 
 
 @runtime_checkable
 class SteppedOrdering(Protocol):
-    """An ordering whose rank of a request gets worse as the request gains tokens.
+    """An ordering that ranks a request worse once it has gained a number of tokens.
 
-    A rank that only gets better with each token need not say so.
+    An ordering whose ranks only improve with each token need not implement this.
     """
 
     def next_change_tokens(self, request: RequestView) -> int | None:
-        """After how many further output tokens the rank gets worse; None = never."""
+        """Further output tokens after which the rank gets worse; None = never."""
 
 
 @runtime_checkable
 class QueuedOrdering(Protocol):
-    """An ordering that keeps its requests in several queues, those of queue 0 first.
+    """An ordering with several queues, of which queue 0 goes first.
 
-    `rank` begins with the queue. A request that changes queues starts a quantum, and a place in line, anew. With
-    tokens, it may only go to a later queue, and `next_change_tokens` says when; a change of phase may do either.
+    `rank` begins with the queue. A request that changes queues begins a new quantum and turn. While a request gains
+    tokens it may only go to a later queue, and `next_change_tokens` says when; a change of phase may do either.
     """
 
     num_queues: int
 
     def queue(self, request: RequestView) -> int:
-        """Which queue the request stands in, 0 to `num_queues - 1`."""
+        """The request's queue, 0 to `num_queues - 1`."""
 
 
 class Migration(Protocol):
-    """Who goes to another replica."""
+    """Chooses requests to move to other replicas."""
 
     interval_s: float | None
-    """`moves` is asked this often; None = never."""
+    """Seconds between two calls of `moves`; None = never."""
 
     def moves(self, view: FleetView) -> Sequence[Move]:
-        """Moves to begin now. One that cannot be made (any more) is left out."""
+        """Moves to begin now. Moves that are not possible (any more) are ignored."""
 
     def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
-        """The request's reasoning is over: where to answer; None = where it is.
+        """The move of a request that has ended its reasoning; None = it stays.
 
-        `view.replicas` are those that may take it, and its own.
+        `view.replicas` are the replicas that can take it, and its own.
         """
 
 
 class Admission(Protocol):
-    """Which requests are kept for later, and when they go."""
+    """Holds requests back, and releases them later."""
 
     interval_s: float
-    """`release` is asked this often."""
+    """Seconds between two calls of `release`."""
 
     def holds(self, request: RequestView) -> bool:
-        """Whether a request that comes in is kept back."""
+        """Whether an arriving request is held."""
 
     def release(self, view: AdmissionView) -> Sequence[Release]:
-        """Which of those that are kept go now."""
+        """The held requests to release now."""
 
 
 class Cascade(Protocol):
-    """Which of several models' answers a request gets."""
+    """Chooses which of several models answers a request."""
 
     def enter(self, request: RequestView, view: CascadeView) -> int:
         """The stage at which the request starts."""
 
     def accept(self, request: RequestView, score: float, view: CascadeView) -> bool:
-        """A stage's answer has been judged, 0 to 100: is it good enough? Else the next stage answers anew.
+        """Whether a stage's answer with this score (0 to 100) is good enough; else the next stage answers.
 
-        The last stage's answer is not judged.
+        Not called for the last stage, unless the policy is an `Auditor`.
         """
 
 
 @runtime_checkable
 class Auditor(Protocol):
-    """A cascade policy that wants the last model's answers judged, too."""
+    """A cascade policy that also has answers of the last stage judged."""
 
     def judges_last(self, request: RequestView) -> bool:
-        """Whether this request's is; whatever it scores, it is given."""
+        """Whether this request's last answer is judged. It is accepted with any score."""
 
 
 class Scaler(Protocol):
-    """How many replicas there are."""
+    """Chooses the number of replicas."""
 
     interval_s: float
-    """`scale` is asked this often."""
+    """Seconds between two calls of `scale`."""
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
-        """Replicas wanted (up, and not draining) by pool; pools left out stay as they are."""
+        """Wanted replicas (up and not draining) by pool; pools left out keep their number."""
+
+
+# Services that a policy receives at construction.
+
+
+class Forecaster(Protocol):
+    """Forecasts a regular series. The same history gives the same forecast, whatever was forecast before."""
+
+    cheats: bool
+    """Whether the forecaster knows more than the history, so that its results are not forecasts."""
+
+    def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
+        """Quantiles (rows, in the given order) of the next `steps` values (columns), none below 0.
+
+        `history` has one value per step, oldest first, at least one. Rows do not cross: a higher quantile is no lower.
+        """
+
+
+MakeForecaster = Callable[[str, str], Forecaster]
+"""Creates a forecaster of the demand for a model in a region."""
 
 
 class ComboPlanner(Protocol):
-    """Which combos serve a demand best. A scaler is handed one when it is made."""
+    """Plans which combos serve a demand best."""
 
     def best(self, demand_rps: float, most: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, int]:
-        """How many of each of the combos that `most` names, no more than it says.
+        """Number of combos by name, at most `most`.
 
-        They take no more GPUs than `gpus` has, by type; types that it does not name are not limited. Where they
-        cannot serve all of the demand, they serve as much of it as can be.
+        They take no more GPUs than `gpus`, by type; types not in it are not limited. If the limits do not allow combos
+        for all of the demand (requests per second), they serve as much of it as possible.
         """
 
 
 class InstancePlanner(Protocol):
-    """How many instances of each model each region should have. A scaler is handed one when it is made."""
+    """Plans how many instances of each model each region has."""
 
     def instances(
         self, demand_tps: Mapping[tuple[str, str], Sequence[float]], pools: Sequence[PoolCounts]
     ) -> Mapping[str, int]:
-        """Replicas to have by pool, within its bounds; pools left out stay as they are.
+        """Replicas by pool, within the pool's limits; pools left out keep their number.
 
-        `demand_tps` are input tokens per second, by model and region, in each window of the period to plan for.
+        `demand_tps` is input tokens per second by (model, region), in each window of the period to plan for.
         """
 
 
 class CascadeReplanner(Protocol):
-    """Watches a cascade and plans it anew. A cascade policy and a scaler are handed the same one when they are made."""
+    """Observes a cascade and plans it again. One instance is shared by a cascade policy and a scaler."""
 
     def arrived(self, request: RequestView, now: float) -> None:
-        """A request came in."""
+        """Note the arrival of a request."""
 
     def audits(self, request: int) -> bool:
         """Whether all models answer this request, so that all of their scores are known."""
 
     def scored(self, request: int, stage: int, score: float) -> None:
-        """A stage's answer was judged."""
+        """Note the score of a stage's answer."""
 
     def ended(self, record: Ended) -> None:
-        """A stage is done with a request."""
+        """Note the end of a request's stay in one stage."""
 
     def thresholds(self) -> Sequence[float]:
-        """Of the plan that is followed: one for each stage but the last."""
+        """The thresholds of the plan in force: one per stage but the last."""
 
     def replicas(self, now: float) -> Mapping[str, int]:
-        """Of the newest plan: replicas to have by pool; other pools are not the cascade's."""
+        """The wanted replicas of the newest plan, by pool; other pools do not belong to the cascade."""
 
     def adopt(self) -> None:
-        """Every model of the newest plan serves: its thresholds hold from now on."""
-
-
-MakeForecaster = Callable[[str, str], Forecaster]
-"""A forecaster of the demand for a model in a region. A scaler is handed one when it is made."""
+        """Put the newest plan in force: every model of it serves."""
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """A policy that learns from what ended."""
+    """A policy that learns from ended requests."""
 
     def learn(self, record: Ended) -> None: ...

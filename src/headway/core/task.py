@@ -1,4 +1,4 @@
-"""Who works out what takes long, such as a plan: here and now in a simulation, beside the event loop in a gateway."""
+"""Work that takes long, such as planning: done at once in a simulation, beside the event loop in a gateway."""
 
 from __future__ import annotations
 
@@ -7,37 +7,35 @@ from typing import Any, Protocol
 
 
 class BackgroundTask(Protocol):
-    """Has one piece of work, and does it again and again, for other arguments."""
+    """One function that is computed again and again, for other arguments. One computation runs at a time."""
 
     @property
     def is_busy(self) -> bool:
-        """It is not done with what it was asked last."""
+        """Whether a computation is running."""
 
-    def ask(self, *arguments: Any) -> None:
-        """Work it out for these. Never while it is busy."""
+    def start(self, *arguments: Any) -> None:
+        """Start to compute the function for these arguments. Call only while the task is not busy."""
 
-    def answer(self) -> Any:
-        """What came of it, once it is done; None: it failed, and whoever runs it has been told why."""
+    def result(self) -> Any:
+        """The result of the last computation, after its end; None if it failed. The task has logged the reason."""
 
 
 TaskFactory = Callable[[Callable[..., Any]], BackgroundTask]
-"""Finds a clerk for a piece of work."""
+"""Creates a task for a function."""
 
 
 class InlineTask:
-    """No time passes. What goes wrong is raised."""
+    """A task that computes in `result`, takes no simulated time, and raises what the function raises."""
 
     is_busy = False
 
-    def __init__(self, work: Callable[..., Any]) -> None:
-        self._work = work
-        self._asked: tuple[Any, ...] = ()
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._arguments: tuple[Any, ...] = ()
 
-    def ask(self, *arguments: Any) -> None:
-        """As the Protocol says."""
-        self._asked = arguments
+    def start(self, *arguments: Any) -> None:
+        self._arguments = arguments
 
-    def answer(self) -> Any:
-        """As the Protocol says."""
-        asked, self._asked = self._asked, ()
-        return self._work(*asked)
+    def result(self) -> Any:
+        arguments, self._arguments = self._arguments, ()
+        return self._function(*arguments)

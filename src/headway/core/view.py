@@ -1,8 +1,8 @@
-"""All that a policy may read. Read-only, valid during the call; what is not asked for is not computed.
+"""All that a policy may read. Views are read-only and valid during the call; what is not read is not computed.
 
-A driver may hand its own objects as views; a policy sees only what stands here. What engines tell of themselves
-(who runs and waits there, KV blocks) may be as stale as the fleet's metrics are (see `observe`); what the gateway
-counts itself never is.
+A driver may pass its own objects as views; a policy may use only the attributes declared here. Metrics that engines
+report (running and waiting requests, KV blocks) may be as stale as the fleet's scrapes are (`control.observe`). Counts
+that the gateway keeps itself are never stale.
 """
 
 from __future__ import annotations
@@ -19,54 +19,76 @@ class RequestView(Protocol):
     """One request, without its future."""
 
     @property
-    def id(self) -> int: ...
-    @property
-    def arrival_s(self) -> float: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def tier(self) -> int:
-        """0 is the most urgent."""
+    def id(self) -> int:
+        """Number in order of arrival, unique in a run."""
 
     @property
-    def region(self) -> str: ...
+    def arrival_s(self) -> float:
+        """Time of arrival, in seconds since the start of the run."""
+
     @property
-    def session_id(self) -> int | None: ...
+    def prompt_tokens(self) -> int:
+        """Length of the prompt; at a gateway, an estimate."""
+
     @property
-    def prefix(self) -> tuple[Segment, ...]: ...
+    def model(self) -> str:
+        """Name of the requested model; "" = the only one of the fleet."""
+
     @property
-    def slo_ttft_s(self) -> float | None: ...
+    def tier(self) -> int:
+        """Priority class. 0 is the most urgent."""
+
     @property
-    def slo_tpot_s(self) -> float | None: ...
+    def region(self) -> str:
+        """Region that the request comes from; "" = unknown."""
+
     @property
-    def slo_e2e_s(self) -> float | None: ...
+    def session_id(self) -> int | None:
+        """Session of a multi-turn request; None = no session."""
+
+    @property
+    def prefix(self) -> tuple[Segment, ...]:
+        """Segments of the prompt with a content identity, in order; () = unknown."""
+
+    @property
+    def slo_ttft_s(self) -> float | None:
+        """Target for the time to first token, in seconds; None = no target."""
+
+    @property
+    def slo_tpot_s(self) -> float | None:
+        """Target for the time per output token, in seconds; None = no target."""
+
+    @property
+    def slo_e2e_s(self) -> float | None:
+        """Target for the time to the last token, in seconds; None = no target."""
+
     @property
     def deadline_s(self) -> float | None:
-        """Absolute."""
+        """Deadline for the last token, in seconds since the start of the run; None = no deadline."""
 
     @property
     def generated_tokens(self) -> int:
-        """Output tokens so far."""
+        """Output tokens so far, reasoning tokens included."""
 
     @property
     def answer_tokens(self) -> int:
-        """Answering tokens so far: output tokens that came after the reasoning."""
+        """Answering tokens so far: output tokens after the reasoning."""
 
     @property
-    def phase(self) -> Phase: ...
+    def phase(self) -> Phase:
+        """What the present tokens are for: reasoning or answering."""
+
     @property
     def turn(self) -> int:
-        """Place in line: set when the request joins a queue and again at the end of each quantum; grows."""
+        """Position for round-robin orderings: set when the request joins a queue and after each quantum; grows."""
 
     @property
     def attempt(self) -> int:
-        """0, and one more each time the request was placed anew after a crash."""
+        """Number of times that the request was placed again after a crash or failure; 0 = the first attempt."""
 
     @property
     def replica(self) -> int:
-        """Where it was placed last; -1 = nowhere yet."""
+        """Id of the replica of the last placement; -1 = none yet."""
 
 
 class PlacedRequestView(RequestView, Protocol):
@@ -74,94 +96,119 @@ class PlacedRequestView(RequestView, Protocol):
 
     @property
     def is_running(self) -> bool:
-        """It decodes. What waits or prefills does not."""
+        """Whether the request decodes. Requests that wait or prefill do not."""
 
     @property
-    def is_waiting(self) -> bool: ...
+    def is_waiting(self) -> bool:
+        """Whether the request waits in the replica's queue."""
+
     @property
     def has_kv(self) -> bool:
-        """Its KV cache is at the replica, on the GPU or in host memory; without, it moves for nothing."""
+        """Whether the replica has KV of the request, on the GPU or in host memory; without, a move costs nothing."""
 
     @property
     def is_moving(self) -> bool:
-        """A move is under way; until it is over, another is not begun."""
+        """Whether a move is under way; until it ends, no other begins."""
 
 
 class OracleRequestView(RequestView, Protocol):
-    """What only an oracle may read. The gateway refuses policies that do."""
+    """A request with its future, for policies marked `oracle`. The gateway refuses such policies."""
 
     @property
-    def output_tokens(self) -> int: ...
+    def output_tokens(self) -> int:
+        """True output length, reasoning tokens included."""
+
     @property
-    def reasoning_tokens(self) -> int: ...
+    def reasoning_tokens(self) -> int:
+        """True number of reasoning tokens."""
+
     @property
     def quality(self) -> tuple[tuple[str, float], ...]:
-        """(model, score) pairs: what each model's answer would be worth."""
+        """(model, score) pairs: the true quality of each model's answer, 0 to 100."""
 
 
 class ReplicaView(Protocol):
-    """One replica's identity and load."""
+    """One replica: its identity and load."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Number of the replica in the fleet, from 0."""
+
     @property
-    def pool(self) -> str: ...
+    def pool(self) -> str:
+        """Name of its pool."""
+
     @property
-    def model(self) -> str: ...
+    def model(self) -> str:
+        """Name of its model."""
+
     @property
-    def gpu(self) -> str: ...
+    def gpu(self) -> str:
+        """Name of its GPU type."""
+
     @property
-    def region(self) -> str: ...
+    def region(self) -> str:
+        """Name of its region; "" = no regions."""
+
     @property
     def role(self) -> Role:
-        """What it is for at present."""
+        """Its present role."""
 
     @property
     def combo(self) -> int:
-        """Which combo it is part of: replicas of one combo hand requests over to each other. Alone: a number of its
-        own."""
+        """Number of its combo: replicas of one combo hand requests over to each other. Unique if it has none."""
 
     @property
     def goodput_rps(self) -> float | None:
-        """Requests per second that its combo serves within the SLOs, as profiled; None: not profiled."""
+        """Requests per second that its combo serves within the SLOs, as profiled; None = not profiled."""
 
     @property
     def num_in_flight(self) -> int:
-        """Requests placed here and not yet ended: the placer's own count, never stale."""
+        """Requests placed here that have not ended. Never stale."""
 
     @property
-    def num_waiting(self) -> int: ...
+    def num_waiting(self) -> int:
+        """Requests in the engine's queue."""
+
     @property
-    def num_running(self) -> int: ...
+    def num_running(self) -> int:
+        """Requests in the engine's batch."""
+
     @property
-    def max_num_seqs(self) -> int: ...
+    def max_num_seqs(self) -> int:
+        """Most requests in the engine's batch."""
+
     @property
     def kv_blocks_used(self) -> int:
-        """GPU KV blocks held by requests (a prefix cache's idle blocks are free)."""
+        """GPU KV blocks held by requests. Idle blocks of a prefix cache count as free."""
 
     @property
-    def kv_blocks_total(self) -> int: ...
+    def kv_blocks_total(self) -> int:
+        """GPU KV blocks of the replica."""
+
     @property
-    def block_size_tokens(self) -> int: ...
+    def block_size_tokens(self) -> int:
+        """Tokens per KV block."""
+
     @property
     def kv_blocks_host(self) -> int:
-        """KV blocks of preempted requests that wait in host memory."""
+        """KV blocks of preempted requests in host memory."""
 
     @property
     def head_demand_blocks(self) -> int:
-        """KV blocks that the first in line needs to run; 0 = nobody waits."""
+        """KV blocks that the first waiting request needs to run; 0 = no request waits."""
 
     @property
     def num_by_tier(self) -> Mapping[int, int]:
-        """Requests placed here, by tier; tiers without any may be absent or 0."""
+        """Requests placed here, by tier; tiers without requests may be absent or 0."""
 
     @property
     def queue_lengths(self) -> Sequence[int]:
-        """Requests placed here by the queue of the ordering that they stand in (`QueuedOrdering`); else all in one."""
+        """Requests placed here, by the ordering's queue (`QueuedOrdering`); other orderings have one queue."""
 
     @property
     def answers_on_pace(self) -> bool:
-        """Every reader of an answer that is produced here still has tokens to read (`core.pacer`)."""
+        """Whether no reader of an answer generated here has run out of tokens (`core.pacer`)."""
 
     @property
     def num_arriving(self) -> int:
@@ -169,83 +216,94 @@ class ReplicaView(Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """It takes nothing new, and stops once it is empty."""
+        """Whether the replica takes no new requests and stops when it is empty."""
 
     @property
     def requests(self) -> Sequence[PlacedRequestView]:
-        """Who is placed here, in no order. Takes time in their number."""
+        """The requests placed here, in no order. Reading takes time in proportion to their number."""
 
     @property
     def prefill_tokens_left(self) -> int:
-        """Prompt tokens not yet computed, of all requests placed here."""
+        """Prompt tokens not computed yet, of all requests placed here."""
 
     @property
     def tokens_generated(self) -> int:
-        """Output tokens so far of the requests now placed here."""
+        """Output tokens so far, of all requests placed here."""
 
 
 class OracleReplicaView(ReplicaView, Protocol):
-    """What only an oracle may read."""
+    """A replica with its requests' future, for policies marked `oracle`."""
 
     @property
     def output_tokens_left(self) -> int:
-        """True output tokens still to come of the requests placed here."""
+        """True number of output tokens to come, of all requests placed here."""
 
 
 class FleetView(Protocol):
-    """What a router sees: the replicas that may be chosen now, in a fixed order, and never none of them.
-
-    A migration policy sees all of a model's replicas that are up, draining ones too.
-    """
+    """What a router or a migration policy sees."""
 
     @property
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+
     @property
     def random(self) -> Random:
-        """This policy's own named stream."""
+        """The policy's own random stream."""
 
     @property
-    def replicas(self) -> Sequence[ReplicaView]: ...
+    def replicas(self) -> Sequence[ReplicaView]:
+        """Router: the replicas that may be chosen now, at least one, in a fixed order.
+
+        Migration policy: all replicas of a model that are up, draining ones too.
+        """
 
 
 class AdmissionView(Protocol):
-    """What an admission policy sees: one model's replicas that are up, and who is kept back for them."""
+    """What an admission policy sees: one model's replicas and the requests held for them."""
 
     @property
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+
     @property
     def random(self) -> Random:
-        """This policy's own named stream."""
+        """The policy's own random stream."""
 
     @property
-    def replicas(self) -> Sequence[ReplicaView]: ...
+    def replicas(self) -> Sequence[ReplicaView]:
+        """The replicas that are up."""
+
     @property
     def held(self) -> Collection[RequestView]:
-        """Who is kept back, in order of arrival."""
+        """The requests that the policy holds, in order of arrival."""
 
 
 class StageView(Protocol):
     """One model of a cascade."""
 
     @property
-    def model(self) -> str: ...
+    def model(self) -> str:
+        """Name of the model."""
+
     @property
     def replicas(self) -> Sequence[ReplicaView]:
-        """Those that are up."""
+        """The model's replicas that are up."""
 
 
 class CascadeView(Protocol):
     """What a cascade policy sees."""
 
     @property
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+
     @property
     def random(self) -> Random:
-        """This policy's own named stream."""
+        """The policy's own random stream."""
 
     @property
     def stage(self) -> int:
-        """Where the request is: the index of the model that answered; when it enters, 0."""
+        """Index of the stage that has answered; 0 when a request enters."""
 
     @property
     def stages(self) -> Sequence[StageView]:
@@ -253,73 +311,88 @@ class CascadeView(Protocol):
 
 
 class PoolCounts(Protocol):
-    """Replicas that are alike, or combos that are: what they are, and how many. It counts in replicas, or in combos."""
+    """One pool, or the combos of one name: price, limits and counts. The unit is a replica, or a combo."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the pool or combo."""
+
     @property
-    def model(self) -> str: ...
+    def model(self) -> str:
+        """Name of the model."""
+
     @property
-    def gpu(self) -> str: ...
+    def gpu(self) -> str:
+        """Name of the GPU type; of a combo, of its first part."""
+
     @property
-    def region(self) -> str: ...
+    def region(self) -> str:
+        """Name of the region; "" = no regions."""
+
     @property
     def usd_per_hour(self) -> float:
-        """Price of one of them."""
+        """Price of one unit."""
 
     @property
     def gpus(self) -> Mapping[str, int]:
-        """GPUs of one of them, by type."""
+        """GPUs of one unit, by type."""
 
     @property
     def num_serving(self) -> int:
-        """Those that are up and not draining."""
+        """Units that are up and not draining."""
 
     @property
     def num_starting(self) -> int:
-        """Those that have been asked for and are not up yet."""
+        """Units that were requested and are not up yet."""
 
     @property
     def num_down(self) -> int:
-        """Those that have crashed and may come back. They serve nobody, and keep their GPUs."""
+        """Units that have crashed and may recover. They serve no requests and keep their GPUs."""
 
     @property
-    def min_replicas(self) -> int: ...
+    def min_replicas(self) -> int:
+        """Lower limit of scaling, in units."""
+
     @property
-    def max_replicas(self) -> int: ...
+    def max_replicas(self) -> int:
+        """Upper limit of scaling, in units."""
 
 
 class PoolView(PoolCounts, Protocol):
-    """A pool, or a kind of combo, as a scaler sees it."""
+    """One pool, or the combos of one name, as a scaler sees it."""
 
     @property
     def goodput_rps(self) -> float | None:
-        """Of one of them, as profiled; None: not profiled."""
+        """Requests per second that one combo serves within the SLOs, as profiled; None = not profiled."""
 
     @property
     def num_failed(self) -> int:
-        """Those that were asked for and do not start: they are tried now and then, and are none of `num_starting`."""
+        """Units that were requested and fail to start. They are retried, and are not in `num_starting`."""
 
     @property
     def num_queued(self) -> int:
-        """Requests for its model that wait in front of all replicas, as there is no room at any."""
+        """Requests in the hold queue of its model."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
-        """Those that are up, draining ones too."""
+        """Its replicas that are up, draining ones too."""
 
 
 class PoolsView(Protocol):
     """What a scaler sees."""
 
     @property
-    def now(self) -> float: ...
-    @property
-    def random(self) -> Random:
-        """This policy's own named stream."""
+    def now(self) -> float:
+        """Seconds since the start of the run."""
 
     @property
-    def pools(self) -> Sequence[PoolView]: ...
+    def random(self) -> Random:
+        """The policy's own random stream."""
+
+    @property
+    def pools(self) -> Sequence[PoolView]:
+        """All pools and combos."""
+
     @property
     def arrived(self) -> Mapping[tuple[str, str, int], tuple[int, int]]:
-        """Requests and their prompt tokens since the start, by model asked for, region they came from, and tier."""
+        """(requests, prompt tokens) since the start, by (model, region of origin, tier)."""

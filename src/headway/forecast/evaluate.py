@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.core.forecast import Floats
+from headway.core.policy import Floats
 from headway.forecast.methods import LEAK, make
 from headway.forecast.scaling import Expected, ObservedDemand, ScalingResult, matched
 from headway.workload.series import Aggregate, DemandSeries

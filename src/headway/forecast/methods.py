@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headway.core.errors import HeadwayError, unknown
-from headway.core.forecast import Floats, Forecaster
+from headway.core.policy import Floats, Forecaster
 from headway.forecast.models import Arima, AutoArima, Ets, InSample, Order, StatsModel
 from headway.forecast.naive import LastValue, SeasonalNaive
 

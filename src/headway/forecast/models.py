@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headway.core.errors import HeadwayError
-from headway.core.forecast import Floats
+from headway.core.policy import Floats
 from headway.forecast.naive import LastValue
 
 LEAST = 8

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headway.core.errors import HeadwayError
-from headway.core.forecast import Floats
+from headway.core.policy import Floats
 
 
 class LastValue:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from headway.core.forecast import Floats
+from headway.core.policy import Floats
 
 HOUR_S = 3600.0
 LEAST_INSTANCES = 1

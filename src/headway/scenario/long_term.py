@@ -20,8 +20,7 @@ from headway.config.scenario import Scenario
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Pool
-from headway.core.forecast import Floats, Forecaster
-from headway.core.policy import InstancePlanner, Scaler
+from headway.core.policy import Floats, Forecaster, InstancePlanner, Scaler
 from headway.core.task import TaskFactory
 from headway.core.view import PoolCounts
 from headway.forecast.methods import LEAK, make

@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 from headway.config.scenario import Scenario, StepTimes, variants
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
-from headway.core.forecast import Floats
+from headway.core.policy import Floats
 from headway.planning.gpu_hours_bound import serves
 from headway.policies.endpoints import within_bounds
 from headway.policies.scaling.hourly_plan import Planning

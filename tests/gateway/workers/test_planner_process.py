@@ -30,9 +30,9 @@ from planner_work import Tally
 
 
 def _answer(clerk: PlannerProcess, number: int) -> Any:
-    clerk.ask(number)
+    clerk.start(number)
     until(lambda: not clerk.is_busy)
-    return clerk.answer()
+    return clerk.result()
 
 
 def test_work_is_done_in_another_process_which_keeps_what_it_knows_and_outlives_a_failure(

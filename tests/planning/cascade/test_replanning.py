@@ -192,27 +192,27 @@ def test_a_plan_that_cannot_be_made_leaves_everything_as_it_is() -> None:
 
 
 class Slow:
-    """A clerk who is done when somebody says so."""
+    """A task that ends when the test says so."""
 
     def __init__(self) -> None:
         self.is_busy, self.num_asked = False, 0
 
-    def ask(self, *arguments: Any) -> None:
+    def start(self, *arguments: Any) -> None:
         assert not self.is_busy
         self.is_busy, self.num_asked = True, self.num_asked + 1
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         return HEAVY
 
 
 def test_a_plan_that_comes_late_is_taken_when_it_is_there_and_no_other_is_begun_before() -> None:
-    clerk = Slow()
-    planner = Replanner(MODELS, POOLS, standing(LIGHT, POOLS), period(scores()), clerk, CONFIG)
+    task = Slow()
+    planner = Replanner(MODELS, POOLS, standing(LIGHT, POOLS), period(scores()), task, CONFIG)
     for i in range(3):
         feed(planner, scores(3000, harder=20.0, seed=i), 300.0 * i)
         assert planner.replicas(300.0 * (i + 1)) == replicas_of(LIGHT)
-    assert clerk.num_asked == 1 and not planner.made
-    clerk.is_busy = False
+    assert task.num_asked == 1 and not planner.made
+    task.is_busy = False
     assert planner.replicas(902.0) == replicas_of(HEAVY) and planner.made[0].at_s == 902.0
 
 

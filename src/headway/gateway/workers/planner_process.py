@@ -32,7 +32,7 @@ class PlannerProcesses:
         self._planners: list[PlannerProcess] = []
 
     def __call__(self, work: Callable[..., Any]) -> PlannerProcess:
-        """A task for this work. Its process starts with the first call of `ask`."""
+        """A task for this work. Its process starts with the first call of `start`."""
         self._planners.append(PlannerProcess(work))
         return self._planners[-1]
 
@@ -57,12 +57,12 @@ class PlannerProcess:
     def is_busy(self) -> bool:
         return self._result is not None and not self._result.done()
 
-    def ask(self, *arguments: Any) -> None:
+    def start(self, *arguments: Any) -> None:
         """Start to compute a plan. A thread waits for the process."""
         self._result = Future()
         threading.Thread(target=self._wait, args=(self._result, arguments), daemon=True).start()
 
-    def answer(self) -> Any:
+    def result(self) -> Any:
         """The plan; None if it failed, which is logged."""
         result, self._result = self._result, None
         assert result is not None
@@ -85,7 +85,7 @@ class PlannerProcess:
 
     def _wait(self, result: Future[Any], arguments: tuple[Any, ...]) -> None:
         try:
-            connection = self._connection or self._start()
+            connection = self._connection or self._launch()
             connection.send(arguments)
             has_succeeded, value = connection.recv()
         except Exception as error:
@@ -96,7 +96,7 @@ class PlannerProcess:
         else:
             result.set_result(value) if has_succeeded else result.set_exception(RuntimeError(value))
 
-    def _start(self) -> Connection:
+    def _launch(self) -> Connection:
         """Start a new interpreter, and send it the module path and the work."""
         ours, theirs = socket.socketpair()
         with theirs:

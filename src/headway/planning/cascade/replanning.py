@@ -213,7 +213,7 @@ class Replanner:
     first: Standing
     expected: Period | None
     """What the first plan was made for; None: what the first period shows."""
-    clerk: BackgroundTask
+    task: BackgroundTask
     """Makes a `CascadePlan` for scores at a rate."""
     config: Replan
     seed: int = 0
@@ -271,7 +271,7 @@ class Replanner:
         """Of the newest plan; one that is being made is taken here, once it is there."""
         if now >= self._next_s:
             self._look(now)
-        if self._asked is not None and now >= self._asked.ready_s and not self.clerk.is_busy:
+        if self._asked is not None and now >= self._asked.ready_s and not self.task.is_busy:
             self._take(self._asked, now)
         return self._newest.replicas
 
@@ -291,14 +291,14 @@ class Replanner:
             self.expected = structs.replace(self.expected, firsts=found.firsts)
         if why is not None and self._asked is None:
             self._asked = _Asked(now + self.planning_s, why, found)
-            self.clerk.ask(found.weighted, found.rate_rps)
+            self.task.start(found.weighted, found.rate_rps)
 
     def _take(self, asked: _Asked, now: float) -> None:
         """The clerk is done. Where that failed, everything stays as it is, and the next period is another chance."""
         self._asked = None
         plan: CascadePlan | None = None
         try:
-            plan = self.clerk.answer()
+            plan = self.task.result()
         except HeadwayError as error:
             self.news.append(f"no plan at {now:,.0f} s ({asked.why}): {error}")
         if plan is None:

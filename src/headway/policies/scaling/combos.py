@@ -184,7 +184,7 @@ class CombosScaler:
             if self._task.is_busy:
                 raise _LaterError
             question, self._pending = self._pending, None
-            found: Mapping[str, int] | None = self._task.answer()
+            found: Mapping[str, int] | None = self._task.result()
             if found is None:
                 question.state.failed[question.purpose] = question
             else:
@@ -195,7 +195,7 @@ class CombosScaler:
         question = _Question(state, purpose, state.now, demand_rps, kinds, dict(gpus))
         if self._failed_recently(question):
             raise _LaterError
-        self._task.ask(demand_rps, kinds, question.gpus)
+        self._task.start(demand_rps, kinds, question.gpus)
         self._pending = question
         return self._best(state, purpose, demand_rps, stocks, most, gpus)
 

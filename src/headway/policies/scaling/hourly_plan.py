@@ -9,8 +9,7 @@ from math import inf, isfinite
 import numpy as np
 from msgspec import Struct
 
-from headway.core.forecast import Floats, Forecaster
-from headway.core.policy import InstancePlanner, MakeForecaster
+from headway.core.policy import Floats, Forecaster, InstancePlanner, MakeForecaster
 from headway.core.task import InlineTask, TaskFactory
 from headway.core.view import PoolCounts, PoolsView, PoolView
 from headway.policies.scaling.cover import HOUR_S, GreedyCover
@@ -106,12 +105,12 @@ class HourlyPlanner:
         self._seen_s = view.now
         if view.now >= self._until_s and self._cells and not self._is_planning:
             self._until_s = (view.now // self._config.period_s + 1) * self._config.period_s
-            self._task.ask({cell: self._history(each) for cell, each in self._cells.items()}, _snapshots(view.pools))
+            self._task.start({cell: self._history(each) for cell, each in self._cells.items()}, _snapshots(view.pools))
             self._is_planning = True
         if not self._is_planning or self._task.is_busy:
             return False
         self._is_planning = False
-        planned: _HourlyPlan | None = self._task.answer()
+        planned: _HourlyPlan | None = self._task.result()
         if planned is None:
             return False
         self.targets = planned.targets
