@@ -13,9 +13,9 @@ from dataclasses import replace
 from time import process_time
 
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.planners import EFFORT
-from headway.planning.cascade.stage_simulator import bounds, evaluator
+from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.reproduce.cascadia.setup import asked
 
 SIZES = (32, 80)
@@ -27,14 +27,14 @@ def main() -> None:
     print("GPUs  simulations  cold s  warm s  p95 s  quality")
     for num_gpus in SIZES:
         case = asked("deepseek", 1, 85.0, False, RPS_PER_GPU * num_gpus)
-        problem, latencies = replace(case.problem, num_gpus=num_gpus), Latencies(evaluator(case))
+        problem, latencies = replace(case.problem, num_gpus=num_gpus), StageLatencies(evaluator_of(case))
         seconds = []
         for _ in range(2):
             began = process_time()
-            found = plan(problem, latencies, bounds(case), EFFORT)
+            found = plan(problem, latencies, bounds_of(case), EFFORT)
             seconds.append(process_time() - began)
         cold_s, warm_s = seconds
-        print(f"{num_gpus:4} {latencies.num_asked:12} {cold_s:7.2f} {warm_s:7.2f} {found.latency_s:6.2f} "
+        print(f"{num_gpus:4} {latencies.num_evaluated:12} {cold_s:7.2f} {warm_s:7.2f} {found.latency_s:6.2f} "
               f"{found.quality:8.2f}", flush=True)  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from headway import scenario
 from headway.config.strict_yaml import Places, parse
 from headway.core.errors import HeadwayError
 from headway.core.record import Records
-from headway.planning.cascade.planning_request import ask
+from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import QualityFloor
 from headway.report.run import Run
 from headway.scenario import Simulator
@@ -140,7 +140,7 @@ def test_every_run_has_a_planner_of_its_own() -> None:
 def test_a_scenario_can_be_planned_and_rehearsed_as_it_stands_and_keeps_the_key() -> None:
     made = document([6.0])
     made["workload"] |= {"arrivals": 6, "num_requests": 200}
-    asked = ask(made, Places(), Path(), QualityFloor(75.0), Simulator(), num_gpus=8)
+    asked = make_request(made, Places(), Path(), QualityFloor(75.0), Simulator(), num_gpus=8)
     assert asked.policies.scaler is None and asked.problem.num_gpus == 8
     assert asked.replan == made["cascade"]["replan"] and "replan" not in asked.document["cascade"]
 
@@ -148,7 +148,7 @@ def test_a_scenario_can_be_planned_and_rehearsed_as_it_stands_and_keeps_the_key(
 def test_the_work_can_be_sent_to_another_process() -> None:
     planner = replanner_of(scenario.policies_of(scenario.assemble(document([3.0]), Places(), Path())))
     assert planner is not None and planner.expected is not None
-    work = planner.clerk._work  # type: ignore[attr-defined]
+    work = planner.task._function  # type: ignore[attr-defined]
     here, there = (
         each(planner.expected.scores.take(np.arange(40)), 6.0) for each in (work, pickle.loads(pickle.dumps(work)))
     )

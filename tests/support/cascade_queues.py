@@ -9,8 +9,8 @@ import numpy as np
 
 from headway.core.fleet import Engine, Gpu, Model
 from headway.perf.params import weights_bytes
-from headway.planning.cascade.problem import Floats, Lengths, Problem, QualityFloor, ReplicaSet, Target
-from headway.planning.cascade.replica_sets import Sets
+from headway.planning.cascade.problem import CascadeProblem, Floats, Lengths, QualityFloor, ReplicaSet, Target
+from headway.planning.cascade.replica_sets import ReplicaSets
 from headway.workload.quality import Scores
 
 GPU = Gpu("gpu", 80e9, 2e12, {"bf16": 3e14}, 3e11, 2e10, 2.0, 400.0, 4)
@@ -62,7 +62,7 @@ class HonestBounds:
     seed: int
     least: float = 0.5
 
-    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+    def estimate(self, model: Model, sets: ReplicaSets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
         truth = [self.queue.p95_latency_s(model, sets[i], rate_rps, lengths) for i in range(len(sets))]
         random = np.random.default_rng([self.seed, len(sets), len(lengths)])
         share = random.uniform(self.least, 1.0, len(sets))
@@ -87,8 +87,8 @@ def problem(
     seed: int = 0,
     num_requests: int = 12,
     **given: object,
-) -> Problem:
-    return Problem(
+) -> CascadeProblem:
+    return CascadeProblem(
         (SMALL, MIDDLE, LARGE)[:stages],
         GPU,
         ENGINE,

@@ -12,12 +12,12 @@ from headway.cli.flags import gpu_offer, scenario_file
 from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.best_plan import Answer, plan, scenario_yaml
-from headway.planning.cascade.page import LOST, Point, page
-from headway.planning.cascade.planning_request import ask
+from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
+from headway.planning.cascade.page import LOST, PlottedPlan, page
+from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
-from headway.planning.cascade.regret import Off
-from headway.planning.cascade.rehearsal import Option
+from headway.planning.cascade.regret import JudgeError
+from headway.planning.cascade.rehearsal import RehearsedPlan
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 from headway.workload.atomic_file import write_text
@@ -64,14 +64,16 @@ def cascade(
     if file is None:
         raise HeadwayError("expected a scenario file, or --builtin NAME")
     num_gpus, offers = _gpus(gpus, gpus_per_server)
-    asked = ask(*read(file), file.parent, _target(quality, latency), Simulator(), num_gpus=num_gpus, gpus=offers,
-                gpus_per_server=gpus_per_server, rps=rps, combos=combos)  # fmt: skip
-    errors = [_off(each) for each in regret.split(",")] if regret else []
+    request = make_request(
+        *read(file), file.parent, _target(quality, latency), Simulator(), num_gpus=num_gpus, gpus=offers,
+        gpus_per_server=gpus_per_server, rps=rps, combos=combos,
+    )  # fmt: skip
+    errors = [_judge_error(each) for each in regret.split(",")] if regret else []
     folder = None if no_cache else cache or user_cache("cascades")
     with counting("simulating", not no_progress) as tell:
-        answer = plan(asked, folder, tell and (lambda num: tell(num, num)), not no_alternatives, curve, errors)
+        answer = plan(request, folder, tell and (lambda num: tell(num, num)), not no_alternatives, curve, errors)
     if out is not None:
-        write_text(out, scenario_yaml(answer, asked))
+        write_text(out, scenario_yaml(answer, request))
         click.echo(f"wrote {out}", err=True)
     if html is not None:
         command = shlex.join(["headway", *sys.argv[1:]])
@@ -80,8 +82,8 @@ def cascade(
         )
         click.echo(f"wrote {html}", err=True)
     print_json(answer) if as_json else _show(answer)
-    click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_found} known before", err=True)
-    return 0 if answer.chosen.kept else INFEASIBLE
+    click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_cached} known before", err=True)
+    return 0 if answer.chosen.is_met else INFEASIBLE
 
 
 def _gpus(text: str | None, per_server: int | None) -> tuple[int | None, tuple[Offer, ...]]:
@@ -101,7 +103,7 @@ def _target(quality: float | None, latency: float | None) -> Target:
     return QualityFloor(quality) if latency is None else Cheapest(quality, latency)
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: CascadeAnswer) -> None:
     """The plan by stages, and what it is compared with."""
     heads = ["model", "GPUs", "replicas", "accepts from", "requests", "p95 of the stage (s)"]
     rows: list[list[object]] = []
@@ -120,45 +122,47 @@ def _show(answer: Answer) -> None:
         print_table(list(LOST), lost(answer))
 
 
-def _off(text: str) -> Off:
+def _judge_error(text: str) -> JudgeError:
     try:
         bias, _, noise = text.strip().partition(":")
-        return Off(float(bias), float(noise or 0))
+        return JudgeError(float(bias), float(noise or 0))
     except ValueError as error:
         raise HeadwayError(f"--regret: {text.strip()!r}; expected points as in -9:8 ({error})") from None
 
 
-def lost(answer: Answer) -> list[list[object]]:
+def lost(answer: CascadeAnswer) -> list[list[object]]:
     """A row for each plan with each judge."""
     rows: list[list[object]] = []
     for each in answer.regrets:
-        plans = {"by its scores": each.by_judge, "by true scores": each.by_truth, "knowing it": each.knowing}
+        plans = {"by its scores": each.by_judge, "by true scores": each.by_truth, "knowing it": each.informed}
         for name, found in plans.items():
             done, stages = found.rehearsed, found.plan.stages
             gpus = " + ".join(str(stage.num_gpus) for stage in stages)
             told = [_number(value) for value in (done.quality, done.p95_s, found.short_points, found.slower_s)]
-            rows.append([f"{each.off.bias:+g}, sd {each.off.noise:g}", name, gpus, *told])
+            rows.append([f"{each.judge_error.bias:+g}, sd {each.judge_error.noise:g}", name, gpus, *told])
     return rows
 
 
-def _named(answer: Answer) -> list[tuple[str, Option, str]]:
+def _named(answer: CascadeAnswer) -> list[tuple[str, RehearsedPlan, str]]:
     named = [("chosen", answer.chosen, "chosen")]
     named += [(each.plan.planner, each, "alternatives") for each in answer.alternatives]
     return named + [(f"quality {each.plan.quality:.3g}", each, "curve") for each in answer.curve]
 
 
-def _points(answer: Answer) -> list[Point]:
+def _points(answer: CascadeAnswer) -> list[PlottedPlan]:
     points = []
     for name, each, group in _named(answer):
         done = each.rehearsed
-        points.append(Point(name, done.quality, done.p95_s, done.mean_s, done.usd_per_request, each.kept, group))
+        points.append(
+            PlottedPlan(name, done.quality, done.p95_s, done.mean_s, done.usd_per_request, each.is_met, group)
+        )
     return points
 
 
-def _row(name: str, option: Option) -> list[object]:
-    done, stages = option.rehearsed, option.plan.stages
+def _row(name: str, plan: RehearsedPlan) -> list[object]:
+    done, stages = plan.rehearsed, plan.plan.stages
     shown = [_number(each) for each in (done.quality, done.p95_s, done.mean_s, done.usd_per_request)]
-    return [name, " + ".join(str(stage.num_gpus) for stage in stages), *shown, "yes" if option.kept else "no"]
+    return [name, " + ".join(str(stage.num_gpus) for stage in stages), *shown, "yes" if plan.is_met else "no"]
 
 
 def _number(value: float | None) -> str:

@@ -36,4 +36,4 @@ def leaks(scaler: PolicyChoice[Scaler] | None) -> list[str]:
 def new_plans(policies: Policies) -> list[str]:
     """The plans that the policies followed, and failures to plan."""
     planner = replanner_of(policies)
-    return [] if planner is None else planner.news
+    return [] if planner is None else planner.messages

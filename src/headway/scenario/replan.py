@@ -17,17 +17,16 @@ from headway.config.strict_yaml import Key, Places
 from headway.control.policies import CascadeConfig, Policies
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.core.task import InlineTask, TaskFactory
-from headway.planning.cascade.bounds import StepBounds
-from headway.planning.cascade.cascadia import along_s, candidates
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.bounds import StepTimeBounds
+from headway.planning.cascade.cascadia import candidates, total_latency_s
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.planners import EFFORT, MOST
-from headway.planning.cascade.problem import Problem, QualityFloor
-from headway.planning.cascade.replanning import Period, Replanner, Shape, Standing, target_of
-from headway.planning.cascade.replica_sets import Sets, SetsOf, all_sets, among
-from headway.planning.cascade.replica_sets import shapes as shapes_of
-from headway.planning.cascade.search import Looked, Search
-from headway.planning.cascade.stage_simulator import Simulated, rounds
+from headway.planning.cascade.planners import EFFORT, MAX_CANDIDATES
+from headway.planning.cascade.problem import CascadeProblem, QualityFloor
+from headway.planning.cascade.replanning import CascadeSetup, ModelShape, Period, Replanner, planning_target
+from headway.planning.cascade.replica_sets import ReplicaSets, StageSets, all_sets, feasible_shapes, with_shapes
+from headway.planning.cascade.search import Search, SearchResult
+from headway.planning.cascade.stage_simulator import StageSimulator, num_repeats
 from headway.policies import resolve
 from headway.policies.cascade.replanned import ReplannedCascade
 from headway.policies.resolve import PolicyChoice
@@ -72,8 +71,8 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
     config, own = spec.cascade.replan, _cascade_pools(spec.cascade, scenario.fleet)
     num_gpus, models = _num_gpus(config, own), {pool.model.name: pool.model for pool in own}
     problem = partial(
-        Problem, models=tuple(models[name] for name in cascade.models), gpu=own[0].gpu, engine=own[0].engine,
-        num_gpus=num_gpus, target=target_of(config), gpus_per_server=config.gpus_per_server,
+        CascadeProblem, models=tuple(models[name] for name in cascade.models), gpu=own[0].gpu, engine=own[0].engine,
+        num_gpus=num_gpus, target=planning_target(config), gpus_per_server=config.gpus_per_server,
         judge_s=cascade.judge_s, max_kinds=1, span_s=config.every_s,
     )  # fmt: skip
     coefficients = StepTimes(scenario).coefficients
@@ -86,7 +85,7 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
         spec.seed,
         {name: tuple(pool.parallel for pool in own if pool.model.name == name) for name in models},
     )
-    first = Standing(
+    first = CascadeSetup(
         _thresholds(spec.cascade, places, scenario.base_dir), {pool.name: pool.replicas for pool in own}
     )  # fmt: skip
     replanner = Replanner(
@@ -100,7 +99,7 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
 class UnrehearsedPlanner:
     """Plans for observed scores and an observed rate. Plans are not rehearsed: that takes too long while serving."""
 
-    problem: Callable[..., Problem]
+    problem: Callable[..., CascadeProblem]
     """Takes `scores` and `rate_rps`."""
     policies: Policies
     """Of the simulations of one stage."""
@@ -112,34 +111,34 @@ class UnrehearsedPlanner:
 
     def __call__(self, scores: Scores, rate_rps: float) -> CascadePlan:
         problem = self.problem(scores=scores, rate_rps=rate_rps)
-        num = rounds(problem)
-        stage = Simulated(problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients)
-        bounds = StepBounds(problem.gpu, problem.engine, num, self.coefficients)
-        search = Search(problem, Latencies(stage), bounds, EFFORT, sets_of=self._allowed_sets(problem))
-        return _least_total_latency(search, search.look(problem.target))
+        num = num_repeats(problem)
+        stage = StageSimulator(problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients)
+        bounds = StepTimeBounds(problem.gpu, problem.engine, num, self.coefficients)
+        search = Search(problem, StageLatencies(stage), bounds, EFFORT, sets_of=self._allowed_sets(problem))
+        return _least_total_latency(search, search.run(problem.target))
 
-    def _allowed_sets(self, problem: Problem) -> SetsOf | None:
+    def _allowed_sets(self, problem: CascadeProblem) -> StageSets | None:
         if self.shapes is None:
             return None
         every, allowed = all_sets(problem), self.shapes
 
-        def sets_of(stage: int, used: tuple[bool, ...]) -> Sets:
-            return among(every(stage, used), allowed[problem.names[stage]])
+        def sets_of(stage: int, used: tuple[bool, ...]) -> ReplicaSets:
+            return with_shapes(every(stage, used), allowed[problem.names[stage]])
 
         return sets_of
 
 
-def _least_total_latency(search: Search, looked: Looked) -> CascadePlan:
+def _least_total_latency(search: Search, result: SearchResult) -> CascadePlan:
     """Of the candidates that reach the quality, the one with the least latency over all stages of a request.
 
     The candidate with the least maximum alone gives each stage as few GPUs as the slowest stage's latency allows, and
     the stages' latencies add up.
     """
-    found = candidates(search, looked, "cascadia", MOST)
+    found = candidates(search, result, "cascadia", MAX_CANDIDATES)
     feasible = [each for each in found if each.status != "infeasible"]
-    if not feasible or not isinstance(looked.objective.target, QualityFloor):
+    if not feasible or not isinstance(result.objective.target, QualityFloor):
         return found[0]
-    return min(feasible, key=along_s)
+    return min(feasible, key=total_latency_s)
 
 
 def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, num_gpus: int) -> Policies:
@@ -201,7 +200,7 @@ def _num_gpus(config: Replan, pools: list[Pool]) -> int:
     return config.num_gpus or sum(pool.replicas * pool.parallel.num_gpus for pool in pools)
 
 
-def _by_shape(pools: list[Pool]) -> dict[Shape, str]:
+def _by_shape(pools: list[Pool]) -> dict[ModelShape, str]:
     return {(pool.model.name, pool.parallel.tp, pool.parallel.pp): pool.name for pool in pools}
 
 
@@ -209,7 +208,9 @@ def _possible_shapes(spec: PoolSpec, pool: Pool, config: Replan, pools: list[Poo
     """Shapes in which a replica of the pool could be started."""
     other_tp, other_pp = can_reshape(spec)
     server = config.gpus_per_server or pool.gpu.gpus_per_node
-    shapes, _ = shapes_of(pool.model, pool.gpu, pool.engine, _num_gpus(config, pools), server, Problem.max_pp)
+    shapes, _ = feasible_shapes(
+        pool.model, pool.gpu, pool.engine, _num_gpus(config, pools), server, CascadeProblem.max_pp
+    )
     own = pool.parallel
     return [each for each in shapes if (other_tp or each.tp == own.tp) and (other_pp or each.pp == own.pp)]
 
@@ -256,13 +257,13 @@ def _check(spec: Spec, fleet: Fleet, config: Replan, pools: list[Pool], places: 
     used = sum(pool.replicas * pool.parallel.num_gpus for pool in pools)
     if config.num_gpus is not None and config.num_gpus < used:
         raise places.error((*AT, "num_gpus"), f"{config.num_gpus}; expected {used} or more, as many as `fleet` has")
-    seen: dict[Shape, str] = {}
+    seen: dict[ModelShape, str] = {}
     for i, (pool_spec, pool) in enumerate(_with_specs(spec, fleet)):
         if pool in pools:
             _check_pool(pool_spec, pool, pools[0], seen, ("fleet", i), places)
 
 
-def _check_pool(spec: PoolSpec, pool: Pool, first: Pool, seen: dict[Shape, str], at: Key, places: Places) -> None:
+def _check_pool(spec: PoolSpec, pool: Pool, first: Pool, seen: dict[ModelShape, str], at: Key, places: Places) -> None:
     """HeadwayError where a pool has a shape that plans do not have, or the shape of an earlier pool."""
     if (pool.gpu, pool.engine, pool.region) != (first.gpu, first.engine, first.region):
         raise places.error(at, f"{pool.name}: expected the GPU, engine and region of {first.name}, as `replan` plans")

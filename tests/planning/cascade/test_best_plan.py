@@ -18,14 +18,14 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.best_plan import plan as make_plan
 from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import made
-from headway.planning.cascade.deployment import Deployment, Latencies
-from headway.planning.cascade.planning_request import ask
+from headway.planning.cascade.cascadia import plan_of
+from headway.planning.cascade.deployment import Deployment, StageLatencies
+from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
-from headway.planning.cascade.rehearsal import Rehearsed, document_of, rehearse, tighten_until_met
+from headway.planning.cascade.rehearsal import RehearsalResult, planned_document, rehearse, tighten_until_met
 from headway.planning.cascade.replica_sets import all_sets
 from headway.planning.cascade.search import Search
-from headway.planning.cascade.stage_simulator import Simulated, evaluator
+from headway.planning.cascade.stage_simulator import StageSimulator, evaluator_of
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 from headway.workload.generate import generate
@@ -104,16 +104,16 @@ SMALL: dict[str, Any] = {
 
 
 @cache
-def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[Rehearsed]:
+def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[RehearsalResult]:
     """Every routing of the small scenario on every set of replicas, of all GPUs or fewer, simulated as a whole.
 
     Of those whose thresholds reach `q_min` on the requests that plans are made on.
     """
-    asked = ask(SMALL, Places(), Path(), QualityFloor(0.0), Simulator())
-    search = Search(asked.problem, Latencies(evaluator(asked)), NoBounds())
-    sets, looked, found = all_sets(asked.problem), search.look(QualityFloor(0.0)), list[Rehearsed]()
-    for i, ratios in enumerate(search.known.ratios.tolist()):
-        if search.known.quality[i] < q_min:
+    asked = make_request(SMALL, Places(), Path(), QualityFloor(0.0), Simulator())
+    search = Search(asked.problem, StageLatencies(evaluator_of(asked)), NoBounds())
+    sets, result, found = all_sets(asked.problem), search.run(QualityFloor(0.0)), list[RehearsalResult]()
+    for i, ratios in enumerate(search.routings.ratios.tolist()):
+        if search.routings.quality[i] < q_min:
             continue
         used = tuple(ratio > 0 for ratio in ratios)
         each = [sets(stage, used) if there else None for stage, there in enumerate(used)]
@@ -121,18 +121,18 @@ def every_rehearsal(use_all: bool = True, q_min: float = 0.0) -> list[Rehearsed]
             gpus = tuple(0 if replicas is None else replicas.num_gpus for replicas in chosen)
             if sum(gpus) == 4 or (sum(gpus) < 4 and not use_all):
                 deployment = Deployment(gpus, chosen, (0.0,) * len(gpus), 0.0, None)
-                found.append(rehearse(asked, made(search, i, deployment, looked, "every")))
+                found.append(rehearse(asked, plan_of(search, i, deployment, result, "every")))
     return found
 
 
 @pytest.mark.parametrize("budget_s", [20.0, 21.0, 22.0, 27.0, 34.0])
 def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: float) -> None:
     """Against every threshold on every set of replicas, each of them simulated as a whole."""
-    asked = ask(SMALL, Places(), Path(), LatencyBudget(budget_s), Simulator())
-    best = max((done.quality or 0.0 for done in every_rehearsal() if done.keeps(asked.problem.target)), default=None)
+    asked = make_request(SMALL, Places(), Path(), LatencyBudget(budget_s), Simulator())
+    best = max((done.quality or 0.0 for done in every_rehearsal() if done.meets(asked.problem.target)), default=None)
     assert best is not None
-    found = tighten_until_met(asked, Latencies(evaluator(asked)))
-    assert found.kept and found.rehearsed.quality is not None
+    found = tighten_until_met(asked, StageLatencies(evaluator_of(asked)))
+    assert found.is_met and found.rehearsed.quality is not None
     assert best - 0.5 <= found.rehearsed.quality <= best + 1e-9
 
 
@@ -140,10 +140,10 @@ def test_within_a_time_the_quality_is_that_of_all_plans_rehearsed(budget_s: floa
 def test_the_cheapest_plan_is_that_of_all_plans_rehearsed(q_min: float, within_s: float) -> None:
     """Against every threshold on every set of replicas, fewer than all GPUs included."""
     target = Cheapest(q_min, within_s)
-    asked = ask(SMALL, Places(), Path(), target, Simulator())
-    usd = [done.usd_per_request or 0.0 for done in every_rehearsal(False, q_min) if done.keeps(target)]
-    found = tighten_until_met(asked, Latencies(evaluator(asked)))
-    assert found.kept and found.rehearsed.usd_per_request is not None
+    asked = make_request(SMALL, Places(), Path(), target, Simulator())
+    usd = [done.usd_per_request or 0.0 for done in every_rehearsal(False, q_min) if done.meets(target)]
+    found = tighten_until_met(asked, StageLatencies(evaluator_of(asked)))
+    assert found.is_met and found.rehearsed.usd_per_request is not None
     assert min(usd) - 1e-12 <= found.rehearsed.usd_per_request <= 1.05 * min(usd)
 
 
@@ -178,15 +178,15 @@ def test_unlike_gpus_are_planned_together(file: Path, tmp_path: Path, capsys: py
 
 
 def test_one_model_on_two_types_is_a_pool_of_each() -> None:
-    asked = ask(SMALL, Places(), Path(), QualityFloor(60.0), Simulator(), gpus=(H100, A100))
+    asked = make_request(SMALL, Places(), Path(), QualityFloor(60.0), Simulator(), gpus=(H100, A100))
     first = asked.problem.models[0]
     parts = (Replicas(1, 1, 1, "a100-80gb"), Replicas(1, 1, 1, "h100-80gb-sxm"))
-    search = Search(asked.problem, Latencies(evaluator(asked)), NoBounds())
-    looked = search.look(QualityFloor(0.0))
-    found = made(
-        search, search.least, Deployment((0, 0), (ReplicaSet(parts), None), (1.0, 0.0), 1.0, None), looked, "x"
+    search = Search(asked.problem, StageLatencies(evaluator_of(asked)), NoBounds())
+    result = search.run(QualityFloor(0.0))
+    found = plan_of(
+        search, search.least, Deployment((0, 0), (ReplicaSet(parts), None), (1.0, 0.0), 1.0, None), result, "x"
     )
-    pools = document_of(asked, found)["fleet"]
+    pools = planned_document(asked, found)["fleet"]
     assert [(pool["gpu"], pool["model"], pool["replicas"]) for pool in pools] == [
         ("a100-80gb", first.name, 1), ("h100-80gb-sxm", first.name, 1),
     ]  # fmt: skip
@@ -201,15 +201,15 @@ def test_a_fleet_of_several_types_is_planned_with_all_of_them() -> None:
         {"model": "llama-3-8b", "gpu": "l40s", "replicas": 3, "usd_per_gpu_hour": 1.1},
         {"model": "llama-3-8b", "gpu": "h100-80gb-sxm", "replicas": 1},
     ]
-    asked = ask({**SCENARIO, "fleet": [first, *more]}, Places(), Path(), QualityFloor(75.0), Simulator())
+    asked = make_request({**SCENARIO, "fleet": [first, *more]}, Places(), Path(), QualityFloor(75.0), Simulator())
     told = [(offer.gpu.name, offer.limit, offer.usd_per_hour) for offer in asked.problem.offers]
     assert told == [("h100-80gb-sxm", 9, None), ("l40s", 3, 1.1)] and not asked.problem.use_all
     assert asked.problem.hardware == "9 x h100-80gb-sxm + 3 x l40s"
-    assert asked.entries == {
+    assert asked.template_pools == {
         "llama-3-8b": 2, "llama-3-70b": 0, "llama-3-8b on l40s": 1, "llama-3-70b on l40s": 1,
     }  # fmt: skip
-    alone = ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem
-    assert alone.others == () and alone.use_all and alone.num_gpus == 8
+    alone = make_request(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem
+    assert alone.other_offers == () and alone.use_all and alone.num_gpus == 8
 
 
 @pytest.mark.parametrize(
@@ -228,17 +228,17 @@ def test_a_quality_that_no_model_has_is_told(file: Path, capsys: pytest.CaptureF
 
 
 def test_one_model_left_makes_a_scenario_without_a_cascade() -> None:
-    asked = ask(SCENARIO, Places(), Path(), QualityFloor(1.0), Simulator())
+    asked = make_request(SCENARIO, Places(), Path(), QualityFloor(1.0), Simulator())
     answer = make_plan(asked, compare=False)
-    document = document_of(asked, answer.chosen.plan)
+    document = planned_document(asked, answer.chosen.plan)
     assert "cascade" not in document and list(document["workload"]["quality"]["models"]) == ["llama-3-8b"]
-    assert answer.chosen.kept
+    assert answer.chosen.is_met
 
 
 def test_a_stage_alone_has_the_same_arrivals_whatever_serves_it() -> None:
-    asked = ask(SCENARIO, Places(), Path(), QualityFloor(80.0), Simulator())
+    asked = make_request(SCENARIO, Places(), Path(), QualityFloor(80.0), Simulator())
     problem = asked.problem
-    found = Simulated(problem.gpu, problem.engine, asked.policies)
+    found = StageSimulator(problem.gpu, problem.engine, asked.policies)
     scores = problem.scores
     lengths = Lengths(scores.prompt_tokens.astype("f8"), scores.prompt_tokens.astype("f8"),
                       scores.output_tokens[:, 1].astype("f8"))  # fmt: skip
@@ -260,7 +260,7 @@ def test_a_stage_alone_has_the_same_arrivals_whatever_serves_it() -> None:
 )
 def test_what_cannot_be_planned_is_told(change: dict[str, Any], message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
-        ask({**SCENARIO, **change}, Places(), Path(), QualityFloor(80.0), Simulator())
+        make_request({**SCENARIO, **change}, Places(), Path(), QualityFloor(80.0), Simulator())
 
 
 def test_a_workload_carries_the_rows_of_its_table(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.best_plan import plan as make_plan
 from headway.planning.cascade.best_plan import scenario_yaml
-from headway.planning.cascade.planning_request import ask
+from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import QualityFloor
-from headway.planning.cascade.rehearsal import document_of
+from headway.planning.cascade.rehearsal import planned_document
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 from headway.workload.quality_traces import generate_scores
@@ -107,25 +107,28 @@ def test_a_plan_with_combos_is_planned_again_with_all_of_its_gpus(
              "decode": {**side, "gpu": "h20", "tp": 2}, "replicas": 2,
              "handover": {"first_token": "decode"}}  # fmt: skip
     document = {**SCENARIO, "fleet": [], "combos": [combo]}
-    asked = ask(document, Places(), folder, QualityFloor(60.0), Simulator())
+    asked = make_request(document, Places(), folder, QualityFloor(60.0), Simulator())
     assert [(offer.gpu.name, offer.limit) for offer in asked.problem.offers] == [(H800, 4), (H20, 4)]
-    assert not asked.problem.splits and asked.handing.network_bytes_per_s == 5e9
-    found = document_of(asked, make_plan(asked, compare=False).chosen.plan)
+    assert not asked.problem.combo_kinds and asked.handover_settings.network_bytes_per_s == 5e9
+    found = planned_document(asked, make_plan(asked, compare=False).chosen.plan)
     assert "combos" not in found and found["fleet"]
-    again = ask(document, Places(), folder, QualityFloor(60.0), Simulator(), combos=True)
-    splits = again.problem.splits["llama-3.1-8b"]
-    assert {each.prefill_gpu for each in splits} == {H800, H20} and again.handing.handover.first_token == "decode"
+    again = make_request(document, Places(), folder, QualityFloor(60.0), Simulator(), combos=True)
+    splits = again.problem.combo_kinds["llama-3.1-8b"]
+    assert {each.prefill_gpu for each in splits} == {
+        H800,
+        H20,
+    } and again.handover_settings.handover.first_token == "decode"
 
 
 def test_mixed_replicas_and_a_combo_of_one_model_are_written_side_by_side(folder: Path) -> None:
-    asked = ask(SCENARIO, Places(), folder, QualityFloor(10.0), Simulator(), combos=True)
+    asked = make_request(SCENARIO, Places(), folder, QualityFloor(10.0), Simulator(), combos=True)
     chosen = make_plan(asked, compare=False).chosen.plan
     part = chosen.stages[0].replicas[0]
     three = tuple(
         type(part)(1, 1, count, "", role) for count, role in ((1, "mixed"), (1, "prefill"), (2, "decode"))
     )  # fmt: skip
     stages = (type(chosen.stages[0])(**{**_fields(chosen.stages[0]), "replicas": three}), *chosen.stages[1:])
-    found = document_of(asked, type(chosen)(**{**_fields(chosen), "stages": stages}))
+    found = planned_document(asked, type(chosen)(**{**_fields(chosen), "stages": stages}))
     assert [pool["replicas"] for pool in found["fleet"]] == [1]
     (combo,) = found["combos"]
     assert (combo["prefill"]["replicas"], combo["decode"]["replicas"]) == (1, 2)
@@ -145,7 +148,7 @@ def test_what_combos_cannot_be_planned_for_is_told(folder: Path, capsys: pytest.
     pools = [{"model": name, "gpu": "h800", "tp": 4} for name in models]
     cascade = {"models": models, "replan": {"quality": 70}}
     with pytest.raises(HeadwayError, match=r"replan.*plans anew with pools alone; leave it out, or plan without"):
-        ask({**SCENARIO, "fleet": pools, "cascade": cascade}, Places(), folder, QualityFloor(70.0),
+        make_request({**SCENARIO, "fleet": pools, "cascade": cascade}, Places(), folder, QualityFloor(70.0),
                         Simulator(), combos=True)  # fmt: skip
 
 
@@ -156,7 +159,7 @@ def test_what_combos_cannot_be_planned_for_is_told(folder: Path, capsys: pytest.
 def served(folder: Path) -> dict[str, Any]:
     """The plan's file, as somebody writes endpoints and a judge into it."""
     offers = tuple(Offer(catalog.gpu(name), num) for name, num in GPUS.items())
-    asked = ask(SCENARIO, Places(), folder, QualityFloor(75.0), Simulator(), gpus=offers, combos=True)
+    asked = make_request(SCENARIO, Places(), folder, QualityFloor(75.0), Simulator(), gpus=offers, combos=True)
     written: dict[str, Any] = yaml.safe_load(scenario_yaml(make_plan(asked, compare=False), asked))
     ports = iter(range(9001, 9100))
     for part in [*written["fleet"], *(combo[role] for combo in written["combos"] for role in ("prefill", "decode"))]:

@@ -11,12 +11,12 @@ from msgspec import structs
 
 from headway import catalog
 from headway.core.fleet import Model
-from headway.planning.cascade.allocation import least_sum_allocation
+from headway.planning.cascade.allocation import least_sum
 from headway.planning.cascade.best_plan import confidence
 from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import along_s, candidates
-from headway.planning.cascade.deployment import Latencies
-from headway.planning.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, ReplicaSet, Target
+from headway.planning.cascade.cascadia import candidates, total_latency_s
+from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.problem import CascadeProblem, LatencyBudget, Lengths, QualityFloor, ReplicaSet, Target
 from headway.planning.cascade.search import Effort, Search
 from headway.workload.quality import Scores
 from headway.workload.quality_traces import generate_scores
@@ -30,18 +30,20 @@ class Formula:
         return size * rate_rps * float(lengths.output_tokens.mean()) / 1000 / replicas.num_gpus**0.9
 
 
-def problem(target: Target) -> Problem:
+def problem(target: Target) -> CascadeProblem:
     models = tuple(catalog.model(name) for name in ("llama-3-8b", "llama-3-70b"))
     scores = generate_scores(1, 80, cascade="llama")
-    return Problem(models, catalog.gpu("h100-80gb-sxm"), catalog.engine("vllm"), 8, 10.0, scores, target, max_kinds=1)
+    return CascadeProblem(
+        models, catalog.gpu("h100-80gb-sxm"), catalog.engine("vllm"), 8, 10.0, scores, target, max_kinds=1
+    )
 
 
 @pytest.mark.parametrize("target", [QualityFloor(75.0), LatencyBudget(6.0)])
 def test_candidates_are_plans_of_their_own_that_begin_with_the_answer(target: Target) -> None:
     asked = problem(target)
-    search = Search(asked, Latencies(Formula()), NoBounds(), Effort(stable_rounds=4))
-    looked = search.look(target)
-    found = candidates(search, looked, "test", 6)
+    search = Search(asked, StageLatencies(Formula()), NoBounds(), Effort(stable_rounds=4))
+    result = search.run(target)
+    found = candidates(search, result, "test", 6)
     assert len(found) > 1 and len({(each.thresholds, each.stages) for each in found}) == len(found)
     assert found[0].objective == min(each.objective for each in found)
     for each in found:
@@ -50,8 +52,8 @@ def test_candidates_are_plans_of_their_own_that_begin_with_the_answer(target: Ta
         assert each.quality == pytest.approx(asked.scores.quality_of(final))
         assert each.latency_s == max(stage.p95_latency_s or 0.0 for stage in each.stages)
     if isinstance(target, QualityFloor):
-        good = search.known.quality >= target.q_min
-        least = search.known.ratios[good, 1].min()
+        good = search.routings.quality >= target.q_min
+        least = search.routings.ratios[good, 1].min()
         # One model's answers are about as long as another's, so the least work is the least share that is sent on.
         assert min(each.stages[1].processing_ratio for each in found if each.quality >= 75.0) <= least + 0.02
 
@@ -68,7 +70,7 @@ def test_the_least_sum_is_that_of_all_allocations(use_all: bool) -> None:
             for gpus in product(range(8), repeat=3)
             if (sum(gpus) == 7 if use_all else sum(gpus) <= 7)
         }
-        best, found = min(sums.values()), least_sum_allocation(costs, 7, use_all)
+        best, found = min(sums.values()), least_sum(costs, 7, use_all)
         assert (found is None) == (best == inf)
         if found is not None:
             assert sums[found] == pytest.approx(best)
@@ -96,13 +98,13 @@ def test_a_threshold_that_does_not_matter_is_as_low_as_can_be() -> None:
 def test_the_sum_along_the_way_counts_rare_stages_less() -> None:
     """Where 1% of the requests reach a stage, it is a fifth of what it were if the slowest 5% went through it."""
     asked = problem(QualityFloor(80.0))
-    search = Search(asked, Latencies(Formula()), NoBounds(), Effort(stable_rounds=4))
-    found = candidates(search, search.look(asked.target), "test", 6)[0]
+    search = Search(asked, StageLatencies(Formula()), NoBounds(), Effort(stable_rounds=4))
+    found = candidates(search, search.run(asked.target), "test", 6)[0]
     first = structs.replace(found.stages[0], processing_ratio=1.0, p95_latency_s=10.0)
     some, few, none = (
         structs.replace(found.stages[1], processing_ratio=ratio, p95_latency_s=p95_s)
         for ratio, p95_s in ((0.2, 40.0), (0.01, 8.0), (0.0, None))
     )
-    assert along_s(structs.replace(found, stages=(first, some))) == pytest.approx(50.0)
-    assert along_s(structs.replace(found, stages=(first, few))) == pytest.approx(11.6)
-    assert along_s(structs.replace(found, stages=(first, none))) == pytest.approx(10.0)
+    assert total_latency_s(structs.replace(found, stages=(first, some))) == pytest.approx(50.0)
+    assert total_latency_s(structs.replace(found, stages=(first, few))) == pytest.approx(11.6)
+    assert total_latency_s(structs.replace(found, stages=(first, none))) == pytest.approx(10.0)

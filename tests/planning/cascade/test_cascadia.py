@@ -16,10 +16,10 @@ from cascade_queues import ENGINE, GPU, LARGE, MIDDLE, SMALL, HonestBounds, Queu
 from headway.core.errors import HeadwayError
 from headway.perf import memory
 from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import calibrated, plan, plans, with_held_out
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.cascadia import plan, plan_with_held_out, plans, with_held_out
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import LatencyBudget, Problem, QualityFloor, ReplicaSet
+from headway.planning.cascade.problem import CascadeProblem, LatencyBudget, QualityFloor, ReplicaSet
 from headway.planning.cascade.routing import Objective, cascades, penalised_latency, penalised_quality, proportional
 from headway.planning.cascade.search import Effort
 from headway.reproduce.cascadia.exhaustive import exhaustive
@@ -29,7 +29,7 @@ ALL = Effort(stable_rounds=None, gap=0.0)
 NAN = float("nan")
 
 
-def check(found: CascadePlan, asked: Problem) -> None:
+def check(found: CascadePlan, asked: CascadeProblem) -> None:
     """What is wrong in no plan, told without the planner's own arithmetic."""
     assert sum(stage.num_gpus for stage in found.stages) <= asked.num_gpus
     sample, reached = asked.scores, np.ones(len(asked.scores), np.bool_)
@@ -74,13 +74,13 @@ def test_a_full_look_finds_what_exhaustive_search_finds(
 ) -> None:
     asked = problem(stages, num_gpus, rate_rps, QualityFloor(q_min), seed, use_all=use_all, max_pp=2)
     try:
-        oracle = exhaustive(asked, Latencies(Queue()))
+        oracle = exhaustive(asked, StageLatencies(Queue()))
     except HeadwayError:
         with pytest.raises(HeadwayError, match="no set of replicas serves"):
-            plan(asked, Latencies(Queue()), HonestBounds(Queue(), seed), ALL)
+            plan(asked, StageLatencies(Queue()), HonestBounds(Queue(), seed), ALL)
         return
     for bounds in (HonestBounds(Queue(), seed), NoBounds()):
-        found = plan(asked, Latencies(Queue()), bounds, ALL)
+        found = plan(asked, StageLatencies(Queue()), bounds, ALL)
         assert found.objective == pytest.approx(oracle.objective)
         assert found.latency_s == pytest.approx(oracle.latency_s)
         assert found.status == ("optimal" if oracle.quality >= q_min - 1e-9 else "infeasible")
@@ -96,10 +96,10 @@ def test_a_latency_budget_gets_the_best_quality(
 ) -> None:
     asked = problem(stages, num_gpus, rate_rps, LatencyBudget(budget_s), seed, max_pp=2)
     try:
-        oracle = exhaustive(asked, Latencies(Queue()))
+        oracle = exhaustive(asked, StageLatencies(Queue()))
     except HeadwayError:
         return
-    found = plan(asked, Latencies(Queue()), HonestBounds(Queue(), seed), ALL)
+    found = plan(asked, StageLatencies(Queue()), HonestBounds(Queue(), seed), ALL)
     assert found.objective == pytest.approx(oracle.objective)
     assert found.quality == pytest.approx(oracle.quality)
     assert (found.status == "infeasible") == (oracle.latency_s > budget_s)
@@ -111,8 +111,8 @@ def test_the_usual_look_is_within_one_percent_and_far_cheaper() -> None:
     for seed in range(12):
         asked = problem(3, 10, 6.0, QualityFloor(70.0), seed, num_requests=40)
         everything, queue = Queue(), Queue()
-        oracle = exhaustive(asked, Latencies(everything))
-        found = plan(asked, Latencies(queue), HonestBounds(Queue(), seed, 0.8))
+        oracle = exhaustive(asked, StageLatencies(everything))
+        found = plan(asked, StageLatencies(queue), HonestBounds(Queue(), seed, 0.8))
         check(found, asked)
         assert found.quality == pytest.approx(oracle.quality) or min(found.quality, oracle.quality) >= 70 - 1e-9
         worse.append(found.latency_s / oracle.latency_s - 1)
@@ -124,8 +124,8 @@ def test_bounds_save_questions_and_change_nothing_else() -> None:
     for seed in range(6):
         asked = problem(2, 8, 5.0, QualityFloor(65.0), seed)
         without, with_ = Queue(), Queue()
-        plain = plan(asked, Latencies(without), NoBounds(), ALL)
-        pruned = plan(asked, Latencies(with_), HonestBounds(Queue(), seed, 0.9), ALL)
+        plain = plan(asked, StageLatencies(without), NoBounds(), ALL)
+        pruned = plan(asked, StageLatencies(with_), HonestBounds(Queue(), seed, 0.9), ALL)
         assert pruned.objective == pytest.approx(plain.objective)
         assert len(with_.asked) < len(without.asked) / 2
         assert len(set(with_.asked)) <= len(with_.asked) and pruned.num_evaluations == len(with_.asked)
@@ -133,12 +133,12 @@ def test_bounds_save_questions_and_change_nothing_else() -> None:
 
 def test_nothing_is_asked_twice_and_a_warm_table_asks_nothing() -> None:
     asked, queue = problem(3, 10, 6.0, QualityFloor(70.0), 1, num_requests=30), Queue()
-    first = plan(asked, Latencies(queue), HonestBounds(Queue(), 0))
+    first = plan(asked, StageLatencies(queue), HonestBounds(Queue(), 0))
     assert len(queue.asked) == first.num_evaluations
-    known = Latencies(queue)
+    known = StageLatencies(queue)
     cold = plan(asked, known, HonestBounds(Queue(), 0))
     num = len(queue.asked)
-    warm = plan(asked, Latencies(queue, known.known), HonestBounds(Queue(), 0))
+    warm = plan(asked, StageLatencies(queue, known.known), HonestBounds(Queue(), 0))
     assert len(queue.asked) == num and warm.num_evaluations == 0 < warm.num_remembered
     assert warm.stages == cold.stages == first.stages and warm.rounds == cold.rounds
 
@@ -148,7 +148,7 @@ def test_nothing_is_asked_twice_and_a_warm_table_asks_nothing() -> None:
 def test_a_looser_target_never_has_a_worse_plan(seed: int, rate_rps: float) -> None:
     asked = problem(3, 9, rate_rps, seed=seed, num_requests=25)
     levels = [90.0, 60.0, 75.0, 45.0]
-    found = plans(asked, [QualityFloor(q) for q in levels], Latencies(Queue()), HonestBounds(Queue(), seed))
+    found = plans(asked, [QualityFloor(q) for q in levels], StageLatencies(Queue()), HonestBounds(Queue(), seed))
     by_level = {each.target.q_min: each for each in found}  # type: ignore[union-attr]
     feasible = [by_level[q] for q in sorted(levels) if by_level[q].status != "infeasible"]
     assert [each.latency_s for each in feasible] == sorted(each.latency_s for each in feasible)
@@ -157,7 +157,7 @@ def test_a_looser_target_never_has_a_worse_plan(seed: int, rate_rps: float) -> N
 
 
 def test_more_gpus_are_never_worse() -> None:
-    latencies = Latencies(Queue())
+    latencies = StageLatencies(Queue())
     found = [
         plan(problem(3, n, 4.0, QualityFloor(70.0), 3), latencies, HonestBounds(Queue(), n), ALL).objective
         for n in (4, 6, 8, 10)
@@ -167,29 +167,29 @@ def test_more_gpus_are_never_worse() -> None:
 
 def test_what_is_out_of_reach_is_said_with_the_best_there_is() -> None:
     asked = problem(2, 6, 3.0, QualityFloor(100.0), 4)
-    found = plan(asked, Latencies(Queue()), NoBounds(), ALL)
+    found = plan(asked, StageLatencies(Queue()), NoBounds(), ALL)
     best = max(cascades(asked.scores, [1, 1]).quality)
     assert best < 100 and found.status == "infeasible"
     assert found.quality == pytest.approx(best) and f"{best:.4g} at most" in found.why
-    slow = plan(asked.asking(LatencyBudget(1e-3)), Latencies(Queue()), NoBounds(), ALL)
+    slow = plan(asked.with_target(LatencyBudget(1e-3)), StageLatencies(Queue()), NoBounds(), ALL)
     assert slow.status == "infeasible" and "out of reach on these GPUs" in slow.why
-    assert slow.latency_s == exhaustive(asked.asking(QualityFloor(0.0)), Latencies(Queue())).latency_s
+    assert slow.latency_s == exhaustive(asked.with_target(QualityFloor(0.0)), StageLatencies(Queue())).latency_s
     with pytest.raises(HeadwayError, match=r"no set of replicas serves 1e\+06 requests/s of small"):
-        plan(replace(asked, rate_rps=1e6), Latencies(Queue()), NoBounds(), ALL)
+        plan(replace(asked, rate_rps=1e6), StageLatencies(Queue()), NoBounds(), ALL)
 
 
 def test_a_model_that_fits_nowhere_is_not_used() -> None:
     asked = replace(problem(3, 2, 1.0, QualityFloor(0.0), 5), target=QualityFloor(100.0))
-    found = plan(asked, Latencies(Queue()), NoBounds(), ALL)
+    found = plan(asked, StageLatencies(Queue()), NoBounds(), ALL)
     assert found.status == "infeasible" and found.stages[2].num_gpus == 0
-    alone = Problem((LARGE,), GPU, ENGINE, 2, 1.0, scores(5, 3, 0), QualityFloor(0.0))
+    alone = CascadeProblem((LARGE,), GPU, ENGINE, 2, 1.0, scores(5, 3, 0), QualityFloor(0.0))
     with pytest.raises(HeadwayError, match=r"2 x gpu: large .* needs"):
-        plan(alone, Latencies(Queue()), NoBounds())
+        plan(alone, StageLatencies(Queue()), NoBounds())
 
 
 def test_one_model_needs_no_threshold() -> None:
     asked = problem(1, 5, 3.0, QualityFloor(0.0))
-    found = plan(asked, Latencies(Queue()), NoBounds())
+    found = plan(asked, StageLatencies(Queue()), NoBounds())
     assert found.thresholds == () and found.stages[0].processing_ratio == 1.0
     check(found, asked)
 
@@ -200,12 +200,12 @@ def test_missing_scores_are_no_zeroes() -> None:
     values[::3, 0] = NAN
     values[1::5, 1] = NAN
     gaps = replace(asked, scores=replace(asked.scores, scores=values))
-    found = plan(gaps, Latencies(Queue()), NoBounds(), ALL)
+    found = plan(gaps, StageLatencies(Queue()), NoBounds(), ALL)
     check(found, gaps)
-    assert found.objective == pytest.approx(exhaustive(gaps, Latencies(Queue())).objective)
+    assert found.objective == pytest.approx(exhaustive(gaps, StageLatencies(Queue())).objective)
     none = replace(asked, scores=replace(asked.scores, scores=np.full_like(values, NAN)))
     with pytest.raises(HeadwayError, match="no answer that would be given has one"):
-        plan(none, Latencies(Queue()), NoBounds())
+        plan(none, StageLatencies(Queue()), NoBounds())
 
 
 def test_the_papers_example() -> None:
@@ -238,7 +238,7 @@ def test_a_limit_is_where_a_routing_stops_being_better(
 
 def test_a_small_penalty_may_be_worth_paying() -> None:
     asked = problem(2, 6, 3.0, QualityFloor(70.0, mu=0.01), 7)
-    found, oracle = plan(asked, Latencies(Queue()), NoBounds(), ALL), exhaustive(asked, Latencies(Queue()))
+    found, oracle = plan(asked, StageLatencies(Queue()), NoBounds(), ALL), exhaustive(asked, StageLatencies(Queue()))
     assert found.objective == pytest.approx(oracle.objective)
     assert found.quality < 70 and "at this price" in found.why
 
@@ -279,15 +279,15 @@ def test_prefix_hits_shorten_prefill_alone() -> None:
     assert (after.prompt_tokens == before.prompt_tokens).all() and (after.output_tokens == before.output_tokens).all()
     assert after.computed_tokens == pytest.approx(np.maximum(np.round(before.prompt_tokens / 2), 1))
     assert before.key != after.key == half.lengths(0, every).key
-    full = plan(asked, Latencies(Queue()), NoBounds(), ALL)
-    assert plan(half, Latencies(Queue()), NoBounds(), ALL).latency_s < full.latency_s
+    full = plan(asked, StageLatencies(Queue()), NoBounds(), ALL)
+    assert plan(half, StageLatencies(Queue()), NoBounds(), ALL).latency_s < full.latency_s
     with pytest.raises(HeadwayError, match="prefix_hit_rate: 1"):
         replace(asked, prefix_hit_rate=1.0)
 
 
 def test_thresholds_are_chosen_on_one_half_and_told_of_the_other() -> None:
     asked = problem(2, 6, 3.0, QualityFloor(60.0), 8, num_requests=60)
-    found = calibrated(asked, Latencies(Queue()), NoBounds(), share=0.5, seed=3)
+    found = plan_with_held_out(asked, StageLatencies(Queue()), NoBounds(), share=0.5, seed=3)
     first, second = asked.scores.split(0.5, 3)
     check(found, replace(asked, scores=first))
     assert found.held_out is not None and found.held_out.num_requests == 30
@@ -317,7 +317,7 @@ def test_questions_that_make_no_sense() -> None:
     [
         lambda: QualityFloor(101.0), lambda: QualityFloor(NAN), lambda: QualityFloor(50.0, mu=0.0),
         lambda: LatencyBudget(0.0), lambda: LatencyBudget(1.0, nu=inf),
-        lambda: Effort(gap=1.0), lambda: Effort(stable_rounds=0), lambda: Effort(apart=0.0),
+        lambda: Effort(gap=1.0), lambda: Effort(stable_rounds=0), lambda: Effort(min_distance=0.0),
     ],
 )  # fmt: skip
 def test_targets_and_efforts_that_make_no_sense(make: Callable[[], object]) -> None:
@@ -331,4 +331,4 @@ def test_an_evaluator_that_answers_nonsense_is_named() -> None:
             return NAN
 
     with pytest.raises(HeadwayError, match="evaluator: nan s for small on"):
-        plan(problem(), Latencies(Broken()), NoBounds())
+        plan(problem(), StageLatencies(Broken()), NoBounds())

@@ -21,23 +21,23 @@ from headway.core.fleet import Parallel
 from headway.core.record import MoveOutcome, Records
 from headway.planning.cascade import stage_simulator as stages
 from headway.planning.cascade.baselines import cascade_serve, stand_alone, uniform_allocation, uniform_parallelism
-from headway.planning.cascade.bounds import NoBounds, StepBounds
+from headway.planning.cascade.bounds import NoBounds, StepTimeBounds
 from headway.planning.cascade.cascadia import candidates, plan
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import (
+    CascadeProblem,
     Cheapest,
+    ComboShapes,
     Floats,
     LatencyBudget,
     Lengths,
-    Problem,
     QualityFloor,
-    Split,
     Target,
 )
-from headway.planning.cascade.replica_sets import LIMITS, Sets, all_sets, offered
+from headway.planning.cascade.replica_sets import LIMITS, ReplicaSets, all_sets, combo_kinds_of
 from headway.planning.cascade.search import Effort, Search
-from headway.planning.cascade.stage_simulator import Simulated
+from headway.planning.cascade.stage_simulator import StageSimulator
 from headway.planning.combos.estimate import InstanceSpeed
 from headway.planning.combos.problem import Offer, ServiceSlo, WorkloadPattern
 from headway.policies import resolve
@@ -54,8 +54,8 @@ def queue() -> Queue:
     return Queue(speed=SPEED)
 
 
-def split(prefill: tuple[str, int], decode: tuple[str, int], least: float = 0.4, most: float = 1.2) -> Split:
-    return Split(Parallel(prefill[1]), Parallel(decode[1]), least, most, prefill[0], decode[0])
+def split(prefill: tuple[str, int], decode: tuple[str, int], least: float = 0.4, most: float = 1.2) -> ComboShapes:
+    return ComboShapes(Parallel(prefill[1]), Parallel(decode[1]), least, most, prefill[0], decode[0])
 
 
 ONE_TYPE = {"small": (split(("", 1), ("", 2)),), "middle": (split(("", 1), ("", 1)), split(("", 2), ("", 1), 0.2, 0.9))}
@@ -65,12 +65,14 @@ UNLIKE = {
 }
 
 
-def asked(num: int, others: int, target: Target, seed: int = 0, stages: int = 2, rate_rps: float = 3.0) -> Problem:
+def asked(
+    num: int, others: int, target: Target, seed: int = 0, stages: int = 2, rate_rps: float = 3.0
+) -> CascadeProblem:
     """With `others`, on two types of GPU."""
     made = problem(stages, num, rate_rps, target, seed, num_requests=8, max_pp=1, max_kinds=1)
     if not others:
-        return replace(made, splits=ONE_TYPE)
-    return replace(made, others=(Offer(CHEAP, others, gpus_per_server=2),), splits=UNLIKE)
+        return replace(made, combo_kinds=ONE_TYPE)
+    return replace(made, other_offers=(Offer(CHEAP, others, gpus_per_server=2),), combo_kinds=UNLIKE)
 
 
 def taken(found: CascadePlan) -> dict[str, int]:
@@ -106,7 +108,7 @@ def test_sets_are_all_there_are_on_one_type() -> None:
 
 def test_sets_on_two_types_keep_to_what_there_is() -> None:
     made = all_sets(asked(3, 2, QualityFloor(60.0)))(1, (True, True))
-    plain = all_sets(replace(asked(3, 2, QualityFloor(60.0)), splits={}))(1, (True, True))
+    plain = all_sets(replace(asked(3, 2, QualityFloor(60.0)), combo_kinds={}))(1, (True, True))
     labels = [made[i].label for i in range(len(made))]
     assert labels[: len(plain)] == [plain[i].label for i in range(len(plain))], "and all that there are without combos"
     assert (made.vectors <= [3, 2]).all() and len(set(labels)) == len(labels)
@@ -137,12 +139,12 @@ def test_a_full_look_finds_what_exhaustive_search_finds(
     made = asked(num, others, target, seed, stages)
     made = replace(made, use_all=use_all and not others and not isinstance(target, Cheapest))
     try:
-        oracle = exhaustive(made, Latencies(queue()))
+        oracle = exhaustive(made, StageLatencies(queue()))
     except HeadwayError:
         with pytest.raises(HeadwayError, match="no set of replicas serves"):
-            plan(made, Latencies(queue()), HonestBounds(queue(), seed), ALL)
+            plan(made, StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
         return
-    found = plan(made, Latencies(queue()), HonestBounds(queue(), seed), ALL)
+    found = plan(made, StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
     assert found.objective == pytest.approx(oracle.objective)
     limits = {"gpu": num, "cheap": others} if others else {"": num}
     assert all(num_gpus <= limits[name] for name, num_gpus in taken(found).items())
@@ -152,8 +154,8 @@ def test_offered_combos_never_make_a_full_look_worse_and_at_times_better() -> No
     gains, used = [], set[str]()
     for seed, others in product(range(5), (0, 3)):
         made = asked(5, others, QualityFloor(60.0), seed, rate_rps=14.0)
-        with_ = plan(made, Latencies(queue()), HonestBounds(queue(), seed), ALL)
-        without = plan(replace(made, splits={}), Latencies(queue()), HonestBounds(queue(), seed), ALL)
+        with_ = plan(made, StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
+        without = plan(replace(made, combo_kinds={}), StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
         assert with_.objective <= without.objective + 1e-9 and roles(without) == {"mixed"}
         gains.append(with_.latency_s < without.latency_s - 1e-9)
         used |= roles(with_)
@@ -163,12 +165,14 @@ def test_offered_combos_never_make_a_full_look_worse_and_at_times_better() -> No
 def test_candidates_keep_to_each_type_and_baselines_are_those_without_combos() -> None:
     target = QualityFloor(60.0)
     made = asked(5, 4, target, 1, 3, 14.0)
-    search = Search(made, Latencies(queue()), NoBounds(), Effort(stable_rounds=4))
-    found = [*candidates(search, search.look(target), "test", 6)]
-    found.append(stand_alone(made, "small", Latencies(queue()), NoBounds(), ALL))
+    search = Search(made, StageLatencies(queue()), NoBounds(), Effort(stable_rounds=4))
+    found = [*candidates(search, search.run(target), "test", 6)]
+    found.append(stand_alone(made, "small", StageLatencies(queue()), NoBounds(), ALL))
     assert "decode" in roles(found[0])
     for planner in (uniform_parallelism, uniform_allocation, cascade_serve):
-        plain, other = (planner(each, Latencies(queue()), NoBounds(), ALL) for each in (replace(made, splits={}), made))
+        plain, other = (
+            planner(each, StageLatencies(queue()), NoBounds(), ALL) for each in (replace(made, combo_kinds={}), made)
+        )
         assert plain.stages == other.stages and roles(other) == {"mixed"}
         found.append(other)
     for each in found:
@@ -178,22 +182,22 @@ def test_candidates_keep_to_each_type_and_baselines_are_those_without_combos() -
 # What is offered.
 
 
-def cascade(*gpus: str, prompt_tokens: int = 3000, num: int = 8, rate_rps: float = 2.0) -> Problem:
+def cascade(*gpus: str, prompt_tokens: int = 3000, num: int = 8, rate_rps: float = 2.0) -> CascadeProblem:
     drawn = generate_scores(1, 60, cascade="llama")
     table = replace(drawn, prompt_tokens=np.maximum(drawn.prompt_tokens * prompt_tokens // 188, 1))
     table = replace(table, models=("llama-3.1-8b", "llama-3.1-70b"))
     first, *others = (Offer(catalog.gpu(name), num) for name in gpus)
     models = tuple(catalog.model(name) for name in table.models)
     more = tuple(others)
-    return Problem(models, first.gpu, catalog.engine("sglang"), num, rate_rps, table, QualityFloor(75.0), others=more,
-                   max_kinds=1)  # fmt: skip
+    return CascadeProblem(models, first.gpu, catalog.engine("sglang"), num, rate_rps, table, QualityFloor(75.0),
+                   other_offers=more, max_kinds=1)  # fmt: skip
 
 
 @pytest.mark.parametrize("gpus", [("h100-80gb-sxm",), ("h800", "h20")])
 def test_offered_shapes_take_the_fewest_gpu_seconds_within_a_limit(gpus: tuple[str, ...]) -> None:
     """Of each phase for itself, against every shape; numbers of both where neither phase waits for the other."""
     made = cascade(*gpus)
-    found = offered(made, {})
+    found = combo_kinds_of(made, {})
     for stage, model in enumerate(made.models):
         scores = made.scores
         pattern = WorkloadPattern(
@@ -217,7 +221,7 @@ def test_offered_shapes_take_the_fewest_gpu_seconds_within_a_limit(gpus: tuple[s
                 decodes.add(max(shapes, key=lambda tp, s=tpot: shapes[tp].decode_rps(pattern, s) / tp))  # type: ignore[misc]
             prefills.add(max(shapes, key=lambda tp: shapes[tp].prefill_rps(pattern, ServiceSlo()) / tp))
             decodes.add(max(shapes, key=lambda tp: shapes[tp].decode_rps(pattern, ServiceSlo()) / tp))
-            name = offer.gpu.name if made.others else ""
+            name = offer.gpu.name if made.other_offers else ""
             own = [each for each in found[model.name] if each.prefill_gpu == name]
             assert {each.prefill.tp for each in own} <= prefills
             assert {each.decode.tp for each in found[model.name] if each.decode_gpu == name} <= decodes
@@ -234,32 +238,34 @@ def test_offered_shapes_take_the_fewest_gpu_seconds_within_a_limit(gpus: tuple[s
 
 def test_what_holds_no_request_or_has_no_room_is_not_offered() -> None:
     one = cascade("h100-80gb-sxm", num=1)
-    assert offered(one, {}) == {"llama-3.1-8b": (), "llama-3.1-70b": ()}
+    assert combo_kinds_of(one, {}) == {"llama-3.1-8b": (), "llama-3.1-70b": ()}
     long = cascade("h100-80gb-sxm", prompt_tokens=60_000)
-    shapes = {each.prefill.tp for each in offered(long, {})["llama-3.1-70b"]}
+    shapes = {each.prefill.tp for each in combo_kinds_of(long, {})["llama-3.1-70b"]}
     assert shapes and min(shapes) > min(
-        each.prefill.tp for each in offered(cascade("h100-80gb-sxm"), {})["llama-3.1-70b"]
+        each.prefill.tp for each in combo_kinds_of(cascade("h100-80gb-sxm"), {})["llama-3.1-70b"]
     )
-    slow = {each.most for each in offered(cascade("h100-80gb-sxm"), {}, 1e8)["llama-3.1-8b"]}
+    slow = {each.most for each in combo_kinds_of(cascade("h100-80gb-sxm"), {}, 1e8)["llama-3.1-8b"]}
     assert slow == {1.0}, "where the network is all that counts, both phases are as fast"
 
 
 # Bounds.
 
 
-def simulated(made: Problem, routing: str = "least-loaded", rounds: int = 2) -> Simulated:
+def simulated(made: CascadeProblem, routing: str = "least-loaded", rounds: int = 2) -> StageSimulator:
     policies = Policies(resolve.router(routing), resolve.ordering("fcfs"))
-    others = {offer.gpu.name: offer.gpu for offer in made.others}
-    return Simulated(made.gpu, made.engine, policies, 3, rounds, others=others)
+    others = {offer.gpu.name: offer.gpu for offer in made.other_offers}
+    return StageSimulator(made.gpu, made.engine, policies, 3, rounds, other_gpus=others)
 
 
-def all_of(made: Problem, stage: int, routing: str, rounds: int) -> tuple[Sets, Lengths, Simulated, Floats]:
+def all_of(
+    made: CascadeProblem, stage: int, routing: str, rounds: int
+) -> tuple[ReplicaSets, Lengths, StageSimulator, Floats]:
     """A stage's sets with all of its requests, its evaluator, and bounds."""
-    made = replace(made, splits=offered(made, {}))
+    made = replace(made, combo_kinds=combo_kinds_of(made, {}))
     sets, lengths = all_sets(made)(stage, ()), made.lengths(stage, np.ones(len(made.scores), np.bool_))
-    others = {offer.gpu.name: offer.gpu for offer in made.others}
-    bounds = StepBounds(made.gpu, made.engine, rounds, others=others, in_place=routing != "least-loaded")
-    lower, guess = bounds.of(made.models[stage], sets, made.rate_rps, lengths)
+    others = {offer.gpu.name: offer.gpu for offer in made.other_offers}
+    bounds = StepTimeBounds(made.gpu, made.engine, rounds, other_gpus=others, in_place=routing != "least-loaded")
+    lower, guess = bounds.estimate(made.models[stage], sets, made.rate_rps, lengths)
     assert (guess >= lower).all()
     return sets, lengths, simulated(made, routing, rounds), lower
 
@@ -303,13 +309,13 @@ def test_bounds_hold_where_a_combo_is_full_and_whoever_prefills_decodes(monkeypa
 def test_bounds_hold_where_the_longest_requests_fit_on_those_that_decode_alone() -> None:
     """They are computed there as a whole."""
     made = cascade("a10", "h100-80gb-sxm", prompt_tokens=20_000, rate_rps=0.5)
-    made = replace(made, splits={"llama-3.1-8b": (split(("a10", 1), ("h100-80gb-sxm", 1), 0.2, 3.0),)})
+    made = replace(made, combo_kinds={"llama-3.1-8b": (split(("a10", 1), ("h100-80gb-sxm", 1), 0.2, 3.0),)})
     lengths = made.lengths(0, np.ones(len(made.scores), np.bool_))
     speeds = InstanceSpeed(made.models[0], made.gpu, made.engine, 1)
     assert speeds.kv_tokens < (lengths.prompt_tokens + lengths.output_tokens).max()
     sets, evaluator = all_sets(made)(0, ()), simulated(made)
-    others = {offer.gpu.name: offer.gpu for offer in made.others}
-    lower, _ = StepBounds(made.gpu, made.engine, 2, others=others).of(made.models[0], sets, 0.5, lengths)
+    others = {offer.gpu.name: offer.gpu for offer in made.other_offers}
+    lower, _ = StepTimeBounds(made.gpu, made.engine, 2, other_gpus=others).estimate(made.models[0], sets, 0.5, lengths)
     picked = np.flatnonzero(sets.are_split)[::5]
     truth = [evaluator.p95_latency_s(made.models[0], sets[int(i)], 0.5, lengths) for i in picked]
     assert np.isfinite(truth).all() and (lower[picked] <= truth).all()
@@ -318,13 +324,13 @@ def test_bounds_hold_where_the_longest_requests_fit_on_those_that_decode_alone()
 def test_a_combo_that_cannot_keep_up_is_ruled_out_without_a_simulation() -> None:
     """Bounds say something: those of combos rise with the load, and with fewer replicas for a phase."""
     made = cascade("h100-80gb-sxm", rate_rps=10.0)
-    made = replace(made, splits={"llama-3.1-8b": (split(("", 1), ("", 1), 0.1, 7.0),)})
+    made = replace(made, combo_kinds={"llama-3.1-8b": (split(("", 1), ("", 1), 0.1, 7.0),)})
     sets, model = all_sets(made)(0, ()), made.models[0]
     lengths = made.lengths(0, np.ones(len(made.scores), np.bool_))
-    bounds = StepBounds(made.gpu, made.engine, 30)
+    bounds = StepTimeBounds(made.gpu, made.engine, 30)
     labels = [sets[i].label for i in range(len(sets))]
     by_rate = [
-        dict(zip(labels, bounds.of(model, sets, rate, lengths)[0].tolist(), strict=True)) for rate in (2.0, 40.0)
+        dict(zip(labels, bounds.estimate(model, sets, rate, lengths)[0].tolist(), strict=True)) for rate in (2.0, 40.0)
     ]
     few, many = ("1 x tp 1 prefill, 7 x tp 1 decode", "4 x tp 1 prefill, 4 x tp 1 decode")
     assert by_rate[1][few] > 2 * by_rate[1][many] and by_rate[0][few] < by_rate[1][few] / 2
@@ -334,11 +340,11 @@ def test_a_combo_that_cannot_keep_up_is_ruled_out_without_a_simulation() -> None
 
 def test_what_a_combo_hands_over_takes_the_network_s_time() -> None:
     made = cascade("h100-80gb-sxm", rate_rps=2.0)
-    made = replace(made, splits=offered(made, {}))
+    made = replace(made, combo_kinds=combo_kinds_of(made, {}))
     sets = all_sets(made)(0, ())
     lengths = made.lengths(0, np.ones(len(made.scores), np.bool_))
     own = simulated(made)
-    slow = replace(own, handing=structs.replace(own.handing, network_bytes_per_s=2e8))
+    slow = replace(own, handover_settings=structs.replace(own.handover_settings, network_bytes_per_s=2e8))
     i = next(i for i in range(len(sets)) if sets[i].label.endswith("decode"))
     fast_s, slow_s = (each.p95_latency_s(made.models[0], sets[i], 2.0, lengths) for each in (own, slow))
     assert slow_s > fast_s + 1.0

@@ -28,11 +28,11 @@ from headway.planning.cascade.baselines import (
     uniform_allocation,
     uniform_parallelism,
 )
-from headway.planning.cascade.bounds import NoBounds, StepBounds
+from headway.planning.cascade.bounds import NoBounds, StepTimeBounds
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.deployment import Latencies, Table, Trend, deploy, spread
-from headway.planning.cascade.problem import LatencyBudget, Lengths, Problem, QualityFloor, Replicas, ReplicaSet
-from headway.planning.cascade.replica_sets import among, replica_sets, shapes, uniform_sets
+from headway.planning.cascade.deployment import GuessCorrection, LatencyTable, StageLatencies, deploy, with_spare_gpus
+from headway.planning.cascade.problem import CascadeProblem, LatencyBudget, Lengths, QualityFloor, Replicas, ReplicaSet
+from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets, uniform_sets, with_shapes
 from headway.planning.cascade.search import Effort
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.routing.least_loaded import LeastLoadedRouter
@@ -52,7 +52,7 @@ def test_shapes_hold_the_model_within_servers() -> None:
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
     for name in ("deepseek-r1-distill-qwen-7b", "deepseek-r1-distill-llama-70b", "deepseek-r1-awq"):
         model = catalog.model(name)
-        found, reason = shapes(model, gpu, engine, 32, 8, 4)
+        found, reason = feasible_shapes(model, gpu, engine, 32, 8, 4)
         assert found and not reason
         for tp, pp in product(range(1, 10), range(1, 5)):
             try:
@@ -62,8 +62,8 @@ def test_shapes_hold_the_model_within_servers() -> None:
                 fits = False
             assert (Parallel(tp, pp) in found) == fits
     assert {(8, 1), (4, 3)} <= {(shape.tp, shape.pp) for shape in found}, "Table 3 places the 671B model so"
-    assert shapes(model, gpu, engine, 5, 8, 4)[0] == ()
-    six, _ = shapes(catalog.model("llama-3-8b"), gpu, engine, 12, 6, 1)
+    assert feasible_shapes(model, gpu, engine, 5, 8, 4)[0] == ()
+    six, _ = feasible_shapes(catalog.model("llama-3-8b"), gpu, engine, 12, 6, 1)
     assert [shape.tp for shape in six] == [1, 2], "groups of four would leave two of six GPUs over"
 
 
@@ -79,7 +79,7 @@ def test_sets_are_all_there_are(num_gpus: int, kinds: int | None) -> None:
     }
     found = replica_sets(of, num_gpus, kinds)
     assert sorted(map(tuple, found.counts.tolist())) == sorted(every)
-    assert [found[i].num_gpus for i in range(len(found))] == found.gpus.tolist()
+    assert [found[i].num_gpus for i in range(len(found))] == found.cells.tolist()
 
 
 def test_the_papers_table_3_is_among_the_sets() -> None:
@@ -94,7 +94,7 @@ def test_the_papers_table_3_is_among_the_sets() -> None:
         (0, 24, {(1, 1): 16, (2, 1): 4}), (1, 8, {(2, 1): 4}),
     ]  # fmt: skip
     models = [catalog.model(name) for name in generate_scores(1, 1).models]
-    sets = [replica_sets(shapes(model, gpu, engine, 32, 8, 4)[0], 32, 2) for model in models]
+    sets = [replica_sets(feasible_shapes(model, gpu, engine, 32, 8, 4)[0], 32, 2) for model in models]
     known = [{found[i] for i in range(len(found))} for found in sets]
     for stage, gpus, counts in rows:
         order = {shape: i for i, shape in enumerate((s.tp, s.pp) for s in sets[stage].shapes)}
@@ -108,7 +108,7 @@ def test_uniform_parallelism_fills_servers() -> None:
     found = uniform_sets(of, 32, 8)
     by_gpus = {found[i].num_gpus: found[i].label for i in range(len(found))}
     assert by_gpus[4] == "1 x tp 4" and by_gpus[32] == "4 x tp 8" and by_gpus[20] == "1 x tp 4, 2 x tp 8"
-    only = among(replica_sets(of, 8, 2), [Parallel(2)])
+    only = with_shapes(replica_sets(of, 8, 2), [Parallel(2)])
     assert [only[i].label for i in range(len(only))] == ["1 x tp 2", "2 x tp 2", "3 x tp 2", "4 x tp 2"]
     spread_over = uniform_sets((Parallel(2, 3), Parallel(4, 2)), 14, 4)
     assert spread_over[len(spread_over) - 1].label == "1 x tp 2 pp 3, 1 x tp 4 pp 2"
@@ -164,19 +164,19 @@ def test_a_stage_without_requests_gets_no_gpus() -> None:
 # Deployment: a table known only in part.
 
 
-def tables_of(seed: int, num_gpus: int, stages: int, honest: bool) -> tuple[list[Table], Queue]:
+def tables_of(seed: int, num_gpus: int, stages: int, honest: bool) -> tuple[list[LatencyTable], Queue]:
     random = np.random.default_rng(seed)
     queue, found = Queue(), []
     for i, model in enumerate((SMALL, MIDDLE, LARGE)[:stages]):
-        sets = replica_sets(shapes(model, GPU, ENGINE, num_gpus, 4, 2)[0], num_gpus, 2)
+        sets = replica_sets(feasible_shapes(model, GPU, ENGINE, num_gpus, 4, 2)[0], num_gpus, 2)
         lengths = Lengths(*(random.integers(10, 300, 20).astype("f8") for _ in range(3)))
         rate_rps = float(random.uniform(0.5, 4.0)) / (i + 1)
         bounds = HonestBounds(Queue(), seed) if honest else NoBounds()
-        lower, guess = bounds.of(model, sets, rate_rps, lengths)
-        table = Table(
+        lower, guess = bounds.estimate(model, sets, rate_rps, lengths)
+        table = LatencyTable(
             sets, lower, guess, num_gpus,
             lambda replicas, m=model, r=rate_rps, x=lengths: queue.p95_latency_s(m, replicas, r, x),
-            Trend(), 0.1 * i,
+            GuessCorrection(), 0.1 * i,
         )  # fmt: skip
         found.append(table)
     return found, queue
@@ -190,8 +190,8 @@ def test_a_deployment_is_proved_without_asking_for_everything(
     full, _ = tables_of(seed, num_gpus, stages, honest=False)
     for table in full:
         for f in range(num_gpus + 1):
-            while table.open(f):
-                table.ask(f)
+            while table.can_improve(f):
+                table.evaluate(f)
     truth = least_max([table.best for table in full], num_gpus, use_all)
     lazy, queue = tables_of(seed, num_gpus, stages, honest=True)
     found, bound_s = deploy(lazy, num_gpus, use_all, gap=gap)
@@ -202,7 +202,7 @@ def test_a_deployment_is_proved_without_asking_for_everything(
     assert len(queue.asked) < sum(table.num_sets for table in full)
     for gpus, replicas in zip(found.gpus, found.sets, strict=True):
         assert replicas is not None and replicas.num_gpus <= gpus
-    helped = spread(lazy, num_gpus, found, use_all)
+    helped = with_spare_gpus(lazy, num_gpus, found, use_all)
     assert helped.latency_s == pytest.approx(found.latency_s) and sum(helped.gpus) <= num_gpus
     slowest_first = [sorted(np.round(each.latencies_s, 9).tolist(), reverse=True) for each in (helped, found)]
     assert slowest_first[0] <= slowest_first[1]
@@ -217,7 +217,7 @@ def test_spare_gpus_go_where_they_help() -> None:
         tables, _ = tables_of(seed, 12, 2, honest=False)
         found, _ = deploy(tables, 12)
         assert found is not None
-        after = spread(tables, 12, found)
+        after = with_spare_gpus(tables, 12, found)
         assert sum(after.gpus) <= 12 and after.latency_s == found.latency_s
         if min(after.latencies_s) < min(found.latencies_s):
             assert sum(after.gpus) > sum(found.gpus)
@@ -253,8 +253,8 @@ def test_no_simulation_is_faster_than_its_bound(stage: int, rate_rps: float, pro
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
     prompts = table.prompt_tokens * (prompt_tokens / 160)
     lengths = Lengths(prompts, prompts, table.output_tokens[:, stage].astype("f8"))
-    sets = replica_sets(shapes(model, gpu, engine, 16, 8, 3)[0], 16, 2)
-    lower, guess = StepBounds(gpu, engine, rounds).of(model, sets, rate_rps, lengths)
+    sets = replica_sets(feasible_shapes(model, gpu, engine, 16, 8, 3)[0], 16, 2)
+    lower, guess = StepTimeBounds(gpu, engine, rounds).estimate(model, sets, rate_rps, lengths)
     picked = np.random.default_rng(stage).choice(len(sets), 6, replace=False).tolist()
     one_kind = [i for i in range(len(sets)) if (sets.counts[i] > 0).sum() == 1]
     picked += one_kind[:: max(1, len(one_kind) // 4)]
@@ -265,13 +265,13 @@ def test_no_simulation_is_faster_than_its_bound(stage: int, rate_rps: float, pro
     assert (guess >= lower - 1e-9).all()
 
 
-class Simulated:
+class StageSimulator:
     """The simulator as evaluator; counts what it is asked."""
 
-    num_asked = 0
+    num_evaluated = 0
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float:
-        self.num_asked += 1
+        self.num_evaluated += 1
         return simulated_p95_s(model, replicas, rate_rps, lengths, rounds=1)
 
 
@@ -281,14 +281,14 @@ def test_with_simulations_the_plan_is_the_exhaustive_one(trace: int, rate_rps: f
     coarse = replace(table, scores=np.round(table.scores / 10) * 10)
     models = tuple(catalog.model(name) for name in table.models)
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
-    asked = Problem(models, gpu, engine, 5, rate_rps, coarse, QualityFloor(q_min), max_pp=2)
-    everything, usual = Simulated(), Simulated()
-    oracle = exhaustive(asked, Latencies(everything))
-    found = plan(asked, Latencies(usual), effort=ALL)
+    asked = CascadeProblem(models, gpu, engine, 5, rate_rps, coarse, QualityFloor(q_min), max_pp=2)
+    everything, usual = StageSimulator(), StageSimulator()
+    oracle = exhaustive(asked, StageLatencies(everything))
+    found = plan(asked, StageLatencies(usual), effort=ALL)
     assert found.status == oracle.status == "optimal"
     assert (found.latency_s, found.quality) == pytest.approx((oracle.latency_s, oracle.quality))
-    assert usual.num_asked < everything.num_asked / 3
-    assert plan(asked, Latencies(Simulated())).latency_s <= oracle.latency_s * 1.01
+    assert usual.num_evaluated < everything.num_evaluated / 3
+    assert plan(asked, StageLatencies(StageSimulator())).latency_s <= oracle.latency_s * 1.01
 
 
 def test_bounds_fall_with_replicas_and_rise_with_load() -> None:
@@ -297,9 +297,9 @@ def test_bounds_fall_with_replicas_and_rise_with_load() -> None:
     gpu, engine = catalog.gpu("h100"), catalog.engine("vllm")
     tokens = table.prompt_tokens.astype("f8")
     lengths = Lengths(tokens, tokens, table.output_tokens[:, 1].astype("f8"))
-    sets = among(replica_sets(shapes(model, gpu, engine, 16, 8, 1)[0], 16, 1), [Parallel(2)])
-    bounds = StepBounds(gpu, engine, 10)
-    by_rate = [bounds.of(model, sets, rate, lengths)[0] for rate in (0.5, 5.0, 50.0)]
+    sets = with_shapes(replica_sets(feasible_shapes(model, gpu, engine, 16, 8, 1)[0], 16, 1), [Parallel(2)])
+    bounds = StepTimeBounds(gpu, engine, 10)
+    by_rate = [bounds.estimate(model, sets, rate, lengths)[0] for rate in (0.5, 5.0, 50.0)]
     for lower in by_rate:
         assert (np.diff(lower) <= 1e-9).all()
     assert (by_rate[0] <= by_rate[1] + 1e-9).all() and by_rate[1].sum() < by_rate[2].sum()
@@ -308,8 +308,8 @@ def test_bounds_fall_with_replicas_and_rise_with_load() -> None:
 # Baselines.
 
 
-def latencies() -> Latencies:
-    return Latencies(Queue())
+def latencies() -> StageLatencies:
+    return StageLatencies(Queue())
 
 
 def test_a_model_alone_is_a_cascade_of_one() -> None:
@@ -318,7 +318,7 @@ def test_a_model_alone_is_a_cascade_of_one() -> None:
     assert [stage.model for stage in found.stages] == ["middle"] and found.stages[0].processing_ratio == 1.0
     assert found.quality == pytest.approx(np.nanmean(asked.scores.scores[:, 1]))
     every = np.ones(len(asked.scores), np.bool_)
-    sets = replica_sets(shapes(MIDDLE, GPU, ENGINE, 8, 4, 4)[0], 8, 2)
+    sets = replica_sets(feasible_shapes(MIDDLE, GPU, ENGINE, 8, 4, 4)[0], 8, 2)
     told = [Queue().p95_latency_s(MIDDLE, sets[i], 2.0, asked.lengths(1, every)) for i in range(len(sets))]
     assert found.latency_s == pytest.approx(min(told)), "no judge, and the best of all sets"
     with pytest.raises(HeadwayError, match="did you mean 'middle'"):
@@ -361,8 +361,8 @@ def test_planning_by_load_alone_misjudges_lengths() -> None:
         assert found.objective >= best.objective - 1e-9 and found.bound_s is None and found.gap is None
         assert all(len(stage.replicas) <= 1 for stage in found.stages)
     assert len(gaps) > 1 and max(gaps) > 1.05
-    with pytest.raises(HeadwayError, match="cascade-serve: does not look at latency"):
-        cascade_serve(asked.asking(LatencyBudget(1.0)), latencies())
+    with pytest.raises(HeadwayError, match="cascade-serve: plans without latencies"):
+        cascade_serve(asked.with_target(LatencyBudget(1.0)), latencies())
 
 
 def test_a_router_in_front_sends_each_request_to_one_model() -> None:
@@ -389,5 +389,5 @@ def test_one_known_table_serves_all_planners() -> None:
     first = plan(asked, known, HonestBounds(Queue(), 0))
     num = len(known.known)
     uniform_parallelism(asked, known, HonestBounds(Queue(), 0))
-    again = plan(replace(asked), Latencies(Queue(), known.known), HonestBounds(Queue(), 0))
+    again = plan(replace(asked), StageLatencies(Queue(), known.known), HonestBounds(Queue(), 0))
     assert again.num_evaluations == 0 and again.stages == first.stages and len(known.known) >= num

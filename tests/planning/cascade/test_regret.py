@@ -15,12 +15,12 @@ from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.best_plan import plan as make_plan
-from headway.planning.cascade.deployment import Latencies
-from headway.planning.cascade.planning_request import ask
+from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import LatencyBudget, QualityFloor
-from headway.planning.cascade.regret import Off, Regret, erring, regrets
-from headway.planning.cascade.rehearsal import believed, rehearse
-from headway.planning.cascade.stage_simulator import evaluator
+from headway.planning.cascade.regret import JudgeError, Regret, judged_scores, regrets
+from headway.planning.cascade.rehearsal import rehearse, rehearse_by_judge
+from headway.planning.cascade.stage_simulator import evaluator_of
 from headway.scenario import Simulator
 from headway.workload.quality_judges import noisy_score
 
@@ -33,25 +33,25 @@ SCENARIO: dict[str, Any] = {
     },
     "fleet": [{"model": "llama-3-70b", "gpu": "h100-80gb-sxm", "tp": 4}],
 }
-ERRORS = (Off(0.0, 0.0), Off(-12.0, 5.0), Off(12.0, 5.0), Off(0.0, 15.0))
+ERRORS = (JudgeError(0.0, 0.0), JudgeError(-12.0, 5.0), JudgeError(12.0, 5.0), JudgeError(0.0, 15.0))
 
 
 @pytest.fixture(scope="module")
 def lost() -> tuple[Regret, ...]:
-    asked = ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
-    return regrets(asked, Latencies(evaluator(asked)), ERRORS)
+    asked = make_request(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
+    return regrets(asked, StageLatencies(evaluator_of(asked)), ERRORS)
 
 
 def test_a_judge_without_error_loses_nothing(lost: tuple[Regret, ...]) -> None:
     none = lost[0]
-    for each in (none.by_judge, none.by_truth, none.knowing):
+    for each in (none.by_judge, none.by_truth, none.informed):
         assert (each.short_points, each.slower_s) == (0.0, 0.0)
-        assert each.plan.stages == none.knowing.plan.stages and each.rehearsed == none.knowing.rehearsed
+        assert each.plan.stages == none.informed.plan.stages and each.rehearsed == none.informed.rehearsed
 
 
 def test_nothing_is_lost_against_the_best_that_was_run(lost: tuple[Regret, ...]) -> None:
     for each in lost:
-        found = (each.by_judge, each.by_truth, each.knowing)
+        found = (each.by_judge, each.by_truth, each.informed)
         for one in found:
             assert one.short_points >= 0 and one.slower_s >= 0
             for other in found:
@@ -63,28 +63,30 @@ def test_nothing_is_lost_against_the_best_that_was_run(lost: tuple[Regret, ...])
 
 def test_a_kind_judge_costs_quality_and_a_strict_one_time(lost: tuple[Regret, ...]) -> None:
     _, strict, kind, _ = lost
-    assert kind.by_judge.short_points > 1 and kind.by_judge.short_points >= kind.knowing.short_points
+    assert kind.by_judge.short_points > 1 and kind.by_judge.short_points >= kind.informed.short_points
     assert strict.by_judge.rehearsed.quality > 75.0  # type: ignore[operator]
     assert strict.by_judge.slower_s >= 0 and kind.by_judge.rehearsed.p95_s < strict.by_judge.rehearsed.p95_s  # type: ignore[operator]
 
 
 def test_what_a_judge_believes_is_the_truth_without_error_and_off_by_its_bias() -> None:
-    asked = ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
+    asked = make_request(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator())
     found = make_plan(asked, compare=False).chosen.plan
-    told = believed(asked, found)
+    told = rehearse_by_judge(asked, found)
     assert told.quality == pytest.approx(rehearse(asked, found).quality)
     document = {**asked.document, "cascade": {"judge_bias": -3.0}}
     low = replace(asked, document=document)
     true = rehearse(low, found).quality
-    assert true is not None and believed(low, found).quality == pytest.approx(true - 3.0, abs=0.3)
+    assert true is not None and rehearse_by_judge(low, found).quality == pytest.approx(true - 3.0, abs=0.3)
 
 
 def test_the_same_draw_for_every_judge() -> None:
-    scores = ask(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem.scores
-    one, two = (erring(scores, Off(0.0, noise), 1).scores - scores.scores for noise in (2.0, 4.0))
-    inside = (erring(scores, Off(0.0, 4.0), 1).scores > 0) & (erring(scores, Off(0.0, 4.0), 1).scores < 100)
+    scores = make_request(SCENARIO, Places(), Path(), QualityFloor(75.0), Simulator()).problem.scores
+    one, two = (judged_scores(scores, JudgeError(0.0, noise), 1).scores - scores.scores for noise in (2.0, 4.0))
+    inside = (judged_scores(scores, JudgeError(0.0, 4.0), 1).scores > 0) & (
+        judged_scores(scores, JudgeError(0.0, 4.0), 1).scores < 100
+    )
     assert inside.mean() > 0.5 and two[inside] == pytest.approx(2 * one[inside])
-    assert (erring(scores, Off(0.0, 0.0), 1).scores == scores.scores).all()
+    assert (judged_scores(scores, JudgeError(0.0, 0.0), 1).scores == scores.scores).all()
     drawn = np.array([noisy_score(50.0, 1.0, 5.0, 0, i, 0) for i in range(400)])
     assert drawn.mean() == pytest.approx(51.0, abs=1.0) and drawn.std() == pytest.approx(5.0, rel=0.15)
     assert noisy_score(99.0, 5.0, 0.0, 0, 0, 0) == 100.0 and noisy_score(50.0, 0.0, 5.0, 0, 7, 1) == noisy_score(
@@ -104,6 +106,6 @@ def test_the_command_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert told["off"] == {"bias": 12.0, "noise": 5.0} and told["by_judge"]["short_points"] > 0
     assert main([*asked, "--regret=much"]) == 2 and "expected points as in -9:8" in capsys.readouterr().err
     assert main([*asked, "--regret=0:-1"]) == 2
-    late = ask(SCENARIO, Places(), Path(), LatencyBudget(9.0), Simulator())
+    late = make_request(SCENARIO, Places(), Path(), LatencyBudget(9.0), Simulator())
     with pytest.raises(HeadwayError, match="expected a quality"):
-        regrets(late, Latencies(evaluator(late)), ERRORS)
+        regrets(late, StageLatencies(evaluator_of(late)), ERRORS)

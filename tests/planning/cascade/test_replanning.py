@@ -21,7 +21,7 @@ from headway.metrics.summary import summarize
 from headway.planning.cascade import replanning
 from headway.planning.cascade.plan import CascadePlan, StagePlan
 from headway.planning.cascade.problem import QualityFloor, Replicas
-from headway.planning.cascade.replanning import Period, Replanner, Standing, changes, shift, standing
+from headway.planning.cascade.replanning import CascadeSetup, Period, Replanner, detect_shift, replica_changes, setup_of
 from headway.policies.cascade.replanned import ReplannedCascade
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.resolve import PolicyChoice
@@ -66,12 +66,12 @@ CONFIG = Replan(quality=80)
 
 
 def replicas_of(found: CascadePlan) -> Mapping[str, int]:
-    return standing(found, POOLS).replicas
+    return setup_of(found, POOLS).replicas
 
 
 def replanner(make: Callable[[Scores, float], CascadePlan], expected: Period | None, **changes: Any) -> Replanner:
     config = structs.replace(CONFIG, **changes)
-    return Replanner(MODELS, POOLS, standing(LIGHT, POOLS), expected, InlineTask(make), config, planning_s=20.0)
+    return Replanner(MODELS, POOLS, setup_of(LIGHT, POOLS), expected, InlineTask(make), config, planning_s=20.0)
 
 
 LIGHT = plan(60.0, (Replicas(1, 1, 4),), (Replicas(4, 1, 1),))
@@ -91,17 +91,17 @@ def feed(planner: Replanner, of: Scores, from_s: float, every_s: float = 0.1) ->
 
 def test_what_has_shifted_is_named_and_chance_is_not() -> None:
     before = period(scores())
-    assert [shift(before, period(scores(seed=i))) for i in range(1, 40)] == [None] * 39
-    assert shift(before, period(scores(seed=1), 6.5)) == "rate: +30%"
-    assert shift(before, period(scores(seed=1, harder=15.0))) == "scores of llama-3-8b"
+    assert [detect_shift(before, period(scores(seed=i))) for i in range(1, 40)] == [None] * 39
+    assert detect_shift(before, period(scores(seed=1), 6.5)) == "rate: +30%"
+    assert detect_shift(before, period(scores(seed=1, harder=15.0))) == "scores of llama-3-8b"
     longer = structs.replace(period(scores(seed=1)), prompt_tokens=(400.0,) * 50)
-    assert shift(before, longer) == "prompt lengths"
+    assert detect_shift(before, longer) == "prompt lengths"
 
 
 def test_replicas_that_both_plans_have_are_no_change() -> None:
-    light, heavy = standing(LIGHT, POOLS), standing(HEAVY, POOLS)
-    assert changes(light, light) == {}
-    assert changes(light, heavy) == {pool_of(MODELS[0], 1): -2, pool_of(MODELS[1], 2): 1}
+    light, heavy = setup_of(LIGHT, POOLS), setup_of(HEAVY, POOLS)
+    assert replica_changes(light, light) == {}
+    assert replica_changes(light, heavy) == {pool_of(MODELS[0], 1): -2, pool_of(MODELS[1], 2): 1}
 
 
 def test_a_plan_is_made_from_the_audited_requests_once_the_planning_time_is_over() -> None:
@@ -117,11 +117,13 @@ def test_a_plan_is_made_from_the_audited_requests_once_the_planning_time_is_over
     assert planner.replicas(299.0) == replicas_of(LIGHT) and not asked
     assert planner.replicas(300.0) == replicas_of(LIGHT) and not asked
     assert planner.replicas(320.0) == replicas_of(HEAVY)
-    (found, rate_rps), (made,) = asked[0], planner.made
+    (found, rate_rps), (made,) = asked[0], planner.new_plans
     assert rate_rps == pytest.approx(10.0) and 90 < len(found) < 210  # 5% of 3,000
     rows = {tuple(row) for row in hard.scores.tolist()}
     assert all(tuple(row) in rows for row in found.scores.tolist())
-    assert made.changes == changes(standing(LIGHT, POOLS), standing(HEAVY, POOLS)) and made.why.startswith("rate")
+    assert made.changes == replica_changes(setup_of(LIGHT, POOLS), setup_of(HEAVY, POOLS)) and made.why.startswith(
+        "rate"
+    )
     assert planner.thresholds() == (60.0,)
     planner.adopt()
     assert planner.thresholds() == (75.0,)
@@ -140,9 +142,9 @@ def test_what_is_too_little_for_one_period_counts_in_the_next() -> None:
         feed(planner, scores(25, harder=harder, seed=minute), 60.0 * minute, every_s=2.0)
         planner.replicas(60.0 * (minute + 1))
         known = 0 if planner.expected is None else len(planner.expected.scores)
-        assert known == (0, 50, 50, 50)[minute] and not planner.made
+        assert known == (0, 50, 50, 50)[minute] and not planner.new_plans
     planner.replicas(260.0)
-    assert [each.why for each in planner.made] == ["scores of llama-3-8b"]
+    assert [each.why for each in planner.new_plans] == ["scores of llama-3-8b"]
 
 
 def test_a_period_that_does_not_end_takes_no_more_and_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,22 +186,22 @@ def test_a_plan_that_cannot_be_made_leaves_everything_as_it_is() -> None:
     feed(planner, scores(3000, harder=20.0, seed=3), 0.0)
     planner.replicas(300.0)
     assert planner.replicas(320.0) == replicas_of(LIGHT) and planner.thresholds() == (60.0,)
-    assert planner.news == ["no plan at 320 s (rate: +100%): too much for 8 GPUs"] and not planner.made
+    assert planner.messages == ["no plan at 320 s (rate: +100%): too much for 8 GPUs"] and not planner.new_plans
     feed(planner, scores(3000, harder=20.0, seed=4), 300.0)
     planner.replicas(600.0)
     planner.replicas(620.0)
-    assert len(planner.news) == 2, "the next period is another chance"
+    assert len(planner.messages) == 2, "the next period is another chance"
 
 
 class Slow:
     """A task that ends when the test says so."""
 
     def __init__(self) -> None:
-        self.is_busy, self.num_asked = False, 0
+        self.is_busy, self.num_evaluated = False, 0
 
     def start(self, *arguments: Any) -> None:
         assert not self.is_busy
-        self.is_busy, self.num_asked = True, self.num_asked + 1
+        self.is_busy, self.num_evaluated = True, self.num_evaluated + 1
 
     def result(self) -> Any:
         return HEAVY
@@ -207,18 +209,18 @@ class Slow:
 
 def test_a_plan_that_comes_late_is_taken_when_it_is_there_and_no_other_is_begun_before() -> None:
     task = Slow()
-    planner = Replanner(MODELS, POOLS, standing(LIGHT, POOLS), period(scores()), task, CONFIG)
+    planner = Replanner(MODELS, POOLS, setup_of(LIGHT, POOLS), period(scores()), task, CONFIG)
     for i in range(3):
         feed(planner, scores(3000, harder=20.0, seed=i), 300.0 * i)
         assert planner.replicas(300.0 * (i + 1)) == replicas_of(LIGHT)
-    assert task.num_asked == 1 and not planner.made
+    assert task.num_evaluated == 1 and not planner.new_plans
     task.is_busy = False
-    assert planner.replicas(902.0) == replicas_of(HEAVY) and planner.made[0].at_s == 902.0
+    assert planner.replicas(902.0) == replicas_of(HEAVY) and planner.new_plans[0].at_s == 902.0
 
 
 def test_the_pair_keeps_to_what_every_policy_must() -> None:
     """Within bounds, the same again, picklable, nothing kept, nothing reached for."""
-    wanted = Standing((50.0, 60.0, 70.0, 80.0), {"a": 2, "b": 1})
+    wanted = CascadeSetup((50.0, 60.0, 70.0, 80.0), {"a": 2, "b": 1})
 
     def planner() -> Replanner:
         config = Replan(quality=80, every_s=5.0, audit_share=0.5)
@@ -281,7 +283,7 @@ def test_a_run_takes_a_new_plan_up_while_it_serves(after: CascadePlan) -> None:
         )
     )
     assert done.num_completed == num
-    assert [each.why for each in planner.made][:1] == ["scores of llama-3-8b"]
+    assert [each.why for each in planner.new_plans][:1] == ["scores of llama-3-8b"]
     assert Watched.most <= 8 and {**replicas_of(after), **Watched.last} == replicas_of(after)
     assert planner.thresholds() == after.thresholds
 
@@ -297,7 +299,7 @@ def test_what_came_since_the_last_change_is_planned_for() -> None:
     planner = replanner(make, period(scores(), 10.0), audit_share=0.2)
     feed(planner, scores(3000, seed=1), 0.0)
     planner.replicas(300.0)
-    assert planner.expected is not None and len(planner.expected.firsts) == 3000 and not asked
+    assert planner.expected is not None and len(planner.expected.first_scores) == 3000 and not asked
     feed(planner, scores(2000, seed=2), 300.0)
     feed(planner, scores(1000, harder=30.0, seed=3), 500.0)
     planner.replicas(600.0)
@@ -309,8 +311,8 @@ def test_what_came_since_the_last_change_is_planned_for() -> None:
 def test_audited_requests_stand_for_all_first_scores() -> None:
     """A sample that happens to be easy is planned for as what all requests are."""
     audited, every = scores(100, seed=5), scores(4000, harder=10.0, seed=6)
-    seen = structs.replace(period(audited), firsts=tuple(every.scores[:, 0].tolist()))
+    seen = structs.replace(period(audited), first_scores=tuple(every.scores[:, 0].tolist()))
     before = abs(float(audited.scores[:, 0].mean() - every.scores[:, 0].mean()))
-    after = abs(float(seen.weighted.scores[:, 0].mean() - every.scores[:, 0].mean()))
-    assert len(seen.weighted) == 100 and after < before / 3
-    assert period(audited).weighted is audited
+    after = abs(float(seen.reweighted_scores.scores[:, 0].mean() - every.scores[:, 0].mean()))
+    assert len(seen.reweighted_scores) == 100 and after < before / 3
+    assert period(audited).reweighted_scores is audited

@@ -14,13 +14,13 @@ from msgspec import structs
 
 from cascade_queues import GPU, HonestBounds, Queue, problem
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.allocation import Room, least_cost, least_max, least_max_milp, least_sum_allocation
+from headway.planning.cascade.allocation import GpuBudget, least_cost, least_max, least_max_milp, least_sum
 from headway.planning.cascade.baselines import cascade_serve, equal_shares, uniform_allocation, uniform_parallelism
 from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.cascadia import candidates, plan
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import Cheapest, LatencyBudget, Problem, QualityFloor, Target
+from headway.planning.cascade.problem import CascadeProblem, Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.replica_sets import all_sets
 from headway.planning.cascade.search import Effort, Search
 from headway.planning.combos.problem import Offer
@@ -35,9 +35,9 @@ def queue() -> Queue:
     return Queue(speed=SPEED)
 
 
-def unlike(num: int, others: int, target: Target, seed: int = 0, stages: int = 2, **given: object) -> Problem:
+def unlike(num: int, others: int, target: Target, seed: int = 0, stages: int = 2, **given: object) -> CascadeProblem:
     asked = problem(stages, num, 3.0, target, seed, num_requests=8, max_pp=1, max_kinds=1, **given)
-    return replace(asked, others=(Offer(CHEAP, others, gpus_per_server=2),))
+    return replace(asked, other_offers=(Offer(CHEAP, others, gpus_per_server=2),))
 
 
 def taken(found: CascadePlan) -> dict[str, int]:
@@ -58,7 +58,7 @@ LIMITS = st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any)
 @given(LIMITS, st.integers(1, 4), st.integers(0, 10_000))
 def test_the_split_is_what_brute_force_finds(limits: list[int], stages: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    room = Room(tuple(limits), tuple(random.uniform(0.5, 4.0, len(limits))))
+    room = GpuBudget(tuple(limits), tuple(random.uniform(0.5, 4.0, len(limits))))
     tables = [random.uniform(0, 9, room.num_cells).round(1) for _ in range(stages)]
     for table in tables:
         table[random.random(room.num_cells) < 0.5] = inf
@@ -73,7 +73,7 @@ def test_the_split_is_what_brute_force_finds(limits: list[int], stages: int, see
     best = min(largest.values(), default=inf)
     found, by_program = least_max(tables, left), least_max_milp(tables, left)
     assert (found is None) == (by_program is None) == (not every)
-    least = least_sum_allocation(tables, left, False)
+    least = least_sum(tables, left, False)
     assert (least is None) == (not every)
     if found is None or by_program is None or least is None:
         return
@@ -117,14 +117,14 @@ def test_a_full_look_finds_what_exhaustive_search_finds(
 ) -> None:
     asked = unlike(num, others, target, seed, stages)
     if one_type:
-        asked = replace(asked, others=())
+        asked = replace(asked, other_offers=())
     try:
-        oracle = exhaustive(asked, Latencies(queue()))
+        oracle = exhaustive(asked, StageLatencies(queue()))
     except HeadwayError:
         with pytest.raises(HeadwayError, match="no set of replicas serves"):
-            plan(asked, Latencies(queue()), HonestBounds(queue(), seed), ALL)
+            plan(asked, StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
         return
-    found = plan(asked, Latencies(queue()), HonestBounds(queue(), seed), ALL)
+    found = plan(asked, StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
     assert found.objective == pytest.approx(oracle.objective)
     if not isinstance(target, Cheapest):
         assert found.latency_s == pytest.approx(oracle.latency_s)
@@ -138,8 +138,10 @@ def test_a_type_that_no_model_fits_on_changes_nothing() -> None:
     for seed in range(4):
         asked = unlike(5, 4, QualityFloor(60.0), seed)
         tiny = structs.replace(CHEAP, memory_bytes=1e9)
-        with_ = plan(replace(asked, others=(Offer(tiny, 4),)), Latencies(queue()), HonestBounds(queue(), seed), ALL)
-        without = plan(replace(asked, others=()), Latencies(queue()), HonestBounds(queue(), seed), ALL)
+        with_ = plan(
+            replace(asked, other_offers=(Offer(tiny, 4),)), StageLatencies(queue()), HonestBounds(queue(), seed), ALL
+        )
+        without = plan(replace(asked, other_offers=()), StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
         assert (with_.latency_s, with_.thresholds, with_.quality) == (
             without.latency_s,
             without.thresholds,
@@ -152,8 +154,8 @@ def test_further_gpus_are_never_worse_and_at_times_better() -> None:
     gains = []
     for seed in range(6):
         asked = unlike(4, 4, QualityFloor(60.0), seed)
-        with_ = plan(asked, Latencies(queue()), HonestBounds(queue(), seed), ALL)
-        without = plan(replace(asked, others=()), Latencies(queue()), HonestBounds(queue(), seed), ALL)
+        with_ = plan(asked, StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
+        without = plan(replace(asked, other_offers=()), StageLatencies(queue()), HonestBounds(queue(), seed), ALL)
         assert with_.objective <= without.objective + 1e-9
         gains.append(with_.latency_s < without.latency_s - 1e-9)
     assert any(gains)
@@ -163,7 +165,9 @@ def test_the_more_time_there_is_the_less_a_plan_costs() -> None:
     asked = unlike(4, 4, QualityFloor(60.0), 2)
     usd = []
     for within_s in (2.0, 3.0, 5.0, 9.0):
-        found = plan(asked.asking(Cheapest(60.0, within_s)), Latencies(queue()), HonestBounds(queue(), 0), ALL)
+        found = plan(
+            asked.with_target(Cheapest(60.0, within_s)), StageLatencies(queue()), HonestBounds(queue(), 0), ALL
+        )
         assert found.latency_s <= within_s and "/h" in found.why
         usd.append(found.objective)
     assert usd == sorted(usd, reverse=True) and usd[0] > usd[-1]
@@ -172,11 +176,11 @@ def test_the_more_time_there_is_the_less_a_plan_costs() -> None:
 def test_candidates_and_baselines_keep_to_each_type() -> None:
     target = QualityFloor(60.0)
     asked = unlike(6, 4, target, 1, 3)
-    search = Search(asked, Latencies(queue()), NoBounds(), Effort(stable_rounds=4))
-    found = [*candidates(search, search.look(target), "test", 6)]
-    best = plan(asked, Latencies(queue()), NoBounds(), ALL)
+    search = Search(asked, StageLatencies(queue()), NoBounds(), Effort(stable_rounds=4))
+    found = [*candidates(search, search.run(target), "test", 6)]
+    best = plan(asked, StageLatencies(queue()), NoBounds(), ALL)
     for planner in (uniform_parallelism, uniform_allocation, cascade_serve):
-        other = planner(asked, Latencies(queue()), NoBounds(), ALL)
+        other = planner(asked, StageLatencies(queue()), NoBounds(), ALL)
         assert other.objective >= best.objective - 1e-9
         found.append(other)
         if planner is uniform_allocation:
@@ -192,8 +196,8 @@ def test_candidates_and_baselines_keep_to_each_type() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"others": (Offer(GPU, 2),)}, "gpu, gpu; expected each type once"),
-        ({"others": (Offer(CHEAP),)}, "cheap: expected how many"),
+        ({"other_offers": (Offer(GPU, 2),)}, "gpu, gpu; expected each type once"),
+        ({"other_offers": (Offer(CHEAP),)}, "cheap: expected how many"),
         ({"use_all": True}, "use_all: with one type"),
     ],
 )
@@ -204,4 +208,4 @@ def test_fleets_that_make_no_sense(change: dict[str, object], said: str) -> None
 
 def test_too_many_types_are_told() -> None:
     with pytest.raises(HeadwayError, match="64 x 64 x 64 GPUs of 3 types: too many"):
-        Room((64, 64, 64), (1.0, 1.0, 1.0))
+        GpuBudget((64, 64, 64), (1.0, 1.0, 1.0))

@@ -110,7 +110,7 @@ def test_a_model_that_is_slower_is_so_in_every_iteration() -> None:
     # Plans are made, rehearsed and written with it.
     factor = case.coefficients[large.name].overhead.step_s / case.coefficients[case.problem.names[0]].overhead.step_s
     assert factor == pytest.approx(setup.AWQ_SLOWER)
-    assert [case.entries[name] for name in case.problem.names] == [0, 1, 2]
+    assert [case.template_pools[name] for name in case.problem.names] == [0, 1, 2]
 
 
 def test_weaker_judges_are_compared_with_the_reference() -> None:

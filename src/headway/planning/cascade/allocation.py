@@ -1,9 +1,9 @@
-"""How many GPUs each model gets: the least of the largest latency (3.2).
+"""How many GPUs each stage gets: the least of the largest latency (3.2), of the cost, or of a sum.
 
 Sets and parameters
     i in 1..C      stages
     f in 0..N      GPUs
-    l_i(f)         latency of stage i with f GPUs; infinite where they will not do; l_i(0) = 0 where no request comes
+    l_i(f)         latency of stage i with f GPUs; infinite where they are too few; l_i(0) = 0 where no request comes
 Variables
     x_{i,f}        1 where stage i is given f GPUs, else 0
     L              the largest latency
@@ -13,11 +13,11 @@ Subject to         sum_f x_{i,f} = 1                           for every i
                    L >= sum_f l_i(f) x_{i,f}                   for every i
                    x_{i,f} = 0 where l_i(f) is infinite
 
-With several types of GPU, f is a vector of so many of each, and there is a row sum_i sum_f f_t x_{i,f} <= N_t for every
-type t. `least_cost` asks for the least sum of prices in place of L, at a latency that is given.
+With several types of GPU, f is a vector of a number for each type, and there is a row sum_i sum_f f_t x_{i,f} <= N_t
+for every type t. Such a vector is a *cell*, numbered like the cells of an array with an axis for each type.
 
-`least_max` finds the same by bisection over the values of l, as the search asks thousands of times; `least_max_milp`
-solves the program as it stands here. Each is the other's test.
+`least_max` finds the optimum by bisection over the values of l, as the search needs thousands of allocations;
+`least_max_milp` solves the program as it is written here. Each tests the other.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.problem import Floats, Problem
+from headway.planning.cascade.problem import CascadeProblem, Floats
 from headway.planning.solver import dot, integers, minimise, new_model, reals
 
 Ints = npt.NDArray[np.int64]
 Vector = tuple[int, ...]
 MOST_CELLS = 200_000
-"""More would take tables of a GB."""
+"""The tables of more cells would take a GB."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """GPUs of each type."""
+class GpuBudget:
+    """GPUs of several types that stages share."""
 
     limits: Vector
-    """That there are: how cells are numbered."""
+    """GPUs of each type in all, which defines the numbers of the cells."""
     usd_per_hour: tuple[float, ...]
     """Of one GPU of each type."""
     left: Vector = field(default=())
-    """That may be taken."""
+    """GPUs of each type that may be taken; empty: all."""
 
     def __post_init__(self) -> None:
         if self.num_cells > MOST_CELLS:
@@ -66,35 +66,160 @@ class Room:
 
     @property
     def num_cells(self) -> int:
-        """Including the one without GPUs."""
+        """Including the cell without GPUs."""
         return prod(self.shape)
 
     def cells(self, vectors: Ints) -> Ints:
-        """[..., type] -> [...]."""
-        found: Ints = np.ravel_multi_index(tuple(np.moveaxis(vectors, -1, 0)), self.shape)
-        return found
+        """The cells of vectors: [..., type] -> [...]."""
+        cells: Ints = np.ravel_multi_index(tuple(np.moveaxis(vectors, -1, 0)), self.shape)
+        return cells
 
     def vector(self, cell: int) -> Vector:
         """GPUs of each type."""
         return tuple(int(n) for n in np.unravel_index(cell, self.shape))
 
-    def without(self, cell: int) -> Room:
-        """What is left when these are taken."""
+    def without(self, cell: int) -> GpuBudget:
+        """The budget that is left after a cell is taken."""
         return replace(self, left=tuple(n - k for n, k in zip(self.left, self.vector(cell), strict=True)))
 
     @cached_property
     def usd(self) -> Floats:
-        """An hour of each cell."""
-        found: Floats = np.tensordot(np.array(self.usd_per_hour), np.indices(self.shape), axes=1).ravel()
-        return found
+        """The price per hour of each cell."""
+        usd: Floats = np.tensordot(np.array(self.usd_per_hour), np.indices(self.shape), axes=1).ravel()
+        return usd
 
-    def of(self, table: Floats) -> Floats:
-        """A table as such an array, as far as GPUs are left."""
+    def grid(self, table: Floats) -> Floats:
+        """A table by cells as an array with an axis for each type, up to the GPUs that are left."""
         return table.reshape(self.shape)[tuple(slice(n + 1) for n in self.left)]
 
 
-def split(arrays: Sequence[Floats], combine: np.ufunc) -> tuple[float, list[Vector]] | None:
-    """One cell an array, together within the arrays' size, whose combined values are least; None: none is finite."""
+Gpus = int | GpuBudget
+"""GPUs of one type, or of several."""
+
+
+def budget_of(problem: CascadeProblem) -> GpuBudget:
+    """All GPUs of a problem, with their prices."""
+    limits = tuple(offer.limit or 0 for offer in problem.offers)
+    return GpuBudget(limits, tuple(offer.price for offer in problem.offers))
+
+
+def gpus_of(problem: CascadeProblem) -> Gpus:
+    """All GPUs of a problem."""
+    return budget_of(problem) if problem.other_offers else problem.num_gpus
+
+
+def gpus_left(gpus: Gpus, taken: int) -> Gpus:
+    """GPUs less those that are taken: a number, or a cell."""
+    return gpus - taken if isinstance(gpus, int) else gpus.without(taken)
+
+
+class Allocation(Struct, frozen=True):
+    """GPUs by stage, and the largest latency."""
+
+    gpus: tuple[int, ...]
+    """Numbers, or with several types cells."""
+    latency_s: float
+    usd_per_hour: float = 0.0
+    """0 with one type of GPU."""
+
+
+def least_max(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
+    """The allocation with the least largest latency, where `tables[i][f]` is l_i(f); None where there is none.
+
+    With several types of GPU, the cheapest of those allocations.
+    """
+    if isinstance(num_gpus, GpuBudget):
+        return _least_max_within(tables, num_gpus)
+    values = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
+    if not use_all:
+        return _first_within(tables, values, num_gpus)
+    low, high = 0, len(values)
+    while low < high:
+        middle = (low + high) // 2
+        if _with_sum([table <= values[middle] for table in tables], num_gpus) is None:
+            low = middle + 1
+        else:
+            high = middle
+    gpus = None if low == len(values) else _with_sum([table <= values[low] for table in tables], num_gpus)
+    return None if gpus is None else _allocation(tables, gpus)
+
+
+def _first_within(tables: Sequence[Floats], values: Floats, num_gpus: int) -> Allocation | None:
+    """The least value for which few enough GPUs are needed, with no more GPUs than needed."""
+    falling = [np.minimum.accumulate(table)[::-1] for table in tables]
+    least = [len(table) - np.searchsorted(table, values, side="right") for table in falling]
+    good = (sum(least) <= num_gpus) & np.all([f < len(table) for f, table in zip(least, falling, strict=True)], axis=0)
+    if not good.any():
+        return None
+    first = int(good.argmax())
+    return _allocation(tables, tuple(int(f[first]) for f in least))
+
+
+def _with_sum(good: Sequence[np.ndarray], num_gpus: int) -> tuple[int, ...] | None:
+    """One allowed number for each stage, `num_gpus` in all: the reachable sums are the bits of an integer."""
+    reach = [1]
+    for each in good:
+        sums = 0
+        for f in np.flatnonzero(each).tolist():
+            sums |= reach[-1] << f
+        reach.append(sums & ((1 << (num_gpus + 1)) - 1))
+    if not reach[-1] >> num_gpus & 1:
+        return None
+    left, gpus = num_gpus, []
+    for each, before in zip(reversed(good), reversed(reach[:-1]), strict=True):
+        f = next(f for f in np.flatnonzero(each).tolist() if f <= left and before >> (left - f) & 1)
+        gpus.append(f)
+        left -= f
+    return tuple(reversed(gpus))
+
+
+def _least_max_within(tables: Sequence[Floats], budget: GpuBudget) -> Allocation | None:
+    arrays = [budget.grid(table) for table in tables]
+    floor = max(float(array.min()) for array in arrays)
+    if floor == inf:
+        return None
+    best = _split([np.maximum(array, floor) for array in arrays], np.maximum)
+    return None if best is None else least_cost(tables, budget, best[0])
+
+
+def least_cost(tables: Sequence[Floats], budget: GpuBudget, latency_s: float) -> Allocation | None:
+    """The cheapest allocation with every stage within a latency; None where there is none."""
+    best = _split([budget.grid(np.where(table <= latency_s, budget.usd, inf)) for table in tables], np.add)
+    if best is None:
+        return None
+    gpus = tuple(int(budget.cells(np.array(vector))) for vector in best[1])
+    return Allocation(gpus, _allocation(tables, gpus).latency_s, best[0])
+
+
+def least_sum(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[int, ...] | None:
+    """The GPUs of each stage with the least sum of `costs[i][f]`; None where none is finite."""
+    if isinstance(num_gpus, GpuBudget):
+        best = _split([num_gpus.grid(cost) for cost in costs], np.add)
+        return None if best is None else tuple(int(num_gpus.cells(np.array(each))) for each in best[1])
+    total, chosen = np.zeros(1), list[np.ndarray]()
+    for cost in costs:
+        added = np.full((num_gpus + 1, len(cost)), np.inf)
+        for f, each in enumerate(cost.tolist()):
+            ends = min(len(total), num_gpus + 1 - f)
+            added[f : f + ends, f] = total[:ends] + each
+        chosen.append(added.argmin(axis=1))
+        total = added.min(axis=1)
+    left = num_gpus if use_all else int(total.argmin())
+    if not np.isfinite(total[left]):
+        return None
+    gpus: list[int] = []
+    for each in reversed(chosen):
+        gpus.append(int(each[left]))
+        left -= gpus[-1]
+    return tuple(reversed(gpus))
+
+
+def _split(arrays: Sequence[Floats], combine: np.ufunc) -> tuple[float, list[Vector]] | None:
+    """One cell of each array, together within the arrays' size, with the least combined value; None: none is finite.
+
+    Of the first stages, all combinations of the cells that are better than every smaller one; of the last stage, the
+    best cell within the rest.
+    """
     *firsts, last = arrays
     left = np.array(last.shape) - 1
     taken, values, chosen = np.zeros((1, len(left)), "i8"), np.zeros(1), np.zeros((1, 0, len(left)), "i8")
@@ -104,8 +229,8 @@ def split(arrays: Sequence[Floats], combine: np.ufunc) -> tuple[float, list[Vect
         first, second = np.nonzero((sums <= left).all(axis=2))
         taken, values = sums[first, second], combine(values[first], own[second])
         chosen = np.concatenate([chosen[first], cells[second][:, None]], axis=1)
-        kept = _best_of_each(taken, values, last.shape)
-        taken, values, chosen = taken[kept], values[kept], chosen[kept]
+        best_rows = _best_of_each(taken, values, last.shape)
+        taken, values, chosen = taken[best_rows], values[best_rows], chosen[best_rows]
     if not len(values):
         return None
     total = combine(values, _least_within(last)[tuple((left - taken).T)])
@@ -130,107 +255,22 @@ def _front(array: Floats) -> tuple[Ints, Floats]:
 
 
 def _least_within(array: Floats) -> Floats:
-    """Of each cell and all smaller ones."""
+    """The least value of each cell and all smaller ones."""
     for axis in range(array.ndim):
         array = np.minimum.accumulate(array, axis=axis)
     return array
 
 
 def _best_of_each(taken: Ints, values: Floats, shape: Vector) -> Ints:
-    """Of those that take the same, the first of the best."""
+    """The first best row of those that take the same cell."""
     cells = np.ravel_multi_index(tuple(taken.T), shape) if len(taken) else np.zeros(0, "i8")
     order = np.lexsort((values, cells))
-    found: Ints = order[np.unique(cells[order], return_index=True)[1]]
-    return found
-
-
-Gpus = int | Room
-"""How many there are: of one type, or of several."""
-
-
-class Allocation(Struct, frozen=True):
-    """GPUs by stage, and the largest latency."""
-
-    gpus: tuple[int, ...]
-    """With several types, the number of a cell."""
-    latency_s: float
-    usd_per_hour: float = 0.0
-    """Where prices are known."""
-
-
-def less(gpus: Gpus, taken: int) -> Gpus:
-    """What is left of them."""
-    return gpus - taken if isinstance(gpus, int) else gpus.without(taken)
-
-
-def least_max(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
-    """The best allocation, where `tables[i][f]` is l_i(f); None where there is none."""
-    if isinstance(num_gpus, Room):
-        return _least_max_of(tables, num_gpus)
-    values = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
-    if not use_all:
-        return _first_within(tables, values, num_gpus)
-    low, high = 0, len(values)
-    while low < high:
-        middle = (low + high) // 2
-        if _of_sum([table <= values[middle] for table in tables], num_gpus) is None:
-            low = middle + 1
-        else:
-            high = middle
-    gpus = None if low == len(values) else _of_sum([table <= values[low] for table in tables], num_gpus)
-    return None if gpus is None else _allocation(tables, gpus)
-
-
-def _first_within(tables: Sequence[Floats], values: Floats, num_gpus: int) -> Allocation | None:
-    """The least value with which few enough GPUs will do, and no more GPUs than it takes."""
-    falling = [np.minimum.accumulate(table)[::-1] for table in tables]
-    least = [len(table) - np.searchsorted(table, values, side="right") for table in falling]
-    good = (sum(least) <= num_gpus) & np.all([f < len(table) for f, table in zip(least, falling, strict=True)], axis=0)
-    if not good.any():
-        return None
-    first = int(good.argmax())
-    return _allocation(tables, tuple(int(f[first]) for f in least))
-
-
-def _of_sum(good: Sequence[np.ndarray], num_gpus: int) -> tuple[int, ...] | None:
-    """One allowed number for each stage, `num_gpus` in all: the reachable sums are bits of a number."""
-    reach = [1]
-    for each in good:
-        sums = 0
-        for f in np.flatnonzero(each).tolist():
-            sums |= reach[-1] << f
-        reach.append(sums & ((1 << (num_gpus + 1)) - 1))
-    if not reach[-1] >> num_gpus & 1:
-        return None
-    left, found = num_gpus, []
-    for each, before in zip(reversed(good), reversed(reach[:-1]), strict=True):
-        f = next(f for f in np.flatnonzero(each).tolist() if f <= left and before >> (left - f) & 1)
-        found.append(f)
-        left -= f
-    return tuple(reversed(found))
-
-
-def _least_max_of(tables: Sequence[Floats], room: Room) -> Allocation | None:
-    """Of those that are best, one that costs least."""
-    arrays = [room.of(table) for table in tables]
-    floor = max(float(array.min()) for array in arrays)
-    if floor == inf:
-        return None
-    found = split([np.maximum(array, floor) for array in arrays], np.maximum)
-    return None if found is None else least_cost(tables, room, found[0])
-
-
-def least_cost(tables: Sequence[Floats], room: Room, latency_s: float) -> Allocation | None:
-    """The cheapest allocation with which every stage is within a latency; None where there is none."""
-    found = split([room.of(np.where(table <= latency_s, room.usd, inf)) for table in tables], np.add)
-    if found is None:
-        return None
-    gpus = tuple(int(room.cells(np.array(vector))) for vector in found[1])
-    return Allocation(gpus, _allocation(tables, gpus).latency_s, found[0])
+    rows: Ints = order[np.unique(cells[order], return_index=True)[1]]
+    return rows
 
 
 def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:
-    """The same by the mixed-integer program, with a row for each type of GPU. HeadwayError without highspy."""
+    """`least_max` by the mixed-integer program, with a row for each type of GPU. HeadwayError without highspy."""
     places = [(i, f) for i, table in enumerate(tables) for f in np.flatnonzero(np.isfinite(table)).tolist()]
     if {i for i, _ in places} != set(range(len(tables))):
         return None
@@ -249,47 +289,13 @@ def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = Fal
         of_type = [f if isinstance(num_gpus, int) else num_gpus.vector(f)[t] for _, f in places]
         used = dot(of_type, x.values())
         model.addConstr(used == most if use_all else used <= most)
-    found = minimise(model, dot([1.0], [latency]))
-    if found.status == "infeasible":
+    solution = minimise(model, dot([1.0], [latency]))
+    if solution.status == "infeasible":
         return None
-    if found.status != "optimal":
-        raise HeadwayError("the time was over before an allocation was proved best")
-    gpus = dict(place for place, value in zip(places, found.of(list(x.values())), strict=True) if value > 0.5)
+    if solution.status != "optimal":
+        raise HeadwayError("the time limit ended the search before an allocation was proved best")
+    gpus = dict(place for place, value in zip(places, solution.of(list(x.values())), strict=True) if value > 0.5)
     return _allocation(tables, tuple(gpus[i] for i in range(len(tables))))
-
-
-def least_sum_allocation(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[int, ...] | None:
-    """One number for each stage, `num_gpus` in all or at most, with the least sum of costs; None: none is finite."""
-    if isinstance(num_gpus, Room):
-        of_types = split([num_gpus.of(cost) for cost in costs], np.add)
-        return None if of_types is None else tuple(int(num_gpus.cells(np.array(each))) for each in of_types[1])
-    total, chosen = np.zeros(1), list[np.ndarray]()
-    for cost in costs:
-        added = np.full((num_gpus + 1, len(cost)), np.inf)
-        for f, each in enumerate(cost.tolist()):
-            ends = min(len(total), num_gpus + 1 - f)
-            added[f : f + ends, f] = total[:ends] + each
-        chosen.append(added.argmin(axis=1))
-        total = added.min(axis=1)
-    left = num_gpus if use_all else int(total.argmin())
-    if not np.isfinite(total[left]):
-        return None
-    found: list[int] = []
-    for each in reversed(chosen):
-        found.append(int(each[left]))
-        left -= found[-1]
-    return tuple(reversed(found))
-
-
-def gpus_of(problem: Problem) -> Gpus:
-    """How many there are."""
-    return as_room(problem) if problem.others else problem.num_gpus
-
-
-def as_room(problem: Problem) -> Room:
-    """The same with prices."""
-    limits = tuple(offer.limit or 0 for offer in problem.offers)
-    return Room(limits, tuple(offer.price for offer in problem.offers))
 
 
 def _allocation(tables: Sequence[Floats], gpus: tuple[int, ...]) -> Allocation:

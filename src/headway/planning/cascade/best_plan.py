@@ -1,4 +1,4 @@
-"""The best plan that keeps its promise when it is rehearsed, beside others that could be had."""
+"""The best plan whose rehearsal meets the target, its alternatives, and the confidence in its thresholds."""
 
 from __future__ import annotations
 
@@ -9,168 +9,181 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.cascadia import plans
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, alternatives
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Floats, QualityFloor, Target
-from headway.planning.cascade.regret import Off, Regret, regrets
-from headway.planning.cascade.rehearsal import Option, document_of, nearest, option_of, tighten_until_met
-from headway.planning.cascade.stage_simulator import Known, bounds
+from headway.planning.cascade.regret import JudgeError, Regret, regrets
+from headway.planning.cascade.rehearsal import (
+    RehearsedPlan,
+    best_or_nearest,
+    planned_document,
+    rehearse,
+    tighten_until_met,
+)
+from headway.planning.cascade.stage_simulator import LatencyFile, bounds_of
 from headway.workload.quality import Scores
 from headway.workload.random_streams import stream
 
 DRAWS = 400
 LEVELS = 101
-"""Thresholds that are looked at for each stage, evenly from 0 to 100."""
-ENDS = (0.025, 0.975)
+"""Thresholds tried for each stage, evenly from 0 to 100."""
+QUANTILES = (0.025, 0.975)
 Interval = tuple[float, float]
 """95%: from, to."""
 
 
-class Confidence(Struct, frozen=True, forbid_unknown_fields=True):
-    """95% intervals over draws of the requests that a plan was made on."""
+class PlanConfidence(Struct, frozen=True, forbid_unknown_fields=True):
+    """95% intervals over bootstrap draws of the requests that a plan was made on."""
 
     quality: Interval
     """At the plan's thresholds."""
     processing_ratios: tuple[Interval, ...]
     """The share of the requests that reaches each stage, at the plan's thresholds."""
     thresholds: tuple[Interval | None, ...]
-    """Of each stage but the last: the lowest that reaches the plan's quality, the others as they are; None: in some
-    draws none does."""
+    """Of each stage but the last: the lowest that reaches the plan's quality, with the other thresholds as planned;
+    None: in some draws none does."""
 
 
-def confidence(scores: Scores, thresholds: Sequence[float], seed: int = 0) -> Confidence:
-    """Of a cascade's thresholds on the requests that they were chosen on."""
+class CascadeAnswer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The plan, what else could be done with the GPUs, and quality against latency."""
+
+    target: Target
+    chosen: RehearsedPlan
+    alternatives: tuple[RehearsedPlan, ...]
+    curve: tuple[RehearsedPlan, ...]
+    """Plans for qualities from low to high."""
+    confidence: PlanConfidence | None
+    """In the chosen plan's thresholds; None: it is one model, or pre-routed."""
+    num_simulated: int
+    num_cached: int = field(name="num_found")
+    regrets: tuple[Regret, ...] = ()
+    """What plans lose with each judge error."""
+
+
+def plan(
+    request: PlanningRequest, folder: Path | None = None, progress: Callable[[int], None] | None = None,
+    compare: bool = True, curve: int = 0, errors: Sequence[JudgeError] = (),
+) -> CascadeAnswer:  # fmt: skip
+    """The best plan whose rehearsal meets the target; where none does, the one that comes nearest.
+
+    Where the problem offers combos, the plan without them is made too and taken if it is better. `folder`: of the file
+    of known latencies. `progress`: called with the number of simulated stages. `compare`: plan the alternatives; one
+    that is better is chosen. `curve`: number of plans from low to high quality. `errors`: of judges, for `regrets`.
+    """
+    file = LatencyFile(request, folder)
+    latencies = file.latencies
+    latencies.progress = progress
+    try:
+        others = _without_combos(request, latencies, compare)
+        chosen, more = _best(request, latencies, compare, others)
+        others = (*others, *more)
+        pareto = _curve(request, latencies, curve) if curve else ()
+        lost = regrets(request, latencies, errors) if errors else ()
+    finally:
+        file.write()
+    return CascadeAnswer(
+        request.problem.target, chosen, others, pareto, _confidence(request, chosen.plan), latencies.num_evaluated,
+        latencies.num_cached, lost,
+    )  # fmt: skip
+
+
+def scenario_yaml(answer: CascadeAnswer, request: PlanningRequest) -> str:
+    """The plan as a scenario file."""
+    result = answer.chosen.rehearsed
+    quality, p95_s = result.quality or 0, result.p95_s or 0
+    head = f"# Planned by headway plan cascade: quality {quality:.4g}, p95 latency {p95_s:.4g} s\n"
+    document = planned_document(request, answer.chosen.plan)
+    if request.replan is not None and "cascade" in document:
+        document["cascade"]["replan"] = request.replan
+    return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _best(
+    request: PlanningRequest, latencies: StageLatencies, compare: bool, others: tuple[RehearsedPlan, ...] = ()
+) -> tuple[RehearsedPlan, tuple[RehearsedPlan, ...]]:
+    """The best of the search's plan, the alternatives and other plans; and the alternatives."""
+    found = tighten_until_met(request, latencies)
+    alternative = _alternatives(request, latencies) if compare else ()
+    return best_or_nearest(request.problem.target, (found, *others, *alternative)), alternative
+
+
+def _without_combos(
+    request: PlanningRequest, latencies: StageLatencies, compare: bool
+) -> tuple[RehearsedPlan, ...]:  # fmt: skip
+    """The best plan without combos where the problem offers them, so that offering combos makes no plan worse."""
+    if not request.problem.combo_kinds:
+        return ()
+    found, _ = _best(replace(request, problem=replace(request.problem, combo_kinds={})), latencies, compare)
+    return (structs.replace(found, plan=structs.replace(found.plan, planner=f"{found.plan.planner} without combos")),)
+
+
+def _alternatives(request: PlanningRequest, latencies: StageLatencies) -> tuple[RehearsedPlan, ...]:
+    """The plans of the alternative planners, tightened and rehearsed in the same way."""
+    found = list[RehearsedPlan]()
+    for planner in alternatives(request.problem):
+        with suppress(HeadwayError):  # a planner that finds no plan is no alternative
+            found.append(tighten_until_met(request, latencies, planner))
+    return tuple(found)
+
+
+def _curve(request: PlanningRequest, latencies: StageLatencies, num: int) -> tuple[RehearsedPlan, ...]:
+    """Quality against latency, from the first model's quality to nearly the last one's."""
+    scores = request.problem.scores
+    ends = [float(np.nanmean(scores.scores[:, i])) for i in (0, -1)]
+    targets = [QualityFloor(float(q)) for q in np.linspace(min(ends), max(ends) - 0.5, num)]
+    found = []
+    for each in plans(request.problem, targets, latencies, bounds_of(request), EFFORT):
+        result = rehearse(request, each)
+        found.append(RehearsedPlan(each, result, result.meets(request.problem.target)))
+    return tuple(found)
+
+
+def _confidence(request: PlanningRequest, found: CascadePlan) -> PlanConfidence | None:
+    if len(found.stages) < 2 or found.pre_routed:
+        return None
+    return confidence(request.problem.scores.stages([stage.model for stage in found.stages]), found.thresholds)
+
+
+def confidence(scores: Scores, thresholds: Sequence[float], seed: int = 0) -> PlanConfidence:
+    """The confidence in a cascade's thresholds, from the requests that they were chosen on."""
     final = scores.final_stage(thresholds)
     num, stages = len(scores), len(scores.models)
     drawn = stream(seed, "draws of requests").integers(0, num, (DRAWS, num))
-    given = _given(scores, final)
-    quality = np.nanmean(given[drawn], axis=1)
+    given = _given_scores(scores, final)
     ratios = [(final >= stage)[drawn].mean(axis=1) for stage in range(stages)]
-    wanted = float(np.nanmean(given))
-    return Confidence(
-        _interval(quality),
+    reached = float(np.nanmean(given))
+    return PlanConfidence(
+        _interval(np.nanmean(given[drawn], axis=1)),
         tuple(_interval(each) for each in ratios),
-        tuple(_of_threshold(scores, thresholds, stage, drawn, wanted) for stage in range(stages - 1)),
+        tuple(_threshold_interval(scores, thresholds, stage, drawn, reached) for stage in range(stages - 1)),
     )
 
 
-def _of_threshold(
-    scores: Scores, thresholds: Sequence[float], stage: int, drawn: np.ndarray, wanted: float
+def _threshold_interval(
+    scores: Scores, thresholds: Sequence[float], stage: int, drawn: np.ndarray, quality: float
 ) -> Interval | None:
-    """Where the lowest threshold of a stage lies that keeps the quality."""
+    """Of the lowest threshold of a stage that reaches a quality."""
     levels = np.unique(np.append(np.linspace(0.0, 100.0, LEVELS), thresholds[stage]))
     lowest = np.full(len(drawn), np.nan)
     for level in levels[::-1].tolist():
         own = [*thresholds[:stage], level, *thresholds[stage + 1 :]]
-        found = np.nanmean(_given(scores, scores.final_stage(own))[drawn], axis=1)
-        lowest = np.where(found >= wanted - 1e-9, level, lowest)
+        reached = np.nanmean(_given_scores(scores, scores.final_stage(own))[drawn], axis=1)
+        lowest = np.where(reached >= quality - 1e-9, level, lowest)
     return None if np.isnan(lowest).any() else _interval(lowest)
 
 
-def _given(scores: Scores, final: np.ndarray) -> Floats:
-    found: Floats = scores.scores[np.arange(len(scores)), final]
-    return found
+def _given_scores(scores: Scores, final: np.ndarray) -> Floats:
+    """The scores of the answers that are given."""
+    given: Floats = scores.scores[np.arange(len(scores)), final]
+    return given
 
 
 def _interval(values: Floats) -> Interval:
-    low, high = np.quantile(values, ENDS).tolist()
+    low, high = np.quantile(values, QUANTILES).tolist()
     return low, high
-
-
-Tell = Callable[[int], None]
-
-
-class Answer(Struct, frozen=True, forbid_unknown_fields=True):
-    """The plan, what else could be done with the GPUs, and quality against latency."""
-
-    target: Target
-    chosen: Option
-    alternatives: tuple[Option, ...]
-    curve: tuple[Option, ...]
-    """Plans for qualities from low to high."""
-    confidence: Confidence | None
-    """How sure the chosen plan's thresholds are; None: it is one model, or routed beforehand."""
-    num_simulated: int
-    num_found: int
-    regrets: tuple[Regret, ...] = ()
-    """What plans lose whose judge is off by so much."""
-
-
-def plan(
-    asked: PlanningRequest, folder: Path | None = None, tell: Tell | None = None, compare: bool = True, curve: int = 0,
-    errors: Sequence[Off] = (),
-) -> Answer:  # fmt: skip
-    """The best plan that keeps its promise when it is rehearsed; where none does, the one that comes nearest.
-
-    Where combos are offered, the plan without them is made, too, and taken where it is better. `compare`: plan the
-    alternatives; one that turns out better is chosen. `curve`: so many plans from low to high quality. `errors`: of
-    judges, for each of which what is lost is told.
-    """
-    known = Known(asked, folder)
-    known.latencies.tell = tell
-    try:
-        others = _without_combos(asked, known.latencies, compare)
-        chosen, more = _best(asked, known.latencies, compare, others)
-        others = (*others, *more)
-        line = _curve(asked, known.latencies, curve) if curve else ()
-        lost = regrets(asked, known.latencies, errors) if errors else ()
-    finally:
-        known.write()
-    sure, latencies = _sure(asked, chosen.plan), known.latencies
-    return Answer(asked.problem.target, chosen, others, line, sure, latencies.num_asked, latencies.num_found, lost)
-
-
-def _sure(asked: PlanningRequest, found: CascadePlan) -> Confidence | None:
-    if len(found.stages) < 2 or found.pre_routed:
-        return None
-    return confidence(asked.problem.scores.stages([stage.model for stage in found.stages]), found.thresholds)
-
-
-def _best(
-    asked: PlanningRequest, latencies: Latencies, compare: bool, beside: tuple[Option, ...] = ()
-) -> tuple[Option, tuple[Option, ...]]:
-    """The best of the search's plan, the alternatives and what else there is; and the alternatives."""
-    found = tighten_until_met(asked, latencies)
-    others = _others(asked, latencies) if compare else ()
-    return nearest(asked.problem.target, (found, *beside, *others)), others
-
-
-def _without_combos(asked: PlanningRequest, latencies: Latencies, compare: bool) -> tuple[Option, ...]:
-    """The plan that there would be if none were offered: so that those who are, have none that is worse."""
-    if not asked.problem.splits:
-        return ()
-    found, _ = _best(replace(asked, problem=replace(asked.problem, splits={})), latencies, compare)
-    return (structs.replace(found, plan=structs.replace(found.plan, planner=f"{found.plan.planner} without combos")),)
-
-
-def _others(asked: PlanningRequest, latencies: Latencies) -> tuple[Option, ...]:
-    """What each of the alternatives comes to, made stricter and rehearsed in the same way."""
-    found = list[Option]()
-    for make in alternatives(asked.problem):
-        with suppress(HeadwayError):  # what cannot be planned so is no alternative
-            found.append(tighten_until_met(asked, latencies, make))
-    return tuple(found)
-
-
-def _curve(asked: PlanningRequest, latencies: Latencies, num: int) -> tuple[Option, ...]:
-    """Quality against latency, from the first model's quality to nearly the last one's."""
-    scores = asked.problem.scores
-    ends = [float(np.nanmean(scores.scores[:, i])) for i in (0, -1)]
-    targets = [QualityFloor(float(q)) for q in np.linspace(min(ends), max(ends) - 0.5, num)]
-    return tuple(option_of(asked, each) for each in plans(asked.problem, targets, latencies, bounds(asked), EFFORT))
-
-
-def scenario_yaml(answer: Answer, asked: PlanningRequest) -> str:
-    """The plan as a scenario file."""
-    found, done = answer.chosen.plan, answer.chosen.rehearsed
-    head = f"# Planned by headway plan cascade: quality {done.quality or 0:.4g}, p95 latency {done.p95_s or 0:.4g} s\n"
-    document = document_of(asked, found)
-    if asked.replan is not None and "cascade" in document:
-        document["cascade"]["replan"] = asked.replan
-    return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)

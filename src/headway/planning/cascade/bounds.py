@@ -1,23 +1,23 @@
-"""What holds for a set of replicas without a simulation: no p95 latency below these, from the step-time model.
+"""Lower bounds on the p95 latency of sets of replicas, from the step-time model instead of a simulation.
 
-If a set's p95 latency were L, 95% of the requests would each be done within L, and all of them within the span of the
-arrivals plus L. Two things then hold.
+If a set's p95 latency is L, 95% of the requests each take at most L, and all of them end within the span of the
+arrivals plus L. Two bounds follow.
 
 A decoding step of a batch of B sequences takes at least a + b B, and its sequences' contexts on top. Charge each
 sequence its part, a / B + b and its own context. A request of T steps that is done in L had steps of t seconds on
 average, hence batches of at most (t - a) / b, hence (the part is convex in t) at least T t b / (t - a) charged. What
-is charged adds up to the time that the replica was busy. So L bounds how many requests a replica can have in time;
-the cheapest ones are counted, for each shape by itself, each replica working all the time.
+is charged adds up to the time that the replica was busy. So L bounds how many requests a replica can serve in time;
+the cheapest ones are counted, for each shape by itself, with every replica always busy.
 
 Likewise a request's prompt takes at least its tokens times the cheapest prompt token.
 
-In a combo all prompts are computed by those that prefill, and answers are written by those that decode; or by those
-that prefill, in what time prompts leave them, as an answer stays there where nobody has room for its KV cache. The
-bound counts on that, the guess does not. Where the router may have whole requests done by either (`in_place`), or those
-that prefill have no room for the longest request, all replicas of a combo are taken to do both.
+In a combo the prefill replicas compute all prompts, and the decode replicas write the answers; or the prefill replicas
+write them in the time that prompts leave, as an answer stays there if no decode replica has room for its KV cache. The
+bound includes that, the guess does not. If the router may place whole requests on either (`in_place`), or the prefill
+replicas have no room for the longest request, all replicas of a combo are taken to serve both phases.
 
-L is looked for on a grid; the bound is the largest value on it that cannot be. Beside it stands a guess: where on the
-grid the count crosses what is needed, for the order in which sets are tried.
+L is searched on a grid; the bound is its largest value that is impossible. The guess is where the count crosses the
+number needed; it orders the sets.
 """
 
 from __future__ import annotations
@@ -36,64 +36,64 @@ from headway.catalog.coefficients import Coefficients
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf import memory
 from headway.perf.step import StepModel
-from headway.planning.cascade.problem import Floats, Lengths, longest_tokens, of_type
-from headway.planning.cascade.replica_sets import Sets
+from headway.planning.cascade.problem import Floats, Lengths, coefficients_key, longest_request_tokens
+from headway.planning.cascade.replica_sets import ReplicaSets
 
 Ints = npt.NDArray[np.int64]
 SLACK = 0.97
-"""On what the step-time model says, for what it does not promise: costs that fall where a batch grows."""
+"""Factor on the step-time model's times, as costs may fall where a batch grows."""
 QUANTILE = 0.95
 GRID = 64
-"""Values of L..."""
+"""Values of L, evenly by ratio."""
 REACH = 20.0
-"""...from an unloaded p95 to so many times that, evenly by ratio."""
+"""The grid ends at this multiple of the unloaded p95."""
 MOST_LINES = 6
 
 
 class Bounds(Protocol):
-    """Says what a set's p95 latency is at least, s, and guesses what it is."""
+    """Lower bounds and guesses of p95 latencies, in seconds."""
 
-    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
-        """Lower bounds, and guesses: one element a set."""
+    def estimate(self, model: Model, sets: ReplicaSets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+        """Lower bounds, and guesses: one element per set."""
         ...
 
 
 class NoBounds:
-    """Rules nothing out."""
+    """Bounds that rule nothing out."""
 
-    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+    def estimate(self, model: Model, sets: ReplicaSets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
         return np.zeros(len(sets)), np.ones(len(sets))
 
 
 @dataclass
-class StepBounds:
+class StepTimeBounds:
     """Bounds from the step-time model.
 
-    `rounds`: how many times the evaluator plays the lengths of a stage. `own`: coefficients in place of the
-    catalog's, by model, and by model and type of GPU (`of_type`). `others`: further types of GPU, by name. `in_place`:
-    replicas of combos may do both phases of a request.
+    `repeats`: how often the evaluator repeats the lengths of a stage. `coefficients`: in place of the catalog's, by
+    `coefficients_key`. `other_gpus`: further types of GPU, by name. `in_place`: replicas of combos may serve both
+    phases of a request.
     """
 
     gpu: Gpu
     engine: Engine
-    rounds: int = 1
-    own: Mapping[str, Coefficients] = field(default_factory=dict)
-    others: Mapping[str, Gpu] = field(default_factory=dict)
+    repeats: int = 1
+    coefficients: Mapping[str, Coefficients] = field(default_factory=dict)
+    other_gpus: Mapping[str, Gpu] = field(default_factory=dict)
     in_place: bool = False
 
     def __post_init__(self) -> None:
-        self._shapes: dict[tuple[str, Parallel, str], _Shape] = {}
+        self._shapes: dict[tuple[str, Parallel, str], _ShapeBounds] = {}
 
-    def of(self, model: Model, sets: Sets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
+    def estimate(self, model: Model, sets: ReplicaSets, rate_rps: float, lengths: Lengths) -> tuple[Floats, Floats]:
         if not len(sets):
             return np.zeros(0), np.zeros(0)
-        shapes = [self._shape(model, shape, sets.on(j)) for j, shape in enumerate(sets.shapes)]
+        shapes = [self._shape(model, shape, sets.gpu_of(j)) for j, shape in enumerate(sets.shapes)]
         num = len(lengths)
-        needed = (floor(QUANTILE * (num * self.rounds - 1)) + 1) / self.rounds
-        columns = _Columns(shapes, sets, lengths, needed, self.in_place)
+        needed = (floor(QUANTILE * (num * self.repeats - 1)) + 1) / self.repeats
+        columns = _SetBounds(shapes, sets, lengths, needed, self.in_place)
         unloaded = float(np.sort(columns.alone.min(axis=0))[min(int(np.ceil(needed)), num) - 1])
         grid = unloaded * REACH ** (np.arange(GRID) / (GRID - 1))
-        window = num / rate_rps + grid / self.rounds
+        window = num / rate_rps + grid / self.repeats
         eligible = columns.eligible(grid)
         most, expected = columns.in_time(grid, window)
         lower, guess = _crossing(np.minimum(most, eligible), needed, grid)
@@ -101,17 +101,17 @@ class StepBounds:
             guess = np.maximum(_crossing(np.minimum(expected, eligible), needed, grid)[1], lower)
         return lower, guess
 
-    def _shape(self, model: Model, parallel: Parallel, on: str) -> _Shape:
+    def _shape(self, model: Model, parallel: Parallel, on: str) -> _ShapeBounds:
         key = (model.name, parallel, on)
         if key not in self._shapes:
-            gpu = self.others.get(on, self.gpu)
-            own = self.own.get(of_type(model, on if on in self.others else ""))
-            self._shapes[key] = _Shape(model, gpu, self.engine, parallel, own)
+            gpu = self.other_gpus.get(on, self.gpu)
+            own = self.coefficients.get(coefficients_key(model, on if on in self.other_gpus else ""))
+            self._shapes[key] = _ShapeBounds(model, gpu, self.engine, parallel, own)
         return self._shapes[key]
 
 
 def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Floats]:
-    """Where on the grid enough requests can be in time: the value before, and between the two by interpolation."""
+    """Where on the grid enough requests can be in time: the value before, and the interpolated value."""
     enough = total >= needed * (1 - 1e-9)
     first = np.where(enough.any(axis=1), enough.argmax(axis=1), len(grid))
     before = np.maximum(first - 1, 0)
@@ -123,26 +123,30 @@ def _crossing(total: Floats, needed: float, grid: Floats) -> tuple[Floats, Float
     return grid[before], np.where(never, grid[-1] * needed / np.maximum(total[:, -1], 1e-3), guess)
 
 
-class _Columns:
-    """The shapes of some sets, with one load: what each can do, and what sets can do."""
+class _SetBounds:
+    """Bounds of sets under one load, from those of their shapes."""
 
-    def __init__(self, shapes: Sequence[_Shape], sets: Sets, lengths: Lengths, needed: float, in_place: bool) -> None:
+    def __init__(
+        self, shapes: Sequence[_ShapeBounds], sets: ReplicaSets, lengths: Lengths, needed: float, in_place: bool
+    ) -> None:
         self.shapes, self.sets, self.lengths, self.needed = shapes, sets, lengths, needed
         roles = [sets.role(j) for j in range(len(shapes))]
         longest = float((lengths.prompt_tokens + lengths.output_tokens).max())
         self.prefills = [j for j, role in enumerate(roles) if role == "prefill"]
         self.decodes = [j for j, role in enumerate(roles) if role == "decode"]
-        if in_place or any(longest > longest_tokens(shapes[j].room_tokens, shapes[j].engine) for j in self.prefills):
+        if in_place or any(
+            longest > longest_request_tokens(shapes[j].room_tokens, shapes[j].engine) for j in self.prefills
+        ):
             self.prefills = self.decodes = self.prefills + self.decodes
         self.mixed = [j for j, role in enumerate(roles) if role == "mixed"]
         first_s = [shape.prefill_s(lengths.computed_tokens) for shape in shapes]
         least_s = np.min([first_s[j] for j in self.prefills], axis=0) if self.prefills else first_s[0]
         self.first_s = [own if j in self.mixed else least_s for j, own in enumerate(first_s)]
         self.alone = np.stack([shape.alone_s(lengths, s) for shape, s in zip(shapes, self.first_s, strict=True)])
-        """Latency of each request without any other, where it is decoded by this shape."""
+        """[shape, request]: latency without any other request, decoded by this shape."""
 
     def in_time(self, grid: Floats, window: Floats) -> tuple[Floats, Floats | None]:
-        """[set, L]: how many requests can be in time at most; and may be expected to be, where there are combos."""
+        """[set, L]: the most requests that can be in time; and with combos, how many are expected to be."""
         most = self.sets.counts.max(axis=0).tolist()
         rooms = [window[:, None] * np.arange(num + 1) for num in most]
         total = np.zeros((len(self.sets), len(grid)))
@@ -164,30 +168,30 @@ class _Columns:
         return total + np.minimum(prompts, answers + left), total + np.minimum(prompts, answers)
 
     def _add(self, total: Floats, j: int, count: Floats, rows: npt.NDArray[np.bool_] | None = None) -> None:
-        """What so many replicas of a shape can do, to the sets that have them; no replica, no request."""
+        """Add the requests that a shape's replicas can serve to the sets that have the shape."""
         there = self.sets.counts[:, j] > 0
         chosen = np.flatnonzero(there if rows is None else there & rows)
         total[chosen] += count[self.sets.counts[chosen, j]]
 
     def _prompts_s(self, j: int, num: int) -> Floats:
-        """[request, L]: the least that a prompt takes."""
+        """[request, L]: the least time of a prompt."""
         prompts_s = self.lengths.computed_tokens * self.shapes[j].prompt_token_s
         return np.broadcast_to(np.sort(prompts_s)[:, None], (len(prompts_s), num))
 
     def _answers_s(self, j: int, grid: Floats) -> Floats:
-        """[request, L]: the least that an answer in time takes of a replica; infinite where it cannot be."""
+        """[request, L]: the least replica time of an answer in time; infinite where that is impossible."""
         charged = self.shapes[j].charged_s(self.lengths, grid, self.first_s[j])
         charged[self.alone[j][:, None] > grid] = np.inf
         return charged
 
     def _after_prompts(self, j: int, room: Floats) -> Floats:
-        """What is left of replicas' time when they have computed as many prompts as must be in time."""
+        """The time of replicas that the prompts which must be in time leave."""
         prompts_s = np.sort(self.lengths.computed_tokens * self.shapes[j].prompt_token_s)
         left: Floats = np.maximum(room - float(prompts_s[: floor(self.needed)].sum()), 0.0)
         return left
 
     def eligible(self, grid: Floats) -> Floats:
-        """How many requests some shape of each set could do in time, alone; all where a set has many shapes."""
+        """[set, L]: requests that some shape of the set could serve alone in time; all for sets of many shapes."""
         num = len(self.alone)
         first, second = np.triu_indices(num)
         faster = np.sort(np.minimum(self.alone[first], self.alone[second]), axis=1)
@@ -201,7 +205,7 @@ class _Columns:
 
 
 def _found(rows: Floats, values: Floats) -> Ints:
-    """[row, value]: how many elements of each row, which rises, are no larger than that row's values."""
+    """[row, value]: how many elements of each rising row are no larger than that row's values."""
     most = 1.0 + max(float(values.max()), float(np.where(np.isfinite(rows), rows, 0.0).max()))
     apart = 2 * most * np.arange(len(rows))[:, None]
     at = np.searchsorted((np.minimum(rows, most) + apart).ravel(), (values + apart).ravel(), side="right")
@@ -209,7 +213,7 @@ def _found(rows: Floats, values: Floats) -> Ints:
     return found
 
 
-class _Shape:
+class _ShapeBounds:
     """One replica of one shape."""
 
     def __init__(self, model: Model, gpu: Gpu, engine: Engine, parallel: Parallel, own: Coefficients | None) -> None:
@@ -219,19 +223,19 @@ class _Shape:
 
     @cached_property
     def sizes(self) -> Ints:
-        """Batches that are looked at."""
+        """Batch sizes at which step times are sampled."""
         most = self.engine.max_num_seqs
         found: Ints = np.unique(np.concatenate([np.arange(1, 9), np.geomspace(8, max(most, 8), 24)]).astype("i8"))
         return np.unique(np.append(found[found <= most], most))
 
     @cached_property
     def base_s(self) -> Floats:
-        """A decoding step of so many sequences without context."""
+        """Decoding steps of these batch sizes without context."""
         return SLACK * np.array([self.line(n, 0)[0] for n in self.sizes.tolist()])
 
     @cached_property
     def per_token_s(self) -> float:
-        """Of one context token in one step."""
+        """Time of one context token in one step."""
         most = self.engine.max_num_seqs
         sizes = {1, min(8, most), most}
         return SLACK * max(0.0, min((self.line(n, 1000 * n)[0] - self.line(n, 0)[0]) / (1000 * n) for n in sizes))
@@ -261,19 +265,19 @@ class _Shape:
 
     @cached_property
     def prompts(self) -> tuple[Ints, Floats]:
-        """Prompts of so many tokens, and how long no longer one takes less than, alone."""
+        """Prompt lengths, and the least time of a prompt that long or longer, alone."""
         sizes: Ints = np.unique(np.round(2.0 ** (np.arange(35) / 2)).astype("i8"))
         found = np.array([self.line(0, 0, [(n, 0)])[0] for n in sizes.tolist()])
         return sizes, SLACK * np.minimum.accumulate(found[::-1])[::-1]
 
     def prefill_s(self, tokens: Floats) -> Floats:
-        """Of one prompt alone, at least: what a shorter one takes, and never less than its tokens."""
+        """The least time of one prompt alone: that of a shorter one, and no less than its tokens' time."""
         sizes, least_s = self.prompts
         found: Floats = least_s[np.searchsorted(sizes, tokens, side="right") - 1]
         return np.maximum(found, tokens * self.prompt_token_s)
 
     def alone_s(self, lengths: Lengths, prefill_s: Floats) -> Floats:
-        """Latency of each request without any other, whose prompt takes so long."""
+        """Latency of each request without any other, given the time of its prompt."""
         steps = lengths.output_tokens - 1
         contexts = steps * (lengths.prompt_tokens + steps / 2) * self.per_token_s
         found: Floats = prefill_s + steps * float(self.base_s.min()) + contexts
@@ -295,8 +299,7 @@ class _Shape:
 
 
 def _count(work_s: Floats, room: Floats) -> Floats:
-    """[replicas, L]: the most requests whose work (by L), the cheapest first, fits into the replicas' time (by L); a
-    part counts."""
+    """[replicas, L]: the most requests whose work, the cheapest first, fits into the replicas' time; parts count."""
     ordered = np.sort(work_s.T, axis=1)
     total = np.cumsum(ordered, axis=1)
     at = _found(total, room)

@@ -1,4 +1,10 @@
-"""Cascadia's planner: deployment and routing together (3), for one target or for many."""
+"""Cascadia's planner: deployment and routing together (3), for one target or for several.
+
+The search minimises the largest p95 of any stage (3.2). A request that is sent on goes through several stages, whose
+latencies add up. So `candidates` returns several plans of one search, each to be rehearsed as a whole: the plans with
+the least maximum, those with the least sum over the stages, and the best plan's replicas with other thresholds of about
+the same quality.
+"""
 
 from __future__ import annotations
 
@@ -6,80 +12,118 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import inf
 
 import numpy as np
 from msgspec import structs
 
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.allocation import as_room, least_sum_allocation
-from headway.planning.cascade.bounds import Bounds, StepBounds
-from headway.planning.cascade.deployment import Deployment, Latencies, Table
+from headway.planning.cascade.allocation import budget_of, least_sum
+from headway.planning.cascade.bounds import Bounds, StepTimeBounds
+from headway.planning.cascade.deployment import Deployment, StageLatencies, deployment_of
 from headway.planning.cascade.plan import CascadePlan, HeldOut, StagePlan
-from headway.planning.cascade.problem import Floats, LatencyBudget, Problem, ReplicaSet, Target
+from headway.planning.cascade.problem import CascadeProblem, Floats, LatencyBudget, ReplicaSet, Target
 from headway.planning.cascade.routing import Objective
-from headway.planning.cascade.search import Effort, Looked, Search
+from headway.planning.cascade.search import Effort, Search, SearchResult
 from headway.workload.quality import Scores
+
+RARE = 0.05
+"""Stages that a smaller share of requests reaches count for less in a p95 over all requests."""
+MIN_DISTANCE = 0.02
+"""Least difference between candidates, in the share of requests that some stage processes."""
+NEAR = 0.5
+"""Points of quality by which candidates with the best plan's replicas may be better than it."""
+EVALUATIONS, PRICED_EVALUATIONS = 12, 4
+"""Rounds of evaluations for the least sum of a routing; for each price of a second."""
+USD_PER_S = 0.03, 300.0
+"""What a second of the sum is worth, $/h: from where the price alone counts to where the latency alone does."""
+NUM_PRICES = 12
 
 
 def plan(
-    problem: Problem, latencies: Latencies, bounds: Bounds | None = None, effort: Effort | None = None
+    problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None, effort: Effort | None = None
 ) -> CascadePlan:
-    """The plan for the problem's target. `bounds`: None = those of the step-time model, for an evaluator that plays
-    lengths once."""
+    """The plan for the problem's target. `bounds`: None = `StepTimeBounds` with one repeat."""
     return plans(problem, [problem.target], latencies, bounds, effort)[0]
 
 
 def plans(
-    problem: Problem,
+    problem: CascadeProblem,
     targets: Sequence[Target],
-    latencies: Latencies,
+    latencies: StageLatencies,
     bounds: Bounds | None = None,
     effort: Effort | None = None,
 ) -> tuple[CascadePlan, ...]:
-    """A plan for each target. What is found for one counts for all: a looser target never has a worse plan.
+    """A plan for each target, from one search: a looser target never has a worse plan.
 
     The plans of qualities from low to high are the Pareto curve.
     """
-    search = Search(problem, latencies, bounds or StepBounds(problem.gpu, problem.engine), effort or Effort())
-    looked = {target: search.look(target) for target in sorted(targets, key=_strictness)}
-    return tuple(answer(search, looked[target], "cascadia") for target in targets)
+    search = Search(problem, latencies, bounds or StepTimeBounds(problem.gpu, problem.engine), effort)
+    results = {target: search.run(target) for target in sorted(targets, key=_strictness)}
+    return tuple(best_plan_of(search, results[target], "cascadia") for target in targets)
 
 
 def _strictness(target: Target) -> float:
     return target.latency_s if isinstance(target, LatencyBudget) else -target.q_min
 
 
-def answer(search: Search, looked: Looked, planner: str) -> CascadePlan:
+def plan_with_held_out(
+    problem: CascadeProblem,
+    latencies: StageLatencies,
+    bounds: Bounds | None = None,
+    effort: Effort | None = None,
+    share: float = 0.5,
+    seed: int = 0,
+) -> CascadePlan:
+    """The plan for a share of the requests, with its quality and ratios on the other requests."""
+    first, second = problem.scores.split(share, seed)
+    return with_held_out(plan(replace(problem, scores=first), latencies, bounds, effort), second)
+
+
+def with_held_out(found: CascadePlan, scores: Scores) -> CascadePlan:
+    """The plan, with the quality and ratios of its thresholds on other requests."""
+    levels = [each.threshold for each in found.stages[:-1]]
+    if found.pre_routed or any(level is None for level in levels):
+        raise HeadwayError(f"{found.planner}: only the thresholds of a cascade hold for other requests")
+    thresholds = [level for level in levels if level is not None]
+    own = scores.stages([stage.model for stage in found.stages])
+    held_out = HeldOut(len(own), own.ratios(thresholds), own.quality(thresholds))
+    return structs.replace(found, held_out=held_out)
+
+
+# From a search to plans.
+
+
+def best_plan_of(search: Search, result: SearchResult, planner: str) -> CascadePlan:
     """The best plan of a search. HeadwayError where no routing can be deployed."""
-    best = search.best(looked.objective)
+    best = search.best(result.objective)
     if best is None:
         problem = search.problem
         raise HeadwayError(
             f"{problem.hardware}: no set of replicas serves {problem.rate_rps:g} requests/s of "
             f"{problem.names[0]}, however few go on to larger models"
         )
-    asked, found = search.latencies.num_asked, search.latencies.num_found
-    done = made(search, best, search.spread(best), looked, planner)
+    evaluated, cached = search.latencies.num_evaluated, search.latencies.num_cached
+    found = plan_of(search, best, search.with_spare_gpus(best), result, planner)
     return structs.replace(
-        done,
-        num_evaluations=done.num_evaluations + search.latencies.num_asked - asked,
-        num_remembered=done.num_remembered + search.latencies.num_found - found,
+        found,
+        num_evaluations=found.num_evaluations + search.latencies.num_evaluated - evaluated,
+        num_remembered=found.num_remembered + search.latencies.num_cached - cached,
     )
 
 
-def made(search: Search, routing: int, deployment: Deployment, looked: Looked, planner: str) -> CascadePlan:
-    """A routing and its deployment as values."""
-    problem, known, objective = search.problem, search.known, looked.objective
-    quality = float(known.quality[routing])
-    met = objective.met(deployment.minimised, quality)
-    complete = looked.complete and search.effort.asks is None
+def plan_of(
+    search: Search, routing: int, deployment: Deployment, result: SearchResult, planner: str
+) -> CascadePlan:  # fmt: skip
+    """The plan of a routing and a deployment of it."""
+    objective, quality = result.objective, float(search.routings.quality[routing])
+    is_met = objective.met(deployment.minimised, quality)
+    is_optimal = result.complete and search.effort.max_evaluations is None
     return CascadePlan(
-        status="infeasible" if not met else "optimal" if complete else "converged",
+        status="infeasible" if not is_met else "optimal" if is_optimal else "converged",
         planner=planner,
         target=objective.target,
         stages=_stages(search, routing, deployment),
-        num_gpus=problem.total_gpus,
+        num_gpus=search.problem.total_gpus,
         gpus_used=sum(each.num_gpus for each in deployment.sets if each is not None),
         latency_s=deployment.latency_s,
         bound_s=deployment.bound_s,
@@ -87,225 +131,176 @@ def made(search: Search, routing: int, deployment: Deployment, looked: Looked, p
         objective=objective(deployment.minimised, quality),
         utopia_quality=objective.utopia,
         nadir_quality=objective.nadir,
-        rounds=looked.rounds,
-        num_evaluations=looked.num_asked,
-        num_remembered=looked.num_found,
+        rounds=result.rounds,
+        num_evaluations=result.num_evaluated,
+        num_remembered=result.num_cached,
         num_sets=search.num_sets,
-        why=_why(search, routing, deployment, objective, met),
+        why=_why(search, routing, deployment, objective, is_met),
     )
 
 
 def _stages(search: Search, routing: int, deployment: Deployment) -> tuple[StagePlan, ...]:
-    problem, known = search.problem, search.known
-    found = []
+    problem, routings, stages = search.problem, search.routings, []
     for i, name in enumerate(problem.names):
-        replicas, ratio = deployment.sets[i], float(known.ratios[routing, i])
-        found.append(
+        replicas, ratio, gpus = deployment.sets[i], float(routings.ratios[routing, i]), deployment.gpus[i]
+        stages.append(
             StagePlan(
                 model=name,
-                num_gpus=_num_gpus(search, deployment.gpus[i]),
+                num_gpus=gpus if isinstance(search.gpus, int) else sum(search.gpus.vector(gpus)),
                 replicas=() if replicas is None else replicas.parts,
-                threshold=float(known.thresholds[routing, i]) if i < known.thresholds.shape[1] else None,
+                threshold=float(routings.thresholds[routing, i]) if i < routings.thresholds.shape[1] else None,
                 processing_ratio=ratio,
                 rate_rps=problem.rate_rps * ratio,
                 p95_latency_s=None if replicas is None else deployment.latencies_s[i],
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
-def _num_gpus(search: Search, gpus: int) -> int:
-    """Of all types."""
-    return gpus if isinstance(search.gpus, int) else sum(search.gpus.vector(gpus))
-
-
-def _why(search: Search, routing: int, deployment: Deployment, objective: Objective, met: bool) -> str:
-    """In a sentence: what holds it, or what is out of reach."""
+def _why(search: Search, routing: int, deployment: Deployment, objective: Objective, is_met: bool) -> str:
+    """A sentence: the stage that limits the plan, or what is out of reach."""
     slowest = search.problem.names[int(np.argmax(deployment.latencies_s))]
-    quality, latency_s = float(search.known.quality[routing]), deployment.latency_s
+    quality, latency_s = float(search.routings.quality[routing]), deployment.latency_s
     reached = f"quality {quality:.4g} at a p95 of {latency_s:.4g} s, held by {slowest}"
     if deployment.usd_per_hour is not None:
         reached += f", for ${deployment.usd_per_hour:.4g}/h"
-    if met:
+    if is_met:
         return reached
     if isinstance(objective.target, LatencyBudget):
         return f"a p95 of {objective.target.latency_s:g} s is out of reach on these GPUs; the nearest is {reached}"
-    q_min, most = objective.target.q_min, float(search.known.quality.max())
+    q_min, most = objective.target.q_min, float(search.routings.quality.max())
     if most < q_min:
         return f"no thresholds reach a quality of {q_min:g} on this sample: {most:.4g} at most; this plan has {reached}"
     return f"thresholds could reach a quality of {q_min:g}, but not on these GPUs or at this price; {reached}"
 
 
-def calibrated(
-    problem: Problem,
-    latencies: Latencies,
-    bounds: Bounds | None = None,
-    effort: Effort | None = None,
-    share: float = 0.5,
-    seed: int = 0,
-) -> CascadePlan:
-    """The plan for a part of the requests, with its shares and quality on the others reported beside."""
-    first, second = problem.scores.split(share, seed)
-    found = plan(replace(problem, scores=first), latencies, bounds, effort)
-    return with_held_out(found, second)
+# Several plans of one search.
 
 
-def with_held_out(found: CascadePlan, scores: Scores) -> CascadePlan:
-    """The plan, and what its thresholds do to other requests."""
-    levels = [each.threshold for each in found.stages[:-1]]
-    if found.pre_routed or any(level is None for level in levels):
-        raise HeadwayError(f"{found.planner}: only the thresholds of a cascade hold for other requests")
-    thresholds = [level for level in levels if level is not None]
-    own = scores.stages([stage.model for stage in found.stages])
-    reported = HeldOut(len(own), own.ratios(thresholds), own.quality(thresholds))
-    return structs.replace(found, held_out=reported)
-
-
-RARE = 0.05
-"""Of the requests: stages that fewer reach count for less in a p95 over all of them."""
-APART = 0.02
-"""By how much, in the share of requests that some stage processes, candidates differ."""
-NEAR = 0.5
-"""Points of quality above the best plan's, up to which other thresholds are looked at."""
-ASKS, FEWER = 12, 4
-"""Evaluations for a deployment with the least sum, after which the best known will do; for each of several."""
-WORTH = 0.03, 300.0
-"""Of a second of the sum, $/h: from where price alone counts to where time alone does."""
-VALUES = 12
-
-
-def candidates(search: Search, looked: Looked, planner: str, most: int) -> tuple[CascadePlan, ...]:
-    """The answer of the search, and about `most` others: a half by its objective or the sum, a half near it."""
-    found = [answer(search, looked, planner)]
-    best = search.best(looked.objective)
-    assert best is not None  # else there is no answer
-    others = [*_least_work(search, looked), *_others(search, looked, most // 2)]
-    others += _near(search, best, most - most // 2)
-    found += [made(search, i, deployment, looked, planner) for i, deployment in others]
+def candidates(search: Search, result: SearchResult, planner: str, most: int) -> tuple[CascadePlan, ...]:
+    """The best plan of a search, and about `most` others: half by objective or sum, half near the best."""
+    found = [best_plan_of(search, result, planner)]
+    best = search.best(result.objective)
+    assert best is not None  # else `best_plan_of` raises
+    deployed = [*_least_work(search, result), *_by_objective_and_sum(search, result, most // 2)]
+    deployed += _near(search, best, most - most // 2)
+    found += [plan_of(search, i, deployment, result, planner) for i, deployment in deployed]
     different = {(each.thresholds, each.stages): each for each in found}
     return tuple(different.values())
 
 
-def _least_work(search: Search, looked: Looked) -> Iterator[tuple[int, Deployment]]:
-    """The routing with the least work that has the quality, which a search that allows a gap may have left out."""
-    target, known = looked.objective.target, search.known
+def _least_work(search: Search, result: SearchResult) -> Iterator[tuple[int, Deployment]]:
+    """The routing with the least work of those with the quality. A search with a gap may have left it out."""
+    target, routings = result.objective.target, search.routings
     if isinstance(target, LatencyBudget):
         return
-    good = np.flatnonzero(known.quality >= target.q_min - 1e-9)
+    good = np.flatnonzero(routings.quality >= target.q_min - 1e-9)
     if len(good):
-        i = int(good[known.work[good].argmin()])
+        i = int(good[routings.work[good].argmin()])
         if search.solve(i).deployment is not None:
-            yield i, search.spread(i)
+            yield i, search.with_spare_gpus(i)
 
 
-def _others(search: Search, looked: Looked, most: int) -> Iterator[tuple[int, Deployment]]:
+def _by_objective_and_sum(search: Search, result: SearchResult, most: int) -> Iterator[tuple[int, Deployment]]:
     solved = {i: each.deployment for i, each in search.solved.items() if each.deployment is not None}
-    quality, objective = search.known.quality, looked.objective
-    by_score = sorted(solved, key=lambda i: (objective(solved[i].minimised, float(quality[i])), i))
-    for i in _apart(search, by_score, most // 2 + 1)[1:]:
-        yield i, search.spread(i)
-    by_sum = sorted(solved, key=lambda i: (*_along(search, looked, i, solved[i]), i))
-    for i in _apart(search, by_sum, most - most // 2):
+    quality, objective = search.routings.quality, result.objective
+    by_objective = sorted(solved, key=lambda i: (objective(solved[i].minimised, float(quality[i])), i))
+    for i in _distant(search, by_objective, most // 2 + 1)[1:]:
+        yield i, search.with_spare_gpus(i)
+    by_sum = sorted(solved, key=lambda i: (*_sum_order(search, result, i, solved[i]), i))
+    for i in _distant(search, by_sum, most - most // 2):
         if search.cheapest is not None:
-            yield from ((i, deployment) for deployment in worthwhile(search, i))
-        elif (deployment := least_sum(search, i)) is not None:
+            yield from ((i, deployment) for deployment in cheap_to_fast(search, i))
+        elif (deployment := least_sum_deployment(search, i)) is not None:
             yield i, deployment
 
 
 def _near(search: Search, best: int, most: int) -> Iterator[tuple[int, Deployment]]:
-    """The replicas of the best routing under others that send on more here and less there, with the least work each."""
-    known, deployment = search.known, search.spread(best)
-    used = known.ratios > 0
-    alike = np.all(used == used[best], axis=1)
-    good = (known.quality >= known.quality[best]) & (known.quality <= known.quality[best] + NEAR)
-    same = np.flatnonzero(alike & good)
-    shares = known.ratios[same, 1] if known.ratios.shape[1] > 1 else np.zeros(len(same))
+    """The replicas of the best routing under other routings of about its quality, each with the least work."""
+    routings, deployment = search.routings, search.with_spare_gpus(best)
+    used = routings.ratios > 0
+    same_stages = np.all(used == used[best], axis=1)
+    good = (routings.quality >= routings.quality[best]) & (routings.quality <= routings.quality[best] + NEAR)
+    similar = np.flatnonzero(same_stages & good)
+    shares = routings.ratios[similar, 1] if routings.ratios.shape[1] > 1 else np.zeros(len(similar))
     ends = np.quantile(shares, np.linspace(0, 1, most + 1))
     for low, high in pairwise(ends.tolist()):
-        group = same[(shares >= low) & (shares <= high)]
-        i = int(group[known.work[group].argmin()]) if len(group) else best
+        group = similar[(shares >= low) & (shares <= high)]
+        i = int(group[routings.work[group].argmin()]) if len(group) else best
         if i != best:
-            yield i, served_by(search, i, deployment)
+            yield i, search.redeployed(i, deployment)
 
 
-def _along(search: Search, looked: Looked, routing: int, deployment: Deployment) -> tuple[bool, float]:
-    """For an order: whether the target is missed along the whole way, and how good the plan is in what it leaves."""
-    total_s = float(weights(search, routing) @ np.asarray(deployment.latencies_s))
-    quality, target = float(search.known.quality[routing]), looked.objective.target
-    missed = not looked.objective.met(total_s, quality)
-    return missed, -quality if isinstance(target, LatencyBudget) and not missed else total_s
-
-
-def weights(search: Search, routing: int) -> Floats:
-    """What a second at each stage is to a p95 over all requests, about."""
-    found: Floats = np.clip(search.known.ratios[routing] / RARE, 1e-9, 1.0)
-    return found
-
-
-def along_s(found: CascadePlan) -> float:
-    """About the p95 of a plan over all requests: the sum of its stages', as far as many requests reach them."""
-    return sum(min(stage.processing_ratio / RARE, 1.0) * (stage.p95_latency_s or 0.0) for stage in found.stages)
-
-
-def _apart(search: Search, routings: Sequence[int], most: int) -> list[int]:
-    """The first ones of which no two are alike."""
-    found: list[int] = []
+def _distant(search: Search, routings: Sequence[int], most: int) -> list[int]:
+    """The first routings that keep a distance from each other."""
+    ratios, found = search.routings.ratios, list[int]()
     for i in routings:
-        ratios = search.known.ratios
-        if all(np.abs(ratios[i] - ratios[other]).max() >= APART for other in found):
+        if all(np.abs(ratios[i] - ratios[other]).max() >= MIN_DISTANCE for other in found):
             found.append(i)
         if len(found) == most:
             break
     return found
 
 
-def least_sum(search: Search, routing: int) -> Deployment | None:
+def _sum_order(search: Search, result: SearchResult, routing: int, deployment: Deployment) -> tuple[bool, float]:
+    """A sort key: whether the sum over the stages misses the target, then how good the plan is otherwise."""
+    total_s = float(stage_weights(search, routing) @ np.asarray(deployment.latencies_s))
+    quality, target = float(search.routings.quality[routing]), result.objective.target
+    is_missed = not result.objective.met(total_s, quality)
+    return is_missed, -quality if isinstance(target, LatencyBudget) and not is_missed else total_s
+
+
+def stage_weights(search: Search, routing: int) -> Floats:
+    """About how much a second at each stage adds to a p95 over all requests."""
+    weights: Floats = np.clip(search.routings.ratios[routing] / RARE, 1e-9, 1.0)
+    return weights
+
+
+def total_latency_s(found: CascadePlan) -> float:
+    """About the p95 of a plan over all requests: the weighted sum of its stages' p95."""
+    return sum(min(stage.processing_ratio / RARE, 1.0) * (stage.p95_latency_s or 0.0) for stage in found.stages)
+
+
+def least_sum_deployment(search: Search, routing: int) -> Deployment | None:
     """The deployment of a routing with the least weighted sum of the stages' p95; None: none is known."""
-    return _least(search, routing, lambda weight, p95_s: weight * p95_s, ASKS)
+    return _least_cost_sum(search, routing, lambda weight, p95_s: weight * p95_s, EVALUATIONS)
 
 
-def worthwhile(search: Search, routing: int) -> list[Deployment]:
-    """Deployments of a routing from cheap to fast: the least of price and weighted sum of p95 together.
+def cheap_to_fast(search: Search, routing: int) -> list[Deployment]:
+    """Deployments of a routing from cheap to fast: least price plus weighted sum of p95 (Lagrangian relaxation).
 
-    What a second is worth rises from one to the next ("Lagrangian relaxation"); the sum is more than a p95 over all
-    requests, so that which of them is in time, a rehearsal has to say.
+    What a second is worth rises from one to the next. The sum is more than a p95 over all requests, so that a rehearsal
+    has to find which deployments are in time.
     """
-    room, found = as_room(search.problem), dict[tuple[ReplicaSet | None, ...], Deployment]()
-    for worth in np.geomspace(*WORTH, VALUES).tolist():
-        each = _least(search, routing, partial(_priced, room.usd, worth), FEWER)
-        if each is not None:
-            usd = float(room.usd[list(each.gpus)].sum())
-            found[each.sets] = structs.replace(each, usd_per_hour=usd)
+    budget, found = budget_of(search.problem), dict[tuple[ReplicaSet | None, ...], Deployment]()
+    for usd_per_s in np.geomspace(*USD_PER_S, NUM_PRICES).tolist():
+        deployment = _least_cost_sum(search, routing, partial(_priced, budget.usd, usd_per_s), PRICED_EVALUATIONS)
+        if deployment is not None:
+            usd = float(budget.usd[list(deployment.gpus)].sum())
+            found[deployment.sets] = structs.replace(deployment, usd_per_hour=usd)
     return list(found.values())
 
 
-def _priced(usd: Floats, worth: float, weight: float, p95_s: Floats) -> Floats:
-    return usd + worth * weight * p95_s
+def _priced(usd: Floats, usd_per_s: float, weight: float, p95_s: Floats) -> Floats:
+    return usd + usd_per_s * weight * p95_s
 
 
-def _least(search: Search, routing: int, cost: Callable[[float, Floats], Floats], asks: int) -> Deployment | None:
-    """The deployment with the least sum of costs, each of a stage's weight and its p95 by GPUs; None: none is known."""
-    tables, of = search.tables(routing), weights(search, routing).tolist()
-    gpus_there, use_all = search.gpus, search.problem.use_all and search.cheapest is None
-    for _ in range(asks):
-        gpus = least_sum_allocation(
-            [cost(w, table.guess) for w, table in zip(of, tables, strict=True)], gpus_there, use_all
-        )
+def _least_cost_sum(
+    search: Search, routing: int, cost: Callable[[float, Floats], Floats], max_evaluations: int
+) -> Deployment | None:
+    """The deployment with the least sum of `cost(stage's weight, p95 by GPUs)`; None: none is known."""
+    tables, weights = search.tables(routing), stage_weights(search, routing).tolist()
+    use_all = search.problem.use_all and search.cheapest is None
+
+    def allocate(columns: Sequence[Floats]) -> tuple[int, ...] | None:
+        return least_sum([cost(w, column) for w, column in zip(weights, columns, strict=True)], search.gpus, use_all)
+
+    for _ in range(max_evaluations):
+        gpus = allocate([table.guess for table in tables])
         open_ = [] if gpus is None else [(t, f) for t, f in zip(tables, gpus, strict=True) if t.guess[f] < t.best[f]]
         if not open_:
             break
         for table, f in open_:
-            table.ask(f)
-    gpus = least_sum_allocation([cost(w, table.best) for w, table in zip(of, tables, strict=True)], gpus_there, use_all)
-    return None if gpus is None else _deployment(tables, gpus)
-
-
-def _deployment(tables: Sequence[Table], gpus: tuple[int, ...]) -> Deployment:
-    times = tuple(float(table.best[f]) for table, f in zip(tables, gpus, strict=True))
-    return Deployment(gpus, tuple(t.chosen[f] for t, f in zip(tables, gpus, strict=True)), times, max(times), None)
-
-
-def served_by(search: Search, routing: int, found: Deployment) -> Deployment:
-    """The same replicas with the latencies of the search's own requests under any routing."""
-    latencies = [0.0 if each is None else search.latency_s(routing, i, each) for i, each in enumerate(found.sets)]
-    return Deployment(found.gpus, found.sets, tuple(latencies), max(latencies, default=inf), None)
+            table.evaluate(f)
+    gpus = allocate([table.best for table in tables])
+    return None if gpus is None else deployment_of(tables, gpus, None)

@@ -1,4 +1,4 @@
-"""A plan of a cascade as one page: its stages, quality against latency of all that was rehearsed, and why."""
+"""A plan of a cascade as one HTML page: its stages, and quality against latency of all rehearsed plans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from headway.planning.cascade.best_plan import Confidence
+from headway.planning.cascade.best_plan import PlanConfidence
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, Target
 from headway.report.charts import layout
@@ -20,24 +20,24 @@ LOST = ("judge off by", "planned", "GPUs per model", "quality", "p95 (s)", "shor
 _CAPTION = "Every plan that was rehearsed as a whole. To the left and up is better; hollow: not what was asked for."
 
 
-class Point(Struct, frozen=True):
-    """A plan that was rehearsed."""
+class PlottedPlan(Struct, frozen=True):
+    """A rehearsed plan, as a point of the chart and a row of the table."""
 
     name: str
     quality: float | None
     p95_s: float | None
     mean_s: float | None
     usd_per_request: float | None
-    kept: bool
+    is_met: bool
     group: str
     """"chosen", "alternatives" or "curve"."""
 
 
 def page(
-    target: Target, chosen: CascadePlan, points: Sequence[Point], confidence: Confidence | None, command: str,
+    target: Target, chosen: CascadePlan, points: Sequence[PlottedPlan], confidence: PlanConfidence | None, command: str,
     lost: Sequence[Sequence[object]] = (),
 ) -> str:  # fmt: skip
-    """A self-contained page."""
+    """A self-contained HTML page. `lost`: rows of the table of regrets."""
     first = next(each for each in points if each.group == "chosen")
     body = f"""<header>
 <div class="brand">Headway · cascade</div>
@@ -54,37 +54,36 @@ def page(
 
 
 def _lost(rows: Sequence[Sequence[object]]) -> str:
-    """What plans lose whose judge is wrong; nothing where nobody asked."""
+    """The table of regrets; empty where there are none."""
     if not rows:
         return ""
     cells = [_cells([str(each) for each in row[:3]], [str(each) for each in row[3:]]) for row in rows]
     return f"<section><h2>With a judge that is wrong</h2>{table(LOST, 3, cells)}</section>"
 
 
-def headline(chosen: CascadePlan, first: Point) -> str:
-    """The plan in one line."""
+def headline(chosen: CascadePlan, first: PlottedPlan) -> str:
     used = " → ".join(f"{stage.model} on {stage.gpus}" for stage in chosen.stages if stage.replicas)
     return f"{used} GPUs: quality {_number(first.quality)} at a p95 of {_number(first.p95_s)} s"
 
 
-def _facts(target: Target, chosen: CascadePlan, first: Point) -> dict[str, str]:
+def _facts(target: Target, chosen: CascadePlan, first: PlottedPlan) -> dict[str, str]:
     return {
-        "asked for": _asked(target),
-        "rehearsal": "keeps it" if first.kept else "does not keep it",
+        "asked for": _target(target),
+        "rehearsal": "keeps it" if first.is_met else "does not keep it",
         "status": chosen.status,
         "planner": chosen.planner,
         "GPUs": f"{chosen.gpus_used} of {chosen.num_gpus}",
     }
 
 
-def _asked(target: Target) -> str:
+def _target(target: Target) -> str:
     if isinstance(target, LatencyBudget):
         return f"p95 {target.latency_s:g} s"
     least = f"quality {target.q_min:g}"
     return f"{least} within {target.latency_s:g} s, cheapest" if isinstance(target, Cheapest) else least
 
 
-def _stages(chosen: CascadePlan, confidence: Confidence | None) -> list[str]:
+def _stages(chosen: CascadePlan, confidence: PlanConfidence | None) -> list[str]:
     rows = []
     for i, stage in enumerate(chosen.stages):
         level = "-" if stage.threshold is None else f"{stage.threshold:.4g}"
@@ -101,7 +100,7 @@ def _between(found: tuple[float, float], times: float, unit: str) -> str:
     return f" ({found[0] * times:.3g} to {found[1] * times:.3g}{unit})"
 
 
-def _picture(target: Target, points: Sequence[Point]) -> dict[str, Any]:
+def _picture(target: Target, points: Sequence[PlottedPlan]) -> dict[str, Any]:
     traces = []
     for i, group in enumerate(("curve", "alternatives", "chosen")):
         here = [each for each in points if each.group == group and each.quality is not None and each.p95_s is not None]
@@ -118,7 +117,7 @@ def _picture(target: Target, points: Sequence[Point]) -> dict[str, Any]:
             "line": {"color": COLORS[i], "width": 1.2, "dash": "dot"},
             "marker": {
                 "color": COLORS[i], "size": 15 if group == "chosen" else 9,
-                "symbol": [shape if each.kept else f"{shape}-open" for each in here],
+                "symbol": [shape if each.is_met else f"{shape}-open" for each in here],
             },
         })  # fmt: skip
     asked: dict[str, Any] = {"type": "line", "line": {"color": "#8a929b", "width": 1, "dash": "dash"}}
@@ -131,9 +130,9 @@ def _picture(target: Target, points: Sequence[Point]) -> dict[str, Any]:
     return {"data": traces, "layout": layout("p95 latency (s)", "mean score", 420, **more)}
 
 
-def _row(point: Point) -> str:
+def _row(point: PlottedPlan) -> str:
     shown = [_number(each) for each in (point.quality, point.p95_s, point.mean_s, point.usd_per_request)]
-    return _cells((point.name,), (*shown, "yes" if point.kept else "no"))
+    return _cells((point.name,), (*shown, "yes" if point.is_met else "no"))
 
 
 def _cells(words: Sequence[str], numbers: Sequence[str]) -> str:

@@ -10,24 +10,22 @@ from headway.planning.cascade.problem import Replicas, Target
 
 
 class StagePlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """One model."""
-
     model: str
     num_gpus: int
-    """0: no request reaches it."""
+    """0: no request reaches the model."""
     replicas: tuple[Replicas, ...]
     """Their GPUs may be fewer than `num_gpus`, never more."""
     threshold: float | None
-    """A score from which on its answers are accepted; None: all are (the last stage), or nobody judges."""
+    """Answers with at least this score are accepted; None: all are (the last stage), or answers are not judged."""
     processing_ratio: float
-    """The share of all requests that reaches it."""
+    """The share of all requests that reaches the model."""
     rate_rps: float
     p95_latency_s: float | None
-    """Judging included; None: no request reaches it."""
+    """Judging included; None: no request reaches the model."""
 
     @property
     def gpus(self) -> str:
-        """How many, and of which types where there are several: as in "16 h100-80gb-sxm + 2 l40s"."""
+        """As in "4", or with several types "16 h100-80gb-sxm + 2 l40s"."""
         by_type = dict[str, int]()
         for part in self.replicas:
             by_type[part.gpu] = by_type.get(part.gpu, 0) + part.num_gpus
@@ -47,22 +45,22 @@ class StagePlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Round(Struct, frozen=True, forbid_unknown_fields=True):
-    """One turn of the bi-level loop: a routing, and its deployment."""
+    """One round of the bi-level search: a routing and its deployment."""
 
     thresholds: tuple[float, ...]
     processing_ratios: tuple[float, ...]
     quality: float
     latency_s: float | None
-    """None: ruled out by its bound before it was known, or not deployable."""
+    """None: ruled out by its bound before it was evaluated, or not deployable."""
     bound_s: float | None
-    """No deployment of it is faster; None: it cannot be deployed."""
+    """No deployment of the routing is faster; None: it cannot be deployed."""
     objective: float | None
     best: bool
     """Whether it was the best so far."""
 
 
 class HeldOut(Struct, frozen=True, forbid_unknown_fields=True):
-    """The thresholds on requests that they were not chosen on."""
+    """The thresholds applied to requests that they were not chosen on."""
 
     num_requests: int
     processing_ratios: tuple[float, ...]
@@ -73,17 +71,16 @@ class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
     """The answer of the planner, and of every baseline."""
 
     status: Literal["optimal", "converged", "infeasible"]
-    """`optimal`: every other routing was solved or ruled out, to within the gap allowed. `converged`: no better one was
-    found in so many rounds. `infeasible`: the target is out of reach; this is the plan that comes nearest, and `why`
-    says how near."""
+    """`optimal`: every other routing was solved or ruled out, within the gap allowed. `converged`: the last rounds
+    found no better one. `infeasible`: the target is out of reach; this plan is the nearest, and `why` says how near."""
     planner: str
     target: Target
     stages: tuple[StagePlan, ...]
     num_gpus: int
-    """There are."""
+    """Of the problem."""
     gpus_used: int
     latency_s: float
-    """The largest p95 of the stages: what is minimised."""
+    """The largest p95 of the stages, which is minimised."""
     bound_s: float | None
     """With this routing, no deployment is faster; None: not known."""
     quality: float
@@ -93,25 +90,25 @@ class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
     nadir_quality: float
     rounds: tuple[Round, ...]
     num_evaluations: int
-    """Of replica sets under a load, in this plan."""
+    """Evaluations of replica sets for this plan."""
     num_remembered: int
-    """Answers that were known from before."""
+    """Evaluations that were known before."""
     num_sets: int
-    """Replica sets under a load that were looked at, most of them by their bounds alone."""
+    """Replica sets that were considered, most of them by their bounds alone."""
     why: str
     pre_routed: bool = False
-    """Whether requests are sent to one model before anything is generated, instead of from model to model."""
+    """Whether each request is sent to one model before anything is generated, instead of from model to model."""
     held_out: HeldOut | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Of every stage but the last, where it is a cascade's."""
+        """Of every stage but the last."""
         return tuple(stage.threshold for stage in self.stages[:-1] if stage.threshold is not None)
 
     @property
     def gap(self) -> float | None:
-        """Between latency and bound, as a share of the latency; None: not known."""
+        """The difference of latency and bound, as a share of the latency; None: not known."""
         if self.bound_s is None:
             return None
         return 0.0 if self.latency_s <= 0 else 1 - self.bound_s / self.latency_s

@@ -1,4 +1,4 @@
-"""Planners as whoever rehearses asks them: from a problem to a few plans, the one they hold best first."""
+"""Planners for rehearsals: each makes a few plans for a problem, the best by its own measure first."""
 
 from __future__ import annotations
 
@@ -9,68 +9,67 @@ from itertools import combinations
 from headway.core.errors import HeadwayError
 from headway.planning.cascade import baselines
 from headway.planning.cascade.bounds import Bounds
-from headway.planning.cascade.cascadia import candidates as of_search
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.cascadia import candidates
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import Cheapest, Problem, QualityFloor
+from headway.planning.cascade.problem import CascadeProblem, Cheapest, QualityFloor
 from headway.planning.cascade.search import Effort, Search
 
-EFFORT = Effort(stable_rounds=4, gap=0.05, asks=25)
+EFFORT = Effort(stable_rounds=4, gap=0.05, max_evaluations=25)
 """Of every search."""
-MOST = 6
+MAX_CANDIDATES = 6
 """Plans of one search that are rehearsed."""
-Make = Callable[[Problem, Latencies, Bounds], Sequence[CascadePlan]]
-"""Plans of one planner for a problem, the one that it holds best first."""
+CascadePlanner = Callable[[CascadeProblem, StageLatencies, Bounds], Sequence[CascadePlan]]
+"""Makes the plans of one planner for a problem, the best by its own measure first."""
 
 
 @dataclass
-class Searched:
-    """The candidates of a search that goes on from target to target."""
+class SearchPlanner:
+    """The candidates of a search, which is kept from one target to the next."""
 
-    begin: Callable[[Problem, Latencies, Bounds], Search]
-    planner: str
+    new_search: Callable[[CascadeProblem, StageLatencies, Bounds], Search]
+    name: str
     search: Search | None = None
 
-    def __call__(self, problem: Problem, latencies: Latencies, bounds: Bounds) -> Sequence[CascadePlan]:
-        """With all GPUs in use, where the problem says so and it can be; what is in no time, as fast as it can be."""
+    def __call__(
+        self, problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds
+    ) -> Sequence[CascadePlan]:  # fmt: skip
+        """Use all GPUs if the problem says so and an allocation of all exists; else as many as help.
+
+        Where no plan is in the time of a `Cheapest` target, the fastest plans with its quality.
+        """
         target = problem.target
         if isinstance(target, Cheapest):
             problem = replace(problem, use_all=False)
-        search = self.search = self.search or self.begin(problem, latencies, bounds)
+        search = self.search = self.search or self.new_search(problem, latencies, bounds)
         try:
-            return of_search(search, search.look(target), self.planner, MOST)
+            return candidates(search, search.run(target), self.name, MAX_CANDIDATES)
         except HeadwayError:
             if not search.problem.use_all and not isinstance(target, Cheapest):
                 raise
         if isinstance(target, Cheapest):
             target = QualityFloor(target.q_min)
         else:
-            search = self.search = self.begin(replace(problem, use_all=False), latencies, bounds)
-        return of_search(search, search.look(target), self.planner, MOST)
+            search = self.search = self.new_search(replace(problem, use_all=False), latencies, bounds)
+        return candidates(search, search.run(target), self.name, MAX_CANDIDATES)
 
 
-def cascadia() -> Make:
-    """The paper's. That all GPUs are used leaves the search the fewest allocations."""
-    return Searched(_begin, "cascadia")
+def cascadia() -> CascadePlanner:
+    """The paper's planner."""
+    return SearchPlanner(lambda problem, latencies, bounds: Search(problem, latencies, bounds, EFFORT), "cascadia")
 
 
-def _begin(problem: Problem, latencies: Latencies, bounds: Bounds) -> Search:
-    return Search(problem, latencies, bounds, EFFORT)
-
-
-def stand_alone(name: str) -> Make:
-    """One model's."""
+def stand_alone(name: str) -> CascadePlanner:
     return lambda problem, latencies, bounds: [baselines.stand_alone(problem, name, latencies, bounds, EFFORT)]
 
 
-def cascade_serve(problem: Problem, latencies: Latencies, bounds: Bounds) -> Sequence[CascadePlan]:
-    """CascadeServe's."""
+def cascade_serve(problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds) -> Sequence[CascadePlan]:
     return [baselines.cascade_serve(problem, latencies, bounds, EFFORT)]
 
 
-def uniform_parallelism() -> Make:
-    """Of every model the same shape."""
-    return Searched(
+def uniform_parallelism() -> CascadePlanner:
+    """The same shape for every model."""
+    return SearchPlanner(
         lambda problem, latencies, bounds: baselines.uniform_parallelism_search(
             replace(problem, use_all=False), latencies, bounds, EFFORT
         ),
@@ -78,9 +77,9 @@ def uniform_parallelism() -> Make:
     )
 
 
-def uniform_allocation() -> Make:
-    """For every model as many GPUs."""
-    return Searched(
+def uniform_allocation() -> CascadePlanner:
+    """The same number of GPUs for every model."""
+    return SearchPlanner(
         lambda problem, latencies, bounds: baselines.uniform_allocation_search(
             replace(problem, use_all=False), latencies, bounds, EFFORT
         ),
@@ -88,33 +87,33 @@ def uniform_allocation() -> Make:
     )
 
 
-def of_models(names: Sequence[str]) -> Make:
-    """Cascadia's for these models only, which need not begin with the smallest."""
+def cascade_of(names: Sequence[str]) -> CascadePlanner:
+    """Cascadia's planner for some of the models, which need not include the smallest."""
 
-    def begin(problem: Problem, latencies: Latencies, bounds: Bounds) -> Search:
+    def new_search(problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds) -> Search:
         models = tuple(model for model in problem.models if model.name in names)
         return Search(replace(problem, models=models), latencies, bounds, EFFORT)
 
-    return Searched(begin, f"cascade of {', '.join(names)}")
+    return SearchPlanner(new_search, f"cascade of {', '.join(names)}")
 
 
-def shorter(problem: Problem) -> Iterator[tuple[str, ...]]:
-    """Cascades of some of the models, but for those that only leave out the largest ones: they are routings."""
+def model_subsets(problem: CascadeProblem) -> Iterator[tuple[str, ...]]:
+    """Shorter cascades, except those without the largest models: routings of the whole cascade include these."""
     names = problem.names
     for num in range(2, len(names)):
-        for some in combinations(names, num):
-            if some != names[:num]:
-                yield some
+        for subset in combinations(names, num):
+            if subset != names[:num]:
+                yield subset
 
 
-def alternatives(problem: Problem) -> list[Make]:
-    """Each model alone, cascades of some, and the cascade with one part of its planning left out.
+def alternatives(problem: CascadeProblem) -> list[CascadePlanner]:
+    """Each model alone, shorter cascades, and the cascade with one part of its planning left out.
 
-    What has no combos anyway is not looked at once more where they are offered.
+    The last group has no combos, so it is left out where the problem offers combos.
     """
-    made: list[Make] = [stand_alone(name) for name in problem.names]
-    made += [of_models(names) for names in shorter(problem)]
-    if problem.splits:
-        return made
-    made += [uniform_parallelism(), uniform_allocation()]
-    return [*made, cascade_serve] if isinstance(problem.target, QualityFloor) else made
+    planners: list[CascadePlanner] = [stand_alone(name) for name in problem.names]
+    planners += [cascade_of(names) for names in model_subsets(problem)]
+    if problem.combo_kinds:
+        return planners
+    planners += [uniform_parallelism(), uniform_allocation()]
+    return [*planners, cascade_serve] if isinstance(problem.target, QualityFloor) else planners

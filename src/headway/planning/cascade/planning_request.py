@@ -1,4 +1,4 @@
-"""What a scenario asks of the cascade planner."""
+"""A scenario as a question to the cascade planner: the problem, and what rehearsals of its plans need."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from msgspec import structs
 from headway import catalog
 from headway.catalog.coefficients import Coefficients
 from headway.config import scenario
-from headway.config.fleet import coefficients_of
-from headway.config.scenario import Scenario
+from headway.config.scenario import Scenario, StepTimes
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Fleet, Pool
-from headway.planning.cascade.problem import Handing, Problem, Target, of_type
-from headway.planning.cascade.replica_sets import offered
+from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, Target, coefficients_key
+from headway.planning.cascade.replica_sets import combo_kinds_of
 from headway.planning.combos.problem import Offer
 from headway.planning.simulator import Simulator
 from headway.workload.generate import generate
@@ -28,34 +27,34 @@ from headway.workload.quality import Scores
 from headway.workload.quality_source import score_table
 
 HELD_OUT = 0.5
-"""The share of the score table that a plan is not made on."""
+"""The share of the score table that plans are not made on."""
 
 
 @dataclass(frozen=True)
 class PlanningRequest:
-    """One scenario: what is planned for, and what is rehearsed."""
+    """A problem, and the scenario that its plans are rehearsed in."""
 
-    problem: Problem
-    """With the part of the table that plans are made on."""
+    problem: CascadeProblem
+    """Has the part of the score table that plans are made on."""
     simulator: Simulator
     held_out: Scores
     document: dict[str, Any]
     base_dir: Path
     policies: Policies
     seed: int
-    entries: Mapping[str, int]
-    """The pool of the document that a model's new pools are made after, by model: its own, else the first. On further
-    types of GPU, by `of_type`: where no pool has the GPU, there is none."""
+    template_pools: Mapping[str, int]
+    """The index in the document's `fleet` of the pool that a model's new pools copy keys from: the model's own, else
+    the first. By model; on further types of GPU, by `coefficients_key`. A GPU that no pool has is missing."""
     coefficients: Mapping[str, Coefficients]
-    """Of the step-time model, by the same: those of the same pool."""
-    handing: Handing = field(default_factory=Handing)
-    """Of combos: as the first pool's network, and as the document's first combo has it."""
+    """Of step times, by the same keys: those of the template pools."""
+    handover_settings: HandoverSettings = field(default_factory=HandoverSettings)
+    """Of combos: the first pool's network, and the hand-over of the document's first combo."""
     replan: Any = None
-    """What the document said of planning anew; what is rehearsed stays as it is planned."""
+    """The document's `cascade.replan`. Rehearsals do not replan."""
 
 
-def ask(
-    document: dict[str, Any],
+def make_request(
+    document: Mapping[str, Any],
     places: Places,
     base_dir: Path,
     target: Target,
@@ -67,141 +66,172 @@ def ask(
     rps: float | None = None,
     combos: bool = False,
 ) -> PlanningRequest:
-    """What a scenario asks for. HeadwayError where its workload has no scores or its fleet no pool.
+    """The planning request of a document. HeadwayError where its workload has no scores or its fleet no pool.
 
-    GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`. `combos`: models are offered them, too.
+    GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`. `combos`: models may have combos.
     """
-    document = copy.deepcopy(document)
-    replan = document["cascade"].pop("replan", None) if isinstance(document.get("cascade"), dict) else None
+    document, replan = _without_replan(document)
     if combos and replan is not None:
         raise places.error(("cascade", "replan"), "plans anew with pools alone; leave it out, or plan without --combos")
     if rps is not None:
-        document.setdefault("workload", {})["arrivals"] = rps
+        document["workload"] = {**document.get("workload", {}), "arrivals": rps}
     chosen = scenario.assemble(document, places, base_dir)
-    spec, pools = chosen.spec, _flat(document, chosen.fleet)
-    if spec.workload.quality is None or spec.workload.arrivals is None:
+    pools = _flat_pools(document, chosen.fleet)
+    scores, held_out = _score_tables(chosen)
+    offers = _fleet_offers(pools, gpus_per_server)
+    if num_gpus:
+        offers = (structs.replace(offers[0], limit=num_gpus),)
+    if gpus:
+        offers = _priced(gpus, offers)
+        _set_prices(document, pools, offers)
+    problem = _problem(chosen, scores, offers, target, gpus_per_server, pools[0])
+    templates = _template_pools(problem, pools)
+    by_pool = StepTimes(chosen).coefficients
+    coefficients = {name: by_pool[pools[i].name] for name, i in templates.items()}
+    if combos:
+        problem = _with_combo_kinds(problem, coefficients, pools[0].network_bytes_per_s)
+    return PlanningRequest(
+        problem, simulator, held_out, document, base_dir,
+        policies=structs.replace(simulator.policies(chosen), cascade=None),
+        seed=chosen.spec.seed,
+        template_pools=templates,
+        coefficients=coefficients,
+        handover_settings=_handover_settings(chosen.fleet, pools[0]),
+        replan=replan,
+    )  # fmt: skip
+
+
+def _score_tables(chosen: Scenario) -> tuple[Scores, Scores]:
+    """The scores of the stages' models: the requests that plans are made on, and those that are held out."""
+    workload, places = chosen.spec.workload, chosen.places
+    if workload.quality is None or workload.arrivals is None:
         raise places.error(("workload",), "expected arrivals, and quality: what each model's answers score")
     with places.at("workload", "quality"):
-        scores = score_table(spec.workload.quality, base_dir)
-    models = tuple(catalog.model(name) for name in _stages(spec.cascade, scores, places))
-    own, held_out = scores.stages([model.name for model in models]).split(1 - HELD_OUT, spec.seed)
-    first, (num, span_s) = pools[0], _arrivals(chosen, places)
-    of_fleet = _offers(pools, gpus_per_server)
-    if num_gpus:
-        of_fleet = (structs.replace(of_fleet[0], limit=num_gpus),)
-    offers = _given(gpus, of_fleet, document, pools) if gpus else of_fleet
-    problem = Problem(
-        models=models,
+        scores = score_table(workload.quality, chosen.base_dir)
+    models = tuple(catalog.model(name) for name in _stage_models(chosen, scores))
+    return scores.stages([model.name for model in models]).split(1 - HELD_OUT, chosen.spec.seed)
+
+
+def _problem(
+    chosen: Scenario, scores: Scores, offers: tuple[Offer, ...], target: Target, gpus_per_server: int | None,
+    first: Pool,
+) -> CascadeProblem:  # fmt: skip
+    num, span_s = _arrivals(chosen)
+    return CascadeProblem(
+        models=tuple(catalog.model(name) for name in scores.models),
         gpu=offers[0].gpu,
         engine=first.engine,
         num_gpus=offers[0].limit or 0,
         rate_rps=num / span_s,
-        scores=own,
+        scores=scores,
         target=target,
         gpus_per_server=gpus_per_server,
         span_s=span_s,
-        judge_s=0.27 if spec.cascade is None else spec.cascade.judge_s,
+        judge_s=0.27 if chosen.spec.cascade is None else chosen.spec.cascade.judge_s,
         use_all=len(offers) < 2,
         max_kinds=1,  # with two, the same effort finds the same plans, in two to four times as long
-        others=offers[1:],
+        other_offers=offers[1:],
         usd_per_gpu_hour=offers[0].usd_per_hour,
     )
-    policies = structs.replace(simulator.policies(chosen), cascade=None)
-    entries = _entries(problem, pools)
-    known = coefficients_of(spec, chosen.fleet, base_dir, places)
-    coefficients = {name: known[pools[i].name] for name, i in entries.items()}
-    if combos:
-        problem = _with_combos(problem, coefficients, first.network_bytes_per_s)
-    handing = _handing(chosen.fleet, first)
-    return PlanningRequest(
-        problem, simulator, held_out, document, base_dir, policies, spec.seed, entries, coefficients, handing, replan
-    )
 
 
-def _flat(document: dict[str, Any], fleet: Fleet) -> tuple[Pool, ...]:
-    """The pools, and the parts of combos as if they were pools, which is what the document then says."""
-    found, said = list(fleet.pools), document.pop("combos", [])
+def with_rate(request: PlanningRequest, rate_rps: float) -> PlanningRequest:
+    """The same requests, arriving at another rate."""
+    document = copy.deepcopy(request.document)
+    document["workload"]["arrivals"] = rate_rps
+    problem = request.problem
+    span_s = problem.span_s * problem.rate_rps / rate_rps
+    return replace(request, document=document, problem=replace(problem, rate_rps=rate_rps, span_s=span_s))
+
+
+def _without_replan(document: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """A copy of a document without `cascade.replan`, and that."""
+    copied = copy.deepcopy(dict(document))
+    cascade = copied.get("cascade")
+    return copied, cascade.pop("replan", None) if isinstance(cascade, dict) else None
+
+
+def _flat_pools(document: dict[str, Any], fleet: Fleet) -> tuple[Pool, ...]:
+    """The pools and the parts of combos, all as mixed pools. Changes the document to list the parts as pools."""
+    pools, combos = list(fleet.pools), document.pop("combos", [])
     document.setdefault("fleet", [])
-    for combo, each in zip(fleet.combos, said, strict=True):
-        found += [structs.replace(part, replicas=part.replicas * combo.replicas, role="mixed") for part in combo.parts]
-        document["fleet"] += [each[role] for role in ("prefill", "decode", "aggregated") if role in each]
-    return tuple(found)
+    for combo, spec in zip(fleet.combos, combos, strict=True):
+        pools += [structs.replace(part, replicas=part.replicas * combo.replicas, role="mixed") for part in combo.parts]
+        document["fleet"] += [spec[role] for role in ("prefill", "decode", "aggregated") if role in spec]
+    return tuple(pools)
 
 
-def _handing(fleet: Fleet, first: Pool) -> Handing:
+def _handover_settings(fleet: Fleet, first: Pool) -> HandoverSettings:
     split = [combo.parts[0].handover for combo in fleet.combos if len(combo.parts) > 1]
-    return Handing(first.network_bytes_per_s, *split[:1])
+    return HandoverSettings(first.network_bytes_per_s, *split[:1])
 
 
-def _with_combos(problem: Problem, coefficients: Mapping[str, Coefficients], network_bytes_per_s: float) -> Problem:
-    splits = offered(problem, coefficients, network_bytes_per_s)
-    if not any(splits.values()):
+def _with_combo_kinds(
+    problem: CascadeProblem, coefficients: Mapping[str, Coefficients], network_bytes_per_s: float
+) -> CascadeProblem:
+    combo_kinds = combo_kinds_of(problem, coefficients, network_bytes_per_s)
+    if not any(combo_kinds.values()):
         raise HeadwayError(
             f"--combos: on {problem.hardware} no model has room for two replicas that hold the longest request"
         )
-    return replace(problem, splits=splits)
+    return replace(problem, combo_kinds=combo_kinds)
 
 
-def _stages(said: Any, scores: Scores, places: Places) -> tuple[str, ...]:
-    """The cascade's models, else the table's."""
-    names = scores.models if said is None else said.models
+def _stage_models(chosen: Scenario, scores: Scores) -> tuple[str, ...]:
+    """The cascade's models, else the score table's."""
+    cascade = chosen.spec.cascade
+    names = scores.models if cascade is None else cascade.models
     for i, name in enumerate(names):
         if name not in scores.models:
-            raise unknown("model", name, scores.models, places.where(("cascade", "models", i)))
+            raise unknown("model", name, scores.models, chosen.places.where(("cascade", "models", i)))
     return tuple(names)
 
 
-def _arrivals(chosen: Scenario, places: Places) -> tuple[int, float]:
-    """How many gaps between requests, and how long they take together."""
+def _arrivals(chosen: Scenario) -> tuple[int, float]:
+    """The number of gaps between requests, and their sum in seconds."""
     rows = generate(chosen.spec.workload, chosen.spec.seed, chosen.base_dir)
     span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
     if span_s <= 0:
-        raise places.error(("workload",), "expected two requests or more, at different times")
+        raise chosen.places.error(("workload",), "expected two requests or more, at different times")
     return len(rows) - 1, span_s
 
 
-def _offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple[Offer, ...]:
+def _fleet_offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple[Offer, ...]:
     """The GPUs of a fleet by type, the first pool's first, each at the price of its first pool."""
-    found = dict[str, Offer]()
+    offers = dict[str, Offer]()
     for pool in pools:
-        known = found.get(pool.gpu.name) or Offer(pool.gpu, 0, pool.usd_per_gpu_hour, gpus_per_server)
-        num_gpus = (known.limit or 0) + pool.replicas * pool.parallel.num_gpus
-        found[pool.gpu.name] = structs.replace(known, limit=num_gpus)
-    return tuple(found.values())
+        offer = offers.get(pool.gpu.name) or Offer(pool.gpu, 0, pool.usd_per_gpu_hour, gpus_per_server)
+        num_gpus = (offer.limit or 0) + pool.replicas * pool.parallel.num_gpus
+        offers[pool.gpu.name] = structs.replace(offer, limit=num_gpus)
+    return tuple(offers.values())
 
 
-def _given(
-    gpus: Sequence[Offer], of_fleet: Sequence[Offer], document: dict[str, Any], pools: tuple[Pool, ...]
-) -> tuple[Offer, ...]:
-    """GPUs that were asked for: at the fleet's price, unless one was given, which then holds for the fleet's pools."""
-    known, found = {offer.gpu.name: offer for offer in of_fleet}, list[Offer]()
+def _priced(gpus: Sequence[Offer], fleet_offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The offers, at the fleet's price where they have none. HeadwayError where one has no limit."""
+    by_name, priced = {offer.gpu.name: offer for offer in fleet_offers}, list[Offer]()
     for offer in gpus:
         if offer.limit is None:
             raise HeadwayError(f"GPUs: {offer.gpu.name}: expected how many there are")
-        if offer.usd_per_hour is None and offer.gpu.name in known:
-            offer = structs.replace(offer, usd_per_hour=known[offer.gpu.name].usd_per_hour)
-        found.append(offer)
+        if offer.usd_per_hour is None and offer.gpu.name in by_name:
+            offer = structs.replace(offer, usd_per_hour=by_name[offer.gpu.name].usd_per_hour)
+        priced.append(offer)
+    return tuple(priced)
+
+
+def _set_prices(document: dict[str, Any], pools: tuple[Pool, ...], offers: Sequence[Offer]) -> None:
+    """Set the offers' prices in the document's pools."""
+    for offer in offers:
         for entry, pool in zip(document["fleet"], pools, strict=True):
             if pool.gpu == offer.gpu and offer.usd_per_hour is not None:
                 entry["usd_per_gpu_hour"] = offer.usd_per_hour
-    return tuple(found)
 
 
-def _entries(problem: Problem, pools: tuple[Pool, ...]) -> dict[str, int]:
-    """Of the pools with the planner's GPUs and engine."""
-    found = dict[str, int]()
+def _template_pools(problem: CascadeProblem, pools: tuple[Pool, ...]) -> dict[str, int]:
+    """`PlanningRequest.template_pools`, of the pools with the problem's GPUs and engine."""
+    templates = dict[str, int]()
     for t, offer in enumerate(problem.offers):
         own = [i for i, pool in enumerate(pools) if (pool.gpu, pool.engine) == (offer.gpu, problem.engine)]
         for model in problem.models if own else ():
-            key = of_type(model, offer.gpu.name if t else "")
-            found[key] = next((i for i in own if pools[i].model.name == model.name), own[0])
-    return found
-
-
-def at_rate(asked: PlanningRequest, rate_rps: float) -> PlanningRequest:
-    """The same requests, arriving at another rate."""
-    document = copy.deepcopy(asked.document)
-    document["workload"]["arrivals"] = rate_rps
-    problem = asked.problem
-    span_s = problem.span_s * problem.rate_rps / rate_rps
-    return replace(asked, document=document, problem=replace(problem, rate_rps=rate_rps, span_s=span_s))
+            key = coefficients_key(model, offer.gpu.name if t else "")
+            templates[key] = next((i for i in own if pools[i].model.name == model.name), own[0])
+    return templates

@@ -1,4 +1,4 @@
-"""The cascade question: models, GPUs, a sample of scored requests, and what the plan must reach."""
+"""The cascade problem: models, GPUs, a sample of scored requests, and the target of the plan."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ Floats = npt.NDArray[np.float64]
 
 
 class Replicas(Struct, frozen=True, order=True, forbid_unknown_fields=True, omit_defaults=True):
-    """So many replicas of one shape."""
+    """Replicas of one shape."""
 
     tp: int
     pp: int
     count: int
     gpu: str = ""
-    """Empty where there is one type only."""
+    """Empty where there is one type of GPU."""
     role: Role = "mixed"
     """The replicas of a set that prefill, and those that decode, are one combo (Cauchy 3.1)."""
 
     @property
     def num_gpus(self) -> int:
-        """Of all of them."""
         return self.tp * self.pp * self.count
 
     @property
     def parallel(self) -> Parallel:
-        """The shape of one."""
         return Parallel(self.tp, self.pp)
 
     @property
@@ -57,7 +55,6 @@ class ReplicaSet(Struct, frozen=True, order=True, forbid_unknown_fields=True):
 
     @property
     def num_gpus(self) -> int:
-        """Of all replicas."""
         return sum(part.num_gpus for part in self.parts)
 
     @property
@@ -66,35 +63,35 @@ class ReplicaSet(Struct, frozen=True, order=True, forbid_unknown_fields=True):
         return ", ".join(part.label for part in self.parts)
 
 
-class Split(Struct, frozen=True, order=True, forbid_unknown_fields=True):
-    """A kind of combo: which replicas prefill, which decode, and how many of the ones go with the others."""
+class ComboShapes(Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A kind of combo: the shapes that prefill and decode, and the range of their ratio."""
 
     prefill: Parallel
     decode: Parallel
     least: float
-    """Prefill replicas for each that decodes, from..."""
+    """Fewest prefill replicas per decode replica; whole numbers are rounded to either side."""
     most: float
-    """...to. Whole numbers of both are rounded to either side."""
+    """Most prefill replicas per decode replica."""
     prefill_gpu: str = ""
-    """Empty where there is one type only."""
+    """Empty where there is one type of GPU."""
     decode_gpu: str = ""
 
 
-class Handing(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the replicas of a combo hand KV caches over."""
+class HandoverSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the replicas of a combo hand over KV caches."""
 
     network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
-    """Of one replica, each way."""
+    """Of one replica, in each direction."""
     handover: Handover = Handover("layerwise", 8)
 
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Tokens of a stage's requests, one element a request, in the order in which they come. Do not write to them."""
+    """Tokens of a stage's requests, one element per request, in order of arrival. Read only."""
 
     prompt_tokens: Floats
     computed_tokens: Floats
-    """Of the prompt, those that no prefix cache is taken to hold."""
+    """Prompt tokens that no prefix cache holds."""
     output_tokens: Floats
 
     def __len__(self) -> int:
@@ -102,18 +99,18 @@ class Lengths:
 
     @cached_property
     def key(self) -> str:
-        """The same for the same numbers, and for no others."""
+        """A digest of the numbers."""
         digest = hashlib.sha256()
         for column in (self.prompt_tokens, self.computed_tokens, self.output_tokens):
             digest.update(np.ascontiguousarray(column, "f8").tobytes())
         return digest.hexdigest()[:24]
 
 
-class Evaluator(Protocol):
-    """Says how long 95% of a stage's requests take at most. The same arguments give the same answer.
+class StageEvaluator(Protocol):
+    """The p95 latency of a stage. The same arguments give the same answer.
 
-    The requests are those of `lengths`, once or several times over, all arriving within as much time as they take at
-    `rate_rps` on average; the percentile is of all of them. Infinite where they cannot be served.
+    The requests are those of `lengths`, once or repeated, and arrive at `rate_rps` on average; the percentile is of all
+    of them. Infinite where they cannot be served.
     """
 
     def p95_latency_s(self, model: Model, replicas: ReplicaSet, rate_rps: float, lengths: Lengths) -> float: ...
@@ -124,7 +121,7 @@ class QualityFloor(Struct, frozen=True, forbid_unknown_fields=True, tag="quality
 
     q_min: float
     mu: float = 1e6
-    """Penalty, s, of missing it by the whole way from utopia to nadir. The default is never worth paying."""
+    """Penalty in seconds of missing `q_min` by the range from nadir to utopia. The default is never worth paying."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.q_min <= 100 or not 0 < self.mu < inf:
@@ -136,7 +133,7 @@ class LatencyBudget(Struct, frozen=True, forbid_unknown_fields=True, tag="latenc
 
     latency_s: float
     nu: float = 1e6
-    """Penalty, in points, of missing it by the whole range of latencies. The default is never worth paying."""
+    """Penalty in points of missing `latency_s` by the range of latencies. The default is never worth paying."""
 
     def __post_init__(self) -> None:
         if not 0 < self.latency_s < inf or not 0 < self.nu < inf:
@@ -149,7 +146,7 @@ class Cheapest(Struct, frozen=True, forbid_unknown_fields=True, tag="cost"):
     q_min: float
     latency_s: float
     mu: float = 1e6
-    """Penalty, $/h, of missing the score by the whole way from utopia to nadir. The default is never worth paying."""
+    """Penalty in $/h of missing `q_min` by the range from nadir to utopia. The default is never worth paying."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.q_min <= 100 or not 0 < self.latency_s < inf or not 0 < self.mu < inf:
@@ -160,40 +157,40 @@ Target = QualityFloor | LatencyBudget | Cheapest
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What is asked. Stages are models, the smallest first; `scores` has a column for each of them."""
+class CascadeProblem:
+    """Stages are models, the smallest first; `scores` has a column for each of them."""
 
     models: tuple[Model, ...]
     gpu: Gpu
     engine: Engine
     num_gpus: int
     rate_rps: float
-    """Of the requests that come in, all of which the first stage gets."""
+    """Of arriving requests, all of which the first stage gets."""
     scores: Scores
     target: Target
     gpus_per_server: int | None = None
-    """None: the catalog's node."""
+    """None: as many as the catalog's node has."""
     judge_s: float = 0.27
-    """What judging adds to a stage that is not the last (appendix H)."""
+    """Seconds that judging adds to every stage but the last (appendix H)."""
     span_s: float = 60.0
-    """How long requests come at this rate: so long the latency of a stage is told over. A stage that gets more than it
-    can do is later the longer that lasts."""
+    """For how long requests arrive at this rate, over which the latency of a stage is measured. The latency of an
+    overloaded stage grows with it."""
     prefix_hit_rate: float = 0.0
-    """The share of prompt tokens that prefix caches hold (appendix M)."""
+    """Share of prompt tokens that prefix caches hold (appendix M)."""
     use_all: bool = False
-    """Every GPU must be given to a stage, as in 3.2; otherwise as many as help, as in appendix D."""
+    """Give every GPU to a stage, as in 3.2; otherwise only GPUs that help, as in appendix D."""
     max_pp: int = 4
     max_kinds: int | None = 2
-    """Shapes that one model's replicas may have at a time (Table 3 shows two at most), on each type of GPU; None: any
+    """Most shapes of one model's replicas at a time on each type of GPU (Table 3 shows two at most); None: any
     number."""
-    others: tuple[Offer, ...] = ()
+    other_offers: tuple[Offer, ...] = ()
     """GPUs of further types, beside `num_gpus` of `gpu`, each with a limit."""
     usd_per_gpu_hour: float | None = None
     """Of `gpu`; None: the catalog's."""
     max_types: int | None = 2
-    """Types of GPU that one model's replicas may have at a time; None: any number."""
-    splits: Mapping[str, tuple[Split, ...]] = field(default_factory=dict)
-    """Kinds of combos that a model's replicas may be, too; a set has one of them at most."""
+    """Most types of GPU of one model's replicas at a time; None: any number."""
+    combo_kinds: Mapping[str, tuple[ComboShapes, ...]] = field(default_factory=dict)
+    """Kinds of combos that each model's sets of replicas may have; a set has at most one."""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -214,15 +211,15 @@ class Problem:
             raise HeadwayError(f"prefix_hit_rate: {self.prefix_hit_rate}; expected 0 to less than 1")
         if not 0 <= self.judge_s < inf:
             raise HeadwayError(f"judge_s: {self.judge_s}; expected 0 or more")
-        self._check_others()
+        self._check_offers()
 
-    def _check_others(self) -> None:
-        if not self.others:
+    def _check_offers(self) -> None:
+        if not self.other_offers:
             return
         names = [offer.gpu.name for offer in self.offers]
         if len(set(names)) < len(names):
             raise HeadwayError(f"GPUs: {', '.join(names)}; expected each type once")
-        for offer in self.others:
+        for offer in self.other_offers:
             if not offer.limit:
                 raise HeadwayError(f"{offer.gpu.name}: expected how many there are, 1 or more")
         if self.use_all:
@@ -230,12 +227,11 @@ class Problem:
 
     @property
     def offers(self) -> tuple[Offer, ...]:
-        """Every type of GPU: how many, at which price, in which servers."""
-        return (Offer(self.gpu, self.num_gpus, self.usd_per_gpu_hour, self.gpus_per_server), *self.others)
+        """Every type of GPU: number, price, size of servers."""
+        return (Offer(self.gpu, self.num_gpus, self.usd_per_gpu_hour, self.gpus_per_server), *self.other_offers)
 
     @property
     def total_gpus(self) -> int:
-        """Of all types."""
         return sum(offer.limit or 0 for offer in self.offers)
 
     @property
@@ -245,26 +241,24 @@ class Problem:
 
     @property
     def server(self) -> int:
-        """GPUs of one server."""
         return self.gpu.gpus_per_node if self.gpus_per_server is None else self.gpus_per_server
 
     def lengths(self, stage: int, reached: npt.NDArray[np.bool_]) -> Lengths:
-        """Of the requests that reach the stage; prefill is shortened by what prefix caches hold (Eq. 1)."""
+        """Of the requests that reach the stage; prefix caches shorten the prefill (Eq. 1)."""
         prompts = self.scores.prompt_tokens[reached].astype("f8")
         computed = np.maximum(np.round((1 - self.prefix_hit_rate) * prompts), 1.0)
         return Lengths(prompts, computed, self.scores.output_tokens[reached, stage].astype("f8"))
 
-    def asking(self, target: Target) -> Problem:
-        """The same with another target."""
+    def with_target(self, target: Target) -> CascadeProblem:
         return replace(self, target=target)
 
 
-def of_type(model: Model, other: str) -> str:
-    """The key of coefficients: the model's name, and that of the GPU where it is not of the first type."""
+def coefficients_key(model: Model, other: str) -> str:
+    """The key of coefficients: the model, and the GPU where it is not of the first type (`other` empty: it is)."""
     return f"{model.name} on {other}" if other else model.name
 
 
-def longest_tokens(room_tokens: int, engine: Engine) -> int:
-    """The longest request, prompt and output together, that a replica with so much KV cache surely takes."""
+def longest_request_tokens(room_tokens: int, engine: Engine) -> int:
+    """The most prompt and output tokens of a request that a replica with `room_tokens` of KV cache surely accepts."""
     blocks = room_tokens // engine.block_size_tokens
     return (blocks - ceil(blocks * engine.watermark)) * engine.block_size_tokens

@@ -1,13 +1,13 @@
-"""What a plan loses whose judge is wrong: in quality, and in seconds.
+"""What a plan loses if its judge is wrong: in quality, and in seconds.
 
-Three planners, each of which searches, rehearses and asks for more until it believes that the quality is reached:
+Three planners, each of which searches, rehearses and tightens until it believes that the quality is reached:
 
-- *by judge* takes the judge's scores for the truth, when it sets thresholds and when it looks at answers;
+- *by judge* takes the judge's scores for the truth, both for the thresholds and in its rehearsals;
 - *by truth* plans with true scores, for a judge without error;
-- *knowing* decides by what the judge says, and knows how good the answers are: the best to be had with that judge.
+- *informed* decides by the judge's scores and knows the true ones: the best plan with that judge.
 
-All of their plans are then run with the judge as it is, and their quality told by true scores. What the judge says of
-an answer is drawn once, whatever plan is run (common random numbers).
+All of their plans are then run with the judge as it is, and their quality is measured by true scores. The judge's score
+of an answer is drawn once, whatever plan runs (common random numbers).
 """
 
 from __future__ import annotations
@@ -19,24 +19,30 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from headway.core.errors import HeadwayError
 from headway.perf.params import weights_bytes
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.planners import EFFORT, Make, Searched
+from headway.planning.cascade.planners import EFFORT, CascadePlanner, SearchPlanner
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import QualityFloor
-from headway.planning.cascade.rehearsal import Option, Rehearsed, Trials, believed, nearest, rehearse, tried
+from headway.planning.cascade.rehearsal import (
+    RehearsalResult,
+    Trials,
+    best_or_nearest,
+    rehearse,
+    rehearse_by_judge,
+)
 from headway.planning.cascade.routing import Routings, cascades, of_routes
 from headway.planning.cascade.search import Search
 from headway.workload.quality import Scores
 from headway.workload.random_streams import stream
 
 
-class Off(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a judge is off, in points: on average, and the standard deviation about that."""
+class JudgeError(Struct, frozen=True, forbid_unknown_fields=True):
+    """The error of a judge's scores, in points: its mean and its standard deviation."""
 
     bias: float
     noise: float
@@ -46,79 +52,83 @@ class Off(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"bias {self.bias:g}, noise {self.noise:g}; expected -100 to 100, and 0 to 100")
 
 
-class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
+class JudgedPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """A plan, run with the judge as it is, its quality by true scores."""
 
     plan: CascadePlan
-    rehearsed: Rehearsed
+    rehearsed: RehearsalResult
     short_points: float
-    """Of quality that it lacks: up to what was asked for, as far as any plan that was run reaches it."""
+    """The shortfall in quality from the target, as far as any plan that was run reaches it."""
     slower_s: float
-    """In p95, than the fastest plan that was run with as much quality, up to what was asked for."""
+    """The p95, less that of the fastest plan that was run with as much quality, up to the target."""
 
 
 class Regret(Struct, frozen=True, forbid_unknown_fields=True):
     """The three planners' plans with one judge."""
 
-    off: Off
-    by_judge: Outcome
-    by_truth: Outcome
-    knowing: Outcome
+    judge_error: JudgeError = field(name="off")
+    by_judge: JudgedPlan
+    by_truth: JudgedPlan
+    informed: JudgedPlan = field(name="knowing")
 
 
-def regrets(asked: PlanningRequest, latencies: Latencies, errors: Sequence[Off]) -> tuple[Regret, ...]:
-    """For each judge. HeadwayError unless a quality was asked for."""
-    if not isinstance(asked.problem.target, QualityFloor):
+def regrets(
+    request: PlanningRequest, latencies: StageLatencies, errors: Sequence[JudgeError]
+) -> tuple[Regret, ...]:  # fmt: skip
+    """For each judge. HeadwayError unless the target is a quality."""
+    target, without_error = request.problem.target, _with_judge(request, JudgeError(0.0, 0.0))
+    if not isinstance(target, QualityFloor):
         raise HeadwayError("regret: expected a quality to reach, and no latency")
-    by_truth = _best(tried(Trials(_judged_by(asked, Off(0.0, 0.0)), latencies, _searched())), asked.problem.target)
-    return tuple(_regret(asked, latencies, off, by_truth.plan) for off in errors)
+    by_truth = best_or_nearest(target, Trials(without_error, latencies, _planner()).run())
+    return tuple(_regret(request, latencies, error, by_truth.plan, target) for error in errors)
 
 
-def _regret(asked: PlanningRequest, latencies: Latencies, off: Off, by_truth: CascadePlan) -> Regret:
-    target, real = asked.problem.target, _judged_by(asked, off)
-    assert isinstance(target, QualityFloor)
-    truth = asked.problem.scores
-    judged = erring(truth, off, asked.seed)
+def _regret(
+    request: PlanningRequest, latencies: StageLatencies, error: JudgeError, by_truth: CascadePlan,
+    target: QualityFloor,
+) -> Regret:  # fmt: skip
+    real, truth = _with_judge(request, error), request.problem.scores
+    judged = judged_scores(truth, error, request.seed)
     misled = replace(real, problem=replace(real.problem, scores=judged))
-    by_judge = _best(tried(Trials(misled, latencies, _searched(), believed)), target).plan
-    known = tried(Trials(real, latencies, _searched(_knowing(truth, judged, asked))))
-    runs = [(each, rehearse(real, each)) for each in (by_judge, by_truth)]
-    runs.append((_best(known, target).plan, _best(known, target).rehearsed))
-    every = [done for _, done in runs] + [each.rehearsed for each in known]
-    return Regret(off, *(_outcome(plan, done, every, target.q_min) for plan, done in runs))
+    by_judge = best_or_nearest(target, Trials(misled, latencies, _planner(), rehearse_by_judge).run()).plan
+    informed = Trials(real, latencies, _planner(_informed_routings(truth, judged, request))).run()
+    runs = [(plan, rehearse(real, plan)) for plan in (by_judge, by_truth)]
+    best = best_or_nearest(target, informed)
+    runs.append((best.plan, best.rehearsed))
+    every = [result for _, result in runs] + [each.rehearsed for each in informed]
+    return Regret(error, *(_judged_plan(plan, result, every, target.q_min) for plan, result in runs))
 
 
-def _best(options: list[Option], target: QualityFloor) -> Option:
-    return nearest(target, options)
-
-
-def _outcome(plan: CascadePlan, done: Rehearsed, every: Sequence[Rehearsed], q_min: float) -> Outcome:
-    own = min(done.quality or 0.0, q_min)
+def _judged_plan(
+    plan: CascadePlan, result: RehearsalResult, every: Sequence[RehearsalResult], q_min: float
+) -> JudgedPlan:
+    own = min(result.quality or 0.0, q_min)
     reached = max(min(each.quality or 0.0, q_min) for each in every)
     fastest_s = min(each.p95_s or inf for each in every if (each.quality or 0.0) >= own)
-    return Outcome(plan, done, reached - own, (done.p95_s or inf) - fastest_s)
+    return JudgedPlan(plan, result, reached - own, (result.p95_s or inf) - fastest_s)
 
 
-def _judged_by(asked: PlanningRequest, off: Off) -> PlanningRequest:
-    """The scenario with this judge."""
-    document: dict[str, Any] = copy.deepcopy(asked.document)
-    document["cascade"] = {**document.get("cascade", {}), "judge_bias": off.bias, "judge_noise": off.noise}
-    return replace(asked, document=document)
+def _with_judge(request: PlanningRequest, error: JudgeError) -> PlanningRequest:
+    document: dict[str, Any] = copy.deepcopy(request.document)
+    document["cascade"] = {**document.get("cascade", {}), "judge_bias": error.bias, "judge_noise": error.noise}
+    return replace(request, document=document)
 
 
-def erring(scores: Scores, off: Off, seed: int) -> Scores:
-    """The table as the judge has it. The same draw for every judge: a larger spread is the same one, larger."""
+def judged_scores(scores: Scores, error: JudgeError, seed: int) -> Scores:
+    """The judge's scores. Every judge has the same draw: more noise is the same draw, scaled."""
     noise = stream(seed, "judge").normal(0.0, 1.0, scores.scores.shape)
-    return replace(scores, scores=np.clip(scores.scores + off.bias + off.noise * noise, 0, 100))
+    return replace(scores, scores=np.clip(scores.scores + error.bias + error.noise * noise, 0, 100))
 
 
-def _knowing(truth: Scores, judged: Scores, asked: PlanningRequest) -> Routings:
-    """Routings by what the judge says, with the quality that they have."""
-    weights = [weights_bytes(model) for model in asked.problem.models]
-    seen = cascades(judged, weights)
-    final = np.stack([judged.final_stage(levels) for levels in seen.thresholds.tolist()]).astype("i1")
-    return of_routes(truth, seen.thresholds, seen.reached, final, weights)
+def _informed_routings(truth: Scores, judged: Scores, request: PlanningRequest) -> Routings:
+    """The routings of the judge's scores, with their true quality."""
+    weights = [weights_bytes(model) for model in request.problem.models]
+    routings = cascades(judged, weights)
+    final = np.stack([judged.final_stage(levels) for levels in routings.thresholds.tolist()]).astype("i1")
+    return of_routes(truth, routings.thresholds, routings.reached, final, weights)
 
 
-def _searched(routings: Routings | None = None) -> Make:
-    return Searched(lambda problem, latencies, bounds: Search(problem, latencies, bounds, EFFORT, routings), "cascadia")
+def _planner(routings: Routings | None = None) -> CascadePlanner:
+    return SearchPlanner(
+        lambda problem, latencies, bounds: Search(problem, latencies, bounds, EFFORT, routings), "cascadia"
+    )

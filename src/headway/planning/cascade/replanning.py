@@ -1,7 +1,10 @@
-"""Planning anew while requests are served: what is observed, whether it has shifted, what changes (4.4, appendix G).
+"""Replanning while requests are served: observations, their shifts, and what a new plan changes (4.4, appendix G).
 
-Sans I/O. Whoever drives says what arrives, what is scored and what time it is; asks for replicas; and says when the
-new plan's thresholds may hold. Satisfies `core.policy.CascadeReplanner`.
+Sans I/O. The caller reports arrivals, scores and the time; asks for replicas; and says when the new plan's thresholds
+may hold. `Replanner` satisfies `core.policy.CascadeReplanner`.
+
+The judge scores every answer of the first model, so the scores of all requests can be compared there. The scores of the
+other models are known of the audited requests only, which all models answer.
 """
 
 from __future__ import annotations
@@ -26,9 +29,29 @@ from headway.planning.cascade.problem import LatencyBudget, QualityFloor, Target
 from headway.workload.quality import Scores
 
 SURE = 1.95
-"""Of the two-sample Kolmogorov-Smirnov test: 0.1% of equal samples differ by more."""
+"""Critical value of the two-sample Kolmogorov-Smirnov test: 0.1% of samples of one distribution differ by more."""
 LEAST = 0.05
-"""Of the requests, that have to be elsewhere in a distribution: less is no shift, however sure it is."""
+"""Least distance between two distributions that counts as a shift, however significant it is."""
+QUARTERS = 4
+"""Parts of a period in which the latest change of scores is searched."""
+PATIENCE = 12
+"""Periods after which an audited request that not all models have answered is dropped."""
+MOST_KEPT = 1 << 18
+"""Requests of a period whose lengths and first scores are kept. A period goes on while too little is known."""
+ModelShape = tuple[str, int, int]
+"""A model, and the tensor and pipeline parallelism of a replica."""
+_Sample = Sequence[float] | npt.NDArray[np.generic]
+
+
+def planning_target(config: Replan) -> Target:
+    """The target of plans."""
+    if config.latency_s is not None:
+        return LatencyBudget(config.latency_s)
+    assert config.quality is not None
+    return QualityFloor(min(config.quality + config.margin, 100.0))
+
+
+# What was observed.
 
 
 class Period(Struct, frozen=True):
@@ -40,43 +63,81 @@ class Period(Struct, frozen=True):
     """Of the sampled requests."""
     scores: Scores
     """Of the audited requests."""
-    firsts: tuple[float, ...] = ()
+    first_scores: tuple[float, ...] = ()
     """The first model's scores, of all requests; empty: not known."""
 
     @property
-    def weighted(self) -> Scores:
-        """As many rows as were audited, the first model's scores spread as those of all requests are.
+    def reweighted_scores(self) -> Scores:
+        """As many rows as were audited, with the first model's scores distributed as those of all requests.
 
-        In place of each request stands the one whose first score is nearest to what its rank has among all.
+        Each request is replaced by the one whose first score is nearest to the score of the same rank among all.
         """
-        own, firsts = self.scores.scores[:, 0], np.asarray(self.firsts)
-        firsts = firsts[~np.isnan(firsts)]
-        if not len(firsts) or np.isnan(own).any():
+        own, first_scores = self.scores.scores[:, 0], np.asarray(self.first_scores)
+        first_scores = first_scores[~np.isnan(first_scores)]
+        if not len(first_scores) or np.isnan(own).any():
             return self.scores
         rank = np.argsort(np.argsort(own, kind="stable"), kind="stable")
-        wanted = np.quantile(firsts, (rank + 0.5) / len(own))
-        return self.scores.take(np.abs(own - wanted[:, None]).argmin(axis=1))
+        same_rank = np.quantile(first_scores, (rank + 0.5) / len(own))
+        return self.scores.take(np.abs(own - same_rank[:, None]).argmin(axis=1))
 
 
-def shift(before: Period, now: Period, rate_change: float = 0.2) -> str | None:
-    """What has changed between two periods, if anything has: rate, lengths or how hard the requests are."""
+@dataclass
+class AuditedRequest:
+    """A request that all models answer."""
+
+    prompt_tokens: int
+    since_s: float
+    scores: dict[str, float] = field(default_factory=dict)
+    output_tokens: dict[str, int] = field(default_factory=dict)
+
+
+class ThinnedSeries:
+    """Numbers with times that do not fall. When `most` are kept, every second one is dropped, and so on."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._every, self.num = most, 1, 0
+        self._items: list[tuple[float, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, at_s: float, value: float) -> None:
+        if self.num % self._every == 0:
+            self._items.append((at_s, float(value)))
+        self.num += 1
+        if len(self._items) == self._most:
+            del self._items[1::2]
+            self._every *= 2
+
+    def between(self, from_s: float, to_s: float = inf) -> list[float]:
+        """The kept numbers from one time to before another."""
+        return [value for at_s, value in self._items if from_s <= at_s < to_s]
+
+    def num_since(self, from_s: float) -> int:
+        """How many were added, kept or not: exact if that is all of them."""
+        num_kept = len(self.between(from_s))
+        return self.num if num_kept == len(self._items) else num_kept * self._every
+
+
+def detect_shift(before: Period, now: Period, rate_change: float = 0.2) -> str | None:
+    """What differs between two periods: the rate, lengths, or the difficulty of requests; None: nothing does."""
     if before.rate_rps is not None and now.rate_rps is not None:
         change = now.rate_rps / before.rate_rps - 1
         if abs(change) > rate_change:
             return f"rate: {change:+.0%}"
-    if differ(before.prompt_tokens, now.prompt_tokens):
+    if distributions_differ(before.prompt_tokens, now.prompt_tokens):
         return "prompt lengths"
     for i, name in enumerate(now.scores.models):
-        if differ(before.scores.scores[:, i], now.scores.scores[:, i]):
+        if distributions_differ(before.scores.scores[:, i], now.scores.scores[:, i]):
             return f"scores of {name}"
-        if differ(before.scores.output_tokens[:, i], now.scores.output_tokens[:, i]):
+        if distributions_differ(before.scores.output_tokens[:, i], now.scores.output_tokens[:, i]):
             return f"answer lengths of {name}"
     first = now.scores.models[0]
-    return f"scores of {first}" if differ(before.firsts, now.firsts) else None
+    return f"scores of {first}" if distributions_differ(before.first_scores, now.first_scores) else None
 
 
-def differ(one: Sequence[float] | npt.NDArray[np.generic], other: Sequence[float] | npt.NDArray[np.generic]) -> bool:
-    """Whether two samples are of different distributions."""
+def distributions_differ(one: _Sample, other: _Sample) -> bool:
+    """Whether two samples are of different distributions, by the Kolmogorov-Smirnov test."""
     first, second = (np.sort(np.asarray(each, "f8")) for each in (one, other))
     first, second = first[~np.isnan(first)], second[~np.isnan(second)]
     if not len(first) or not len(second):
@@ -87,50 +148,11 @@ def differ(one: Sequence[float] | npt.NDArray[np.generic], other: Sequence[float
     return furthest > max(LEAST, SURE * sqrt((len(first) + len(second)) / (len(first) * len(second))))
 
 
-class Kept:
-    """Numbers as they come, with times that do not fall: of more than `most`, every second one, and so on."""
+def audited_scores(models: Sequence[str], audited: Sequence[AuditedRequest], before: Scores | None) -> Scores:
+    """The score table of requests that every model with replicas has answered.
 
-    def __init__(self, most: int) -> None:
-        self._most, self._every, self.num = most, 1, 0
-        self._items: list[tuple[float, float]] = []
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def add(self, at_s: float, value: float) -> None:
-        """One more."""
-        if self.num % self._every == 0:
-            self._items.append((at_s, float(value)))
-        self.num += 1
-        if len(self._items) == self._most:
-            del self._items[1::2]
-            self._every *= 2
-
-    def between(self, from_s: float, to_s: float = inf) -> list[float]:
-        """Of those that are kept, from one time to before another."""
-        return [value for at_s, value in self._items if from_s <= at_s < to_s]
-
-    def num_since(self, from_s: float) -> int:
-        """How many came, whether they are kept or not: exact where that is all of them."""
-        kept = len(self.between(from_s))
-        return self.num if kept == len(self._items) else kept * self._every
-
-
-@dataclass
-class Audited:
-    """What is known of one request."""
-
-    prompt_tokens: int
-    since_s: float
-    scores: dict[str, float] = field(default_factory=dict)
-    output_tokens: dict[str, int] = field(default_factory=dict)
-
-
-def table(models: Sequence[str], audited: Sequence[Audited], before: Scores | None) -> Scores:
-    """The score table of audited requests that every model with replicas has answered.
-
-    The others' rows are those of the table from before, in order of the first model's score; without one, all models
-    have answered.
+    Columns of the other models are those of the earlier table, in order of the first model's score; without an earlier
+    table, all models have answered.
     """
     prompts = np.array([each.prompt_tokens for each in audited], "i8")
     shape = (len(audited), len(models))
@@ -138,8 +160,8 @@ def table(models: Sequence[str], audited: Sequence[Audited], before: Scores | No
     if before is not None:
         first = np.array([each.scores[models[0]] for each in audited])
         rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")
-        known = np.argsort(before.scores[:, 0], kind="stable")[(rank * len(before)) // len(audited)]
-        scores, lengths = before.scores[known], before.output_tokens[known]
+        rows = np.argsort(before.scores[:, 0], kind="stable")[(rank * len(before)) // len(audited)]
+        scores, lengths = before.scores[rows], before.output_tokens[rows]
     for i, name in enumerate(models):
         if all(name in each.scores and name in each.output_tokens for each in audited):
             scores[:, i] = [each.scores[name] for each in audited]
@@ -147,26 +169,11 @@ def table(models: Sequence[str], audited: Sequence[Audited], before: Scores | No
     return Scores(tuple(models), scores, lengths, prompts)
 
 
-QUARTERS = 4
-"""Of a period, in which it is looked for what came since the last change."""
-PATIENCE = 12
-"""Periods after which an audited request that is not through is not waited for any more."""
-MOST_KEPT = 1 << 18
-"""Requests whose lengths and first scores are kept of a period, which goes on while too little is known."""
-Shape = tuple[str, int, int]
-"""A model, and the tensor and pipeline parallelism of a replica."""
+# What is planned.
 
 
-def target_of(config: Replan) -> Target:
-    """What plans have to keep."""
-    if config.latency_s is not None:
-        return LatencyBudget(config.latency_s)
-    assert config.quality is not None
-    return QualityFloor(min(config.quality + config.margin, 100.0))
-
-
-class Standing(Struct, frozen=True):
-    """What a cascade goes by: thresholds, and replicas."""
+class CascadeSetup(Struct, frozen=True):
+    """The thresholds and replicas of a plan."""
 
     thresholds: tuple[float, ...]
     """Of all models but the last."""
@@ -174,21 +181,21 @@ class Standing(Struct, frozen=True):
     """By pool, of every pool that plans may use."""
 
 
-def standing(found: CascadePlan, pools: Mapping[Shape, str]) -> Standing:
-    """A plan in terms of these pools."""
-    planned = {pools[stage.model, part.tp, part.pp]: part.count for stage in found.stages for part in stage.replicas}
-    return Standing(found.thresholds, {name: planned.get(name, 0) for name in pools.values()})
+def setup_of(plan: CascadePlan, pools: Mapping[ModelShape, str]) -> CascadeSetup:
+    """A plan's setup of these pools."""
+    planned = {pools[stage.model, part.tp, part.pp]: part.count for stage in plan.stages for part in stage.replicas}
+    return CascadeSetup(plan.thresholds, {name: planned.get(name, 0) for name in pools.values()})
 
 
-def changes(before: Standing, after: Standing) -> dict[str, int]:
-    """Replicas that come (above 0) and go by pool; the others stay as they are."""
+def replica_changes(before: CascadeSetup, after: CascadeSetup) -> dict[str, int]:
+    """Replicas that are added (above 0) and removed, by pool; pools without a change are left out."""
     old, new = before.replicas, after.replicas
     by_pool = {name: new.get(name, 0) - old.get(name, 0) for name in sorted({*old, *new})}
     return {name: change for name, change in by_pool.items() if change}
 
 
-class Replanning(Struct, frozen=True):
-    """One new plan."""
+class NewPlan(Struct, frozen=True):
+    """A plan that was adopted while serving."""
 
     at_s: float
     """When its replicas were first asked for."""
@@ -202,151 +209,151 @@ class Replanning(Struct, frozen=True):
         return f"planned anew at {self.at_s:,.0f} s ({self.why}): thresholds {levels}; {moved}"
 
 
+@dataclass(frozen=True)
+class _PendingPlan:
+    """A plan that is being made."""
+
+    ready_s: float
+    why: str
+    observed: Period
+
+
 @dataclass
 class Replanner:
-    """Follows a plan until what it observes has shifted; then has another one made of what it has observed."""
+    """Follows a plan until the observed requests shift; then has a new plan made for them."""
 
     models: tuple[str, ...]
     """The smallest first."""
-    pools: Mapping[Shape, str]
-    """Those that plans may use."""
-    first: Standing
+    pools: Mapping[ModelShape, str]
+    """The pools that plans may use."""
+    first: CascadeSetup
     expected: Period | None
-    """What the first plan was made for; None: what the first period shows."""
+    """The requests that the first plan was made for; None: those of the first period."""
     task: BackgroundTask
-    """Makes a `CascadePlan` for scores at a rate."""
+    """Makes a `CascadePlan` for scores and a rate."""
     config: Replan
     seed: int = 0
     planning_s: float = 0.0
-    """No plan is there earlier after a shift."""
-    made: list[Replanning] = field(default_factory=list)
-    news: list[str] = field(default_factory=list)
-    """What was planned, and when and why there was no plan."""
+    """Least time from a shift to the new plan."""
+    new_plans: list[NewPlan] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    """The new plans, and failures to plan, as text."""
 
     def __post_init__(self) -> None:
         self._followed = self._newest = self.first
         self._since_s, self._next_s = 0.0, self.config.every_s
-        self._asked: _Asked | None = None
+        self._pending: _PendingPlan | None = None
         self._random = Random(f"{self.seed}/replanning")
-        self._prompts, self._firsts = Kept(MOST_KEPT), Kept(MOST_KEPT)
+        self._prompts, self._first_scores = ThinnedSeries(MOST_KEPT), ThinnedSeries(MOST_KEPT)
         self._latest_s = 0.0
-        self._audited: dict[int, Audited] = {}
+        self._audited: dict[int, AuditedRequest] = {}
 
     def __str__(self) -> str:
         """As tables show it."""
         return f"every {self.config.every_s:g} s"
 
     def arrived(self, request: RequestView, now: float) -> None:
-        """Count it, and draw whether it is audited."""
+        """Count a request, and draw whether it is audited."""
         self._latest_s = now
         self._prompts.add(now, request.prompt_tokens)
         if self._random.random() < self.config.audit_share:
-            self._audited[request.id] = Audited(request.prompt_tokens, now)
+            self._audited[request.id] = AuditedRequest(request.prompt_tokens, now)
 
     def audits(self, request: int) -> bool:
-        """Whether all models answer this request."""
         return request in self._audited
 
     def scored(self, request: int, stage: int, score: float) -> None:
-        """A score of an audited request is kept, and every score of the first model."""
+        """Keep the scores of audited requests, and every score of the first model."""
         if stage == 0:
-            self._firsts.add(self._latest_s, score)
+            self._first_scores.add(self._latest_s, score)
         if (audited := self._audited.get(request)) is not None:
             audited.scores[self.models[stage]] = score
 
     def ended(self, record: Ended) -> None:
-        """So is how long the answer was."""
+        """Keep the answer lengths of audited requests."""
         if (audited := self._audited.get(record.id)) is not None and record.generated_tokens:
             audited.output_tokens.setdefault(record.model, record.generated_tokens)
 
     def thresholds(self) -> Sequence[float]:
-        """Of the plan that is followed."""
         return self._followed.thresholds
 
     def adopt(self) -> None:
-        """Follow the newest plan."""
         self._followed = self._newest
 
     def replicas(self, now: float) -> Mapping[str, int]:
-        """Of the newest plan; one that is being made is taken here, once it is there."""
+        """Replicas by pool of the newest plan. Ends a period, and takes over a plan that is ready."""
         if now >= self._next_s:
-            self._look(now)
-        if self._asked is not None and now >= self._asked.ready_s and not self.task.is_busy:
-            self._take(self._asked, now)
+            self._end_period(now)
+        if self._pending is not None and now >= self._pending.ready_s and not self.task.is_busy:
+            self._take_plan(self._pending, now)
         return self._newest.replicas
 
-    def _look(self, now: float) -> None:
-        """A period is over, unless too little is known: then it goes on."""
+    def _end_period(self, now: float) -> None:
+        """Compare the period with what the plan expects. A period goes on if too little is known."""
         self._next_s = now + self.config.every_s
-        found = self._period(now)
-        if found is None:
+        observed = self._observed(now)
+        if observed is None:
             return
-        self._since_s, self._prompts, self._firsts = now, Kept(MOST_KEPT), Kept(MOST_KEPT)
+        self._since_s, self._prompts, self._first_scores = now, ThinnedSeries(MOST_KEPT), ThinnedSeries(MOST_KEPT)
         if self.expected is None:
-            self.expected = found
+            self.expected = observed
         elif self.expected.rate_rps is None:
-            self.expected = structs.replace(self.expected, rate_rps=found.rate_rps)
-        why = shift(self.expected, found, self.config.rate_change)
-        if why is None and not self.expected.firsts:
-            self.expected = structs.replace(self.expected, firsts=found.firsts)
-        if why is not None and self._asked is None:
-            self._asked = _Asked(now + self.planning_s, why, found)
-            self.task.start(found.weighted, found.rate_rps)
+            self.expected = structs.replace(self.expected, rate_rps=observed.rate_rps)
+        why = detect_shift(self.expected, observed, self.config.rate_change)
+        if why is None and not self.expected.first_scores:
+            self.expected = structs.replace(self.expected, first_scores=observed.first_scores)
+        if why is not None and self._pending is None:
+            self._pending = _PendingPlan(now + self.planning_s, why, observed)
+            self.task.start(observed.reweighted_scores, observed.rate_rps)
 
-    def _take(self, asked: _Asked, now: float) -> None:
-        """The clerk is done. Where that failed, everything stays as it is, and the next period is another chance."""
-        self._asked = None
+    def _take_plan(self, pending: _PendingPlan, now: float) -> None:
+        """Take over the planner's answer. After a failure nothing changes until a later period has a shift."""
+        self._pending = None
         plan: CascadePlan | None = None
         try:
             plan = self.task.result()
         except HeadwayError as error:
-            self.news.append(f"no plan at {now:,.0f} s ({asked.why}): {error}")
+            self.messages.append(f"no plan at {now:,.0f} s ({pending.why}): {error}")
         if plan is None:
             return
-        before, self._newest = self._newest, standing(plan, self.pools)
-        self.expected = asked.seen
-        self.made.append(Replanning(now, asked.why, plan, changes(before, self._newest)))
-        self.news.append(str(self.made[-1]))
+        before, self._newest = self._newest, setup_of(plan, self.pools)
+        self.expected = pending.observed
+        self.new_plans.append(NewPlan(now, pending.why, plan, replica_changes(before, self._newest)))
+        self.messages.append(str(self.new_plans[-1]))
 
-    def _period(self, now: float) -> Period | None:
-        """None where too little is known. Who is not through with all models counts for the next one."""
+    def _observed(self, now: float) -> Period | None:
+        """None if too little is known. Audited requests that lack an answer count for the next period."""
         oldest_s = now - PATIENCE * self.config.every_s
         audited = {id: each for id, each in self._audited.items() if each.since_s >= oldest_s}
-        answered = {name for each in audited.values() for name in each.scores}
-        through = {id: each for id, each in audited.items() if answered <= each.scores.keys()
-                   and answered <= each.output_tokens.keys()}  # fmt: skip
-        is_whole = self.expected is not None or len(answered) == len(self.models)
+        answering = {name for each in audited.values() for name in each.scores}
+        complete = {id: each for id, each in audited.items() if answering <= each.scores.keys()
+                    and answering <= each.output_tokens.keys()}  # fmt: skip
+        has_all_models = self.expected is not None or len(answering) == len(self.models)
         self._audited = audited
-        if len(through) < self.config.least_audited or not self._prompts.num or not is_whole:
+        if len(complete) < self.config.least_audited or not self._prompts.num or not has_all_models:
             return None
-        self._audited = {id: each for id, each in audited.items() if id not in through}
-        from_s = self._from_s(now, [each.since_s for each in through.values()])
-        recent = [each for each in through.values() if each.since_s >= from_s or from_s <= self._since_s]
+        self._audited = {id: each for id, each in audited.items() if id not in complete}
+        from_s = self._latest_change_s(now, [each.since_s for each in complete.values()])
+        recent = [each for each in complete.values() if each.since_s >= from_s or from_s <= self._since_s]
         prompts = self._prompts.between(from_s)
         step = max(1, ceil(len(prompts) / self.config.sample))
         before = None if self.expected is None else self.expected.scores
         return Period(
             self._prompts.num_since(from_s) / (now - from_s),
             tuple(prompts[::step]),
-            table(self.models, recent, before),
-            tuple(self._firsts.between(from_s)),
+            audited_scores(self.models, recent, before),
+            tuple(self._first_scores.between(from_s)),
         )
 
-    def _from_s(self, now: float, audited_s: Sequence[float]) -> float:
-        """From when on all that came looks alike: a quarter of the period, or more, with enough audited requests."""
+    def _latest_change_s(self, now: float, audited_s: Sequence[float]) -> float:
+        """The start of the latest part of the period whose first scores are alike.
+
+        The part is a quarter of the period or more, and has enough audited requests.
+        """
         starts = [now - (now - self._since_s) * k / QUARTERS for k in range(QUARTERS + 1)]
-        parts = [self._firsts.between(a, b) for b, a in pairwise(starts)]
-        known = [sum(at_s >= a for at_s in audited_s) for a in starts]
+        parts = [self._first_scores.between(a, b) for b, a in pairwise(starts)]
+        nums = [sum(at_s >= a for at_s in audited_s) for a in starts]
         for k in range(1, QUARTERS):
-            if known[k] >= self.config.least_audited and differ(list(chain(*parts[:k])), parts[k]):
+            if nums[k] >= self.config.least_audited and distributions_differ(list(chain(*parts[:k])), parts[k]):
                 return starts[k]
         return self._since_s
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A plan that is being made."""
-
-    ready_s: float
-    why: str
-    seen: Period

@@ -1,4 +1,15 @@
-"""Every set of replicas that so many GPUs can make (3.2, parallelism strategy search)."""
+"""The sets of replicas that a stage may have (3.2, parallelism strategy search), and the kinds of combos in them.
+
+A set has mixed replicas, or one combo, or both. In a combo some replicas prefill and the others decode (Cauchy 3.1,
+3.3). A combo has any number of replicas for either phase, and every prefill replica hands over to every decode replica:
+one large combo serves whatever several small ones of its kind serve.
+
+Kinds of combos are preselected by Cauchy's costs, the GPU seconds of a prompt and of an answer of mean lengths in the
+step-time model. On each type of GPU and for each of `LIMITS`: the shape that prefills in the fewest GPU seconds per
+prompt and the shape that decodes in the fewest per answer, of those that keep the limit; and every pair of them. The
+ratio of prefill to decode replicas is where both phases serve as many requests, from the tightest limit to none. Shapes
+whose KV cache does not hold the longest request are left out.
+"""
 
 from __future__ import annotations
 
@@ -15,57 +26,61 @@ from headway.catalog.coefficients import Coefficients
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel, Role
 from headway.perf import memory
-from headway.planning.cascade.allocation import Ints, Room, as_room
-from headway.planning.cascade.problem import Problem, Replicas, ReplicaSet, Split, longest_tokens, of_type
+from headway.planning.cascade.allocation import GpuBudget, Ints, budget_of
+from headway.planning.cascade.problem import (
+    CascadeProblem,
+    ComboShapes,
+    Replicas,
+    ReplicaSet,
+    coefficients_key,
+    longest_request_tokens,
+)
 from headway.planning.combos.estimate import InstanceSpeed
 from headway.planning.combos.problem import DEFAULT_NETWORK_BYTES_PER_S, Offer, ServiceSlo, WorkloadPattern
 
+LIMITS = (1.25, 2.0, inf)
+"""How slow a shape may be: factors of what a type's fastest shape takes for a lone prompt, and for a lone step."""
+ROLES: tuple[Role, Role] = ("prefill", "decode")
+TypedShape = tuple[int, Parallel]
+"""A shape on a type of GPU."""
+
 
 @dataclass(frozen=True, eq=False)
-class Sets:
-    """Sets of replicas of one model: row i has `counts[i, j]` replicas of `shapes[j]`, `gpus[i]` GPUs in all."""
+class ReplicaSets:
+    """Sets of replicas of one model: row i has `counts[i, j]` replicas of `shapes[j]`."""
 
     shapes: tuple[Parallel, ...]
     counts: Ints
-    kinds: tuple[int, ...] = ()
+    types: tuple[int, ...] = ()
     """The type of GPU of each shape; empty: there is one type only."""
-    names: tuple[str, ...] = ()
-    """Of the types."""
-    room: Room | None = None
-    """How GPUs of several types are numbered; None: there is one type only."""
+    type_names: tuple[str, ...] = ()
+    budget: GpuBudget | None = None
+    """Numbers the cells of several types; None: there is one type only."""
     roles: tuple[Role, ...] = ()
-    """Of the replicas of each shape; empty: all are mixed."""
+    """The role of the replicas of each shape; empty: all are mixed."""
 
     def __len__(self) -> int:
         return len(self.counts)
 
     @cached_property
-    def gpus(self) -> Ints:
-        """GPUs of each set."""
-        sizes = np.array([shape.num_gpus for shape in self.shapes], "i8")
-        found: Ints = self.counts @ sizes
-        return found
-
-    @cached_property
     def vectors(self) -> Ints:
         """[set, type]: GPUs of each type."""
-        sizes = np.zeros((len(self.shapes), max(len(self.names), 1)), "i8")
+        sizes = np.zeros((len(self.shapes), max(len(self.type_names), 1)), "i8")
         for j, shape in enumerate(self.shapes):
-            sizes[j, self.kinds[j] if self.kinds else 0] = shape.num_gpus
-        found: Ints = self.counts @ sizes
-        return found
+            sizes[j, self.types[j] if self.types else 0] = shape.num_gpus
+        vectors: Ints = self.counts @ sizes
+        return vectors
 
     @cached_property
     def cells(self) -> Ints:
-        """What each set takes, as tables number it: with one type of GPU, how many."""
-        return self.gpus if self.room is None else self.room.cells(self.vectors)
+        """The cell of each set; with one type of GPU, the number of GPUs."""
+        return self.vectors[:, 0] if self.budget is None else self.budget.cells(self.vectors)
 
-    def on(self, j: int) -> str:
-        """The type of GPU of a shape; empty where there is one only."""
-        return self.names[self.kinds[j]] if self.kinds else ""
+    def gpu_of(self, j: int) -> str:
+        """The type of GPU of a shape; empty where there is one type only."""
+        return self.type_names[self.types[j]] if self.types else ""
 
     def role(self, j: int) -> Role:
-        """What the replicas of a shape are for."""
         return self.roles[j] if self.roles else "mixed"
 
     @cached_property
@@ -74,28 +89,50 @@ class Sets:
         split = [j for j in range(len(self.shapes)) if self.role(j) != "mixed"]
         return np.asarray((self.counts[:, split] > 0).any(axis=1))
 
-    def some(self, rows: npt.NDArray[np.bool_] | np.bool_) -> Sets:
-        """These sets only."""
+    def select(self, rows: npt.NDArray[np.bool_] | np.bool_) -> ReplicaSets:
         return replace(self, counts=self.counts[np.asarray(rows)])
 
     def __getitem__(self, i: int) -> ReplicaSet:
         pairs = zip(self.shapes, self.counts[i].tolist(), strict=True)
         return ReplicaSet(
-            tuple(Replicas(s.tp, s.pp, n, self.on(j), self.role(j)) for j, (s, n) in enumerate(pairs) if n)
+            tuple(Replicas(s.tp, s.pp, n, self.gpu_of(j), self.role(j)) for j, (s, n) in enumerate(pairs) if n)
         )
 
 
-SetsOf = Callable[[int, tuple[bool, ...]], Sets]
+StageSets = Callable[[int, tuple[bool, ...]], ReplicaSets]
 """The replica sets of a stage, given which stages get any requests."""
 
 
-def shapes(
+def all_sets(problem: CascadeProblem) -> StageSets:
+    """Every feasible set of every model. HeadwayError where the first model fits on no shape."""
+    every = []
+    for i, model in enumerate(problem.models):
+        by_type, reasons = [], list[str]()
+        for offer in problem.offers:
+            num_gpus = offer.limit or 0
+            shapes, reason = feasible_shapes(
+                model, offer.gpu, problem.engine, num_gpus, offer.server, problem.max_pp
+            )  # fmt: skip
+            by_type.append(replica_sets(shapes, num_gpus, problem.max_kinds))
+            reasons.append(f"{num_gpus} x {offer.gpu.name}: {reason}")
+        if i == 0 and not any(len(sets) for sets in by_type):
+            raise HeadwayError("; ".join(reasons))
+        mixed = by_type[0]
+        if problem.other_offers:
+            names = tuple(offer.gpu.name for offer in problem.offers)
+            mixed = across_types(by_type, names, budget_of(problem), problem.max_types)
+        kinds = problem.combo_kinds.get(model.name, ())
+        every.append(with_combos(mixed, kinds, problem.offers, problem.max_types))
+    return lambda stage, used: every[stage]
+
+
+def feasible_shapes(
     model: Model, gpu: Gpu, engine: Engine, num_gpus: int, server: int, max_pp: int
 ) -> tuple[tuple[Parallel, ...], str]:
-    """Shapes that hold the model, smallest first; and, where there are none, why.
+    """Shapes that hold the model, smallest first; and, where there are none, the reason.
 
-    A tensor-parallel group lies within a server: its size is a power of two that divides the server's, so that
-    groups of whatever sizes fill servers without gaps. Stages of a pipeline may lie in different servers.
+    A tensor-parallel group lies within a server: its size is a power of two that divides the server's, so that groups
+    of any sizes fill servers without gaps. Stages of a pipeline may lie in different servers.
     """
     found, reason = [], f"{model.name}: no shape of at most {num_gpus} GPUs"
     for tp in (2**i for i in range(server.bit_length())):
@@ -113,256 +150,229 @@ def shapes(
     return tuple(found), "" if found else reason
 
 
-def replica_sets(of: Sequence[Parallel], num_gpus: int, max_kinds: int | None) -> Sets:
+def replica_sets(shapes: Sequence[Parallel], num_gpus: int, max_kinds: int | None) -> ReplicaSets:
     """Every set of 1 to `num_gpus` GPUs with at most `max_kinds` different shapes."""
-    rows = [row for row in _rows(tuple(of), num_gpus, len(of) if max_kinds is None else max_kinds) if any(row)]
-    return Sets(tuple(of), np.array(rows, "i8").reshape(len(rows), len(of)))
+    most = len(shapes) if max_kinds is None else max_kinds
+    rows = [row for row in _rows(tuple(shapes), num_gpus, most) if any(row)]
+    return ReplicaSets(tuple(shapes), np.array(rows, "i8").reshape(len(rows), len(shapes)))
 
 
-def _rows(of: tuple[Parallel, ...], left: int, kinds: int) -> Iterator[tuple[int, ...]]:
-    if not of or not kinds:
-        yield (0,) * len(of)
+def _rows(shapes: tuple[Parallel, ...], left: int, kinds: int) -> Iterator[tuple[int, ...]]:
+    if not shapes or not kinds:
+        yield (0,) * len(shapes)
         return
-    first, rest = of[0], of[1:]
+    first, rest = shapes[0], shapes[1:]
     for count in range(left // first.num_gpus + 1):
         for row in _rows(rest, left - count * first.num_gpus, kinds - (count > 0)):
             yield (count, *row)
 
 
-def uniform_sets(of: Sequence[Parallel], num_gpus: int, server: int) -> Sets:
+def uniform_sets(shapes: Sequence[Parallel], num_gpus: int, server: int) -> ReplicaSets:
     """One set for each number of GPUs: tensor parallelism within a server, replicas across servers (4.3).
 
-    Each server's GPUs, and those of the last one that is not full, are one replica of the largest shape that fits,
-    then another of what is left. A model that fits in no part of a server is spread over servers as a pipeline.
+    Each server's GPUs, and those of a last, partly used server, are one replica of the largest shape that fits, then
+    another of the rest. A model that fits in no part of a server is spread over servers as a pipeline.
     """
-    flat = [shape for shape in of if shape.pp == 1] or list(of)
+    flat = [shape for shape in shapes if shape.pp == 1] or list(shapes)
     rows: dict[tuple[int, ...], None] = {}
     for total in range(1, num_gpus + 1):
         servers = [server] * (total // server) + [total % server] if flat[0].pp == 1 else [total]
-        row = [0] * len(of)
+        row = [0] * len(shapes)
         for left in servers:
-            for i, shape in sorted(enumerate(of), key=lambda pair: -pair[1].num_gpus):
+            for i, shape in sorted(enumerate(shapes), key=lambda pair: -pair[1].num_gpus):
                 if shape in flat:
                     row[i] += left // shape.num_gpus
                     left %= shape.num_gpus
         if any(row):
             rows[tuple(row)] = None
-    return Sets(tuple(of), np.array(list(rows), "i8").reshape(len(rows), len(of)))
+    return ReplicaSets(tuple(shapes), np.array(list(rows), "i8").reshape(len(rows), len(shapes)))
 
 
-def among(sets: Sets, of: Sequence[Parallel]) -> Sets:
-    """Those sets whose replicas all have one of these shapes."""
-    others = [i for i, each in enumerate(sets.shapes) if each not in of]
-    return sets.some(~sets.counts[:, others].any(axis=1))
+def with_shapes(sets: ReplicaSets, shapes: Sequence[Parallel]) -> ReplicaSets:
+    """The sets whose replicas all have one of these shapes."""
+    excluded = [i for i, each in enumerate(sets.shapes) if each not in shapes]
+    return sets.select(~sets.counts[:, excluded].any(axis=1))
 
 
-def unlike(by_type: Sequence[Sets], names: tuple[str, ...], room: Room, max_types: int | None) -> Sets:
-    """Sets of replicas on several types of GPU: of each type one of its own sets or none, of so many types at most."""
+def across_types(
+    by_type: Sequence[ReplicaSets], names: tuple[str, ...], budget: GpuBudget, max_types: int | None
+) -> ReplicaSets:
+    """Sets on several types of GPU: one of each type's own sets or none, on at most `max_types` types."""
     columns = [len(sets.shapes) for sets in by_type]
     starts = np.concatenate([[0], np.cumsum(columns)]).tolist()
     most = len(by_type) if max_types is None else max_types
     rows = [np.zeros((0, starts[-1]), "i8")]
     for num in range(1, most + 1):
-        for some in combinations(range(len(by_type)), num):
-            picks = np.indices([len(by_type[t]) for t in some]).reshape(num, -1)
-            made = np.zeros((picks.shape[1], starts[-1]), "i8")
-            for t, pick in zip(some, picks, strict=True):
-                made[:, starts[t] : starts[t + 1]] = by_type[t].counts[pick]
-            rows.append(made)
+        for types in combinations(range(len(by_type)), num):
+            picks = np.indices([len(by_type[t]) for t in types]).reshape(num, -1)
+            counts = np.zeros((picks.shape[1], starts[-1]), "i8")
+            for t, pick in zip(types, picks, strict=True):
+                counts[:, starts[t] : starts[t + 1]] = by_type[t].counts[pick]
+            rows.append(counts)
     shapes = tuple(shape for sets in by_type for shape in sets.shapes)
-    kinds = tuple(t for t, num in enumerate(columns) for _ in range(num))
-    return Sets(shapes, np.concatenate(rows), kinds, names, room)
+    type_of_shape = tuple(t for t, num in enumerate(columns) for _ in range(num))
+    return ReplicaSets(shapes, np.concatenate(rows), type_of_shape, names, budget)
 
 
-def all_sets(problem: Problem) -> SetsOf:
-    """Every feasible set of every model. HeadwayError where the first model fits on no shape."""
-    found = []
-    for i, model in enumerate(problem.models):
-        by_type, reasons = [], list[str]()
-        for offer in problem.offers:
-            num_gpus = offer.limit or 0
-            of, reason = shapes(model, offer.gpu, problem.engine, num_gpus, offer.server, problem.max_pp)
-            by_type.append(replica_sets(of, num_gpus, problem.max_kinds))
-            reasons.append(f"{num_gpus} x {offer.gpu.name}: {reason}")
-        if i == 0 and not any(len(sets) for sets in by_type):
-            raise HeadwayError("; ".join(reasons))
-        splits = problem.splits.get(model.name, ())
-        found.append(with_combos(_together(problem, by_type), splits, problem.offers, problem.max_types))
-    return lambda stage, used: found[stage]
+# Combos.
 
 
-def _together(problem: Problem, by_type: Sequence[Sets]) -> Sets:
-    """One model's sets of each type, and of several."""
-    if not problem.others:
-        return by_type[0]
-    return unlike(by_type, tuple(offer.gpu.name for offer in problem.offers), as_room(problem), problem.max_types)
-
-
-LIMITS = (1.25, 2.0, inf)
-"""Times what a type's fastest shape takes for a lone prompt, and for a lone step: how slow a shape may be."""
-ROLES: tuple[Role, Role] = ("prefill", "decode")
-Shape = tuple[int, Parallel]
-"""On a type of GPU."""
-
-
-def offered(
-    problem: Problem, coefficients: Mapping[str, Coefficients], network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S
-) -> dict[str, tuple[Split, ...]]:
-    """Kinds of combos for each model. `coefficients`: in place of the catalog's, as in `StepBounds`."""
+def combo_kinds_of(
+    problem: CascadeProblem, coefficients: Mapping[str, Coefficients],
+    network_bytes_per_s: float = DEFAULT_NETWORK_BYTES_PER_S,
+) -> dict[str, tuple[ComboShapes, ...]]:  # fmt: skip
+    """The kinds of combos of each model. `coefficients`: in place of the catalog's, as of `StepTimeBounds`."""
     return {
-        model.name: _Phases(problem, i, coefficients, network_bytes_per_s).splits()
+        model.name: _PhaseRates(problem, i, coefficients, network_bytes_per_s).combo_kinds()
         for i, model in enumerate(problem.models)
     }
 
 
-class _Phases:
-    """What replicas of each shape can do of one model's prompts and answers, each for itself."""
+class _PhaseRates:
+    """Prompts and answers per second of replicas of each shape, for one model."""
 
     def __init__(
-        self, problem: Problem, stage: int, coefficients: Mapping[str, Coefficients], network_bytes_per_s: float
+        self, problem: CascadeProblem, stage: int, coefficients: Mapping[str, Coefficients], network_bytes_per_s: float
     ) -> None:
-        self.problem, self.model = problem, problem.models[stage]
+        self.problem, model, engine = problem, problem.models[stage], problem.engine
         lengths = problem.lengths(stage, np.ones(len(problem.scores), np.bool_))
         longest = float((lengths.prompt_tokens + lengths.output_tokens).max())
         self.pattern = WorkloadPattern(None, float(lengths.computed_tokens.mean()), float(lengths.output_tokens.mean()))
-        kv_bytes = memory.kv_bytes_per_token(self.model, problem.engine.kv_dtype_bytes)
+        kv_bytes = memory.kv_bytes_per_token(model, engine.kv_dtype_bytes)
         self.network_rps = network_bytes_per_s / (kv_bytes * self.pattern.prompt_tokens)
         self.limits = [offer.limit or 0 for offer in problem.offers]
-        self.speeds = dict[Shape, InstanceSpeed]()
+        self.speeds = dict[TypedShape, InstanceSpeed]()
         for t, offer in enumerate(problem.offers):
-            own = coefficients.get(of_type(self.model, offer.gpu.name if t else ""))
-            for shape in _flat(problem, self.model, offer):
-                found = InstanceSpeed(self.model, offer.gpu, problem.engine, shape.tp, own)
-                if longest_tokens(found.kv_tokens, problem.engine) >= longest:
-                    self.speeds[t, shape] = found
+            own = coefficients.get(coefficients_key(model, offer.gpu.name if t else ""))
+            flat, _ = feasible_shapes(model, offer.gpu, engine, offer.limit or 0, offer.server, 1)
+            for shape in flat:
+                speeds = InstanceSpeed(model, offer.gpu, engine, shape.tp, own)
+                if longest_request_tokens(speeds.kv_tokens, engine) >= longest:
+                    self.speeds[t, shape] = speeds
 
-    def splits(self) -> tuple[Split, ...]:
+    def combo_kinds(self) -> tuple[ComboShapes, ...]:
         """Of every pair of types, and every pair of limits."""
         types = range(len(self.problem.offers))
         prefills, decodes = (
-            list(dict.fromkeys(self._cheapest(on, limit, role) for on, limit in product(types, LIMITS)))
-            for role in ROLES
+            list(dict.fromkeys(self._cheapest(t, limit, role) for t, limit in product(types, LIMITS))) for role in ROLES
         )
         return tuple(
-            self._split(prefill, decode)
+            self._combo_kind(prefill, decode)
             for prefill, decode in product(prefills, decodes)
-            if prefill is not None and decode is not None and min(_left((prefill, decode), (1, 1), self.limits)) >= 0
+            if prefill is not None
+            and decode is not None
+            and min(_gpus_left((prefill, decode), (1, 1), self.limits)) >= 0
         )
 
-    def _cheapest(self, on: int, limit: float, role: Role) -> Shape | None:
+    def _cheapest(self, gpu_type: int, limit: float, role: Role) -> TypedShape | None:
         """The shape on a type with the fewest GPU seconds a request, within a limit; None: there is none."""
-        rps = {shape: self._rps(shape, limit, role) / shape[1].num_gpus for shape in self.speeds if shape[0] == on}
+        rps = {
+            shape: self._rps(shape, limit, role) / shape[1].num_gpus for shape in self.speeds if shape[0] == gpu_type
+        }
         best = max(rps, key=lambda shape: rps[shape], default=None)
         return None if best is None or rps[best] <= 0 else best
 
-    def _rps(self, shape: Shape, limit: float, role: Role) -> float:
-        alike = [speeds for (on, _), speeds in self.speeds.items() if on == shape[0]]
+    def _rps(self, shape: TypedShape, limit: float, role: Role) -> float:
+        same_type = [speeds for (t, _), speeds in self.speeds.items() if t == shape[0]]
         speeds = self.speeds[shape]
         if role == "prefill":
-            fastest_s = min(each.prompts_s(self.pattern, 1) for each in alike)
-            return min(speeds.prefill_rps(self.pattern, ServiceSlo(ttft_s=_times(limit, fastest_s))), self.network_rps)
-        fastest_s = min(each.step_s(self.pattern, 1) for each in alike)
-        return min(speeds.decode_rps(self.pattern, ServiceSlo(tpot_s=_times(limit, fastest_s))), self.network_rps)
+            fastest_s = min(each.prompts_s(self.pattern, 1) for each in same_type)
+            rps = speeds.prefill_rps(self.pattern, ServiceSlo(ttft_s=None if limit == inf else limit * fastest_s))
+        else:
+            fastest_s = min(each.step_s(self.pattern, 1) for each in same_type)
+            rps = speeds.decode_rps(self.pattern, ServiceSlo(tpot_s=None if limit == inf else limit * fastest_s))
+        return min(rps, self.network_rps)
 
-    def _split(self, prefill: Shape, decode: Shape) -> Split:
+    def _combo_kind(self, prefill: TypedShape, decode: TypedShape) -> ComboShapes:
         prompts_rps = self._rps(prefill, inf, "prefill")
         ratios = [rps / prompts_rps for limit in LIMITS if (rps := self._rps(decode, limit, "decode")) > 0]
-        names = [offer.gpu.name for offer in self.problem.offers] if self.problem.others else [""]
-        return Split(prefill[1], decode[1], min(ratios), max(ratios), names[prefill[0]], names[decode[0]])
+        names = [offer.gpu.name for offer in self.problem.offers] if self.problem.other_offers else [""]
+        return ComboShapes(prefill[1], decode[1], min(ratios), max(ratios), names[prefill[0]], names[decode[0]])
 
 
-def _times(limit: float, fastest_s: float) -> float | None:
-    return None if limit == inf else limit * fastest_s
-
-
-def _flat(problem: Problem, model: Model, offer: Offer) -> list[Parallel]:
-    """Shapes without pipelines, as Cauchy's."""
-    found, _ = shapes(model, offer.gpu, problem.engine, offer.limit or 0, offer.server, 1)
-    return list(found)
-
-
-def with_combos(mixed: Sets, splits: Sequence[Split], offers: Sequence[Offer], max_types: int | None) -> Sets:
+def with_combos(
+    mixed: ReplicaSets, kinds: Sequence[ComboShapes], offers: Sequence[Offer], max_types: int | None
+) -> ReplicaSets:
     """The same sets, and those with a combo: alone, or beside mixed replicas that have the shape of one of its parts.
 
-    Beside mixed replicas, only combos in the middle of their balance.
+    Beside mixed replicas, only combos in the middle of their range of ratios.
     """
-    if not splits:
+    if not kinds:
         return mixed
-    columns = _Columns(mixed, splits)
+    columns = _ComboColumns(mixed, kinds)
     most = len(offers) if max_types is None else max_types
     limits = [offer.limit or 0 for offer in offers]
-    rows = [row for split in splits for row in columns.rows(split, limits) if columns.num_types(split) <= most]
+    rows = [row for kind in kinds for row in columns.rows(kind, limits) if columns.num_types(kind) <= most]
     counts = np.zeros((len(mixed), len(columns.shapes)), "i8")
     counts[:, : len(mixed.shapes)] = mixed.counts
-    more = np.array(rows, "i8").reshape(len(rows), len(columns.shapes))
-    kinds = tuple(t for t, _ in columns.shapes) if mixed.names else ()
-    every = np.unique(more, axis=0) if len(more) else more
+    with_combo = np.array(rows, "i8").reshape(len(rows), len(columns.shapes))
     return replace(
         mixed,
         shapes=tuple(shape for _, shape in columns.shapes),
-        counts=np.concatenate([counts, every]),
-        kinds=kinds,
+        counts=np.concatenate([counts, np.unique(with_combo, axis=0) if len(with_combo) else with_combo]),
+        types=tuple(t for t, _ in columns.shapes) if mixed.type_names else (),
         roles=columns.roles,
     )
 
 
-class _Columns:
-    """The shapes of mixed replicas, then those that prefill in combos, then those that decode."""
+class _ComboColumns:
+    """The columns of sets with combos: shapes of mixed replicas, then of prefill replicas, then of decode replicas."""
 
-    def __init__(self, mixed: Sets, splits: Sequence[Split]) -> None:
-        self.names = mixed.names
-        kinds = mixed.kinds or (0,) * len(mixed.shapes)
-        self.mixed = {each: j for j, each in enumerate(zip(kinds, mixed.shapes, strict=True))}
-        both = [self.parts(split) for split in splits]
-        parts = list(dict.fromkeys((role, pair[i]) for i, role in enumerate(ROLES) for pair in both))
-        self.at = {part: len(self.mixed) + j for j, part in enumerate(parts)}
+    def __init__(self, mixed: ReplicaSets, kinds: Sequence[ComboShapes]) -> None:
+        self.type_names = mixed.type_names
+        types = mixed.types or (0,) * len(mixed.shapes)
+        self.mixed = {each: j for j, each in enumerate(zip(types, mixed.shapes, strict=True))}
+        pairs = [self.parts(kind) for kind in kinds]
+        parts = list(dict.fromkeys((role, pair[i]) for i, role in enumerate(ROLES) for pair in pairs))
+        self.of_part = {part: len(self.mixed) + j for j, part in enumerate(parts)}
         self.shapes = (*self.mixed, *(shape for _, shape in parts))
         mixed_role: Role = "mixed"
         self.roles = (*(mixed_role for _ in self.mixed), *(role for role, _ in parts))
 
-    def parts(self, split: Split) -> tuple[Shape, Shape]:
-        """Who prefills, and who decodes."""
-        return (self._type(split.prefill_gpu), split.prefill), (self._type(split.decode_gpu), split.decode)
+    def parts(self, kind: ComboShapes) -> tuple[TypedShape, TypedShape]:
+        """The shapes that prefill and decode."""
+        return (self._type(kind.prefill_gpu), kind.prefill), (self._type(kind.decode_gpu), kind.decode)
 
     def _type(self, gpu: str) -> int:
-        return self.names.index(gpu) if gpu else 0
+        return self.type_names.index(gpu) if gpu else 0
 
-    def num_types(self, split: Split) -> int:
-        """That the combo has."""
-        return len({on for on, _ in self.parts(split)})
+    def num_types(self, kind: ComboShapes) -> int:
+        return len({t for t, _ in self.parts(kind)})
 
-    def rows(self, split: Split, limits: Sequence[int]) -> Iterator[list[int]]:
-        """Counts of every shape."""
-        parts = self.parts(split)
-        middle = sqrt(split.least * split.most)
-        for num in _counts(split.least, split.most, parts, limits):
+    def rows(self, kind: ComboShapes, limits: Sequence[int]) -> Iterator[list[int]]:
+        """Counts of every column."""
+        parts = self.parts(kind)
+        middle = sqrt(kind.least * kind.most)
+        for nums in _balanced(kind.least, kind.most, parts, limits):
             row = [0] * len(self.shapes)
-            for role, part, count in zip(ROLES, parts, num, strict=True):
-                row[self.at[role, part]] = count
+            for role, part, count in zip(ROLES, parts, nums, strict=True):
+                row[self.of_part[role, part]] = count
             yield row
-            if num[0] not in (max(1, floor(middle * num[1])), max(1, ceil(middle * num[1]))):
+            if nums[0] not in (max(1, floor(middle * nums[1])), max(1, ceil(middle * nums[1]))):
                 continue
-            left = _left(parts, num, limits)
-            for on, shape in dict.fromkeys(parts):
-                for more in range(1, left[on] // shape.num_gpus + 1):
+            left = _gpus_left(parts, nums, limits)
+            for t, shape in dict.fromkeys(parts):
+                for num_mixed in range(1, left[t] // shape.num_gpus + 1):
                     beside = row.copy()
-                    beside[self.mixed[on, shape]] = more
+                    beside[self.mixed[t, shape]] = num_mixed
                     yield beside
 
 
-def _counts(least: float, most: float, parts: tuple[Shape, Shape], limits: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """How many prefill and how many decode: what is balanced, and within the GPUs of each type."""
-    on, decode = parts[1]
-    for answering in range(1, limits[on] // decode.num_gpus + 1):
-        for prompting in range(max(1, floor(least * answering)), max(1, ceil(most * answering)) + 1):
-            if min(_left(parts, (prompting, answering), limits)) < 0:
+def _balanced(
+    least: float, most: float, parts: tuple[TypedShape, TypedShape], limits: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Numbers of prefill and decode replicas within the ratios, and within the GPUs of each type."""
+    decode_type, decode = parts[1]
+    for num_decode in range(1, limits[decode_type] // decode.num_gpus + 1):
+        for num_prefill in range(max(1, floor(least * num_decode)), max(1, ceil(most * num_decode)) + 1):
+            if min(_gpus_left(parts, (num_prefill, num_decode), limits)) < 0:
                 break
-            yield prompting, answering
+            yield num_prefill, num_decode
 
 
-def _left(parts: tuple[Shape, Shape], num: tuple[int, int], limits: Sequence[int]) -> list[int]:
-    """GPUs of each type that such a combo leaves over; fewer than none where it takes more than there are."""
+def _gpus_left(parts: tuple[TypedShape, TypedShape], nums: tuple[int, int], limits: Sequence[int]) -> list[int]:
+    """GPUs of each type that such a combo leaves; negative where there are too few."""
     left = list(limits)
-    for (on, shape), count in zip(parts, num, strict=True):
-        left[on] -= count * shape.num_gpus
+    for (t, shape), count in zip(parts, nums, strict=True):
+        left[t] -= count * shape.num_gpus
     return left

@@ -1,4 +1,4 @@
-"""Routings to choose from, and the Chebyshev-guided objective that chooses (3.3, appendices C and D)."""
+"""The routings of a cascade's thresholds, and the Chebyshev-guided objective (3.3, appendices C and D)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.planning.cascade.problem import Floats, LatencyBudget, Target
 from headway.workload.quality import Scores
 
 MOST_CELLS = 6_000_000
-"""Routings times requests that are held at a time."""
+"""Most routings times requests held at a time."""
 MOST_ROUTINGS = 12_000
 
 
@@ -24,7 +24,7 @@ Number = float | Floats
 def penalised_latency(
     latency_s: Number, quality: Number, q_min: float, utopia: float, nadir: float, mu: float
 ) -> Number:
-    """J of 3.3: latency, and the shortfall in quality relative to the way from nadir to utopia."""
+    """J of 3.3: latency plus the shortfall in quality relative to the range from nadir to utopia."""
     return latency_s + mu * np.maximum(0.0, q_min - quality) / (abs(utopia - nadir) or 1.0)
 
 
@@ -37,9 +37,9 @@ def penalised_quality(
 
 @dataclass(frozen=True)
 class Objective:
-    """J of a routing with this latency and quality; it never falls as latency rises.
+    """J of a routing by its latency and quality; J never falls as latency rises.
 
-    Where cost is to be least, "latency" is the price of an hour: only deployments that are in time have one.
+    For a `Cheapest` target, "latency" is the price per hour of deployments that are in time.
     """
 
     target: Target
@@ -54,7 +54,7 @@ class Objective:
         return float(self.of(latency_s, quality))
 
     def of(self, latency_s: Number, quality: Number) -> Number:
-        """The same of many at a time."""
+        """J of arrays."""
         target = self.target
         if not isinstance(target, LatencyBudget):
             return penalised_latency(latency_s, quality, target.q_min, self.utopia, self.nadir, target.mu)
@@ -72,7 +72,6 @@ class Objective:
         return self.target.latency_s + (score + quality) * range_s / self.target.nu
 
     def met(self, latency_s: float, quality: float) -> bool:
-        """Whether the target is reached."""
         if isinstance(self.target, LatencyBudget):
             return latency_s <= self.target.latency_s
         return quality >= self.target.q_min - 1e-9
@@ -80,7 +79,7 @@ class Objective:
 
 @dataclass(frozen=True, eq=False)
 class Routings:
-    """Every routing that some thresholds make, one row each: who gets whose answer, and what follows from it."""
+    """Every different routing of some thresholds, one row each."""
 
     thresholds: Floats
     """[routing, stage but the last]."""
@@ -90,16 +89,16 @@ class Routings:
     ratios: Floats
     """[routing, stage]."""
     work: Floats
-    """Of all stages, in any unit: for the order in which routings are tried."""
+    """Of all stages, in any unit: orders the routings."""
 
     def __len__(self) -> int:
         return len(self.quality)
 
 
 def cascades(scores: Scores, weights: Sequence[float]) -> Routings:
-    """Those of cascades (Figure 4): thresholds are scores that occur, 0 and 100.
+    """The routings of a cascade (Figure 4): thresholds are the scores that occur, 0 and 100.
 
-    Where that makes too many, they are thinned out evenly by rank. `weights`: of a token of each model.
+    Too many thresholds are thinned out evenly by rank. `weights`: the work of one token of each model.
     """
     stages = len(scores.models)
     most = int(min(MOST_ROUTINGS, max(MOST_CELLS // len(scores), 64)) ** (1 / max(stages - 1, 1)))
@@ -126,15 +125,15 @@ def of_routes(
     final: npt.NDArray[np.int8],
     weights: Sequence[float],
 ) -> Routings:
-    """Routings of any kind: `final[routing, request]` is the stage whose answer is given."""
+    """Routings of any kind: `final[routing, request]` is the stage whose answer the client gets."""
     given = np.take_along_axis(scores.scores[None], final[..., None].astype("i8"), axis=2)[..., 0]
-    judged = (~np.isnan(given)).sum(axis=1)
-    if not judged.all():
-        kept = judged > 0
-        if not kept.any():
+    num_judged = (~np.isnan(given)).sum(axis=1)
+    if not num_judged.all():
+        rows = num_judged > 0
+        if not rows.any():
             raise HeadwayError("scores: no answer that would be given has one")
-        return of_routes(scores, thresholds[kept], reached[kept], final[kept], weights)
-    quality = np.nansum(given, axis=1) / judged
+        return of_routes(scores, thresholds[rows], reached[rows], final[rows], weights)
+    quality = np.nansum(given, axis=1) / num_judged
     tokens = (scores.output_tokens + 0.1 * scores.prompt_tokens[:, None]).T * np.asarray(weights)[:, None]
     work = np.einsum("rsn,sn->r", reached, tokens, optimize=True)
     return Routings(thresholds, reached, quality, reached.mean(axis=2), work)
@@ -149,6 +148,6 @@ def _levels(scores: Floats, most: int) -> Floats:
 
 
 def proportional(routings: Routings) -> int:
-    """The routing that is nearest to the i-th model's receiving 1/i of the requests (theta_0 of 3.3)."""
+    """The routing that is nearest to giving the i-th model 1/i of the requests (theta_0 of 3.3)."""
     wanted = 1.0 / np.arange(1, routings.ratios.shape[1] + 1)
     return int(np.abs(routings.ratios - wanted).max(axis=1).argmin())

@@ -18,15 +18,15 @@ from headway.metrics.summary import summarize
 from headway.perf.params import weights_bytes
 from headway.perf.step import StepModel
 from headway.planning.cascade import baselines, planners
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.cascade.rehearsal import tighten_until_met
-from headway.planning.cascade.replanning import Period, Replanner, Shape, standing, target_of
-from headway.planning.cascade.replica_sets import shapes
-from headway.planning.cascade.stage_simulator import bounds, evaluator
+from headway.planning.cascade.replanning import ModelShape, Period, Replanner, planning_target, setup_of
+from headway.planning.cascade.replica_sets import feasible_shapes
+from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.resolve import PolicyChoice
 from headway.reproduce.cascadia.runs import SCALE
@@ -57,11 +57,11 @@ def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measure
     share = 0.25 if quick else 1.0
     rate_rps = _rate_rps(q_min, lone_s, quick, share)
     first = asked("deepseek", 1, q_min, quick, rate_rps)
-    latencies = Latencies(evaluator(first))
+    latencies = StageLatencies(evaluator_of(first))
     plans = {
         "static": tighten_until_met(first, latencies).plan,
         "cascade-serve": tighten_until_met(first, latencies, planners.cascade_serve).plan,
-        "stand-alone": baselines.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds(first), EFFORT),
+        "stand-alone": baselines.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds_of(first), EFFORT),
     }
     found: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": [], "rate_rps": rate_rps}
     for seed in seeds:
@@ -73,7 +73,7 @@ def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measure
         done = _simulated(first, rows, plans["static"], _following(first, planner), seed)
         found["cascadia"].append(_measured(done, ends_s, lone_s))
         found["plans"].append(
-            [[each.at_s, each.why, list(each.plan.thresholds), each.changes] for each in planner.made]
+            [[each.at_s, each.why, list(each.plan.thresholds), each.changes] for each in planner.new_plans]
         )
     return found
 
@@ -82,7 +82,9 @@ def _rate_rps(q_min: float, lone_s: float, quick: bool, share: float) -> float:
     """At which the largest model alone needs the SLO scale of Table 5 over the whole run."""
     low, high = 8.0, 64.0
     case = asked("deepseek", 1, q_min, quick, (low * high) ** 0.5)
-    plan = baselines.stand_alone(case.problem, DEEPSEEK[-1], Latencies(evaluator(case)), bounds(case), EFFORT)
+    plan = baselines.stand_alone(
+        case.problem, DEEPSEEK[-1], StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT
+    )
     for _ in range(HALVINGS):
         middle = (low * high) ** 0.5
         rows, _ = _workload(middle, 0, share)
@@ -111,12 +113,12 @@ def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed:
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
     config = Replan(quality=problem.target.q_min, every_s=PERIOD_S / 4 if quick else PERIOD_S)
-    asking = partial(replace, problem, target=target_of(config), use_all=False, span_s=config.every_s)
+    asking = partial(replace, problem, target=planning_target(config), use_all=False, span_s=config.every_s)
     work = UnrehearsedPlanner(asking, case.policies, case.coefficients, case.seed)
     expected = Period(rate_rps, tuple(prompts.tolist()), problem.scores)
     pools = {shape: pool.name for shape, pool in _pools(case, {}).items()}
     return Replanner(
-        problem.names, pools, standing(first, pools), expected, InlineTask(work), config, seed, config.planning_s
+        problem.names, pools, setup_of(first, pools), expected, InlineTask(work), config, seed, config.planning_s
     )
 
 
@@ -150,11 +152,11 @@ def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policie
     return simulate(Fleet(tuple(pools)), TraceSource(rows), policies, seed=seed, line=line)
 
 
-def _pools(case: PlanningRequest, there: Mapping[Shape, int]) -> dict[Shape, Pool]:
+def _pools(case: PlanningRequest, there: Mapping[ModelShape, int]) -> dict[ModelShape, Pool]:
     """Of every shape, with so many replicas at first."""
-    problem, pools = case.problem, dict[Shape, Pool]()
+    problem, pools = case.problem, dict[ModelShape, Pool]()
     for model in problem.models:
-        of, _ = shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)
+        of, _ = feasible_shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)
         for shape in of:
             at, name = (model.name, shape.tp, shape.pp), f"{model.name} tp {shape.tp} pp {shape.pp}"
             loading_s = weights_bytes(model) / shape.num_gpus / LOADED_BYTES_PER_S

@@ -10,37 +10,37 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import made
-from headway.planning.cascade.deployment import Deployment, Latencies
+from headway.planning.cascade.cascadia import plan_of
+from headway.planning.cascade.deployment import Deployment, StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.problem import Problem, ReplicaSet
+from headway.planning.cascade.problem import CascadeProblem, ReplicaSet
 from headway.planning.cascade.routing import Routings
-from headway.planning.cascade.search import Effort, Looked, Search, Solved
+from headway.planning.cascade.search import Effort, Search, SearchResult, SolvedRouting
 
 Best = dict[tuple[int, ...], tuple[float, ReplicaSet | None]]
 """Of one stage, by its number of GPUs of each type: the least latency, and with which replicas."""
 
 
-def exhaustive(problem: Problem, latencies: Latencies, routings: Routings | None = None) -> CascadePlan:
+def exhaustive(problem: CascadeProblem, latencies: StageLatencies, routings: Routings | None = None) -> CascadePlan:
     """The best plan there is, by asking for everything; no bound, no program, no proposal."""
     search = Search(problem, latencies, NoBounds(), Effort(stable_rounds=None, gap=0.0), routings)
-    search.ask_for(problem.target)
-    for i in range(len(search.known)):
+    search.set_target(problem.target)
+    for i in range(len(search.routings)):
         found = _deployed(search, i)
-        search.solved[i] = Solved(found, inf if found is None else found.minimised)
+        search.solved[i] = SolvedRouting(found, inf if found is None else found.minimised)
     objective = search.objective(problem.target)
     best = search.best(objective)
     deployment = None if best is None else search.solved[best].deployment
     if best is None or deployment is None:
         raise HeadwayError(f"{problem.hardware}: no routing can be deployed")
-    looked = Looked(objective, (), True, latencies.num_asked, latencies.num_found)
-    return made(search, best, deployment, looked, "exhaustive")
+    result = SearchResult(objective, (), True, latencies.num_evaluated, latencies.num_cached)
+    return plan_of(search, best, deployment, result, "exhaustive")
 
 
 def _deployed(search: Search, routing: int) -> Deployment | None:
     """The best of all allocations of a routing."""
-    problem, known = search.problem, search.known
-    used = tuple(known.reached[routing].any(axis=1).tolist())
+    problem, routings = search.problem, search.routings
+    used = tuple(routings.reached[routing].any(axis=1).tolist())
     stages = [_stage(search, i, routing, used) for i in range(len(used))]
     best: Deployment | None = None
     for vectors in product(*stages):
@@ -73,8 +73,8 @@ def _of(
 def _stage(search: Search, stage: int, routing: int, used: tuple[bool, ...]) -> Best:
     if not used[stage]:
         return {(0,) * len(search.problem.offers): (0.0, None)}
-    problem, reached = search.problem, search.known.reached[routing, stage]
-    model, lengths, sets = problem.models[stage], problem.lengths(stage, reached), search.of_stage(stage, used)
+    problem, reached = search.problem, search.routings.reached[routing, stage]
+    model, lengths, sets = problem.models[stage], problem.lengths(stage, reached), search.sets_of(stage, used)
     rate_rps = problem.rate_rps * len(lengths) / len(reached)
     judge_s = problem.judge_s if stage < len(problem.models) - 1 else 0.0
     best: Best = {}

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from headway.planning.cascade import baselines
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import LatencyBudget, QualityFloor
-from headway.planning.cascade.regret import Off, regrets
+from headway.planning.cascade.regret import JudgeError, regrets
 from headway.planning.cascade.rehearsal import rehearse, tighten_until_met
-from headway.planning.cascade.stage_simulator import bounds, evaluator
+from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.reproduce.cascadia.runs import throughput_rps
 from headway.reproduce.cascadia.setup import asked
 from headway.reproduce.tasks import Measurement
@@ -25,14 +25,14 @@ NOISE = 15.0
 HIT_RATE = 0.5
 """Of prompt tokens, where prefix caching is on."""
 ROUNDS = 8
-OFF = (Off(-9.0, 8.0), Off(9.0, 8.0))
+OFF = (JudgeError(-9.0, 8.0), JudgeError(9.0, 8.0))
 """Judges: as much too low as Table 6's weaker ones are at a score of 96, and as much too high."""
 
 
 def weaker(rate_rps: float, seed: int, quick: bool) -> Measurement:
     """The Llama cascade on trace 1 at quality 80, planned by what each judge says (appendix K)."""
     case = asked("llama", 1, 80.0, quick, rate_rps, seed)
-    latencies = Latencies(evaluator(case))
+    latencies = StageLatencies(evaluator_of(case))
     reference = case.problem.scores
     found: Measurement = {}
     for name, error in (("gpt-4o", None), ("gpt-4o-mini", GPT_4O_MINI), ("llama-3.1-70b", LLAMA_70B)):
@@ -50,37 +50,37 @@ def weaker(rate_rps: float, seed: int, quick: bool) -> Measurement:
 def wrong(rate_rps: float, seed: int, quick: bool) -> Measurement:
     """What plans lose on the Llama cascade on trace 1 at quality 80 whose judge is too low, or too high."""
     case = asked("llama", 1, 80.0, quick, rate_rps, seed)
-    low, high = regrets(case, Latencies(evaluator(case)), OFF)
-    known = [each.knowing.rehearsed for each in (low, high)]
+    low, high = regrets(case, StageLatencies(evaluator_of(case)), OFF)
+    known = [each.informed.rehearsed for each in (low, high)]
     return {
         "slower_s": low.by_judge.slower_s,
         "short_points": high.by_judge.short_points,
-        "kept": all(done.keeps(case.problem.target) for done in known),
+        "kept": all(done.meets(case.problem.target) for done in known),
         "runs": [[each.rehearsed.quality, each.rehearsed.p95_s, each.short_points, each.slower_s]
-                 for found in (low, high) for each in (found.by_judge, found.by_truth, found.knowing)],
+                 for found in (low, high) for each in (found.by_judge, found.by_truth, found.informed)],
     }  # fmt: skip
 
 
-def _plan(case: PlanningRequest, scores: Scores, latencies: Latencies) -> CascadePlan:
-    return plan(replace(case.problem, scores=scores), latencies, bounds(case), EFFORT)
+def _plan(case: PlanningRequest, scores: Scores, latencies: StageLatencies) -> CascadePlan:
+    return plan(replace(case.problem, scores=scores), latencies, bounds_of(case), EFFORT)
 
 
 def trained_judge(rate_rps: float, seed: int, quick: bool) -> Measurement:
     """A judge that learned from 70% of the answers: what the reference says of the 30% that it lets through (N)."""
     case = asked("llama", 1, 80.0, quick, rate_rps, seed)
     unseen, judged = trained(case.problem.scores, LinearJudge(), seed=seed)
-    found = _plan(case, judged, Latencies(evaluator(case)))
+    found = _plan(case, judged, StageLatencies(evaluator_of(case)))
     return {"quality": unseen.quality_of(judged.final_stage(found.thresholds)), "asked": 80.0}
 
 
 def route_llm(trace: int, rate_rps: float, q_min: float, seeds: list[int], quick: bool) -> Measurement:
     """A router in front of the Llama models, asked for more until a rehearsal keeps the quality (appendix I)."""
     case = asked("llama", trace, q_min, quick, rate_rps)
-    latencies, target, last = Latencies(evaluator(case)), q_min, None
+    latencies, target, last = StageLatencies(evaluator_of(case)), q_min, None
     predicted = misjudged(case.problem.scores, JudgeNoise(spread=NOISE))
     for _ in range(ROUNDS):
-        problem = case.problem.asking(QualityFloor(min(target, 100.0)))
-        last = baselines.route_llm(problem, predicted, latencies, bounds(case), EFFORT)
+        problem = case.problem.with_target(QualityFloor(min(target, 100.0)))
+        last = baselines.route_llm(problem, predicted, latencies, bounds_of(case), EFFORT)
         done = rehearse(case, last)
         if done.quality is None or done.quality >= q_min:
             break
@@ -97,9 +97,10 @@ def route_llm(trace: int, rate_rps: float, q_min: float, seeds: list[int], quick
 def prefixes(rate_rps: float, seed: int, quick: bool) -> Measurement:
     """Plans with and without half of each prompt in a cache (appendix M)."""
     case = asked("llama", 1, 80.0, quick, rate_rps, seed)
-    latencies = Latencies(evaluator(case))
+    latencies = StageLatencies(evaluator_of(case))
     without, with_ = (
-        plan(replace(case.problem, prefix_hit_rate=rate), latencies, bounds(case), EFFORT) for rate in (0.0, HIT_RATE)
+        plan(replace(case.problem, prefix_hit_rate=rate), latencies, bounds_of(case), EFFORT)
+        for rate in (0.0, HIT_RATE)
     )
     same = [stage.num_gpus for stage in without.stages] == [stage.num_gpus for stage in with_.stages]
     return {"saved": 1 - with_.latency_s / without.latency_s, "same_gpus": same}
@@ -108,6 +109,6 @@ def prefixes(rate_rps: float, seed: int, quick: bool) -> Measurement:
 def budget(q_min: float, p95_s: float, rate_rps: float, quick: bool) -> Measurement:
     """The best quality within the latency of a plan that was made for a quality (appendix C)."""
     case = asked("deepseek", 1, q_min, quick, rate_rps)
-    case = replace(case, problem=case.problem.asking(LatencyBudget(p95_s)))
-    found = tighten_until_met(case, Latencies(evaluator(case))).rehearsed
+    case = replace(case, problem=case.problem.with_target(LatencyBudget(p95_s)))
+    found = tighten_until_met(case, StageLatencies(evaluator_of(case))).rehearsed
     return {"quality": found.quality, "p95_s": found.p95_s}

@@ -12,10 +12,10 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Parallel, Pool
 from headway.metrics.summary import summarize
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
-from headway.planning.cascade.stage_simulator import bounds, evaluator
+from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.reproduce.cascadia.setup import asked
 from headway.reproduce.tasks import Measurement
 from headway.sim.cluster import simulate
@@ -77,5 +77,5 @@ def scheduling(num_gpus: int, rate_rps: float, quick: bool) -> Measurement:
     case = asked("deepseek", 1, 85.0, quick, rate_rps * num_gpus / 32)
     problem = replace(case.problem, num_gpus=num_gpus)
     began = time.process_time()
-    found = plan(problem, Latencies(evaluator(case)), bounds(case), EFFORT)
+    found = plan(problem, StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT)
     return {"plan_s": time.process_time() - began, "evaluations": found.num_evaluations}

@@ -13,13 +13,13 @@ from dataclasses import replace
 from headway.core.errors import HeadwayError
 from headway.planning.cascade import baselines, planners
 from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.deployment import Latencies
+from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.planners import EFFORT, Make
-from headway.planning.cascade.planning_request import PlanningRequest, at_rate
+from headway.planning.cascade.planners import EFFORT, CascadePlanner
+from headway.planning.cascade.planning_request import PlanningRequest, with_rate
 from headway.planning.cascade.problem import ReplicaSet
-from headway.planning.cascade.rehearsal import Option, document_of, rehearse, tighten_until_met
-from headway.planning.cascade.stage_simulator import bounds, evaluator
+from headway.planning.cascade.rehearsal import RehearsedPlan, planned_document, rehearse, tighten_until_met
+from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.reproduce.cascadia.setup import AWQ_SLOWER, asked, at_once, changed
 from headway.reproduce.tasks import Measurement
@@ -34,9 +34,9 @@ CHUNKS = (256, 512, 1024, 2048)
 def rate(cascade: str, trace: int, quick: bool, slower: float = AWQ_SLOWER) -> Measurement:
     """The rate of a trace, the latency of a lone request that SLO scales are multiples of, and that of each model."""
     case = asked(cascade, trace, 80.0, quick, slower=slower)
-    latencies, limits = _latencies(case), bounds(case)
+    latencies, limits = _latencies(case), bounds_of(case)
     alone = [baselines.stand_alone(case.problem, name, latencies, limits, EFFORT) for name in case.problem.names]
-    lone = [rehearse(at_rate(case, 0.02), each) for each in alone]
+    lone = [rehearse(with_rate(case, 0.02), each) for each in alone]
 
     def in_time(rps: float) -> bool:
         done = rehearse(asked(cascade, trace, 80.0, quick, rps, slower=slower), alone[-1])
@@ -61,7 +61,7 @@ def measure(
     case = asked(cascade, trace, q_min, quick, rate_rps, slower=slower)
     latencies, began = _latencies(case), time.process_time()
     first = planners.cascadia()
-    first(case.problem, latencies, bounds(case))
+    first(case.problem, latencies, bounds_of(case))
     search_s = time.process_time() - began
     ours = tighten_until_met(case, latencies, first)
     plan_s = time.process_time() - began
@@ -71,13 +71,15 @@ def measure(
     systems["cascadia"] = ours
     runs = {name: [_run(case, found.plan, seed) for seed in seeds] for name, found in systems.items()}
     found: Measurement = {"runs": runs, "plans": {name: _said(each) for name, each in systems.items()}}
-    found |= {"plan_s": plan_s, "search_s": search_s, "evaluations": latencies.num_asked}
+    found |= {"plan_s": plan_s, "search_s": search_s, "evaluations": latencies.num_evaluated}
     found["no judge"] = [_run(changed(case, judge_s=0.0), ours.plan, seed)["p95_s"] for seed in seeds]
     found["other shape"] = _other_shape(case, ours.plan, latencies)
     return found
 
 
-def _systems(case: PlanningRequest, cascade: str, q_min: float, ablations: bool) -> Iterator[tuple[str, Make]]:
+def _systems(
+    case: PlanningRequest, cascade: str, q_min: float, ablations: bool
+) -> Iterator[tuple[str, CascadePlanner]]:
     alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
     yield "stand-alone", planners.stand_alone(alone)
     yield "cascade-serve", planners.cascade_serve
@@ -89,13 +91,13 @@ def _systems(case: PlanningRequest, cascade: str, q_min: float, ablations: bool)
 def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
     """The best cascade that leaves out a smaller model, as Headway plans it."""
     case = asked("deepseek", trace, q_min, quick, rate_rps)
-    latencies, found = _latencies(case), list[Option]()
-    for names in planners.shorter(case.problem):
+    latencies, found = _latencies(case), list[RehearsedPlan]()
+    for names in planners.model_subsets(case.problem):
         try:
-            found.append(tighten_until_met(case, latencies, planners.of_models(names)))
+            found.append(tighten_until_met(case, latencies, planners.cascade_of(names)))
         except HeadwayError:
             continue
-    within = [each for each in found if each.kept]
+    within = [each for each in found if each.is_met]
     best = min(within, key=lambda each: each.rehearsed.p95_s or 0.0, default=None)
     if best is None:
         return {"runs": None, "models": []}
@@ -119,7 +121,7 @@ def throughput_rps(case: PlanningRequest, found: CascadePlan, seed: int) -> floa
     return None if not rush.p95_s else 0.95 * rush.num_completed / rush.p95_s
 
 
-def _said(option: Option) -> Measurement:
+def _said(option: RehearsedPlan) -> Measurement:
     found = option.plan
     return {
         "thresholds": list(found.thresholds),
@@ -127,11 +129,11 @@ def _said(option: Option) -> Measurement:
         "gpus": [stage.num_gpus for stage in found.stages],
         "labels": [", ".join(part.label for part in stage.replicas) or "-" for stage in found.stages],
         "p95_s": [stage.p95_latency_s for stage in found.stages],
-        "kept": option.kept,
+        "kept": option.is_met,
     }
 
 
-def _other_shape(case: PlanningRequest, found: CascadePlan, latencies: Latencies) -> list[float | None]:
+def _other_shape(case: PlanningRequest, found: CascadePlan, latencies: StageLatencies) -> list[float | None]:
     """The middle model's p95 as planned, and with half the tensor parallelism and twice the replicas (4.3)."""
     stage, model = found.stages[1], case.problem.models[1]
     part = stage.replicas[0] if stage.replicas else None
@@ -147,20 +149,20 @@ def _other_shape(case: PlanningRequest, found: CascadePlan, latencies: Latencies
     return [latencies.p95_s(model, ReplicaSet(stage.replicas), stage.rate_rps, lengths), other_s]
 
 
-def _latencies(case: PlanningRequest) -> Latencies:
-    return Latencies(evaluator(case))
+def _latencies(case: PlanningRequest) -> StageLatencies:
+    return StageLatencies(evaluator_of(case))
 
 
 def sarathi(trace: int, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
     """The largest model alone on Sarathi-Serve's batching: throughput of each chunk size."""
     case = asked("deepseek", trace, 90.0, quick, rate_rps)
-    found = baselines.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds(case), EFFORT)
+    found = baselines.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds_of(case), EFFORT)
     by_chunk = {}
     for chunk in CHUNKS:
-        document = copy.deepcopy(document_of(case, found))
+        document = copy.deepcopy(planned_document(case, found))
         engine = {"name": "sarathi", "max_num_batched_tokens": chunk, "max_num_seqs": min(256, chunk)}
         document["fleet"] = [{**pool, "engine": engine} for pool in document["fleet"]]
-        chunked = replace(case, document=document, entries=dict.fromkeys(case.entries, 0))
+        chunked = replace(case, document=document, template_pools=dict.fromkeys(case.template_pools, 0))
         by_chunk[str(chunk)] = [_run(chunked, found, seed)["throughput_rps"] for seed in seeds]
     return {"throughput_rps": by_chunk}
 
@@ -173,13 +175,13 @@ def optimality(seed: int, num_rows: int) -> Measurement:
     case = replace(case, problem=problem)
     ours, all_ = _latencies(case), _latencies(case)
     began = time.perf_counter()
-    found = plan(problem, ours, bounds(case), EFFORT)
+    found = plan(problem, ours, bounds_of(case), EFFORT)
     middle = time.perf_counter()
     oracle = exhaustive(problem, all_)
     return {
         "gap": found.latency_s / oracle.latency_s - 1,
-        "evaluations": ours.num_asked,
-        "all_evaluations": all_.num_asked,
+        "evaluations": ours.num_evaluated,
+        "all_evaluations": all_.num_evaluated,
         "plan_s": middle - began,
         "exhaustive_s": time.perf_counter() - middle,
     }

@@ -16,7 +16,7 @@ from headway.catalog import coefficients
 from headway.catalog.coefficients import CoefficientFile, Coefficients
 from headway.config import strict_yaml
 from headway.config.strict_yaml import Places
-from headway.planning.cascade.planning_request import PlanningRequest, ask, at_rate
+from headway.planning.cascade.planning_request import PlanningRequest, make_request, with_rate
 from headway.planning.cascade.problem import QualityFloor
 from headway.scenario import Simulator
 from headway.scenario.presets import builtin
@@ -53,12 +53,12 @@ def asked(
     elif slower != 1:
         large = document["fleet"][-1]
         large["coefficients"] = str(_file(large["gpu"], large["engine"], slower))
-    return ask(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), Simulator(), num_gpus=32)
+    return make_request(document | {"seed": seed}, Places(), Path(), QualityFloor(q_min), Simulator(), num_gpus=32)
 
 
 def at_once(case: PlanningRequest) -> PlanningRequest:
     """All requests together."""
-    rush = at_rate(case, AT_ONCE_RPS)
+    rush = with_rate(case, AT_ONCE_RPS)
     rush.document["workload"]["num_requests"] = AT_ONCE
     return rush
 
