@@ -47,8 +47,8 @@ class Pod(Struct, frozen=True):
         return int(tail) if tail.isdecimal() else -1
 
 
-class Cluster:
-    """One workload at the API server. Every call blocks."""
+class WorkloadApi:
+    """One workload, through the API server. Every call blocks."""
 
     def __init__(self, spec: Kubernetes) -> None:
         self._spec = spec
@@ -148,7 +148,7 @@ class Pods:
 
     def __init__(self, pool: Pool, spec: Kubernetes, host: ActuatorHost) -> None:
         self._pool, self._spec, self._host = pool, spec, host
-        self._cluster = Cluster(spec)
+        self._api = WorkloadApi(spec)
         self._used: dict[str, tuple[Pod, LiveReplica]] = {}
         """By uid, the pods that are replicas."""
         self._leaving: dict[str, Pod] = {}
@@ -259,10 +259,10 @@ class Pods:
 
     async def _synchronize(self) -> None:
         """Send the request to the cluster, and take over the pods that exist."""
-        num_requested, pods = await asyncio.to_thread(self._cluster.read)
+        num_requested, pods = await asyncio.to_thread(self._api.read)
         if num_more := self._num_more:
             num_requested = max(num_requested + num_more, 0)
-            await asyncio.to_thread(self._cluster.scale, num_requested, list(self._leaving.values()))
+            await asyncio.to_thread(self._api.scale, num_requested, list(self._leaving.values()))
             self._num_more -= num_more
         self._num_requested = num_requested
         existing = {pod.uid for pod in pods}
