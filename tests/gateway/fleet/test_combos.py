@@ -10,46 +10,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
+from combo_fleets import LONG, combo_file, flight, prefills
 from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
 from headway.gateway.fleet.combos import in_order
-from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, read_request
-from headway.gateway.scheduling import vllm_disaggregation
-from headway.gateway.upstream.errors import EngineError
 from serving import MODEL, Process, all_up, chat, closing, emulator, gateway, metric, said, until
 from serving import ask as send
-
-STRICT = {"routing": {"name": "cauchy", "within": "strict"}}
-LONG = "a prompt of some length " * 40
-
-
-def combo_file(folder: Path, prefill: list[str], decode: list[str], **changes: Any) -> Path:
-    """A fleet of one combo; `changes` are sections of the file."""
-    side = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1"}
-    combo = {"name": "pair", "prefill": {**side, "endpoints": prefill}, "decode": {**side, "endpoints": decode}}
-    combo |= {"handover": {"first_token": "decode"}, **changes.pop("combo", {})}
-    settings = {"scrape_period_s": 0.1, **changes.pop("gateway", {})}
-    path = folder / "fleet.yaml"
-    path.write_text(yaml.safe_dump({"combos": [combo], "policies": STRICT, "gateway": settings, **changes}))
-    return path
 
 
 def streamed(process: Process, content: str = LONG, **options: Any) -> list[Any]:
     """A chat's events."""
     return list(chat(process, content, stream=True, **{"max_tokens": 12, **options}).events())
-
-
-def prefills(process: Process, outcome: str) -> int:
-    """How many prompts another replica was to compute, of which that became."""
-    lines = send(process, "/metrics").text().splitlines()
-    return sum(
-        int(line.rsplit(" ", 1)[1])
-        for line in lines
-        if line.startswith("headway_prefills_total") and f'outcome="{outcome}"' in line
-    )
 
 
 def idle(*processes: Process) -> None:
@@ -281,13 +254,6 @@ def test_a_client_that_leaves_is_nowhere(fleet: Fleet, tmp_path: Path) -> None:
         idle(slow)
 
 
-def flight(process: Process, pool: str) -> int:
-    """Requests at the replicas of pools whose names begin so."""
-    lines = send(process, "/metrics").text().splitlines()
-    start = f'headway_requests_in_flight{{pool="{pool}'
-    return sum(int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
-
-
 def test_a_stream_leaves_a_replica_that_drains_by_way_of_a_new_prefill(fleet: Fleet, tmp_path: Path) -> None:
     decode = [each.url for each in fleet.decode]
     path = combo_file(tmp_path, [fleet.prefill.url], decode, gateway={"admin_keys": [sha256(b"boss").hexdigest()]})
@@ -341,53 +307,6 @@ def test_roles_change_at_run_time(fleet: Fleet, tmp_path: Path) -> None:
     assert first.for_prefill and second.for_decode
 
 
-# What is sent.
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "can"),
-    [
-        (CHAT, {}, True),
-        (CHAT, {"n": 1, "max_tokens": 2}, True),
-        (CHAT, {"n": 2}, False),
-        (CHAT, {"max_tokens": 1}, False),
-        (COMPLETIONS, {"prompt": "hi"}, True),
-        (COMPLETIONS, {"prompt": [1, 2]}, True),
-        (COMPLETIONS, {"prompt": ["hi", "there"]}, False),
-        (COMPLETIONS, {"prompt": "hi", "echo": True}, False),
-        (COMPLETIONS, {"prompt": "hi", "best_of": 2}, False),
-        (COMPLETIONS, {"prompt": "hi", "prompt_logprobs": 1}, False),
-        (EMBEDDINGS, {"input": "hi"}, False),
-    ],
-)
-def test_what_can_be_split(path: str, body: dict[str, Any], can: bool) -> None:
-    messages = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {}
-    asked = read_request(path, json.dumps({"model": "m", **messages, **body}).encode(), {})
-    assert vllm_disaggregation.can_be_split(asked) is can
-
-
-def test_the_two_requests_of_one() -> None:
-    body = {
-        "prompt": "hi", "max_completion_tokens": 50, "min_tokens": 5, "stream": True, "temperature": 0.5,
-        "stream_options": {"include_usage": True}, "return_token_ids": True, "kv_transfer_params": {"mine": 1},
-    }  # fmt: skip
-    assert vllm_disaggregation.prefill_body(body) == {
-        "prompt": "hi", "max_completion_tokens": 1, "min_tokens": 1, "max_tokens": 1, "stream": False,
-        "temperature": 0.5, "kv_transfer_params": {
-            "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
-            "remote_host": None, "remote_port": None,
-        },
-    }  # fmt: skip
-    assert vllm_disaggregation.decode_body(body, {"theirs": 2}) == {**body, "kv_transfer_params": {"theirs": 2}}
-    assert "kv_transfer_params" not in vllm_disaggregation.decode_body(body, None)
-    said = vllm_disaggregation.read_prefill_answer(
-        b'{"kv_transfer_params": {"a": [1]}, "usage": {"prompt_tokens": 7}, "choices": []}'
-    )
-    assert (said.kv_transfer_params, said.prompt_tokens) == ({"a": [1]}, 7)
-    with pytest.raises(EngineError, match="no completion"):
-        vllm_disaggregation.read_prefill_answer(b"[]")
-
-
 # What cannot be served.
 
 
@@ -395,9 +314,9 @@ def test_the_two_requests_of_one() -> None:
     ("changes", "what"),
     [
         ({"engine": "sglang"}, "speaks sglang, and the other part vllm"),
-        ({"engine": "llama.cpp"}, "gives its KV cache to no other"),
-        ({"api": "openai"}, "no words for a KV cache"),
-        ({"kubernetes": {"name": "x"}, "endpoints": []}, "expected the same way for both"),
+        ({"engine": "llama.cpp"}, "cannot transfer its KV cache"),
+        ({"api": "openai"}, "cannot transfer a KV cache"),
+        ({"kubernetes": {"name": "x"}, "endpoints": []}, "expected the same for both"),
         ({"endpoints": []}, "missing"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 from asgi import Inside
-from gateway.scheduling.test_sglang_disaggregation import pair_file
+from combo_fleets import pair_file
 from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.upstream.client import Connection
 from held import check_all_is_nought, gateway_before_held, live

@@ -259,7 +259,7 @@ def test_each_stage_is_in_the_records_and_the_day_can_be_simulated_again(
     ("judge", "words"),
     [
         (None, "needs a `judge`"),
-        ({}, "expected where the judge listens"),
+        ({}, "expected the judge's address"),
         ({"url": "http://a:1"}, "judge.model: missing"),
         ({"url": "http://a:1", "model": "m", "prompt": "score {answer}"}, "has no {question}"),
         ({"url": "http://a:1", "modle": "m"}, "did you mean 'model'?"),

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
 import processes
-from gateway.fleet.test_combos import flight, prefills
+from combo_fleets import LONG, STRICT, flight, pair_file, prefills
 from headway import records, scenario, serving
 from headway.core.errors import HeadwayError
 from headway.core.record import Cause, Outcome
@@ -23,8 +22,6 @@ from headway.gateway.upstream.errors import EngineError
 from serving import MODEL, Process, all_up, chat, closing, emulator, gateway, metric, said, until
 from serving import ask as send
 
-LONG = "a prompt of some length " * 40
-STRICT = {"routing": {"name": "cauchy", "within": "strict"}}
 SLOW = ("--kv-gbps", "0.05")
 """A cache takes a while to be sent."""
 
@@ -33,19 +30,6 @@ def half(mode: str, *options: str) -> Process:
     """An engine for one phase."""
     at = ("--disaggregation-mode", mode, "--disaggregation-bootstrap-port", "0")
     return emulator("--engine", "sglang", *at, *options)
-
-
-def pair_file(folder: Path, prefill: list[str], decode: list[str], num: int = 1, **changes: Any) -> Path:
-    """`num` combos, among which the engines are dealt out."""
-    side = {"model": MODEL, "gpu": "h100", "engine": "sglang"}
-    combo = {
-        "name": "pair", "prefill": {**side, "endpoints": prefill}, "decode": {**side, "endpoints": decode},
-        "replicas": num, **changes.pop("combo", {}),
-    }  # fmt: skip
-    settings = {"scrape_period_s": 0.1, **changes.pop("gateway", {})}
-    path = folder / "fleet.yaml"
-    path.write_text(yaml.safe_dump({"combos": [combo], "policies": STRICT, "gateway": settings, **changes}))
-    return path
 
 
 def fails(process: Process, *faults: int | str) -> None:

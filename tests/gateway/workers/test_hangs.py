@@ -15,8 +15,15 @@ from typing import Any
 import pytest
 
 import serving
-from gateway.workers.test_workers import _all_agree, _begun, _gateway, _in_flight, _is_there, _workers
 from serving import MODEL, ask, chat, metric, until
+from worker_fleet import (
+    gateway_with_workers,
+    is_alive,
+    num_in_flight,
+    started_stream,
+    wait_until_counts_agree,
+    worker_pids,
+)
 
 pytest.importorskip("httptools")
 from headway.gateway.workers.heartbeat import HeartbeatMonitor
@@ -35,7 +42,7 @@ def engines() -> Iterator[list[serving.Process]]:
 @pytest.fixture
 def front(engines: list[serving.Process], tmp_path: Path) -> Iterator[serving.Process]:
     path = serving.fleet_file(tmp_path, [each.url for each in engines], gateway={"hang_s": HANG_S, "batches": {}})
-    made = _gateway(path, 2)
+    made = gateway_with_workers(path, 2)
     with serving.closing(made):
         serving.all_up(made, 1)
         yield made
@@ -130,18 +137,18 @@ def test_a_worker_that_hangs_is_ended_and_another_takes_its_place(
     front: serving.Process, engines: list[serving.Process]
 ) -> None:
     """What it had counts no more, and its engines have aborted it; the others' streams go on."""
-    streams = [_begun(front, max_tokens=400) for _ in range(10)]
-    _all_agree(front, engines, 10)
-    hung, other = _workers(front)
+    streams = [started_stream(front, max_tokens=400) for _ in range(10)]
+    wait_until_counts_agree(front, engines, 10)
+    hung, other = worker_pids(front)
     os.kill(hung, signal.SIGSTOP)
-    until(lambda: len(_workers(front)) == 2 and hung not in _workers(front))
-    assert other in _workers(front) and not _is_there(hung)
+    until(lambda: len(worker_pids(front)) == 2 and hung not in worker_pids(front))
+    assert other in worker_pids(front) and not is_alive(hung)
     for _ in range(10):  # also those that had come to its socket
         assert chat(front, max_tokens=2).json()["choices"]
     assert any(_finish(streams))
     for reply, _ in streams:
         reply.close()
-    _all_agree(front, engines, 0)
+    wait_until_counts_agree(front, engines, 0)
     assert f"(process {hung}) has sent nothing for 1 s: it is killed" in front.stop()
 
 
@@ -149,8 +156,8 @@ def test_nobody_waits_for_a_scheduler_that_hangs_and_streams_go_on(
     front: serving.Process, engines: list[serving.Process]
 ) -> None:
     """When it goes on, all is as it was: nobody takes the time that it has slept for anybody else's."""
-    streams = [_begun(front, max_tokens=300) for _ in range(4)]
-    workers = _workers(front)
+    streams = [started_stream(front, max_tokens=300) for _ in range(4)]
+    workers = worker_pids(front)
     os.kill(front.process.pid, signal.SIGSTOP)
     try:
         for path in ("/v1/chat/completions", "/health", "/v1/files"):
@@ -163,8 +170,8 @@ def test_nobody_waits_for_a_scheduler_that_hangs_and_streams_go_on(
         os.kill(front.process.pid, signal.SIGCONT)
     until(lambda: all(ask(front, "/health").json().get("up") == 1 for _ in range(10)))  # by both workers
     assert chat(front, max_tokens=2).json()["choices"]
-    _all_agree(front, engines, 0)
-    assert _workers(front) == workers and _in_flight(front) == 0
+    wait_until_counts_agree(front, engines, 0)
+    assert worker_pids(front) == workers and num_in_flight(front) == 0
     assert metric(front, "headway_requests_total") >= 5
     written = front.stop()
     assert "the scheduler answers again" in written and "has sent nothing" not in written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -24,7 +23,6 @@ from processes import running
 from serving import chat, until
 
 pytest.importorskip("httptools")
-from headway.gateway.fleet.local_resources import Gpus
 from headway.gateway.workers.planner_process import PlannerProcess, PlannerProcesses
 from planner_work import Tally
 
@@ -256,18 +254,3 @@ def test_it_is_said_which_shapes_there_are_no_processes_for(tmp_path: Path) -> N
         assert lines[0] == "planned anew every 2 s if need be, for quality 75 on 4 GPUs"
         assert len(lines) == 3 and all(words in line for line in lines[1:])
         assert ("small-tp2" in {pool.name for pool in chosen.fleet.pools}) == bool(options)
-
-
-def test_gpus_next_to_each_other_go_first_and_who_finds_none_waits() -> None:
-    async def story() -> None:
-        gpus = Gpus(4)
-        one = await gpus.take(1)
-        pair = await gpus.take(2)
-        assert (one, pair) == ((0,), (2, 3))
-        waiting = asyncio.create_task(gpus.take(2))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        gpus.give(one)
-        assert await waiting == (0, 1)
-
-    asyncio.run(story())

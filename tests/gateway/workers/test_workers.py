@@ -25,11 +25,20 @@ from headway.gateway.relay.request import CHAT
 from headway.gateway.relay.request import read_request as read
 from headway.records.parquet import load
 from serving import Reply, ask, chat, metric, said, until
+from worker_fleet import (
+    LONG,
+    gateway_with_workers,
+    is_alive,
+    num_at_engines,
+    num_in_flight,
+    started_stream,
+    wait_until_counts_agree,
+    worker_pids,
+)
 
 pytest.importorskip("httptools")
 FREE, FEW, ADMIN = ({"Authorization": f"Bearer {key}"} for key in ("free", "few", "root"))
 FEW_A_MINUTE = 6
-LONG = {"stream": True, "max_tokens": 3000, "ignore_eos": True}
 
 
 def _sum(headers: dict[str, str]) -> str:
@@ -51,60 +60,10 @@ def front(engines: list[serving.Process], tmp_path_factory: pytest.TempPathFacto
         tmp_path_factory.mktemp("front"), [each.url for each in engines], gateway=settings,
         policies={"routing": "session-affinity", "admission": {"name": "queue-manager", "interval_s": 0.05}},
     )  # fmt: skip
-    made = _gateway(path, 4)
+    made = gateway_with_workers(path, 4)
     with serving.closing(made):
         serving.all_up(made, 2)
         yield made
-
-
-def _gateway(path: Path, num: int, *options: str) -> serving.Process:
-    """A gateway, all of whose workers are there."""
-    made = serving.gateway(path, "--workers", str(num), *options)
-    until(lambda: len(_workers(made)) == num)
-    return made
-
-
-def _workers(front: serving.Process) -> list[int]:
-    """Process ids of those that have started to serve: they have read what they are sent first."""
-    found, pid = [], front.process.pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with suppress(OSError):
-            if "headway.gateway.workers.worker" in Path(f"/proc/{child}/cmdline").read_text():
-                found.append(int(child))
-    return found
-
-
-def _is_there(pid: int) -> bool:
-    """A process that is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _in_flight(front: serving.Process) -> int:
-    return int(metric(front, "headway_requests_in_flight"))
-
-
-def _at_engines(engines: list[serving.Process]) -> int:
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    return int(sum(metric(engine, name) for engine in engines for name in names))
-
-
-def _all_agree(front: serving.Process, engines: list[serving.Process], num: int) -> None:
-    """So many are in flight, by the gateway and by its engines."""
-    until(lambda: _in_flight(front) == num == _at_engines(engines))
-
-
-Stream = tuple[Reply, Iterator[Any]]
-
-
-def _begun(front: serving.Process, headers: dict[str, str] | None = None, **options: Any) -> Stream:
-    """A stream of which something has come."""
-    reply = chat(front, headers=headers, **{**LONG, **options})
-    events = reply.events()
-    next(events)
-    return reply, events
 
 
 def _status(front: serving.Process, path: str = "", headers: dict[str, str] | None = None, **options: Any) -> int:
@@ -141,23 +100,23 @@ def test_counts_are_those_of_the_engines_however_clients_leave(
         thread.start()
     for thread in threads:
         thread.join()
-    _all_agree(front, engines, 0)
+    wait_until_counts_agree(front, engines, 0)
     assert metric(front, "headway_requests_total") - before == num_clients * num_each
-    streams = [_begun(front, FREE) for _ in range(9)]
-    _all_agree(front, engines, 9)
+    streams = [started_stream(front, FREE) for _ in range(9)]
+    wait_until_counts_agree(front, engines, 9)
     for reply, _ in streams[:4]:
         reply.close()
-    _all_agree(front, engines, 5)
+    wait_until_counts_agree(front, engines, 5)
     for reply, _ in streams[4:]:
         reply.close()
-    _all_agree(front, engines, 0)
+    wait_until_counts_agree(front, engines, 0)
 
 
 def test_a_killed_worker_takes_its_own_streams_only(front: serving.Process, engines: list[serving.Process]) -> None:
     """Its requests are no longer in flight, another one takes its place, and the others' streams go on."""
-    streams = [_begun(front, FREE, max_tokens=400) for _ in range(12)]
-    _all_agree(front, engines, 12)
-    before = _workers(front)
+    streams = [started_stream(front, FREE, max_tokens=400) for _ in range(12)]
+    wait_until_counts_agree(front, engines, 12)
+    before = worker_pids(front)
     os.kill(before[0], signal.SIGKILL)
     ended: list[bool] = []
 
@@ -170,7 +129,7 @@ def test_a_killed_worker_takes_its_own_streams_only(front: serving.Process, engi
     threads = [threading.Thread(target=finish, args=(events,)) for _, events in streams]
     for thread in threads:
         thread.start()
-    until(lambda: len(_workers(front)) == 4 and before[0] not in _workers(front))
+    until(lambda: len(worker_pids(front)) == 4 and before[0] not in worker_pids(front))
     for _ in range(12):  # those that come to its socket are served
         assert chat(front, headers=FREE, max_tokens=2).json()["choices"]
     for thread in threads:
@@ -178,21 +137,21 @@ def test_a_killed_worker_takes_its_own_streams_only(front: serving.Process, engi
     for reply, _ in streams:
         reply.close()
     assert len(ended) == 12 and any(ended)
-    _all_agree(front, engines, 0)
+    wait_until_counts_agree(front, engines, 0)
     assert ask(front, "/health").json()["up"] == 2
 
 
 def test_streams_are_moved_out_by_the_schedulers_word(front: serving.Process, engines: list[serving.Process]) -> None:
-    streams = [_begun(front, {**FREE, "x-session-id": f"moves-{i}"}, max_tokens=300) for i in range(6)]
+    streams = [started_stream(front, {**FREE, "x-session-id": f"moves-{i}"}, max_tokens=300) for i in range(6)]
     assert ask(front, "/workers/0/drain", b"", ADMIN).json()["status"] == "draining"
     until(lambda: ask(front, "/workers/0", headers=ADMIN).json()["empty"])
-    until(lambda: _at_engines(engines[:1]) == 0)
+    until(lambda: num_at_engines(engines[:1]) == 0)
     whole = said(list(chat(front, headers=FREE, stream=True, max_tokens=300, ignore_eos=True).events()))
     for _, events in streams:
         rest = list(events)
         assert rest[-1] == "[DONE]" and whole.endswith(said(rest))
     assert ask(front, "/workers/0/undrain", b"", ADMIN).json()["status"] == "up"
-    _all_agree(front, engines, 0)
+    wait_until_counts_agree(front, engines, 0)
 
 
 # Limits and queues.
@@ -235,10 +194,10 @@ def test_the_most_urgent_go_first_whichever_worker_holds_them(engines: list[serv
     policies = {"routing": "least-loaded", "ordering": "priority", "ordering_at": "gateway", "window": 1}
     path = serving.fleet_file(tmp_path, [engines[0].url], policies=policies)
     log = tmp_path / "decisions.jsonl"
-    front = _gateway(path, 2, "--decisions", str(log))
+    front = gateway_with_workers(path, 2, "--decisions", str(log))
     with serving.closing(front):
         serving.all_up(front, 1)
-        blocker, _ = _begun(front)
+        blocker, _ = started_stream(front)
         tiers = [i % 3 for i in range(18)]
         random.Random(5).shuffle(tiers)
         threads = []
@@ -247,7 +206,7 @@ def test_the_most_urgent_go_first_whichever_worker_holds_them(engines: list[serv
             threads.append(threading.Thread(target=lambda options: chat(front, **options).json(), args=(options,)))
             threads[-1].start()
             until(lambda: metric(front, "headway_requests_held") == i + 1)  # noqa: B023
-        assert _in_flight(front) == 1
+        assert num_in_flight(front) == 1
         blocker.close()
         for thread in threads:
             thread.join()
@@ -261,14 +220,14 @@ def test_time_runs_out_at_a_replica_and_in_line(engines: list[serving.Process], 
     """The engine is told to abort, and there is room for the next one."""
     policies = {"ordering_at": "gateway", "window": 1}
     path = serving.fleet_file(tmp_path, [engines[0].url], policies=policies, gateway={"timeout_s": 1.0})
-    front = _gateway(path, 2)
+    front = gateway_with_workers(path, 2)
     with serving.closing(front):
         serving.all_up(front, 1)
-        _, events = _begun(front)
+        _, events = started_stream(front)
         assert _status(front, max_tokens=4000, ignore_eos=True) == 504
         last = list(events)[-2:]
         assert last[0]["error"]["code"] == "timeout" and last[1] == "[DONE]"
-        _all_agree(front, engines[:1], 0)
+        wait_until_counts_agree(front, engines[:1], 0)
         assert _status(front, max_tokens=2) == 200
 
 
@@ -276,24 +235,24 @@ def test_time_runs_out_at_a_replica_and_in_line(engines: list[serving.Process], 
 
 
 def test_streams_outlive_the_scheduler_and_nothing_else_does(engines: list[serving.Process], tmp_path: Path) -> None:
-    front = _gateway(serving.fleet_file(tmp_path, [engines[0].url]), 2)
+    front = gateway_with_workers(serving.fleet_file(tmp_path, [engines[0].url]), 2)
     with serving.closing(front):
         serving.all_up(front, 1)
-        streams = [_begun(front, max_tokens=300) for _ in range(6)]
-        workers = _workers(front)
+        streams = [started_stream(front, max_tokens=300) for _ in range(6)]
+        workers = worker_pids(front)
         front.kill()
         for _, events in streams:
             assert list(events)[-1] == "[DONE]"
-        until(lambda: not any(_is_there(pid) for pid in workers))
+        until(lambda: not any(is_alive(pid) for pid in workers))
         with pytest.raises(OSError):
             chat(front)
-        until(lambda: _at_engines(engines[:1]) == 0)
+        until(lambda: num_at_engines(engines[:1]) == 0)
 
 
 def test_a_stream_goes_on_where_its_engine_died_and_all_is_recorded_in_one_place(tmp_path: Path) -> None:
     engines = [serving.emulator(), serving.emulator()]
     path, ran = serving.fleet_file(tmp_path, [each.url for each in engines]), tmp_path / "ran"
-    front = _gateway(path, 2, "--records", str(ran))
+    front = gateway_with_workers(path, 2, "--records", str(ran))
     with serving.closing(front, *engines):
         serving.all_up(front, 2)
         streams = [chat(front, stream=True, max_tokens=150, ignore_eos=True) for _ in range(8)]
@@ -305,7 +264,7 @@ def test_a_stream_goes_on_where_its_engine_died_and_all_is_recorded_in_one_place
         whole = said(list(chat(front, stream=True, max_tokens=150, ignore_eos=True).events()))
         assert {text + said(rest) for text, rest in zip(texts, rests, strict=True)} == {whole}
         assert {reply.headers["x-headway-replica"] for reply in streams} == {"pool/0", "pool/1"}
-        until(lambda: _in_flight(front) == _at_engines(engines[1:]) == 0)
+        until(lambda: num_in_flight(front) == num_at_engines(engines[1:]) == 0)
         front.stop()
     records, _ = load(ran)
     assert len(records.requests["request"]) == len(records.workload["arrival_s"]) == 9
@@ -321,7 +280,7 @@ def test_streams_end_before_the_gateway_does_and_connections_are_encrypted(
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "1"]
     subprocess.run([*map(str, command), "-subj", "/CN=localhost"], check=True, capture_output=True)
     path = serving.fleet_file(tmp_path, [engines[0].url])
-    front = _gateway(path, 2, "--certfile", str(cert), "--keyfile", str(key))
+    front = gateway_with_workers(path, 2, "--certfile", str(cert), "--keyfile", str(key))
     trusting = ssl.create_default_context(cafile=str(cert))
     trusting.check_hostname = False
 
@@ -335,11 +294,11 @@ def test_streams_end_before_the_gateway_does_and_connections_are_encrypted(
         body = {"model": serving.MODEL, "messages": [{"role": "user", "content": "hi"}], **LONG, "max_tokens": 200}
         events = asked("POST", CHAT, body).events()
         next(events)
-        workers = _workers(front)
+        workers = worker_pids(front)
         front.process.send_signal(signal.SIGTERM)
         assert list(events)[-1] == "[DONE]"
         front.stop()
-        assert not any(_is_there(pid) for pid in workers)
+        assert not any(is_alive(pid) for pid in workers)
 
 
 # One gateway, to its clients.
