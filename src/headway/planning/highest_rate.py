@@ -1,4 +1,4 @@
-"""The highest rate that is served in time, in few trials, each of which is a simulation. Pure."""
+"""The highest rate that is served in time, found in few trials, each of which is a simulation. Pure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable, Sequence
 from math import exp, log
 
 Strains = Sequence[float]
-"""Logarithms of how near each limit is at a rate: 0 at it, more beyond. The number and order are always the same."""
+"""For each limit, the logarithm of the load over it: 0 at the limit, more beyond. Always in the same order."""
 Trial = tuple[float, Strains]
-"""The logarithm of a rate, and what was found there."""
+"""The logarithm of a rate, and the strains at that rate."""
 MOST = log(4.0)
-"""Beyond it, either way, a strain says little about how far away the limit is."""
+"""Bound of a strain, either way: larger values do not tell how far the limit is."""
 FARTHEST = log(1.35)
-"""A step may go, while nothing is known on the other side."""
+"""Longest step while all trials are on one side of the limit."""
 LEAST_SLOPE, SLOPE, MOST_SLOPE = 2.0, 4.0, 20.0
-"""Of a strain over the logarithm of the rate: bounds, and what is taken before two trials tell it."""
+"""Slope of a strain over the logarithm of the rate: its bounds, and the assumption for the first trial."""
 EDGE = 0.25
-"""Of an interval, that a trial keeps away from either end."""
+"""Share of an interval that a trial keeps away from either end."""
 
 
 def highest(strains: Callable[[float], Strains], start: float, floor: float, ceiling: float, precision: float) -> float:
     """The rate at which the first strain rises above 0, to within `precision`.
 
-    Strains are taken to be straight lines over the logarithm of the rate. The answer is where they cross 0: between
-    two trials that are `precision` apart, or next to one that is so near that the slope hardly matters. Each trial is
-    set half the precision to one side of where they seem to cross, so that two are enough where that is right.
-    0: not even `floor` will do; at `ceiling` the search ends.
+    The search takes strains for straight lines over the logarithm of the rate. The result is where the first crosses 0:
+    between two trials that are `precision` apart, or next to a trial so near that the slope hardly matters. Each trial
+    lies half the precision to one side of the estimated crossing, so that two trials suffice if the estimate is right.
+    0 if even `floor` is too high; at most `ceiling`.
     """
     width, lowest, uppermost = log(precision), log(floor), log(ceiling)
     at = min(max(log(start), lowest), uppermost)
@@ -51,13 +51,13 @@ def highest(strains: Callable[[float], Strains], start: float, floor: float, cei
 
 
 def _beyond(here: Trial, before: Trial | None, width: float) -> float:
-    """On the other side of the first limit, as seen from one side."""
+    """The next trial, on the other side of the estimated limit."""
     step = _step(here, before) + (width / 2 if max(here[1]) <= 0 else -width / 2)
     return here[0] + min(max(step, -FARTHEST), FARTHEST)
 
 
 def _step(here: Trial, before: Trial | None) -> float:
-    """To the first limit."""
+    """The estimated distance to the first limit."""
     steps = []
     for i, strain in enumerate(here[1]):
         slope = SLOPE
@@ -68,14 +68,14 @@ def _step(here: Trial, before: Trial | None) -> float:
 
 
 def _between(low: Trial, high: Trial, width: float) -> float:
-    """Half a precision off where the first limit is, towards the farther end; never close to an end."""
+    """The next trial: half the precision off the estimated limit towards the farther end, and not close to an end."""
     gap, share = high[0] - low[0], _share(low, high)
     at = low[0] + share * gap + (width / 2 if share < 0.5 else -width / 2)
     return min(max(at, low[0] + EDGE * gap), high[0] - EDGE * gap)
 
 
 def _share(low: Trial, high: Trial) -> float:
-    """Of the way between the two, where the first limit is."""
+    """The estimated position of the first limit, as a share of the interval."""
     pairs = [(_bounded(under), _bounded(over)) for under, over in zip(low[1], high[1], strict=True) if over > 0]
     return min(-under / (over - under) for under, over in pairs)
 

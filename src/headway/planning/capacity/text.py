@@ -1,4 +1,4 @@
-"""A capacity plan as text for a console, and as one page with a picture."""
+"""A capacity plan as text for a console, and the tables that its page shows, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNCALIBRATED = "Step times are not calibrated for the plan's GPU and engine: tru
 
 
 def shown(name: str, value: float | None) -> str:
-    """A target's value, as a person reads it."""
+    """A readable value of a target."""
     if value is None:
         return "-"
     return percent(value) if name == "attainment" else seconds(value)
@@ -31,16 +31,16 @@ def _targets(targets: Targets) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def asked(targets: Targets) -> str:
-    """As in "TTFT p99 <= 2 s, SLO met >= 99.0%"."""
+def describe(targets: Targets) -> str:
+    """Targets as in "TTFT p99 <= 2 s, SLO met >= 99.0%"."""
     signs = {"attainment": "≥"}
     return ", ".join(f"{NAMES[name]} {signs.get(name, '≤')} {shown(name, value)}" for name, value in _targets(targets))
 
 
 def headline(plan: CapacityPlan) -> str:
-    """The answer in a sentence."""
+    """The plan in a sentence."""
     if plan.choice is None:
-        return f"No candidate meets {asked(plan.targets)}."
+        return f"No candidate meets {describe(plan.targets)}."
     chosen, replicas = plan.choice.candidate, plan.choice.replicas
     gpus = (replicas or 0) * chosen.parallel.num_gpus
     each = f", {chosen.parallel.num_gpus} GPUs each" if chosen.parallel.num_gpus > 1 else ""
@@ -49,8 +49,8 @@ def headline(plan: CapacityPlan) -> str:
     return f"{number}, {chosen.policy}: {gpus} GPU{'s' if gpus != 1 else ''}, {price} an hour."
 
 
-def facts(plan: CapacityPlan) -> Iterator[str]:
-    """What stands below the answer, a sentence each."""
+def sentences(plan: CapacityPlan) -> Iterator[str]:
+    """Sentences below the headline."""
     if plan.choice is None:
         yield from (
             f"{NAMES[each.slo]}: the best is {shown(each.slo, each.best)} ({each.where}); asked for"
@@ -58,7 +58,8 @@ def facts(plan: CapacityPlan) -> Iterator[str]:
             for each in plan.reach
         )
     else:
-        yield f"Meets {asked(plan.targets)}. No candidate can cost less than {dollars(plan.bound_usd_per_hour or 0)}."
+        bound = dollars(plan.bound_usd_per_hour or 0)
+        yield f"Meets {describe(plan.targets)}. No candidate can cost less than {bound}."
         if plan.binds and plan.one_less:
             missed = (f"{NAMES[name]} {shown(name, getattr(plan.one_less, name))}" for name in plan.binds)
             yield f"With one replica less it misses: {', '.join(missed)}."
@@ -84,48 +85,43 @@ def _latency(name: str, measured: RehearsalMetrics) -> str:
 
 
 def _shown_slos(plan: CapacityPlan) -> list[str]:
-    """Columns: every SLO, attainment only where requests have any."""
+    """SLOs with a column: attainment only if requests have SLOs."""
     has = plan.measured is None or plan.measured.attainment is not None
     return [name for name in SLOS if name != "attainment" or has]
 
 
-def _at(option: CandidateResult) -> RehearsalMetrics | None:
-    return next((point.measured for point in option.points if point.replicas == option.replicas), None)
+def _planned_metrics(result: CandidateResult) -> RehearsalMetrics | None:
+    return next((point.measured for point in result.points if point.replicas == result.replicas), None)
 
 
-def table_of_options(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: the plan, then the cheapest of each other GPU. Without a plan: what is wrong with each kind."""
+def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: the plan and the cheapest of each other GPU; without a plan, why each GPU and tp is ruled out."""
     if plan.choice is None:
-        kinds = ((each.candidate, each.reason) for each in _one_each(plan.options))
-        return ["GPU", "tp", "policy", ""], [[c.gpu, str(c.parallel.tp), c.policy, reason] for c, reason in kinds]
+        firsts: dict[tuple[str, int], CandidateResult] = {}
+        for each in plan.options:
+            firsts.setdefault((each.candidate.gpu, each.candidate.parallel.tp), each)
+        return ["GPU", "tp", "policy", ""], [
+            [each.candidate.gpu, str(each.candidate.parallel.tp), each.candidate.policy, each.reason]
+            for each in firsts.values()
+        ]
     names = _shown_slos(plan)
     heads = ["GPU", "tp", "policy", "replicas", "GPUs", "$/h", *(NAMES[name] for name in names), "goodput/s", ""]
     rows = []
-    for option in (plan.choice, *plan.runners_up):
-        number = option.replicas
-        note = "the plan" if option is plan.choice else option.reason
+    for result in (plan.choice, *plan.runners_up):
+        number = result.replicas
+        note = "the plan" if result is plan.choice else result.reason
         rows.append([
-            option.candidate.gpu, str(option.candidate.parallel.tp), option.candidate.policy,
+            result.candidate.gpu, str(result.candidate.parallel.tp), result.candidate.policy,
             "-" if number is None else str(number),
-            "-" if number is None else str(number * option.candidate.parallel.num_gpus),
-            "-" if option.usd_per_hour is None else dollars(option.usd_per_hour),
-            *_values(_at(option), names), note,
+            "-" if number is None else str(number * result.candidate.parallel.num_gpus),
+            "-" if result.usd_per_hour is None else dollars(result.usd_per_hour),
+            *_values(_planned_metrics(result), names), note,
         ])  # fmt: skip
     return heads, rows
 
 
-def _one_each(options: Sequence[CandidateResult]) -> Iterator[CandidateResult]:
-    """Every GPU and tp once."""
-    seen = set()
-    for option in options:
-        key = (option.candidate.gpu, option.candidate.parallel.tp)
-        if key not in seen:
-            seen.add(key)
-            yield option
-
-
-def table_of_what_ifs(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows."""
+def what_ifs_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows, one per situation."""
     names = _shown_slos(plan)
     heads = ["what if", *(NAMES[name] for name in names), "goodput/s", "still met", "replicas needed", "$/h then"]
     rows = []
@@ -140,10 +136,10 @@ def table_of_what_ifs(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
 def render(plan: CapacityPlan, *, width: int, color: bool = False) -> str:
     """The plan as text, for a console `width` characters wide."""
     terminal = Console(width=width, file=StringIO(), force_terminal=color, no_color=not color, highlight=False)
-    parts: list[Any] = [Text(headline(plan), style="bold"), *(Text(line) for line in facts(plan)), Text()]
-    parts.append(_rich(*table_of_options(plan)))
+    parts: list[Any] = [Text(headline(plan), style="bold"), *(Text(line) for line in sentences(plan)), Text()]
+    parts.append(_rich(*candidates_table(plan)))
     if plan.what_ifs:
-        parts += [Text(), _rich(*table_of_what_ifs(plan))]
+        parts += [Text(), _rich(*what_ifs_table(plan))]
     with terminal.capture() as captured:
         terminal.print(Group(*parts))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
@@ -152,8 +148,8 @@ def render(plan: CapacityPlan, *, width: int, color: bool = False) -> str:
 def _rich(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in heads:
-        left = head in ("GPU", "policy", "what if", "still met", "")
-        table.add_column(head, justify="left" if left else "right", overflow="fold")
+        is_text = head in ("GPU", "policy", "what if", "still met", "")
+        table.add_column(head, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(value) for value in row))
     return table

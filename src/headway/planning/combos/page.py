@@ -1,4 +1,4 @@
-"""A plan of GPU combos as one page: the answer, cost against goodput of every candidate, and why."""
+"""A plan of GPU combos as an HTML page: the plan, every candidate's cost and goodput, and rejected combos."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "
 
 
 def page(plan: ComboPlan, selection: Selection, others: dict[str, ComboPlan], command: str) -> str:
-    """A self-contained page."""
+    """The whole page, self-contained."""
     services = list(dict.fromkeys(each.service for each in selection.candidates))
     charts = {f"service-{i}": _picture(plan, selection, name) for i, name in enumerate(services)}
     drawn = "".join(chart(f"service-{i}", name, _CAPTION) for i, name in enumerate(services))
     body = f"""<header>
 <div class="brand">Headway · combos</div>
 <h1>{escape(headline(plan))}</h1>
-{facts(_facts(plan))}
+{facts(_plan_facts(plan))}
 {"".join(f"<p>{escape(line)}</p>" for line in (plan.why, *plan.notes) if line)}
 </header>
 <section><h2>What every candidate costs and serves</h2>{drawn}</section>
 <section><h2>Candidates</h2>{table(HEADS, 3, _rows(plan, selection))}</section>
 <section><h2>Other objectives</h2>{table(("objective", "combos", "$/h", "tokens/$"), 2, _others(others))}</section>
-<section><h2>Left out</h2>{table(("service", "what", "why"), 3, _left_out(selection))}</section>
+<section><h2>Left out</h2>{table(("service", "what", "why"), 3, _rejected(selection))}</section>
 <footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
     return document("combos", body, f"const charts = {literal(charts)};\n{DRAW}")
 
@@ -35,14 +35,14 @@ _CAPTION = "A point is one combo. Filled: in the plan. Points to the left and up
 
 
 def headline(plan: ComboPlan) -> str:
-    """The plan in one line."""
+    """The plan and its price in one line."""
     if not plan.combos:
         return "No combo serves anything in time"
     combos = ", ".join(f"{each.count} x {each.combo.label}" for each in plan.combos)
     return f"{combos}: ${plan.usd_per_hour:,.2f} an hour"
 
 
-def _facts(plan: ComboPlan) -> dict[str, str]:
+def _plan_facts(plan: ComboPlan) -> dict[str, str]:
     shown = {"status": plan.status, "objective": plan.planner}
     if plan.objective is not None:
         shown["value, bound"] = f"{plan.objective:.4g}, {'-' if plan.bound is None else f'{plan.bound:.4g}'}"
@@ -58,7 +58,7 @@ def _facts(plan: ComboPlan) -> dict[str, str]:
     return shown
 
 
-def _kind(candidate: ComboCandidate) -> str:
+def _gpu_types(candidate: ComboCandidate) -> str:
     groups = [group.gpu for group in candidate.combo.groups]
     return " → ".join(groups) if len(groups) > 1 else f"{groups[0]} (both phases)"
 
@@ -67,11 +67,11 @@ def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, A
     counts = _counts(plan)
     some = [each for each in selection.candidates if each.service == service]
     traces = []
-    for i, kind in enumerate(dict.fromkeys(map(_kind, some))):
-        here = [each for each in some if _kind(each) == kind]
+    for i, types in enumerate(dict.fromkeys(map(_gpu_types, some))):
+        here = [each for each in some if _gpu_types(each) == types]
         planned = [bool(counts.get((service, each.combo.label))) for each in here]
         traces.append({
-            "type": "scatter", "mode": "markers", "name": kind,
+            "type": "scatter", "mode": "markers", "name": types,
             "x": [each.combo.usd_per_hour for each in here], "y": [each.goodput_rps for each in here],
             "text": [each.combo.label for each in here],
             "hovertemplate": "%{text}<br>$%{x:.2f}/h, %{y:.3g} requests/s<extra></extra>",
@@ -106,7 +106,7 @@ def _others(others: dict[str, ComboPlan]) -> list[str]:
     ]
 
 
-def _left_out(selection: Selection) -> list[str]:
+def _rejected(selection: Selection) -> list[str]:
     return [
         _cells((service, each.what, each.reason), [])
         for service, rejected in selection.rejected.items()
@@ -120,5 +120,5 @@ def _cells(words: tuple[str, ...], numbers: list[str]) -> str:
 
 
 def millions(value: float | None) -> str:
-    """Tokens per dollar."""
+    """Tokens per dollar, in millions."""
     return "-" if value is None else f"{value / 1e6:.3g} M"
