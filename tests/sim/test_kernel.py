@@ -1,0 +1,62 @@
+"""The order of events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.sim.kernel import ARRIVAL, COMMAND, FINISH, TICK, Kernel
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 1.5]), st.integers(0, 3), st.integers(0, 2)), max_size=40))
+def test_events_are_ordered_by_time_priority_key_and_sequence(events: list[tuple[float, int, int]]) -> None:
+    kernel, seen = Kernel(), []
+    for number, (time_s, priority, key) in enumerate(events):
+        kernel.at(time_s, priority, key, lambda now, number: seen.append(number), number)
+    assert kernel.num_events == len(events)
+    kernel.run()
+    assert seen == sorted(range(len(events)), key=lambda number: (*events[number], number))
+
+
+@dataclass
+class Deciding:
+    """A replica that logs its decisions."""
+
+    id: int
+    log: list[Any]
+
+    def decide(self, now: float) -> None:
+        self.log.append((now, "decide", self.id))
+
+
+def test_replicas_decide_last_and_in_order_of_id() -> None:
+    kernel, log = Kernel(), []
+    replicas = [Deciding(id, log) for id in range(3)]
+
+    def happen(now: float, argument: tuple[str, int | None]) -> None:
+        log.append((now, argument[0]))
+        if argument[1] is not None:
+            kernel.undecided.append(replicas[argument[1]])
+
+    for priority, name, wakes in [(TICK, "tick", None), (ARRIVAL, "arrival", 0), (FINISH, "finish", 2)]:
+        kernel.at(1.0, priority, 0, happen, (name, wakes))
+    kernel.at(1.0, COMMAND, 0, happen, ("command", None))
+    kernel.at(2.0, FINISH, 0, happen, ("finish", 1))
+    kernel.run()
+    assert [entry[1] for entry in log] == [
+        "finish", "command", "arrival", "tick", "decide", "decide", "finish", "decide",
+    ]  # fmt: skip
+    assert [entry[2] for entry in log if entry[1] == "decide"] == [0, 2, 1]
+
+
+def test_a_run_stops_before_later_events() -> None:
+    kernel, seen = Kernel(), []
+    for time_s in (1.0, 2.0, 3.0):
+        kernel.at(time_s, TICK, 0, lambda now, _: seen.append(now))
+    kernel.run(2.0)
+    assert (seen, kernel.num_events) == ([1.0, 2.0], 1)
+    kernel.run()
+    assert seen == [1.0, 2.0, 3.0]
