@@ -1,4 +1,4 @@
-"""Any scenario, served by emulated engines: who is started, as what, and where."""
+"""Emulated fleets: the processes, ports and options of each pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _read(folder: Path, **said: Any) -> tuple[Scenario, Path]:
 
 
 def _ports(chosen: Scenario, path: Path) -> list[int]:
-    """How many ports each pool of the plan has; no two pools have one in common."""
+    """The number of ports of each pool; no two pools share one."""
     plan = serving.plan(emulated(chosen, path))
     starts = [served.start for served in plan.pools]
     assert all(isinstance(start, Processes) for start in starts)
@@ -37,7 +37,7 @@ def _ports(chosen: Scenario, path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["headway", "ktier", "chat"])
-def test_presets_are_served_as_they_stand(name: str) -> None:
+def test_presets_can_be_served(name: str) -> None:
     path = builtin(name)
     chosen = variants(serving.read(path))[0]
     plan = serving.plan(emulated(chosen, path))
@@ -45,7 +45,7 @@ def test_presets_are_served_as_they_stand(name: str) -> None:
     assert plan.policies.router.name == chosen.spec.policies.routing
 
 
-def test_there_are_ports_for_as_many_as_there_may_be(tmp_path: Path) -> None:
+def test_there_are_ports_for_the_most_replicas(tmp_path: Path) -> None:
     scaled = {"policies": {"scaling": "target-utilization"}}
     assert _ports(*_read(tmp_path, fleet=[{**POOL, "replicas": 3}])) == [3]
     assert _ports(*_read(tmp_path, fleet=[{**POOL, "replicas": 2, "max_replicas": 5}], **scaled)) == [5]
@@ -59,12 +59,12 @@ def test_combos_have_ports_for_all_of_their_parts(tmp_path: Path) -> None:
     assert _ports(*_read(tmp_path, combos=[combo], policies={"scaling": "combos"})) == [3, 6]
 
 
-def test_what_the_file_says_of_its_engines_is_left_out(tmp_path: Path) -> None:
+def test_endpoints_of_the_file_are_replaced(tmp_path: Path) -> None:
     fleet = [{**POOL, "endpoints": ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]}]
     assert _ports(*_read(tmp_path, fleet=fleet)) == [2]
 
 
-def test_an_engine_is_told_what_it_is_like(tmp_path: Path) -> None:
+def test_an_engine_gets_the_options_of_its_pool(tmp_path: Path) -> None:
     chosen, path = _read(tmp_path, fleet=[{**POOL, "name": "one"}], policies={"ordering": "priority"})
     start = serving.plan(emulated(chosen, path, ("--speed", "2"))).pools[0].start
     assert isinstance(start, Processes)
@@ -82,14 +82,14 @@ def test_a_pool_is_found_by_its_name(tmp_path: Path) -> None:
         pool_of(chosen, None)
 
 
-def test_variants_are_known_by_name() -> None:
+def test_variants_have_names() -> None:
     chosen = serving.read(builtin("headway"))
     assert variant(chosen, "least loaded").spec.policies.routing == "least-loaded"
     with pytest.raises(HeadwayError, match=r"least laden.*least loaded"):
         variant(chosen, "least laden")
 
 
-def test_a_prompt_has_one_confidence_however_far_its_answer_is() -> None:
+def test_the_confidence_of_a_prompt_does_not_change_during_its_answer() -> None:
     config = SurfaceConfig("m", confidence=(0.2, 0.6))
     seen = set()
     for i in range(200):

@@ -1,4 +1,4 @@
-"""Manifests: Kubernetes' own models know every key, vLLM is told what the fleet says, and the gateway finds it."""
+"""Manifests: valid for Kubernetes' own models, with the fleet's options, and with the gateway's fleet file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _args(workload: dict[str, Any]) -> list[str]:
     return list(container["args"])
 
 
-def _told(args: list[str], name: str) -> str:
+def _option(args: list[str], name: str) -> str:
     return args[args.index(name) + 1]
 
 
@@ -56,10 +56,10 @@ def _told(args: list[str], name: str) -> str:
         (SGLANG, ()),
     ],
 )
-def test_kubernetes_own_models_know_every_key(
+def test_manifests_are_valid_for_kubernetes_own_models(
     tmp_path: Path, document: dict[str, Any], options: tuple[str, ...]
 ) -> None:
-    """They check what is required, and what they do not know would be missing in what they write again."""
+    """The models check required keys, and drop unknown ones when they serialise."""
     client = pytest.importorskip("kubernetes.client")
     api = client.ApiClient()
     groups = {"v1": "V1", "apps/v1": "V1", "rbac.authorization.k8s.io/v1": "V1", "autoscaling/v2": "V2"}
@@ -68,7 +68,7 @@ def test_kubernetes_own_models_know_every_key(
         assert api.sanitize_for_serialization(read) == manifest, (kind, name)
 
 
-def test_vllm_is_told_what_the_fleet_says(tmp_path: Path) -> None:
+def test_vllm_gets_the_options_of_the_fleet(tmp_path: Path) -> None:
     engine = {"name": "vllm-v1", "max_num_seqs": 64, "kv_dtype_bytes": 1, "prefix_caching": False}
     pool = {**POOL, "pp": 2, "engine": engine}
     made = _export(tmp_path, {"fleet": [pool], "policies": {"ordering": "priority"}}, "--image", "mine:1")
@@ -79,7 +79,7 @@ def test_vllm_is_told_what_the_fleet_says(tmp_path: Path) -> None:
         "--max-num-seqs": "64", "--max-num-batched-tokens": "8192", "--kv-cache-dtype": "fp8",
         "--scheduling-policy": "priority",
     }  # fmt: skip
-    assert {name: _told(args, name) for name in expected} == expected
+    assert {name: _option(args, name) for name in expected} == expected
     assert "--no-enable-prefix-caching" in args and "--kv-transfer-config" not in args
     pod = workload["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "mine:1" and workload["spec"]["replicas"] == 3
@@ -87,20 +87,20 @@ def test_vllm_is_told_what_the_fleet_says(tmp_path: Path) -> None:
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
 
-def test_an_order_that_the_gateway_keeps_is_not_the_engines(tmp_path: Path) -> None:
+def test_an_ordering_at_the_gateway_is_not_the_engines(tmp_path: Path) -> None:
     policies = {"ordering": "priority", "ordering_at": "gateway"}
     args = _args(_export(tmp_path, {"fleet": [POOL], "policies": policies})["StatefulSet", "chat"])
     assert "--scheduling-policy" not in args
 
 
-def test_a_request_may_be_as_long_as_there_is_memory_for(tmp_path: Path) -> None:
+def test_the_longest_request_fits_the_kv_cache(tmp_path: Path) -> None:
     """An engine whose KV cache holds less than its longest request does not start."""
     small = _export(tmp_path, {"fleet": [{**POOL, "gpu": "l4", "tp": 1}]})["StatefulSet", "chat"]
-    longest = int(_told(_args(small), "--max-model-len"))
+    longest = int(_option(_args(small), "--max-model-len"))
     assert 4096 < longest < 131_072 and longest % 1024 == 0
 
 
-def test_the_gateway_finds_every_replica_by_name(tmp_path: Path) -> None:
+def test_the_gateway_has_every_pod_as_an_endpoint(tmp_path: Path) -> None:
     from headway import serving
 
     policies = {"routing": "least-kv", "ordering": "edf", "ordering_at": "gateway"}
@@ -116,7 +116,7 @@ def test_the_gateway_finds_every_replica_by_name(tmp_path: Path) -> None:
     assert args[0] == f"{mount}/fleet.yaml"
 
 
-def test_a_gateway_that_scales_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_scales_has_the_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("kubernetes")
     from headway import serving
     from headway.gateway.fleet import kubernetes
@@ -134,7 +134,7 @@ def test_a_gateway_that_scales_may(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert pod["verbs"] == ["list", "patch"]
 
 
-def test_combos_hand_caches_over_and_are_served(tmp_path: Path) -> None:
+def test_combos_transfer_kv_caches_and_are_served(tmp_path: Path) -> None:
     from headway import serving
     from headway.gateway.fleet.combos import in_order
 
@@ -142,7 +142,7 @@ def test_combos_hand_caches_over_and_are_served(tmp_path: Path) -> None:
     replicas = {}
     for name in ("pair-prefill", "pair-decode"):
         workload = made["StatefulSet", name]
-        config = json.loads(_told(_args(workload), "--kv-transfer-config"))
+        config = json.loads(_option(_args(workload), "--kv-transfer-config"))
         assert config == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
         replicas[name] = workload["spec"]["replicas"]
         role = name.removeprefix("pair-")
@@ -158,7 +158,7 @@ def test_combos_hand_caches_over_and_are_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm-v1", "sglang"])
-def test_combos_that_scale_are_workloads_that_the_gateway_asks_for(
+def test_combos_that_scale_are_workloads_of_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     pytest.importorskip("kubernetes")
@@ -181,22 +181,22 @@ def test_combos_that_scale_are_workloads_that_the_gateway_asks_for(
     assert scale["resourceNames"] == ["pair-prefill", "pair-decode"] and "patch" in scale["verbs"]
 
 
-def test_sglang_is_told_which_phase_it_is_for(tmp_path: Path) -> None:
+def test_sglang_gets_its_phase(tmp_path: Path) -> None:
     made = _export(tmp_path, SGLANG)
     for part in ("prefill", "decode"):
         workload = made["StatefulSet", f"pair-{part}"]
         args, pod = _args(workload), workload["spec"]["template"]
-        told = {name: _told(args, f"--disaggregation-{name}") for name in ("mode", "transfer-backend")}
+        told = {name: _option(args, f"--disaggregation-{name}") for name in ("mode", "transfer-backend")}
         assert told == {"mode": part, "transfer-backend": "nixl"}
         assert pod["metadata"]["labels"]["headway/combo"] == "pair"
         (container,) = pod["spec"]["containers"]
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
         assert ports == {"http": 8000, **({"bootstrap": 8998} if part == "prefill" else {})}
         assert ("--disaggregation-bootstrap-port" in args) == (part == "prefill")
-        assert container["command"][-1] == "sglang.launch_server" and _told(args, "--port") == "8000"
+        assert container["command"][-1] == "sglang.launch_server" and _option(args, "--port") == "8000"
 
 
-def test_the_same_fleet_is_the_same_files_and_another_one_restarts_the_gateway(tmp_path: Path) -> None:
+def test_export_is_deterministic_and_a_changed_fleet_restarts_the_gateway(tmp_path: Path) -> None:
     def made(**changes: Any) -> dict[str, str]:
         _export(tmp_path, {"fleet": [{**POOL, **changes}]})
         return {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
@@ -208,7 +208,7 @@ def test_the_same_fleet_is_the_same_files_and_another_one_restarts_the_gateway(t
     assert sums[0] != sums[1]
 
 
-def test_a_scaler_of_kubernetes_only_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_autoscalers_are_optional(tmp_path: Path) -> None:
     document = {"fleet": [{**POOL, "max_replicas": 5, "min_replicas": 2}]}
     assert not any(kind == "HorizontalPodAutoscaler" for kind, _ in _export(tmp_path, document))
     spec = _export(tmp_path, document, "--autoscale", "--kind", "Deployment")["HorizontalPodAutoscaler", "chat"]["spec"]
@@ -229,7 +229,7 @@ def test_a_scaler_of_kubernetes_only_where_it_is_asked_for(tmp_path: Path) -> No
         ({"fleet": [POOL]}, ("--gpu-product", "h1=X"), "GPU 'h1'"),
     ],
 )
-def test_what_cannot_be_put_so_is_refused(
+def test_unsupported_fleets_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: dict[str, Any], options: tuple[str, ...], words: str
 ) -> None:
     path = tmp_path / "fleet.yaml"

@@ -1,4 +1,4 @@
-"""Batches as OpenAI's own client makes them: uploaded, worked off, and there again after a kill."""
+"""Batches through OpenAI's own client: upload, progress, cancellation, retries, and recovery after a kill."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def front(engine: serving.Process, tmp_path_factory: pytest.TempPathFactory) -> 
         yield made
 
 
-def test_every_line_is_answered_under_its_own_name(front: serving.Process) -> None:
+def test_each_line_is_answered_with_its_custom_id(front: serving.Process) -> None:
     ann = client(front, "ann")
     names = [f"line {i}" for i in range(20)]
     batch = begin(ann, jsonl([line(name) for name in names]), metadata={"of": "ann"})
@@ -62,7 +62,7 @@ def test_every_line_is_answered_under_its_own_name(front: serving.Process) -> No
     assert output[7]["response"]["body"]["choices"][0]["message"]["content"] == straight
 
 
-def test_what_an_engine_refuses_is_in_the_error_file(front: serving.Process) -> None:
+def test_a_refused_request_is_in_the_error_file(front: serving.Process) -> None:
     ann = client(front, "ann")
     lines = [line("good"), line("much", n=2), line("who", model="nobody"), line("streamed", stream=True), line("fine")]
     batch = ended(ann, begin(ann, jsonl(lines)))
@@ -91,7 +91,7 @@ def test_what_an_engine_refuses_is_in_the_error_file(front: serving.Process) -> 
         (jsonl([line(str(i)) for i in range(51)]), "too_many_lines", 51),
     ],
 )
-def test_a_file_that_is_no_batch_fails_as_a_whole_and_says_where(
+def test_an_invalid_file_fails_with_the_number_of_each_line(
     front: serving.Process, content: bytes, code: str, at: int | None
 ) -> None:
     ann = client(front, "ann")
@@ -142,7 +142,7 @@ def test_a_key_sees_nothing_of_anothers(front: serving.Process) -> None:
         client(front, "eve").files.list()
 
 
-def test_mistakes_are_told(front: serving.Process) -> None:
+def test_invalid_requests_are_refused(front: serving.Process) -> None:
     ann = client(front, "ann")
     with pytest.raises(openai.APIStatusError, match="longer than 100,000 bytes") as told:
         ann.files.create(file=("big", b"x" * 100_001), purpose="batch")
@@ -176,7 +176,7 @@ def test_without_a_store_there_are_no_batches(engine: serving.Process, tmp_path:
 
 
 def test_a_batch_survives_the_death_of_its_gateway(engine: serving.Process, tmp_path: Path) -> None:
-    """Twice, and each line is answered once."""
+    """Of two gateways in a row; each line is answered once."""
     path = batching.slow(engine, tmp_path)
     names = [f"n{i}" for i in range(60)]
     front = serving.gateway(path)
@@ -195,7 +195,7 @@ def test_a_batch_survives_the_death_of_its_gateway(engine: serving.Process, tmp_
         assert metric(front, "headway_batch_requests_open") == 0
 
 
-def test_a_batch_can_be_cancelled_and_keeps_what_was_answered(engine: serving.Process, tmp_path: Path) -> None:
+def test_a_cancelled_batch_keeps_its_answers(engine: serving.Process, tmp_path: Path) -> None:
     front = serving.gateway(batching.slow(engine, tmp_path))
     with serving.closing(front):
         who = client(front)
@@ -212,7 +212,7 @@ def test_a_batch_can_be_cancelled_and_keeps_what_was_answered(engine: serving.Pr
         assert who.batches.cancel(batch.id).status == "cancelled"
 
 
-def test_what_is_not_answered_in_time_expires(engine: serving.Process, tmp_path: Path) -> None:
+def test_lines_without_an_answer_in_time_expire(engine: serving.Process, tmp_path: Path) -> None:
     path = batching.slow(engine, tmp_path)
     front = serving.gateway(path)
     with serving.closing(front):
@@ -227,8 +227,8 @@ def test_what_is_not_answered_in_time_expires(engine: serving.Process, tmp_path:
         assert {each["error"]["code"] for each in answers(who, batch.error_file_id)} == {"batch_expired"}
 
 
-def test_a_line_that_an_engine_fails_is_tried_again(tmp_path: Path) -> None:
-    """Also while nobody is there to answer it."""
+def test_a_line_that_an_engine_fails_is_retried(tmp_path: Path) -> None:
+    """Also while no replica is up."""
     flaky = serving.emulator()
     front = serving.gateway(batching.slow(flaky, tmp_path))
     with serving.closing(flaky, front):
@@ -246,7 +246,7 @@ def test_a_line_that_an_engine_fails_is_tried_again(tmp_path: Path) -> None:
             assert ended(who, batch).request_counts.completed == 1
 
 
-def test_of_two_gateways_one_works_and_the_other_takes_over(engine: serving.Process, tmp_path: Path) -> None:
+def test_of_two_gateways_one_runs_batches_and_the_other_takes_over(engine: serving.Process, tmp_path: Path) -> None:
     store = {"store": str(tmp_path / "shared.sqlite")}
     first = serving.gateway(batching.slow(engine, tmp_path / "a", **store))
     with serving.closing(first):
@@ -262,7 +262,7 @@ def test_of_two_gateways_one_works_and_the_other_takes_over(engine: serving.Proc
             assert len(answers(who, batch.output_file_id)) == 30
 
 
-def test_a_batch_keeps_to_the_tier_of_its_key_and_may_ask_a_cascade(engine: serving.Process, tmp_path: Path) -> None:
+def test_a_batch_has_the_tier_of_its_key_and_may_use_a_cascade(engine: serving.Process, tmp_path: Path) -> None:
     key = {"sha256": sha256(b"ann").hexdigest(), "tier": 5}
     path = serving.fleet_file(
         tmp_path, [engine.url], policies={"admission": BRISK}, gateway={"api_keys": [key], "batches": {}},
@@ -278,7 +278,7 @@ def test_a_batch_keeps_to_the_tier_of_its_key_and_may_ask_a_cascade(engine: serv
         assert f'headway_judgements_total{{model="{MODEL}",outcome="accepted"}} 1' in page
 
 
-def test_a_long_batch_keeps_no_short_one_waiting(engine: serving.Process, tmp_path: Path) -> None:
+def test_a_long_batch_does_not_delay_a_short_one(engine: serving.Process, tmp_path: Path) -> None:
     front = serving.gateway(batching.slow(engine, tmp_path))
     with serving.closing(front):
         who = client(front)
@@ -288,8 +288,8 @@ def test_a_long_batch_keeps_no_short_one_waiting(engine: serving.Process, tmp_pa
         assert short.status == "completed" and num_completed(front, long.id) < 100
 
 
-def test_batches_wait_while_engines_are_busy_with_others(engine: serving.Process, tmp_path: Path) -> None:
-    """The queue manager, which is there unless the file says otherwise, sees full endpoints."""
+def test_batches_wait_while_engines_are_busy(engine: serving.Process, tmp_path: Path) -> None:
+    """The default queue manager sees full endpoints."""
     admission = {"name": "queue-manager", "interval_s": 0.02, "threshold": 0.0, "low_threshold": 0.0}
     path = serving.fleet_file(tmp_path, [engine.url], policies={"admission": admission}, gateway={"batches": {}})
     front = serving.gateway(path)
@@ -300,6 +300,6 @@ def test_batches_wait_while_engines_are_busy_with_others(engine: serving.Process
         until(lambda: metric(front, "headway_batch_requests_open") == 1)
         assert serving.chat(front, max_tokens=2).json()["usage"]
         assert num_completed(front, batch.id) == metric(front, "headway_requests_in_flight") == 0
-        in_time = begin(who, jsonl([line("b")]), completion_window="1h")  # within the margin: it is let go at once
+        in_time = begin(who, jsonl([line("b")]), completion_window="1h")  # within the margin: it is released at once
         assert ended(who, in_time).status == "completed"
         assert num_completed(front, batch.id) == 0

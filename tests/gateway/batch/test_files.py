@@ -1,4 +1,4 @@
-"""Files of batches that are deleted while somebody reads them: clients, and batches, have all of it or nothing."""
+"""Files that are deleted during a read: clients and batches get all of a file, or an error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _uploaded(front: serving.Process, content: bytes) -> str:
     return f"/v1/files/{told['id']}"
 
 
-def test_a_download_is_whole_though_its_file_is_deleted_meanwhile(front: serving.Process) -> None:
+def test_a_download_is_complete_though_its_file_is_deleted_meanwhile(front: serving.Process) -> None:
     file = _uploaded(front, b"0123456789abcdef" * (NUM_BYTES // 16))
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=serving.PATIENCE_S)
     connection.request("GET", f"{file}/content")
@@ -71,7 +71,7 @@ def test_a_download_is_whole_though_its_file_is_deleted_meanwhile(front: serving
     connection.close()
 
 
-async def _written(store: BatchStore, content: bytes) -> FileObject:
+async def _write_file(store: BatchStore, content: bytes) -> FileObject:
     await store.open()
     async with store.begin() as connection:
         writer = FileWriter(connection, "me", "f", "batch")
@@ -79,10 +79,10 @@ async def _written(store: BatchStore, content: bytes) -> FileObject:
         return await writer.close()
 
 
-def test_who_comes_to_a_part_that_is_gone_is_told(where: str) -> None:
-    async def story() -> None:
+def test_reading_a_deleted_part_raises(where: str) -> None:
+    async def scenario() -> None:
         store = BatchStore(where)
-        file = await _written(store, b"x" * (3 * PART_BYTES + 1))
+        file = await _write_file(store, b"x" * (3 * PART_BYTES + 1))
         assert sum([len(part) async for part in files.read_parts(store, file)]) == file.bytes
         parts = files.read_parts(store, file)
         assert len(await anext(parts)) == PART_BYTES
@@ -93,16 +93,14 @@ def test_who_comes_to_a_part_that_is_gone_is_told(where: str) -> None:
             await files.copy_file(store, file)
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_batch_of_which_only_the_beginning_was_there_is_none(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file is deleted while its lines are taken in."""
-
-    async def story() -> None:
+def test_a_batch_whose_file_is_deleted_during_validation_fails(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
         store = BatchStore(where)
         content = jsonl([line(f"{i}", user="x" * 2000) for i in range(2000)])
-        file = await _written(store, content)
+        file = await _write_file(store, content)
         assert file.bytes > 2 * PART_BYTES
         made = await queue.create_batch(store, "me", file.id, "/v1/chat/completions", "24h", 86_400, None)
         add = queue.add_lines
@@ -120,10 +118,10 @@ def test_a_batch_of_which_only_the_beginning_was_there_is_none(where: str, monke
         assert not await queue.open_lines(store, made.id, 0, 10)
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_nothing_is_left_of_a_copy_whose_client_left(front: serving.Process) -> None:
+def test_a_copy_is_deleted_when_its_client_leaves(front: serving.Process) -> None:
     file = _uploaded(front, b"x" * NUM_BYTES)
     opened = len(_files_of(front))
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=serving.PATIENCE_S)
@@ -136,7 +134,7 @@ def test_nothing_is_left_of_a_copy_whose_client_left(front: serving.Process) -> 
 
 
 def _files_of(front: serving.Process) -> list[str]:
-    """Deleted files that it has open: copies have no names."""
+    """Deleted files that the gateway has open; copies have no names."""
     found = []
     for link in Path(f"/proc/{front.process.pid}/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -76,7 +76,7 @@ def test_a_database_that_goes_away_and_comes_back_loses_nothing(
         assert sorted(int(each["custom_id"]) for each in answers(who, batch.output_file_id)) == list(range(30))
 
 
-def test_how_connections_are_secured_can_be_said() -> None:
+def test_an_address_may_set_sslmode() -> None:
     from headway.gateway.batch.store import postgres_url
 
     url = postgres_url("postgresql://me@db.example/work?sslmode=verify-full")

@@ -52,12 +52,12 @@ def test_a_stream_comes_token_by_token_and_ends_with_done(front: serving.Process
     assert not any("token_ids" in choice for event in events[:-1] for choice in event["choices"])
 
 
-def test_usage_comes_last_for_who_asks(front: serving.Process) -> None:
+def test_usage_comes_last_on_request(front: serving.Process) -> None:
     events = list(chat(front, max_tokens=5, stream=True, stream_options={"include_usage": True}).events())
     assert events[-2]["choices"] == [] and events[-2]["usage"]["completion_tokens"] == 5
 
 
-def test_completions_and_token_ids_for_who_asks(front: serving.Process) -> None:
+def test_completions_have_token_ids_on_request(front: serving.Process) -> None:
     body = {"model": MODEL, "prompt": [7, 8, 9], "max_tokens": 4, "stream": True, "return_token_ids": True}
     events = list(ask(front, "/v1/completions", body).events())
     assert sum(len(choice["token_ids"]) for event in events[:-1] for choice in event["choices"]) == 4
@@ -85,7 +85,7 @@ def test_completions_and_token_ids_for_who_asks(front: serving.Process) -> None:
         ("/v1/chat/completions", None, 405, "GET"),
     ],
 )
-def test_mistakes_are_told_in_openais_words(
+def test_errors_are_openais_error_objects(
     front: serving.Process, path: str, body: Any, status: int, words: str
 ) -> None:
     reply = ask(front, path, body)
@@ -142,7 +142,7 @@ def test_concurrent_requests_are_spread_evenly(front: serving.Process) -> None:
     assert metric(front, "headway_requests_in_flight") == 0
 
 
-def test_an_engines_refusal_is_passed_on(front: serving.Process) -> None:
+def test_an_engines_refusal_is_relayed(front: serving.Process) -> None:
     reply = chat(front, max_tokens=3, n=2)
     assert reply.status == 400 and "n 1" in reply.json()["error"]["message"]
     assert metric(front, "headway_requests_in_flight") == 0

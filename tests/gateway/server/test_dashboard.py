@@ -1,4 +1,4 @@
-"""The dashboard: who may see it, that its numbers are right, and that a browser shows them as they change."""
+"""The dashboard: access, and what a browser shows as the fleet changes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def fleet(folder: Path, engines: list[serving.Process], **gateway: Any) -> Path:
         ({"dashboard": "open"}, 200, 200, 200),
     ],
 )
-def test_who_may_look(gateway: dict[str, Any], page: int, bare: int, with_key: int, tmp_path: Path) -> None:
+def test_access_to_page_and_data(gateway: dict[str, Any], page: int, bare: int, with_key: int, tmp_path: Path) -> None:
     made = serving.gateway(serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], gateway=gateway))
     with serving.closing(made):
         replies = [ask(made, "/dashboard"), ask(made, "/dashboard/data"), ask(made, "/dashboard/data", headers=KEY)]
         assert [reply.status for reply in replies] == [page, bare, with_key]
         texts = [reply.text() for reply in replies]
         if page == 200:
-            assert "127.0.0.1" not in texts[0] and "qwen" not in texts[0], "the page alone tells nothing"
+            assert "127.0.0.1" not in texts[0] and "qwen" not in texts[0], "the page itself has no data"
             assert "default-src 'none'" in replies[0].headers["content-security-policy"]
             assert "://" not in texts[0].replace("http://www.w3.org/2000/svg", ""), "nothing comes from elsewhere"
         wrong = ask(made, "/dashboard/data", headers={"authorization": "Bearer no"})
@@ -66,7 +66,7 @@ def running(tmp_path: Path) -> Iterator[tuple[serving.Process, list[serving.Proc
 
 
 def shown(page: Page) -> dict[str, Any]:
-    """What the page says of each replica, and of all."""
+    """What the page shows of each replica, and in total."""
     return dict(
         page.value("""({
         replicas: Object.fromEntries([...document.querySelectorAll("#fleet tr")].map(row => [row.dataset.replica,
@@ -81,9 +81,7 @@ def shown(page: Page) -> dict[str, Any]:
     )
 
 
-def test_the_page_shows_what_the_json_says_as_it_changes(
-    running: tuple[serving.Process, list[serving.Process]], tmp_path: Path
-) -> None:
+def test_the_page_follows_the_data(running: tuple[serving.Process, list[serving.Process]], tmp_path: Path) -> None:
     front, engines = running
     for tier in (0, 0, 2):
         list(chat(front, max_tokens=5, stream=True, headers={"x-headway-tier": str(tier)}).events())
@@ -112,7 +110,7 @@ def test_the_page_shows_what_the_json_says_as_it_changes(
         until(lambda: shown(page)["replicas"]["pool/0"] == ["down", "0"])
         seen = shown(page)
         assert seen["state"] == "1 of 2 replicas up"
-        assert seen["replicas"]["pool/1"] == ["up", "2"] and seen["held"] == "1", "its window is full: one more waits"
+        assert seen["replicas"]["pool/1"] == ["up", "2"] and seen["held"] == "1", "its window is full"
         front.kill()
         until(lambda: shown(page)["late"])
         for stream in streams:

@@ -1,5 +1,4 @@
-"""Answers written straight to their connections: in one piece each, in any of HTTP's ways of asking, as fast as clients
-read, and no longer than they stay."""
+"""Answers written directly to connections: one write for each part, pipelining, back-pressure, and disconnects."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def _request(stream: bool = False, content: str = "hello", version: bytes = b"1.
 
 
 class Front:
-    """Connections to the gateway, and each write to them."""
+    """Connections to the gateway, with a record of each write to them."""
 
     def __init__(self, inside: Inside) -> None:
         self.inside = inside
@@ -53,7 +52,7 @@ class Front:
 
     @asynccontextmanager
     async def connected(self) -> Any:
-        """A client's two ends."""
+        """A client's reader and writer."""
         config = uvicorn.Config(
             self.inside.app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False
         )  # fmt: skip
@@ -83,7 +82,7 @@ class Front:
             server.close()
 
     async def asked(self, data: bytes, until: bytes, num: int = 1) -> bytes:
-        """What comes for this, until so many answers have ended so."""
+        """The response to `data`, until `until` has come `num` times."""
         async with self.connected() as (reader, writer):
             writer.write(data)
             got = b""
@@ -115,7 +114,7 @@ def test_a_whole_answer_is_one_write(front: Front) -> None:
     assert got.count(b"\r\n\r\n") == 1
 
 
-def test_a_stream_begins_and_ends_in_one_write_with_what_it_says(front: Front) -> None:
+def test_headers_and_end_of_a_stream_share_a_write_with_its_events(front: Front) -> None:
     words = [_chunk(word) for word in ("so", " it", " goes")]
     front.inside.engines[0].says = [HEAD + _framed(words[0]), _framed(words[1]), _framed(words[2]), END]
     got = front.inside.run(front.asked(_request(stream=True), b"0\r\n\r\n"))
@@ -126,7 +125,7 @@ def test_a_stream_begins_and_ends_in_one_write_with_what_it_says(front: Front) -
     assert len(front.written) <= 4
 
 
-def test_requests_that_do_not_wait_for_their_answers_get_them_in_order(front: Front) -> None:
+def test_pipelined_requests_are_answered_in_order(front: Front) -> None:
     front.inside.engines[0].says = [HEAD + _framed(_chunk("so")) + END]
     asked = _request(stream=True) + _request(version=b"1.1", more=b"X-Request-Id: second\r\n", stream=True)
     got = front.inside.run(front.asked(asked, b"0\r\n\r\n", num=2))
@@ -134,18 +133,18 @@ def test_requests_that_do_not_wait_for_their_answers_get_them_in_order(front: Fr
     assert b"x-request-id: second" in got[got.rindex(b"HTTP/1.1") :]
 
 
-def test_connections_that_are_not_to_be_kept_are_closed(front: Front) -> None:
+def test_connections_are_closed_on_request(front: Front) -> None:
     for version, more in ((b"1.0", b""), (b"1.1", b"Connection: close\r\n")):
         got = front.inside.run(front.asked(_request(version=version, more=more), b"never"))
         assert got.endswith(GOOD_WHOLE) and b"\r\nconnection: close\r\n" in got
 
 
-def test_a_client_that_asks_whether_to_go_on_is_told_so(front: Front) -> None:
+def test_expect_100_continue_is_answered(front: Front) -> None:
     got = front.inside.run(front.asked(_request(more=b"Expect: 100-continue\r\n"), GOOD_WHOLE))
     assert got.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n") and got.endswith(GOOD_WHOLE)
 
 
-def test_who_leaves_after_a_long_request_is_missed(front: Front) -> None:
+def test_a_disconnect_after_a_long_request_is_noticed(front: Front) -> None:
     engine = front.inside.engines[0]
     engine.says, engine.then = [HEAD + _framed(_chunk("so"))], "stall"
 
@@ -188,7 +187,7 @@ def test_an_engine_waits_for_a_client_that_does_not_read(front: Front) -> None:
 
 
 @pytest.mark.parametrize("value", [b"a\nb", b"a\r\nSet-Cookie: b", b"a\rb", b"a\x00b", b"a\x7f"])
-def test_a_header_that_is_more_than_one_line_of_text_is_never_sent(value: bytes) -> None:
+def test_a_header_with_control_characters_is_refused(value: bytes) -> None:
     cycle = SimpleNamespace(default_headers=[(b"date", b"today")], keep_alive=True, response_started=False)
     direct = TransportWriter(None, cycle)  # type: ignore[arg-type]  # nothing is written
     with pytest.raises(ValueError, match="line of text"):

@@ -1,4 +1,4 @@
-"""What /openapi.json says is what the gateway does: what fits its schemas is taken, what does not is refused."""
+"""/openapi.json describes what the gateway does: bodies that fit its schemas are accepted, others are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _front(folder: Path, engines: list[serving.Process]) -> serving.Process:
 
 @pytest.fixture(scope="module")
 def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[serving.Process, serving.Process]]:
-    """One whose replicas stay, and one whose replicas come and go."""
+    """A gateway whose replicas stay, and one whose replicas are added and removed."""
     engines = [serving.emulator("--speed", "1000", "--output-tokens", "4") for _ in range(2)]
     made = [_front(tmp_path_factory.mktemp("fleet"), engines) for _ in range(2)]
     with serving.closing(*engines, *made):
@@ -48,8 +48,8 @@ def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[serving.P
         yield made[0], made[1]
 
 
-def _described() -> dict[str, Any]:
-    """As the gateway gives it, with a model that there is."""
+def _description() -> dict[str, Any]:
+    """The description with an existing model."""
     made = document(endpoints(), Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
     for name, schema in made["components"]["schemas"].items():
         if name.endswith("Request"):
@@ -59,9 +59,9 @@ def _described() -> dict[str, Any]:
 
 
 NO_EXTRAS = {"generation": {"allow-extra-parameters": False}}
-"""Headers and parameters that nobody knows do no harm."""
+"""Unknown headers and parameters are ignored."""
 config = schemathesis.config.SchemathesisConfig.from_dict(NO_EXTRAS)
-described = schemathesis.openapi.from_dict(_described(), config=config)
+described = schemathesis.openapi.from_dict(_description(), config=config)
 
 
 @described.parametrize()
@@ -70,18 +70,18 @@ described = schemathesis.openapi.from_dict(_described(), config=config)
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 @seed(1)
-def test_what_is_described_is_what_is_done(case: Any, fronts: tuple[serving.Process, serving.Process]) -> None:
+def test_the_gateway_behaves_as_described(case: Any, fronts: tuple[serving.Process, serving.Process]) -> None:
     front = fronts["workers" in case.path]
     _shorten(case)
     response = case.call(base_url=front.url, headers=KEY)
-    # Which pools there are, and what an engine likes, is more than a schema says.
+    # A schema does not know the pools, nor what an engine accepts.
     is_free = case.operation.label == "POST /workers" or "x-headway-replica" in response.headers
     free = [positive_data_acceptance] if is_free else []
     case.validate_response(response, excluded_checks=free, headers=KEY)
 
 
 def _shorten(case: Any) -> None:
-    """An answer may be longer than its engine's context, which a schema does not know."""
+    """Limit tokens to the engine's context, which a schema does not know."""
     if isinstance(case.body, dict):
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             value = case.body.get(name)
@@ -89,7 +89,9 @@ def _shorten(case: Any) -> None:
                 case.body[name] = 64
 
 
-def test_anybody_may_read_what_there_is(fronts: tuple[serving.Process, serving.Process], tmp_path: Path) -> None:
+def test_the_description_is_served_without_a_key(
+    fronts: tuple[serving.Process, serving.Process], tmp_path: Path
+) -> None:
     told = ask(fronts[0], "/openapi.json").json()
     made = document(endpoints(), Settings(api_keys=(SUM,), admin_keys=(SUM,), batches=Batches()))
     assert told == json.loads(json.dumps(made))
@@ -103,7 +105,7 @@ def test_anybody_may_read_what_there_is(fronts: tuple[serving.Process, serving.P
     assert "security" not in plain["paths"]["/v1/chat/completions"]["post"]
 
 
-def test_every_endpoint_is_described() -> None:
+def test_every_endpoint_is_description() -> None:
     made = document(endpoints(), Settings(admin_keys=(SUM,), batches=Batches()))
     told = {(method.upper(), path) for path, methods in made["paths"].items() for method in methods}
     routes = application(_nobody, _nobody).routes
@@ -114,20 +116,20 @@ def _nobody(*args: Any) -> Any:
     raise AssertionError("it is not started")
 
 
-def test_a_path_tells_of_all_its_methods(fronts: tuple[serving.Process, serving.Process]) -> None:
+def test_a_405_lists_all_methods_of_its_path(fronts: tuple[serving.Process, serving.Process]) -> None:
     reply = ask(fronts[0], "/v1/files", method="PATCH")
     assert reply.status == 405 and reply.headers["allow"] == "GET, HEAD, POST"
     assert reply.json()["error"]["message"] == "PATCH is not for /v1/files"
 
 
-def test_numbers_of_workers_may_be_as_long_as_they_like(fronts: tuple[serving.Process, serving.Process]) -> None:
+def test_replica_ids_of_any_length_are_not_found(fronts: tuple[serving.Process, serving.Process]) -> None:
     for id in ("9" * 5000, "-1", "a", "%00", "١"):
         path = f"/workers/{id}".encode().decode("latin-1") if id.isascii() else "/workers/%D9%A1"
         reply = ask(fronts[0], path, headers=KEY)
         assert reply.status == 404 and reply.json()["error"]["code"] == "not_found"
 
 
-def test_nesting_is_no_harm_wherever_it_is(fronts: tuple[serving.Process, serving.Process]) -> None:
+def test_deep_nesting_is_refused(fronts: tuple[serving.Process, serving.Process]) -> None:
     for deep in (b"[" * 30_000, b"[" * 30_000 + b"]" * 30_000):
         for path in ("/v1/batches", "/workers", "/v1/chat/completions"):
             reply = ask(fronts[0], path, b'{"model": "m", "pool": "p", "x": %s}' % deep, headers=KEY)

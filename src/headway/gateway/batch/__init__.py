@@ -1,1 +1,1 @@
-"""Work that nobody waits for: files of requests, kept in a database until they are answered."""
+"""OpenAI's files and batches: requests in files, kept in a database until they are answered."""

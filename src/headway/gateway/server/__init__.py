@@ -1,1 +1,1 @@
-"""HTTP towards clients."""
+"""The HTTP API towards clients."""

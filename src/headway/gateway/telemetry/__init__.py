@@ -1,1 +1,1 @@
-"""Metrics, traces, rolling statistics and records."""
+"""Metrics, rolling statistics and records."""
