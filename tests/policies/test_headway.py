@@ -19,7 +19,7 @@ from headway.policies.ordering.pascal import PascalOrdering
 from headway.policies.ordering.tiers_and_phases import TiersAndPhasesOrdering
 from headway.policies.routing.headway import HeadwayRouter
 from headway.reproduce import united
-from headway.reproduce.experiment import Experiment
+from headway.reproduce.experiment import Runner
 from headway.reproduce.united import runs
 from headway.reproduce.united.rows import ROWS
 
@@ -123,7 +123,7 @@ def test_every_claim_has_its_part_and_a_value() -> None:
     for row in ROWS:
         assert row.id.split("-")[0] == row.part.split(" ")[0]
         assert row.other in runs.documents(row.part, quick=True)
-    found = united.run(Experiment((0,), True, claims=frozenset({"cauchy-slo", "cauchy-e2e"})))
+    found = united.run(Runner((0,), True, claims=frozenset({"cauchy-slo", "cauchy-e2e"})))
     assert {claim: len(outcome.values) for claim, outcome in found.outcomes.items()} == {
         "cauchy-slo": 1,
         "cauchy-e2e": 1,

@@ -24,11 +24,11 @@ from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS, store
 from headway.reproduce.claims import AtLeast, AtMost, Between, EverySeed, Rule, Value
-from headway.reproduce.experiment import Experiment, processes
+from headway.reproduce.experiment import Runner, processes
 from headway.reproduce.interval import interval, quantile
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
-from headway.reproduce.tasks import Call, Simulation
+from headway.reproduce.tasks import Call, SimulationTask
 
 KEYS = ["id", "claim", "paper", "headway", "rule", "holds", "why", "values"]
 
@@ -163,12 +163,12 @@ def test_an_exact_value_that_differs_is_not_exact() -> None:
 
 def results(jobs: int, seeds: Sequence[int] = (0, 1, 2)) -> dict[Any, Any]:
     tasks = {
-        (replicas, seed): Simulation(reproduced.document(replicas, 30), seed, reproduced.measure)
+        (replicas, seed): SimulationTask(reproduced.document(replicas, 30), seed, reproduced.measure)
         for replicas in (2, 1)
         for seed in seeds
     }
     with processes(jobs) as pool:
-        return Experiment(tuple(seeds), pool=pool).run(tasks)
+        return Runner(tuple(seeds), pool=pool).run(tasks)
 
 
 def test_the_number_of_processes_changes_nothing() -> None:
@@ -187,15 +187,13 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
     tasks = {("call", i): Call(reproduced.interrupted, {"number": i, "marker": str(marker)}) for i in range(4)}
     keys = [store.key(task, Path()) for task in tasks.values()]
     with processes(jobs) as pool, pytest.raises(HeadwayError, match="call, 2: no such luck"):
-        Experiment((0,), store=RehearsalCache(tmp_path / "cache"), pool=pool).run(tasks)
+        Runner((0,), store=RehearsalCache(tmp_path / "cache"), pool=pool).run(tasks)
     kept = {file.stem for file in (tmp_path / "cache").iterdir()}
     assert kept <= set(keys) and (jobs > 1 or kept == set(keys[:2]))
     marker.mkdir()  # a file would be part of the key
     told: list[tuple[int, int]] = []
     with processes(jobs) as pool:
-        again = Experiment(
-            (0,), store=RehearsalCache(tmp_path / "cache"), pool=pool, tell=lambda *done: told.append(done)
-        )
+        again = Runner((0,), store=RehearsalCache(tmp_path / "cache"), pool=pool, tell=lambda *done: told.append(done))
         found = again.run({name: task for name, task in tasks.items() if name != ("call", 2)})
         assert again.num_found == len(kept) and again.num_found + again.num_measured == 3
         found |= again.run({("call", 2): tasks["call", 2]})
@@ -205,19 +203,19 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
 
 def test_a_corrupt_file_is_ignored_with_a_note(tmp_path: Path) -> None:
     tasks = {i: Call(reproduced.plan, {"demand": [i]}) for i in range(3)}
-    first = Experiment((0,), store=RehearsalCache(tmp_path))
+    first = Runner((0,), store=RehearsalCache(tmp_path))
     whole = first.run(tasks)
     bad, swapped, good = (tmp_path / f"{store.key(task, Path())}.json" for task in tasks.values())
     bad.write_bytes(b'{"key": "')
     swapped.write_bytes(good.read_bytes())
-    again = Experiment((0,), store=RehearsalCache(tmp_path))
+    again = Runner((0,), store=RehearsalCache(tmp_path))
     assert again.run(tasks) == whole
     assert (again.num_measured, again.num_found) == (2, 1)
     assert again.store and [note.split(":")[0] for note in again.store.notes] == [str(bad), str(swapped)]
-    mended = Experiment((0,), store=RehearsalCache(tmp_path))
+    mended = Runner((0,), store=RehearsalCache(tmp_path))
     mended.run(tasks)
     assert mended.num_found == 3 and mended.store and mended.store.notes == []
-    fresh = Experiment((0,), store=RehearsalCache(tmp_path, fresh=True))
+    fresh = Runner((0,), store=RehearsalCache(tmp_path, fresh=True))
     fresh.run(tasks)
     assert fresh.num_measured == 3
 
@@ -228,11 +226,11 @@ def test_a_key_is_of_all_that_matters(tmp_path: Path) -> None:
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,10\n")
     traced = {**document, "workload": {"trace": {"path": "trace.csv"}}}
     tasks = [
-        Simulation(document, 0, reproduced.measure),
-        Simulation(document, 1, reproduced.measure),
-        Simulation(reproduced.document(2, 10), 0, reproduced.measure),
-        Simulation(document, 0, reproduced.plan),
-        Simulation(traced, 0, reproduced.measure),
+        SimulationTask(document, 0, reproduced.measure),
+        SimulationTask(document, 1, reproduced.measure),
+        SimulationTask(reproduced.document(2, 10), 0, reproduced.measure),
+        SimulationTask(document, 0, reproduced.plan),
+        SimulationTask(traced, 0, reproduced.measure),
         Call(reproduced.plan, {"demand": [1]}),
         Call(reproduced.interrupted, {"demand": [1]}),
     ]
@@ -262,9 +260,9 @@ def test_a_module_counts_with_what_it_imports(tmp_path: Path, monkeypatch: pytes
 def test_a_bad_scenario_and_a_dead_process_are_named() -> None:
     document = {**reproduced.document(1, 10), "fleat": 1}
     with pytest.raises(HeadwayError, match=r"seed 3: .*fleat.*did you mean 'fleet'"):
-        Experiment((0,)).run({("seed 3",): Simulation(document, 3, reproduced.measure)})
+        Runner((0,)).run({("seed 3",): SimulationTask(document, 3, reproduced.measure)})
     with processes(2) as pool, pytest.raises(HeadwayError, match=r"last: a process died.*--jobs"):
-        Experiment((0,), pool=pool).run({"last": Call(reproduced.dies, {})})
+        Runner((0,), pool=pool).run({"last": Call(reproduced.dies, {})})
 
 
 # The command.

@@ -12,9 +12,9 @@ from headway.core.errors import HeadwayError
 from headway.report.run import Run
 from headway.reproduce import charts
 from headway.reproduce.claims import AtLeast, AtMost, Between, Claim, EverySeed
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Figure, Findings, Outcome, Table
-from headway.reproduce.tasks import Call, Simulation
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Figure, Finding, Findings, Table
+from headway.reproduce.tasks import Call, SimulationTask
 
 TITLE = "Tiny: <Twice> the Replicas & Half the Wait"
 SEEDS = 4
@@ -29,11 +29,11 @@ CLAIMS = (
 )
 
 
-def run(experiment: Experiment) -> Findings:
+def run(experiment: Runner) -> Findings:
     """As a system does it."""
     num_requests = 40 if experiment.quick else 80
     tasks = {
-        (replicas, seed): Simulation(document(replicas, num_requests), seed, measure)
+        (replicas, seed): SimulationTask(document(replicas, num_requests), seed, measure)
         for replicas in (1, 2)
         for seed in experiment.seeds
     }
@@ -42,12 +42,12 @@ def run(experiment: Experiment) -> Findings:
     pairs = [(found[1, seed], found[2, seed]) for seed in experiment.seeds]
     cut = [1 - two["ttft_p99_s"] / one["ttft_p99_s"] for one, two in pairs]
     outcomes = {
-        "ttft": Outcome(cut, "Queues are short here."),
-        "speed-up": Outcome([one["e2e_s"] / two["e2e_s"] for one, two in pairs], "Decoding takes as long as before."),
-        "tpot": Outcome([two["tpot_s"] / one["tpot_s"] for one, two in pairs], "A half-empty batch is hardly faster."),
-        "tokens": Outcome([two["tokens"] / one["tokens"] - 1 for one, two in pairs], ""),
-        "order": Outcome([two["e2e_s"] <= one["e2e_s"] for one, two in pairs], ""),
-        "plan": Outcome([planned], "5 and 7."),
+        "ttft": Finding(cut, "Queues are short here."),
+        "speed-up": Finding([one["e2e_s"] / two["e2e_s"] for one, two in pairs], "Decoding takes as long as before."),
+        "tpot": Finding([two["tpot_s"] / one["tpot_s"] for one, two in pairs], "A half-empty batch is hardly faster."),
+        "tokens": Finding([two["tokens"] / one["tokens"] - 1 for one, two in pairs], ""),
+        "order": Finding([two["e2e_s"] <= one["e2e_s"] for one, two in pairs], ""),
+        "plan": Finding([planned], "5 and 7."),
     }
     ttft = {f"{n} replicas": [(40.0, [found[n, s]["ttft_p99_s"] for s in experiment.seeds])] for n in (1, 2)}
     cuts = {"two replicas": [cut]}

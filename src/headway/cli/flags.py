@@ -115,7 +115,6 @@ _LISTS = ("routing", "ordering")
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The used flags."""
     return {name: value for name, value in flags.items() if value is not None}
 
 

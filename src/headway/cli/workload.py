@@ -38,7 +38,6 @@ def command() -> None:
 @trace_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool) -> None:
-    """Summarise the trace FILE."""
     described = describe_workload(read(file, format, limit=limit, sort=sort, skip_bad=skip_bad))
     if as_json:
         print_json(described)

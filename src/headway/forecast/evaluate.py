@@ -19,8 +19,6 @@ CLAIRVOYANT = "clairvoyant"
 
 
 class EvaluationSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How forecasters are compared."""
-
     methods: tuple[str, ...] = ("last-value", "seasonal-naive", "ets", "arima", "blend", "arima-leak")
     step_s: float = 3600.0
     """Step of the series that is forecast."""

@@ -65,7 +65,6 @@ def router(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Router]:
 
 
 def ordering(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Ordering]:
-    """Resolve an ordering."""
     choice, policy = _resolved("ordering", spec, ORDERINGS, load, {"rank": ("request", "now")})
     quantum, preemptive = getattr(policy, "quantum", ""), getattr(policy, "preemptive", "")
     if quantum is not None and (type(quantum) is not int or quantum < 1):
@@ -76,7 +75,6 @@ def ordering(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Orderin
 
 
 def migration(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Migration]:
-    """Resolve a migration policy."""
     verbs = {"moves": ("view",), "at_phase": ("request", "view")}
     choice, policy = _resolved("migration", spec, MIGRATIONS, load, verbs)
     if getattr(policy, "interval_s", "") is not None:
@@ -85,7 +83,6 @@ def migration(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Migrat
 
 
 def admission(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Admission]:
-    """Resolve an admission policy."""
     verbs = {"holds": ("request",), "release": ("view",)}
     choice, policy = _resolved("admission", spec, ADMISSIONS, load, verbs)
     _check_interval("admission", choice.name, policy)
@@ -93,13 +90,11 @@ def admission(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Admiss
 
 
 def cascade(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Cascade]:
-    """Resolve a cascade policy."""
     verbs = {"enter": ("request", "view"), "accept": ("request", "score", "view")}
     return _resolved("cascade", spec, CASCADES, load, verbs)[0]
 
 
 def scaler(spec: Spec, load: LoadModule | None = None) -> PolicyChoice[Scaler]:
-    """Resolve a scaler."""
     choice, policy = _resolved("scaler", spec, SCALERS, load, {"scale": ("view",)})
     _check_interval("scaler", choice.name, policy)
     return choice

@@ -62,7 +62,6 @@ def _over_seeds(name: str, values: Sequence[Seeds]) -> dict[str, Any]:
 
 
 def _layout(x: str, y: str, more: Mapping[str, Any]) -> Any:
-    """With a legend above."""
     legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
     margin = {"l": 52, "r": 10, "t": 34, "b": 44}
     return layout(x, y, **{"height": 330, "showlegend": True, "legend": legend, "margin": margin, **more})

@@ -25,7 +25,7 @@ Tell = Callable[[int, int], None]
 
 
 @dataclass
-class Experiment:
+class Runner:
     """The seeds to measure with, and `run` to measure."""
 
     seeds: tuple[int, ...]
@@ -75,7 +75,6 @@ class Experiment:
             self.tell(self.num_found + self.num_measured, self.num_known)
 
     def _performed(self, tasks: Mapping[K, Task], base_dir: Path) -> Iterator[tuple[K, bytes]]:
-        """As they are done."""
         if self.pool is None:
             for name, task in tasks.items():
                 with _about(name):

@@ -10,7 +10,7 @@ from headway.reproduce.claims import Value
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Finding:
     """For one claim: a value a seed, and in one or two sentences with numbers why they came out so."""
 
     values: Sequence[Value]
@@ -31,7 +31,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of the paper, made anew. Numbers are shown with three digits."""
 
     label: str
@@ -45,7 +45,7 @@ class Table:
 class Findings:
     """What `run` returns."""
 
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, Finding]
     """By the claim's id."""
-    exhibits: Sequence[Figure | Table] = ()
+    exhibits: Sequence[Figure | PaperTable] = ()
     """In the paper's order."""

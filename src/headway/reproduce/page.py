@@ -7,9 +7,9 @@ from html import escape
 from headway import __version__
 from headway.report.page import DRAW, document, facts, literal, table
 from headway.report.table import seconds, short_number
-from headway.reproduce.findings import Figure, Table
+from headway.reproduce.findings import Figure, PaperTable
 from headway.reproduce.interval import LEVEL
-from headway.reproduce.reproduction import Reproduced, Row
+from headway.reproduce.reproduction import ClaimResult, Reproduced
 from headway.reproduce.text import MARKS, WORDS, counted
 
 CSS = """
@@ -32,7 +32,6 @@ _CLASSES = {True: "holds", False: "fails", None: "open"}
 
 
 def page(made: Reproduced, command: str) -> str:
-    """A self-contained page."""
     charts = {f"exhibit-{i}": each.chart for i, each in enumerate(made.exhibits) if isinstance(each, Figure)}
     shown = "\n".join(_exhibit(i, each) for i, each in enumerate(made.exhibits))
     exhibits = f'<section>\n<h2>Figures and tables</h2>\n<div class="grid exhibits">{shown}</div>\n</section>'
@@ -61,7 +60,7 @@ def _claims(made: Reproduced) -> str:
     return f'<section class="claims">\n<h2>Claims</h2>\n{shown}\n</section>'
 
 
-def _row(row: Row) -> str:
+def _row(row: ClaimResult) -> str:
     kind = _CLASSES[row.holds]
     return (
         f'<td class="verdict {kind}"><span class="mark" aria-hidden="true">{MARKS[row.holds]}</span>'
@@ -72,7 +71,7 @@ def _row(row: Row) -> str:
     )
 
 
-def _exhibit(i: int, each: Figure | Table) -> str:
+def _exhibit(i: int, each: Figure | PaperTable) -> str:
     head = f"<h3>{escape(each.label)}: {escape(each.title)}</h3><figcaption>{escape(each.shows)}</figcaption>"
     if isinstance(each, Figure):
         return f'<figure>{head}<div class="chart" id="exhibit-{i}"></div></figure>'

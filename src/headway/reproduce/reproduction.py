@@ -15,8 +15,8 @@ from headway.core.errors import HeadwayError, unknown
 from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
 from headway.reproduce.claims import Claim, Value
-from headway.reproduce.experiment import Experiment, Tell, processes
-from headway.reproduce.findings import Figure, Findings, Outcome, Table
+from headway.reproduce.experiment import Runner, Tell, processes
+from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
 from headway.scenario.ray_cluster import cluster
 
 
@@ -31,12 +31,12 @@ class System(Protocol):
     """How many with --quick."""
     CLAIMS: tuple[Claim, ...]
 
-    def run(self, experiment: Experiment) -> Findings:
+    def run(self, experiment: Runner) -> Findings:
         """Measure. An outcome for every claim that `experiment.wants`; others may be left out."""
         ...
 
 
-class Row(Struct, frozen=True):
+class ClaimResult(Struct, frozen=True):
     """A claim and what became of it."""
 
     id: str
@@ -58,7 +58,7 @@ class Reproduction(Struct, frozen=True):
     quick: bool
     seeds: int
     wall_s: float
-    claims: tuple[Row, ...]
+    claims: tuple[ClaimResult, ...]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Reproduced:
 
     title: str
     result: Reproduction
-    exhibits: Sequence[Figure | Table]
+    exhibits: Sequence[Figure | PaperTable]
     num_measured: int
     num_found: int
     """In the cache."""
@@ -103,7 +103,7 @@ def reproduce(
     num_seeds = seeds or (system.QUICK_SEEDS if quick else system.SEEDS)
     with cluster() if ray else processes(jobs) as pool:
         wanted = frozenset(claim.id for claim in claims) if ids else None
-        experiment = Experiment(tuple(range(num_seeds)), quick, data, wanted, store, tell, pool)
+        experiment = Runner(tuple(range(num_seeds)), quick, data, wanted, store, tell, pool)
         findings = system.run(experiment)
     rows = tuple(_row(claim, findings.outcomes[claim.id]) for claim in claims)
     return Reproduced(
@@ -115,9 +115,9 @@ def reproduce(
     )
 
 
-def _row(claim: Claim, outcome: Outcome) -> Row:
+def _row(claim: Claim, outcome: Finding) -> ClaimResult:
     verdict = claim.rule.judge(outcome.values)
-    return Row(
+    return ClaimResult(
         id=claim.id,
         claim=claim.claim,
         paper=claim.paper,

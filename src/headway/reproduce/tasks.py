@@ -19,7 +19,7 @@ Measurement = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Simulation:
+class SimulationTask:
     """A scenario, simulated with a seed and reduced to a few numbers where it ran."""
 
     document: Mapping[str, Any]
@@ -30,11 +30,9 @@ class Simulation:
 
     @property
     def content(self) -> Any:
-        """Its arguments."""
         return {**self.document, "seed": self.seed}
 
     def measure(self, base_dir: Path) -> Measurement:
-        """Simulate and reduce."""
         chosen = scenario.assemble(copy.deepcopy(self.content), Places(), base_dir)
         return self.function(scenario.run(chosen))
 
@@ -50,15 +48,13 @@ class Call:
 
     @property
     def content(self) -> Any:
-        """Its arguments."""
         return self.arguments
 
     def measure(self, base_dir: Path) -> Measurement:
-        """Call it."""
         return self.function(**self.arguments)
 
 
-Task = Simulation | Call
+Task = SimulationTask | Call
 
 
 def perform(task: Task, base_dir: Path) -> bytes:

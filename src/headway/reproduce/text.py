@@ -12,7 +12,7 @@ from rich.text import Text
 
 from headway.report.table import seconds
 from headway.reproduce.claims import Claim
-from headway.reproduce.reproduction import Reproduced, Row
+from headway.reproduce.reproduction import ClaimResult, Reproduced
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 WORDS = {True: "holds", False: "does not hold", None: "undecided"}
@@ -20,7 +20,7 @@ _SHORT = {True: "yes", False: "no", None: "undecided"}
 _STYLES = {True: "green", False: "bold red", None: "yellow"}
 
 
-def counted(rows: Sequence[Row]) -> str:
+def counted(rows: Sequence[ClaimResult]) -> str:
     """As in "9 hold, 1 does not, 2 undecided"."""
     num = {verdict: sum(row.holds is verdict for row in rows) for verdict in (True, False, None)}
     parts = [f"{num[True]} hold{'s' if num[True] == 1 else ''}"]

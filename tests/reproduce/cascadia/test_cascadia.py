@@ -8,8 +8,8 @@ from headway.catalog import coefficients
 from headway.core.fleet import Parallel
 from headway.perf.step import StepModel
 from headway.reproduce.cascadia import CLAIMS, claims, outcomes, parts, runs, setup, studies
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Outcome
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Finding
 from headway.reproduce.tasks import Measurement
 from headway.workload.quality_traces import TABLE_2
 
@@ -43,7 +43,7 @@ def cases(slower: float = 2.0) -> dict[outcomes.Case, Measurement]:
     return {case: measured(*each, slower) for case, each in zip(claims.CASES, shares, strict=True)}
 
 
-def judged(found: dict[str, Outcome]) -> dict[str, bool | None]:
+def judged(found: dict[str, Finding]) -> dict[str, bool | None]:
     by_id = {claim.id: claim for claim in CLAIMS}
     return {name: by_id[name].rule.judge(each.values).holds for name, each in found.items()}
 
@@ -90,7 +90,7 @@ def test_the_loop_is_near_what_exhaustive_search_finds() -> None:
 
 def test_only_what_is_asked_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "optimality", _fast)
-    found = outcomes.found(Experiment(SEEDS, quick=True, claims=frozenset({"optimality"})))
+    found = outcomes.found(Runner(SEEDS, quick=True, claims=frozenset({"optimality"})))
     assert set(found.outcomes) == {"optimality", "search-effort"}
     assert found.outcomes["search-effort"].values == [20.0, 20.0]
 

@@ -20,9 +20,9 @@ from headway.reproduce import cauchy
 from headway.reproduce.cauchy import beyond, model, overall, scheduling, setup, transfer
 from headway.reproduce.cauchy.claims import CLAIMS, TABLE_3, WORKLOADS
 from headway.reproduce.cauchy.setup import LIMITS, Market
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Figure, Findings, Table
-from headway.reproduce.tasks import Call, Simulation
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Figure, Findings, PaperTable
+from headway.reproduce.tasks import Call, SimulationTask
 
 H800, A800, H20 = setup.GPUS.values()
 TOKENS = 457
@@ -121,7 +121,7 @@ def test_melange_serves_the_same_demand_with_aggregated_gpus() -> None:
     assert all(each.combo.aggregated for each in plan.combos)
     assert plan.services[0].shortfall_rps == pytest.approx(0, abs=1e-6)
     # Profiles by bucket are scaled so that on the whole mix they say what was simulated.
-    scaled = overall.Scaled(market())
+    scaled = overall.ScaledEstimate(market())
     service = market().service
     for each in market().aggregated:
         assert scaled.goodput_rps(each.combo, service.pattern, service.slo) == pytest.approx(each.goodput_rps)
@@ -175,7 +175,7 @@ def test_a_dearer_gpu_makes_plans_no_cheaper_and_mixing_never_costs() -> None:
 # Every row gets an answer.
 
 
-class Pretending(Experiment):
+class Pretending(Runner):
     """Makes measurements up, of the right form."""
 
     def run(self, tasks: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -190,7 +190,7 @@ class Pretending(Experiment):
             return {"rps": 20.0 + random.uniform()}
         if key[0] == "transfer":
             return {"transfer_s": 0.5 if key[2] == 0 else 0.3 / key[2] + 0.005 * key[2]}
-        assert isinstance(task, Simulation)
+        assert isinstance(task, SimulationTask)
         names = ("tokens_per_usd", "usd_per_hour", "gpu_hours", "attainment", "e2e_s", "p90_s", "ttft_s", "tbt_s")
         return {name: random.uniform(0.5, 1) for name in (*names, "joules_per_token", "moved")}
 
@@ -213,7 +213,7 @@ def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool) -> None:
         if isinstance(exhibit, Figure):
             json.dumps(exhibit.chart, allow_nan=False)
         else:
-            assert isinstance(exhibit, Table)
+            assert isinstance(exhibit, PaperTable)
             assert all(len(row) == len(exhibit.heads) for row in exhibit.rows)
 
 

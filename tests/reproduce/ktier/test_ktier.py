@@ -15,12 +15,12 @@ from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.report.run import Run
 from headway.reproduce import ktier
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Figure, Findings, Table
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Figure, Findings, PaperTable
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity, phases, runs, sustained
 from headway.reproduce.ktier.claims import CLAIMS, MIXES, PRINTED, SCALES, TABLE_TIERS, cost_improvement
-from headway.reproduce.tasks import Simulation
+from headway.reproduce.tasks import SimulationTask
 
 
 def simulated(document: Mapping[str, Any], seed: int = 0) -> Run:
@@ -123,7 +123,7 @@ def test_one_run_serves_all_mixes_without_tiers() -> None:
 
 
 def test_every_scenario_can_be_read() -> None:
-    made: list[Simulation] = []
+    made: list[SimulationTask] = []
     for part in (ktier_burst.tasks, parity.tasks, sustained.load_tasks, phases.tasks):
         made += part((0,), True).values()
     for task in {json.dumps(task.content): task for task in made}.values():
@@ -133,7 +133,7 @@ def test_every_scenario_can_be_read() -> None:
 # Every row gets an answer.
 
 
-class Pretending(Experiment):
+class Pretending(Runner):
     """Makes measurements up, of the right form."""
 
     def run(self, tasks: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -182,12 +182,12 @@ def test_every_claim_has_a_value_a_seed_and_a_reason(quick: bool) -> None:
         if isinstance(exhibit, Figure):
             json.dumps(exhibit.chart, allow_nan=False)
         else:
-            assert isinstance(exhibit, Table)
+            assert isinstance(exhibit, PaperTable)
             assert all(len(row) == len(exhibit.heads) for row in exhibit.rows)
 
 
 def test_tables_hold_the_papers_numbers_beside_ours() -> None:
-    burst = ktier_burst.Burst(Pretending(seeds=(0,)).run(ktier_burst.tasks((0,), False)), (0,), False)
+    burst = ktier_burst.BurstRuns(Pretending(seeds=(0,)).run(ktier_burst.tasks((0,), False)), (0,), False)
     rows = burst.table("gaussian").rows
     assert [row[3::2] for row in rows] == [
         [PRINTED["gaussian", scale, k].value(metric) for metric in ktier_burst.METRICS]

@@ -20,12 +20,12 @@ from headway.core.record import Cause
 from headway.metrics.qoe import computed_phases, phases
 from headway.report.run import Run
 from headway.reproduce import pascal
-from headway.reproduce.experiment import Experiment
+from headway.reproduce.experiment import Runner
 from headway.reproduce.pascal import load, runs
 from headway.reproduce.pascal.bench import FILE, Bench
 from headway.reproduce.pascal.runs import FCFS, PASCAL, POLICIES, READINGS, RR, measure, measure_phase, served
 from headway.reproduce.pascal.tails import Tails
-from headway.reproduce.tasks import Call, Measurement, Simulation
+from headway.reproduce.tasks import Call, Measurement, SimulationTask
 
 ALL = (*POLICIES, *READINGS)
 
@@ -218,7 +218,7 @@ def test_answers_without_reasoning_are_scored_from_their_arrival() -> None:
 # All claims, from measurements that are made up.
 
 
-class Canned(Experiment):
+class Canned(Runner):
     """Answers with what `of` says of a task; remembers which were asked for."""
 
     of: Callable[[Any, Any], Measurement]
@@ -241,7 +241,7 @@ def canned(pressed: Run, **arguments: Any) -> Canned:
         if isinstance(task, Call):
             known = {load.levels: {"low": 1.0, "medium": 2.0, "high": 3.0}, load.unpressed: {"rate": 1.5}}
             return known.get(task.function) or runs.lengths("gpqa", 50)
-        assert isinstance(task, Simulation)
+        assert isinstance(task, SimulationTask)
         if task.function is measure_phase:
             return {"lengths": lengths, "kv_peak_tokens": 50_000.0, "preemptions": 0}
         if name[2] == runs.SOONEST:

@@ -15,14 +15,14 @@ from headway.config.strict_yaml import Places
 from headway.planning import gpu_hours_bound
 from headway.report.run import Run
 from headway.reproduce import sageserve
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Table
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import PaperTable
 from headway.reproduce.sageserve import bounds, measures, orderings, runs, scenes
 from headway.reproduce.sageserve.exhibits import exhibits
 from headway.reproduce.sageserve.outcomes import outcomes
 from headway.reproduce.sageserve.scenes import LLAMA_2, LT_I, LT_U, LT_UA, MODELS, REACTIVE, REGIONS, SCOUT, Scene
-from headway.reproduce.sageserve.table import Runs
-from headway.reproduce.tasks import Measurement, Simulation
+from headway.reproduce.sageserve.table import SageServeRuns
+from headway.reproduce.tasks import Measurement, SimulationTask
 
 SEEDS = (0, 1)
 SERVED = {"tps": dict.fromkeys((*MODELS, SCOUT), 500.0), "most": dict.fromkeys((*MODELS, SCOUT), 1000.0)}
@@ -157,7 +157,7 @@ def made(kind: str = "", name: str = "", **more: Any) -> dict[tuple[Any, ...], M
 
 
 def judged(found: dict[tuple[Any, ...], Measurement]) -> dict[str, Any]:
-    return {name: outcome.values for name, outcome in outcomes(Runs(found, SEEDS)).items()}
+    return {name: outcome.values for name, outcome in outcomes(SageServeRuns(found, SEEDS)).items()}
 
 
 def test_a_value_for_every_claim_and_seed() -> None:
@@ -214,7 +214,7 @@ def test_fewer_in_every_region_means_every_region() -> None:
     assert judged(found)["lt-regions"] == [True, False]
 
 
-class Dry(Experiment):
+class Dry(Runner):
     """Runs nothing."""
 
     asked: list[Any]
@@ -232,7 +232,7 @@ class Dry(Experiment):
 def test_only_what_is_asked_for_is_run() -> None:
     dry = Dry(SEEDS, claims=frozenset({"pf-fast"}))
     assert "pf-fast" in sageserve.run(dry).outcomes
-    assert [key[0] for key, task in dry.asked if isinstance(task, Simulation)] == [runs.ORDER] * 2 * len(SEEDS) * 2
+    assert [key[0] for key, task in dry.asked if isinstance(task, SimulationTask)] == [runs.ORDER] * 2 * len(SEEDS) * 2
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -241,7 +241,7 @@ def test_all_that_is_run_is_a_scenario(quick: bool) -> None:
     findings = sageserve.run(dry)
     assert set(findings.outcomes) == {claim.id for claim in sageserve.CLAIMS}
     assert len(findings.exhibits) > 15
-    for (_, _, seed), task in ((key, task) for key, task in dry.asked if isinstance(task, Simulation)):
+    for (_, _, seed), task in ((key, task) for key, task in dry.asked if isinstance(task, SimulationTask)):
         if seed == SEEDS[0]:
             assembled(dict(task.document))
 
@@ -262,7 +262,9 @@ def test_the_best_plan_of_one_who_knows_the_trace_stands_above_the_bound() -> No
     assert shown.count("who knows the trace") == len(runs.BOUNDED) - 1
 
 
-def tables(found: dict[tuple[Any, ...], Measurement]) -> list[Table]:
+def tables(found: dict[tuple[Any, ...], Measurement]) -> list[PaperTable]:
     known = found | {(runs.READING, name, SEEDS[0]): day() for name, *_ in runs.readings(LONE, SERVED)}
     known |= {(runs.WHOLE, name, SEEDS[0]): day() for name, *_ in runs.whole_day(LONE, SERVED)}
-    return [each for each in exhibits(Runs(known, SEEDS), {scenes.A100: SERVED}) if isinstance(each, Table)]
+    return [
+        each for each in exhibits(SageServeRuns(known, SEEDS), {scenes.A100: SERVED}) if isinstance(each, PaperTable)
+    ]

@@ -302,7 +302,6 @@ class ComboCounts:
 
     @property
     def num(self) -> int:
-        """Serving and starting combos."""
         return self.num_serving + self.num_starting
 
     @property

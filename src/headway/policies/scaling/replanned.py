@@ -82,7 +82,6 @@ def _num_up(pool: PoolView) -> int:
 
 
 def _num_held(pool: PoolView) -> int:
-    """Replicas that hold GPUs."""
     return _num_up(pool) + pool.num_starting + pool.num_down
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from headway.reproduce.cascadia import outcomes
 from headway.reproduce.cascadia.claims import CLAIMS
-from headway.reproduce.experiment import Experiment
+from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Findings
 
 TITLE = "Cascadia: cascades of models, deployed and routed together"
@@ -15,6 +15,6 @@ SEEDS, QUICK_SEEDS = 3, 2
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
-def run(experiment: Experiment) -> Findings:
+def run(experiment: Runner) -> Findings:
     """Only what the claims that were asked for need."""
     return outcomes.found(experiment)

@@ -10,8 +10,8 @@ from typing import Any
 from headway.reproduce import charts
 from headway.reproduce.cascadia import claims, runs, studies
 from headway.reproduce.cascadia.claims import CASES, LLAMA
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Figure, Findings, Outcome, Table
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
 from headway.reproduce.tasks import Call, Measurement
 from headway.workload.quality_traces import TABLE_2
 
@@ -22,10 +22,10 @@ ROWS = 16
 """Requests that exhaustive search plans for."""
 
 
-def found(experiment: Experiment) -> Findings:
+def found(experiment: Runner) -> Findings:
     """Outcomes and exhibits of the parts that are wanted."""
-    outcomes: dict[str, Outcome] = {}
-    exhibits: list[Figure | Table] = []
+    outcomes: dict[str, Finding] = {}
+    exhibits: list[Figure | PaperTable] = []
     if experiment.wants(*_ids(END_TO_END)):
         cases, rates = _measured(experiment, CASES)
         outcomes |= _end_to_end(cases, experiment.seeds)
@@ -62,7 +62,7 @@ END_TO_END = (
 """All that need the cases of Table 2."""
 
 
-def _place(exhibit: Figure | Table) -> tuple[str, int]:
+def _place(exhibit: Figure | PaperTable) -> tuple[str, int]:
     """In the paper's order: figures, then tables."""
     kind, _, number = exhibit.label.partition(" ")
     return kind, int("".join(filter(str.isdigit, number)) or 99)
@@ -73,7 +73,7 @@ def _ids(of: Sequence[Any]) -> Iterator[str]:
 
 
 def _measured(
-    experiment: Experiment, cases: Sequence[Case], ablations: bool = True
+    experiment: Runner, cases: Sequence[Case], ablations: bool = True
 ) -> tuple[dict[Case, Measurement], dict[tuple[str, int], Measurement]]:
     """Every case, at the rate of its trace."""
     pairs = {(cascade, trace) for cascade, trace, _ in cases}
@@ -92,7 +92,7 @@ def _measured(
     return experiment.run(tasks), rates
 
 
-def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[str, Outcome]:
+def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[str, Finding]:
     first = cases[CASES[0]]
     margins = {case: _of(each, "cascadia", "quality") for case, each in cases.items()}
     least = [min(values[i] - case[2] for case, values in margins.items()) for i in range(len(seeds))]
@@ -115,19 +115,19 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
         "slo-cascade-serve": _times(cases, "cascade-serve", "p95_s"),
         "throughput-stand-alone": _times(cases, "stand-alone", "throughput_rps"),
         "throughput-cascade-serve": _times(cases, "cascade-serve", "throughput_rps"),
-        "always-faster": Outcome([_always(cases, i) for i in range(len(seeds))], _by_case(cases, "p95_s")),
-        "quality": Outcome(least, "; ".join(f"{_name(case)}: {fmean(v):.2f}" for case, v in margins.items()) + "."),
+        "always-faster": Finding([_always(cases, i) for i in range(len(seeds))], _by_case(cases, "p95_s")),
+        "quality": Finding(least, "; ".join(f"{_name(case)}: {fmean(v):.2f}" for case, v in margins.items()) + "."),
         "ablation-parallelism": _times(cases, ABLATIONS[0], "p95_s"),
         "ablation-allocation": _times(cases, ABLATIONS[1], "p95_s"),
         "cost-stand-alone": _saved({CASES[0]: first}, "stand-alone"),
         "cost-cascade-serve": _saved({CASES[0]: first}, "cascade-serve"),
-        "plans-move": Outcome([moves] * len(seeds), f"Shares {_listed(falls[0])}, GPUs {_listed(falls[1])}."),
-        "no-largest": Outcome([without] * len(seeds), f"GPUs {_listed([each['gpus'][-1] for each in none])}."),
-        "plan-time": Outcome(
+        "plans-move": Finding([moves] * len(seeds), f"Shares {_listed(falls[0])}, GPUs {_listed(falls[1])}."),
+        "no-largest": Finding([without] * len(seeds), f"GPUs {_listed([each['gpus'][-1] for each in none])}."),
+        "plan-time": Finding(
             search_s,
             f"CPU time of each case, cold. Until a rehearsal keeps the quality: {whole_s:.3g} s on average.",
         ),
-        "judge-time": Outcome([fmean(each[i] for each in judged) for i in range(len(seeds))], "Mean over the cases."),
+        "judge-time": Finding([fmean(each[i] for each in judged) for i in range(len(seeds))], "Mean over the cases."),
     }
 
 
@@ -141,11 +141,11 @@ def _ratios(case: Measurement, other: str, key: str) -> list[float]:
     return [theirs / ours if key == "p95_s" else ours / theirs for ours, theirs in pairs]
 
 
-def _times(cases: dict[Case, Measurement], other: str, key: str) -> Outcome:
+def _times(cases: dict[Case, Measurement], other: str, key: str) -> Finding:
     by_case = {case: _ratios(each, other, key) for case, each in cases.items()}
     values = [fmean(each) for each in zip(*by_case.values(), strict=True)]
     why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in by_case.items())
-    return Outcome(values, f"{why}.")
+    return Finding(values, f"{why}.")
 
 
 def _always(cases: dict[Case, Measurement], i: int) -> bool:
@@ -160,24 +160,24 @@ def _by_case(cases: dict[Case, Measurement], key: str) -> str:
     return f"p95 (s) of {', '.join(SYSTEMS)}: {'; '.join(parts)}."
 
 
-def _saved(cases: dict[Case, Measurement], other: str) -> Outcome:
+def _saved(cases: dict[Case, Measurement], other: str) -> Finding:
     """All use 32 GPUs, so that cost per request goes as one over throughput."""
     saved = {case: [1 - 1 / r for r in _ratios(each, other, "throughput_rps")] for case, each in cases.items()}
     why = []
     for case, each in cases.items():
         usd = [32 * 2.67 / 3600 / fmean(_of(each, s, "throughput_rps")) for s in ("cascadia", other)]
         why.append(f"{_name(case)}: ${usd[0]:.6f} a request against ${usd[1]:.6f}")
-    return Outcome([fmean(each) for each in zip(*saved.values(), strict=True)], f"{'; '.join(why)}.")
+    return Finding([fmean(each) for each in zip(*saved.values(), strict=True)], f"{'; '.join(why)}.")
 
 
-def _figure_1(rates: Any, num_seeds: int) -> dict[str, Outcome]:
+def _figure_1(rates: Any, num_seeds: int) -> dict[str, Finding]:
     lone = {trace: list(each["lone"].values()) for (cascade, trace), each in rates.items() if cascade == "deepseek"}
     rises = all(a < b for each in lone.values() for pair in pairwise(each) for a, b in zip(*pair, strict=True))
     why = "; ".join(f"trace {trace}: {_listed([s for s, _ in each])} s" for trace, each in lone.items())
-    return {"size-latency": Outcome([rises] * num_seeds, f"A lone request on each model. {why}.")}
+    return {"size-latency": Finding([rises] * num_seeds, f"A lone request on each model. {why}.")}
 
 
-def _others(experiment: Experiment, cases: dict[Case, Measurement], rates: Any) -> dict[str, Outcome]:
+def _others(experiment: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
     """What the cases of Tables 4 and 7 add."""
     more, _ = _measured(experiment, claims.OTHER_CASES, ablations=False)
     known = cases | more
@@ -193,7 +193,7 @@ def _others(experiment: Experiment, cases: dict[Case, Measurement], rates: Any) 
     return found
 
 
-def _sarathi(experiment: Experiment, cases: dict[Case, Measurement], rates: Any) -> dict[str, Outcome]:
+def _sarathi(experiment: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
     said = {"seeds": list(experiment.seeds), "quick": experiment.quick}
     tasks = {
         case: Call(runs.sarathi, said | {"trace": case[1], "rate_rps": rates["deepseek", case[1]]["rate_rps"]})
@@ -208,10 +208,10 @@ def _sarathi(experiment: Experiment, cases: dict[Case, Measurement], rates: Any)
     why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in ratios.items())
     all_ = [fmean(each) for each in zip(*ratios.values(), strict=True)]
     best = f"The best chunks are {', '.join(chunks)} tokens."
-    return {"sarathi": Outcome(ratios[CASES[0]], best), "sarathi-all": Outcome(all_, f"{why}. {best}")}
+    return {"sarathi": Finding(ratios[CASES[0]], best), "sarathi-all": Finding(all_, f"{why}. {best}")}
 
 
-def _optimality(experiment: Experiment) -> dict[str, Outcome]:
+def _optimality(experiment: Runner) -> dict[str, Finding]:
     rows = ROWS // 2 if experiment.quick else ROWS
     found = experiment.run(
         {("optimality", seed): Call(runs.optimality, {"seed": seed, "num_rows": rows}) for seed in experiment.seeds}
@@ -221,8 +221,8 @@ def _optimality(experiment: Experiment) -> dict[str, Outcome]:
     seconds = f"{fmean(one['plan_s'] for one in each):.2g} s against {fmean(one['exhaustive_s'] for one in each):.2g} s"
     why = f"Six GPUs, {rows} requests, every threshold that makes a difference."
     return {
-        "optimality": Outcome([one["gap"] for one in each], why),
-        "search-effort": Outcome(effort, f"{why} {seconds}."),
+        "optimality": Finding([one["gap"] for one in each], why),
+        "search-effort": Finding(effort, f"{why} {seconds}."),
     }
 
 
@@ -249,7 +249,7 @@ def _scales(cases: dict[Case, Measurement], rates: Any, systems: Sequence[str]) 
     }
 
 
-def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | Table]:
+def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | PaperTable]:
     names, scales = [_name(case) for case in cases], _scales(cases, rates, (*SYSTEMS, *ABLATIONS))
     rush = {system: [_of(each, system, "throughput_rps") for each in cases.values()] for system in SYSTEMS}
     ours = [each["plans"]["cascadia"] for each in cases.values()]
@@ -277,14 +277,14 @@ def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | Table
             "Lower is better.",
             charts.bars(names, {name: scales[name] for name in ("cascadia", *ABLATIONS)}, "SLO scale"),
         ),
-        Table(
+        PaperTable(
             "Table 2",
             "Thresholds, shares, GPUs",
             "What was planned, and the paper's in brackets.",
             ["case", "h1", "h2", "p2", "p3", "f1", "f2", "f3"],
             rows,
         ),
-        Table("Table 3", "Replicas", "What was planned.", ["case", "small", "middle", "large"], shapes),
+        PaperTable("Table 3", "Replicas", "What was planned.", ["case", "small", "middle", "large"], shapes),
     ]
 
 

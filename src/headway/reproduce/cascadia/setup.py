@@ -57,14 +57,12 @@ def asked(
 
 
 def at_once(case: PlanningRequest) -> PlanningRequest:
-    """All requests together."""
     rush = with_rate(case, AT_ONCE_RPS)
     rush.document["workload"]["num_requests"] = AT_ONCE
     return rush
 
 
 def changed(case: PlanningRequest, **cascade: Any) -> PlanningRequest:
-    """With another judge, say."""
     document = copy.deepcopy(case.document)
     document["cascade"] |= cascade
     return replace(case, document=document)
@@ -101,7 +99,6 @@ def slowed(found: Coefficients, times: float) -> Coefficients:
 
 
 def _slowed(part: Struct, times: float) -> Any:
-    """Seconds grow, efficiencies shrink."""
     said = {}
     for name in part.__struct_fields__:
         if name.endswith("_s") or "_s_per_" in name:

@@ -8,14 +8,14 @@ from typing import Any
 
 from headway.reproduce import charts
 from headway.reproduce.cascadia import claims, drift, judges, parts, runs
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Figure, Outcome, Table
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Figure, Finding, PaperTable
 from headway.reproduce.tasks import Call, Measurement
 
 Case = tuple[str, int, float]
 Cases = Mapping[Case, Measurement]
 Rates = Mapping[tuple[str, int], Measurement]
-Found = tuple[dict[str, Outcome], list[Figure | Table]]
+Found = tuple[dict[str, Finding], list[Figure | PaperTable]]
 TRACE_1 = [case for case in claims.CASES if case[1] == 1]
 MORE = 3
 """So many times as many seeds where a seed takes seconds, and plans differ much from one table of scores to another."""
@@ -26,10 +26,10 @@ def _ids(*of: Sequence[Any]) -> list[str]:
     return [claim.id for each in of for claim in each]
 
 
-def of_deepseek(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
+def of_deepseek(experiment: Runner, cases: Cases, rates: Rates) -> Found:
     """Those that go on from the cases of Table 2."""
     rate = rates["deepseek", 1]
-    outcomes, exhibits = dict[str, Outcome](), list[Figure | Table]()
+    outcomes, exhibits = dict[str, Finding](), list[Figure | PaperTable]()
     if experiment.wants(*_ids(claims.SHAPE)):
         outcomes["other-shape"] = _other_shape(cases[TRACE_1[0]], len(experiment.seeds))
     if experiment.wants(*_ids(claims.SIZES)):
@@ -46,25 +46,25 @@ def of_deepseek(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
     return outcomes, exhibits
 
 
-def _other_shape(case: Measurement, num_seeds: int) -> Outcome:
+def _other_shape(case: Measurement, num_seeds: int) -> Finding:
     own_s, other_s = case["other shape"]
     if other_s is None:
-        return Outcome([None] * num_seeds, f"The plan is {case['plans']['cascadia']['labels'][1]}; half does not fit.")
+        return Finding([None] * num_seeds, f"The plan is {case['plans']['cascadia']['labels'][1]}; half does not fit.")
     values = [1 - own_s / other_s] * num_seeds
-    return Outcome(values, f"p95 of the stage: {own_s:.3g} s as planned, {other_s:.3g} s with half.")
+    return Finding(values, f"p95 of the stage: {own_s:.3g} s as planned, {other_s:.3g} s with half.")
 
 
-def _sizes(experiment: Experiment, rate_rps: float) -> tuple[Outcome, Figure]:
+def _sizes(experiment: Runner, rate_rps: float) -> tuple[Finding, Figure]:
     said = {"rate_rps": rate_rps, "quick": experiment.quick}
     done = experiment.run({("plan", n): Call(parts.scheduling, said | {"num_gpus": n}) for n in parts.SIZES})
     seconds = [each["plan_s"] for each in done.values()]
     points = [(float(n), [s]) for n, s in zip(parts.SIZES, seconds, strict=True)]
     why = ", ".join(f"{n} GPUs {s:.3g} s" for n, (s,) in points)
     figure = Figure("Figure 10", "Time to plan", "Cold, one core.", charts.curves({"search": points}, "GPUs", "s"))
-    return Outcome([seconds[-1]] * len(experiment.seeds), f"{why}."), figure
+    return Finding([seconds[-1]] * len(experiment.seeds), f"{why}."), figure
 
 
-def _drift(experiment: Experiment, rate: Measurement) -> Found:
+def _drift(experiment: Runner, rate: Measurement) -> Found:
     said = {"q_min": 90.0, "lone_s": rate["lone_s"], "quick": experiment.quick}
     call = Call(drift.drift, said | {"seeds": list(experiment.seeds)})
     done = experiment.run({"drift": call})["drift"]
@@ -81,11 +81,11 @@ def _drift(experiment: Experiment, rate: Measurement) -> Found:
     plans = "; ".join(f"at {at:.0f} s ({why})" for at, why, _, _ in done["plans"][0]) or "none"
     gains = [fmean(a / of(b, "in_time_rps")[i] for b in names[2:]) for i, a in enumerate(of("cascadia", "in_time_rps"))]
     outcomes = {
-        "drift-stand-alone": Outcome(below("stand-alone"), f"SLO scales: {why}."),
-        "drift-cascade-serve": Outcome(below("cascade-serve"), f"SLO scales: {why}."),
-        "drift-throughput": Outcome(gains, "The mean of both, and requests within an SLO scale of 12 per second."),
-        "drift-static": Outcome(below("static"), f"Plans anew, first seed: {plans}."),
-        "drift-quality": Outcome([q - 90.0 for q in of("cascadia", "quality")], "Of all requests of the run."),
+        "drift-stand-alone": Finding(below("stand-alone"), f"SLO scales: {why}."),
+        "drift-cascade-serve": Finding(below("cascade-serve"), f"SLO scales: {why}."),
+        "drift-throughput": Finding(gains, "The mean of both, and requests within an SLO scale of 12 per second."),
+        "drift-static": Finding(below("static"), f"Plans anew, first seed: {plans}."),
+        "drift-quality": Finding([q - 90.0 for q in of("cascadia", "quality")], "Of all requests of the run."),
     }
     by_trace = {name: [[each["by_trace_s"][i] for each in done[name]] for i in range(3)] for name in names}
     traces = ["trace 1, 8 min", "trace 2, 16 min", "trace 3, 10 min"]
@@ -94,21 +94,21 @@ def _drift(experiment: Experiment, rate: Measurement) -> Found:
         Figure(
             "Figure 11", "Drift", "p95 of each segment, quality 90.", charts.bars(traces, by_trace, "p95 latency (s)")
         ),
-        Table("Table 5", "Drift", "Over the whole run.", ["system", "SLO scale", "quality"], rows),
+        PaperTable("Table 5", "Drift", "Over the whole run.", ["system", "SLO scale", "quality"], rows),
     ]
 
 
-def _budget(experiment: Experiment, cases: Cases, rate_rps: float) -> Outcome:
+def _budget(experiment: Runner, cases: Cases, rate_rps: float) -> Finding:
     case = TRACE_1[1]
     p95_s = fmean(run["p95_s"] for run in cases[case]["runs"]["cascadia"])
     quality = fmean(run["quality"] for run in cases[case]["runs"]["cascadia"])
     said = {"q_min": case[2], "p95_s": p95_s, "rate_rps": rate_rps, "quick": experiment.quick}
     done = experiment.run({"budget": Call(judges.budget, said)})["budget"]
     why = f"Within {p95_s:.3g} s: quality {done['quality']:.4g}, where the plan for quality had {quality:.4g}."
-    return Outcome([done["quality"] - quality] * len(experiment.seeds), why)
+    return Finding([done["quality"] - quality] * len(experiment.seeds), why)
 
 
-def _some(experiment: Experiment, cases: Cases, rate_rps: float) -> dict[str, Outcome]:
+def _some(experiment: Runner, cases: Cases, rate_rps: float) -> dict[str, Finding]:
     said = {"rate_rps": rate_rps, "seeds": list(experiment.seeds), "quick": experiment.quick}
     tasks = {("some", case[2]): Call(runs.some_models, said | {"trace": 1, "q_min": case[2]}) for case in TRACE_1}
     done, ratios, why = experiment.run(tasks), dict[str, list[list[float]]](), list[str]()
@@ -121,15 +121,15 @@ def _some(experiment: Experiment, cases: Cases, rate_rps: float) -> dict[str, Ou
         why.append(f"quality {case[2]:g}: {', '.join(found['models'])}")
     text = f"{'; '.join(why)}."
     return {
-        f"some-{system}": Outcome([fmean(each) for each in zip(*ratios[system], strict=True)], text)
+        f"some-{system}": Finding([fmean(each) for each in zip(*ratios[system], strict=True)], text)
         for system in ratios
     }
 
 
-def of_llama(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
+def of_llama(experiment: Runner, cases: Cases, rates: Rates) -> Found:
     """Routers, judges and caches, with the Llama models."""
-    outcomes, rate_rps = dict[str, Outcome](), rates["llama", 1]["rate_rps"]
-    exhibits: list[Figure | Table] = []
+    outcomes, rate_rps = dict[str, Finding](), rates["llama", 1]["rate_rps"]
+    exhibits: list[Figure | PaperTable] = []
     said = {"rate_rps": rate_rps, "quick": experiment.quick}
     if experiment.wants(*_ids(claims.ROUTER)):
         outcomes |= _router(experiment, cases, rates)
@@ -142,12 +142,12 @@ def of_llama(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
     if experiment.wants(*_ids(claims.TRAINED)):
         tasks = {("trained", seed): Call(judges.trained_judge, said | {"seed": seed}) for seed in _more(experiment)}
         short = [1 - each["quality"] / each["asked"] for each in experiment.run(tasks).values()]
-        outcomes["judge-trained"] = Outcome(short, "It sees lengths only, and the scores hardly depend on them.")
+        outcomes["judge-trained"] = Finding(short, "It sees lengths only, and the scores hardly depend on them.")
     if experiment.wants(*_ids(claims.CACHES)):
         tasks = {("prefixes", seed): Call(judges.prefixes, said | {"seed": seed}) for seed in _more(experiment)}
         found = list(experiment.run(tasks).values())
-        outcomes["prefix-latency"] = Outcome([each["saved"] for each in found], "Half of each prompt in the cache.")
-        outcomes["prefix-plan"] = Outcome([each["same_gpus"] for each in found], "GPUs per model.")
+        outcomes["prefix-latency"] = Finding([each["saved"] for each in found], "Half of each prompt in the cache.")
+        outcomes["prefix-plan"] = Finding([each["same_gpus"] for each in found], "GPUs per model.")
     if experiment.wants(*_ids(claims.REGRET)):
         lost, exhibit = _wrong(experiment, said)
         outcomes |= lost
@@ -155,13 +155,13 @@ def of_llama(experiment: Experiment, cases: Cases, rates: Rates) -> Found:
     return outcomes, exhibits
 
 
-def _more(experiment: Experiment) -> Sequence[int]:
+def _more(experiment: Runner) -> Sequence[int]:
     """The seeds, and further ones."""
     first = max(experiment.seeds) + 1
     return (*experiment.seeds, *range(first, first + (MORE - 1) * len(experiment.seeds)))
 
 
-def _wrong(experiment: Experiment, said: Measurement) -> tuple[dict[str, Outcome], Table]:
+def _wrong(experiment: Runner, said: Measurement) -> tuple[dict[str, Finding], PaperTable]:
     """What plans lose whose judge is wrong."""
     calls = {("wrong", seed): Call(judges.wrong, said | {"seed": seed}) for seed in experiment.seeds}
     done = list(experiment.run(calls).values())
@@ -172,14 +172,16 @@ def _wrong(experiment: Experiment, said: Measurement) -> tuple[dict[str, Outcome
     ]
     heads = ["judge off by, planned", "quality", "p95 (s)", "short (points)", "slower (s)"]
     outcomes = {
-        "regret-low": Outcome([each["slower_s"] for each in done], "Than the fastest run with as much quality."),
-        "regret-high": Outcome([each["short_points"] for each in done], "By true scores, as far as any plan goes."),
-        "regret-known": Outcome([each["kept"] for each in done], "It decides by the same judge's scores."),
+        "regret-low": Finding([each["slower_s"] for each in done], "Than the fastest run with as much quality."),
+        "regret-high": Finding([each["short_points"] for each in done], "By true scores, as far as any plan goes."),
+        "regret-known": Finding([each["kept"] for each in done], "It decides by the same judge's scores."),
     }
-    return outcomes, Table("Table 6", "Judges that are wrong", "Means over seeds, run with the judge.", heads, rows)
+    return outcomes, PaperTable(
+        "Table 6", "Judges that are wrong", "Means over seeds, run with the judge.", heads, rows
+    )
 
 
-def _router(experiment: Experiment, cases: Cases, rates: Rates) -> dict[str, Outcome]:
+def _router(experiment: Runner, cases: Cases, rates: Rates) -> dict[str, Finding]:
     tasks = {}
     for case in claims.LLAMA:
         said = {"trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"]}
@@ -196,35 +198,34 @@ def _router(experiment: Experiment, cases: Cases, rates: Rates) -> dict[str, Out
         why.append(f"trace {case[1]}: router at quality {fmean(router['quality']):.4g}")
     text = f"Predictions are {judges.NOISE:g} points off. {'; '.join(why)}."
     return {
-        "route-llm-slo": Outcome([fmean(each) for each in zip(*slower, strict=True)], text),
-        "route-llm-throughput": Outcome([fmean(each) for each in zip(*more, strict=True)], text),
+        "route-llm-slo": Finding([fmean(each) for each in zip(*slower, strict=True)], text),
+        "route-llm-throughput": Finding([fmean(each) for each in zip(*more, strict=True)], text),
     }
 
 
-def _weaker(done: list[Measurement]) -> dict[str, Outcome]:
+def _weaker(done: list[Measurement]) -> dict[str, Finding]:
     outcomes = {}
     for short, name in JUDGES.items():
         shares = [each[name]["share"] / each["gpt-4o"]["share"] - 1 for each in done]
         times = [each[name]["latency_s"] / each["gpt-4o"]["latency_s"] - 1 for each in done]
-        outcomes[f"judge-{short}-routing"] = Outcome(shares, "Requests that the larger model gets.")
-        outcomes[f"judge-{short}-latency"] = Outcome(times, "The largest p95 of a stage, as planned.")
+        outcomes[f"judge-{short}-routing"] = Finding(shares, "Requests that the larger model gets.")
+        outcomes[f"judge-{short}-latency"] = Finding(times, "The largest p95 of a stage, as planned.")
     least = [min(each[name]["quality"] for name in JUDGES.values()) - 80.0 for each in done]
-    outcomes["judge-weak-quality"] = Outcome(least, "By the reference, on the requests that were planned for.")
+    outcomes["judge-weak-quality"] = Finding(least, "By the reference, on the requests that were planned for.")
     return outcomes
 
 
-def _table_6(done: list[Measurement]) -> Table:
+def _table_6(done: list[Measurement]) -> PaperTable:
     heads = ["judge", "to the larger model", "latency (s)", "quality"]
     rows: list[list[str | float | None]] = [
         [name, *(fmean(each[name][key] for each in done) for key in ("share", "latency_s", "quality"))]
         for name in ("gpt-4o", *JUDGES.values())
     ]
-    return Table("Table 6", "Weaker judges", "Means over seeds, as planned.", heads, rows)
+    return PaperTable("Table 6", "Weaker judges", "Means over seeds, as planned.", heads, rows)
 
 
-def of_parts(experiment: Experiment) -> Found:
-    """Shapes of one model."""
-    outcomes, exhibits = dict[str, Outcome](), list[Figure | Table]()
+def of_parts(experiment: Runner) -> Found:
+    outcomes, exhibits = dict[str, Finding](), list[Figure | PaperTable]()
     seeds, quick = experiment.seeds, experiment.quick
     if experiment.wants(*_ids(claims.FIGURE_2)):
         done = experiment.run(
@@ -248,7 +249,7 @@ def _by_workload(measured: Measurement) -> dict[str, dict[str, float]]:
     return found
 
 
-def _strategies(done: list[Measurement]) -> dict[str, Outcome]:
+def _strategies(done: list[Measurement]) -> dict[str, Finding]:
     effects, varies, why = list[float](), list[bool](), ""
     for measured in done:
         loads = _by_workload(measured)
@@ -257,8 +258,8 @@ def _strategies(done: list[Measurement]) -> dict[str, Outcome]:
         varies.append(len(set(best.values())) > 1)
         why = "; ".join(f"{name}: {shape}" for name, shape in best.items())
     return {
-        "strategy-effect": Outcome(effects, "Where it matters most, on 8 GPUs; shapes that do not fit are left out."),
-        "strategy-varies": Outcome(varies, f"The best (DP, TP, PP): {why}."),
+        "strategy-effect": Finding(effects, "Where it matters most, on 8 GPUs; shapes that do not fit are left out."),
+        "strategy-varies": Finding(varies, f"The best (DP, TP, PP): {why}."),
     }
 
 
@@ -272,7 +273,7 @@ def _figure_2(done: list[Measurement]) -> Figure:
                   charts.bars(shapes, series, "requests/s"))  # fmt: skip
 
 
-def _table_1(done: list[Measurement]) -> tuple[Outcome, Table]:
+def _table_1(done: list[Measurement]) -> tuple[Finding, PaperTable]:
     """Errors after one factor for all shapes: the paper's GPUs and rates are not told."""
     errors, rows = list[float](), list[list[str | float | None]]()
     for measured in done:
@@ -284,4 +285,4 @@ def _table_1(done: list[Measurement]) -> tuple[Outcome, Table]:
         ]
     why = "The paper's best shapes have many replicas, ours many GPUs a replica: with fewer, caches are small."
     heads = ["(DP, TP, PP)", "paper (requests/s)", "scaled", "Headway (requests/s)"]
-    return Outcome(errors, why), Table("Table 1", "The simulator", "Llama 3 70B, 1600 and 16 tokens.", heads, rows)
+    return Finding(errors, why), PaperTable("Table 1", "The simulator", "Llama 3 70B, 1600 and 16 tokens.", heads, rows)

@@ -6,8 +6,8 @@ from headway.reproduce.cauchy import beyond, model, scheduling
 from headway.reproduce.cauchy import overall as cauchy_overall
 from headway.reproduce.cauchy import transfer as cauchy_transfer
 from headway.reproduce.cauchy.claims import CLAIMS
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Figure, Findings, Outcome, Table
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
 
 TITLE = "Cauchy: GPU combos, tokens per dollar"
 SEEDS, QUICK_SEEDS = 3, 2
@@ -20,7 +20,7 @@ def _ids(*prefixes: str) -> tuple[str, ...]:
     return tuple(claim.id for claim in CLAIMS if claim.id.startswith(prefixes))
 
 
-def run(experiment: Experiment) -> Findings:
+def run(experiment: Runner) -> Findings:
     """The parts that are asked for; goodputs first, then runs at what they say."""
     seeds, quick, wants = experiment.seeds, experiment.quick, experiment.wants
     pairs, between, within = (wants(*_ids(prefix)) for prefix in ("fig2-", "fig9-", "table3-"))
@@ -35,32 +35,32 @@ def run(experiment: Experiment) -> Findings:
     second |= cauchy_overall.runs(markets, seeds, quick) if overall else {}
     found = {**first_found, **experiment.run(second)}
 
-    outcomes: dict[str, Outcome] = model.outcomes()
-    exhibits: list[Figure | Table] = [*model.exhibits(), model.worked_table()]
+    outcomes: dict[str, Finding] = model.outcomes()
+    exhibits: list[Figure | PaperTable] = [*model.exhibits(), model.worked_table()]
     if pairs:
-        two = scheduling.Pairs(found, seeds)
+        two = scheduling.PairRuns(found, seeds)
         outcomes |= two.outcomes()
         exhibits.append(two.figure())
-    whole = cauchy_overall.Overall(found, markets, seeds)
+    whole = cauchy_overall.OverallRuns(found, markets, seeds)
     if overall:
         outcomes |= whole.outcomes()
         exhibits += whole.exhibits()
     if programs:
-        objectives = cauchy_overall.Programs(markets)
+        objectives = cauchy_overall.ObjectivePlans(markets)
         outcomes |= objectives.outcomes()
         exhibits.append(objectives.figure())
     if between:
-        turns = scheduling.Between(found, repeats)
+        turns = scheduling.BetweenRuns(found, repeats)
         outcomes |= turns.outcomes()
         exhibits.append(turns.figure())
     if within:
-        inside = scheduling.Within(found, seeds)
+        inside = scheduling.WithinRuns(found, seeds)
         outcomes |= inside.outcomes()
         exhibits.append(inside.table())
     if overall:
         exhibits.append(whole.figure_10())
     if transfer:
-        moves = cauchy_transfer.Transfer(found)
+        moves = cauchy_transfer.TransferRuns(found)
         outcomes |= moves.outcomes()
         exhibits += moves.figures()
     exhibits.append(model.network_table())

@@ -14,9 +14,9 @@ from headway.planning.combos.search import deploy
 from headway.reproduce import charts
 from headway.reproduce.cauchy import uncertainty
 from headway.reproduce.cauchy.claims import WORKLOADS
-from headway.reproduce.cauchy.overall import CURVE, SYSTEMS, Overall
+from headway.reproduce.cauchy.overall import CURVE, SYSTEMS, OverallRuns
 from headway.reproduce.cauchy.setup import GPUS, LIMITS, Market
-from headway.reproduce.findings import Figure, Table
+from headway.reproduce.findings import Figure, PaperTable
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Of a price."""
@@ -87,7 +87,7 @@ def limits(markets: Mapping[str, Market]) -> Figure:
     return Figure("Headway 2", "When a type is scarce", shows, chart)
 
 
-def certainty(markets: Mapping[str, Market]) -> Table:
+def certainty(markets: Mapping[str, Market]) -> PaperTable:
     """Plans for quantiles of the demand curve."""
     quantiles = (0.5, 0.75, 0.9, 1.0)
     rows: list[list[str | float | None]] = []
@@ -102,11 +102,10 @@ def certainty(markets: Mapping[str, Market]) -> Table:
             rows.append([WORKLOADS[workload], each.quantile, demand.at(each.quantile), rps, each.usd_per_hour])
             rows[-1].append(each.chances[workload])
     heads = ["workload", "quantile", "demand (req/s)", "goodput", "$/h", "chance of being enough"]
-    return Table("Headway 3", "What it costs to be sure", "Static plans for quantiles of the curve.", heads, rows)
+    return PaperTable("Headway 3", "What it costs to be sure", "Static plans for quantiles of the curve.", heads, rows)
 
 
-def energy(overall: Overall) -> Table:
-    """Dollars and joules."""
+def energy(overall: OverallRuns) -> PaperTable:
     rows: list[list[str | float | None]] = []
     for workload, name in WORKLOADS.items():
         for system, label in SYSTEMS.items():
@@ -114,10 +113,10 @@ def energy(overall: Overall) -> Table:
             rows.append([name, label, values[0] / 1e6, values[1]])
     shows = "Joules by the boards' rated power for as long as they are paid for: an upper bound."
     heads = ["workload", "system", "M tokens/USD", "J/token"]
-    return Table("Headway 4", "Energy beside dollars", shows, heads, rows)
+    return PaperTable("Headway 4", "Energy beside dollars", shows, heads, rows)
 
 
-def alike(markets: Mapping[str, Market]) -> Table:
+def alike(markets: Mapping[str, Market]) -> PaperTable:
     """Clusters of one type of GPU, as many as it takes."""
     rows: list[list[str | float | None]] = []
     for workload, market in markets.items():
@@ -128,9 +127,10 @@ def alike(markets: Mapping[str, Market]) -> Table:
             costs = [cheapest(market, some).usd_per_hour if some else None for some in (own, whole)]
             rows.append([WORKLOADS[workload], gpu, *costs, mixed])
     heads = ["workload", "GPU", "$/h", "without split combos", "all types mixed"]
-    return Table("Headway 5", "Homogeneous clusters", "The cheapest plan (MC-LP), no GPUs being short.", heads, rows)
+    return PaperTable(
+        "Headway 5", "Homogeneous clusters", "The cheapest plan (MC-LP), no GPUs being short.", heads, rows
+    )
 
 
-def exhibits(markets: Mapping[str, Market], overall: Overall) -> list[Figure | Table]:
-    """All of them."""
+def exhibits(markets: Mapping[str, Market], overall: OverallRuns) -> list[Figure | PaperTable]:
     return [prices(markets, GPUS["h20"]), limits(markets), certainty(markets), energy(overall), alike(markets)]

@@ -53,9 +53,7 @@ SLICES = 4
 """Of each bucket; more change little, say its authors."""
 
 
-class Bucket(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests of like size."""
-
+class SizeBucket(Struct, frozen=True, forbid_unknown_fields=True):
     prompt_tokens: float
     """Mean, as of `output_tokens`."""
     output_tokens: float
@@ -75,7 +73,7 @@ class Sized(Struct, frozen=True, forbid_unknown_fields=True):
     """A service by the sizes of its requests."""
 
     service: str
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[SizeBucket, ...]
     instances: tuple[Instance, ...]
 
     def __post_init__(self) -> None:
@@ -85,9 +83,7 @@ class Sized(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.service}: Melange serves with aggregated instances only")
 
 
-class Problem(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked."""
-
+class MelangeProblem(Struct, frozen=True, forbid_unknown_fields=True):
     services: tuple[Sized, ...]
     limits: dict[str, int] = {}
     """GPUs by type; a type that is absent has no limit."""
@@ -104,7 +100,7 @@ def buckets(
     rps: float,
     prompt_edges: Sequence[float] = PROMPT_EDGES,
     output_edges: Sequence[float] = OUTPUT_EDGES,
-) -> tuple[Bucket, ...]:
+) -> tuple[SizeBucket, ...]:
     """The buckets that a sample of requests fills, coming at `rps`; the last edges are followed by all larger ones."""
     prompts, outputs = np.asarray(prompt_tokens, dtype=float), np.asarray(output_tokens, dtype=float)
     if not len(prompts) or len(prompts) != len(outputs):
@@ -116,13 +112,13 @@ def buckets(
             here = in_row & (outputs > low_out) & (outputs <= high_out)
             if here.any():
                 share = float(here.mean())
-                found.append(Bucket(float(prompts[here].mean()), float(outputs[here].mean()), rps * share))
+                found.append(SizeBucket(float(prompts[here].mean()), float(outputs[here].mean()), rps * share))
     return tuple(found)
 
 
 def sized(
     service: ComboService,
-    found: Sequence[Bucket],
+    found: Sequence[SizeBucket],
     offers: Sequence[Offer],
     profiler: Profiler,
     counts: Counts | None = None,
@@ -138,9 +134,9 @@ def sized(
     return Sized(service.name, tuple(found), tuple(instances))
 
 
-def plan(problem: Problem, time_limit_s: float = 10.0) -> ComboPlan:
+def plan(problem: MelangeProblem, time_limit_s: float = 10.0) -> ComboPlan:
     """The cheapest mix. Its `services` are what the instances in use serve of the mix that they are given."""
-    program = _Program(problem, time_limit_s)
+    program = _MelangeProgram(problem, time_limit_s)
     found = program.solve(leave_out=None)
     if found.status in ("optimal", "feasible"):
         return program.plan(found)
@@ -160,8 +156,8 @@ class _Solved(Struct, frozen=True):
     out: tuple[Floats, ...] = ()
 
 
-class _Program:
-    def __init__(self, problem: Problem, time_limit_s: float) -> None:
+class _MelangeProgram:
+    def __init__(self, problem: MelangeProblem, time_limit_s: float) -> None:
         self.problem, self.time_limit_s = problem, time_limit_s
         self.prices = [[each.combo.usd_per_hour for each in service.instances] for service in problem.services]
         self.rates = [[bucket.rps / problem.slices for bucket in service.buckets] for service in problem.services]
@@ -200,11 +196,9 @@ class _Program:
         return _Solved(solution.status, solution.bound, n, y, out)
 
     def left_out(self, found: _Solved) -> float:
-        """Requests per second."""
         return sum(float(np.array(rates) @ out) for rates, out in zip(self.rates, found.out, strict=True))
 
     def plan(self, found: _Solved, short: bool = False) -> ComboPlan:
-        """The values."""
         usd = sum(float(np.array(prices) @ y) for prices, y in zip(self.prices, found.y, strict=True))
         chosen: list[PlannedCombo] = []
         served, tokens_s = [], 0.0

@@ -14,7 +14,7 @@ from headway.reproduce import charts
 from headway.reproduce.cauchy import setup
 from headway.reproduce.cauchy.claims import WORKLOADS
 from headway.reproduce.cauchy.network import network_claims
-from headway.reproduce.findings import Figure, Outcome, Table
+from headway.reproduce.findings import Figure, Finding, PaperTable
 
 SECOND_MODEL = "qwen1.5-14b"
 """Of 3.3.3, beside the one that everything is measured with."""
@@ -22,8 +22,7 @@ WORKED = (("h800", "a800", 2), ("a800", "h20", 1), ("a800", "a800", 1))
 """3.3.3's plan: one GPU of each type named, so many times."""
 
 
-def outcomes() -> dict[str, Outcome]:
-    """By claim."""
+def outcomes() -> dict[str, Finding]:
     return _shares() | _examples() | _network()
 
 
@@ -48,7 +47,7 @@ def busy(workload: str) -> float:
     return prefill_s / (prefill_s + speeds.step_s(pattern, batch) / batch * (pattern.output_tokens - 1))
 
 
-def _shares() -> dict[str, Outcome]:
+def _shares() -> dict[str, Finding]:
     prefill_s, decode_s = alone("cnn-dailymail")
     share = prefill_s / (prefill_s + decode_s)
     pattern = setup.asked("cnn-dailymail").service.pattern
@@ -61,10 +60,13 @@ def _shares() -> dict[str, Outcome]:
     )
     first_s, rest_s = alone("longwriter")
     last = f"{first_s * 1e3:.0f} ms of prefill, {rest_s:.1f} s of decode."
-    return {"fig1-prefill": Outcome([share], why), "fig1-decode": Outcome([rest_s / (first_s + rest_s)], last)}
+    return {
+        "fig1-prefill": Finding([share], why),
+        "fig1-decode": Finding([rest_s / (first_s + rest_s)], last),
+    }
 
 
-def _examples() -> dict[str, Outcome]:
+def _examples() -> dict[str, Finding]:
     def candidate(gpu: str, goodput_rps: float, usd_per_hour: float, tokens_per_usd: float) -> ComboCandidate:
         combo = GpuCombo(setup.MODEL, usd_per_hour, aggregated=Group(gpu))
         return ComboCandidate("example", combo, goodput_rps, tokens_per_usd)
@@ -82,10 +84,10 @@ def _examples() -> dict[str, Outcome]:
             gpus[gpu] = gpus.get(gpu, 0) + count
             usd += count * catalog.gpu(setup.GPUS[gpu]).usd_per_hour
     return {
-        "example-residual": Outcome(
+        "example-residual": Finding(
             [float(took)], f"P/C is {weights[0]:.2f} for the A800 combo, {weights[1]:.2f} for the H20 combo."
         ),
-        "example-plan": Outcome(
+        "example-plan": Finding(
             [float(max(gpus.values()))],
             f"{gpus['h800']} H800, {gpus['a800']} A800, {gpus['h20']} H20: ${usd:.2f} an hour for 6.4 requests/s. The "
             "paper gives no goodputs for its four candidates, so that nothing more can be checked.",
@@ -93,24 +95,24 @@ def _examples() -> dict[str, Outcome]:
     }
 
 
-def _network() -> dict[str, Outcome]:
+def _network() -> dict[str, Finding]:
     small, large = network_claims()
     said = "the formula gives the paper's figure for {:.0f} GPUs that prefill as one; with the real shape {:.1f} GB/s."
     return {
-        f"eq18-{key}": Outcome(
+        f"eq18-{key}": Finding(
             [each.formula_bytes_per_s / 1e9],
             f"One GPU at its peak: {said.format(each.num_gpus_to_match, each.shape_bytes_per_s / 1e9)}",
         )
         for key, each in (("8b", small), ("70b", large))
     } | {
-        "eq18-ratio": Outcome(
+        "eq18-ratio": Finding(
             [large.formula_bytes_per_s / small.formula_bytes_per_s],
             "Both models have a KV cache of 8 heads a layer; FLOPs grow faster than layers.",
         )
     }
 
 
-def exhibits() -> list[Figure | Table]:
+def exhibits() -> list[Figure | PaperTable]:
     """Figure 1, and the formula's rows."""
     parts = {workload: alone(workload) for workload in WORKLOADS}
     series: dict[str, list[list[float]]] = {"prefill": [], "decode": [], "prefill, of a full GPU's time": []}
@@ -124,7 +126,7 @@ def exhibits() -> list[Figure | Table]:
     return [Figure("Figure 1", "Shares of a request's latency, alone on an H800", f"Prefill: {shows}.", chart)]
 
 
-def network_table() -> Table:
+def network_table() -> PaperTable:
     """Eq. 18's rows."""
     rows: list[list[str | float | None]] = [
         [
@@ -138,10 +140,10 @@ def network_table() -> Table:
     ]
     heads = ["model", "the text (GB/s)", "the formula", "with the real shape", "GPUs to match the text"]
     shows = "2,048 tokens on an A100, at its peak FLOPs, a batch of one."
-    return Table("Equation 18", "The network that hides a transfer behind prefill", shows, heads, rows)
+    return PaperTable("Equation 18", "The network that hides a transfer behind prefill", shows, heads, rows)
 
 
-def worked_table() -> Table:
+def worked_table() -> PaperTable:
     """3.3.3's first step: coefficients and ranking by Eq. 15, one GPU a phase, for both models and all workloads."""
     rows: list[list[str | float | None]] = []
     engine, sizes = catalog.engine(setup.ENGINE), Counts(prefill=(1,), decode=(1,), aggregated=())
@@ -162,4 +164,4 @@ def worked_table() -> Table:
         "The paper's four candidates for Llama-3.1-8B on short prompts and long answers are H800 to A800, A800 to H20, "
         "two A800, and H800 to H20; it gives no values."
     )
-    return Table("Figure 4", "Combos by the closed form", shows, heads, rows)
+    return PaperTable("Figure 4", "Combos by the closed form", shows, heads, rows)

@@ -29,8 +29,8 @@ from headway.reproduce import charts
 from headway.reproduce.cauchy import melange, setup
 from headway.reproduce.cauchy.claims import WORKLOADS
 from headway.reproduce.cauchy.setup import LIMITS, Market, combo, document, measure, offers, profiled
-from headway.reproduce.findings import Figure, Outcome, Table
-from headway.reproduce.tasks import Call, Simulation
+from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.tasks import Call, SimulationTask
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
 
@@ -53,16 +53,14 @@ def profiles(quick: bool) -> dict[Key, Call]:
 
 
 def markets(found: Found) -> dict[str, Market]:
-    """By workload."""
     return {workload: Market(workload, found["profiles", workload]) for workload in WORKLOADS}
 
 
-def runs(markets: Mapping[str, Market], seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
-    """The second round."""
-    made: dict[Key, Simulation] = {}
+def runs(markets: Mapping[str, Market], seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
+    made: dict[Key, SimulationTask] = {}
     for workload, market in markets.items():
         for system, given in systems(market, quick).items():
-            made |= {("overall", workload, system, seed): Simulation(given, seed, measure) for seed in seeds}
+            made |= {("overall", workload, system, seed): SimulationTask(given, seed, measure) for seed in seeds}
     return made
 
 
@@ -77,7 +75,7 @@ def systems(market: Market, quick: bool) -> dict[str, dict[str, Any]]:
     routing = {"name": "cauchy"}
     plain, whole = market.plan(aggregated=True), market.plan()
     # Who routes does not know how long an answer will be, so goodput is of the whole mix, not of the plan's buckets.
-    known = Scaled(market).known
+    known = ScaledEstimate(market).known
     mixed = [(each.combo, each.count, known[each.combo.label]) for each in melange_plan(market).combos]
     start_s = 90 * pace
     star, kinds = _kinds(plain, market.aggregated), _kinds(whole, market.candidates)
@@ -127,7 +125,7 @@ def scaling(kinds: Kinds, pace: float) -> dict[str, Any]:
     }
 
 
-class Scaled:
+class ScaledEstimate:
     """Melange's profiles: the estimate for a bucket, by what a simulation says of the instance on the whole mix."""
 
     def __init__(self, market: Market) -> None:
@@ -148,33 +146,30 @@ def melange_plan(market: Market) -> ComboPlan:
     spec = msgspec.convert({"builtin": market.workload, "arrivals": 5.0, "num_requests": 4000}, WorkloadSpec)
     rows = generate(spec, 0, setup.HERE)
     found = melange.buckets(rows.prompt_tokens, rows.output_tokens, market.demand_rps)
-    sized = melange.sized(market.service, found, offers(), Scaled(market), Counts(aggregated=(1, 2)))
-    return melange.plan(melange.Problem((sized,), LIMITS))
+    sized = melange.sized(market.service, found, offers(), ScaledEstimate(market), Counts(aggregated=(1, 2)))
+    return melange.plan(melange.MelangeProblem((sized,), LIMITS))
 
 
-class Overall:
+class OverallRuns:
     """What the runs came to."""
 
     def __init__(self, found: Found, markets: Mapping[str, Market], seeds: Sequence[int]) -> None:
         self.found, self.markets, self.seeds = found, markets, seeds
 
     def values(self, workload: str, system: str, name: str) -> list[float]:
-        """A value a seed."""
         return [self.found["overall", workload, system, seed][name] for seed in self.seeds]
 
     def gain(self, workload: str, system: str, name: str) -> list[float]:
-        """Over Melange."""
         pairs = zip(self.values(workload, system, name), self.values(workload, "melange", name), strict=True)
         return [ours / theirs - 1 for ours, theirs in pairs]
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
-        made: dict[str, Outcome] = {}
+    def outcomes(self) -> dict[str, Finding]:
+        made: dict[str, Finding] = {}
         for workload in WORKLOADS:
             made |= self._efficiency(workload) | self._latencies(workload)
         return made
 
-    def _efficiency(self, workload: str) -> dict[str, Outcome]:
+    def _efficiency(self, workload: str) -> dict[str, Finding]:
         names = ("melange", "star", "cauchy")
         tokens = {name: self.values(workload, name, "tokens_per_usd") for name in names}
         said = ", ".join(f"{SYSTEMS[name]} {fmean(tokens[name]) / 1e6:.1f}" for name in names)
@@ -185,12 +180,12 @@ class Overall:
         why = f"M tokens/USD: {said}; requests in time: {in_time}. {self.plans(workload)} {_best(market)}{more}"
         rows = zip(*tokens.values(), strict=True)
         return {
-            f"fig7-{workload}": Outcome(self.gain(workload, "cauchy", "tokens_per_usd"), why),
-            f"fig7-star-{workload}": Outcome(self.gain(workload, "star", "tokens_per_usd"), why),
-            f"fig7-order-{workload}": Outcome([low < middle < high for low, middle, high in rows], why),
+            f"fig7-{workload}": Finding(self.gain(workload, "cauchy", "tokens_per_usd"), why),
+            f"fig7-star-{workload}": Finding(self.gain(workload, "star", "tokens_per_usd"), why),
+            f"fig7-order-{workload}": Finding([low < middle < high for low, middle, high in rows], why),
         }
 
-    def _latencies(self, workload: str) -> dict[str, Outcome]:
+    def _latencies(self, workload: str) -> dict[str, Finding]:
         made = {}
         for key, name in (("e2e", "e2e_s"), ("ttft", "ttft_s"), ("tbt", "tbt_s")):
             ours, theirs = (fmean(self.values(workload, system, name)) for system in ("cauchy", "melange"))
@@ -204,14 +199,14 @@ class Overall:
                 f"{ttft_s:g} s to the first token and {tpot_s * 1e3:g} ms between tokens, plans are for the mean "
                 "demand, and Algorithm 1 tolerates 20% more: queues grow as long as they may, or longer."
             )
-            made[f"fig6-{key}-{workload}"] = Outcome([-g for g in self.gain(workload, "cauchy", name)], why)
+            made[f"fig6-{key}-{workload}"] = Finding([-g for g in self.gain(workload, "cauchy", name)], why)
         before, after = (self.values(workload, system, "p90_s") for system in ("static", "cauchy"))
         usd = " and ".join(
             f"${fmean(self.values(workload, system, 'usd_per_hour')):.2f}" for system in ("static", "cauchy")
         )
         why = f"{fmean(before):.2f} s without, {fmean(after):.2f} s with, at {usd} an hour. {self.plans(workload)}"
         lower = [1 - b / a for a, b in zip(before, after, strict=True)]
-        return made | {f"fig10-{workload}": Outcome(lower, why)}
+        return made | {f"fig10-{workload}": Finding(lower, why)}
 
     def plans(self, workload: str) -> str:
         """Who deploys what for the mean demand."""
@@ -221,10 +216,10 @@ class Overall:
             f"For {market.demand_rps:.0f} requests/s, " + "; ".join(f"{n}: {said(p)}" for n, p in plans.items()) + "."
         )
 
-    def exhibits(self) -> list[Figure | Table]:
+    def exhibits(self) -> list[Figure | PaperTable]:
         """Figures 6, 7 and 10."""
         names = list(WORKLOADS.values())
-        made: list[Figure | Table] = []
+        made: list[Figure | PaperTable] = []
         for name, what in (("e2e_s", "E2E"), ("ttft_s", "TTFT"), ("tbt_s", "time per output token")):
             series = {SYSTEMS[s]: [self.values(w, s, name) for w in WORKLOADS] for s in ("melange", "star", "cauchy")}
             chart = charts.bars(names, series, f"mean {what} (s)", yaxis={"type": "log"})
@@ -248,7 +243,6 @@ class Overall:
 
 
 def said(plan: ComboPlan) -> str:
-    """A plan in short."""
     return ", ".join(f"{each.count} {each.combo.label}" for each in plan.combos) + f" (${plan.usd_per_hour:.2f}/h)"
 
 
@@ -261,7 +255,7 @@ def _best(market: Market) -> str:
     )
 
 
-class Programs:
+class ObjectivePlans:
     """Figure 8: what the objective of Eq. 16 is worth."""
 
     def __init__(self, markets: Mapping[str, Market]) -> None:
@@ -277,9 +271,8 @@ class Programs:
         plan = self.plans[workload][objective]
         return 3600 * plan.services[0].goodput_rps * self.tokens[workload] / plan.usd_per_hour
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
-        made: dict[str, Outcome] = {}
+    def outcomes(self) -> dict[str, Finding]:
+        made: dict[str, Finding] = {}
         for workload, plans in self.plans.items():
             full = ", ".join(f"{o.upper()} {self.possible(workload, o) / 1e6:.1f}" for o in OBJECTIVES)
             ours = said(plans["co"])
@@ -296,7 +289,7 @@ class Programs:
                     f"CO: {ours}; {other.upper()}: {said(plans['mce' if other == 'mce' else 'mc'])}. {what} If demand "
                     f"filled the plans: {full} M tokens/USD."
                 )
-                made[f"fig8-{other}-{workload}"] = Outcome([gain], why)
+                made[f"fig8-{other}-{workload}"] = Finding([gain], why)
         return made
 
     def figure(self) -> Figure:

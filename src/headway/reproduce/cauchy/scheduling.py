@@ -14,8 +14,8 @@ from headway.reproduce import charts
 from headway.reproduce.cauchy import setup
 from headway.reproduce.cauchy.claims import COMBINED, TABLE_3, WORKLOADS
 from headway.reproduce.cauchy.setup import GPUS, document, goodput, measure, split
-from headway.reproduce.findings import Figure, Outcome, Table
-from headway.reproduce.tasks import Call, Simulation
+from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.tasks import Call, SimulationTask
 
 Key = tuple[Any, ...]
 Found = Mapping[Key, Any]
@@ -31,7 +31,6 @@ WITHIN = ("strict", "opportunistic")
 
 
 def searches(seeds: Sequence[int], quick: bool, figure_2: bool, figure_9: bool, table_3: bool) -> dict[Key, Call]:
-    """The first round: goodputs."""
     made: dict[Key, Call] = {}
 
     def add(key: Key, workload: str, combos: list[dict[str, Any]], within: str, seed: int, parts: int = 1) -> None:
@@ -62,9 +61,9 @@ def searches(seeds: Sequence[int], quick: bool, figure_2: bool, figure_9: bool, 
 
 def runs(
     found: Found, seeds: Sequence[int], repeats: Sequence[int], quick: bool, figure_9: bool, table_3: bool
-) -> dict[Key, Simulation]:
+) -> dict[Key, SimulationTask]:
     """The second round: at the rates that the first one found. `repeats`: seeds of Figure 9."""
-    made: dict[Key, Simulation] = {}
+    made: dict[Key, SimulationTask] = {}
     num_requests = NUM_REQUESTS // (3 if quick else 1)
     for workload in WORKLOADS if figure_9 else ():
         combos = unlike(found, workload, seeds[0])
@@ -72,21 +71,21 @@ def runs(
         for between in BETWEEN:
             routed = _routed({"between": between}, combos)
             given = document(workload, rate, num_requests, **routed)
-            made |= {("between", workload, between, seed): Simulation(given, seed, measure) for seed in repeats}
+            made |= {("between", workload, between, seed): SimulationTask(given, seed, measure) for seed in repeats}
     if figure_9:
         one = unlike(found, "longwriter", seeds[0])[0]
         rate = 3 * LOAD * one["goodput_rps"]
         for between in BETWEEN[:2]:
             routed = _routed({"between": between}, [{**one, "replicas": 3}])
             given = document("longwriter", rate, num_requests, **routed)
-            made |= {("alike", between, seed): Simulation(given, seed, measure) for seed in repeats}
+            made |= {("alike", between, seed): SimulationTask(given, seed, measure) for seed in repeats}
     for num in TABLE_3 if table_3 else ():
         for within in WITHIN:
             for seed in seeds:
                 rate = found["within", num, "strict", seed]["rps"]
                 routed = _routed({"within": within}, [split("pair", "h800-h20", num)])
                 given = document("sharegpt", rate, num_requests, **routed)
-                made["run", num, within, seed] = Simulation(given, seed, measure)
+                made["run", num, within, seed] = SimulationTask(given, seed, measure)
     return made
 
 
@@ -116,7 +115,7 @@ def bounds(first: str, second: str) -> str:
     )
 
 
-class Pairs:
+class PairRuns:
     """Figure 2."""
 
     def __init__(self, found: Found, seeds: Sequence[int]) -> None:
@@ -132,15 +131,14 @@ class Pairs:
         split_by_type, alike, others = self.rps(key), self.rps(f"{first}-{first}"), self.rps(f"{second}-{second}")
         return [2 * both / (a + b) - 1 for both, a, b in zip(split_by_type, alike, others, strict=True)]
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
+    def outcomes(self) -> dict[str, Finding]:
         made = {}
         for key in COMBINED:
             first, second = key.split("-")
             pairs = (key, f"{first}-{first}", f"{second}-{second}")
             said = ", ".join(f"{pair.upper()} {fmean(self.rps(pair)):.1f}" for pair in pairs)
             why = f"Goodput of a pair in requests/s: {said}. {bounds(first, second)}"
-            made[f"fig2-{key}"] = Outcome(self.gains(key), why)
+            made[f"fig2-{key}"] = Finding(self.gains(key), why)
         return made
 
     def figure(self) -> Figure:
@@ -151,14 +149,13 @@ class Pairs:
         return Figure("Figure 2", "Unlike GPUs together", shows, charts.bars(groups, values, "relative tokens per USD"))
 
 
-class Between:
+class BetweenRuns:
     """Figure 9."""
 
     def __init__(self, found: Found, seeds: Sequence[int]) -> None:
         self.found, self.seeds = found, seeds
 
     def values(self, workload: str, between: str, name: str = "e2e_s") -> list[float]:
-        """A value a seed."""
         return [self.found["between", workload, between, seed][name] for seed in self.seeds]
 
     def lower(self, workload: str, other: str) -> list[float]:
@@ -166,9 +163,8 @@ class Between:
         pairs = zip(self.values(workload, "goodput"), self.values(workload, other), strict=True)
         return [1 - ours / theirs for ours, theirs in pairs]
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
-        made: dict[str, Outcome] = {}
+    def outcomes(self) -> dict[str, Finding]:
+        made: dict[str, Finding] = {}
         for workload in WORKLOADS:
             combos = unlike(self.found, workload, self.seeds[0])
             weights = ", ".join(f"{each['name'].upper()} {each['goodput_rps']:.1f}/s" for each in combos)
@@ -180,15 +176,15 @@ class Between:
                 else ""
             )
             why = f"Mean E2E: {said}. Combos: {weights}; load {LOAD:.0%} of that.{like}"
-            made[f"fig9-rr-{workload}"] = Outcome(self.lower(workload, "round-robin"), why)
+            made[f"fig9-rr-{workload}"] = Finding(self.lower(workload, "round-robin"), why)
             tokens = f"{why} Token-weighted turns fill the combo with the largest memory first, not the fastest."
-            made[f"fig9-tokens-{workload}"] = Outcome(self.lower(workload, "tokens"), tokens)
+            made[f"fig9-tokens-{workload}"] = Finding(self.lower(workload, "tokens"), tokens)
         alike = [
             1 - self.found["alike", "goodput", seed]["e2e_s"] / self.found["alike", "round-robin", seed]["e2e_s"]
             for seed in self.seeds
         ]
         why = "Identical combos have identical goodputs, so their weights are equal, and so are the two policies."
-        return made | {"fig9-identical": Outcome(alike, why)}
+        return made | {"fig9-identical": Finding(alike, why)}
 
     def figure(self) -> Figure:
         """Figure 9."""
@@ -199,7 +195,7 @@ class Between:
         return Figure("Figure 9", "Turns between unlike combos", shows, chart)
 
 
-class Within:
+class WithinRuns:
     """Table 3."""
 
     def __init__(self, found: Found, seeds: Sequence[int]) -> None:
@@ -212,7 +208,6 @@ class Within:
         return [self.found["within", num, within, seed]["rps"] for seed in self.seeds]
 
     def tokens_per_usd(self, num: int, within: str) -> float:
-        """At the goodput."""
         h800, h20 = (catalog.gpu(GPUS[name]).usd_per_hour for name in ("h800", "h20"))
         return 3600 * fmean(self.rps(num, within)) * self.tokens / (h800 + num * h20)
 
@@ -220,9 +215,8 @@ class Within:
         """At the rate that round robin can serve."""
         return [self.found["run", num, within, seed][name] for seed in self.seeds]
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
-        made: dict[str, Outcome] = {}
+    def outcomes(self) -> dict[str, Finding]:
+        made: dict[str, Finding] = {}
         for num in TABLE_3:
             strict, free = (self.rps(num, within) for within in WITHIN)
             gains = [ours / theirs - 1 for ours, theirs in zip(free, strict, strict=True)]
@@ -233,14 +227,14 @@ class Within:
                 f"that round robin can serve the H800, between prompts, writes the answers to {1 - moved:.0%} of the "
                 "requests itself."
             )
-            made[f"table3-goodput-1p{num}d"] = Outcome(gains, said)
-            made[f"table3-ce-1p{num}d"] = Outcome(gains, f"Prices are the same, so this is the gain in goodput. {said}")
+            made[f"table3-goodput-1p{num}d"] = Finding(gains, said)
+            made[f"table3-ce-1p{num}d"] = Finding(gains, f"Prices are the same, so this is the gain in goodput. {said}")
             lower = [1 - ours / theirs for ours, theirs in zip(fast, slow, strict=True)]
             why = f"Mean E2E {fmean(slow):.2f} and {fmean(fast):.2f} s. {1 - moved:.1%} of the requests stay in place."
-            made[f"table3-e2e-1p{num}d"] = Outcome(lower, why)
+            made[f"table3-e2e-1p{num}d"] = Finding(lower, why)
         return made
 
-    def table(self) -> Table:
+    def table(self) -> PaperTable:
         """Table 3, with the paper's numbers in brackets."""
         rows: list[list[str | float | None]] = []
         for num, (rps, efficiency, e2e) in TABLE_3.items():
@@ -255,4 +249,4 @@ class Within:
             "Latencies at the rate that round robin can serve. The paper's E2E (22 s at 16 ms a token) would be "
             "answers of 1,370 tokens, not ShareGPT's 207."
         )
-        return Table("Table 3", "Scheduling within a combo", shows, [*heads, "TTFT (ms)", "TBT (ms)"], rows)
+        return PaperTable("Table 3", "Scheduling within a combo", shows, [*heads, "TTFT (ms)", "TBT (ms)"], rows)

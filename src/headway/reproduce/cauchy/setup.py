@@ -64,18 +64,15 @@ SHARE = 3
 
 
 def offers() -> tuple[Offer, ...]:
-    """The cluster."""
     return tuple(Offer(catalog.gpu(gpu), NUM_GPUS, None, 2) for gpu in GPUS.values())
 
 
 def pool(gpu: str, replicas: int = 1, tp: int = 1) -> dict[str, Any]:
-    """Like instances."""
     more = {"replicas": replicas, "tp": tp, "network_bytes_per_s": NETWORK_BYTES_PER_S}
     return {"model": MODEL, "gpu": gpu, "engine": ENGINE, **more}
 
 
 def document(workload: str, rate: float, num_requests: int, **more: Any) -> dict[str, Any]:
-    """A scenario without replicas."""
     ttft_s, tpot_s = SLOS[workload]
     return {
         "name": workload,
@@ -132,7 +129,6 @@ class Market:
 
     @property
     def demand(self) -> ServiceDemand:
-        """As planners take it."""
         return ServiceDemand(self.workload, self.demand_rps, self.tokens)
 
     @property
@@ -141,7 +137,6 @@ class Market:
         return self.service.pattern.prompt_tokens + self.service.pattern.output_tokens
 
     def plan(self, objective: Objective = "co", aggregated: bool = False) -> ComboPlan:
-        """For the mean demand."""
         return planned(self.aggregated if aggregated else self.candidates, self.service, self.demand_rps, objective)
 
 

@@ -14,18 +14,18 @@ from headway.report.run import Run
 from headway.reproduce import charts
 from headway.reproduce.cauchy.claims import LENGTHS
 from headway.reproduce.cauchy.setup import HANDOVER, split
-from headway.reproduce.findings import Figure, Outcome
-from headway.reproduce.tasks import Simulation
+from headway.reproduce.findings import Figure, Finding
+from headway.reproduce.tasks import SimulationTask
 
 DEGREES = (1, 2, 4, 8, 16)
 FITTED = 2048
 Key = tuple[Any, ...]
 
 
-def tasks() -> dict[Key, Simulation]:
+def tasks() -> dict[Key, SimulationTask]:
     """Ten requests a second apart, for each length and degree; degree 0 is one bulk transfer. Nothing is random."""
     return {
-        ("transfer", length, degree): Simulation(_scenario(length, degree), 0, measure)
+        ("transfer", length, degree): SimulationTask(_scenario(length, degree), 0, measure)
         for length in (*LENGTHS, FITTED)
         for degree in (0, *DEGREES)
     }
@@ -49,19 +49,17 @@ def measure(run: Run) -> dict[str, Any]:
     return {"transfer_s": run.summary.transfer_s.mean}
 
 
-class Transfer:
+class TransferRuns:
     """What the runs came to."""
 
     def __init__(self, found: Mapping[Key, Any]) -> None:
         self.found = found
 
     def seconds(self, length: int, degree: int) -> float:
-        """On the way."""
         return float(self.found["transfer", length, degree]["transfer_s"])
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
-        made: dict[str, Outcome] = {}
+    def outcomes(self) -> dict[str, Finding]:
+        made: dict[str, Finding] = {}
         for length in (*LENGTHS, FITTED):
             bulk, serial, eight = (self.seconds(length, degree) for degree in (0, 1, 8))
             best = min(DEGREES, key=lambda degree: self.seconds(length, degree))
@@ -72,10 +70,10 @@ class Transfer:
                 f"; best with {best}, {bulk / self.seconds(length, best):.1f}x. What minding eight streams takes does "
                 "not shrink with the prompt."
             )  # fmt: skip
-            made[f"fig11-{length}"] = Outcome([bulk / eight], said + more)
+            made[f"fig11-{length}"] = Finding([bulk / eight], said + more)
         times = {degree: self.seconds(FITTED, degree) for degree in DEGREES}
         said = ", ".join(f"{degree}: {seconds * 1e3:.0f} ms" for degree, seconds in times.items())
-        made["fig11-degree"] = Outcome([float(min(times, key=lambda d: times[d]))], f"By streams, {said}.")
+        made["fig11-degree"] = Finding([float(min(times, key=lambda d: times[d]))], f"By streams, {said}.")
         return made
 
     def figures(self) -> list[Figure]:

@@ -108,7 +108,7 @@ def robust(
     return Robust(quantile, found, found.usd_per_hour, chances, least, prod(values), min(values))
 
 
-class Swept(Struct, frozen=True, forbid_unknown_fields=True):
+class SweepPoint(Struct, frozen=True, forbid_unknown_fields=True):
     """One point of a sweep."""
 
     value: float
@@ -117,12 +117,12 @@ class Swept(Struct, frozen=True, forbid_unknown_fields=True):
 
 def limit_sweep(
     problem: ComboProblem, gpu: str, limits: Sequence[int], time_limit_s: float = 10.0
-) -> tuple[Swept, ...]:
+) -> tuple[SweepPoint, ...]:
     """Plans with so many GPUs of one type."""
     found = []
     for limit in limits:
         changed = structs.replace(problem, limits={**problem.limits, gpu: limit})
-        found.append(Swept(limit, deploy(changed, time_limit_s, explain=False)))
+        found.append(SweepPoint(limit, deploy(changed, time_limit_s, explain=False)))
     return tuple(found)
 
 
@@ -137,7 +137,7 @@ def price_sweep(
     objective: Objective = "co",
     efficiency: Efficiency = "served",
     time_limit_s: float = 10.0,
-) -> tuple[Swept, ...]:
+) -> tuple[SweepPoint, ...]:
     """Plans with one type at these prices: combos are selected anew for each, and profiled once."""
     if gpu not in [offer.gpu.name for offer in offers]:
         raise HeadwayError(f"price_sweep: {gpu} is not on offer")
@@ -148,7 +148,7 @@ def price_sweep(
         changed = [structs.replace(o, usd_per_hour=price) if o.gpu.name == gpu else o for o in offers]
         candidates = select(services, changed, known, counts).candidates
         problem = ComboProblem(tuple(demands), candidates, limits, objective, efficiency)
-        found.append(Swept(price, deploy(problem, time_limit_s, explain=False)))
+        found.append(SweepPoint(price, deploy(problem, time_limit_s, explain=False)))
     return tuple(found)
 
 

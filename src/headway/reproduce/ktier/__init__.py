@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Figure, Findings, Outcome, Table
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity as ktier_parity
 from headway.reproduce.ktier import phases, sustained
@@ -24,7 +24,7 @@ SUSTAINED = ("sustained-tier0", "headroom-tier0")
 BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED))
 
 
-def run(experiment: Experiment) -> Findings:
+def run(experiment: Runner) -> Findings:
     """The parts that are asked for. The best setting and the phases belong to no claim, and come with the whole."""
     seeds, quick = experiment.seeds, experiment.quick
     tasks: dict[tuple[Any, ...], Any] = {}
@@ -38,27 +38,27 @@ def run(experiment: Experiment) -> Findings:
     if whole:
         tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
     found = experiment.run(tasks)
-    outcomes: dict[str, Outcome] = {}
-    exhibits: list[Figure | Table] = []
-    after: list[Figure | Table] = []
+    outcomes: dict[str, Finding] = {}
+    exhibits: list[Figure | PaperTable] = []
+    after: list[Figure | PaperTable] = []
     if experiment.wants(*BURST):
-        burst = ktier_burst.Burst(found, seeds, quick)
+        burst = ktier_burst.BurstRuns(found, seeds, quick)
         outcomes |= burst.outcomes()
         exhibits += burst.figures("uniform")
         after = [figure for mix in MIXES[1:] for figure in burst.figures(mix)]
         after += [burst.table(mix) for mix in MIXES[1:]] + [burst.sweep(), burst.parts()]
     if experiment.wants(*PARITY):
-        parity = ktier_parity.Parity(found, seeds)
+        parity = ktier_parity.ParityRuns(found, seeds)
         outcomes |= parity.outcomes()
         exhibits += parity.figures()
     if experiment.wants(*BURST):
         exhibits.append(burst.table("uniform"))
     exhibits += after
     if experiment.wants(*SUSTAINED):
-        load = sustained.Load(found, seeds)
+        load = sustained.SustainedRuns(found, seeds)
         outcomes |= load.outcomes()
         exhibits += load.figures()
     if whole:
-        exhibits += sustained.Settings(found, seeds).exhibits() if len(seeds) > 1 else []
+        exhibits += sustained.SettingRuns(found, seeds).exhibits() if len(seeds) > 1 else []
         exhibits.append(phases.table(found, seeds))
     return Findings(outcomes, exhibits)

@@ -7,11 +7,11 @@ from statistics import fmean
 from typing import Any
 
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, Outcome, Table
+from headway.reproduce.findings import Figure, Finding, PaperTable
 from headway.reproduce.ktier import runs as ktier_runs
 from headway.reproduce.ktier.claims import METRICS, MIXES, PRINTED, SCALES, TABLE_TIERS, cost_improvement
 from headway.reproduce.ktier.runs import INFAAS, LLUMLET, UNBOUNDED, VLLM, ktier_policies, scenario
-from headway.reproduce.tasks import Simulation
+from headway.reproduce.tasks import SimulationTask
 
 Key = tuple[Any, ...]
 Found = Mapping[Key, Any]
@@ -39,27 +39,27 @@ def tiers_swept(quick: bool) -> tuple[int, ...]:
     return (1, 3, 4, 5, 10) if quick else tuple(range(1, 11))
 
 
-def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
+def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
     """All runs of this part. One without tiers is the same whatever the mix."""
     settings = {("uniform", "10k", k) for k in tiers_swept(quick)}
     settings |= {(mix, scale, k) for mix in MIXES for scale in SCALES for k in TABLE_TIERS}
-    made: dict[Key, Simulation] = {}
+    made: dict[Key, SimulationTask] = {}
     for seed in seeds:
         for scale in SCALES:
             document = scenario(INFAAS, VLLM, SCALES[scale], quick=quick)
-            made["infaas", scale, seed] = Simulation(document, seed, ktier_runs.measure)
+            made["infaas", scale, seed] = SimulationTask(document, seed, ktier_runs.measure)
         for mix, scale, k in sorted(settings):
             document = scenario(ktier_policies(k), LLUMLET, SCALES[scale], mix=mix, num_tiers=k, quick=quick)
             is_shown = scale == "10k" and k in SHOWN_TIERS and seed == seeds[0]
             measure = ktier_runs.measure_curves if is_shown else ktier_runs.measure
-            made["ktier", mix, scale, k, seed] = Simulation(document, seed, measure)
+            made["ktier", mix, scale, k, seed] = SimulationTask(document, seed, measure)
         for name, (policies, engine) in PARTS.items():
             document = scenario(policies, engine, SCALES["10k"], num_tiers=4, quick=quick)
-            made["part", name, seed] = Simulation(document, seed, ktier_runs.measure)
+            made["part", name, seed] = SimulationTask(document, seed, ktier_runs.measure)
     return made
 
 
-class Burst:
+class BurstRuns:
     """What the runs came to."""
 
     def __init__(self, found: Found, seeds: Sequence[int], quick: bool) -> None:
@@ -95,11 +95,10 @@ class Burst:
 
     # Claims.
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
+    def outcomes(self) -> dict[str, Finding]:
         return {**self._differentiation(), **self._tables(), **self._seats(), **self._discussion()}
 
-    def _differentiation(self) -> dict[str, Outcome]:
+    def _differentiation(self) -> dict[str, Finding]:
         median = [self.tier("uniform", 3, tier, "prefill", "p50") for tier in (0, 1, 2)]
         ends = [self.tier("uniform", 5, tier, "e2e", "p99") for tier in range(5)]
         five = [self.tier("uniform", 5, tier, "prefill", "p50") for tier in (1, 2)]
@@ -111,39 +110,39 @@ class Burst:
         gaps = f"{fmean(median[2]) - fmean(median[1]):.1f} s with K=3, {fmean(five[1]) - fmean(five[0]):.1f} s with K=5"
         p99s = ", ".join(f"{fmean(values):.1f} s with K={k}" for k, values in p99.items())
         return {
-            "k1-median": Outcome(self.all("uniform", 1, "e2e", "p50"), "Nothing is fitted."),
-            "k3-gap": Outcome([a / c for a, c in zip(median[0], median[2], strict=True)], f"{medians}."),
-            "k5-ends": Outcome([max(v) == v[-1] and min(v) == v[0] for v in zip(*ends, strict=True)], f"{p99s}."),
-            "k5-narrower": Outcome(narrower, f"Between tiers 1 and 2: {gaps}."),
-            "k5-p99": Outcome([b / a - 1 for a, b in zip(p99[3], p99[5], strict=True)], f"E2E P99: {p99s}."),
-            "gaussian-tier0": Outcome(self.tier("gaussian", 5, 0, "prefill", "p50"), "Tier 0 is a tenth of all."),
-            "gaussian-last": Outcome(
+            "k1-median": Finding(self.all("uniform", 1, "e2e", "p50"), "Nothing is fitted."),
+            "k3-gap": Finding([a / c for a, c in zip(median[0], median[2], strict=True)], f"{medians}."),
+            "k5-ends": Finding([max(v) == v[-1] and min(v) == v[0] for v in zip(*ends, strict=True)], f"{p99s}."),
+            "k5-narrower": Finding(narrower, f"Between tiers 1 and 2: {gaps}."),
+            "k5-p99": Finding([b / a - 1 for a, b in zip(p99[3], p99[5], strict=True)], f"E2E P99: {p99s}."),
+            "gaussian-tier0": Finding(self.tier("gaussian", 5, 0, "prefill", "p50"), "Tier 0 is a tenth of all."),
+            "gaussian-last": Finding(
                 [b > a for a, b in zip(last3, last5, strict=True)], f"{fmean(last3):.1f} s, {fmean(last5):.1f} s."
             ),
-            "enterprise-middle": Outcome(
+            "enterprise-middle": Finding(
                 [max(a, b) / c for a, b, c in zip(*middle, strict=True)],
                 f"Median TTFT of tiers 1, 2 and 4: {', '.join(f'{fmean(each):.1f} s' for each in middle)}.",
             ),
-            "k10-tail": Outcome([b / a for a, b in zip(p99[1], p99[10], strict=True)], f"E2E P99: {p99s}."),
+            "k10-tail": Finding([b / a for a, b in zip(p99[1], p99[10], strict=True)], f"E2E P99: {p99s}."),
         }
 
-    def _tables(self) -> dict[str, Outcome]:
+    def _tables(self) -> dict[str, Finding]:
         why = self.why_less()
         made = {}
         for mix in MIXES:
             for scale in SCALES:
                 for metric in METRICS:
-                    made[f"{mix}-{scale}-{metric}"] = Outcome(self.speed_ups(mix, scale, 4, metric), why)
+                    made[f"{mix}-{scale}-{metric}"] = Finding(self.speed_ups(mix, scale, 4, metric), why)
             by_tiers = [self.speed_ups(mix, "10k", k, "e2e-p99") for k in TABLE_TIERS]
             leads = [four - max(three, five) for three, four, five in zip(*by_tiers, strict=True)]
             ups = ", ".join(f"{fmean(v):.2f}x (K={k})" for k, v in zip(TABLE_TIERS, by_tiers, strict=True))
             said = (
                 "As many seats serve as many requests, whatever their number of tiers, and the last tier waits longest."
             )
-            made[f"{mix}-peak"] = Outcome(leads, f"{ups}. {said}")
+            made[f"{mix}-peak"] = Finding(leads, f"{ups}. {said}")
         return made
 
-    def _discussion(self) -> dict[str, Outcome]:
+    def _discussion(self) -> dict[str, Finding]:
         ups = {mix: self.speed_ups(mix, "10k", 4, "e2e-p99") for mix in MIXES}
         more = self.speed_ups("uniform", "15k", 4, "e2e-p99")
         base = [run["e2e"]["mean"] for run in self.part(BASELINE)]
@@ -154,10 +153,10 @@ class Burst:
         said = ", ".join(f"{mix} {fmean(values):.2f}x" for mix, values in ups.items())
         largest = [e >= max(u, g) for u, g, e in zip(*ups.values(), strict=True)]
         return {
-            "enterprise-largest": Outcome(largest, f"{said}."),
-            "tier0-gains": Outcome([a < b for a, b in zip(first, base, strict=True)], f"{means} in tier 3."),
-            "last-tier-pays": Outcome([a > b for a, b in zip(last, base, strict=True)], f"{means} in tier 3."),
-            "load-effect": Outcome(
+            "enterprise-largest": Finding(largest, f"{said}."),
+            "tier0-gains": Finding([a < b for a, b in zip(first, base, strict=True)], f"{means} in tier 3."),
+            "last-tier-pays": Finding([a > b for a, b in zip(last, base, strict=True)], f"{means} in tier 3."),
+            "load-effect": Finding(
                 [b / a for a, b in zip(ups["uniform"], more, strict=True)],
                 f"{fmean(ups['uniform']):.2f}x and {fmean(more):.2f}x: there is little to lose.",
             ),
@@ -174,12 +173,12 @@ class Burst:
             f"{mixed:.1f} s with INFaaS and the same batches, {ktier:.1f} s with K-tier (10,000 requests). See seats-*."
         )
 
-    def _seats(self) -> dict[str, Outcome]:
+    def _seats(self) -> dict[str, Finding]:
         """K-tier with seats for all, INFaaS and vLLM with few."""
         slow, fast = self.part(FEW), self.part(ALL_IN)
         said = f"Against {PUBLIC_SEATS} seats: the batches that decode are larger, so that each token takes longer."
         return {
-            f"seats-{what}-mean": Outcome(
+            f"seats-{what}-mean": Finding(
                 [a[what]["mean"] / b[what]["mean"] for a, b in zip(slow, fast, strict=True)],
                 f"{fmean(a[what]['mean'] for a in slow):.1f} s, {fmean(b[what]['mean'] for b in fast):.1f} s. {said}",
             )
@@ -202,7 +201,7 @@ class Burst:
                 made.append(Figure(FIGURES[mix], title, shows, charts.distributions(samples, axis)))
         return made
 
-    def table(self, mix: str) -> Table:
+    def table(self, mix: str) -> PaperTable:
         """Table 2, 3 or 4, the paper's numbers beside ours."""
         heads = ["requests", "K", *(text for words in METRICS.values() for text in (words, "paper"))]
         rows: list[list[str | float | None]] = []
@@ -215,7 +214,7 @@ class Burst:
         shows = (
             "Over INFaaS and vLLM with the same seats and memory; means over seeds. Cost per latency: 1 - 1 / E2E P99."
         )
-        return Table(TABLES[mix], f"Speed-up, {mix}", shows, heads, rows)
+        return PaperTable(TABLES[mix], f"Speed-up, {mix}", shows, heads, rows)
 
     def sweep(self) -> Figure:
         """Beyond the paper's three: K from 1 to 10."""
@@ -228,7 +227,7 @@ class Burst:
         chart = charts.curves(lines, "tiers K", "speed-up over INFaaS and vLLM")
         return Figure("Headway 1", "Speed-up over K, uniform, 10,000 requests", shows, chart)
 
-    def parts(self) -> Table:
+    def parts(self) -> PaperTable:
         """What each piece of the system does, and what seats do."""
         heads = [
             "system",
@@ -254,4 +253,4 @@ class Burst:
             f"Uniform, K=4, 10,000 requests. Mixed batches and the queue by tier make the difference. {FEW}: the cap "
             "of the paper's public scripts; seats and memory for all: what its public Llumlet has."
         )
-        return Table("Headway 2", "Which piece does what", shows, heads, rows)
+        return PaperTable("Headway 2", "Which piece does what", shows, heads, rows)

@@ -20,7 +20,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class PrintedRow:
     """A row of Tables 2 to 4: speed-ups over INFaaS with vLLM, and the improvement in cost per latency."""
 
     prefill_p99: float
@@ -35,24 +35,24 @@ class Row:
 
 
 PRINTED = {
-    ("uniform", "10k", 3): Row(4.79, 8.23, 2.87, 2.80, 0.65),
-    ("uniform", "10k", 4): Row(4.87, 8.23, 3.13, 2.88, 0.68),
-    ("uniform", "10k", 5): Row(4.16, 8.11, 3.04, 2.92, 0.67),
-    ("uniform", "15k", 3): Row(2.98, 5.00, 1.87, 1.97, 0.46),
-    ("uniform", "15k", 4): Row(3.16, 5.16, 2.12, 2.08, 0.53),
-    ("uniform", "15k", 5): Row(2.72, 5.07, 2.04, 2.12, 0.51),
-    ("gaussian", "10k", 3): Row(3.24, 7.47, 2.26, 2.45, 0.56),
-    ("gaussian", "10k", 4): Row(4.25, 8.33, 3.07, 2.79, 0.67),
-    ("gaussian", "10k", 5): Row(3.49, 7.51, 2.43, 2.74, 0.59),
-    ("gaussian", "15k", 3): Row(2.00, 4.68, 1.49, 1.71, 0.33),
-    ("gaussian", "15k", 4): Row(2.70, 5.24, 2.02, 1.96, 0.51),
-    ("gaussian", "15k", 5): Row(2.25, 4.88, 1.97, 1.67, 0.41),
-    ("enterprise", "10k", 3): Row(3.10, 8.06, 2.18, 2.27, 0.54),
-    ("enterprise", "10k", 4): Row(4.41, 8.28, 3.02, 2.79, 0.67),
-    ("enterprise", "10k", 5): Row(4.12, 8.14, 2.96, 2.89, 0.66),
-    ("enterprise", "15k", 3): Row(1.77, 4.51, 1.31, 1.44, 0.24),
-    ("enterprise", "15k", 4): Row(2.76, 5.04, 1.94, 1.95, 0.48),
-    ("enterprise", "15k", 5): Row(2.61, 5.06, 1.97, 2.08, 0.49),
+    ("uniform", "10k", 3): PrintedRow(4.79, 8.23, 2.87, 2.80, 0.65),
+    ("uniform", "10k", 4): PrintedRow(4.87, 8.23, 3.13, 2.88, 0.68),
+    ("uniform", "10k", 5): PrintedRow(4.16, 8.11, 3.04, 2.92, 0.67),
+    ("uniform", "15k", 3): PrintedRow(2.98, 5.00, 1.87, 1.97, 0.46),
+    ("uniform", "15k", 4): PrintedRow(3.16, 5.16, 2.12, 2.08, 0.53),
+    ("uniform", "15k", 5): PrintedRow(2.72, 5.07, 2.04, 2.12, 0.51),
+    ("gaussian", "10k", 3): PrintedRow(3.24, 7.47, 2.26, 2.45, 0.56),
+    ("gaussian", "10k", 4): PrintedRow(4.25, 8.33, 3.07, 2.79, 0.67),
+    ("gaussian", "10k", 5): PrintedRow(3.49, 7.51, 2.43, 2.74, 0.59),
+    ("gaussian", "15k", 3): PrintedRow(2.00, 4.68, 1.49, 1.71, 0.33),
+    ("gaussian", "15k", 4): PrintedRow(2.70, 5.24, 2.02, 1.96, 0.51),
+    ("gaussian", "15k", 5): PrintedRow(2.25, 4.88, 1.97, 1.67, 0.41),
+    ("enterprise", "10k", 3): PrintedRow(3.10, 8.06, 2.18, 2.27, 0.54),
+    ("enterprise", "10k", 4): PrintedRow(4.41, 8.28, 3.02, 2.79, 0.67),
+    ("enterprise", "10k", 5): PrintedRow(4.12, 8.14, 2.96, 2.89, 0.66),
+    ("enterprise", "15k", 3): PrintedRow(1.77, 4.51, 1.31, 1.44, 0.24),
+    ("enterprise", "15k", 4): PrintedRow(2.76, 5.04, 1.94, 1.95, 0.48),
+    ("enterprise", "15k", 5): PrintedRow(2.61, 5.06, 1.97, 2.08, 0.49),
 }
 """Tables 2, 3 and 4: (mix, requests, K)."""
 

@@ -7,10 +7,10 @@ from statistics import fmean
 from typing import Any
 
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, Outcome
+from headway.reproduce.findings import Figure, Finding
 from headway.reproduce.ktier import runs
 from headway.reproduce.ktier.runs import LLUMLET, ORCA, ROUND_ROBIN, SARATHI, VLLM, ktier_policies, scenario
-from headway.reproduce.tasks import Simulation
+from headway.reproduce.tasks import SimulationTask
 
 Key = tuple[Any, ...]
 BASELINES: dict[str, Mapping[str, Any]] = {"vLLM": VLLM, "Orca": ORCA, "Sarathi": SARATHI}
@@ -20,20 +20,20 @@ NUM_REQUESTS = 1000
 RATE = 10.0
 
 
-def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
+def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
     """All runs of this part."""
-    made: dict[Key, Simulation] = {}
+    made: dict[Key, SimulationTask] = {}
     for seed in seeds:
         for name, engine in BASELINES.items():
             document = scenario(ROUND_ROBIN, engine, NUM_REQUESTS, rate=RATE, quick=quick)
-            made["parity", name, seed] = Simulation(document, seed, runs.measure)
+            made["parity", name, seed] = SimulationTask(document, seed, runs.measure)
         for k in TIERS:
             document = scenario(ktier_policies(k), LLUMLET, NUM_REQUESTS, num_tiers=k, rate=RATE, quick=quick)
-            made["parity", k, seed] = Simulation(document, seed, runs.measure)
+            made["parity", k, seed] = SimulationTask(document, seed, runs.measure)
     return made
 
 
-class Parity:
+class ParityRuns:
     """What the runs came to."""
 
     def __init__(self, found: Mapping[Key, Any], seeds: Sequence[int]) -> None:
@@ -43,8 +43,7 @@ class Parity:
         """Of a baseline, or of Llumlet with so many tiers; a value a seed."""
         return [self.found["parity", system, seed][name][number] for seed in self.seeds]
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
+    def outcomes(self) -> dict[str, Finding]:
         systems: tuple[str | int, ...] = (*BASELINES, *TIERS)
         p99 = {system: self.values(system, "e2e", "p99") for system in systems}
         vllm, orca, sarathi = (p99[system] for system in BASELINES)
@@ -60,15 +59,15 @@ class Parity:
         moves = fmean(self.found["parity", 10, seed]["moves"] for seed in self.seeds)
         means = f"From K=1 to K=10, prefill {fmean(prefill[1]) * 1e3:.1f} to {fmean(prefill[10]) * 1e3:.1f} ms, decode"
         return {
-            "parity-p99": Outcome(first, "Nothing is fitted."),
-            "parity-schedulers": Outcome(farthest, f"{said}, Llumlet {fmean(first):.3f} s."),
-            "parity-vllm": Outcome(
+            "parity-p99": Finding(first, "Nothing is fitted."),
+            "parity-schedulers": Finding(farthest, f"{said}, Llumlet {fmean(first):.3f} s."),
+            "parity-vllm": Finding(
                 [v / fmean(others) - 1 for v, *others in zip(vllm, orca, sarathi, first, strict=True)],
                 f"{said}, Llumlet {fmean(first):.3f} s: vLLM's decoding stands still for every prompt.",
             ),
-            "parity-tiers": Outcome(worst, f"{moves:.0f} moves with K=10, and hardly anybody waits."),
-            "parity-decode": Outcome([b / a - 1 for a, b in zip(decode["vLLM"], decode[10], strict=True)], f"{said}."),
-            "overhead-prefill": Outcome(
+            "parity-tiers": Finding(worst, f"{moves:.0f} moves with K=10, and hardly anybody waits."),
+            "parity-decode": Finding([b / a - 1 for a, b in zip(decode["vLLM"], decode[10], strict=True)], f"{said}."),
+            "overhead-prefill": Finding(
                 growth,
                 f"{means} {fmean(decode[1]) * 1e3:.1f} to {fmean(decode[10]) * 1e3:.1f} ms: neither grows, as no seat "
                 "is scarce, and freeness only says where a request goes.",

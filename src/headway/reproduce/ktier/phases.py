@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from headway.report.run import Run
-from headway.reproduce.findings import Table
-from headway.reproduce.tasks import Simulation
+from headway.reproduce.findings import PaperTable
+from headway.reproduce.tasks import SimulationTask
 
 Key = tuple[Any, ...]
 ORDERINGS: dict[str, Any] = {
@@ -22,11 +22,11 @@ RATE = 16.0
 NUM_REQUESTS = 800
 
 
-def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
+def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
     """All runs of this part."""
     num = NUM_REQUESTS // 2 if quick else NUM_REQUESTS
     return {
-        ("phases", name, seed): Simulation(scenario(ordering, num), seed, measure)
+        ("phases", name, seed): SimulationTask(scenario(ordering, num), seed, measure)
         for name, ordering in ORDERINGS.items()
         for seed in seeds
     }
@@ -59,7 +59,6 @@ def scenario(ordering: Any, num_requests: int) -> dict[str, Any]:
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Means by tier."""
     found = {}
     for tier, metrics in run.summary.tiers.items():
         parts = {"begins": metrics.ttft_s, "answers": metrics.ttfat_s, "ends": metrics.e2e_s}
@@ -67,8 +66,7 @@ def measure(run: Run) -> dict[str, Any]:
     return found
 
 
-def table(found: Mapping[Key, Any], seeds: Sequence[int]) -> Table:
-    """Means over seeds."""
+def table(found: Mapping[Key, Any], seeds: Sequence[int]) -> PaperTable:
     heads = ["ordering"]
     heads += [
         f"tier {tier}: {words}" for tier in (0, 1) for words in ("thinks after (s)", "answers after", "ends after")
@@ -84,4 +82,4 @@ def table(found: Mapping[Key, Any], seeds: Sequence[int]) -> Table:
         "Means: from arrival to the first thought, from the last thought to the first word of the answer, from arrival "
         "to the end. Tiers first keeps tier 0's answers from waiting for tier 1's thoughts; phases first does not."
     )
-    return Table("Headway 6", f"Tiers and phases, {RATE:g} requests/s that reason", shows, heads, rows)
+    return PaperTable("Headway 6", f"Tiers and phases, {RATE:g} requests/s that reason", shows, heads, rows)

@@ -129,7 +129,6 @@ def measure_curves(run: Run) -> dict[str, Any]:
 
 
 def _numbers(values_s: Floats) -> dict[str, float] | None:
-    """None where nothing finished."""
     found = distribution(values_s)
     if found is None:
         return None

@@ -12,11 +12,11 @@ from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.planning.tiers import rehearsal, search
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, Outcome, Table
+from headway.reproduce.findings import Figure, Finding, PaperTable
 from headway.reproduce.interval import interval
 from headway.reproduce.ktier import runs
 from headway.reproduce.ktier.runs import INFAAS, LLUMLET, VLLM, ktier_policies
-from headway.reproduce.tasks import Call, Simulation
+from headway.reproduce.tasks import Call, SimulationTask
 
 Key = tuple[Any, ...]
 Found = Mapping[Key, Any]
@@ -41,9 +41,9 @@ TOLERANCE = 0.01
 """Attainment that does not matter."""
 
 
-def load_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
+def load_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
     """All runs under sustained load: enterprise, four tiers."""
-    made: dict[Key, Simulation] = {}
+    made: dict[Key, SimulationTask] = {}
     for name, (policies, engine) in SYSTEMS.items():
         for rate in RATES:
             document = runs.scenario(
@@ -57,7 +57,7 @@ def load_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Simulation]:
                 kv_capacity_tokens=KV_TOKENS,
             )
             for seed in seeds:
-                made["load", name, rate, seed] = Simulation(document, seed, runs.measure)
+                made["load", name, rate, seed] = SimulationTask(document, seed, runs.measure)
     return made
 
 
@@ -82,7 +82,7 @@ def attainment(k: int, decay: float, seed: int, num_requests: int) -> dict[str, 
         return {"attainment": evaluate(k, decay, seed)}
 
 
-class Load:
+class SustainedRuns:
     """What the runs under sustained load came to."""
 
     def __init__(self, found: Found, seeds: Sequence[int]) -> None:
@@ -92,8 +92,7 @@ class Load:
         """TTFT of a tier, a value a seed."""
         return [self.found["load", name, rate, seed]["tiers"][str(tier)]["prefill"][number] for seed in self.seeds]
 
-    def outcomes(self) -> dict[str, Outcome]:
-        """By claim."""
+    def outcomes(self) -> dict[str, Finding]:
         mixed, without, ktier = (self.tier(name, FULL, 0, "p99") for name in list(SYSTEMS)[1:])
         said = ", ".join(
             f"{n} {fmean(v) * 1e3:.0f} ms" for n, v in zip(list(SYSTEMS)[1:], (mixed, without, ktier), strict=True)
@@ -102,12 +101,11 @@ class Load:
             "All tiers are present at all replicas all the time, so headroom makes each look as full as the next."
         )
         return {
-            "sustained-tier0": Outcome([a / b for a, b in zip(ktier, mixed, strict=True)], f"{said}."),
-            "headroom-tier0": Outcome([1 - a / b for a, b in zip(ktier, without, strict=True)], f"{said}. {presence}"),
+            "sustained-tier0": Finding([a / b for a, b in zip(ktier, mixed, strict=True)], f"{said}."),
+            "headroom-tier0": Finding([1 - a / b for a, b in zip(ktier, without, strict=True)], f"{said}. {presence}"),
         }
 
     def figures(self) -> list[Figure]:
-        """A chart a tier."""
         made = []
         for tier in (0, 1, 3):
             lines = {name: [(rate, self.tier(name, rate, tier, "p99")) for rate in RATES] for name in SYSTEMS}
@@ -118,7 +116,7 @@ class Load:
         return made
 
 
-class Settings:
+class SettingRuns:
     """The best K and decay, and how sure that is."""
 
     def __init__(self, found: Found, seeds: Sequence[int]) -> None:
@@ -127,7 +125,7 @@ class Settings:
             CHOICES, DECAYS, seeds, interval, TOLERANCE,
         )  # fmt: skip
 
-    def exhibits(self) -> list[Figure | Table]:
+    def exhibits(self) -> list[Figure | PaperTable]:
         """The chart and the table."""
         plan = self.plan
         lines = {
@@ -159,7 +157,7 @@ class Settings:
         ]
         return [
             Figure("Headway 4", "How many tiers do ten classes of customers need?", shows, chart),
-            Table(
+            PaperTable(
                 "Headway 5", "All settings", "Losses are 95% intervals of paired differences to the best.", heads, rows
             ),
         ]

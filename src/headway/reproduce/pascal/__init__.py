@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Figure, Findings, Table
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Figure, Findings, PaperTable
 from headway.reproduce.pascal import claims, figures, outcomes
 from headway.reproduce.pascal.bench import ALPACA, ARENA, Bench
 from headway.reproduce.pascal.claims import CLAIMS
@@ -20,7 +20,7 @@ SEEDS, QUICK_SEEDS = 10, 3
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
-def run(experiment: Experiment) -> Findings:
+def run(experiment: Runner) -> Findings:
     """Only what the claims that were asked for need."""
     bench = Bench(experiment)
     parts = (
@@ -38,7 +38,7 @@ def run(experiment: Experiment) -> Findings:
     return Findings(found, sorted(exhibits, key=_number))
 
 
-def _number(exhibit: Figure | Table) -> tuple[int, str]:
+def _number(exhibit: Figure | PaperTable) -> tuple[int, str]:
     """The paper's order; what goes beyond it comes last."""
     found = re.match(r"Figure (\d+)(.*)", exhibit.label)
     return (int(found[1]), found[2]) if found else (99, "")

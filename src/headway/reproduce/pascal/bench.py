@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from headway.reproduce.experiment import Experiment
+from headway.reproduce.experiment import Runner
 from headway.reproduce.pascal import load
 from headway.reproduce.pascal.runs import FCFS, Document, measure, measure_phase, served
-from headway.reproduce.tasks import Call, Measurement, Simulation
+from headway.reproduce.tasks import Call, Measurement, SimulationTask
 
 ALPACA, ARENA, HEAVY, TRACE = "alpaca", "arena", "heavy", "trace"
 NAMES = {ALPACA: "alpaca-eval", ARENA: "arena-hard", HEAVY: "arena-hard-reasoning-heavy"}
@@ -25,13 +25,12 @@ LEVELS = ("low", "medium", "high")
 class Bench:
     """An experiment, with what has been run of it."""
 
-    experiment: Experiment
+    experiment: Runner
     _rates: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     _runs: dict[tuple[str, str, str, int], Measurement] = field(default_factory=dict)
 
     @property
     def seeds(self) -> Sequence[int]:
-        """Of the claims."""
         return self.experiment.seeds
 
     @property
@@ -58,14 +57,13 @@ class Bench:
         return self._rates[key]
 
     def rate(self, key: str, level: str) -> float:
-        """The mean over seeds."""
         return fmean(rates[level] for rates in self.rates(key))
 
     def runs(self, key: str, level: str, *systems: str, most: int | None = None) -> list[list[Measurement]]:
         """For each system, a measurement a seed, of so many seeds at most."""
         seeds = self.seeds[:most]
         tasks = {
-            (key, level, system, seed): Simulation(self._document(key, rates[level], system, seed), seed, measure)
+            (key, level, system, seed): SimulationTask(self._document(key, rates[level], system, seed), seed, measure)
             for system in systems
             for seed, rates in zip(seeds, self.rates(key), strict=False)
             if (key, level, system, seed) not in self._runs
@@ -82,9 +80,11 @@ class Bench:
         rate = self.experiment.run({(name, "rate"): Call(load.unpressed, {"name": name, "num_requests": 300})})
         per_s = rate[name, "rate"]["rate"]
 
-        def task(seed: int, system: str, kv_tokens: int | None) -> Simulation:
+        def task(seed: int, system: str, kv_tokens: int | None) -> SimulationTask:
             workload = load.workload(name, per_s, 300, seed)
-            return Simulation(served(workload, system, replicas=1, kv_capacity_tokens=kv_tokens), seed, measure_phase)
+            return SimulationTask(
+                served(workload, system, replicas=1, kv_capacity_tokens=kv_tokens), seed, measure_phase
+            )
 
         free = self.experiment.run({(name, "oracle", seed): task(seed, FCFS, None) for seed in self.seeds})
         half = {seed: int(free[name, "oracle", seed]["kv_peak_tokens"]) // 2 for seed in self.seeds}

@@ -9,7 +9,7 @@ import numpy as np
 
 from headway.report.charts import Figure as Chart
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, Table
+from headway.reproduce.findings import Figure, PaperTable
 from headway.reproduce.pascal.bench import ALPACA, ARENA, HEAVY, LEVELS, TRACE, Bench
 from headway.reproduce.pascal.runs import (
     FCFS,
@@ -25,7 +25,7 @@ from headway.reproduce.pascal.runs import (
 )
 from headway.reproduce.tasks import Call, Measurement
 
-Exhibits = list[Figure | Table]
+Exhibits = list[Figure | PaperTable]
 Seeds = Sequence[Measurement]
 TITLES = {ALPACA: "AlpacaEval 2.0", ARENA: "Arena-Hard"}
 THREE = (FCFS, RR, PASCAL)
@@ -60,7 +60,6 @@ def _by_length(runs: Seeds, part: int) -> list[tuple[float, list[float]]]:
 
 
 def _stacked(systems: Mapping[str, Seeds], free: Seeds) -> Chart:
-    """Means over the seeds."""
     alone = [fmean(seeds) for _, seeds in _by_length(free, 1)]
     groups: list[str] = []
     parts: dict[str, list[list[float]]] = {name: [] for name in PARTS}
@@ -157,13 +156,12 @@ def readings(bench: Bench) -> Exhibits:
     best = dict(zip(oracles, bench.runs(ALPACA, "high", *oracles, most=SKETCHED), strict=True))
     left = "The same, with orderings that know all lengths."
     return [
-        Table("Beyond: readings", "How the text can be read", shows, HEADS, _rows(runs)),
-        Table("Beyond: oracles", "What is left on the table", left, HEADS, _rows(best)),
+        PaperTable("Beyond: readings", "How the text can be read", shows, HEADS, _rows(runs)),
+        PaperTable("Beyond: oracles", "What is left on the table", left, HEADS, _rows(best)),
     ]
 
 
 def trace(bench: Bench) -> Exhibits:
-    """Production requests."""
     if bench.trace is None:
         return []
     names = (*THREE, SOONEST)
@@ -171,7 +169,7 @@ def trace(bench: Bench) -> Exhibits:
     shows = "Requests to a production DeepSeek-R1 (ServeGen), each slice of the day at its own high rate."
     return [
         Figure("Beyond: trace", "Production: tail TTFT", shows, _by_bin(runs, "tails", "tail TTFT (s)")),
-        Table("Beyond: trace", "Production requests", shows, HEADS, _rows(runs)),
+        PaperTable("Beyond: trace", "Production requests", shows, HEADS, _rows(runs)),
     ]
 
 
@@ -201,7 +199,6 @@ _COLUMNS = ("ttft_mean_s", "blocking_p99_s", "violations", "e2e_p50_s", "e2e_p99
 
 
 def _of(runs: Seeds, name: str) -> list[float]:
-    """One value a seed."""
     return [run[name] for run in runs]
 
 
@@ -218,7 +215,6 @@ def _by_bin(systems: Mapping[str, Seeds], what: str, y: str) -> Chart:
 
 
 def _distributions(systems: Mapping[str, Seeds]) -> Chart:
-    """Of all seeds' quantiles."""
     samples = {name: np.ravel([run["ttft_quantiles_s"] for run in runs]).tolist() for name, runs in systems.items()}
     return charts.distributions(samples, "TTFT (s)")
 

@@ -20,7 +20,7 @@ import numpy as np
 from headway.metrics.columns import floats
 from headway.report.run import Run
 from headway.reproduce.pascal.runs import FCFS, Document, served
-from headway.reproduce.tasks import Measurement, Simulation
+from headway.reproduce.tasks import Measurement, SimulationTask
 
 SHARES = {"low": 0.05, "medium": 0.25, "high": 0.5}
 FILLED = 0.8
@@ -70,7 +70,7 @@ def _pressed(name: str, num_requests: int, replicas: int, seeds: tuple[int, ...]
     found = []
     for seed in seeds:
         document: dict[str, Any] = served(workload(name, rate, num_requests, seed), FCFS, replicas=replicas)
-        found.append(Simulation({**document, "simulation": {"until_s": until_s}}, seed, pressure).measure(Path()))
+        found.append(SimulationTask({**document, "simulation": {"until_s": until_s}}, seed, pressure).measure(Path()))
     return float(np.mean([each["pressure"] for each in found]))
 
 
@@ -88,7 +88,7 @@ def pressure(run: Run) -> Measurement:
 
 def _filled(name: str, num_requests: int, rate: float) -> float:
     peaks = [
-        Simulation(served(workload(name, rate, num_requests, seed), FCFS, replicas=1), seed, peak).measure(Path())
+        SimulationTask(served(workload(name, rate, num_requests, seed), FCFS, replicas=1), seed, peak).measure(Path())
         for seed in SEEDS
     ]
     return float(np.mean([each["peak"] for each in peaks]))

@@ -6,44 +6,43 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from headway.reproduce.claims import Value
-from headway.reproduce.findings import Outcome
+from headway.reproduce.findings import Finding
 from headway.reproduce.pascal.bench import ALPACA, HEAVY, LEVELS, TRACE, Bench
 from headway.reproduce.pascal.runs import FCFS, NO_MIGRATION, NON_ADAPTIVE, PASCAL, RR, SOONEST
 from headway.reproduce.pascal.tails import Tails
 from headway.reproduce.tasks import Measurement
 
-Outcomes = dict[str, Outcome]
+Outcomes = dict[str, Finding]
 Seeds = Sequence[Measurement]
 MANY_BINS = "A largest value over many bins, some of 5 to 10 requests, is large by chance, too."
 
 
 def phases(bench: Bench) -> Outcomes:
-    """Section III-B."""
     rate, free, by = bench.phase("pascal-reasoning", FCFS, RR)
     told = f"{rate:.3g} requests/s, at which the oracle fills about 80% of the GPU's KV cache; half of what it used."
     blocked = f"FCFS blocks them for {_part(by[FCFS], 128, 2):.0f} s of {_part(by[FCFS], 128, 1):.0f} s."
     long = f"Preempted for {_part(by[RR], 2048, 3):.0f} s of {_part(by[RR], 2048, 1):.0f} s: past their first quanta,"
     outcomes = {
-        "short-reasoning-fcfs": Outcome(_ratios(by[FCFS], free, 128), f"{told} {blocked}"),
-        "long-reasoning-rr": Outcome(
+        "short-reasoning-fcfs": Finding(_ratios(by[FCFS], free, 128), f"{told} {blocked}"),
+        "long-reasoning-rr": Finding(
             _ratios(by[RR], free, 2048), f"{told} {long} long requests wait for all shorter ones."
         ),
-        "short-reasoning-rr": Outcome([1 - v for v in _ratios(by[RR], by[FCFS], 128)], blocked),
+        "short-reasoning-rr": Finding([1 - v for v in _ratios(by[RR], by[FCFS], 128)], blocked),
     }
     rate, free, by = bench.phase("pascal-answering", FCFS, RR)
     told = f"{rate:.3g} requests/s."
     missed = [[1 - each[4] for each in run["lengths"]] for run in by[FCFS]]
     shares = ", ".join(f"{_part(by[RR], each[0], 4):.0%} of {each[0]:,} tokens" for each in by[RR][0]["lengths"])
     outcomes |= {
-        "answers-fcfs": Outcome([min(each) for each in missed], f"{told} The length that misses least, by seed."),
-        "answers-rr": Outcome(
+        "answers-fcfs": Finding([min(each) for each in missed], f"{told} The length that misses least, by seed."),
+        "answers-rr": Finding(
             [fmean(each[4] for each in run["lengths"]) for run in by[RR]], f"Mean over the lengths; met: {shares}."
         ),
-        "long-answers-rr-latency": Outcome(
+        "long-answers-rr-latency": Finding(
             [v - 1 for v in _ratios(by[RR], by[FCFS], 2048)],
             f"{_part(by[RR], 2048, 1):.0f} s with RR, {_part(by[FCFS], 2048, 1):.0f} s with FCFS.",
         ),
-        "long-answers-rr": Outcome(
+        "long-answers-rr": Finding(
             [_at(a, 2048)[4] - _at(b, 2048)[4] for a, b in zip(by[RR], free, strict=True)],
             f"Preempted for {_part(by[RR], 2048, 3):.0f} s, once their first quanta are used up; what a quantum of 500 "
             "tokens gives to read lasts for 50 s. The paper does not give its rate.",
@@ -58,17 +57,17 @@ def chat(bench: Bench, key: str) -> Outcomes:
     from_fcfs, from_rr = Tails(fcfs, pascal), Tails(rr, pascal)
     told = f"{bench.rate(key, 'high'):.3g} requests/s."
     outcomes = {
-        f"{key}-tail-fcfs": Outcome(from_fcfs.most(), f"{told} {from_fcfs.told(FCFS)}"),
-        f"{key}-tail-fcfs-s": Outcome(from_fcfs.most_s(), ""),
-        f"{key}-tail-rr": Outcome(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
-        f"{key}-tail-rr-s": Outcome(from_rr.most_s(), f"{told} {MANY_BINS}"),
-        f"{key}-tail-rr-there": Outcome(
+        f"{key}-tail-fcfs": Finding(from_fcfs.most(), f"{told} {from_fcfs.told(FCFS)}"),
+        f"{key}-tail-fcfs-s": Finding(from_fcfs.most_s(), ""),
+        f"{key}-tail-rr": Finding(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
+        f"{key}-tail-rr-s": Finding(from_rr.most_s(), f"{told} {MANY_BINS}"),
+        f"{key}-tail-rr-there": Finding(
             from_rr.there(from_fcfs),
             "Reasoning within the first quantum is as urgent with RR as with PASCAL: there is little left to gain.",
         ),
         f"{key}-throughput-fcfs": _throughput(fcfs, pascal),
         f"{key}-throughput-rr": _throughput(rr, pascal),
-        f"{key}-transfer": Outcome(_of(pascal, "transfer_p99_s"), f"{_mean(pascal, 'moves'):.0f} moves a run."),
+        f"{key}-transfer": Finding(_of(pascal, "transfer_p99_s"), f"{_mean(pascal, 'moves'):.0f} moves a run."),
     }
     if key == ALPACA:
         outcomes |= {
@@ -80,14 +79,14 @@ def chat(bench: Bench, key: str) -> Outcomes:
     return outcomes
 
 
-def _worst(tails: Tails, baseline: str) -> Outcome:
+def _worst(tails: Tails, baseline: str) -> Finding:
     at = ", ".join(f"{first:,}" for first in tails.worst_at())
     demoted = "past 5,000 tokens, reasoning stands with the answers"
     text = f"The worst bin begins, by seed, at {at} reasoning tokens; {demoted}. {tails.told(baseline)} {MANY_BINS}"
-    return Outcome(tails.worst(), text)
+    return Finding(tails.worst(), text)
 
 
-def _violations(bench: Bench, key: str, level: str) -> Outcome:
+def _violations(bench: Bench, key: str, level: str) -> Finding:
     fcfs, rr, pascal = bench.runs(key, level, FCFS, RR, PASCAL)
     of = [_of(runs, "violations") for runs in (fcfs, rr, pascal)]
     values = [p - min(a, b) for a, b, p in zip(*of, strict=True)]
@@ -99,12 +98,12 @@ def _violations(bench: Bench, key: str, level: str) -> Outcome:
         "Reasoning goes first whatever answers miss: where memory is short for long, answers past their first quantum "
         "are late. The paper says so of rates above its own."
     )
-    return Outcome(values, f"{text} {why}" if fmean(values) > 0 else text)
+    return Finding(values, f"{text} {why}" if fmean(values) > 0 else text)
 
 
-def _throughput(baseline: Seeds, pascal: Seeds) -> Outcome:
+def _throughput(baseline: Seeds, pascal: Seeds) -> Finding:
     text = f"{_mean(baseline, 'tokens_per_s'):,.0f}, {_mean(pascal, 'tokens_per_s'):,.0f} tokens/s till all is served."
-    return Outcome(_changes(baseline, pascal, "tokens_per_s"), text)
+    return Finding(_changes(baseline, pascal, "tokens_per_s"), text)
 
 
 def migration(bench: Bench) -> Outcomes:
@@ -120,15 +119,15 @@ def migration(bench: Bench) -> Outcomes:
     ends = f"{_mean(moved, 'e2e_p99_s'):.1f} s and {_mean(pascal, 'e2e_p99_s'):.1f} s."
     pins = "Reasoning is placed by footprint either way, and goes before answers wherever they are."
     return {
-        "no-migration-tail": Outcome(worse, f"Mean over the bins. {pins}"),
-        "no-migration-reasoning": Outcome(_changes(pascal, pinned, "reasoning_mean_s"), "Mean reasoning latency."),
-        "no-migration-blocking": Outcome(_of(pinned, "blocking_p99_s"), waits),
-        "blocking": Outcome(_of(pascal, "blocking_p99_s"), waits),
-        "no-migration-slo": Outcome(_differences(pascal, pinned, "violations"), missed),
-        "non-adaptive-ttft": Outcome(_changes(pascal, moved, "ttft_p50_s"), "Median TTFT."),
-        "non-adaptive-slo": Outcome(_differences(pascal, moved, "violations"), both),
-        "non-adaptive-e2e-median": Outcome(_changes(pascal, moved, "e2e_p50_s"), medians),
-        "non-adaptive-e2e-tail": Outcome(
+        "no-migration-tail": Finding(worse, f"Mean over the bins. {pins}"),
+        "no-migration-reasoning": Finding(_changes(pascal, pinned, "reasoning_mean_s"), "Mean reasoning latency."),
+        "no-migration-blocking": Finding(_of(pinned, "blocking_p99_s"), waits),
+        "blocking": Finding(_of(pascal, "blocking_p99_s"), waits),
+        "no-migration-slo": Finding(_differences(pascal, pinned, "violations"), missed),
+        "non-adaptive-ttft": Finding(_changes(pascal, moved, "ttft_p50_s"), "Median TTFT."),
+        "non-adaptive-slo": Finding(_differences(pascal, moved, "violations"), both),
+        "non-adaptive-e2e-median": Finding(_changes(pascal, moved, "e2e_p50_s"), medians),
+        "non-adaptive-e2e-tail": Finding(
             _changes(pascal, moved, "e2e_p99_s"), f"{ends} The longest requests set P99; they migrate once, late."
         ),
     }
@@ -142,14 +141,14 @@ def heavy(bench: Bench) -> Outcomes:
         f"{_mean(runs, 'violations'):.2%} with {name}" for name, runs in ((FCFS, fcfs), (RR, rr), (PASCAL, pascal))
     )
     return {
-        "heavy-tail-fcfs": Outcome(
+        "heavy-tail-fcfs": Finding(
             from_fcfs.most(), f"{bench.rate(HEAVY, 'high'):.3g} requests/s. {from_fcfs.told(FCFS)}"
         ),
         "heavy-worse-fcfs": _worst(from_fcfs, FCFS),
-        "heavy-tail-rr": Outcome(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
+        "heavy-tail-rr": Finding(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
         "heavy-worse-rr": _worst(from_rr, RR),
-        "heavy-slo-rr": Outcome(_differences(rr, pascal, "violations"), f"Missed: {shares}."),
-        "heavy-slo-fcfs": Outcome(_differences(pascal, fcfs, "violations"), f"Missed: {shares}."),
+        "heavy-slo-rr": Finding(_differences(rr, pascal, "violations"), f"Missed: {shares}."),
+        "heavy-slo-fcfs": Finding(_differences(pascal, fcfs, "violations"), f"Missed: {shares}."),
     }
 
 
@@ -160,30 +159,29 @@ def oracle(bench: Bench, key: str, name: str) -> Outcomes:
     values = [(a - p) / (a - o) if a > o else None for a, p, o in zip(*of, strict=True)]
     means = [fmean(each) for each in of]
     text = f"Mean TTFT: {means[0]:.1f} s with FCFS, {means[1]:.1f} s with PASCAL, {means[2]:.1f} s with {SOONEST}."
-    return {name: Outcome(values, text)}
+    return {name: Finding(values, text)}
 
 
 def trace(bench: Bench, ids: Sequence[str]) -> Outcomes:
     """Production requests, if there are any."""
     if bench.trace is None:
         why = "No trace was given: --data names the folder that has it."
-        return {each: Outcome([None] * len(bench.seeds), why) for each in ids}
+        return {each: Finding([None] * len(bench.seeds), why) for each in ids}
     fcfs, rr, pascal = bench.runs(TRACE, "high", FCFS, RR, PASCAL)
     from_fcfs, from_rr = Tails(fcfs, pascal), Tails(rr, pascal)
     rates = [each["high"] for each in bench.rates(TRACE)]
     slices = f"{len(rates)} slices of the day, {min(rates):.3g} to {max(rates):.3g} requests/s."
     return {
-        "trace-tail-fcfs": Outcome(from_fcfs.most(), f"{slices} {from_fcfs.told(FCFS)}"),
-        "trace-tail-rr": Outcome(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
+        "trace-tail-fcfs": Finding(from_fcfs.most(), f"{slices} {from_fcfs.told(FCFS)}"),
+        "trace-tail-rr": Finding(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
         "trace-slo": _violations(bench, TRACE, "high"),
         "trace-throughput": _throughput(fcfs, pascal),
-        "trace-blocking": Outcome(_of(pascal, "blocking_p99_s"), f"By seed: {_listed(pascal, 'blocking_p99_s')} s."),
+        "trace-blocking": Finding(_of(pascal, "blocking_p99_s"), f"By seed: {_listed(pascal, 'blocking_p99_s')} s."),
         **oracle(bench, TRACE, "trace-oracle-gap"),
     }
 
 
 def _of(runs: Seeds, name: str) -> list[float]:
-    """One value a seed."""
     return [run[name] for run in runs]
 
 
@@ -211,7 +209,6 @@ def _at(run: Measurement, length: int) -> list[float]:
 
 
 def _part(runs: Seeds, length: int, part: int) -> float:
-    """Mean over the seeds."""
     return fmean(_at(run, length)[part] for run in runs)
 
 

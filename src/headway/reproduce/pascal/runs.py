@@ -150,7 +150,6 @@ def quantiles(values: npt.NDArray[Any]) -> list[float]:
 
 
 def _points(x: npt.NDArray[np.int64], y: Floats, most: int = 300) -> list[list[float]]:
-    """Some of the requests."""
     step = max(1, len(x) // most)
     return [[int(a), float(f"{b:.4g}")] for a, b in zip(x[::step], y[::step], strict=True)]
 

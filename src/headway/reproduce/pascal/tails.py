@@ -25,7 +25,6 @@ class Bin:
 
     @property
     def cut_s(self) -> float:
-        """By how much."""
         return self.before_s - self.after_s
 
 

@@ -6,21 +6,21 @@ Claims in `claims`; fleets, workloads and strategies in `scenes`; what runs in `
 
 from __future__ import annotations
 
-from headway.reproduce.experiment import Experiment
+from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Findings
 from headway.reproduce.sageserve import runs
 from headway.reproduce.sageserve.claims import CLAIMS
 from headway.reproduce.sageserve.exhibits import exhibits
 from headway.reproduce.sageserve.outcomes import outcomes
-from headway.reproduce.sageserve.table import Runs
+from headway.reproduce.sageserve.table import SageServeRuns
 
 TITLE = "SageServe: forecast-aware scaling over regions"
 SEEDS, QUICK_SEEDS = 3, 2
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
-def run(experiment: Experiment) -> Findings:
+def run(experiment: Runner) -> Findings:
     """Only what the claims that were asked for need; readings belong to none, and come with the whole."""
     measured, served = runs.found(experiment)
-    kept = Runs(measured, experiment.seeds)
+    kept = SageServeRuns(measured, experiment.seeds)
     return Findings(outcomes(kept), exhibits(kept, served))

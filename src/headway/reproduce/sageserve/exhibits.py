@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, Table
+from headway.reproduce.findings import Figure, PaperTable
 from headway.reproduce.sageserve import orderings, runs, scenes
 from headway.reproduce.sageserve.measures import CAUSES
 from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT, WHOLE
 from headway.reproduce.sageserve.scenes import LLAMA_2, MODELS, REACTIVE, REGIONS, SILOED
-from headway.reproduce.sageserve.table import Runs
+from headway.reproduce.sageserve.table import SageServeRuns
 from headway.reproduce.tasks import Measurement
 
-Exhibits = list[Figure | Table]
+Exhibits = list[Figure | PaperTable]
 _COLUMNS = (
     ("instance_hours", "instance-hours"), ("wasted_hours", "starting"), ("starts", "starts"),
     ("spot_hours", "spot hours"), ("kv_use", "KV use"), ("late", "late"), ("ttft_p90_s", "TTFT P90"),
@@ -22,8 +22,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def exhibits(kept: Runs, served: Mapping[str, Measurement]) -> Exhibits:
-    """Of what was run."""
+def exhibits(kept: SageServeRuns, served: Mapping[str, Measurement]) -> Exhibits:
     made: Exhibits = []
     if kept.has(PEAK):
         made += _silos(kept)
@@ -50,7 +49,7 @@ def exhibits(kept: Runs, served: Mapping[str, Measurement]) -> Exhibits:
     return made
 
 
-def _silos(kept: Runs) -> Exhibits:
+def _silos(kept: SageServeRuns) -> Exhibits:
     both = (SILOED, REACTIVE)
     lines = {
         f"{label}, {name}": _instances(kept, PEAK, name, model)
@@ -71,11 +70,11 @@ def _silos(kept: Runs) -> Exhibits:
                charts.curves(lines, "hours", "instances")),
         Figure("Figure 8b", "Memory in use", "KV cache in use, means over the time after the first hour.",
                charts.bars(list(MODELS), use, "share of the KV cache")),
-        Table("Table 1", "Tails of silos and of one pool", "Interactive tiers, means over seeds.", heads, rows),
+        PaperTable("Table 1", "Tails of silos and of one pool", "Interactive tiers, means over seeds.", heads, rows),
     ]  # fmt: skip
 
 
-def _day(kept: Runs) -> Exhibits:
+def _day(kept: SageServeRuns) -> Exhibits:
     names = (REACTIVE, *LONG_TERM)
     lines = {name: _instances(kept, DAY, name) for name in names}
     hours = {
@@ -103,7 +102,7 @@ def _day(kept: Runs) -> Exhibits:
     ]  # fmt: skip
 
 
-def _scout(kept: Runs) -> Exhibits:
+def _scout(kept: SageServeRuns) -> Exhibits:
     models = (*MODELS, scenes.SCOUT)
     found = {
         key: {name: [kept.llama(SCOUT, name, key, model) for model in models] for name in runs.BOTH}
@@ -117,7 +116,7 @@ def _scout(kept: Runs) -> Exhibits:
     ]  # fmt: skip
 
 
-def _orderings(kept: Runs) -> Exhibits:
+def _orderings(kept: SageServeRuns) -> Exhibits:
     names = list(scenes.ORDERINGS)
     tiers = (("fast", "0"), ("normal", "1"))
 
@@ -134,7 +133,7 @@ def _orderings(kept: Runs) -> Exhibits:
     ]
 
 
-def _bursts(kept: Runs) -> Exhibits:
+def _bursts(kept: SageServeRuns) -> Exhibits:
     made: Exhibits = []
     if kept.has(runs.BURST):
         begins, ends = (at / 3600 for at in scenes.BURST_S)
@@ -153,7 +152,7 @@ def _bursts(kept: Runs) -> Exhibits:
     return made
 
 
-def _table(kept: Runs, kind: str, label: str, title: str, shows: str) -> Table:
+def _table(kept: SageServeRuns, kind: str, label: str, title: str, shows: str) -> PaperTable:
     rows: list[list[str | float | None]] = [
         [name, *(fmean(kept.llama(kind, name, key)) for key, _ in _COLUMNS)] for name in kept.names(kind)
     ]
@@ -163,10 +162,10 @@ def _table(kept: Runs, kind: str, label: str, title: str, shows: str) -> Table:
         hours = kept.values(BOUND, kind, lambda run: run["instance_hours"])
         if None not in hours:
             rows.append(["no plan goes below", fmean(hours), *[None] * (len(_COLUMNS) - 1)])
-    return Table(label, title, shows, ("", *(head for _, head in _COLUMNS)), rows)
+    return PaperTable(label, title, shows, ("", *(head for _, head in _COLUMNS)), rows)
 
 
-def _readings(kept: Runs) -> Table:
+def _readings(kept: SageServeRuns) -> PaperTable:
     columns = [(key, head) for key, head in _COLUMNS if key != "spot_hours"]
     first = kept.seeds[0]
     shows = (
@@ -176,29 +175,29 @@ def _readings(kept: Runs) -> Table:
 
 
 def _of_one_seed(
-    kept: Runs, kind: str, label: str, title: str, shows: str, columns: Sequence[tuple[str, str]]
-) -> Table:
+    kept: SageServeRuns, kind: str, label: str, title: str, shows: str, columns: Sequence[tuple[str, str]]
+) -> PaperTable:
     rows: list[list[str | float | None]] = [
         [name, *(kept.one(kind, name)["models"][LLAMA_2][key] for key, _ in columns)] for name in kept.names(kind)
     ]
-    return Table(label, title, shows, ("", *(head for _, head in columns)), rows)
+    return PaperTable(label, title, shows, ("", *(head for _, head in columns)), rows)
 
 
-def _thetas(served: Mapping[str, Measurement]) -> Table:
+def _thetas(served: Mapping[str, Measurement]) -> PaperTable:
     rows: list[list[str | float | None]] = [
         [f"{model}, {gpu}", each["most"][model], runs.THETA_SHARE * each["most"][model], each["tps"][model]]
         for gpu, each in served.items() for model in each["most"]
     ]  # fmt: skip
     heads = ("", "flat out", "theta", "in time (95% within 1 s)")
     shows = "Input tokens per second of interactive requests that one instance serves, by simulation."
-    return Table("Table 2", "theta", shows, heads, rows)
+    return PaperTable("Table 2", "theta", shows, heads, rows)
 
 
-def _instances(kept: Runs, kind: str, name: str, model: str = LLAMA_2) -> list[tuple[float, list[float]]]:
+def _instances(kept: SageServeRuns, kind: str, name: str, model: str = LLAMA_2) -> list[tuple[float, list[float]]]:
     return _points(kept.values(kind, name, lambda run: run["models"][model]["instances"]))
 
 
-def _series(kept: Runs, kind: str, name: str, key: str) -> list[tuple[float, list[float]]]:
+def _series(kept: SageServeRuns, kind: str, name: str, key: str) -> list[tuple[float, list[float]]]:
     return _points(kept.values(kind, name, lambda run: run[key]))
 
 

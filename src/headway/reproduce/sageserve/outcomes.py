@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from headway.reproduce.claims import Value
-from headway.reproduce.findings import Outcome
+from headway.reproduce.findings import Finding
 from headway.reproduce.sageserve import runs, scenes
 from headway.reproduce.sageserve.claims import USD_PER_HOUR
 from headway.reproduce.sageserve.runs import ALONE, DAY, LONG_TERM, PEAK, SCOUT
@@ -26,12 +26,12 @@ from headway.reproduce.sageserve.scenes import (
     REACTIVE,
     SILOED,
 )
-from headway.reproduce.sageserve.table import Runs, less, more
+from headway.reproduce.sageserve.table import SageServeRuns, less, more
 
-Made = dict[str, Outcome]
+Made = dict[str, Finding]
 
 
-def outcomes(kept: Runs) -> Made:
+def outcomes(kept: SageServeRuns) -> Made:
     """Of all claims whose runs are there."""
     made: Made = {}
     if kept.has(PEAK):
@@ -56,7 +56,7 @@ def outcomes(kept: Runs) -> Made:
     return made
 
 
-def _silos(kept: Runs) -> Made:
+def _silos(kept: SageServeRuns) -> Made:
     both = (SILOED, REACTIVE)
     hours = f"Instance-hours of all models: {kept.means(PEAK, both, 'instance_hours', None)}."
     columns = {
@@ -68,14 +68,14 @@ def _silos(kept: Runs) -> Made:
     spot = f"Hours of all models: {kept.means(PEAK, both, 'spot_hours', None)}."
     pair = {key: [kept.whole(PEAK, name, key) for name in both] for key in ("instance_hours", "kv_use", "spot_hours")}
     return {
-        "unified-hours": Outcome(less(*reversed(pair["instance_hours"])), hours),
-        "unified-small": Outcome(less(small[REACTIVE], small[SILOED]), told),
-        "unified-kv": Outcome(more(*reversed(pair["kv_use"])), use),
-        "unified-spot": Outcome(more(*reversed(pair["spot_hours"])), spot),
+        "unified-hours": Finding(less(*reversed(pair["instance_hours"])), hours),
+        "unified-small": Finding(less(small[REACTIVE], small[SILOED]), told),
+        "unified-kv": Finding(more(*reversed(pair["kv_use"])), use),
+        "unified-spot": Finding(more(*reversed(pair["spot_hours"])), spot),
     }
 
 
-def _tables(kept: Runs) -> Made:
+def _tables(kept: SageServeRuns) -> Made:
     """Table 1's rows."""
 
     def longer(model: str, key: str) -> list[Value]:
@@ -89,26 +89,26 @@ def _tables(kept: Runs) -> Made:
 
     ttft, e2e, small = "ttft_p95_s", "e2e_p95_s", (LLAMA_31, LLAMA_32)
     return {
-        "unified-tail": Outcome(longer(BLOOM, ttft), f"P95 TTFT (s), {told(ttft, BLOOM)}."),
-        "unified-tail-llama-2": Outcome(longer(LLAMA_2, ttft), f"P95 TTFT (s), {told(ttft, LLAMA_2)}."),
-        "unified-tail-small": Outcome(worst([longer(m, ttft) for m in small]), f"P95 TTFT (s), {told(ttft, *small)}."),
-        "unified-e2e": Outcome(worst([longer(m, e2e) for m in MODELS]), f"P95 E2E (s), {told(e2e, *MODELS)}."),
+        "unified-tail": Finding(longer(BLOOM, ttft), f"P95 TTFT (s), {told(ttft, BLOOM)}."),
+        "unified-tail-llama-2": Finding(longer(LLAMA_2, ttft), f"P95 TTFT (s), {told(ttft, LLAMA_2)}."),
+        "unified-tail-small": Finding(worst([longer(m, ttft) for m in small]), f"P95 TTFT (s), {told(ttft, *small)}."),
+        "unified-e2e": Finding(worst([longer(m, e2e) for m in MODELS]), f"P95 E2E (s), {told(e2e, *MODELS)}."),
     }
 
 
-def _saved(kept: Runs, kind: str, name: str, than: str = REACTIVE) -> Outcome:
+def _saved(kept: SageServeRuns, kind: str, name: str, than: str = REACTIVE) -> Finding:
     """Llama-2's instance-hours."""
     values = less(kept.llama(kind, name, "instance_hours"), kept.llama(kind, than, "instance_hours"))
     hours = kept.means(kind, (than, name), "instance_hours")
-    return Outcome(values, f"Instance-hours: {hours}; {_late(kept, kind, than, name)}.")
+    return Finding(values, f"Instance-hours: {hours}; {_late(kept, kind, than, name)}.")
 
 
-def _late(kept: Runs, kind: str, *names: str) -> str:
+def _late(kept: SageServeRuns, kind: str, *names: str) -> str:
     shares = ", ".join(f"{100 * fmean(kept.llama(kind, name, 'late')):.2g}% ({name})" for name in names)
     return f"late first tokens: {shares}"
 
 
-def _hours(kept: Runs) -> Made:
+def _hours(kept: SageServeRuns) -> Made:
     made = {f"{name}-hours": _saved(kept, DAY, name) for name in LONG_TERM}
     by_region = {
         name: kept.values(DAY, name, lambda run: run["models"][LLAMA_2]["regions"]) for name in (REACTIVE, *LONG_TERM)
@@ -122,13 +122,13 @@ def _hours(kept: Runs) -> Made:
     )
     saved = [None if v is None else USD_PER_HOUR * v for v in made["lt-ua-hours"].values]
     return made | {
-        "lt-regions": Outcome(all_less, f"Instance-hours by region, first seed: {first}."),
-        "usd-saved": Outcome(saved, f"Per instance-hour of reactive scaling. {made['lt-ua-hours'].why}"),
+        "lt-regions": Finding(all_less, f"Instance-hours by region, first seed: {first}."),
+        "usd-saved": Finding(saved, f"Per instance-hour of reactive scaling. {made['lt-ua-hours'].why}"),
         "a100-hours": made["lt-ua-hours"],
     }
 
 
-def _waste(kept: Runs) -> Made:
+def _waste(kept: SageServeRuns) -> Made:
     def fewer(name: str, key: str) -> list[float | None]:
         return less(kept.llama(DAY, name, key), kept.llama(DAY, REACTIVE, key))
 
@@ -139,15 +139,15 @@ def _waste(kept: Runs) -> Made:
             f"Instance-hours in which instances start: {kept.means(DAY, both, 'wasted_hours')}; starts:"
             f" {kept.means(DAY, both, 'starts')}."
         )
-        made[f"{name}-waste"] = Outcome(fewer(name, "wasted_hours"), why)
+        made[f"{name}-waste"] = Finding(fewer(name, "wasted_hours"), why)
     starts = f"Starts: {kept.means(DAY, (REACTIVE, LT_UA), 'starts')}."
-    return made | {"cold-starts": Outcome(fewer(LT_UA, "starts"), starts)}
+    return made | {"cold-starts": Finding(fewer(LT_UA, "starts"), starts)}
 
 
-def _tails(kept: Runs) -> Made:
+def _tails(kept: SageServeRuns) -> Made:
     p90 = {name: kept.llama(DAY, name, "ttft_p90_s") for name in (REACTIVE, *LONG_TERM)}
     made = {
-        f"{name}-tail": Outcome(
+        f"{name}-tail": Finding(
             more(p90[name], p90[REACTIVE]),
             f"P90 TTFT (s): {kept.means(DAY, (REACTIVE, name), 'ttft_p90_s')};"
             f" P99: {kept.means(DAY, (REACTIVE, name), 'ttft_p99_s')}.",
@@ -156,33 +156,33 @@ def _tails(kept: Runs) -> Made:
     }
     order = (LT_U, LT_UA, REACTIVE, LT_I)
     rising = [all(a < b for a, b in pairwise(row)) for row in zip(*(p90[name] for name in order), strict=True)]
-    return made | {"tail-order": Outcome(rising, f"P90 TTFT (s): {kept.means(DAY, order, 'ttft_p90_s')}.")}
+    return made | {"tail-order": Finding(rising, f"P90 TTFT (s): {kept.means(DAY, order, 'ttft_p90_s')}.")}
 
 
-def _chiron(kept: Runs) -> Made:
+def _chiron(kept: SageServeRuns) -> Made:
     both = (REACTIVE, CHIRON)
     hours = [kept.llama(ALONE, name, "instance_hours") for name in both]
     ratios = [b / a for a, b in zip(*hours, strict=True)]
     use = f"KV cache in use: {kept.means(ALONE, both, 'kv_use')}."
     return {
-        "chiron-hours": Outcome(ratios, f"Instance-hours: {kept.means(ALONE, both, 'instance_hours')}."),
-        "chiron-kv": Outcome(less(*(kept.llama(ALONE, name, "kv_use") for name in reversed(both))), use),
+        "chiron-hours": Finding(ratios, f"Instance-hours: {kept.means(ALONE, both, 'instance_hours')}."),
+        "chiron-kv": Finding(less(*(kept.llama(ALONE, name, "kv_use") for name in reversed(both))), use),
     }
 
 
-def _beyond(kept: Runs) -> Made:
+def _beyond(kept: SageServeRuns) -> Made:
     late = less(kept.llama(ALONE, LT_Q, "late"), kept.llama(ALONE, LT_U, "late"))
     leak = more(kept.llama(ALONE, LEAK, "instance_hours"), kept.llama(ALONE, LT_UA, "instance_hours"))
     both = f"Instance-hours: {kept.means(ALONE, (LT_U, LT_Q), 'instance_hours')}"
     return {
         "guarded-hours": _saved(kept, ALONE, LT_UA, GUARDED),
-        "quantile-late": Outcome(late, f"{both}; {_late(kept, ALONE, LT_U, LT_Q)}."),
+        "quantile-late": Finding(late, f"{both}; {_late(kept, ALONE, LT_U, LT_Q)}."),
         "quantile-hours": _saved(kept, ALONE, LT_Q),
-        "leak-hours": Outcome(leak, f"Instance-hours: {kept.means(ALONE, (LT_UA, LEAK), 'instance_hours')}."),
+        "leak-hours": Finding(leak, f"Instance-hours: {kept.means(ALONE, (LT_UA, LEAK), 'instance_hours')}."),
     }
 
 
-def _ablations(kept: Runs) -> Made:
+def _ablations(kept: SageServeRuns) -> Made:
     made = {
         "h100-hours": _saved(kept, runs.H100, LT_UA),
         "mix-9-hours": _saved(kept, runs.MIX_9, LT_UA),
@@ -190,10 +190,10 @@ def _ablations(kept: Runs) -> Made:
     }
     pairs = zip(made["mix-9-hours"].values, made["mix-1-hours"].values, strict=True)
     gaps = [None if a is None or b is None else a - b for a, b in pairs]
-    return made | {"mix-order": Outcome(gaps, "Percentage points, seed by seed.")}
+    return made | {"mix-order": Finding(gaps, "Percentage points, seed by seed.")}
 
 
-def _scout(kept: Runs) -> Made:
+def _scout(kept: SageServeRuns) -> Made:
     models = (scenes.SCOUT, LLAMA_2)
     tails = [kept.llama(SCOUT, LT_UA, "ttft_p90_s", model) for model in models]
     told = ", ".join(f"{fmean(values):.3g} ({model})" for values, model in zip(tails, models, strict=True))
@@ -204,31 +204,31 @@ def _scout(kept: Runs) -> Made:
     hours = ", ".join(f"{1000 * fmean(values):.3g} ({model})" for values, model in zip(each, models, strict=True))
     both = [kept.whole(SCOUT, name, "instance_hours") for name in (LT_UA, REACTIVE)]
     return {
-        "scout-tail": Outcome(less(*tails), f"P90 TTFT (s): {told}."),
-        "scout-hours": Outcome(less(*each), f"Instance-hours for a thousand interactive requests: {hours}."),
-        "scout-saved": Outcome(
+        "scout-tail": Finding(less(*tails), f"P90 TTFT (s): {told}."),
+        "scout-hours": Finding(less(*each), f"Instance-hours for a thousand interactive requests: {hours}."),
+        "scout-saved": Finding(
             less(*both), f"Instance-hours of all five: {kept.means(SCOUT, (REACTIVE, LT_UA), 'instance_hours', None)}."
         ),
     }
 
 
-def _burst(kept: Runs) -> Made:
+def _burst(kept: SageServeRuns) -> Made:
     tails = {name: kept.values(runs.BURST, name, lambda run: run["ttft_p95_s"]) for name in LONG_TERM}
     ends = {name: kept.values(runs.BURST, name, lambda run: run["recovered_s"]) for name in LONG_TERM}
     why = "P95 TTFT (s): " + ", ".join(f"{fmean(values):.3g} ({name})" for name, values in tails.items()) + "."
     over = ", ".join(f"{fmean(values) / 60:.3g} min ({name})" for name, values in ends.items())
     first = [a < min(b, c) for a, b, c in zip(ends[LT_UA], ends[LT_U], ends[LT_I], strict=True)]
-    made = {f"burst-{name}": Outcome(less(tails[LT_UA], tails[name]), why) for name in (LT_U, LT_I)}
-    return made | {"burst-first": Outcome(first, f"From the burst's begin until median TTFT is below 1 s: {over}.")}
+    made = {f"burst-{name}": Finding(less(tails[LT_UA], tails[name]), why) for name in (LT_U, LT_I)}
+    return made | {"burst-first": Finding(first, f"From the burst's begin until median TTFT is below 1 s: {over}.")}
 
 
-def _week(kept: Runs) -> Made:
+def _week(kept: SageServeRuns) -> Made:
     tails = {name: kept.values(runs.WEEK, name, lambda run: run["ttft_p95_s"]) for name in kept.names(runs.WEEK)}
     why = "P95 TTFT (s): " + ", ".join(f"{fmean(values):.3g} ({name})" for name, values in tails.items()) + "."
-    return {f"week-{name}": Outcome(less(tails[name], tails[REACTIVE]), why) for name in (LT_U, LT_UA)}
+    return {f"week-{name}": Finding(less(tails[name], tails[REACTIVE]), why) for name in (LT_U, LT_UA)}
 
 
-def _order(kept: Runs) -> Made:
+def _order(kept: SageServeRuns) -> Made:
     share, q3 = (
         {tier: {name: _of_order(kept, name, key, tier) for name in scenes.ORDERINGS} for tier in ("0", "1")}
         for key in ("violations", "q3_s")
@@ -239,15 +239,15 @@ def _order(kept: Runs) -> Made:
         quartiles = ", ".join(f"{fmean(values):.3g} s ({name})" for name, values in q3[tier].items())
         for name in ("edf", "pf", "dpa"):
             pairs = zip(share[tier][name], share[tier]["fcfs"], strict=True)
-            made[f"{name}-{label}"] = Outcome([sign * (a - b) for a, b in pairs], f"Violations: {why}.")
+            made[f"{name}-{label}"] = Finding([sign * (a - b) for a, b in pairs], f"Violations: {why}.")
             change = more(q3[tier][name], q3[tier]["fcfs"])
-            made[f"{name}-{label}-q3"] = Outcome([None if v is None else sign * v for v in change], f"{quartiles}.")
+            made[f"{name}-{label}-q3"] = Finding([None if v is None else sign * v for v in change], f"{quartiles}.")
         columns = zip(*(share[tier][name] for name in ("fcfs", "edf", "dpa", "pf")), strict=True)
-        made[f"order-{label}"] = Outcome(
+        made[f"order-{label}"] = Finding(
             [all(sign * a < sign * b for a, b in pairwise(column)) for column in columns], f"Violations: {why}."
         )
     return made
 
 
-def _of_order(kept: Runs, name: str, key: str, tier: str) -> list[float]:
+def _of_order(kept: SageServeRuns, name: str, key: str, tier: str) -> list[float]:
     return kept.values(runs.ORDER, name, lambda run: float(run[key][tier]))

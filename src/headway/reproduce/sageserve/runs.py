@@ -8,10 +8,10 @@ from itertools import product
 from typing import Any
 
 from headway.reproduce.claims import Claim
-from headway.reproduce.experiment import Experiment
+from headway.reproduce.experiment import Runner
 from headway.reproduce.sageserve import bounds, claims, measures, orderings, scenes
 from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_Q, LT_U, LT_UA, REACTIVE, SILOED, Scene
-from headway.reproduce.tasks import Call, Measurement, Simulation, Task
+from headway.reproduce.tasks import Call, Measurement, SimulationTask, Task
 
 Found = dict[tuple[Any, ...], Measurement]
 """By (kind, strategy, seed)."""
@@ -37,16 +37,14 @@ half of what its profile says."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Runs that belong together."""
-
+class RunGroup:
     kind: str
     claims: tuple[Claim, ...]
     scene: Scene
     strategies: Sequence[str]
 
 
-def parts(quick: bool) -> list[Part]:
+def parts(quick: bool) -> list[RunGroup]:
     """All of them, but for orderings. Quick ones are too short to mean anything."""
     lone = (scenes.LLAMA_2,)
     peak = Scene(from_hour=scenes.THURSDAY + 11, hours=3.0)
@@ -56,21 +54,21 @@ def parts(quick: bool) -> list[Part]:
     night = replace(one, from_hour=scenes.THURSDAY + 3, hours=3.0)
     weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=12.0)
     made = [
-        Part(DAY, claims.DAY, Scene(), (REACTIVE, *LONG_TERM)),
-        Part(ALONE, claims.ALONE, one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_Q, LT_UA, LEAK)),
-        Part(PEAK, claims.SILOS, peak, (SILOED, REACTIVE)),
-        Part(BURST, claims.BURST, night, LONG_TERM),
-        Part(NOVEMBER, claims.NOVEMBER, nov, (REACTIVE, *LONG_TERM)),
-        Part(MIX_9, claims.ABLATIONS, replace(nov, batch_share=0.1), BOTH),
-        Part(MIX_1, claims.ABLATIONS, replace(nov, batch_share=0.5), BOTH),
-        Part(H100, claims.ABLATIONS, replace(one, gpu=scenes.H100, load=scenes.H100_LOAD), BOTH),
-        Part(SCOUT, claims.SCOUTS, five, BOTH),
-        Part(WEEK, claims.WEEK, weekend, (REACTIVE, LT_U, LT_UA)),
+        RunGroup(DAY, claims.DAY, Scene(), (REACTIVE, *LONG_TERM)),
+        RunGroup(ALONE, claims.ALONE, one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_Q, LT_UA, LEAK)),
+        RunGroup(PEAK, claims.SILOS, peak, (SILOED, REACTIVE)),
+        RunGroup(BURST, claims.BURST, night, LONG_TERM),
+        RunGroup(NOVEMBER, claims.NOVEMBER, nov, (REACTIVE, *LONG_TERM)),
+        RunGroup(MIX_9, claims.ABLATIONS, replace(nov, batch_share=0.1), BOTH),
+        RunGroup(MIX_1, claims.ABLATIONS, replace(nov, batch_share=0.5), BOTH),
+        RunGroup(H100, claims.ABLATIONS, replace(one, gpu=scenes.H100, load=scenes.H100_LOAD), BOTH),
+        RunGroup(SCOUT, claims.SCOUTS, five, BOTH),
+        RunGroup(WEEK, claims.WEEK, weekend, (REACTIVE, LT_U, LT_UA)),
     ]
     return [replace(part, scene=_brief(part)) for part in made] if quick else made
 
 
-def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
+def found(experiment: Runner) -> tuple[Found, Mapping[str, Measurement]]:
     """Runs by kind, strategy and seed; and what instances serve, by GPU."""
     wanted = [part for part in parts(experiment.quick) if experiment.wants(*(c.id for c in part.claims))]
     orders = scenes.ORDERINGS if experiment.wants(*(claim.id for claim in claims.ORDER)) else ()
@@ -80,13 +78,13 @@ def found(experiment: Experiment) -> tuple[Found, Mapping[str, Measurement]]:
     tasks: dict[tuple[Any, ...], Task] = {}
     for name in orders:
         for seed, each in factors.items():
-            tasks[ORDER, name, seed] = Simulation(orderings.document(name, each["factor"]), seed, orderings.measure)
+            tasks[ORDER, name, seed] = SimulationTask(orderings.document(name, each["factor"]), seed, orderings.measure)
     if experiment.claims is None:
         day = next(part.scene for part in wanted if part.kind == DAY)
         for name, document in readings(day, served[scenes.A100]):
-            tasks[READING, name, experiment.seeds[0]] = Simulation(document, experiment.seeds[0], measures.measure)
+            tasks[READING, name, experiment.seeds[0]] = SimulationTask(document, experiment.seeds[0], measures.measure)
         for name, document in whole_day(day, served[scenes.A100]):
-            tasks[WHOLE, name, experiment.seeds[0]] = Simulation(document, experiment.seeds[0], measures.measure)
+            tasks[WHOLE, name, experiment.seeds[0]] = SimulationTask(document, experiment.seeds[0], measures.measure)
     for part in wanted:
         scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
         for seed, strategy in product(experiment.seeds, part.strategies):
@@ -135,14 +133,14 @@ def _theta(gpu: str) -> Call:
     return Call(measures.theta, {"document": scenes.document(scene, REACTIVE)})
 
 
-def _simulation(kind: str, scene: Scene, strategy: str, seed: int) -> Simulation:
+def _simulation(kind: str, scene: Scene, strategy: str, seed: int) -> SimulationTask:
     if kind == BURST:
-        return Simulation(scenes.burst(scene, strategy), seed, measures.measure_burst)
+        return SimulationTask(scenes.burst(scene, strategy), seed, measures.measure_burst)
     function = measures.measure_week if kind == WEEK else measures.measure
-    return Simulation(scenes.document(scene, strategy), seed, function)
+    return SimulationTask(scenes.document(scene, strategy), seed, function)
 
 
-def _brief(part: Part) -> Scene:
+def _brief(part: RunGroup) -> Scene:
     """Little of it: a forecaster that needs no search, and less time, but for the burst's hours."""
     hours = {BURST: part.scene.hours, WEEK: 4.0}.get(part.kind, 1.0)
     load = part.scene.load * (0.3 if part.kind == BURST else 0.6)

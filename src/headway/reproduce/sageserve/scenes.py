@@ -80,7 +80,6 @@ class Scene:
 
 
 def document(scene: Scene, strategy: str) -> Document:
-    """A scenario."""
     pools = POOLS.get(strategy, {"": START})
     fleet = [
         pool(scene.gpu, model, region, suffix, num)

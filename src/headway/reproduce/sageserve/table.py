@@ -10,7 +10,7 @@ from headway.reproduce.sageserve.scenes import LLAMA_2
 from headway.reproduce.tasks import Measurement
 
 
-class Runs:
+class SageServeRuns:
     """Numbers of runs, one a seed."""
 
     def __init__(self, found: Mapping[tuple[Any, ...], Measurement], seeds: Sequence[int]) -> None:
@@ -21,7 +21,6 @@ class Runs:
         return all((kind, name, self.seeds[0]) in self._found for name in names or self.names(kind)[:1] or ("",))
 
     def names(self, kind: str) -> list[str]:
-        """Strategies that ran."""
         return list(dict.fromkeys(name for key, name, _ in self._found if key == kind))
 
     def values(self, kind: str, name: str, of: Callable[[Measurement], Any]) -> list[Any]:
@@ -29,7 +28,6 @@ class Runs:
         return [of(self._found[kind, name, seed]) for seed in self.seeds]
 
     def one(self, kind: str, name: str) -> Measurement:
-        """The first seed's run."""
         return self._found[kind, name, self.seeds[0]]
 
     def llama(self, kind: str, name: str, key: str, model: str = LLAMA_2) -> list[float]:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headway.reproduce.experiment import Experiment
-from headway.reproduce.findings import Findings, Outcome, Table
-from headway.reproduce.tasks import Simulation
+from headway.reproduce.experiment import Runner
+from headway.reproduce.findings import Finding, Findings, PaperTable
+from headway.reproduce.tasks import SimulationTask
 from headway.reproduce.united import runs
-from headway.reproduce.united.rows import LESS, ROWS, Row
+from headway.reproduce.united.rows import LESS, ROWS, PolicyComparison
 
 TITLE = "Headway: one set of policies for five systems"
 SEEDS, QUICK_SEEDS = 5, 2
 CLAIMS = tuple(row.claim for row in ROWS)
 
 
-def run(experiment: Experiment) -> Findings:
+def run(experiment: Runner) -> Findings:
     """Every part of which a claim is asked for."""
     wanted = [row for row in ROWS if experiment.wants(row.claim.id)]
     parts = list(dict.fromkeys(row.part for row in wanted))
-    tasks: dict[tuple[Any, ...], Simulation] = {}
+    tasks: dict[tuple[Any, ...], SimulationTask] = {}
     for part in parts:
         for name, document in runs.documents(part, experiment.quick).items():
             for seed in experiment.seeds:
-                tasks[part, name, seed] = Simulation(document, seed, runs.measure)
+                tasks[part, name, seed] = SimulationTask(document, seed, runs.measure)
     judged = _Judged(experiment.run(tasks), experiment.seeds)
     return Findings({row.claim.id: judged.outcome(row) for row in wanted}, [judged.table(part) for part in parts])
 
@@ -52,19 +52,19 @@ class _Judged:
     def _values(self, part: str, name: str, number: str) -> list[float | None]:
         return [self._found[part, name, seed][number] for seed in self._seeds]
 
-    def outcome(self, row: Row) -> Outcome:
-        """Of a claim."""
+    def outcome(self, row: PolicyComparison) -> Finding:
         ours, theirs = (self._values(row.part, name, row.number) for name in ("headway", row.other))
         values = [_compared(a, b, row.how) for a, b in zip(ours, theirs, strict=True)]
         label = SHOWN.get(row.number, row.number)
-        return Outcome(values, f"{label}: headway {_mean(ours)}, {row.other} {_mean(theirs)}.")
+        return Finding(values, f"{label}: headway {_mean(ours)}, {row.other} {_mean(theirs)}.")
 
-    def table(self, part: str) -> Table:
+    def table(self, part: str) -> PaperTable:
         """All that ran in a part, and means of what was measured."""
         names = list(dict.fromkeys(name for where, name, _ in self._found if where == part))
         columns = [n for n in SHOWN if all(v is not None for name in names for v in self._values(part, name, n))]
         rows = [[name, *(_average(self._values(part, name, number)) for number in columns)] for name in names]
-        return Table(part, "", f"Means over {len(self._seeds)} seeds.", ["policies", *map(SHOWN.get, columns)], rows)  # type: ignore[list-item]
+        heads = ["policies", *(SHOWN[number] for number in columns)]
+        return PaperTable(part, "", f"Means over {len(self._seeds)} seeds.", heads, rows)
 
 
 def _compared(ours: float | None, theirs: float | None, how: str) -> float | None:

@@ -15,7 +15,7 @@ LESS: Literal["less"] = "less"
 
 
 @dataclass(frozen=True)
-class Row:
+class PolicyComparison:
     """A claim, and where its values are from: `number` with Headway's policies, over or less that of `other`."""
 
     id: str
@@ -31,7 +31,6 @@ class Row:
 
     @property
     def claim(self) -> Claim:
-        """With its rule."""
         better_is_more = self.how == LESS and self.number.endswith("slo")
         rule = AtLeast if better_is_more else AtMost
         paper = "the other policies" if self.part == "all" else "the paper's own"
@@ -39,30 +38,30 @@ class Row:
 
 
 ROWS = (
-    Row("pascal-tail", "PASCAL's fleet: P99 of the first answering token, over PASCAL's.",
+    PolicyComparison("pascal-tail", "PASCAL's fleet: P99 of the first answering token, over PASCAL's.",
         "pascal", "pascal", "answer_p99_s", OVER, 1.02),
-    Row("pascal-pace", "PASCAL's fleet: answers behind their reader, less PASCAL's.",
+    PolicyComparison("pascal-pace", "PASCAL's fleet: answers behind their reader, less PASCAL's.",
         "pascal", "pascal", "behind", LESS, 0.005),
-    Row("ktier-burst", "K-tier's burst: P99 of tier 0's first token, over K-tier Llumnix's.",
+    PolicyComparison("ktier-burst", "K-tier's burst: P99 of tier 0's first token, over K-tier Llumnix's.",
         "ktier burst", "k-tier", "tier0_ttft_p99_s", OVER, 1.02),
-    Row("ktier-steady", "K-tier's fleet at 150 requests/s: P99 of the first token, over K-tier Llumnix's.",
+    PolicyComparison("ktier-steady", "K-tier's fleet at 150 requests/s: P99 of the first token, over K-tier Llumnix's.",
         "ktier steady", "k-tier", "ttft_p99_s", OVER, 1.02),
-    Row("ktier-moves", "K-tier's fleet at 150 requests/s: moves, over K-tier Llumnix's.",
+    PolicyComparison("ktier-moves", "K-tier's fleet at 150 requests/s: moves, over K-tier Llumnix's.",
         "ktier steady", "k-tier", "moves", OVER, 1.0),
-    Row("cauchy-slo", "Cauchy's three unlike combos at 55 requests/s: SLO attainment, less Cauchy's.",
+    PolicyComparison("cauchy-slo", "Cauchy's three unlike combos at 55 requests/s: SLO attainment, less Cauchy's.",
         "cauchy", "cauchy", "slo", LESS, 0.0),
-    Row("cauchy-e2e", "Cauchy's three unlike combos at 55 requests/s: mean E2E, over Cauchy's.",
+    PolicyComparison("cauchy-e2e", "Cauchy's three unlike combos at 55 requests/s: mean E2E, over Cauchy's.",
         "cauchy", "cauchy", "e2e_mean_s", OVER, 1.0),
-    Row("sageserve-slo", "SageServe's regions under LT-UA: SLO attainment, less that of its routing.",
+    PolicyComparison("sageserve-slo", "SageServe's regions under LT-UA: SLO attainment, less that of its routing.",
         "sageserve", "sageserve", "slo", LESS, 0.0),
-    Row("sageserve-cost", "SageServe's regions under LT-UA: cost, over that of its routing.",
+    PolicyComparison("sageserve-cost", "SageServe's regions under LT-UA: cost, over that of its routing.",
         "sageserve", "sageserve", "usd", OVER, 1.02),
-    Row("cascadia-e2e", "Cascadia's fleet for trace 1: P95 of E2E, over that with the least loaded replica.",
+    PolicyComparison("cascadia-e2e", "Cascadia's fleet for trace 1: P95 of E2E, over that of the least loaded replica.",
         "cascadia", "least loaded", "e2e_p95_s", OVER, 1.02),
-    Row("all-tiers", "All at once: SLO attainment of tier 0, less that of first come, first served.",
+    PolicyComparison("all-tiers", "All at once: SLO attainment of tier 0, less that of first come, first served.",
         "all", "without tiers and phases", "tier0_slo", LESS, 0.0),
-    Row("all-forecast", "All at once: SLO attainment, less that of scaling by load.",
+    PolicyComparison("all-forecast", "All at once: SLO attainment, less that of scaling by load.",
         "all", "without a forecast", "slo", LESS, 0.0),
-    Row("all-forecast-cost", "All at once: GPU hours, over those of scaling by load.",
+    PolicyComparison("all-forecast-cost", "All at once: GPU hours, over those of scaling by load.",
         "all", "without a forecast", "gpu_hours", OVER, 1.0),
 )  # fmt: skip
