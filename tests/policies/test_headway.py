@@ -19,7 +19,7 @@ from headway.policies.ordering.pascal import PascalOrdering
 from headway.policies.ordering.tiers_and_phases import TiersAndPhasesOrdering
 from headway.policies.routing.headway import HeadwayRouter
 from headway.reproduce import united
-from headway.reproduce.experiment import Runner
+from headway.reproduce.runner import Runner
 from headway.reproduce.united import runs
 from headway.reproduce.united.rows import ROWS
 

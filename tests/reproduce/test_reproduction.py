@@ -22,13 +22,14 @@ import reproduced
 from headway.cli import main
 from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
-from headway.reproduce import SYSTEMS, store
+from headway.reproduce import SYSTEMS
+from headway.reproduce import tasks as tasks_module
 from headway.reproduce.claims import AtLeast, AtMost, Between, EverySeed, Rule, Value
-from headway.reproduce.experiment import Runner, processes
 from headway.reproduce.interval import interval, quantile
 from headway.reproduce.page import page
 from headway.reproduce.reproduction import chosen, load, reproduce
-from headway.reproduce.tasks import Call, SimulationTask
+from headway.reproduce.runner import Runner, processes
+from headway.reproduce.tasks import Call, SimulationTask, cache_key
 
 KEYS = ["id", "claim", "paper", "headway", "rule", "holds", "why", "values"]
 
@@ -185,15 +186,15 @@ def test_the_number_of_processes_changes_nothing() -> None:
 def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
     marker = tmp_path / "marker"
     tasks = {("call", i): Call(reproduced.interrupted, {"number": i, "marker": str(marker)}) for i in range(4)}
-    keys = [store.key(task, Path()) for task in tasks.values()]
+    keys = [cache_key(task, Path()) for task in tasks.values()]
     with processes(jobs) as pool, pytest.raises(HeadwayError, match="call, 2: no such luck"):
-        Runner((0,), store=RehearsalCache(tmp_path / "cache"), pool=pool).run(tasks)
+        Runner((0,), cache=RehearsalCache(tmp_path / "cache"), pool=pool).run(tasks)
     kept = {file.stem for file in (tmp_path / "cache").iterdir()}
     assert kept <= set(keys) and (jobs > 1 or kept == set(keys[:2]))
     marker.mkdir()  # a file would be part of the key
     told: list[tuple[int, int]] = []
     with processes(jobs) as pool:
-        again = Runner((0,), store=RehearsalCache(tmp_path / "cache"), pool=pool, tell=lambda *done: told.append(done))
+        again = Runner((0,), cache=RehearsalCache(tmp_path / "cache"), pool=pool, tell=lambda *done: told.append(done))
         found = again.run({name: task for name, task in tasks.items() if name != ("call", 2)})
         assert again.num_found == len(kept) and again.num_found + again.num_measured == 3
         found |= again.run({("call", 2): tasks["call", 2]})
@@ -203,19 +204,19 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
 
 def test_a_corrupt_file_is_ignored_with_a_note(tmp_path: Path) -> None:
     tasks = {i: Call(reproduced.plan, {"demand": [i]}) for i in range(3)}
-    first = Runner((0,), store=RehearsalCache(tmp_path))
+    first = Runner((0,), cache=RehearsalCache(tmp_path))
     whole = first.run(tasks)
-    bad, swapped, good = (tmp_path / f"{store.key(task, Path())}.json" for task in tasks.values())
+    bad, swapped, good = (tmp_path / f"{cache_key(task, Path())}.json" for task in tasks.values())
     bad.write_bytes(b'{"key": "')
     swapped.write_bytes(good.read_bytes())
-    again = Runner((0,), store=RehearsalCache(tmp_path))
+    again = Runner((0,), cache=RehearsalCache(tmp_path))
     assert again.run(tasks) == whole
     assert (again.num_measured, again.num_found) == (2, 1)
-    assert again.store and [note.split(":")[0] for note in again.store.notes] == [str(bad), str(swapped)]
-    mended = Runner((0,), store=RehearsalCache(tmp_path))
+    assert again.cache and [note.split(":")[0] for note in again.cache.notes] == [str(bad), str(swapped)]
+    mended = Runner((0,), cache=RehearsalCache(tmp_path))
     mended.run(tasks)
-    assert mended.num_found == 3 and mended.store and mended.store.notes == []
-    fresh = Runner((0,), store=RehearsalCache(tmp_path, fresh=True))
+    assert mended.num_found == 3 and mended.cache and mended.cache.notes == []
+    fresh = Runner((0,), cache=RehearsalCache(tmp_path, fresh=True))
     fresh.run(tasks)
     assert fresh.num_measured == 3
 
@@ -234,12 +235,12 @@ def test_a_key_is_of_all_that_matters(tmp_path: Path) -> None:
         Call(reproduced.plan, {"demand": [1]}),
         Call(reproduced.interrupted, {"demand": [1]}),
     ]
-    keys = [store.key(task, tmp_path) for task in tasks]
+    keys = [cache_key(task, tmp_path) for task in tasks]
     assert len(set(keys)) == len(keys)
-    assert keys == [store.key(task, tmp_path) for task in tasks]
+    assert keys == [cache_key(task, tmp_path) for task in tasks]
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,11\n")
-    assert store.key(tasks[4], tmp_path) != keys[4]
-    assert store.key(tasks[0], tmp_path) == keys[0]
+    assert cache_key(tasks[4], tmp_path) != keys[4]
+    assert cache_key(tasks[0], tmp_path) == keys[0]
 
 
 def test_a_module_counts_with_what_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +253,8 @@ def test_a_module_counts_with_what_it_imports(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setitem(sys.modules, name, module)
     for change in ("", "RATE = 3\n", ""):
         (tmp_path / "headway.reproduce.inner").write_text(names["headway.reproduce.inner"] + change)
-        store._source.cache_clear()
-        digests.append(store._source("outer"))
+        tasks_module._source.cache_clear()
+        digests.append(tasks_module._source("outer"))
     assert digests[0] == digests[2] != digests[1]
 
 

@@ -13,7 +13,7 @@ from headway import catalog
 from headway.config.strict_yaml import parse
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
-from headway.reproduce.experiment import Experiment
+from headway.reproduce.runner import Experiment
 from headway.reproduce.tasks import Call
 from headway.scenario.ray_cluster import cluster
 from headway.scenario.run import assemble, compare

@@ -12,8 +12,8 @@ from headway.core.errors import HeadwayError
 from headway.report.run import Run
 from headway.reproduce import charts
 from headway.reproduce.claims import AtLeast, AtMost, Between, Claim, EverySeed
-from headway.reproduce.experiment import Runner
-from headway.reproduce.findings import Figure, Finding, Findings, Table
+from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, SimulationTask
 
 TITLE = "Tiny: <Twice> the Replicas & Half the Wait"
@@ -29,17 +29,17 @@ CLAIMS = (
 )
 
 
-def run(experiment: Runner) -> Findings:
+def run(runner: Runner) -> Findings:
     """As a system does it."""
-    num_requests = 40 if experiment.quick else 80
+    num_requests = 40 if runner.quick else 80
     tasks = {
         (replicas, seed): SimulationTask(document(replicas, num_requests), seed, measure)
         for replicas in (1, 2)
-        for seed in experiment.seeds
+        for seed in runner.seeds
     }
-    found = experiment.run(tasks)
-    planned = experiment.run({"plan": Call(plan, {"demand": [5, 7]})})["plan"]["gpus"]
-    pairs = [(found[1, seed], found[2, seed]) for seed in experiment.seeds]
+    found = runner.run(tasks)
+    planned = runner.run({"plan": Call(plan, {"demand": [5, 7]})})["plan"]["gpus"]
+    pairs = [(found[1, seed], found[2, seed]) for seed in runner.seeds]
     cut = [1 - two["ttft_p99_s"] / one["ttft_p99_s"] for one, two in pairs]
     outcomes = {
         "ttft": Finding(cut, "Queues are short here."),
@@ -49,14 +49,14 @@ def run(experiment: Runner) -> Findings:
         "order": Finding([two["e2e_s"] <= one["e2e_s"] for one, two in pairs], ""),
         "plan": Finding([planned], "5 and 7."),
     }
-    ttft = {f"{n} replicas": [(40.0, [found[n, s]["ttft_p99_s"] for s in experiment.seeds])] for n in (1, 2)}
+    ttft = {f"{n} replicas": [(40.0, [found[n, s]["ttft_p99_s"] for s in runner.seeds])] for n in (1, 2)}
     cuts = {"two replicas": [cut]}
     figures = [
         Figure("Figure 1", "TTFT </script>", "Lower is better.", charts.curves(ttft, "requests/s", "TTFT p99 (s)")),
         Figure("Figure 2", "The cut", "By how much TTFT falls.", charts.bars(["TTFT"], cuts, "cut")),
         Figure("Figure 3", "E2E", "Of seed 0.", charts.distributions({"two": found[2, 0]["e2e_values_s"]}, "E2E (s)")),
     ]
-    table = Table("Table 1", "GPUs", "What was planned.", ["demand", "GPUs"], [["both", planned], ["none", None]])
+    table = PaperTable("Table 1", "GPUs", "What was planned.", ["demand", "GPUs"], [["both", planned], ["none", None]])
     return Findings(outcomes, (*figures, table))
 
 

@@ -59,10 +59,10 @@ def command(
         return 0
     if system is None:
         raise HeadwayError("SYSTEM is missing; headway reproduce --list names the systems")
-    store = RehearsalCache(cache or user_cache("reproduce"), fresh)
+    known = RehearsalCache(cache or user_cache("reproduce"), fresh)
     with counting("measuring", not no_progress) as report:
         made = reproduce(
-            system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, store=store, data=data,
+            system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, cache=known, data=data,
             tell=report, ray=ray,
         )  # fmt: skip
     if html is not None:
@@ -71,7 +71,7 @@ def command(
         print_json(made.result)
     else:
         click.echo(render(made, width=console().width, color=sys.stdout.isatty()), nl=False)
-    for note in [*store.notes, *([f"wrote {html}"] if html is not None else [])]:
+    for note in [*known.notes, *([f"wrote {html}"] if html is not None else [])]:
         click.echo(note, err=True)
     return FAILED if strict and any(row.holds is False for row in made.result.claims) else 0
 

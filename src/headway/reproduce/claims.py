@@ -1,16 +1,19 @@
-"""A paper's claims, each with the rule that decides whether it holds, fixed before anything runs.
+"""Claims of papers, each with the rule that decides whether it holds, fixed before anything runs.
 
-A rule looks at one value a seed, as in 0.41 for "TTFT falls by 41% with seed 3". Unless a row argues for
-another share, a claim holds if the effect has the paper's direction and at least half of the paper's size.
+A rule judges one value for each seed, such as 0.41 for "TTFT falls by 41% with seed 3". Unless a claim gives a reason
+for another share, it holds if the effect has the paper's direction and at least half of the paper's size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from math import inf, isfinite
 from statistics import fmean
 from typing import Protocol
+
+import msgspec
 
 from headway.report.table import short_number
 from headway.reproduce.interval import interval
@@ -181,3 +184,44 @@ def _missing(values: Sequence[Value]) -> Verdict | None:
 
 def _seeds(num: int) -> str:
     return f"{num} seed{'' if num == 1 else 's'}"
+
+
+class _RuleFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A rule in `claims.yaml`: exactly one of the first four keys names its kind."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    between: tuple[float, float] | None = None
+    every_seed: bool = False
+    share: float = 0.5
+    neutral: float = 0.0
+    unit: str = ""
+    because: str = ""
+    exact: bool = False
+
+    def rule(self) -> Rule:
+        if self.every_seed:
+            return EverySeed()
+        if self.between is not None:
+            return Between(*self.between, self.unit, self.exact)
+        kind, effect = (AtMost, self.at_most) if self.at_least is None else (AtLeast, self.at_least)
+        if effect is None:
+            raise ValueError("a rule needs at_least, at_most, between or every_seed")
+        return kind(effect, self.share, self.neutral, self.unit, self.because, self.exact)
+
+
+class _ClaimFields(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    claim: str
+    paper: str | float
+    rule: _RuleFields
+
+
+def read_claims(package: str) -> Mapping[str, tuple[Claim, ...]]:
+    """The claims in `claims.yaml` of a package, by group, in the order of the file."""
+    text = (files(package) / "claims.yaml").read_bytes()
+    groups = msgspec.yaml.decode(text, type=dict[str, list[_ClaimFields]])
+    return {
+        name: tuple(Claim(row.id, row.claim, row.paper, row.rule.rule()) for row in rows)
+        for name, rows in groups.items()
+    }

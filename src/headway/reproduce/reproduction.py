@@ -15,8 +15,8 @@ from headway.core.errors import HeadwayError, unknown
 from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
 from headway.reproduce.claims import Claim, Value
-from headway.reproduce.experiment import Runner, Tell, processes
 from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
+from headway.reproduce.runner import Runner, Tell, processes
 from headway.scenario.ray_cluster import cluster
 
 
@@ -31,7 +31,7 @@ class System(Protocol):
     """How many with --quick."""
     CLAIMS: tuple[Claim, ...]
 
-    def run(self, experiment: Runner) -> Findings:
+    def run(self, runner: Runner) -> Findings:
         """Measure. An outcome for every claim that `experiment.wants`; others may be left out."""
         ...
 
@@ -91,7 +91,7 @@ def chosen(system: System, ids: Collection[str]) -> tuple[Claim, ...]:
 
 def reproduce(
     name: str, *, quick: bool = False, seeds: int | None = None, jobs: int = 1, ids: Collection[str] = (),
-    store: RehearsalCache | None = None, data: Path | None = None, tell: Tell | None = None,
+    cache: RehearsalCache | None = None, data: Path | None = None, tell: Tell | None = None,
     ray: bool = False,
 ) -> Reproduced:  # fmt: skip
     """Run a system and judge its claims, or those with the ids given; on so many processes, or on a Ray cluster."""
@@ -103,15 +103,15 @@ def reproduce(
     num_seeds = seeds or (system.QUICK_SEEDS if quick else system.SEEDS)
     with cluster() if ray else processes(jobs) as pool:
         wanted = frozenset(claim.id for claim in claims) if ids else None
-        experiment = Runner(tuple(range(num_seeds)), quick, data, wanted, store, tell, pool)
-        findings = system.run(experiment)
+        runner = Runner(tuple(range(num_seeds)), quick, data, wanted, cache, tell, pool)
+        findings = system.run(runner)
     rows = tuple(_row(claim, findings.outcomes[claim.id]) for claim in claims)
     return Reproduced(
         title=system.TITLE,
         result=Reproduction(name, quick, num_seeds, time.perf_counter() - began, rows),
         exhibits=findings.exhibits,
-        num_measured=experiment.num_measured,
-        num_found=experiment.num_found,
+        num_measured=runner.num_measured,
+        num_found=runner.num_found,
     )
 
 

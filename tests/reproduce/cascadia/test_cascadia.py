@@ -8,8 +8,8 @@ from headway.catalog import coefficients
 from headway.core.fleet import Parallel
 from headway.perf.step import StepModel
 from headway.reproduce.cascadia import CLAIMS, claims, outcomes, parts, runs, setup, studies
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Finding
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Measurement
 from headway.workload.quality_traces import TABLE_2
 

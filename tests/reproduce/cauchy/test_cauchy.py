@@ -20,8 +20,8 @@ from headway.reproduce import cauchy
 from headway.reproduce.cauchy import beyond, model, overall, scheduling, setup, transfer
 from headway.reproduce.cauchy.claims import CLAIMS, TABLE_3, WORKLOADS
 from headway.reproduce.cauchy.setup import LIMITS, Market
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Figure, Findings, PaperTable
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, SimulationTask
 
 H800, A800, H20 = setup.GPUS.values()

@@ -15,11 +15,11 @@ from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.report.run import Run
 from headway.reproduce import ktier
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Figure, Findings, PaperTable
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity, phases, runs, sustained
-from headway.reproduce.ktier.claims import CLAIMS, MIXES, PRINTED, SCALES, TABLE_TIERS, cost_improvement
+from headway.reproduce.ktier.claims import CLAIMS, METRICS, MIXES, PRINTED, SCALES, TABLE_TIERS, cost_improvement
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import SimulationTask
 
 
@@ -42,22 +42,27 @@ def test_cost_per_latency_is_what_the_tail_saves_in_all_rows_but_one() -> None:
     assert by_mean < 6, "the mean explains fewer of them"
 
 
-def test_the_paper_peaks_where_it_says() -> None:
-    for mix in MIXES:
-        e2e = {k: PRINTED[mix, "10k", k].e2e_p99 for k in TABLE_TIERS}
-        assert max(e2e, key=e2e.__getitem__) == 4
-    # Section 5.1 says that enterprise gains most; its tables say otherwise.
-    assert max(MIXES, key=lambda mix: PRINTED[mix, "10k", 4].e2e_p99) == "uniform"
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_table_claim_holds_for_the_printed_number_and_not_without_an_effect(
+    mix: str, scale: str, metric: str
+) -> None:
+    (claim,) = (claim for claim in CLAIMS if claim.id == f"{mix}-{scale}-{metric}")
+    printed = PRINTED[mix, scale, 4].value(metric)
+    assert claim.rule.judge([printed, printed]).holds
+    no_effect = 0.0 if metric == "cost" else 1.0
+    assert claim.rule.judge([no_effect, no_effect]).holds is False
+    assert f"{SCALES[scale]:,} requests, K=4" in claim.claim
 
 
-def test_the_papers_speed_ups_need_larger_batches() -> None:
-    """By Little's law, from its own figures: K = 1 takes 10 to 12 s, with speed-ups of 2.9 (E2E) and 8.2 (prefill)."""
-    row = PRINTED["uniform", "10k", 4]
-    slow_e2e_s = 11.0 * row.e2e_mean
-    most_prefill_s = slow_e2e_s / row.prefill_mean
-    decode_s = 11.0 - most_prefill_s
-    tokens = 44  # a third of Table 1's mean length
-    assert decode_s / tokens > 0.15, "an iteration of at least 0.15 s: a batch of many hundreds"
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_peak_claim_asks_for_half_of_the_printed_lead(mix: str) -> None:
+    (claim,) = (claim for claim in CLAIMS if claim.id == f"{mix}-peak")
+    three, four, five = (PRINTED[mix, "10k", k].e2e_p99 for k in TABLE_TIERS)
+    lead = four - max(three, five)
+    assert claim.rule.judge([0.6 * lead] * 2).holds
+    assert claim.rule.judge([0.4 * lead] * 2).holds is False
 
 
 # What is measured.

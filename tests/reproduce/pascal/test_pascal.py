@@ -20,11 +20,11 @@ from headway.core.record import Cause
 from headway.metrics.qoe import computed_phases, phases
 from headway.report.run import Run
 from headway.reproduce import pascal
-from headway.reproduce.experiment import Runner
 from headway.reproduce.pascal import load, runs
 from headway.reproduce.pascal.bench import FILE, Bench
 from headway.reproduce.pascal.runs import FCFS, PASCAL, POLICIES, READINGS, RR, measure, measure_phase, served
 from headway.reproduce.pascal.tails import Tails
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement, SimulationTask
 
 ALL = (*POLICIES, *READINGS)
@@ -231,7 +231,7 @@ class Canned(Runner):
 
 def canned(pressed: Run, **arguments: Any) -> Canned:
     """PASCAL's TTFTs are half of FCFS's; otherwise all systems are alike."""
-    experiment = Canned(seeds=(0, 1), **arguments)
+    runner = Canned(seeds=(0, 1), **arguments)
     whole = measure(pressed)
     halved = {**whole, "tails": [(first, num, tail / 2) for first, num, tail in whole["tails"]], "ttft_mean_s": 10.0}
     whole = {**whole, "ttft_mean_s": 20.0}
@@ -248,8 +248,8 @@ def canned(pressed: Run, **arguments: Any) -> Canned:
             return {**whole, "ttft_mean_s": 5.0}
         return whole if name[2] == FCFS else halved
 
-    experiment.of = of
-    return experiment
+    runner.of = of
+    return runner
 
 
 def test_every_claim_has_a_value_a_seed_and_every_figure_is_there(pressed: Run, tmp_path: Path) -> None:
@@ -283,17 +283,17 @@ def test_without_the_trace_its_rows_are_undecided(pressed: Run) -> None:
 
 
 def test_only_what_was_asked_for_is_run(pressed: Run) -> None:
-    experiment = canned(pressed, claims=frozenset({"heavy-slo-rr"}))
-    found = pascal.run(experiment)
+    runner = canned(pressed, claims=frozenset({"heavy-slo-rr"}))
+    found = pascal.run(runner)
     assert "heavy-slo-rr" in found.outcomes and "alpaca-tail-fcfs" not in found.outcomes
-    assert {name[0] for name in experiment.asked if isinstance(name, tuple)} == {"heavy"}
+    assert {name[0] for name in runner.asked if isinstance(name, tuple)} == {"heavy"}
 
 
 def test_nothing_is_run_twice(pressed: Run, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("")
-    experiment = canned(pressed, data=tmp_path)
-    pascal.run(experiment)
-    main = [name for name in experiment.asked if isinstance(name, tuple) and len(name) == 4]
+    runner = canned(pressed, data=tmp_path)
+    pascal.run(runner)
+    main = [name for name in runner.asked if isinstance(name, tuple) and len(name) == 4]
     assert len(main) == len(set(main)) > 70
 
 

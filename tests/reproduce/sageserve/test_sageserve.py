@@ -15,8 +15,8 @@ from headway.config.strict_yaml import Places
 from headway.planning import gpu_hours_bound
 from headway.report.run import Run
 from headway.reproduce import sageserve
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import PaperTable
+from headway.reproduce.runner import Runner
 from headway.reproduce.sageserve import bounds, measures, orderings, runs, scenes
 from headway.reproduce.sageserve.exhibits import exhibits
 from headway.reproduce.sageserve.outcomes import outcomes

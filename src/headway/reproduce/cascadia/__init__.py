@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from headway.reproduce.cascadia import outcomes
 from headway.reproduce.cascadia.claims import CLAIMS
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Findings
+from headway.reproduce.runner import Runner
 
 TITLE = "Cascadia: cascades of models, deployed and routed together"
 SEEDS, QUICK_SEEDS = 3, 2
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
-def run(experiment: Runner) -> Findings:
+def run(runner: Runner) -> Findings:
     """Only what the claims that were asked for need."""
-    return outcomes.found(experiment)
+    return outcomes.found(runner)

@@ -10,8 +10,8 @@ from typing import Any
 from headway.reproduce import charts
 from headway.reproduce.cascadia import claims, runs, studies
 from headway.reproduce.cascadia.claims import CASES, LLAMA
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement
 from headway.workload.quality_traces import TABLE_2
 
@@ -22,34 +22,34 @@ ROWS = 16
 """Requests that exhaustive search plans for."""
 
 
-def found(experiment: Runner) -> Findings:
+def found(runner: Runner) -> Findings:
     """Outcomes and exhibits of the parts that are wanted."""
     outcomes: dict[str, Finding] = {}
     exhibits: list[Figure | PaperTable] = []
-    if experiment.wants(*_ids(END_TO_END)):
-        cases, rates = _measured(experiment, CASES)
-        outcomes |= _end_to_end(cases, experiment.seeds)
+    if runner.wants(*_ids(END_TO_END)):
+        cases, rates = _measured(runner, CASES)
+        outcomes |= _end_to_end(cases, runner.seeds)
         exhibits += _exhibits(cases, rates)
         first = rates["deepseek", 1]
-        outcomes |= _figure_1(rates, len(experiment.seeds))
+        outcomes |= _figure_1(rates, len(runner.seeds))
         exhibits.insert(0, _exhibit_1(first))
-        if experiment.wants(*_ids((*claims.OTHERS, *claims.SARATHI, *claims.SARATHI_ALL))):
-            outcomes |= _others(experiment, cases, rates)
-        studied, more = studies.of_deepseek(experiment, cases, rates)
+        if runner.wants(*_ids((*claims.OTHERS, *claims.SARATHI, *claims.SARATHI_ALL))):
+            outcomes |= _others(runner, cases, rates)
+        studied, more = studies.of_deepseek(runner, cases, rates)
         outcomes |= studied
         exhibits += more
-    if experiment.wants(*_ids((*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES,
+    if runner.wants(*_ids((*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES,
                                 *claims.REGRET))):  # fmt: skip
-        cases, rates = _measured(experiment, LLAMA)
+        cases, rates = _measured(runner, LLAMA)
         outcomes["slo-llama"] = _times(cases, "stand-alone", "p95_s")
         exhibits.append(_exhibit_7(cases, rates))
-        studied, more = studies.of_llama(experiment, cases, rates)
+        studied, more = studies.of_llama(runner, cases, rates)
         outcomes |= studied
         exhibits += more
-    if experiment.wants(*_ids(claims.OPTIMALITY)):
-        outcomes |= _optimality(experiment)
-    if experiment.wants(*_ids((*claims.FIGURE_2, *claims.TABLE_1))):
-        studied, more = studies.of_parts(experiment)
+    if runner.wants(*_ids(claims.OPTIMALITY)):
+        outcomes |= _optimality(runner)
+    if runner.wants(*_ids((*claims.FIGURE_2, *claims.TABLE_1))):
+        studied, more = studies.of_parts(runner)
         outcomes |= studied
         exhibits += more
     return Findings(outcomes, sorted(exhibits, key=_place))
@@ -73,12 +73,12 @@ def _ids(of: Sequence[Any]) -> Iterator[str]:
 
 
 def _measured(
-    experiment: Runner, cases: Sequence[Case], ablations: bool = True
+    runner: Runner, cases: Sequence[Case], ablations: bool = True
 ) -> tuple[dict[Case, Measurement], dict[tuple[str, int], Measurement]]:
     """Every case, at the rate of its trace."""
     pairs = {(cascade, trace) for cascade, trace, _ in cases}
-    quick, seeds = experiment.quick, list(experiment.seeds)
-    rates = experiment.run(
+    quick, seeds = runner.quick, list(runner.seeds)
+    rates = runner.run(
         {
             (cascade, trace): Call(runs.rate, {"cascade": cascade, "trace": trace, "quick": quick})
             for cascade, trace in sorted(pairs)
@@ -89,7 +89,7 @@ def _measured(
         said = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": seeds, "quick": quick,
                 "ablations": ablations}  # fmt: skip
         tasks[cascade, trace, q_min] = Call(runs.measure, said | {"rate_rps": rates[cascade, trace]["rate_rps"]})
-    return experiment.run(tasks), rates
+    return runner.run(tasks), rates
 
 
 def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[str, Finding]:
@@ -177,9 +177,9 @@ def _figure_1(rates: Any, num_seeds: int) -> dict[str, Finding]:
     return {"size-latency": Finding([rises] * num_seeds, f"A lone request on each model. {why}.")}
 
 
-def _others(experiment: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
+def _others(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
     """What the cases of Tables 4 and 7 add."""
-    more, _ = _measured(experiment, claims.OTHER_CASES, ablations=False)
+    more, _ = _measured(runner, claims.OTHER_CASES, ablations=False)
     known = cases | more
     three = {case: known[case] for case in claims.QUALITY_90}
     example = claims.OTHER_CASES[-1]
@@ -188,19 +188,19 @@ def _others(experiment: Runner, cases: dict[Case, Measurement], rates: Any) -> d
         "cost-stand-alone-all": _saved(three, "stand-alone"),
         "cost-cascade-serve-all": _saved(three, "cascade-serve"),
     }
-    if experiment.wants(*_ids((*claims.SARATHI, *claims.SARATHI_ALL))):
-        found |= _sarathi(experiment, three, rates)
+    if runner.wants(*_ids((*claims.SARATHI, *claims.SARATHI_ALL))):
+        found |= _sarathi(runner, three, rates)
     return found
 
 
-def _sarathi(experiment: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
-    said = {"seeds": list(experiment.seeds), "quick": experiment.quick}
+def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
+    said = {"seeds": list(runner.seeds), "quick": runner.quick}
     tasks = {
         case: Call(runs.sarathi, said | {"trace": case[1], "rate_rps": rates["deepseek", case[1]]["rate_rps"]})
         for case in cases
     }
     ratios, chunks = dict[Case, list[float]](), list[str]()
-    for case, measured in experiment.run(tasks).items():
+    for case, measured in runner.run(tasks).items():
         by_chunk = measured["throughput_rps"]
         chunks.append(max(by_chunk, key=lambda chunk: fmean(by_chunk[chunk])))
         ours = _of(cases[case], "cascadia", "throughput_rps")
@@ -211,10 +211,10 @@ def _sarathi(experiment: Runner, cases: dict[Case, Measurement], rates: Any) -> 
     return {"sarathi": Finding(ratios[CASES[0]], best), "sarathi-all": Finding(all_, f"{why}. {best}")}
 
 
-def _optimality(experiment: Runner) -> dict[str, Finding]:
-    rows = ROWS // 2 if experiment.quick else ROWS
-    found = experiment.run(
-        {("optimality", seed): Call(runs.optimality, {"seed": seed, "num_rows": rows}) for seed in experiment.seeds}
+def _optimality(runner: Runner) -> dict[str, Finding]:
+    rows = ROWS // 2 if runner.quick else ROWS
+    found = runner.run(
+        {("optimality", seed): Call(runs.optimality, {"seed": seed, "num_rows": rows}) for seed in runner.seeds}
     )
     each = list(found.values())
     effort = [one["all_evaluations"] / max(one["evaluations"], 1) for one in each]

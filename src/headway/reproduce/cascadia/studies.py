@@ -8,8 +8,8 @@ from typing import Any
 
 from headway.reproduce import charts
 from headway.reproduce.cascadia import claims, drift, judges, parts, runs
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement
 
 Case = tuple[str, int, float]
@@ -26,23 +26,23 @@ def _ids(*of: Sequence[Any]) -> list[str]:
     return [claim.id for each in of for claim in each]
 
 
-def of_deepseek(experiment: Runner, cases: Cases, rates: Rates) -> Found:
+def of_deepseek(runner: Runner, cases: Cases, rates: Rates) -> Found:
     """Those that go on from the cases of Table 2."""
     rate = rates["deepseek", 1]
     outcomes, exhibits = dict[str, Finding](), list[Figure | PaperTable]()
-    if experiment.wants(*_ids(claims.SHAPE)):
-        outcomes["other-shape"] = _other_shape(cases[TRACE_1[0]], len(experiment.seeds))
-    if experiment.wants(*_ids(claims.SIZES)):
-        outcomes["plan-time-80"], figure = _sizes(experiment, rate["rate_rps"])
+    if runner.wants(*_ids(claims.SHAPE)):
+        outcomes["other-shape"] = _other_shape(cases[TRACE_1[0]], len(runner.seeds))
+    if runner.wants(*_ids(claims.SIZES)):
+        outcomes["plan-time-80"], figure = _sizes(runner, rate["rate_rps"])
         exhibits.append(figure)
-    if experiment.wants(*_ids(claims.DRIFT)):
-        found, more = _drift(experiment, rate)
+    if runner.wants(*_ids(claims.DRIFT)):
+        found, more = _drift(runner, rate)
         outcomes |= found
         exhibits += more
-    if experiment.wants(*_ids(claims.BUDGET)):
-        outcomes["latency-budget"] = _budget(experiment, cases, rate["rate_rps"])
-    if experiment.wants(*_ids(claims.SOME)):
-        outcomes |= _some(experiment, cases, rate["rate_rps"])
+    if runner.wants(*_ids(claims.BUDGET)):
+        outcomes["latency-budget"] = _budget(runner, cases, rate["rate_rps"])
+    if runner.wants(*_ids(claims.SOME)):
+        outcomes |= _some(runner, cases, rate["rate_rps"])
     return outcomes, exhibits
 
 
@@ -54,20 +54,20 @@ def _other_shape(case: Measurement, num_seeds: int) -> Finding:
     return Finding(values, f"p95 of the stage: {own_s:.3g} s as planned, {other_s:.3g} s with half.")
 
 
-def _sizes(experiment: Runner, rate_rps: float) -> tuple[Finding, Figure]:
-    said = {"rate_rps": rate_rps, "quick": experiment.quick}
-    done = experiment.run({("plan", n): Call(parts.scheduling, said | {"num_gpus": n}) for n in parts.SIZES})
+def _sizes(runner: Runner, rate_rps: float) -> tuple[Finding, Figure]:
+    said = {"rate_rps": rate_rps, "quick": runner.quick}
+    done = runner.run({("plan", n): Call(parts.scheduling, said | {"num_gpus": n}) for n in parts.SIZES})
     seconds = [each["plan_s"] for each in done.values()]
     points = [(float(n), [s]) for n, s in zip(parts.SIZES, seconds, strict=True)]
     why = ", ".join(f"{n} GPUs {s:.3g} s" for n, (s,) in points)
     figure = Figure("Figure 10", "Time to plan", "Cold, one core.", charts.curves({"search": points}, "GPUs", "s"))
-    return Finding([seconds[-1]] * len(experiment.seeds), f"{why}."), figure
+    return Finding([seconds[-1]] * len(runner.seeds), f"{why}."), figure
 
 
-def _drift(experiment: Runner, rate: Measurement) -> Found:
-    said = {"q_min": 90.0, "lone_s": rate["lone_s"], "quick": experiment.quick}
-    call = Call(drift.drift, said | {"seeds": list(experiment.seeds)})
-    done = experiment.run({"drift": call})["drift"]
+def _drift(runner: Runner, rate: Measurement) -> Found:
+    said = {"q_min": 90.0, "lone_s": rate["lone_s"], "quick": runner.quick}
+    call = Call(drift.drift, said | {"seeds": list(runner.seeds)})
+    done = runner.run({"drift": call})["drift"]
 
     def of(system: str, key: str) -> list[float]:
         return [each[key] for each in done[system]]
@@ -98,20 +98,20 @@ def _drift(experiment: Runner, rate: Measurement) -> Found:
     ]
 
 
-def _budget(experiment: Runner, cases: Cases, rate_rps: float) -> Finding:
+def _budget(runner: Runner, cases: Cases, rate_rps: float) -> Finding:
     case = TRACE_1[1]
     p95_s = fmean(run["p95_s"] for run in cases[case]["runs"]["cascadia"])
     quality = fmean(run["quality"] for run in cases[case]["runs"]["cascadia"])
-    said = {"q_min": case[2], "p95_s": p95_s, "rate_rps": rate_rps, "quick": experiment.quick}
-    done = experiment.run({"budget": Call(judges.budget, said)})["budget"]
+    said = {"q_min": case[2], "p95_s": p95_s, "rate_rps": rate_rps, "quick": runner.quick}
+    done = runner.run({"budget": Call(judges.budget, said)})["budget"]
     why = f"Within {p95_s:.3g} s: quality {done['quality']:.4g}, where the plan for quality had {quality:.4g}."
-    return Finding([done["quality"] - quality] * len(experiment.seeds), why)
+    return Finding([done["quality"] - quality] * len(runner.seeds), why)
 
 
-def _some(experiment: Runner, cases: Cases, rate_rps: float) -> dict[str, Finding]:
-    said = {"rate_rps": rate_rps, "seeds": list(experiment.seeds), "quick": experiment.quick}
+def _some(runner: Runner, cases: Cases, rate_rps: float) -> dict[str, Finding]:
+    said = {"rate_rps": rate_rps, "seeds": list(runner.seeds), "quick": runner.quick}
     tasks = {("some", case[2]): Call(runs.some_models, said | {"trace": 1, "q_min": case[2]}) for case in TRACE_1}
-    done, ratios, why = experiment.run(tasks), dict[str, list[list[float]]](), list[str]()
+    done, ratios, why = runner.run(tasks), dict[str, list[list[float]]](), list[str]()
     for case, found in zip(TRACE_1, done.values(), strict=True):
         if found["runs"] is None:
             continue
@@ -126,45 +126,43 @@ def _some(experiment: Runner, cases: Cases, rate_rps: float) -> dict[str, Findin
     }
 
 
-def of_llama(experiment: Runner, cases: Cases, rates: Rates) -> Found:
+def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Found:
     """Routers, judges and caches, with the Llama models."""
     outcomes, rate_rps = dict[str, Finding](), rates["llama", 1]["rate_rps"]
     exhibits: list[Figure | PaperTable] = []
-    said = {"rate_rps": rate_rps, "quick": experiment.quick}
-    if experiment.wants(*_ids(claims.ROUTER)):
-        outcomes |= _router(experiment, cases, rates)
-    if experiment.wants(*_ids(claims.WEAKER)):
-        done = experiment.run(
-            {("judge", seed): Call(judges.weaker, said | {"seed": seed}) for seed in _more(experiment)}
-        )
+    said = {"rate_rps": rate_rps, "quick": runner.quick}
+    if runner.wants(*_ids(claims.ROUTER)):
+        outcomes |= _router(runner, cases, rates)
+    if runner.wants(*_ids(claims.WEAKER)):
+        done = runner.run({("judge", seed): Call(judges.weaker, said | {"seed": seed}) for seed in _more(runner)})
         outcomes |= _weaker(list(done.values()))
         exhibits.append(_table_6(list(done.values())))
-    if experiment.wants(*_ids(claims.TRAINED)):
-        tasks = {("trained", seed): Call(judges.trained_judge, said | {"seed": seed}) for seed in _more(experiment)}
-        short = [1 - each["quality"] / each["asked"] for each in experiment.run(tasks).values()]
+    if runner.wants(*_ids(claims.TRAINED)):
+        tasks = {("trained", seed): Call(judges.trained_judge, said | {"seed": seed}) for seed in _more(runner)}
+        short = [1 - each["quality"] / each["asked"] for each in runner.run(tasks).values()]
         outcomes["judge-trained"] = Finding(short, "It sees lengths only, and the scores hardly depend on them.")
-    if experiment.wants(*_ids(claims.CACHES)):
-        tasks = {("prefixes", seed): Call(judges.prefixes, said | {"seed": seed}) for seed in _more(experiment)}
-        found = list(experiment.run(tasks).values())
+    if runner.wants(*_ids(claims.CACHES)):
+        tasks = {("prefixes", seed): Call(judges.prefixes, said | {"seed": seed}) for seed in _more(runner)}
+        found = list(runner.run(tasks).values())
         outcomes["prefix-latency"] = Finding([each["saved"] for each in found], "Half of each prompt in the cache.")
         outcomes["prefix-plan"] = Finding([each["same_gpus"] for each in found], "GPUs per model.")
-    if experiment.wants(*_ids(claims.REGRET)):
-        lost, exhibit = _wrong(experiment, said)
+    if runner.wants(*_ids(claims.REGRET)):
+        lost, exhibit = _wrong(runner, said)
         outcomes |= lost
         exhibits.append(exhibit)
     return outcomes, exhibits
 
 
-def _more(experiment: Runner) -> Sequence[int]:
+def _more(runner: Runner) -> Sequence[int]:
     """The seeds, and further ones."""
-    first = max(experiment.seeds) + 1
-    return (*experiment.seeds, *range(first, first + (MORE - 1) * len(experiment.seeds)))
+    first = max(runner.seeds) + 1
+    return (*runner.seeds, *range(first, first + (MORE - 1) * len(runner.seeds)))
 
 
-def _wrong(experiment: Runner, said: Measurement) -> tuple[dict[str, Finding], PaperTable]:
+def _wrong(runner: Runner, said: Measurement) -> tuple[dict[str, Finding], PaperTable]:
     """What plans lose whose judge is wrong."""
-    calls = {("wrong", seed): Call(judges.wrong, said | {"seed": seed}) for seed in experiment.seeds}
-    done = list(experiment.run(calls).values())
+    calls = {("wrong", seed): Call(judges.wrong, said | {"seed": seed}) for seed in runner.seeds}
+    done = list(runner.run(calls).values())
     planned = ("by its scores", "by true scores", "knowing it")
     names = [f"{off.bias:+g}, {name}" for off in judges.OFF for name in planned]
     rows: list[list[str | float | None]] = [
@@ -181,14 +179,12 @@ def _wrong(experiment: Runner, said: Measurement) -> tuple[dict[str, Finding], P
     )
 
 
-def _router(experiment: Runner, cases: Cases, rates: Rates) -> dict[str, Finding]:
+def _router(runner: Runner, cases: Cases, rates: Rates) -> dict[str, Finding]:
     tasks = {}
     for case in claims.LLAMA:
         said = {"trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"]}
-        tasks["router", case[1]] = Call(
-            judges.route_llm, said | {"seeds": list(experiment.seeds), "quick": experiment.quick}
-        )
-    done = list(experiment.run(tasks).values())
+        tasks["router", case[1]] = Call(judges.route_llm, said | {"seeds": list(runner.seeds), "quick": runner.quick})
+    done = list(runner.run(tasks).values())
     slower, more, why = list[list[float]](), list[list[float]](), list[str]()
     for case, router in zip(claims.LLAMA, done, strict=True):
         own = cases[case]["runs"]["cascadia"]
@@ -224,17 +220,15 @@ def _table_6(done: list[Measurement]) -> PaperTable:
     return PaperTable("Table 6", "Weaker judges", "Means over seeds, as planned.", heads, rows)
 
 
-def of_parts(experiment: Runner) -> Found:
+def of_parts(runner: Runner) -> Found:
     outcomes, exhibits = dict[str, Finding](), list[Figure | PaperTable]()
-    seeds, quick = experiment.seeds, experiment.quick
-    if experiment.wants(*_ids(claims.FIGURE_2)):
-        done = experiment.run(
-            {("shapes", seed): Call(parts.strategies, {"seed": seed, "quick": quick}) for seed in seeds}
-        )
+    seeds, quick = runner.seeds, runner.quick
+    if runner.wants(*_ids(claims.FIGURE_2)):
+        done = runner.run({("shapes", seed): Call(parts.strategies, {"seed": seed, "quick": quick}) for seed in seeds})
         outcomes |= _strategies(list(done.values()))
         exhibits.append(_figure_2(list(done.values())))
-    if experiment.wants(*_ids(claims.TABLE_1)):
-        done = experiment.run({("table 1", seed): Call(parts.table_1, {"seed": seed}) for seed in seeds})
+    if runner.wants(*_ids(claims.TABLE_1)):
+        done = runner.run({("table 1", seed): Call(parts.table_1, {"seed": seed}) for seed in seeds})
         outcome, table = _table_1(list(done.values()))
         outcomes["simulator"] = outcome
         exhibits.append(table)

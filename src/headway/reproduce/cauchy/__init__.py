@@ -6,8 +6,8 @@ from headway.reproduce.cauchy import beyond, model, scheduling
 from headway.reproduce.cauchy import overall as cauchy_overall
 from headway.reproduce.cauchy import transfer as cauchy_transfer
 from headway.reproduce.cauchy.claims import CLAIMS
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
+from headway.reproduce.runner import Runner
 
 TITLE = "Cauchy: GPU combos, tokens per dollar"
 SEEDS, QUICK_SEEDS = 3, 2
@@ -20,20 +20,20 @@ def _ids(*prefixes: str) -> tuple[str, ...]:
     return tuple(claim.id for claim in CLAIMS if claim.id.startswith(prefixes))
 
 
-def run(experiment: Runner) -> Findings:
+def run(runner: Runner) -> Findings:
     """The parts that are asked for; goodputs first, then runs at what they say."""
-    seeds, quick, wants = experiment.seeds, experiment.quick, experiment.wants
+    seeds, quick, wants = runner.seeds, runner.quick, runner.wants
     pairs, between, within = (wants(*_ids(prefix)) for prefix in ("fig2-", "fig9-", "table3-"))
     programs, overall = wants(*_ids("fig8-")), wants(*_ids("fig6-", "fig7-", "fig10-"))
     transfer = wants(*_ids("fig11-"))
     repeats = seeds if quick else tuple(range(max(REPEATS, len(seeds))))
     first = scheduling.searches(seeds, quick, pairs, between, within)
     first |= cauchy_overall.profiles(quick) if programs or overall else {}
-    first_found = experiment.run({**first, **(cauchy_transfer.tasks() if transfer else {})})
+    first_found = runner.run({**first, **(cauchy_transfer.tasks() if transfer else {})})
     markets = cauchy_overall.markets(first_found) if programs or overall else {}
     second = scheduling.runs(first_found, seeds, repeats, quick, between, within)
     second |= cauchy_overall.runs(markets, seeds, quick) if overall else {}
-    found = {**first_found, **experiment.run(second)}
+    found = {**first_found, **runner.run(second)}
 
     outcomes: dict[str, Finding] = model.outcomes()
     exhibits: list[Figure | PaperTable] = [*model.exhibits(), model.worked_table()]
@@ -64,6 +64,6 @@ def run(experiment: Runner) -> Findings:
         outcomes |= moves.outcomes()
         exhibits += moves.figures()
     exhibits.append(model.network_table())
-    if experiment.claims is None:
+    if runner.claims is None:
         exhibits += beyond.exhibits(markets, whole)
     return Findings(outcomes, exhibits)

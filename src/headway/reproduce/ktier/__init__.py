@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity as ktier_parity
 from headway.reproduce.ktier import phases, sustained
 from headway.reproduce.ktier.claims import CLAIMS, MIXES
+from headway.reproduce.runner import Runner
 
 TITLE = "K-tier Llumnix: more than two priorities"
 SEEDS, QUICK_SEEDS = 4, 2
@@ -24,37 +24,37 @@ SUSTAINED = ("sustained-tier0", "headroom-tier0")
 BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAINED))
 
 
-def run(experiment: Runner) -> Findings:
+def run(runner: Runner) -> Findings:
     """The parts that are asked for. The best setting and the phases belong to no claim, and come with the whole."""
-    seeds, quick = experiment.seeds, experiment.quick
+    seeds, quick = runner.seeds, runner.quick
     tasks: dict[tuple[Any, ...], Any] = {}
-    if experiment.wants(*PARITY):
+    if runner.wants(*PARITY):
         tasks |= ktier_parity.tasks(seeds, quick)
-    if experiment.wants(*BURST):
+    if runner.wants(*BURST):
         tasks |= ktier_burst.tasks(seeds, quick)
-    if experiment.wants(*SUSTAINED):
+    if runner.wants(*SUSTAINED):
         tasks |= sustained.load_tasks(seeds, quick)
-    whole = experiment.claims is None
+    whole = runner.claims is None
     if whole:
         tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
-    found = experiment.run(tasks)
+    found = runner.run(tasks)
     outcomes: dict[str, Finding] = {}
     exhibits: list[Figure | PaperTable] = []
     after: list[Figure | PaperTable] = []
-    if experiment.wants(*BURST):
+    if runner.wants(*BURST):
         burst = ktier_burst.BurstRuns(found, seeds, quick)
         outcomes |= burst.outcomes()
         exhibits += burst.figures("uniform")
         after = [figure for mix in MIXES[1:] for figure in burst.figures(mix)]
         after += [burst.table(mix) for mix in MIXES[1:]] + [burst.sweep(), burst.parts()]
-    if experiment.wants(*PARITY):
+    if runner.wants(*PARITY):
         parity = ktier_parity.ParityRuns(found, seeds)
         outcomes |= parity.outcomes()
         exhibits += parity.figures()
-    if experiment.wants(*BURST):
+    if runner.wants(*BURST):
         exhibits.append(burst.table("uniform"))
     exhibits += after
-    if experiment.wants(*SUSTAINED):
+    if runner.wants(*SUSTAINED):
         load = sustained.SustainedRuns(found, seeds)
         outcomes |= load.outcomes()
         exhibits += load.figures()

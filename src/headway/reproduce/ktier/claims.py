@@ -1,10 +1,10 @@
-"""What K-tier Llumnix claims: its tables as printed, and a rule for each claim."""
+"""K-tier Llumnix's claims: those of its printed tables, and the others from `claims.yaml`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.reproduce.claims import AtLeast, AtMost, Between, Claim, EverySeed
+from headway.reproduce.claims import AtLeast, Claim, read_claims
 
 MIXES = ("uniform", "gaussian", "enterprise")
 SCALES = {"10k": 10_000, "15k": 15_000}
@@ -91,144 +91,9 @@ def _peak(mix: str) -> Claim:
     return Claim(f"{mix}-peak", text, f"{lead}x ahead of K=3 and K=5", AtLeast(lead, unit="x"))
 
 
-_LATENCY_SHARE = 0.15
-"""By how much an absolute latency may differ: another step-time model, other percentiles of unprinted lengths."""
-
+_GROUPS = read_claims(__package__)
 CLAIMS = (
-    # Section 5.1: tiers differ.
-    Claim(
-        "k1-median",
-        "Without tiers (K=1), 10,000 requests at 1,250/s take 10 to 12 s, median E2E.",
-        "10-12 s",
-        Between(round(10 * (1 - _LATENCY_SHARE), 2), round(12 * (1 + _LATENCY_SHARE), 2), unit=" s"),
-    ),
-    Claim(
-        "k3-gap",
-        "uniform, K=3: tier 0 has a tenth of tier 2's median TTFT.",
-        "0.3 s against 3 s",
-        AtMost(0.1, neutral=1.0, unit="x"),
-    ),
-    Claim(
-        "k5-ends",
-        "uniform, K=5: tier 0 has the shortest P99 of E2E, tier 4 the longest.",
-        "as in Figure 5",
-        EverySeed(),
-    ),
-    Claim(
-        "k5-narrower",
-        "uniform: tiers in the middle lie closer together with K=5 than with K=3 (tiers 1 and 2, median TTFT).",
-        "as in Figure 5",
-        EverySeed(),
-    ),
-    Claim("k5-p99", "uniform: E2E P99 of all rises a little from K=3 to K=5.", "slightly", Between(0.0, 0.1, unit="%")),
-    Claim(
-        "gaussian-tier0",
-        "gaussian, K=5: tier 0's median TTFT is below 0.5 s.",
-        "< 0.5 s",
-        AtMost(0.5, share=1.0, unit=" s"),
-    ),
-    Claim(
-        "gaussian-last",
-        "gaussian: the lowest tier's P99 of E2E is longer with K=5 than with K=3.",
-        "significantly worse",
-        EverySeed(),
-    ),
-    Claim(
-        "enterprise-middle",
-        "enterprise, K=5: tiers 1 and 2 are kept apart from tier 4: their median TTFT is at most half of its.",
-        "isolated",
-        AtMost(0.5, share=1.0, unit="x"),
-    ),
-    Claim(
-        "enterprise-largest",
-        "enterprise has the largest speed-up of E2E P99 of the three mixes (10,000 requests, K=4).",
-        "consistently (5.1); not so in Tables 2-4",
-        EverySeed(),
-    ),
-    # Section 5.2: parity at 10 requests/s, and no collapse.
-    Claim(
-        "parity-p99",
-        "10 requests/s, K=1: E2E P99 with Llumlet.",
-        "1.58 s",
-        Between(round(1.58 * (1 - _LATENCY_SHARE), 3), round(1.58 * (1 + _LATENCY_SHARE), 3), unit=" s"),
-    ),
-    Claim(
-        "parity-schedulers",
-        "10 requests/s, K=1: E2E P99 of Llumlet against vLLM, Orca and Sarathi: the farthest of the three.",
-        "within 3.2%",
-        Between(-0.05, 0.05, unit="%"),
-    ),
-    Claim(
-        "parity-vllm",
-        "10 requests/s, K=1: vLLM's E2E P99 lies above that of the others' mean.",
-        "2.8%",
-        AtLeast(0.028, unit="%"),
-    ),
-    Claim(
-        "parity-tiers",
-        "10 requests/s: E2E P99 of Llumlet at its worst K of 2 to 10, against K=1.",
-        "+1.6%",
-        AtMost(0.05, share=1.0, unit="%"),
-    ),
-    Claim(
-        "parity-decode",
-        "10 requests/s, K=10: mean decode time against vLLM with round robin.",
-        "stable and slightly better",
-        AtMost(0.0, share=1.0, unit="%"),
-    ),
-    Claim(
-        "overhead-prefill",
-        "10 requests/s: from K=1 to K=10, mean prefill time grows by a larger share than mean decode time.",
-        "concentrated in prefill",
-        AtLeast(0.0, share=1.0, unit="%"),
-    ),
-    Claim(
-        "k10-tail",
-        "uniform, 1,250 requests/s: ten tiers do not make E2E P99 collapse: at most 1.5 times that of K=1.",
-        "no collapse",
-        AtMost(1.5, share=1.0, unit="x"),
-    ),
-    # Section 5.3: Tables 2 to 4.
-    *table_claims(),
-    *(_peak(mix) for mix in MIXES),
-    # What such numbers would need: the paper's public Llumlet counts neither seats nor the KV cache of who decodes.
-    Claim(
-        "seats-prefill-mean",
-        "uniform, K=4, 10,000 requests: prefill mean with seats and memory for all, over vLLM with 64 seats.",
-        "8.23x",
-        AtLeast(8.23, neutral=1.0, unit="x"),
-    ),
-    Claim("seats-e2e-mean", "The same: E2E mean.", "2.88x", AtLeast(2.88, neutral=1.0, unit="x")),
-    # Section 6.2.
-    Claim(
-        "tier0-gains",
-        "uniform, K=4, 10,000 requests: tier 0 is faster than with INFaaS and vLLM (mean E2E).",
-        "the intended trade",
-        EverySeed(),
-    ),
-    Claim(
-        "last-tier-pays",
-        "uniform, K=4, 10,000 requests: tier 3 is slower than with INFaaS and vLLM (mean E2E).",
-        "the intended trade",
-        EverySeed(),
-    ),
-    Claim(
-        "load-effect",
-        "uniform, K=4: the speed-up of E2E P99 with 15,000 requests against that with 10,000.",
-        "0.68x",
-        AtMost(0.68, neutral=1.0, unit="x"),
-    ),
-    # Section 6.5: what the paper leaves to others. Sustained load, a small KV cache, tier by tier.
-    Claim(
-        "sustained-tier0",
-        "enterprise, K=4, 280 requests/s on small KV caches: tier 0's P99 TTFT against INFaaS with the same batches.",
-        "asked for (6.5)",
-        AtMost(0.5, share=1.0, unit="x"),
-    ),
-    Claim(
-        "headroom-tier0",
-        "The same: headroom shortens tier 0's P99 TTFT by a tenth at least.",
-        "asked for (6.5)",
-        AtLeast(0.1, share=1.0, unit="%"),
-    ),
-)
+    *_GROUPS["tiers"], *_GROUPS["parity"], *table_claims(), *(_peak(mix) for mix in MIXES), *_GROUPS["seats"],
+    *_GROUPS["trade-offs"], *_GROUPS["sustained-load"],
+)  # fmt: skip
+"""Of sections 5.1, 5.2, 5.3 (Tables 2 to 4, their best K, and what such numbers would need), 6.2 and 6.5."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Figure, Findings, PaperTable
 from headway.reproduce.pascal import claims, figures, outcomes
 from headway.reproduce.pascal.bench import ALPACA, ARENA, Bench
 from headway.reproduce.pascal.claims import CLAIMS
+from headway.reproduce.runner import Runner
 
 TITLE = "PASCAL: reasoning before answering"
 SEEDS, QUICK_SEEDS = 10, 3
@@ -20,9 +20,9 @@ SEEDS, QUICK_SEEDS = 10, 3
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
-def run(experiment: Runner) -> Findings:
+def run(runner: Runner) -> Findings:
     """Only what the claims that were asked for need."""
-    bench = Bench(experiment)
+    bench = Bench(runner)
     parts = (
         (claims.PHASES, outcomes.phases, figures.phases),
         (claims.ALPACA + claims.WORSE, lambda b: outcomes.chat(b, ALPACA), lambda b: figures.chat(b, ALPACA)),
@@ -32,7 +32,7 @@ def run(experiment: Runner) -> Findings:
         (claims.ORACLE, lambda b: outcomes.oracle(b, ALPACA, "oracle-gap"), figures.readings),
         (claims.TRACE, lambda b: outcomes.trace(b, [each.id for each in claims.TRACE]), figures.trace),
     )
-    wanted = [part for part in parts if experiment.wants(*(claim.id for claim in part[0]))]
+    wanted = [part for part in parts if runner.wants(*(claim.id for claim in part[0]))]
     found = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}
     exhibits = [each for _, _, charts in wanted for each in charts(bench)]
     return Findings(found, sorted(exhibits, key=_number))

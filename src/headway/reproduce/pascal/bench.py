@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from headway.reproduce.experiment import Runner
 from headway.reproduce.pascal import load
 from headway.reproduce.pascal.runs import FCFS, Document, measure, measure_phase, served
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement, SimulationTask
 
 ALPACA, ARENA, HEAVY, TRACE = "alpaca", "arena", "heavy", "trace"
@@ -25,23 +25,23 @@ LEVELS = ("low", "medium", "high")
 class Bench:
     """An experiment, with what has been run of it."""
 
-    experiment: Runner
+    runner: Runner
     _rates: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     _runs: dict[tuple[str, str, str, int], Measurement] = field(default_factory=dict)
 
     @property
     def seeds(self) -> Sequence[int]:
-        return self.experiment.seeds
+        return self.runner.seeds
 
     @property
     def trace(self) -> str | None:
         """The file of production requests, if it is there."""
-        found = self.experiment.data and self.experiment.data / FILE
+        found = self.runner.data and self.runner.data / FILE
         return str(found.absolute()) if found and found.is_file() else None
 
     def _size(self, key: str) -> tuple[str, int, int]:
         """Name or file, number of requests, replicas; with --quick, half of the latter two."""
-        part = 2 if self.experiment.quick else 1
+        part = 2 if self.runner.quick else 1
         return NAMES.get(key) or self.trace or "", NUM_REQUESTS[key] // part, REPLICAS // part
 
     def rates(self, key: str) -> list[dict[str, float]]:
@@ -52,7 +52,7 @@ class Bench:
             searches = {seed: (load.SEEDS[0] + seed,) if key == TRACE else load.SEEDS for seed in self.seeds}
             arguments = {"name": name, "num_requests": num_requests, "replicas": replicas, "wanted": wanted}
             calls = {seeds: Call(load.levels, {**arguments, "seeds": list(seeds)}) for seeds in searches.values()}
-            found = self.experiment.run({(key, "rate", *seeds): call for seeds, call in calls.items()})
+            found = self.runner.run({(key, "rate", *seeds): call for seeds, call in calls.items()})
             self._rates[key] = [found[key, "rate", *searches[seed]] for seed in self.seeds]
         return self._rates[key]
 
@@ -68,7 +68,7 @@ class Bench:
             for seed, rates in zip(seeds, self.rates(key), strict=False)
             if (key, level, system, seed) not in self._runs
         }
-        self._runs |= self.experiment.run(tasks)
+        self._runs |= self.runner.run(tasks)
         return [[self._runs[key, level, system, seed] for seed in seeds] for system in systems]
 
     def _document(self, key: str, rate: float, system: str, seed: int) -> Document:
@@ -77,7 +77,7 @@ class Bench:
 
     def phase(self, name: str, *systems: str) -> tuple[float, list[Measurement], dict[str, list[Measurement]]]:
         """Of section III: the rate, the oracle's runs, and those of each system with half the memory it used."""
-        rate = self.experiment.run({(name, "rate"): Call(load.unpressed, {"name": name, "num_requests": 300})})
+        rate = self.runner.run({(name, "rate"): Call(load.unpressed, {"name": name, "num_requests": 300})})
         per_s = rate[name, "rate"]["rate"]
 
         def task(seed: int, system: str, kv_tokens: int | None) -> SimulationTask:
@@ -86,9 +86,9 @@ class Bench:
                 served(workload, system, replicas=1, kv_capacity_tokens=kv_tokens), seed, measure_phase
             )
 
-        free = self.experiment.run({(name, "oracle", seed): task(seed, FCFS, None) for seed in self.seeds})
+        free = self.runner.run({(name, "oracle", seed): task(seed, FCFS, None) for seed in self.seeds})
         half = {seed: int(free[name, "oracle", seed]["kv_peak_tokens"]) // 2 for seed in self.seeds}
-        found = self.experiment.run(
+        found = self.runner.run(
             {(name, system, seed): task(seed, system, half[seed]) for system in systems for seed in self.seeds}
         )
         by_system = {system: [found[name, system, seed] for seed in self.seeds] for system in systems}

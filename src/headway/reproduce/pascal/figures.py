@@ -132,7 +132,7 @@ def heavy(bench: Bench) -> Exhibits:
     calls = {title: Call(lengths, {"builtin": name, "num_requests": 2000}) for title, name in PROBLEMS.items()}
     drawn = {
         f"{title}: {what}": found[what]
-        for title, found in bench.experiment.run(calls).items()
+        for title, found in bench.runner.run(calls).items()
         for what in ("reasoning", "answers")
     }
     where = f"Half of Arena-Hard, half problems; {bench.rate(HEAVY, 'high'):.3g} requests/s."

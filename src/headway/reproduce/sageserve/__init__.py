@@ -6,8 +6,8 @@ Claims in `claims`; fleets, workloads and strategies in `scenes`; what runs in `
 
 from __future__ import annotations
 
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Findings
+from headway.reproduce.runner import Runner
 from headway.reproduce.sageserve import runs
 from headway.reproduce.sageserve.claims import CLAIMS
 from headway.reproduce.sageserve.exhibits import exhibits
@@ -19,8 +19,8 @@ SEEDS, QUICK_SEEDS = 3, 2
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
-def run(experiment: Runner) -> Findings:
+def run(runner: Runner) -> Findings:
     """Only what the claims that were asked for need; readings belong to none, and come with the whole."""
-    measured, served = runs.found(experiment)
-    kept = SageServeRuns(measured, experiment.seeds)
+    measured, served = runs.found(runner)
+    kept = SageServeRuns(measured, runner.seeds)
     return Findings(outcomes(kept), exhibits(kept, served))

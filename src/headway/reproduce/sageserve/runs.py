@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from headway.reproduce.claims import Claim
-from headway.reproduce.experiment import Runner
+from headway.reproduce.runner import Runner
 from headway.reproduce.sageserve import bounds, claims, measures, orderings, scenes
 from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_Q, LT_U, LT_UA, REACTIVE, SILOED, Scene
 from headway.reproduce.tasks import Call, Measurement, SimulationTask, Task
@@ -68,35 +68,35 @@ def parts(quick: bool) -> list[RunGroup]:
     return [replace(part, scene=_brief(part)) for part in made] if quick else made
 
 
-def found(experiment: Runner) -> tuple[Found, Mapping[str, Measurement]]:
+def found(runner: Runner) -> tuple[Found, Mapping[str, Measurement]]:
     """Runs by kind, strategy and seed; and what instances serve, by GPU."""
-    wanted = [part for part in parts(experiment.quick) if experiment.wants(*(c.id for c in part.claims))]
-    orders = scenes.ORDERINGS if experiment.wants(*(claim.id for claim in claims.ORDER)) else ()
-    served = experiment.run({gpu: _theta(gpu) for gpu in dict.fromkeys(part.scene.gpu for part in wanted)})
-    seeds = experiment.seeds if orders else ()
-    factors = experiment.run({seed: Call(orderings.overload, {"seed": seed}) for seed in seeds})
+    wanted = [part for part in parts(runner.quick) if runner.wants(*(c.id for c in part.claims))]
+    orders = scenes.ORDERINGS if runner.wants(*(claim.id for claim in claims.ORDER)) else ()
+    served = runner.run({gpu: _theta(gpu) for gpu in dict.fromkeys(part.scene.gpu for part in wanted)})
+    seeds = runner.seeds if orders else ()
+    factors = runner.run({seed: Call(orderings.overload, {"seed": seed}) for seed in seeds})
     tasks: dict[tuple[Any, ...], Task] = {}
     for name in orders:
         for seed, each in factors.items():
             tasks[ORDER, name, seed] = SimulationTask(orderings.document(name, each["factor"]), seed, orderings.measure)
-    if experiment.claims is None:
+    if runner.claims is None:
         day = next(part.scene for part in wanted if part.kind == DAY)
         for name, document in readings(day, served[scenes.A100]):
-            tasks[READING, name, experiment.seeds[0]] = SimulationTask(document, experiment.seeds[0], measures.measure)
+            tasks[READING, name, runner.seeds[0]] = SimulationTask(document, runner.seeds[0], measures.measure)
         for name, document in whole_day(day, served[scenes.A100]):
-            tasks[WHOLE, name, experiment.seeds[0]] = SimulationTask(document, experiment.seeds[0], measures.measure)
+            tasks[WHOLE, name, runner.seeds[0]] = SimulationTask(document, runner.seeds[0], measures.measure)
     for part in wanted:
         scene = replace(part.scene, theta=theta(served[part.scene.gpu], THETA_SHARE))
-        for seed, strategy in product(experiment.seeds, part.strategies):
+        for seed, strategy in product(runner.seeds, part.strategies):
             tasks[part.kind, strategy, seed] = _simulation(part.kind, scene, strategy, seed)
-    for part, seed in product(wanted, experiment.seeds):
+    for part, seed in product(wanted, runner.seeds):
         if part.kind in BOUNDED:
             document = scenes.document(replace(part.scene, models=(scenes.LLAMA_2,)), REACTIVE)
             tasks[BOUND, part.kind, seed] = Call(bounds.bound, {"document": document, "seed": seed})
-            if not experiment.quick or part.kind == ALONE:
+            if not runner.quick or part.kind == ALONE:
                 known = {"document": document, "seed": seed, "tps": served[part.scene.gpu]["tps"]}
                 tasks[KNOWS, part.kind, seed] = Call(bounds.best, known)
-    return experiment.run(tasks), served
+    return runner.run(tasks), served
 
 
 def readings(day: Scene, served: Measurement) -> Iterator[tuple[str, scenes.Document]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headway.reproduce.experiment import Runner
 from headway.reproduce.findings import Finding, Findings, PaperTable
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import SimulationTask
 from headway.reproduce.united import runs
 from headway.reproduce.united.rows import LESS, ROWS, PolicyComparison
@@ -16,16 +16,16 @@ SEEDS, QUICK_SEEDS = 5, 2
 CLAIMS = tuple(row.claim for row in ROWS)
 
 
-def run(experiment: Runner) -> Findings:
+def run(runner: Runner) -> Findings:
     """Every part of which a claim is asked for."""
-    wanted = [row for row in ROWS if experiment.wants(row.claim.id)]
+    wanted = [row for row in ROWS if runner.wants(row.claim.id)]
     parts = list(dict.fromkeys(row.part for row in wanted))
     tasks: dict[tuple[Any, ...], SimulationTask] = {}
     for part in parts:
-        for name, document in runs.documents(part, experiment.quick).items():
-            for seed in experiment.seeds:
+        for name, document in runs.documents(part, runner.quick).items():
+            for seed in runner.seeds:
                 tasks[part, name, seed] = SimulationTask(document, seed, runs.measure)
-    judged = _Judged(experiment.run(tasks), experiment.seeds)
+    judged = _Judged(runner.run(tasks), runner.seeds)
     return Findings({row.claim.id: judged.outcome(row) for row in wanted}, [judged.table(part) for part in parts])
 
 

@@ -16,8 +16,7 @@ import msgspec
 
 from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
-from headway.reproduce import store
-from headway.reproduce.tasks import Measurement, Task, perform
+from headway.reproduce.tasks import Measurement, Task, cache_key, perform
 
 K = TypeVar("K", bound=Hashable)
 Tell = Callable[[int, int], None]
@@ -35,7 +34,7 @@ class Runner:
     """A folder with public traces, if there is one."""
     claims: frozenset[str] | None = None
     """Ids of the claims that were asked for; None = all."""
-    store: RehearsalCache | None = None
+    cache: RehearsalCache | None = None
     tell: Tell | None = None
     pool: Executor | None = None
     num_measured: int = 0
@@ -53,20 +52,20 @@ class Runner:
         """
         base_dir = self.data or Path()
         self.num_known += len(tasks)
-        keys = {name: store.key(task, base_dir) if self.store else "" for name, task in tasks.items()}
+        keys = {name: cache_key(task, base_dir) if self.cache else "" for name, task in tasks.items()}
         found = {name: known for name in tasks if (known := self._known(keys[name])) is not None}
         self._told()
         left = {name: task for name, task in tasks.items() if name not in found}
         for name, text in self._performed(left, base_dir):
             found[name] = msgspec.json.decode(text)
             self.num_measured += 1
-            if self.store:
-                self.store.keep(keys[name], found[name])
+            if self.cache:
+                self.cache.keep(keys[name], found[name])
             self._told()
         return {name: found[name] for name in tasks}
 
     def _known(self, key: str) -> Measurement | None:
-        known = self.store.find(key, dict) if self.store else None
+        known = self.cache.find(key, dict) if self.cache else None
         self.num_found += known is not None
         return known
 
