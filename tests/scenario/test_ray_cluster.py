@@ -13,7 +13,7 @@ from headway import catalog
 from headway.config.strict_yaml import parse
 from headway.core.errors import HeadwayError
 from headway.metrics.summary import flatten
-from headway.reproduce.runner import Experiment
+from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call
 from headway.scenario.ray_cluster import cluster
 from headway.scenario.run import assemble, compare
@@ -51,7 +51,7 @@ def test_variants_are_those_of_one_process(pool: Executor) -> None:
 
 def test_tasks_are_measured_alike(pool: Executor) -> None:
     tasks = {exponent: Call(pow, {"base": 3, "exp": exponent}) for exponent in range(6)}
-    assert Experiment((0,), pool=pool).run(tasks) == Experiment((0,)).run(tasks)
+    assert Runner((0,), pool=pool).run(tasks) == Runner((0,)).run(tasks)
 
 
 def test_errors_say_what_they_say(pool: Executor) -> None:
