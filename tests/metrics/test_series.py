@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from headway.core.record import Outcome
-from headway.metrics.series import CDF_POINTS, cdf, fleet_load, itl_gaps, replica_timelines
+from headway.metrics.series import CDF_POINTS, bin_middles_s, cdf, fleet_load, itl_gaps, replica_timelines
 from headway.metrics.summary import summarize
 from oracle_records import Run
 
@@ -42,7 +42,7 @@ def test_load_counts_who_is_where(seed: int) -> None:
 def test_timeline_means_agree_with_the_summary(seed: int, bins: int) -> None:
     run = Run(seed=seed, trouble=0.03)
     found, summary = replica_timelines(run.records, bins=bins), summarize(run.records)
-    assert found.kv_use.shape == (3, bins) and found.middles_s.shape == (bins,)
+    assert found.kv_use.shape == (3, bins) and bin_middles_s(found.edges_s).shape == (bins,)
     assert (found.kv_use >= -1e-12).all()
     for i in range(3):
         own = summary.replicas[str(i)]

@@ -28,8 +28,6 @@ DIGITS = 4
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """The fits, and the resulting coefficient file."""
-
     file: CoefficientFile
     fits: tuple[FitResult, ...]
     notes: tuple[str, ...]
@@ -71,7 +69,6 @@ def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, versio
 
 
 def write(path: Path, file: CoefficientFile) -> None:
-    """Write the file as JSON, atomically."""
     write_text(path, msgspec.json.format(msgspec.json.encode(file), indent=1).decode() + "\n")
 
 

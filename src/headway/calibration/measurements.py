@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +16,8 @@ from headway.calibration.overhead import ServedLoad, loads
 from headway.calibration.peaks import plausible
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
+from headway.workload.readers.csv_table import header_of
+from headway.workload.readers.shared import first_line
 
 SERVING_MARKS = ("exp_id", "stage", "rate_rps", "ttft_mean_ms", "e2e_mean_ms")
 KNOWN = (
@@ -41,8 +41,6 @@ class FileSummary(Struct, frozen=True):
 
 
 class Measurements(Struct, frozen=True):
-    """The measurements of one GPU in several files."""
-
     files: tuple[FileSummary, ...]
     samples: tuple[OperatorSamples, ...]
     """One entry per operator and dtype, each shape once."""
@@ -59,7 +57,7 @@ def read(paths: Sequence[Path], gpu: Gpu, settings: BenchmarkSettings) -> Measur
             more, left = benchmarks.read(path, settings)
             loads_found += more
             files.append(FileSummary(str(path), "benchmark", len(more) + len(left), len(more), notes=tuple(left)))
-        elif sum(mark in header(path) for mark in SERVING_MARKS) >= 2:
+        elif sum(mark in header_of(first_line(path)) for mark in SERVING_MARKS) >= 2:
             file, more = _serving(path, gpu)
             files.append(file)
             loads_found += more
@@ -75,29 +73,13 @@ def read(paths: Sequence[Path], gpu: Gpu, settings: BenchmarkSettings) -> Measur
     return Measurements(tuple(files), tuple(merged), tuple(_loads_once(loads_found)))
 
 
-def header(path: Path) -> list[str]:
-    """The columns of a CSV, gzip or not. HeadwayError if the file is missing or is not text."""
-    try:
-        with path.open("rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if zipped else path.open("rb") as file:
-            line = file.readline(1 << 16).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise HeadwayError(f"{path}: no such file") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
-    if not line.strip():
-        raise HeadwayError(f"{path}: is empty; expected {KNOWN}")
-    return [name.strip() for name in next(csv.reader([line]))]
-
-
 def _left(file: FileSummary) -> str:
     why = (*(f"{num:,} {why}" for why, num in file.left_out.items()), *file.notes)
     return f"{file.file}: {', '.join(why) or 'no rows'}"
 
 
 def _operators(path: Path, gpu: Gpu) -> tuple[FileSummary, list[OperatorSamples]]:
-    if operators.recognise(header(path)) is None:
+    if operators.recognise(header_of(first_line(path))) is None:
         raise HeadwayError(f"{path}: line 1: not recognised; expected {KNOWN}")
     reading = operators.read(path, gpu)
     left_out = dict(reading.left_out)

@@ -70,7 +70,6 @@ class OperatorSamples(Struct, frozen=True):
         return f"{self.kind}.{self.dtype}" if self.dtype else self.kind
 
     def only(self, mask: Mask) -> OperatorSamples:
-        """The rows that a mask selects."""
         shape = {name: values[mask] for name, values in self.shape.items()}
         return OperatorSamples(self.kind, self.dtype, shape, self.seconds[mask], self.software)
 
@@ -170,7 +169,6 @@ class TableRows:
         """Mask of the rows of the requested GPU."""
 
     def words(self, name: str) -> Words:
-        """A column as stripped text."""
         values: Words = np.array([value.strip() for value in self._table[name].to_pylist()], dtype=object)
         return values
 
@@ -221,7 +219,7 @@ def _samples(rows: TableRows, form: TableFormat, left_out: dict[str, int]) -> It
         taken |= chosen
         shape = {name: shape[name] for name in SHAPES[kind]}
         for why, bad in _faults(shape, seconds, column):
-            _count(left_out, why, chosen & bad)
+            count_skipped(left_out, why, chosen & bad)
             chosen = chosen & ~bad
         if not chosen.any():
             continue
@@ -229,7 +227,7 @@ def _samples(rows: TableRows, form: TableFormat, left_out: dict[str, int]) -> It
         yield deduplicated(
             OperatorSamples(kind, dtype, shape, seconds[chosen], _software(rows, form, chosen)), left_out
         )
-    _count(left_out, "of operators or dtypes that are not fitted", rows.of_gpu & ~taken)
+    count_skipped(left_out, "of operators or dtypes that are not fitted", rows.of_gpu & ~taken)
 
 
 def _faults(shape: Mapping[str, Floats], seconds: Floats, column: str) -> Iterator[tuple[str, Mask]]:
@@ -251,7 +249,7 @@ def deduplicated(samples: OperatorSamples, left_out: dict[str, int]) -> Operator
     order = np.lexsort((samples.seconds, index))
     group, ranked = index[order], samples.seconds[order]
     same = np.r_[False, (group[1:] == group[:-1]) & (ranked[1:] == ranked[:-1])]
-    _count(left_out, "that are duplicates", same)
+    count_skipped(left_out, "that are duplicates", same)
     group, ranked = group[~same], ranked[~same]
     first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     size = np.diff(np.r_[first, len(group)])
@@ -259,7 +257,7 @@ def deduplicated(samples: OperatorSamples, left_out: dict[str, int]) -> Operator
     why = (
         "of other kernels or runs, slower for the same size" if fastest else "that measure a shape again (median taken)"
     )
-    _count(left_out, why, np.repeat(size > 1, size - 1))
+    count_skipped(left_out, why, np.repeat(size > 1, size - 1))
     seconds = ranked[first] if fastest else (ranked[first + (size - 1) // 2] + ranked[first + size // 2]) / 2
     shape = {name: shapes[:, i] for i, name in enumerate(samples.shape)}
     return OperatorSamples(samples.kind, samples.dtype, shape, seconds, samples.software)
@@ -285,9 +283,9 @@ def _of_gpu(table: pa.Table, form: TableFormat, gpu: Gpu, left_out: dict[str, in
         if known == gpu.name:
             ours |= here
         elif known is None:
-            _count(left_out, f"of unknown GPU {str(name)!r}", here)
+            count_skipped(left_out, f"of unknown GPU {str(name)!r}", here)
         else:
-            _count(left_out, f"of {known}", here)
+            count_skipped(left_out, f"of {known}", here)
     return ours, []
 
 
@@ -344,6 +342,6 @@ def _number(value: str) -> float:
         return float("nan")
 
 
-def _count(left_out: dict[str, int], why: str, rows: Mask) -> None:
+def count_skipped(left_out: dict[str, int], why: str, rows: Mask) -> None:
     if num := int(rows.sum()):
         left_out[why] = left_out.get(why, 0) + num

@@ -116,7 +116,6 @@ def fit_overhead(
 
 
 def predicted_tpot_s(all_loads: Sequence[ServedLoad], gpu: Gpu, engine: str, coefficients: Coefficients) -> Floats:
-    """`tpot_s` of each load, as an array."""
     return np.array([tpot_s(load, gpu, engine, coefficients) for load in all_loads])
 
 

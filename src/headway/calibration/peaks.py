@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headway.calibration.operators import Floats, OperatorSamples
+from headway.calibration.operators import Floats, OperatorSamples, count_skipped
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu
 from headway.perf.operators import peak_flops
@@ -105,11 +105,6 @@ def plausible(samples: OperatorSamples, gpu: Gpu, left_out: dict[str, int], file
             " and the GPU?"
         )
     mixed = (ratio > usual * MIXED) | (ratio < usual / MIXED)
-    _count(left_out, f"{samples.key}: far from the rest (mixed units?)", int(mixed.sum()))
-    _count(left_out, f"{samples.key}: faster than the GPU's peaks", int((impossible & ~mixed).sum()))
+    count_skipped(left_out, f"{samples.key}: far from the rest (mixed units?)", mixed)
+    count_skipped(left_out, f"{samples.key}: faster than the GPU's peaks", impossible & ~mixed)
     return samples.only(~(mixed | impossible))
-
-
-def _count(left_out: dict[str, int], why: str, num: int) -> None:
-    if num:
-        left_out[why] = left_out.get(why, 0) + num

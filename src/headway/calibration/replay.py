@@ -42,8 +42,6 @@ class SimulatedLatencies(Struct, frozen=True):
 
 
 class ReplayResult(Struct, frozen=True):
-    """Simulated latencies of one experiment, over all seeds."""
-
     whole: SimulatedLatencies
     stages: tuple[SimulatedLatencies, ...]
     num_unfinished: int
@@ -63,7 +61,6 @@ def fleet(experiment: ServingExperiment, profile: Engine | None = None) -> Fleet
 
 
 def engine(experiment: ServingExperiment, profile: Engine | None = None) -> Engine:
-    """The engine with the experiment's settings."""
     profile = profile or catalog.engine(experiment.engine)
     utilization = experiment.gpu_memory_utilization
     return replace(

@@ -33,8 +33,6 @@ class LatencyError(Struct, frozen=True):
 
 
 class ExperimentErrors(Struct, frozen=True):
-    """The errors of one experiment."""
-
     id: str
     workload: str
     model: str
@@ -88,16 +86,8 @@ def compare(experiment: ServingExperiment, replayed: ReplayResult, calibrated: b
 
 def pairs(measured: MeasuredLatencies, found: SimulatedLatencies, output_tokens: int) -> dict[str, LatencyError]:
     """Errors by the keys of `OVERALL`. The time per token of single-token outputs is omitted."""
-    real = {
-        "e2e_mean": measured.e2e_mean_ms,
-        "itl_mean": measured.itl_mean_ms,
-        "tpot_mean": measured.tpot_ms(output_tokens),
-        "ttft_mean": measured.ttft_mean_ms,
-        "e2e_p90": measured.e2e_p90_ms,
-        "e2e_p99": measured.e2e_p99_ms,
-        "ttft_p90": measured.ttft_p90_ms,
-        "ttft_p99": measured.ttft_p99_ms,
-    }
+    tpot_ms = measured.tpot_ms(output_tokens)
+    real = {key: tpot_ms if key == "tpot_mean" else getattr(measured, name) for key, name in OVERALL.items()}
     predicted = _predicted(found)
     return {
         key: LatencyError(real[key], predicted[key], (predicted[key] / real[key] - 1) * 100)

@@ -46,8 +46,6 @@ class AllReduce(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
-    """Efficiencies of the kernels of one GPU."""
-
     gemm: dict[str, Roofline]
     """By the dtype it computes in: bf16, fp8."""
     moe: dict[str, Roofline]

@@ -48,8 +48,6 @@ class ColdStart(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Costs(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file `data/costs.json`."""
-
     kv_transfer: dict[str, KvTransferCost]
     """By the network of the measurement."""
     host_link: HostLink

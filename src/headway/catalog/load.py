@@ -50,13 +50,11 @@ def engine(name: str) -> Engine:
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs, by family."""
     return _all("gpus", Gpu)
 
 
 @cache
 def models() -> tuple[Model, ...]:
-    """All models, by family."""
     return _all("models", Model)
 
 

@@ -13,8 +13,6 @@ QUALITY = "quality:"
 
 
 class AnswerMetrics(Struct, frozen=True):
-    """Metrics of the requests that finished."""
-
     quality: float | None
     """Mean score of the answers, 0 to 100, by the workload's scores; None if it has none for them."""
     judged: int

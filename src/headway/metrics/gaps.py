@@ -43,7 +43,6 @@ class GapHistogram:
             self.count(each)
 
     def count(self, runs: GapRuns) -> None:
-        """Add runs to the sample."""
         first, step, count, weight = runs
         if not len(first):
             return
@@ -68,7 +67,6 @@ class GapHistogram:
             _add(self._completed, _bins(first + step * np.maximum(end - 1, begin)), size)
 
     def add(self, other: GapHistogram) -> None:
-        """Merge another sample into this one."""
         self._started += other._started
         self._completed += other._completed
         self._over += other._over
@@ -76,7 +74,6 @@ class GapHistogram:
 
     @property
     def total(self) -> int:
-        """Number of durations."""
         return int(self._started.sum())
 
     @property
@@ -158,7 +155,6 @@ class Gaps:
 
     @property
     def total(self) -> int:
-        """Number of durations."""
         return self.histogram.total
 
     def mean_s(self) -> float:
@@ -261,7 +257,6 @@ def _bins(values: Floats) -> Ints:
 
 
 def _edges_s(bins: npt.NDArray[np.integer]) -> Floats:
-    """Lower edges of the bins."""
     return ((bins.astype(np.int64) + LOWEST) << SHIFT).view(np.float64)
 
 

@@ -91,7 +91,6 @@ def _read_quantiles(
     histograms: dict[Key, GapHistogram],
     over: dict[Key, GapRuns],
 ) -> dict[Key, Distribution]:
-    """The second pass."""
     quantiles = {key: QuantileReader(each, (*FRACTIONS, 1.0)) for key, each in histograms.items() if each.total}
     for replica, clock in clocks(records.stretches):
         rows = segments.by_replica.get(replica)

@@ -52,7 +52,6 @@ class Sample:
         return len(self.records.requests["request"][self.rows])
 
     def subset(self, rows: Rows) -> Sample:
-        """The sample restricted to these rows."""
         own = rows if isinstance(self.rows, slice) else self.rows[rows]
         return Sample(self.records, own, self.slo, None if self.phases is None else self.phases[rows])
 
@@ -84,7 +83,6 @@ class Sample:
 
     @property
     def cached_prompt_tokens(self) -> Integers:
-        """Cached tokens at the first admission."""
         return self._integers("cached_prompt_tokens")
 
     @property
@@ -93,7 +91,6 @@ class Sample:
 
     @property
     def moves(self) -> Integers:
-        """Number of moves to another replica."""
         return self._integers("moves")
 
     @property

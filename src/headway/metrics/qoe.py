@@ -173,7 +173,6 @@ class AnswerParts:
         self.by_replica = rows_by_code(segments.table["replica"][rows[answering]])
 
     def num_tokens(self) -> Ints:
-        """Answering tokens by request."""
         return np.add.reduceat(self.count, np.flatnonzero(self.token == 0))
 
     def late_candidates(self, ticks: TicksAfterGaps) -> tuple[Ints, Floats, Floats]:

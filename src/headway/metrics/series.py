@@ -30,10 +30,6 @@ class FleetLoad:
     completed: Ints
     """Number of completions by each edge."""
 
-    @property
-    def middles_s(self) -> Floats:
-        return (self.edges_s[1:] + self.edges_s[:-1]) / 2
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTimelines:
@@ -49,9 +45,9 @@ class ReplicaTimelines:
     """Decoding requests, idle time counted as 0."""
     num_waiting: Floats
 
-    @property
-    def middles_s(self) -> Floats:
-        return (self.edges_s[1:] + self.edges_s[:-1]) / 2
+
+def bin_middles_s(edges_s: Floats) -> Floats:
+    return (edges_s[1:] + edges_s[:-1]) / 2
 
 
 def fleet_load(records: Records, *, bins: int = MAX_POINTS - 1) -> FleetLoad:
@@ -74,7 +70,6 @@ def fleet_load(records: Records, *, bins: int = MAX_POINTS - 1) -> FleetLoad:
 
 
 def _by(edges_s: Floats, events_s: Floats) -> Ints:
-    """Number of events by each edge."""
     first = np.searchsorted(edges_s, events_s)
     return np.asarray(np.cumsum(np.bincount(first, minlength=len(edges_s) + 1)[: len(edges_s)]))
 

@@ -24,8 +24,6 @@ from headway.metrics.usage import MeanPeak, ReplicaUsage, StartingGpuHours, prov
 
 
 class RequestMetrics(Struct, frozen=True, kw_only=True):
-    """Metrics of a set of requests."""
-
     num_requests: int
     num_completed: int
     num_cancelled: int
@@ -198,7 +196,6 @@ def _replica_metrics(requests: RequestMetrics, used: ReplicaUsage, rows: list[in
 
 
 def _transfer_s(records: Records, chosen: Sample) -> Distribution | None:
-    """Duration of KV transfers to other replicas."""
     table = records.moves
     if not table:
         return None

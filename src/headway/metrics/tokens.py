@@ -22,8 +22,6 @@ NearRows = tuple[Rows, Rows]
 
 
 class TickClock:
-    """The times of one replica's ticks."""
-
     def __init__(self, stretches: Columns, rows: Rows) -> None:
         tick = ints(stretches, "tick", rows)
         if len(tick) > 1 and (np.diff(tick) < 0).any():
@@ -36,12 +34,10 @@ class TickClock:
         self.iterations: Ints = ints(stretches, "iterations", rows)
 
     def at_s(self, ticks: Ints) -> Floats:
-        """End times of these ticks."""
         index = np.searchsorted(self.tick, ticks) - 1
         return self._boundary_s(index, ticks - self.tick[index])
 
     def begun_s(self, ticks: Ints) -> Floats:
-        """Start times of the iterations of these ticks."""
         index = np.searchsorted(self.tick, ticks) - 1
         return self._boundary_s(index, ticks - self.tick[index] - 1)
 

@@ -17,8 +17,6 @@ CHUNK_ROWS = 1 << 21
 
 
 class MeanPeak(Struct, frozen=True):
-    """Mean and peak of a quantity over time."""
-
     mean: float
     peak: float
 
@@ -153,7 +151,7 @@ def provisioning_metrics(records: Records, warmup_s: float) -> ProvisioningMetri
     for each in replicas:
         released_s = _released_s(each, records.end_s)
         if released_s is not None:
-            spot += each.num_gpus * _hours((released_s, taken_s.get(each.id, records.end_s)), window)
+            spot += each.num_gpus * (_overlap_s([(released_s, taken_s.get(each.id, records.end_s))], window) / 3600)
     starts = sum(each.origin != INITIAL and each.up[0][0] >= warmup_s for each in replicas)
     return ProvisioningMetrics(starts, StartingGpuHours(**hours), spot)
 
@@ -165,8 +163,4 @@ def _released_s(replica: ReplicaRecord, end_s: float) -> float | None:
 def _starting_hours(replica: ReplicaRecord, window: tuple[float, float]) -> float:
     """Hours of the first down interval if it begins with the replica. Later down intervals are crashes."""
     began_s = replica.up[0][0]
-    return sum(_hours(down, window) for down in replica.down[:1] if down[0] == began_s)
-
-
-def _hours(interval: tuple[float, float], window: tuple[float, float]) -> float:
-    return max(min(interval[1], window[1]) - max(interval[0], window[0]), 0.0) / 3600
+    return _overlap_s((down for down in replica.down[:1] if down[0] == began_s), window) / 3600

@@ -162,7 +162,6 @@ def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) ->
 
 
 def _needed_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
-    """Weights, activations and one block of cache."""
     block = _kv_bytes_per_token_gpu(model, engine, parallel) * engine.block_size_tokens
     return _weights_bytes_gpu(model, parallel) + _activation_bytes_gpu(model, engine, parallel) + block
 

@@ -76,7 +76,6 @@ class Operators:
         return num_moe_layers(self._model) * (self._experts_s(num_tokens) + self._exchange_s(num_tokens))
 
     def rows_s(self, num_rows: int) -> float:
-        """The head and sampling for `num_rows` sequences."""
         model, tp = self._model, self._parallel.tp
         gemm = self._kernels.gemm["bf16"]
         flops = peak_flops(self._gpu, "bf16")

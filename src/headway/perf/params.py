@@ -50,7 +50,6 @@ def weight_dtype_bytes(model: Model) -> float:
 
 
 def moe_layer_bytes(model: Model) -> float:
-    """Bytes of one mixture-of-experts feed-forward layer."""
     experts = _num_experts(model) * expert_params(model) * weight_dtype_bytes(model)
     return experts + moe_shared_params(model) * linear_bytes(model)
 
@@ -96,19 +95,16 @@ def num_mlp_matrices(model: Model) -> int:
 
 
 def num_moe_layers(model: Model) -> int:
-    """Layers with a mixture of experts as feed-forward."""
     if model.moe is None:
         return 0
     return (model.num_layers - model.moe.num_dense_layers) // model.moe.moe_layer_every
 
 
 def num_dense_layers(model: Model) -> int:
-    """Layers with an ordinary feed-forward."""
     return model.num_layers - num_moe_layers(model)
 
 
 def num_windowed_layers(model: Model) -> int:
-    """Layers with sliding-window attention."""
     if model.sliding_window_tokens is None:
         return 0
     every = model.sliding_window_every

@@ -104,7 +104,6 @@ class StepModel:
         return self._tokens_s(num_tokens) + self._rows_s(1)
 
     def _ranks_s(self, num_decode: int, context_tokens: int, chunks: Sequence[Chunk], window_tokens: int) -> float:
-        """`_mixed_s` of the slowest rank."""
         own = _on_fullest_rank(num_decode, self._dp)
         share = own / num_decode if num_decode else 0.0
         joint_s = self._joint_s(self._dp * own + sum(new for new, _ in chunks))

@@ -28,8 +28,6 @@ NAMES = {"model": "models", "region": "regions"}
 
 
 class RunMetadata(msgspec.Struct, forbid_unknown_fields=True):
-    """The metadata of every file."""
-
     provenance: dict[str, Any]
     end_s: float
     models: tuple[str, ...]
@@ -166,7 +164,6 @@ def _codes(column: pa.ChunkedArray, names: tuple[str, ...]) -> np.ndarray[Any, A
 
 
 def _outcomes(requests: pa.Table) -> Columns:
-    """The request table, in order of end."""
     rows = np.flatnonzero(~np.asarray(requests["request"].is_null()))
     if len(rows) == requests.num_rows:
         columns = {name: _numpy(requests[name]) for name in REQUEST_COLUMNS}

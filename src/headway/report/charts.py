@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.metrics.latency import sample
-from headway.metrics.series import ReplicaTimelines, cdf, fleet_load, itl_gaps, replica_timelines
+from headway.metrics.series import ReplicaTimelines, bin_middles_s, cdf, fleet_load, itl_gaps, replica_timelines
 from headway.report.page import COLORS, INK, QUIET, RULE
 from headway.report.run import Run
 
@@ -122,7 +122,7 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
     lines: dict[str, list[dict[str, Any]]] = {"waiting": [], "running": [], "kv": [], "progress": []}
     for index, run in enumerate(runs):
         found = fleet_load(run.records, bins=LOAD_BINS)
-        x, edges = numbers(found.middles_s / unit_s), numbers(found.edges_s / unit_s)
+        x, edges = numbers(bin_middles_s(found.edges_s) / unit_s), numbers(found.edges_s / unit_s)
         at = f"%{{y:,.4~g}} at %{{x:.4g}} {unit}"
         lines["waiting"].append(_trace(index, run.name, x, numbers(found.waiting, 3), f"waiting: {at}"))
         lines["running"].append(_trace(index, run.name, x, numbers(found.running, 3), f"running: {at}"))
@@ -133,7 +133,9 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
         busy = replica_timelines(run.records, bins=LOAD_BINS)
         share = 100 * _fleet_kv_use(run, busy)
         hover = f"KV: %{{y:.1f}}% at %{{x:.4g}} {unit}"
-        lines["kv"].append(_trace(index, run.name, numbers(busy.middles_s / unit_s), numbers(share, 4), hover))
+        lines["kv"].append(
+            _trace(index, run.name, numbers(bin_middles_s(busy.edges_s) / unit_s), numbers(share, 4), hover)
+        )
     time_axis = f"time ({unit})"
     return {
         "waiting": _over(lines["waiting"], time_axis, "requests waiting"),
@@ -195,7 +197,7 @@ def _heatmap(run: Run, found: ReplicaTimelines, table: npt.NDArray[np.float64], 
     title = {"text": QUANTITIES[name][1], "side": "right"}
     digits = 3 if name == "kv" else 2
     trace = {
-        "type": "heatmap", "x": numbers(found.middles_s / unit_s), "y": labels,
+        "type": "heatmap", "x": numbers(bin_middles_s(found.edges_s) / unit_s), "y": labels,
         "z": [numbers(row, digits) for row in table], "zmin": 0, "zmax": top, "hoverongaps": False,
         "colorscale": SCALE, "colorbar": {"title": title, "thickness": 10, "outlinewidth": 0},
         "hovertemplate": f"replica %{{y}}: %{{z}} at %{{x:.4g}} {unit}<extra></extra>",

@@ -161,7 +161,6 @@ def unit(key: str) -> str:
 
 
 def markdown() -> str:
-    """Return the text of `docs/metrics.md`."""
     lines = [
         "# Metrics",
         "",

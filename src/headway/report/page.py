@@ -78,7 +78,6 @@ for (const [id, figure] of Object.entries(charts)) Plotly.newPlot(id, figure.dat
 
 
 def document(title: str, body: str, script: str, css: str = "") -> str:
-    """Return a complete HTML page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -94,7 +93,6 @@ def literal(value: object) -> str:
 
 
 def facts(listed: dict[str, str]) -> str:
-    """A row of names with values."""
     inner = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in listed.items())
     return f'<dl class="facts">{inner}</dl>'
 

@@ -43,7 +43,6 @@ def seconds(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as a percentage."""
     return "100%" if value == 1 else f"{100 * value:.1f}%"
 
 
@@ -116,15 +115,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Titles and cells of a comparison, before rendering."""
-
     kinds: tuple[str, ...]
     labels: tuple[tuple[str, ...], ...]
     columns: tuple[Column, ...]
     cells: tuple[tuple[Cell, ...], ...]
 
     def without(self, dropped: Collection[str]) -> Comparison:
-        """A copy without the columns of these keys."""
         remaining = [i for i, column in enumerate(self.columns) if column.key not in dropped]
         return Comparison(
             self.kinds,

@@ -92,7 +92,6 @@ class Diurnal(Struct, frozen=True, forbid_unknown_fields=True, tag="diurnal", ta
             raise ValueError(f"weekend: {self.weekend}; expected 0 or more")
 
     def rate_at(self, at_s: Floats) -> Floats:
-        """Requests per second at the given times."""
         week_s = (at_s + self.start_hour * 3600) % WEEK_S
         swing = (self.peak_to_trough - 1) / (self.peak_to_trough + 1)
         day = 1 + swing * np.cos(2 * np.pi * (week_s / DAY_S - self.peak_hour / 24))
@@ -119,7 +118,6 @@ class Curve(Struct, frozen=True, forbid_unknown_fields=True, tag="curve", tag_fi
             raise ValueError("rates: expected numbers from 0, not all of them 0")
 
     def rate_at(self, at_s: Floats) -> Floats:
-        """Requests per second at the given times."""
         step = (at_s // self.step_s).astype("i8") % len(self.rates)
         rate: Floats = np.asarray(self.rates, "f8")[step]
         return rate
@@ -165,7 +163,6 @@ class Bursts(Struct, frozen=True, forbid_unknown_fields=True, tag="bursts", tag_
             raise ValueError("bursts: expected some time with a rate above 0")
 
     def rate_at(self, at_s: Floats) -> Floats:
-        """Requests per second at the given times."""
         within_s = at_s if self.repeat_s is None else at_s % self.repeat_s
         rate = np.full(len(at_s), self.rate)
         for burst in self.bursts:

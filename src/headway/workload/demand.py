@@ -115,7 +115,6 @@ def _sufficient_duration_s(cells: list[DemandCell], spec: WorkloadSpec, start_ho
 
 
 def _cells(spec: WorkloadSpec, demand: DemandSpec, seed: int, base_dir: Path) -> Iterator[DemandCell]:
-    """The cells of the requested models and regions."""
     if demand.populations is not None:
         known = list(_population_cells(spec, demand, seed))
     else:
@@ -201,7 +200,6 @@ def _series_rates(values: Floats) -> Callable[[float, int], Floats]:
 
 
 def _mean_prompt(demand: DemandSpec, model: str) -> float:
-    """Mean prompt tokens over a fixed sample."""
     random = stream(0, f"mean prompt {model}")
     return float(lengths.sample(demand.lengths[model].prompt_tokens, "prompt_tokens", random, SAMPLED).mean())
 

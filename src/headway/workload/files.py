@@ -56,7 +56,6 @@ CELL_TYPES: dict[str, CellType] = {
 
 
 def to_parquet(workload: Workload, path: Path) -> None:
-    """Write the table as Parquet."""
     table = _arrow(workload)
     if workload.prefix is not None:
         for name, lists in prefix_lists(workload.prefix).items():
@@ -201,7 +200,6 @@ def is_csv(line: str) -> bool:
 
 
 def read_csv(path: Path, options: ReadOptions) -> Workload:
-    """Read and validate a CSV file."""
     header = header_of(first_line(path))
     for name in header:
         if name != "prefix" and not is_column(name):

@@ -60,7 +60,6 @@ class Lognormal(Struct, frozen=True, forbid_unknown_fields=True, tag="lognormal"
         return _tokens(np.exp(mu + sigma * scores), self.min, self.max)
 
     def _mu_sigma(self) -> tuple[float, float]:
-        """Mean and standard deviation of the logarithm."""
         if self.mean is not None and self.cv is not None:
             sigma = math.sqrt(math.log1p(self.cv**2))
             return math.log(self.mean) - sigma**2 / 2, sigma

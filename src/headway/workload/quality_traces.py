@@ -57,8 +57,6 @@ TABLE_2 = (
 
 
 class ScoreDistributions(Struct, frozen=True):
-    """Distributions of the scores of one trace."""
-
     first: Knots
     second: Knots
     last: tuple[float, float]

@@ -48,11 +48,9 @@ class SessionTurns:
             raise HeadwayError("sessions: think_s must be 0 or more seconds")
 
     def session_of_row(self) -> Longs:
-        """Session number by turn."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def shared_tokens(self) -> Longs:
-        """Tokens of the shared opening, by session."""
         if self.group is None or self.group_tokens is None:
             return np.zeros(len(self.offsets) - 1, "i8")
         tokens = self.group_tokens.astype("i8")[self.group]

@@ -209,7 +209,6 @@ class DemandSpec(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"lengths: {model} is missing")
 
     def models(self) -> tuple[str, ...]:
-        """All requested models."""
         in_cells = [m for p in self.populations or () for by_model in p.cells.values() for m in by_model]
         return tuple(dict.fromkeys([*in_cells, *(each.model for each in self.series.values())]))
 
@@ -403,7 +402,6 @@ def _builtin(name: str, where: str) -> WorkloadSpec:
 
 @cache
 def builtin_workloads() -> dict[str, WorkloadSpec]:
-    """The workloads that come with Headway, by name."""
     text = resources.files("headway.workload").joinpath("workloads.yaml").read_bytes()
     return msgspec.yaml.decode(text, type=dict[str, WorkloadSpec])
 

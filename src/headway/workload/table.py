@@ -65,7 +65,6 @@ def default_of(name: str) -> float | int:
 
 
 def dtype_of(name: str) -> str:
-    """The NumPy type code of a column."""
     return DTYPES.get(name, "i4" if name.startswith(LENGTH) else "f8")
 
 
@@ -159,7 +158,6 @@ class Workload:
 
     @property
     def length_models(self) -> tuple[str, ...]:
-        """Models with their own column of output lengths."""
         return tuple(n.removeprefix(LENGTH) for n in self.columns if n.startswith(LENGTH))
 
     def slice(self, start: int, stop: int) -> Workload:

@@ -41,8 +41,6 @@ class OperatorCase(Struct, frozen=True):
 
 
 class Device(Struct, frozen=True):
-    """Capacities and peak rates of the machine."""
-
     memory_bytes: float
     flops: dict[str, float]
     bandwidth_bytes_per_s: float
@@ -82,7 +80,6 @@ def sweep(model: Model, on: Device) -> tuple[list[OperatorCase], list[str]]:
 
 
 def seconds(operations: Iterable[OperatorCase], on: Device) -> float:
-    """Approximate time of a sweep."""
     return sum(OPERATOR_S + ROUNDS * 2 * least_s(operation, on) for operation in operations)
 
 
@@ -98,7 +95,6 @@ def least_s(operation: OperatorCase, on: Device) -> float:
 
 
 def num_bytes(operation: OperatorCase) -> float:
-    """Bytes of the operands."""
     s = operation.columns()
     if operation.kind == "gemm":
         width = 1 if operation.dtype == "fp8" else 2
@@ -119,7 +115,6 @@ def _flops(kind: OperatorKind, s: dict[str, float]) -> float:
 
 
 def _all(model: Model, on: Device) -> Iterator[list[OperatorCase]]:
-    """Yield the operators of each kind."""
     for dtype in ("bf16", "fp8"):
         if dtype in on.flops:
             matrices = sorted({each for tp in DEGREES for each in matrices_of(model, tp)})

@@ -54,8 +54,6 @@ class TimedKernel(Struct, frozen=True):
 
 
 class TimedOperator(Struct, frozen=True):
-    """One measured operator."""
-
     operation: OperatorCase
     latency_s: float
     gpu: str
@@ -145,7 +143,6 @@ def read_file(path: Path, gpu: str) -> list[TimedOperator]:
 
 
 def write_file(path: Path, rows: Iterable[TimedOperator]) -> None:
-    """Write all rows atomically."""
     text = StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()

@@ -26,8 +26,6 @@ def load() -> Any:
 
 
 class TorchKernels:
-    """Callable that returns the kernel of an operator."""
-
     def __init__(self, device: str) -> None:
         self._torch = load()
         if device == "cuda" and not self._torch.cuda.is_available():

@@ -124,7 +124,6 @@ class CsvTable:
 
 
 def header_of(line: str) -> list[str]:
-    """The column names in a header line."""
     return [name.strip() for name in next(csv.reader([line]), [])]
 
 
@@ -180,7 +179,6 @@ class _Scan:
         return [f"{self.num_skipped} bad lines skipped; the first: {self.first_skipped}"]
 
     def parts(self) -> Iterator[pa.Table]:
-        """Yield tables of valid rows, in order."""
         left = self.options.limit
         for number, block in blocks(self.path, 1):
             if left is not None and left <= 0:

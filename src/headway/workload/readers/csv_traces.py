@@ -57,7 +57,6 @@ def is_mooncake_lengths(line: str) -> bool:
 
 
 def read_mooncake_lengths(path: Path, options: ReadOptions) -> Workload:
-    """Read arrivals, prompts and outputs."""
     table = read_table(path, MOONCAKE_LENGTHS, "timestamp_ms", options)
     columns = {
         "arrival_s": table.columns["timestamp_ms"] / 1e3,

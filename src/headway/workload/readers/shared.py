@@ -22,8 +22,6 @@ NO_ARRIVALS = "the file has no arrival times: without `arrivals` beside the trac
 
 
 class ReadOptions(Struct, frozen=True):
-    """How to read a trace."""
-
     limit: int | None = None
     """Read at most this many rows of the file."""
     sort: bool = False
