@@ -1,5 +1,4 @@
-"""The gateway in front of two real engines, with a model that the test makes: what they write is told as they wrote
-it, whatever becomes of the one that writes."""
+"""The gateway with two real engines and a small model: clients get the engines' own tokens, whatever engine fails."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture(scope="module")
 def engines(kind: Kind) -> Iterator[list[Process]]:
-    """Two that live as long as these tests."""
+    """Two engines for all tests of the module."""
     pair = [kind.start(), kind.start()]
     with serving.closing(*pair):
         yield pair
@@ -39,13 +38,13 @@ def engines(kind: Kind) -> Iterator[list[Process]]:
 
 @pytest.fixture
 def serve(kind: Kind, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Starts gateways."""
+    """A function that starts gateways."""
     with gateways(tmp_path, engine=kind.name) as start:
         yield lambda engines, *options, policies=WINDOW: start(engines, *options, policies=policies)
 
 
-def _whole(events: list[Any], tokens: int) -> str:
-    """What a stream that came whole has said."""
+def _check_stream(events: list[Any], tokens: int) -> str:
+    """The text of a stream, which must be complete."""
     assert events[-1] == "[DONE]" and not any("error" in event for event in events[:-1])
     assert len({event["id"] for event in events[:-1]}) == 1
     assert events[-2]["usage"]["completion_tokens"] == tokens
@@ -53,12 +52,11 @@ def _whole(events: list[Any], tokens: int) -> str:
 
 
 def _text(events: list[Any]) -> str:
-    """What it has thought and said."""
+    """The reasoning and the answer."""
     return "|".join(said(events, name) for name in ("reasoning", "reasoning_content", "content"))
 
 
-def _writer(reply: serving.Reply) -> int:
-    """Which replica answers."""
+def _replica(reply: serving.Reply) -> int:
     return int(reply.headers["x-headway-replica"].removeprefix("pool/"))
 
 
@@ -77,14 +75,14 @@ def test_answers_are_the_engines_own(engines: list[Process], serve: Callable[...
         answer["usage"].pop("prompt_tokens_details", None)
     assert through == alone
     streamed = list(chat(front, max_tokens=50, **STREAM).events())
-    assert _whole(streamed, 50) == alone["choices"][0]["message"]["content"]
+    assert _check_stream(streamed, 50) == alone["choices"][0]["message"]["content"]
     assert streamed[-2]["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
     prompted = {"model": serving.MODEL, "prompt": "hello there", "max_tokens": 7, **GREEDY}
     texts = [ask(each, "/v1/completions", prompted).json()["choices"][0]["text"] for each in (front, engines[1])]
     assert texts[0] == texts[1] and len(words(texts[0])) == 7
 
 
-def test_openais_own_client(engines: list[Process], serve: Callable[..., Process]) -> None:
+def test_openais_client(engines: list[Process], serve: Callable[..., Process]) -> None:
     openai = pytest.importorskip("openai")
     front = serve(engines)
     with openai.OpenAI(base_url=f"{front.url}/v1", api_key="any", max_retries=0) as client:
@@ -98,27 +96,29 @@ def test_openais_own_client(engines: list[Process], serve: Callable[..., Process
         assert whole.usage.completion_tokens == 40 and parts[-1].choices[0].finish_reason == "length"
 
 
-def test_many_streams_at_once_keep_apart(kind: Kind, engines: list[Process], serve: Callable[..., Process]) -> None:
-    """Three times as many as run at once. Each says what it says alone, to the last token."""
+def test_many_streams_at_once_are_not_mixed_up(
+    kind: Kind, engines: list[Process], serve: Callable[..., Process]
+) -> None:
+    """Three times as many streams as run at once. Each has the tokens that it has alone."""
     front = serve(engines)
     prompts = [f"{i} hellos" for i in range(24)]
     alone = [chat(engines[i % 2], text, max_tokens=80, **GREEDY).json() for i, text in enumerate(prompts)]
 
     def stream(text: str) -> tuple[int, list[Any]]:
         reply = chat(front, text, max_tokens=80, **STREAM)
-        return _writer(reply), list(reply.events())
+        return _replica(reply), list(reply.events())
 
     with ThreadPoolExecutor(len(prompts)) as threads:
-        heard = list(threads.map(stream, prompts))
-    assert [_whole(events, 80) for _, events in heard] == [one["choices"][0]["message"]["content"] for one in alone]
-    assert {writer for writer, _ in heard} == {0, 1}
-    assert len({events[0]["id"] for _, events in heard}) == len(prompts)
+        received = list(threads.map(stream, prompts))
+    assert [_check_stream(events, 80) for _, events in received] == [
+        one["choices"][0]["message"]["content"] for one in alone
+    ]
+    assert {replica for replica, _ in received} == {0, 1}
+    assert len({events[0]["id"] for _, events in received}) == len(prompts)
     _idle(kind, front, engines)
 
 
-def test_a_client_that_leaves_frees_its_engine(
-    kind: Kind, engines: list[Process], serve: Callable[..., Process]
-) -> None:
+def test_a_disconnect_frees_the_engine(kind: Kind, engines: list[Process], serve: Callable[..., Process]) -> None:
     front = serve(engines)
     replies = [chat(front, max_tokens=3900, **STREAM) for _ in range(4)]
     for reply in replies:
@@ -132,7 +132,7 @@ def test_a_client_that_leaves_frees_its_engine(
     assert outcomes == [("cancelled", "4")]
 
 
-def test_reasoning_is_told_from_answering(
+def test_reasoning_and_answer_are_metered_apart(
     kind: Kind, engines: list[Process], serve: Callable[..., Process], tmp_path: Path
 ) -> None:
     front = serve(engines, "--records", str(tmp_path / "records"))
@@ -144,19 +144,19 @@ def test_reasoning_is_told_from_answering(
     assert thought and "think>" not in thought
     lines = re.findall(r'inter_token_seconds_count{.*phase="(\w+)".* (\d+)', ask(front, "/metrics").text())
     counted = {phase: int(tokens) for phase, tokens in lines}
-    assert counted["answering"] > 0 and sum(counted.values()) < 200, "what one read brings is counted in one phase"
+    assert counted["answering"] > 0 and sum(counted.values()) < 200, "the tokens of one read count in one phase"
     front.stop()
     ran, _ = records.load(tmp_path / "records")
     assert list(ran.requests["generated_tokens"]) == [200]
     times = [ran.requests[name][0] for name in ("first_token_s", "reasoning_end_s", "answer_s", "end_s")]
-    assert times == sorted(times) and times[1] == times[2] < times[3], "phases were told apart as the tokens came"
+    assert times == sorted(times) and times[1] == times[2] < times[3], "the phase changed as the tokens came"
 
 
 @pytest.mark.parametrize("thinks", [False, True], ids=["answer", "reasoning"])
 def test_streams_survive_an_engine_that_is_killed(
     thinks: bool, kind: Kind, engines: list[Process], serve: Callable[..., Process]
 ) -> None:
-    """Each says the tokens that it would have said: none lost, none twice, none other."""
+    """Each stream has the tokens of an uninterrupted one: none lost, repeated or changed."""
     doomed = kind.start()
     options = {**STREAM, "max_tokens": 600}
     if thinks:
@@ -168,53 +168,53 @@ def test_streams_survive_an_engine_that_is_killed(
 
         def stream(i: int) -> list[Any]:
             reply = chat(front, f"{i} hellos", **options)
-            heard = []
+            received = []
             for event in reply.events():
-                heard.append(event)
-                if len(heard) == 100:
-                    hit.append(_writer(reply))
+                received.append(event)
+                if len(received) == 100:
+                    hit.append(_replica(reply))
                     far.wait(20)
-            return heard
+            return received
 
         with ThreadPoolExecutor(4) as threads:
             running = [threads.submit(stream, i) for i in range(4)]
             until(lambda: far.n_waiting == 4)
             doomed.kill()
             far.wait(20)
-            heard = [one.result() for one in running]
+            received = [one.result() for one in running]
     assert {0, 1} == set(hit)
-    for events, text in zip(heard, alone, strict=True):
-        _whole(events, 600)
+    for events, text in zip(received, alone, strict=True):
+        _check_stream(events, 600)
         assert _text(events) == text
 
 
-def test_a_replica_that_is_drained_hands_its_streams_on(
+def test_streams_of_a_drained_replica_move(
     kind: Kind, engines: list[Process], serve: Callable[..., Process], tmp_path: Path
 ) -> None:
     front = serve(engines, "--records", str(tmp_path / "records"))
     alone = said(list(chat(engines[0], max_tokens=1200, **STREAM).events()))
     reply = chat(front, max_tokens=1200, **STREAM)
-    left = _writer(reply)
+    left = _replica(reply)
     events = []
     for event in reply.events():
         events.append(event)
         if len(events) == 100:
             assert ask(front, f"/workers/{left}/drain", {}, ADMIN).json()["status"] == "draining"
             until(lambda: not kind.busy(engines[left]))
-    assert _whole(events, 1200) == alone
+    assert _check_stream(events, 1200) == alone
     reply = chat(front, max_tokens=1, **STREAM)
-    assert _whole(list(reply.events()), 1) == alone[:3] and _writer(reply) == 1 - left
+    assert _check_stream(list(reply.events()), 1) == alone[:3] and _replica(reply) == 1 - left
     front.stop()
     ran, _ = records.load(tmp_path / "records")
     assert list(ran.requests["moves"]) == [1, 0] and list(ran.requests["attempts"]) == [1, 1]
 
 
-def test_who_is_urgent_overtakes_in_the_engines_own_queue(
+def test_an_urgent_request_overtakes_in_the_engines_queue(
     kind: Kind, engines: list[Process], serve: Callable[..., Process]
 ) -> None:
-    """Twice as many as run at once are at the engine when one comes that is to go first."""
+    """The engine has twice as many requests as it runs at once when an urgent one comes."""
     if kind.name != "vllm-v1":
-        pytest.skip("its queue knows no order")
+        pytest.skip("its queue has no priorities")
     front = serve(engines[:1], policies={"ordering": "priority", "ordering_at": "replica"})
     begun: list[tuple[int, serving.Reply]] = []
 
@@ -230,7 +230,7 @@ def test_who_is_urgent_overtakes_in_the_engines_own_queue(
         until(lambda: len(begun) == 4)
         asked.append(threads.submit(begin, 0))
         until(waiting(5))
-        for i in range(9):  # each client that leaves makes room for one
+        for i in range(9):  # each disconnect makes room for one request
             begun[i][1].close()
             until(lambda i=i: len(begun) == min(5 + i, 9))
         for one in asked:

@@ -1,4 +1,4 @@
-"""Engines that die or hang in the middle of an answer."""
+"""Engines that are killed or hang during an answer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ pytest.importorskip("httptools")
 
 @pytest.fixture(scope="module")
 def survivor() -> Iterator[serving.Process]:
-    made = _doomed()
+    made = _start_engine()
     with serving.closing(made):
         yield made
 
 
-def _doomed(port: int = 0) -> serving.Process:
+def _start_engine(port: int = 0) -> serving.Process:
     return serving.emulator("--reasoning-tokens", "60", "--output-tokens", "300", "--speed", "3", port=port)
 
 
 def _killed_after(num_events: int, doomed: serving.Process, reply: serving.Reply) -> list[Any]:
-    """A stream whose engine is killed after so many events."""
+    """The events of a stream whose engine is killed after `num_events`."""
     events = []
     for i, event in enumerate(reply.events()):
         if i == num_events:
@@ -39,12 +39,12 @@ def _killed_after(num_events: int, doomed: serving.Process, reply: serving.Reply
     return events
 
 
-@pytest.mark.parametrize("num_events", [20, 80], ids=["while it reasons", "while it answers"])
-def test_an_engine_killed_mid_stream_does_not_end_the_stream(
+@pytest.mark.parametrize("num_events", [20, 80], ids=["reasoning", "answering"])
+def test_a_stream_continues_elsewhere_when_its_engine_is_killed(
     survivor: serving.Process, tmp_path: Path, num_events: int
 ) -> None:
-    """What the client gets is what it would have got, to the token."""
-    doomed = _doomed()
+    """The client gets the same tokens as without the failure."""
+    doomed = _start_engine()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))
     with serving.closing(doomed, front):
         serving.all_up(front, 2)
@@ -61,9 +61,9 @@ def test_an_engine_killed_mid_stream_does_not_end_the_stream(
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
-def test_two_engines_killed_while_it_reasons_leave_it_reasoning(survivor: serving.Process, tmp_path: Path) -> None:
-    """The second has said some of the reasoning as text."""
-    doomed = [_doomed() for _ in range(2)]
+def test_reasoning_continues_after_two_engines_are_killed(survivor: serving.Process, tmp_path: Path) -> None:
+    """The second engine streams reasoning as the text of a completion."""
+    doomed = [_start_engine() for _ in range(2)]
     front = serving.gateway(serving.fleet_file(tmp_path, [*(each.url for each in doomed), survivor.url]))
     with serving.closing(*doomed, front):
         serving.all_up(front, 3)
@@ -79,8 +79,8 @@ def test_two_engines_killed_while_it_reasons_leave_it_reasoning(survivor: servin
         assert said(events).split() == message["content"].split()
 
 
-def test_completions_go_on_too(survivor: serving.Process, tmp_path: Path) -> None:
-    doomed = _doomed()
+def test_completions_continue_elsewhere(survivor: serving.Process, tmp_path: Path) -> None:
+    doomed = _start_engine()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))
     with serving.closing(doomed, front):
         serving.all_up(front, 2)
@@ -96,8 +96,9 @@ def test_completions_go_on_too(survivor: serving.Process, tmp_path: Path) -> Non
 def test_a_stream_waits_for_a_replica_when_all_are_restarted(
     survivor: serving.Process, tmp_path: Path, num_replicas: int, workers: tuple[str, ...]
 ) -> None:
-    """Twice in its life, which is more often than a request may fail in a row. Far apart: reading lags behind."""
-    engines = [_doomed() for _ in range(num_replicas)]
+    """All engines restart twice during one stream, which is more often than a request may fail without progress. The
+    restarts are far apart, as the client reads later than the engine writes."""
+    engines = [_start_engine() for _ in range(num_replicas)]
     patient = {"hold_s": serving.PATIENCE_S, "max_attempts": num_replicas + 1}
     front = serving.gateway(serving.fleet_file(tmp_path, [e.url for e in engines], gateway=patient), *workers)
     with serving.closing(front):
@@ -107,7 +108,7 @@ def test_a_stream_waits_for_a_replica_when_all_are_restarted(
             if i in (20, 280):
                 for engine in engines:
                     engine.close()
-                engines = [_doomed(engine.port) for engine in engines]
+                engines = [_start_engine(engine.port) for engine in engines]
             events.append(event)
         with serving.closing(*engines):
             assert events[-1] == "[DONE]" and not any("error" in event for event in events)
@@ -115,8 +116,8 @@ def test_a_stream_waits_for_a_replica_when_all_are_restarted(
             until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
-def test_what_cannot_go_on_ends_with_an_error_and_done(survivor: serving.Process, tmp_path: Path) -> None:
-    doomed = _doomed()
+def test_a_stream_that_cannot_continue_ends_with_an_error_and_done(survivor: serving.Process, tmp_path: Path) -> None:
+    doomed = _start_engine()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))
     with serving.closing(doomed, front):
         serving.all_up(front, 2)
@@ -126,8 +127,8 @@ def test_what_cannot_go_on_ends_with_an_error_and_done(survivor: serving.Process
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
-def test_an_engine_that_hangs_is_left_and_its_streams_go_on(survivor: serving.Process, tmp_path: Path) -> None:
-    stuck = _doomed()
+def test_streams_of_a_hanging_engine_continue_elsewhere(survivor: serving.Process, tmp_path: Path) -> None:
+    stuck = _start_engine()
     quick = {"probe_timeout_s": 0.2, "scrape_period_s": 0.05}
     front = serving.gateway(serving.fleet_file(tmp_path, [stuck.url, survivor.url], gateway=quick))
     with serving.closing(stuck, front):
@@ -143,9 +144,9 @@ def test_an_engine_that_hangs_is_left_and_its_streams_go_on(survivor: serving.Pr
         until(lambda: metric(front, "headway_requests_in_flight") == 0)
 
 
-def test_nothing_is_in_flight_after_chaos(survivor: serving.Process, tmp_path: Path) -> None:
-    """Clients leave at random while an engine dies, returns, and fails requests."""
-    doomed = _doomed()
+def test_no_request_is_left_in_flight_after_random_failures(survivor: serving.Process, tmp_path: Path) -> None:
+    """Clients disconnect at random while an engine is killed, restarts, and fails requests."""
+    doomed = _start_engine()
     front = serving.gateway(serving.fleet_file(tmp_path, [doomed.url, survivor.url]))
     outcomes: list[str] = []
 
@@ -168,7 +169,7 @@ def test_nothing_is_in_flight_after_chaos(survivor: serving.Process, tmp_path: P
         ask(doomed, "/emulator/failures", [500, 502, 429], method="PUT").json()
         until(lambda: len(outcomes) > 10)
         doomed.kill()
-        again = _doomed(doomed.port)
+        again = _start_engine(doomed.port)
         with serving.closing(again):
             for thread in clients:
                 thread.join(30)

@@ -1,4 +1,4 @@
-"""Bodies and headers with strange values in every field that Headway reads: a request, or a client's mistake."""
+"""Requests with odd values in every field and header that the gateway reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.gateway.telemetry.recording import Recording
 
 @pytest.fixture(scope="module", params=["edf", "freeness"])
 def inside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
-    """Two gateways whose policies read much of a request."""
+    """Gateways with policies that read many fields of a request."""
     policies = {
         "edf": {"ordering": "edf", "ordering_at": "gateway", "routing": "session-affinity", "window": 4},
         "freeness": {"routing": "headway", "ordering": "priority"},
@@ -68,7 +68,7 @@ _PAIRS = st.lists(st.tuples(st.sampled_from(_HEADERS), st.sampled_from(_VALUES))
 def test_any_values(
     inside: Inside, fields: list[tuple[str, bytes]], headers: list[tuple[str, bytes]], path: str
 ) -> None:
-    """Also of fields that are there twice."""
+    """Fields may occur twice."""
     good = [
         ("model", json.dumps(serving.MODEL).encode()), ("messages", b'[{"role":"user","content":"a"}]'),
         ("prompt", b'"a"'), ("input", b'"a"'),
@@ -82,8 +82,7 @@ def test_any_values(
     assert inside.num_in_flight == 0 and not inside.gateway.driver.requests and not inside.faults
 
 
-def test_what_cannot_be_said_again_is_not_passed_on(inside: Inside) -> None:
-    """An engine is sent what was understood, number for number."""
+def test_numbers_are_forwarded_exactly(inside: Inside) -> None:
     inside.engines[0].then = "keep"
     odd: dict[str, Any] = {"seed": 10**30, "logit_bias": {"7": -100}, "max_tokens": 3.0, "priority": 2.0}
     assert inside.chat(**odd).status == 200
@@ -91,7 +90,7 @@ def test_what_cannot_be_said_again_is_not_passed_on(inside: Inside) -> None:
     assert sent["seed"] == 10**30 and sent["logit_bias"] == {"7": -100} and sent["max_tokens"] == 3
 
 
-def test_more_regions_than_can_be_told_apart_do_not_spoil_the_records() -> None:
+def test_records_keep_requests_of_more_regions_than_have_numbers() -> None:
     recording = Recording(enabled=True)
     for i in range(40_000):
         recording.add(Live(i, float(i), 10, 1, model="m", region=f"r{i}"))
@@ -99,7 +98,9 @@ def test_more_regions_than_can_be_told_apart_do_not_spoil_the_records() -> None:
     assert len(records.workload["region"]) == 40_000 and len(records.regions) <= 1 << 15
 
 
-def test_no_number_and_no_header_keeps_spans_from_going_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_exported_whatever_numbers_and_headers_a_request_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tracing = pytest.importorskip("headway.gateway.relay.tracing")
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult

@@ -1,4 +1,4 @@
-"""Endpoints whose answers are passed on as they come, by OpenAI's own client where there is one."""
+"""Endpoints whose answers are passed on unchanged, called by OpenAI's own client if it has them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _streamed(events: list[dict[str, Any]]) -> bytes:
     return OK + b"".join(framed(chunk) for chunk in chunks) + b"0\r\n\r\n"
 
 
-def _heard(script: Script) -> tuple[str, dict[str, Any]]:
+def _received(script: Script) -> tuple[str, dict[str, Any]]:
     head, _, body = script.heard.partition(b"\r\n\r\n")
     return head.split(b" ")[1].decode(), json.loads(body)
 
@@ -57,7 +57,7 @@ def test_embeddings(front: serving.Process, script: Script) -> None:
     before = _tokens(front, "input"), _tokens(front, "output")
     got = client(front).embeddings.create(model=MODEL, input=["a b", "c d"], encoding_format="float")
     assert got.data[0].embedding == [0.5, -1.0]
-    path, body = _heard(script)
+    path, body = _received(script)
     assert path == "/v1/embeddings" and body["input"] == ["a b", "c d"]
     assert (_tokens(front, "input"), _tokens(front, "output")) == (before[0] + 4, before[1])
 
@@ -72,12 +72,12 @@ RESPONSE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _spoken(say: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """A response's events."""
+def _response_events(deltas: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """The events of a response without its last one."""
     events = [{"type": "response.created", "response": {**RESPONSE, "status": "in_progress", "usage": None}}]
     events += [
         {"type": f"response.{kind}.delta", "delta": text, "item_id": "i", "output_index": 0, "content_index": 0}
-        for kind, text in say
+        for kind, text in deltas
     ]
     return [{**each, "sequence_number": i} for i, each in enumerate(events)]
 
@@ -85,24 +85,26 @@ def _spoken(say: list[tuple[str, str]]) -> list[dict[str, Any]]:
 DONE = {"type": "response.completed", "response": RESPONSE, "sequence_number": 9}
 
 
-def test_responses_whole_and_streamed(front: serving.Process, script: Script) -> None:
-    who = client(front)
+def test_responses(front: serving.Process, script: Script) -> None:
+    openai_client = client(front)
     script.says = _whole(RESPONSE)
     before = _tokens(front, "output")
-    assert who.responses.create(model=MODEL, input="hello").usage.output_tokens == 7
-    path, body = _heard(script)
+    assert openai_client.responses.create(model=MODEL, input="hello").usage.output_tokens == 7
+    path, body = _received(script)
     assert path == "/v1/responses" and body == {"model": MODEL, "input": "hello"}
-    script.says = _streamed([*_spoken([("reasoning_text", "hm"), ("output_text", "so"), ("output_text", " it")]), DONE])
-    asked = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
-    events = list(who.responses.create(model=MODEL, input=asked, stream=True))
+    script.says = _streamed(
+        [*_response_events([("reasoning_text", "hm"), ("output_text", "so"), ("output_text", " it")]), DONE]
+    )
+    messages = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+    events = list(openai_client.responses.create(model=MODEL, input=messages, stream=True))
     assert [event.type for event in events][-1] == "response.completed" and len(events) == 5
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "so it"
-    assert _heard(script)[1]["input"] == asked and "stream_options" not in _heard(script)[1]
+    assert _received(script)[1]["input"] == messages and "stream_options" not in _received(script)[1]
     assert _tokens(front, "output") == before + 14
     assert metric(front, "headway_requests_in_flight") == 0
 
 
-def test_messages_as_anthropics_clients_send_them(front: serving.Process, script: Script) -> None:
+def test_messages_of_anthropics_clients(front: serving.Process, script: Script) -> None:
     start = {"id": "msg_1", "type": "message", "role": "assistant", "usage": {"input_tokens": 5, "output_tokens": 1}}
     delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "so"}}
     end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}
@@ -115,12 +117,12 @@ def test_messages_as_anthropics_clients_send_them(front: serving.Process, script
     types = [event["type"] for event in reply.events()]
     assert types == ["message_start", "content_block_delta", "content_block_delta", "message_delta", "message_stop"]
     assert b"x-api-key: k" in script.heard and b"anthropic-version: 2023-06-01" in script.heard
-    assert _heard(script)[1] == body
+    assert _received(script)[1] == body
     assert (_tokens(front, "input"), _tokens(front, "output")) == (before[0] + 5, before[1] + 2)
 
 
-def test_a_stream_that_breaks_ends_with_an_error_of_its_own_kind(front: serving.Process, script: Script) -> None:
-    script.says = _streamed(_spoken([("output_text", "so")]))
+def test_a_stream_that_breaks_ends_with_an_error_event_of_its_endpoint(front: serving.Process, script: Script) -> None:
+    script.says = _streamed(_response_events([("output_text", "so")]))
     events = list(ask(front, "/v1/responses", {"model": MODEL, "input": "a", "stream": True}).events())
     assert events[-1]["type"] == "error" and events[-1]["error"]["code"] == "engine_error"
     assert "[DONE]" not in events
@@ -129,7 +131,7 @@ def test_a_stream_that_breaks_ends_with_an_error_of_its_own_kind(front: serving.
     assert metric(front, "headway_requests_in_flight") == 0
 
 
-def test_an_engine_without_an_endpoint_says_so_itself(front: serving.Process, script: Script) -> None:
+def test_an_engines_404_reaches_the_client(front: serving.Process, script: Script) -> None:
     script.says = b'HTTP/1.1 404 Not Found\r\nContent-Length: 21\r\n\r\n{"detail":"Not Found"}'[:-1]
     with pytest.raises(openai.NotFoundError):
         client(front).responses.create(model=MODEL, input="hello")
@@ -145,12 +147,12 @@ def test_an_engine_without_an_endpoint_says_so_itself(front: serving.Process, sc
         ("/v1/messages", {"model": "no", "messages": [{}]}, "model"),
     ],
 )
-def test_mistakes(front: serving.Process, path: str, body: Any, words: str) -> None:
+def test_invalid_requests(front: serving.Process, path: str, body: Any, words: str) -> None:
     reply = ask(front, path, body)
     assert 400 <= reply.status < 500 and words in reply.json()["error"]["message"]
 
 
-def test_what_was_passed_on_is_in_the_records(front: serving.Process, script: Script, tmp_path: Path) -> None:
+def test_passed_on_answers_are_recorded(front: serving.Process, script: Script, tmp_path: Path) -> None:
     from headway import records
 
     folder = tmp_path / "records"

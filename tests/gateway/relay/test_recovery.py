@@ -1,4 +1,4 @@
-"""Engines that are not there, fail at first, come late or are busy with others."""
+"""Engines that are unreachable, fail at first, start late or serve other clients too."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ pytest.importorskip("httptools")
 
 @pytest.fixture(scope="module")
 def survivor() -> Iterator[serving.Process]:
-    made = _doomed()
+    made = _start_engine()
     with serving.closing(made):
         yield made
 
 
-def _doomed(port: int = 0) -> serving.Process:
+def _start_engine(port: int = 0) -> serving.Process:
     return serving.emulator("--reasoning-tokens", "60", "--output-tokens", "300", "--speed", "3", port=port)
 
 
-def test_before_the_first_byte_another_engine_is_asked(survivor: serving.Process, tmp_path: Path) -> None:
-    flaky = _doomed()
+def test_a_request_is_retried_elsewhere_before_its_first_byte(survivor: serving.Process, tmp_path: Path) -> None:
+    flaky = _start_engine()
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url, survivor.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 2)
@@ -43,11 +43,11 @@ def test_before_the_first_byte_another_engine_is_asked(survivor: serving.Process
         until(lambda: ask(front, "/health").json()["up"] == 1)
 
 
-def test_a_replica_that_fails_again_and_again_is_left_alone_and_tried_out(
+def test_a_replica_that_keeps_failing_is_down_until_a_canary_succeeds(
     survivor: serving.Process, tmp_path: Path
 ) -> None:
-    """Health checks say that it is well all the while."""
-    flaky = _doomed()
+    """Its health checks succeed all the time."""
+    flaky = _start_engine()
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url, survivor.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 2)
@@ -61,8 +61,8 @@ def test_a_replica_that_fails_again_and_again_is_left_alone_and_tried_out(
         reply.json()
 
 
-def test_an_engine_that_always_fails_is_reported(tmp_path: Path) -> None:
-    flaky = _doomed()
+def test_the_error_of_an_engine_that_always_fails_reaches_the_client(tmp_path: Path) -> None:
+    flaky = _start_engine()
     front = serving.gateway(serving.fleet_file(tmp_path, [flaky.url]))
     with serving.closing(flaky, front):
         serving.all_up(front, 1)
@@ -72,9 +72,8 @@ def test_an_engine_that_always_fails_is_reported(tmp_path: Path) -> None:
         assert "this failure was asked for" in reply.json()["error"]["message"]
 
 
-def test_a_replica_may_come_later(tmp_path: Path) -> None:
-    """Requests wait for it, and find it where it was to be."""
-    late = _doomed()
+def test_requests_are_held_for_a_replica_that_starts_late(tmp_path: Path) -> None:
+    late = _start_engine()
     late.kill()
     front = serving.gateway(serving.fleet_file(tmp_path, [late.url]))
     with serving.closing(late, front):
@@ -83,13 +82,13 @@ def test_a_replica_may_come_later(tmp_path: Path) -> None:
         waiting = threading.Thread(target=lambda: replies.append(chat(front, max_tokens=2).json()))
         waiting.start()
         until(lambda: metric(front, "headway_requests_held") == 1)
-        again = _doomed(late.port)
+        again = _start_engine(late.port)
         with serving.closing(again):
             waiting.join(20)
         assert replies[0]["usage"]["completion_tokens"] == 2
 
 
-def test_without_any_replica_the_wait_has_an_end(tmp_path: Path) -> None:
+def test_without_a_replica_the_hold_times_out(tmp_path: Path) -> None:
     front = serving.gateway(serving.fleet_file(tmp_path, ["http://127.0.0.1:9"], gateway={"hold_s": 0.2}))
     with serving.closing(front):
         reply = chat(front, max_tokens=2)
@@ -97,7 +96,7 @@ def test_without_any_replica_the_wait_has_an_end(tmp_path: Path) -> None:
         assert reply.json()["error"]["code"] == "no_capacity"
 
 
-def test_a_request_that_takes_too_long_is_given_up(survivor: serving.Process, tmp_path: Path) -> None:
+def test_a_request_that_takes_too_long_times_out(survivor: serving.Process, tmp_path: Path) -> None:
     front = serving.gateway(serving.fleet_file(tmp_path, [survivor.url], gateway={"timeout_s": 0.4}))
     with serving.closing(front):
         serving.all_up(front, 1)
@@ -109,21 +108,20 @@ def test_a_request_that_takes_too_long_is_given_up(survivor: serving.Process, tm
         assert metric(front, "headway_requests_in_flight") == 0
 
 
-def _where(front: serving.Process) -> str:
-    """Which replica a request goes to."""
+def _chosen_replica(front: serving.Process) -> str:
     reply = chat(front, max_tokens=1)
     reply.json()
     return reply.headers["x-headway-replica"]
 
 
-def test_what_others_ask_of_an_engine_is_seen(survivor: serving.Process, tmp_path: Path) -> None:
-    """Its load is what the engine says, not only what went through this gateway."""
-    busy = _doomed()
+def test_routing_sees_the_load_of_other_clients(survivor: serving.Process, tmp_path: Path) -> None:
+    """An engine's load is read from its metrics, not only counted by the gateway."""
+    busy = _start_engine()
     front = serving.gateway(serving.fleet_file(tmp_path, [busy.url, survivor.url]))
     with serving.closing(busy, front):
         serving.all_up(front, 2)
         others = [chat(busy, ignore_eos=True, max_tokens=20_000, stream=True) for _ in range(3)]
-        until(lambda: _where(front) == "pool/1")
-        assert [_where(front) for _ in range(3)] == ["pool/1"] * 3
+        until(lambda: _chosen_replica(front) == "pool/1")
+        assert [_chosen_replica(front) for _ in range(3)] == ["pool/1"] * 3
         for other in others:
             other.close()

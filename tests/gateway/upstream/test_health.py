@@ -1,4 +1,4 @@
-"""How soon the gateway looks after a replica that is in trouble, without a real engine or a long wait."""
+"""Probes and breakers of the health monitor, with engines whose answers are scripted."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from headway.gateway.upstream.errors import BrokenOffError, EngineError, Unreach
 from headway.gateway.upstream.health import HealthMonitor
 
 PERIOD_S = 1000.0
-"""Nobody waits for that here."""
+"""No test waits so long."""
 
 
 class Engine:
-    """Answers health checks as it is told: an error to raise, or something to do first."""
+    """Answers probes as scripted: each item is an error to raise, or a function to call before the answer."""
 
     def __init__(self, *answers: EngineError | Callable[[], None]) -> None:
         self._answers = list(answers)
-        self.num_asked = 0
+        self.num_probes = 0
 
     async def fetch(self, path: str, timeout_s: float, body: bytes | None = None) -> tuple[int, bytes]:
         """The answer to a probe. The canary fails."""
         if body is not None:
             raise EngineError("no tokens")
-        self.num_asked += 1
+        self.num_probes += 1
         if self._answers:
             answer = self._answers.pop(0)
             if isinstance(answer, EngineError):
@@ -47,66 +47,71 @@ def _replica(id: int, engine: Engine) -> EngineEndpoint:
     return made
 
 
-def _watched(engine: Engine, is_over: Callable[[HealthMonitor[EngineEndpoint], list[str]], bool]) -> list[str]:
-    """What is told of one replica of two that had been up, until it is enough."""
+def _calls(engine: Engine, is_over: Callable[[HealthMonitor[EngineEndpoint], list[str]], bool]) -> list[str]:
+    """The callbacks of a monitor of two replicas that had been up, until `is_over`."""
 
     async def run() -> list[str]:
-        told: list[str] = []
+        calls: list[str] = []
 
-        def tell(what: str) -> Any:
-            return lambda *_: told.append(what)
+        def record(callback: str) -> Any:
+            return lambda *_: calls.append(callback)
 
         both = [_replica(0, engine), _replica(1, Engine())]
-        watch = HealthMonitor(
-            both, Settings(scrape_period_s=PERIOD_S), tell("up"), tell("down"), tell("abandoned"), tell("load")
+        monitor = HealthMonitor(
+            both,
+            Settings(scrape_period_s=PERIOD_S),
+            record("up"),
+            record("down"),
+            record("unresponsive"),
+            record("load"),
         )
-        for breaker in watch.breakers.values():
+        for breaker in monitor.breakers.values():
             breaker.is_open = False
-        watch.start()
+        monitor.start()
         async with asyncio.timeout(30):
-            while not is_over(watch, told):
+            while not is_over(monitor, calls):
                 await asyncio.sleep(0.01)
-        await watch.stop()
-        return told
+        await monitor.stop()
+        return calls
 
     return asyncio.run(run())
 
 
-def test_a_failure_during_a_probe_has_it_looked_at_again() -> None:
-    """The probe may have been answered before the engine died. Nothing is sent there meanwhile."""
-    watches: list[HealthMonitor[EngineEndpoint]] = []
+def test_a_failure_during_a_probe_causes_another_probe() -> None:
+    """The engine may have answered the probe before it died, so the replica stays down."""
+    monitors: list[HealthMonitor[EngineEndpoint]] = []
     died = BrokenOffError("killed")
     answers = (
-        lambda: watches[0].failed(watches[0].replicas[0], died),
+        lambda: monitors[0].failed(monitors[0].replicas[0], died),
         lambda: None,
         *99 * [UnreachableError("refused")],
     )
     engine = Engine(*answers)
 
-    def is_over(watch: HealthMonitor[EngineEndpoint], told: list[str]) -> bool:
-        watches[:] = [watch]
-        return engine.num_asked > 2
+    def is_over(monitor: HealthMonitor[EngineEndpoint], calls: list[str]) -> bool:
+        monitors[:] = [monitor]
+        return engine.num_probes > 2
 
-    assert _watched(engine, is_over) == ["down"]
+    assert _calls(engine, is_over) == ["down"]
 
 
-def test_a_probe_that_is_broken_off_is_soon_repeated() -> None:
-    """As when the engine's process is being ended: it may have taken the connection still."""
+def test_a_probe_that_is_broken_off_is_repeated_soon() -> None:
+    """An engine that shuts down may still accept the connection of a probe."""
     engine = Engine(BrokenOffError("closed"), UnreachableError("refused"))
-    assert _watched(engine, lambda watch, told: "abandoned" in told) == ["down", "abandoned"]
+    assert _calls(engine, lambda monitor, calls: "unresponsive" in calls) == ["down", "unresponsive"]
 
 
-def test_one_probe_that_fails_is_no_reason_to_give_a_replica_up() -> None:
+def test_one_failed_probe_does_not_take_a_replica_down() -> None:
     engine = Engine(BrokenOffError("closed"))
-    assert _watched(engine, lambda watch, told: engine.num_asked > 1) == []
+    assert _calls(engine, lambda monitor, calls: engine.num_probes > 1) == []
 
 
-def test_a_replica_that_breaks_off_is_used_again_when_it_has_been_looked_at() -> None:
-    """Not so where it breaks off again and again, though its health is fine: then it has to say a token first."""
+def test_a_replica_that_broke_off_a_connection_is_up_again_after_a_probe() -> None:
+    """A replica that breaks off repeatedly needs a canary, though its health checks succeed."""
 
-    def is_over(watch: HealthMonitor[EngineEndpoint], told: list[str]) -> bool:
-        if watch.is_up(watch.replicas[0]):
-            watch.failed(watch.replicas[0], BrokenOffError("closed"))
-        return watch.breakers[0].needs_canary
+    def is_over(monitor: HealthMonitor[EngineEndpoint], calls: list[str]) -> bool:
+        if monitor.is_up(monitor.replicas[0]):
+            monitor.failed(monitor.replicas[0], BrokenOffError("closed"))
+        return monitor.breakers[0].needs_canary
 
-    assert _watched(Engine(), is_over) == ["down", "up", "down", "up", "down"]
+    assert _calls(Engine(), is_over) == ["down", "up", "down", "up", "down"]

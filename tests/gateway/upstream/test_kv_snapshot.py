@@ -1,12 +1,17 @@
-"""Requests that move between llama.cpp's servers with their KV caches, through a folder that the servers share."""
+"""Requests that move between llama.cpp's servers with their KV caches, and snapshots that are left behind."""
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -17,7 +22,9 @@ from headway.core.errors import HeadwayError
 from serving import Process, ask, chat, metric, said, until
 
 pytest.importorskip("httptools")
-from headway.gateway.upstream.kv_snapshot import tokens_of
+from headway.gateway.clock import Clock
+from headway.gateway.upstream import kv_snapshot
+from headway.gateway.upstream.kv_snapshot import STALE_S, KvSnapshot, delete_stale, tokens_of
 
 llama = pytest.mark.skipif(NO_LLAMA, reason="pip install xllamacpp gguf")
 
@@ -40,8 +47,8 @@ def serve(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
         yield start
 
 
-def _anew(engine: Process) -> float:
-    """Tokens of prompts that the server had to compute."""
+def _computed(engine: Process) -> float:
+    """Prompt tokens that the server computed, not counting cached ones."""
     return metric(engine, "llamacpp:prompt_tokens_total")
 
 
@@ -51,7 +58,7 @@ def _text(events: list[Any]) -> str:
 
 
 def _drained(front: Process, reply: serving.Reply, after: int) -> list[Any]:
-    """The stream's events, of whose replica everything is moved out after so many."""
+    """The stream's events. Its replica is drained after this many."""
     left = reply.headers["x-headway-replica"].removeprefix("pool/")
     events = []
     for event in reply.events():
@@ -64,20 +71,20 @@ def _drained(front: Process, reply: serving.Reply, after: int) -> list[Any]:
 
 @llama
 @pytest.mark.parametrize("thinks", [{}, LLAMA.thinks], ids=["answer", "after reasoning"])
-def test_one_token_is_computed_anew(
+def test_a_move_computes_one_token_anew(
     thinks: dict[str, Any], engines: list[Process], serve: Callable[..., Process], folder: Path
 ) -> None:
-    """And nothing is said otherwise, even where the engine keeps tokens from clients (</think>)."""
+    """The text is that of an uninterrupted stream, even if the engine hides tokens from clients (</think>)."""
     options = {**STREAM, **thinks, "max_tokens": 800}
     alone = _text(list(chat(engines[0], **options).events()))
     front = serve(engines)
     reply = chat(front, **options)
     target = engines[1 - int(reply.headers["x-headway-replica"].removeprefix("pool/"))]
-    before = _anew(target)
+    before = _computed(target)
     events = _drained(front, reply, 500)
     assert _text(events) == alone
     assert events[-2]["usage"]["completion_tokens"] == 800
-    assert _anew(target) - before == 1
+    assert _computed(target) - before == 1
     assert list(folder.iterdir()) == []
 
 
@@ -87,11 +94,11 @@ def test_moves_of_a_policy(engines: list[Process], serve: Callable[..., Process]
     options = {**STREAM, **LLAMA.thinks, "max_tokens": 300}
     alone = _text(list(chat(engines[0], **options).events()))
     front = serve(engines, policies={"migration": "restless:Restless"})
-    before = sum(map(_anew, engines))
+    before = sum(map(_computed, engines))
     reply = chat(front, **options)
     assert _text(list(reply.events())) == alone
-    prompt = sum(map(_anew, engines)) - before
-    assert prompt <= 31, "the prompt, and one for a move or two"
+    prompt = sum(map(_computed, engines)) - before
+    assert prompt <= 31, "the prompt, and one token per move"
     assert list(folder.iterdir()) == []
 
 
@@ -100,7 +107,7 @@ def test_moves_of_a_policy(engines: list[Process], serve: Callable[..., Process]
 def test_more_streams_than_slots_all_move(
     workers: str, engines: list[Process], serve: Callable[..., Process], folder: Path
 ) -> None:
-    """They wait for slots in turn; none is lost, mixed up with another, or left behind."""
+    """Streams wait for slots in turn; none is lost or mixed up with another one."""
     prompts = [f"{i} hellos" for i in range(12)]
     options = {**STREAM, "max_tokens": 150}
     alone = [_text(list(chat(engines[i % 2], text, **options).events())) for i, text in enumerate(prompts)]
@@ -117,11 +124,11 @@ def test_more_streams_than_slots_all_move(
 
 
 @llama
-@pytest.mark.parametrize("killed", [False, True], ids=["saves nothing", "killed"])
-def test_without_a_saved_slot_its_tokens_have_to_do(
+@pytest.mark.parametrize("killed", [False, True], ids=["no folder", "killed"])
+def test_without_a_snapshot_the_tokens_are_replayed(
     killed: bool, engines: list[Process], serve: Callable[..., Process]
 ) -> None:
-    """One server has no folder, and one that is killed saves nothing any more."""
+    """One server has no folder for slots; one is killed before it can save them."""
     options = {**STREAM, "content": f"is it {killed}?", "max_tokens": 600}
     other = LLAMA.start()
     with serving.closing(other):
@@ -130,7 +137,7 @@ def test_without_a_saved_slot_its_tokens_have_to_do(
         ask(front, "/workers/1/drain", {}, ADMIN).json()
         reply = chat(front, **options)
         ask(front, "/workers/1/undrain", {}, ADMIN).json()
-        before = _anew(engines[0])
+        before = _computed(engines[0])
         events = []
         for event in reply.events():
             events.append(event)
@@ -139,18 +146,18 @@ def test_without_a_saved_slot_its_tokens_have_to_do(
             elif len(events) == 200:
                 ask(front, "/workers/0/drain", {}, ADMIN).json()
         assert _text(events) == alone
-        assert _anew(engines[0]) - before > 200
+        assert _computed(engines[0]) - before > 200
         assert killed or "slot" in front.stop()
 
 
 @pytest.mark.parametrize(
     ("pool", "message"),
     [
-        ({"engine": "llama.cpp", "slots": "nowhere"}, "expected the one that is the engines' --slot-save-path"),
+        ({"engine": "llama.cpp", "slots": "nowhere"}, "expected the engines' --slot-save-path"),
         ({"slots": "."}, "engines that speak vllm have no slots"),
     ],
 )
-def test_folders_that_are_none(pool: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_invalid_folders(pool: dict[str, str], message: str, tmp_path: Path) -> None:
     path = serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], pool=pool)
     with pytest.raises(HeadwayError, match=f"fleet.0..slots.*{message}"):
         composition.load(path)
@@ -161,7 +168,7 @@ def test_folders_that_are_none(pool: dict[str, str], message: str, tmp_path: Pat
     [([5, 6, 7], [5, 6, 7]), ([-1, 1, 2, 8, 9, 0], [8, 9]), ([-1, 1], []), ([], []), ([5, -3], [])],
 )
 def test_tokens_of_saved_slots(values: list[int], tokens: list[int], tmp_path: Path) -> None:
-    """As older servers write them, as newer ones do, and otherwise."""
+    """In the format of older servers, of newer ones, and in no known format."""
     file = tmp_path / "slot"
     file.write_bytes(b"qsgg" + struct.pack("<II", 2, len(values)) + struct.pack(f"<{len(values)}i", *values) + b"kv")
     assert tokens_of(file) == tokens
@@ -182,3 +189,74 @@ class Restless:
     def at_phase(self, request, view):
         return Move(request.id, next(r.id for r in view.replicas if r.id != request.replica))
 """
+
+
+def _snapshot(folder: Path, age_s: float, name: str = "") -> Path:
+    """A snapshot's file of this age."""
+    file = folder / (name or f"headway-{uuid4().hex}")
+    file.write_bytes(b"kv")
+    os.utime(file, (time.time() - age_s, time.time() - age_s))
+    return file
+
+
+def test_a_gateway_deletes_the_snapshots_of_a_killed_one(tmp_path: Path) -> None:
+    """Fresh files, locked files and files with other names stay."""
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    stale, fresh, held = _snapshot(folder, STALE_S + 60), _snapshot(folder, 5), _snapshot(folder, STALE_S + 60)
+    others = [_snapshot(folder, 1e6, name) for name in ("headway-mine", "slot0", f"headway-{uuid4().hex}.bin")]
+    pool = {"engine": "llama.cpp", "slots": str(folder)}
+    front_file = serving.fleet_file(tmp_path, ["http://127.0.0.1:1"], pool=pool)
+    with held.open("rb") as opened:
+        fcntl.flock(opened, fcntl.LOCK_SH)  # as a gateway does during a move
+        front = serving.gateway(front_file)
+        with serving.closing(front):
+            until(lambda: not stale.exists())
+            assert set(folder.iterdir()) == {fresh, held, *others}
+            assert f"{stale.name} was left by a gateway that is gone" in front.stop()
+
+
+def test_stale_snapshots_are_deleted_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_snapshot, "STALE_S", 0.2)
+    file = _snapshot(tmp_path, 0)
+
+    async def story() -> None:
+        delete_stale({tmp_path, tmp_path / "nowhere"}, Clock(asyncio.get_running_loop()))
+        assert file.exists()
+        async with asyncio.timeout(serving.PATIENCE_S):
+            while file.exists():
+                await asyncio.sleep(0.01)
+
+    asyncio.run(story())
+
+
+class SlotServer:
+    """Saves and restores slots of one token."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.restored: list[str] = []
+
+    async def fetch(self, path: str, timeout_s: float, body: bytes = b"") -> tuple[int, bytes]:
+        name = body.decode().partition('"filename":"')[2].partition('"')[0]
+        if path.endswith("save"):
+            (self._folder / name).write_bytes(b"qsgg" + struct.pack("<IIi", 2, 1, 7))
+        elif path.endswith("restore"):
+            self.restored.append(name)
+        return 200, b'{"content": "so"}'
+
+
+def test_a_snapshot_in_use_is_not_stale_however_old(tmp_path: Path) -> None:
+    async def story() -> None:
+        server, clock = SlotServer(tmp_path), Clock(asyncio.get_running_loop())
+        engine: Any = type("Here", (), {"name": "here", "kv_folder": tmp_path, "client": server})()
+        snapshot = KvSnapshot()
+        assert await snapshot.save(engine, 0, 1, "so") == [7]
+        (file,) = tmp_path.iterdir()
+        os.utime(file, (0, 0))
+        delete_stale({tmp_path}, clock)
+        assert file.exists()
+        await snapshot.restore(engine, 0)
+        assert server.restored == [file.name] and not list(tmp_path.iterdir())
+
+    asyncio.run(story())

@@ -1,4 +1,4 @@
-"""Clients that leave before they have their answer are seen to leave, however long what they had sent was."""
+"""Clients that disconnect before the response, after requests of any length."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[serving.Process]
 
 
 @pytest.mark.parametrize("num_bytes", [100, 60_000, 70_000, 100_000, 140_000])
-def test_a_client_that_has_sent_a_long_body_at_once_is_seen_to_leave(front: serving.Process, num_bytes: int) -> None:
-    """Reading stops while much of a body waits to be taken; it goes on afterwards."""
+def test_the_disconnect_of_a_client_with_a_long_body_is_noticed(front: serving.Process, num_bytes: int) -> None:
+    """The server pauses reading while much of a body is unread, and resumes it afterwards."""
     body = {"model": MODEL, "prompt": "a" * num_bytes, "max_tokens": 5000, "ignore_eos": True}
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", front.port)) as client:
         client.sendall(head.encode())
-        ask(front, "/version").close()  # by now, the body is waited for
+        ask(front, "/version").close()  # the gateway waits for the body by now
         client.sendall(data)
         until(lambda: metric(front, "headway_requests_in_flight") == 1)
     until(lambda: metric(front, "headway_requests_in_flight") == 0, 5.0)
