@@ -1,0 +1,180 @@
+"""The driver: where requests are placed, and what each reason for leaving a replica does."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from driven import Driven
+from headway.control.live import DECODING, HELD
+from headway.core.record import Outcome
+from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
+
+ENDS = {
+    ReleaseReason.FINISHED: Outcome.FINISHED,
+    ReleaseReason.REFUSED: Outcome.REJECTED,
+    ReleaseReason.CANCELLED: Outcome.CANCELLED,
+}
+
+
+def _decode(request: InFlightRequest, tokens: int) -> None:
+    """The replica has sent the first tokens of an answer that another replica could continue."""
+    assert request.reservation is not None
+    request.reservation.count_tokens(tokens)
+    request.live.generated_tokens += tokens
+    request.live.enter(DECODING)
+    request.can_move = True
+
+
+@pytest.mark.parametrize(("reason", "outcome"), ENDS.items(), ids=lambda value: value.name)
+def test_a_reason_that_ends_a_request_frees_its_replica(reason: ReleaseReason, outcome: Outcome) -> None:
+    driven = Driven(1)
+    request = driven.arrive(0)
+    assert driven.num_in_flight == [1] and request.replica is driven.replicas[0]
+    driven.driver.release(request, reason)
+    assert driven.outcomes == {0: outcome} and request.outcome is outcome
+    assert driven.num_in_flight == [0] and not driven.driver.requests
+    for again in ENDS:
+        driven.driver.release(request, again)
+    assert driven.outcomes == {0: outcome}
+
+
+def test_a_failed_request_is_placed_at_another_replica_with_its_tokens() -> None:
+    driven = Driven(2)
+    request = driven.arrive(0)
+    _decode(request, 3)
+    driven.driver.release(request, ReleaseReason.FAILED)
+    assert request.replica is driven.replicas[1] and driven.num_in_flight == [0, 1]
+    assert (request.live.attempt, request.live.generated_tokens) == (1, 3)
+
+
+def test_a_failed_request_without_another_replica_is_rejected() -> None:
+    driven = Driven(1)
+    driven.driver.release(driven.arrive(0), ReleaseReason.FAILED)
+    assert driven.outcomes == {0: Outcome.REJECTED} and driven.num_in_flight == [0]
+
+
+def test_a_request_is_held_while_no_replica_is_up_and_rejected_at_the_hold_timeout() -> None:
+    driven = Driven(1, hold_s=5.0, is_up=False)
+    first, second = driven.arrive(0), driven.arrive(1)
+    assert first.live.stage is HELD and not driven.outcomes
+    driven.driver.release(second, ReleaseReason.CANCELLED)
+    driven.clock.advance(4.0)
+    assert driven.outcomes == {1: Outcome.CANCELLED}
+    driven.clock.advance(5.0)
+    assert driven.outcomes == {0: Outcome.REJECTED, 1: Outcome.CANCELLED}
+
+
+def test_the_hold_timeout_does_nothing_once_a_replica_is_up() -> None:
+    driven = Driven(1, hold_s=5.0, is_up=False)
+    request = driven.arrive(0)
+    driven.clock.advance(4.0)
+    driven.driver.replica_up(driven.replicas[0])
+    assert request.replica is driven.replicas[0]
+    driven.clock.advance(6.0)
+    assert not driven.outcomes
+
+
+def test_a_window_holds_requests_until_one_leaves() -> None:
+    driven = Driven(1, window=1)
+    first, second = driven.arrive(0), driven.arrive(1)
+    assert (first.live.stage is HELD, second.live.stage is HELD) == (False, True)
+    driven.driver.release(first, ReleaseReason.FINISHED)
+    assert second.replica is driven.replicas[0] and driven.num_in_flight == [1]
+
+
+class _Connection:
+    """A connection that notes why it was aborted."""
+
+    why = ""
+
+    def abort(self, why: str) -> None:
+        self.why = why
+
+
+class _Client:
+    def release(self, connection: object) -> None:
+        """Take the connection back."""
+
+
+def _send(request: InFlightRequest) -> _Connection:
+    """Give the request a connection to its replica."""
+    assert request.replica is not None
+    request.replica.client = _Client()  # type: ignore[assignment]
+    connection = _Connection()
+    request.connection = connection  # type: ignore[assignment]
+    return connection
+
+
+def test_a_moved_request_continues_at_the_target_once_its_connection_is_closed() -> None:
+    driven = Driven(2)
+    request = driven.arrive(0)
+    connection = _send(request)
+    _decode(request, 3)
+    driven.driver.move(request.live, 1, None, 0.0)
+    assert connection.why and driven.num_in_flight == [1, 0] and driven.replicas[1].num_arriving == 1
+    driven.driver.release(request, ReleaseReason.MOVED)
+    assert request.replica is driven.replicas[1] and driven.num_in_flight == [0, 1]
+    assert (driven.replicas[1].num_arriving, request.live.moves, request.live.attempt) == (0, 1, 0)
+
+
+def test_draining_a_replica_moves_out_what_can_move() -> None:
+    driven = Driven(2)
+    movable, fixed = driven.arrive(0), driven.arrive(2)
+    assert (movable.replica, fixed.replica) == (driven.replicas[0], driven.replicas[1])
+    _send(movable)
+    _decode(movable, 1)
+    driven.driver.drain(driven.replicas[0], True)
+    assert movable.move_target is driven.replicas[1] and fixed.move_target is None
+    assert driven.arrive(3).replica is driven.replicas[1]
+    driven.driver.drain(driven.replicas[0], False)
+    assert {driven.arrive(id).replica for id in (4, 5)} == set(driven.replicas)
+
+
+def test_a_replica_that_does_not_answer_has_its_connections_aborted() -> None:
+    driven = Driven(2)
+    first, second = driven.arrive(0), driven.arrive(1)
+    connections = _send(first), _send(second)
+    driven.driver.fail_over(driven.replicas[0])
+    assert [bool(connection.why) for connection in connections] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome", "is_stored"),
+    [
+        (ReleaseReason.PREFILLED, "handed over", True),
+        (ReleaseReason.PREFILL_NOT_STORED, "not kept", False),
+        (ReleaseReason.PREFILL_FAILED, "failed", False),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_prefill_is_handed_over_to_the_decode_replica(reason: ReleaseReason, outcome: str, is_stored: bool) -> None:
+    driven = Driven(2, roles=("prefill", "decode"))
+    request = driven.arrive(0)
+    assert request.is_prefill_only and driven.num_in_flight == [1, 0]
+    driven.driver.release(request, reason)
+    assert request.replica is driven.replicas[1] and driven.num_in_flight == [0, 1]
+    assert (request.has_stored_kv, request.is_prefill_only) == (is_stored, False)
+    assert driven.replicas[1].prefill_tokens_left == (0 if is_stored else 100)
+    assert request.live.attempt == (reason is ReleaseReason.PREFILL_FAILED)
+    assert f'outcome="{outcome}"}} 1' in driven.metrics.page([])
+
+
+def test_a_stored_cache_is_offered_to_another_decode_replica_only_if_it_was_not_fetched() -> None:
+    for reason, replica in ((ReleaseReason.FAILED_BEFORE_FETCH, 2), (ReleaseReason.FAILED, 0)):
+        driven = Driven(3, roles=("prefill", "decode", "decode"))
+        request = driven.arrive(0)
+        driven.driver.release(request, ReleaseReason.PREFILLED)
+        assert request.replica is driven.replicas[1]
+        driven.driver.release(request, reason)
+        assert request.replica is driven.replicas[replica]
+        assert request.has_stored_kv == (reason is ReleaseReason.FAILED_BEFORE_FETCH)
+
+
+def test_dropping_a_request_cancels_it_and_frees_all_that_it_holds() -> None:
+    driven = Driven(1)
+    request = driven.arrive(0)
+    driven.driver.drop(request)
+    driven.driver.drop(request)
+    assert driven.outcomes == {0: Outcome.CANCELLED} and driven.num_in_flight == [0]

@@ -1,0 +1,132 @@
+"""Frames between a worker and the scheduler, and the ends of a link."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+pytest.importorskip("httptools")
+
+from headway.core.record import Outcome
+from headway.core.request import Phase
+from headway.gateway.scheduling.in_flight import RESUMES, ReleaseReason
+from headway.gateway.settings import Settings
+from headway.gateway.workers import protocol
+from headway.gateway.workers.protocol import Link, WorkerConfig, frame, receive_config
+
+PROGRESS = protocol.Progress(3, 100, 1, Phase.ANSWERING, 1.0, 2.0, 1.5)
+STATE = protocol.RequestState(0.5, 100, "m", 1, Phase.REASONING, -1, False, True, False, 0, 2, 1.0, 1.5)
+FROM_WORKER: list[Any] = [
+    protocol.ProgressReport(1, PROGRESS), protocol.Released(1, ReleaseReason.PREFILLED, False, PROGRESS),
+    protocol.AnswerScored(1, None), protocol.RequestFailed(0, "reset", 503, False, True),
+    protocol.RequestSucceeded(2), protocol.MetricsReport([("m", "p", 0, "", {1: 2}, 0.5)]), protocol.WorkerLeaving(),
+    protocol.Heartbeat(), protocol.PrefillLegDone(1),
+]  # fmt: skip
+FROM_SCHEDULER: list[Any] = [
+    protocol.Assigned(1, None, STATE), protocol.Assigned(1, 0, STATE, slot=3, prefill_replica=2),
+    protocol.RequestRefused(1, 429, "too many", "queue_full", None, 1),
+    protocol.RequestEnded(1, Outcome.REJECTED, 7), protocol.AbortRequest(1, "it moves", 2),
+    protocol.ReplicaInfo(0, "p", "m", "http://h:1", "vllm", None, 4096, None), protocol.ReplicaRemoved(0),
+]  # fmt: skip
+
+
+class _Transport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+def _link(kind: Any) -> tuple[Link, _Transport, list[Any], list[str]]:
+    received: list[Any] = []
+    lost: list[str] = []
+    link, transport = Link(kind, received.extend, lambda: lost.append("lost")), _Transport()
+    link.connection_made(transport)
+    return link, transport, received, lost
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
+def test_messages_arrive_however_their_frames_are_cut(size: int) -> None:
+    async def story() -> None:
+        for kind, messages in ((protocol.FromWorker, FROM_WORKER), (protocol.FromScheduler, FROM_SCHEDULER)):
+            link, _, received, _ = _link(kind)
+            data = frame(messages[:2]) + frame(messages[2:])
+            for start in range(0, len(data), size):
+                link.data_received(data[start : start + size])
+            assert received == messages and link.has_received
+
+    asyncio.run(story())
+
+
+def test_messages_of_one_turn_of_the_loop_share_a_frame() -> None:
+    async def story() -> None:
+        link, transport, _, _ = _link(protocol.FromWorker)
+        link.send(protocol.Heartbeat())
+        link.send(protocol.RequestSucceeded(1))
+        assert not transport.written
+        await asyncio.sleep(0)
+        assert transport.written == [frame([protocol.Heartbeat(), protocol.RequestSucceeded(1)])]
+        link.send(protocol.Heartbeat())
+        link.close()
+        assert transport.written[1:] == [frame([protocol.Heartbeat()])] and transport.is_closed
+        link.send(protocol.Heartbeat())
+        await asyncio.sleep(0)
+        assert len(transport.written) == 2, "a closed link sends nothing"
+
+    asyncio.run(story())
+
+
+def test_the_loss_of_the_other_end_is_reported_once_and_not_after_close() -> None:
+    async def story() -> None:
+        link, transport, _, lost = _link(protocol.FromWorker)
+        link.abort()
+        link.connection_lost(None)
+        assert lost == ["lost"] and transport.is_closed
+        link, _, _, lost = _link(protocol.FromWorker)
+        link.close()
+        link.connection_lost(None)
+        assert not lost
+
+    asyncio.run(story())
+
+
+def test_a_full_buffer_is_seen() -> None:
+    async def story() -> None:
+        link, _, _, _ = _link(protocol.FromWorker)
+        link.pause_writing()
+        assert link.is_backed_up
+        link.resume_writing()
+        assert not link.is_backed_up
+
+    asyncio.run(story())
+
+
+def test_a_worker_reads_its_configuration_and_notices_that_the_scheduler_is_gone() -> None:
+    config = WorkerConfig(Settings(hold_s=3.0), None, True, 12.5, "/tmp/http", None, None)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with ours:
+            ours.sendall(frame(config) + frame([protocol.Heartbeat()]))
+            assert receive_config(theirs) == config
+        theirs.recv(1 << 10)
+        with pytest.raises(EOFError):
+            receive_config(theirs)
+
+
+def test_reasons_after_which_a_request_resumes() -> None:
+    ends = {ReleaseReason.FINISHED, ReleaseReason.REFUSED, ReleaseReason.CANCELLED, ReleaseReason.ACKNOWLEDGED}
+    assert set(ReleaseReason) - RESUMES == ends

@@ -1,0 +1,95 @@
+"""A driver with replicas that are never sent anything, on a clock that the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headway.catalog import engine, gpu, model
+from headway.control.live import Live
+from headway.control.policies import Policies
+from headway.control.recorder import Recorder
+from headway.core.fleet import Pool, Role
+from headway.core.pacer import Pacer
+from headway.core.record import Outcome
+from headway.gateway.fleet.replica import LiveReplica
+from headway.gateway.scheduling.driver import Driver
+from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.telemetry.metrics import PrometheusMetrics
+from headway.gateway.upstream.dialects import ADAPTERS
+from headway.policies.ordering.fcfs import FcfsOrdering
+from headway.policies.routing.round_robin import RoundRobinRouter
+
+MODEL = "qwen3-8b"
+
+
+class _Timer:
+    is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class ManualClock:
+    """A clock that stands still until it is advanced."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, Callable[[float, Any], None], Any, _Timer]] = []
+
+    def at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> _Timer:
+        timer = _Timer()
+        self._timers.append((time_s, action, argument, timer))
+        return timer
+
+    def advance(self, now: float) -> None:
+        """Set the time, and call what is due."""
+        self.now = now
+        due = sorted((entry for entry in self._timers if entry[0] <= now), key=lambda entry: entry[0])
+        self._timers = [entry for entry in self._timers if entry[0] > now]
+        for time_s, action, argument, timer in due:
+            if not timer.is_cancelled:
+                action(time_s, argument)
+
+
+class Driven:
+    """A driver over replicas that are up, with the outcomes that it reports."""
+
+    def __init__(
+        self, num_replicas: int, roles: Sequence[Role] = (), hold_s: float = 5.0, is_up: bool = True, **policies: Any
+    ) -> None:
+        """With `roles`, the replicas form one combo."""
+        self.clock: Any = ManualClock()
+        pool = Pool("p", model(MODEL), gpu("h100"), engine("vllm-v1"))
+        self.replicas = [
+            LiveReplica(
+                i, pool, f"http://h:{i}", ADAPTERS["vllm"], 1000, FcfsOrdering(), Pacer(), self.clock, 5.0
+            ) for i in range(num_replicas)
+        ]  # fmt: skip
+        for replica, role in zip(self.replicas, roles, strict=False):
+            replica.combo, replica.role = 0, role
+        self.outcomes: dict[int, Outcome] = {}
+        self.metrics = PrometheusMetrics()
+        self.driver = Driver(
+            self.clock, self.replicas, {MODEL: (MODEL,)},
+            Policies(**{"router": RoundRobinRouter, "ordering": FcfsOrdering, **policies}), 0, Recorder(),
+            self.metrics, hold_s, None, lambda services: None, None, self._ended, lambda replica, role, now: None,
+        )  # fmt: skip
+        if is_up:
+            for replica in self.replicas:
+                self.driver.replica_up(replica)
+
+    def _ended(self, request: InFlightRequest, outcome: Outcome, now: float) -> None:
+        self.outcomes[request.live.id] = outcome
+
+    def arrive(self, id: int, prompt_tokens: int = 100) -> InFlightRequest:
+        """Hand a request to the driver."""
+        live = Live(id=id, arrival_s=self.clock.now, prompt_tokens=prompt_tokens, output_tokens=10, model=MODEL)
+        request = InFlightRequest(live, f"id-{id}")
+        self.driver.arrived(request)
+        return request
+
+    @property
+    def num_in_flight(self) -> list[int]:
+        """Requests by replica."""
+        return [replica.num_in_flight for replica in self.replicas]
