@@ -121,7 +121,7 @@ def test_columns_hold_what_was_written(rows: list[tuple[int, int, float]], every
     for i, row in enumerate(rows):
         table.write(table.pack(*row))
         if i % every == 0:
-            table.settle(0)
+            table.flush(0)
     columns = table.columns()
     assert columns["request"].tolist() == [row[0] for row in rows]
     assert columns["replica"].tolist() == [row[1] for row in rows]

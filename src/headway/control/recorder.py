@@ -1,4 +1,4 @@
-"""What a run writes down while it runs: rows packed as bytes, which are columns already."""
+"""The tables that a run writes: rows packed as bytes, which become columns."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _CODES = {
     "tick": "q", "iterations": "i", "num_decode": "i", "prefill_tokens": "i", "context_tokens": "q", "num_waiting": "i",
     "moves": "h", "stage": "b", "source": "i", "target": "i", "kv_tokens": "q",
 }  # fmt: skip
-"""Type codes of `struct`, and of NumPy. All other columns are seconds, as doubles."""
+"""Type codes of `struct` and NumPy. All other columns are seconds, as doubles."""
 
 
-SETTLED_BYTES = 1 << 22
-"""Rows are put into columns when there are so many of them."""
+FLUSH_BYTES = 1 << 22
+"""Size of the packed rows from which they are moved to columns."""
 _NARROW = {"request": np.int32, "tick": np.int32, "joined_tick": np.int32, "left_tick": np.int32,
            "context_tokens": np.int32, "replica": np.int16}  # fmt: skip
-"""Kept in fewer bits than they are written in, for as long as all their values fit."""
+"""Narrower types of columns, used as long as all values fit."""
 
 
 class _Column:
-    """One column of all rows so far. While one value repeats, nothing but their number is kept."""
+    """One column of all rows so far. While all values are equal, only their number is stored."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
@@ -36,7 +36,7 @@ class _Column:
         self._rows = bytearray()
 
     def extend(self, values: npt.NDArray[Any]) -> None:
-        """More rows."""
+        """Append values."""
         if values.dtype.itemsize > self._dtype.itemsize:
             if not _fits(values, self._dtype):
                 self._widen(values.dtype)
@@ -54,8 +54,8 @@ class _Column:
         self._value = self._value.astype(dtype)
         self._dtype = dtype
 
-    def whole(self) -> npt.NDArray[Any]:
-        """All rows; no more can come."""
+    def values(self) -> npt.NDArray[Any]:
+        """All values, read-only. No more can be appended."""
         if self._num_same and not self._rows:
             return np.broadcast_to(self._value[0], self._num_same)
         return np.frombuffer(self._rows, self._dtype)
@@ -67,12 +67,12 @@ def _fits(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """So that NaN equals itself, and 0 is not -0."""
+    """The values as integers, so that NaN equals NaN and 0 differs from -0."""
     return values.view(f"i{values.dtype.itemsize}")
 
 
 class Table:
-    """Rows of one table: `write(pack(*row))` adds one, in the order of the columns."""
+    """Rows of one table: `write(pack(*row))` appends one, in the order of the columns."""
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         codes = [_CODES.get(name, "d") for name in columns]
@@ -82,8 +82,8 @@ class Table:
         self.pack = Struct("=" + "".join(codes)).pack
         self.write = self._rows.extend
 
-    def settle(self, least_bytes: int = SETTLED_BYTES) -> None:
-        """Put the rows into columns, if they are so many: as columns they are smaller."""
+    def flush(self, least_bytes: int = FLUSH_BYTES) -> None:
+        """Move the packed rows to columns, which are smaller, if there are at least `least_bytes` of them."""
         if len(self._rows) < max(least_bytes, 1):
             return
         rows = np.frombuffer(self._rows, dtype=self._dtype)
@@ -93,13 +93,13 @@ class Table:
         self._rows.clear()
 
     def columns(self) -> Columns:
-        """All rows, as columns that are only to be read. No more can be written."""
-        self.settle(0)
-        return {name: column.whole() for name, column in self._columns.items()}
+        """All rows, as read-only columns. No more can be written."""
+        self.flush(0)
+        return {name: column.values() for name, column in self._columns.items()}
 
 
 class Recorder:
-    """The tables that grow with a run."""
+    """The tables of a run."""
 
     def __init__(self) -> None:
         self.requests = Table(REQUEST_COLUMNS)
@@ -107,13 +107,13 @@ class Recorder:
         self.stretches = Table(STRETCH_COLUMNS[:-1])
         self.moves = Table(MOVE_COLUMNS)
 
-    def settle(self) -> None:
-        """To be called now and then: it keeps memory down, and changes nothing."""
+    def flush(self) -> None:
+        """Reduce the memory that the tables take. Call at intervals."""
         for table in (self.requests, self.segments, self.stretches, self.moves):
-            table.settle()
+            table.flush()
 
     def stretch_columns(self) -> Columns:
-        """The stretches, with the column that follows from others."""
+        """The stretches, with the column `advances`, which follows from the others."""
         columns = self.stretches.columns()
         columns["advances"] = np.not_equal(columns["num_decode"], 0).astype(np.int8)
         return columns

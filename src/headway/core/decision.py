@@ -1,4 +1,4 @@
-"""All that a policy may do."""
+"""All that a policy may decide."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Placement(Struct, frozen=True, gc=False):
-    """Put the request on this replica, and after its prefill on `decode`; None: it stays.
+    """Place the request on this replica, and on `decode` after its prefill (None: on the same replica).
 
     `scores` are (replica id, score) pairs for the decision log.
     """
@@ -17,9 +17,9 @@ class Placement(Struct, frozen=True, gc=False):
 
 
 class Release(Struct, frozen=True, gc=False):
-    """Let a request that was held back go, as of this tier from now on; None: as it came.
+    """Release a held request, with this tier from now on (None: its own).
 
-    With `region`, it goes to a replica there, as long as one can take it.
+    With `region`, the request goes to a replica there if one can take it.
     """
 
     request: int
@@ -28,10 +28,10 @@ class Release(Struct, frozen=True, gc=False):
 
 
 class Move(Struct, frozen=True, gc=False):
-    """Take a request to another replica, with its KV cache if it has one.
+    """Move a request to another replica, with its KV cache if it has one.
 
-    With `stage_blocks`, a decoding request goes on while so many KV blocks are copied at a time, and stands still
-    only for the last of them. Without, it stops, is copied, and goes on there.
+    With `stage_blocks`, a decoding request keeps decoding while this many KV blocks are copied at a time, and pauses
+    only for the last stage. Without, it pauses, is copied, and continues at the target.
     """
 
     request: int

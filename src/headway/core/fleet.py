@@ -1,4 +1,4 @@
-"""What exists: GPUs, models, engines, pools of replicas. Data, not a class per GPU."""
+"""GPUs, models, engines, and pools of replicas, as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct, field
 Batching = Literal["chunked", "prefill-first", "whole-prompt", "request-level"]
 Preemption = Literal["recompute", "swap"]
 Role = Literal["mixed", "prefill", "decode"]
-"""What a replica is for: both phases of a request, or one of them."""
+"""The phases of a request that a replica serves: both, or one."""
 
 
 class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,9 +28,9 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     watts: float
     gpus_per_node: int = 8
     num_sms: int | None = None
-    """Streaming multiprocessors, among which a kernel's tiles are dealt out; None: unknown, or another maker's."""
+    """Streaming multiprocessors, to which a kernel's tiles are assigned; None: unknown, or not an NVIDIA GPU."""
     l2_bytes: float | None = None
-    """Of the L2 cache; None: unknown."""
+    """Size of the L2 cache; None: unknown."""
     aliases: tuple[str, ...] = ()
     source: str = ""
 
@@ -75,7 +75,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     gated_mlp: bool = True
     tie_embeddings: bool = False
     dtype: str = "bf16"
-    """Of the weights: bf16, fp16, fp8, int4. Activations and KV cache are 16 bit unless an engine says otherwise."""
+    """Type of the weights: bf16, fp16, fp8, int4. Activations and KV cache have 16 bits unless the engine differs."""
     moe: Moe | None = None
     mla: Mla | None = None
     sliding_window_tokens: int | None = None
@@ -91,7 +91,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Engine(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a replica batches, and what it can be told. A profile from the catalog, with the user's changes."""
+    """How a replica batches, and its settings. A profile from the catalog, with the user's changes."""
 
     name: str
     batching: Batching = "chunked"
@@ -106,32 +106,32 @@ class Engine(Struct, frozen=True, forbid_unknown_fields=True):
     host_memory_bytes: float = 0.0
     """Host memory for swapped KV; with swap and no room left, preemption falls back to recompute."""
     kv_offload_bytes: float = 0.0
-    """Host memory of one replica that keeps the prefix cache's blocks after the GPU has let them go."""
+    """Host memory of one replica that keeps blocks of the prefix cache after their eviction from the GPU."""
     max_num_waiting: int | None = None
-    """Longest queue a replica accepts; beyond it requests go elsewhere or are rejected."""
+    """Longest queue of a replica; further requests go to other replicas or are rejected."""
     schedule_lag: int = 0
-    """1: scheduling runs one iteration ahead of execution, so what arrives waits one iteration more."""
+    """1: scheduling runs one iteration ahead of execution, so that a request waits one iteration longer."""
     request_overhead_s: float = 0.0
-    """From a request's coming in to the scheduler's seeing it: HTTP, validation, queues between processes."""
+    """Time from the arrival of a request until the scheduler sees it: HTTP, validation, queues between processes."""
     tokenize_s_per_token: float = 0.0
-    """The same, per prompt token."""
+    """Further time until the scheduler sees a request, per prompt token."""
     response_overhead_s: float = 0.0
-    """From the end of an iteration to the client's having its tokens: sampling results, detokenising, HTTP."""
+    """Time from the end of an iteration until the client has its tokens: sampling, detokenizing, HTTP."""
     kv_dtype_bytes: float = 2.0
     orderings: tuple[str, ...] | None = None
-    """Orderings that this engine can act out at the replica; None = any (a simulated engine)."""
+    """Orderings that this engine can apply at the replica; None = any (a simulated engine)."""
     version: str = ""
     source: str = ""
 
 
 class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
-    """The shape of one replica: `tp * pp * dp` GPUs. With `ep`, whole experts are spread over the `tp * dp` ranks."""
+    """The shape of one replica: `tp * pp * dp` GPUs. With `ep`, whole experts are distributed over `tp * dp` ranks."""
 
     tp: int = 1
     pp: int = 1
     ep: bool = False
     dp: int = 1
-    """Data parallel ranks that step together, as mixtures of experts with `ep` do. Dense ranks are replicas."""
+    """Data parallel ranks that step together, as mixtures of experts with `ep` do. Dense models use replicas."""
 
     @property
     def num_gpus(self) -> int:
@@ -140,30 +140,30 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Handover(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a prefill replica gives a KV cache to a decode replica (Cauchy, sections 3.6 and 4.7).
+    """How a prefill replica sends a KV cache to a decode replica (Cauchy, sections 3.6 and 4.7).
 
     `bulk` sends it once the prompt is computed. `layerwise` sends each layer as soon as it is computed, over `degree`
-    streams at a time, so that the last layer is all that cannot be hidden behind the computation.
+    streams at a time, so that only the transfer of the last layer does not overlap the computation.
     """
 
     mode: Literal["bulk", "layerwise"] = "bulk"
     degree: int = 1
-    """Streams at a time."""
+    """Concurrent streams."""
     stream_bytes_per_s: float | None = None
-    """Most that one stream carries; None: as much as the network."""
+    """Rate limit of one stream; None: the network's."""
     stream_overhead_s: float = 0.0
-    """What minding one more stream adds to a transfer."""
+    """Time that each stream adds to a transfer."""
     landing: Literal["gpu", "host"] = "gpu"
-    """Where the cache waits for its first decode step: in GPU blocks if there are any free, or always in host
-    memory, from where it is copied then."""
+    """Where the cache waits for its first decode step: in GPU blocks if enough are free, or always in host memory,
+    from which it is copied then."""
     first_token: Literal["prefill", "decode", "sent"] = "prefill"
-    """Whose first token the client gets. `decode`, as vLLM does it: the prefill replica's is dropped, and the decode
-    replica computes the prompt's last token anew, to have one of its own. `sent`, as SGLang does it: the prefill
-    replica's, which comes with the KV cache."""
+    """The replica whose first token the client gets. `decode`, as in vLLM: the prefill replica's token is dropped, and
+    the decode replica computes the prompt's last token again to generate one. `sent`, as in SGLang: the prefill
+    replica's token, which arrives with the KV cache."""
 
 
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
-    """Replicas that are alike."""
+    """Replicas of one model, GPU type and shape."""
 
     name: str
     model: Model
@@ -175,17 +175,17 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_gpu_hour: float | None = None
     """None: the catalog's price."""
     kv_capacity_tokens: int | None = None
-    """None: from memory; a number caps it (for experiments under memory pressure)."""
+    """Upper limit, for experiments under memory pressure; None: what the GPU memory allows."""
     network_bytes_per_s: float = 12.5e9
-    """Of one replica, each way, to other replicas: 100 Gbit/s."""
+    """Rate of one replica to other replicas, each way. The default is 100 Gbit/s."""
     min_replicas: int = 1
     max_replicas: int | None = None
-    """Limits of scaling; None: as many as a scaler wants."""
+    """Upper limit of scaling; None: no limit."""
     start_s: float | None = None
-    """From asking for one more replica to its first request; None: from what loading and starting an engine take."""
+    """Seconds from the request for a replica until it serves; None: from the times to load and start an engine."""
     role: Role = "mixed"
     handover: Handover = field(default_factory=Handover)
-    """Of caches that come from here."""
+    """How KV caches leave the pool's replicas."""
 
     @property
     def usd_per_hour(self) -> float:
@@ -195,15 +195,15 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Combo(Struct, frozen=True, forbid_unknown_fields=True):
-    """Replicas for prefill and replicas for decode that work together, and come and go together.
+    """Replicas for prefill and replicas for decode that serve requests together, and start and stop together.
 
-    Each part says how many replicas of it one combo has. Requests are handed over within a combo.
+    Each part states the number of its replicas in one combo. Requests are handed over within a combo.
     """
 
     name: str
     parts: tuple[Pool, ...]
     replicas: int = 1
-    """How many such combos."""
+    """Number of such combos."""
     min_replicas: int = 1
     max_replicas: int | None = None
     goodput_rps: float | None = None
@@ -211,35 +211,35 @@ class Combo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def unit_of(deployment: Pool | Combo) -> list[Pool]:
-    """The pools of all replicas that come and go together: one, or those of a combo."""
+    """The pools of all replicas that start and stop together: one replica, or those of a combo."""
     if isinstance(deployment, Pool):
         return [deployment]
     return [part for part in deployment.parts for _ in range(part.replicas)]
 
 
 NORMAL_P90 = 1.2816
-"""Of the standard normal distribution."""
+"""90th percentile of the standard normal distribution."""
 
 
 class Network(Struct, frozen=True, forbid_unknown_fields=True):
-    """What lies between regions."""
+    """Latencies between regions."""
 
     inter_region_s: float = 0.05
-    """From a region to another one, each way. SageServe, section 7.1."""
+    """Latency between two regions, each way. The default is from SageServe, section 7.1."""
     pairs: tuple[tuple[str, str, float], ...] = ()
-    """(region, other region, seconds each way), where it is not `inter_region_s`."""
+    """(region, other region, seconds each way) where the latency is not `inter_region_s`."""
     p90_to_median: float = 1.0
-    """Latencies between regions are lognormal: those above are medians, and nine in ten requests need no longer than so
-    many times them. SageServe's are 10 (7.1: 90% below 500 ms, and with that 1.5% above 2.5 s). 1: all are alike."""
+    """Ratio of the 90th percentile of a latency to its median; latencies are lognormal, and those above are medians.
+    SageServe's is 10 (section 7.1: 90% below 500 ms, and with that 1.5% above 2.5 s). 1: latencies are constant."""
     longest_s: float = 2.5
-    """No latency that varies is longer."""
+    """Upper limit of a latency that varies."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.p90_to_median < inf or not 0 < self.longest_s < inf:
             raise ValueError("p90_to_median, longest_s: expected 1 or more, and seconds above 0")
 
     def latency_s(self, region: str, other: str) -> float:
-        """Each way, the median; nothing within a region, or where one of them is not said."""
+        """The median latency, each way; 0 within a region, and if one of the regions is unknown."""
         if region == other or not region or not other:
             return 0.0
         for a, b, seconds in self.pairs:
@@ -248,29 +248,29 @@ class Network(Struct, frozen=True, forbid_unknown_fields=True):
         return self.inter_region_s
 
     def varied_s(self, median_s: float, normal: float) -> float:
-        """What a latency is for one request, by its standard normal draw."""
+        """The latency of one request, from its standard normal draw."""
         return float(min(median_s * self.p90_to_median ** (normal / NORMAL_P90), max(self.longest_s, median_s)))
 
 
 class Provisioning(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one more replica comes from, and how long that takes (SageServe, sections 2.3 and 7.1).
+    """Sources of further replicas, and the times that they take (SageServe, sections 2.3 and 7.1).
 
-    A replica that is given back goes to the region's spot instances, of its model. One more is a spot instance of
-    the same model if there is one, else one of another model on as many of the same GPUs, else new.
+    A replica that is given back becomes a spot instance of its model in its region. A further replica is a spot
+    instance of the same model if there is one, else one of another model on as many of the same GPUs, else new.
     """
 
     reclaim_s: float = 60.0
-    """A spot instance of the same model."""
+    """Time to reclaim a spot instance of the same model."""
     redeploy_s: float = 600.0
-    """A spot instance of another model: the weights are loaded."""
+    """Time to reuse a spot instance of another model: the weights are loaded."""
     acquire_s: float | None = None
-    """A new one; None: the pool's own `start_s`."""
+    """Time to start a new instance; None: the pool's own `start_s`."""
     reclaim_max_s: float | None = None
-    """Times to reclaim are lognormal: `reclaim_s` is the median, and the one in a thousand that is longer than this is
-    cut off here. SageServe's are 60 and 300. None: all are alike."""
+    """99.9th percentile and upper limit of the times to reclaim, which are lognormal with the median `reclaim_s`.
+    SageServe's are 60 and 300. None: all times are equal."""
     remote_s: float | None = None
-    """The first replica of a model in a region that began without one: its weights come from another region. Others
-    wait for them, too. SageServe's is 7200. None: as in any region."""
+    """Time to copy a model's weights to a region that began without a replica of it. Its first replicas wait for the
+    weights. SageServe's is 7200. None: the weights are in every region."""
 
     def __post_init__(self) -> None:
         if self.reclaim_max_s is not None and not 0 < self.reclaim_s <= self.reclaim_max_s < inf:
@@ -280,46 +280,46 @@ class Provisioning(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True):
-    """A replica crashes at `at_s` and is back, empty, `down_s` later (None: never).
+    """A replica crashes at `at_s` and recovers, without requests, `down_s` later (None: never).
 
-    With `streams`, it does not crash: so many of the hand-overs that are on the way from it or to it lose their
-    streams, the oldest first (Cauchy, section 3.6). They are taken up again `down_s` later, `layerwise` ones without
-    the layers that have arrived whole, `bulk` ones from the start; without `down_s` the prefill replica decodes.
+    With `streams`, it does not crash: this many hand-overs from it or to it lose their streams, the oldest first
+    (Cauchy, section 3.6). The transfers resume `down_s` later, `layerwise` ones without the complete layers that have
+    arrived, `bulk` ones from the start; without `down_s` the prefill replica decodes.
     """
 
     at_s: float
     replica: int
     down_s: float | None = None
     streams: int | None = None
-    """In place of a crash: how many hand-overs are hit, at most."""
+    """Most hand-overs that lose their streams; None: the replica crashes."""
 
 
 class RoleChange(Struct, frozen=True, forbid_unknown_fields=True):
-    """A replica of a combo is for something else from `at_s` on (Cauchy, section 3.6); what it has begun, it ends.
+    """A replica of a combo changes its role at `at_s` (Cauchy, section 3.6). Requests that it has begun stay.
 
-    A combo in which then nobody would prefill, or nobody decode, is covered for: all of it does both.
+    If no replica of the combo would be left for one of the phases, all of its replicas serve both phases.
     """
 
     at_s: float
     replica: int
     role: Role
-    """`mixed` is back to both phases."""
+    """The new role; `mixed` = both phases."""
     switch_s: float = 0.0
-    """For so long it takes nothing new."""
+    """Time for which the replica takes no new requests."""
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
-    """Every pool. Replicas are numbered from 0 through the pools in order, then through the combos, one by one."""
+    """All pools and combos. Replicas are numbered from 0 through the pools in order, then through the combos."""
 
     pools: tuple[Pool, ...] = ()
     combos: tuple[Combo, ...] = ()
     network: Network = field(default_factory=Network)
     provisioning: Provisioning | None = None
-    """None: one more replica is always new."""
+    """None: every further replica is new."""
     gpu_limits: tuple[tuple[str, str, int], ...] = ()
-    """(region, GPU, how many there are), where scaling has a limit."""
+    """(region, GPU type, number of GPUs) where scaling has a limit."""
 
     @property
     def all_pools(self) -> tuple[Pool, ...]:
-        """Pools, and parts of combos."""
+        """The pools, and the parts of the combos."""
         return (*self.pools, *(part for combo in self.combos for part in combo.parts))

@@ -1,7 +1,7 @@
-"""The pace at which an answer is read, and when its reader runs dry.
+"""The pace at which an answer is read, and when its reader runs out of tokens.
 
-From PASCAL (sections II-C, III, V-A), after Andes: a reader takes in one token every `tpot_s`. Tokens that come
-earlier are kept for later; when the reader has read them all, the request is behind its pace.
+From PASCAL (sections II-C, III, V-A), after Andes: a reader reads one token every `tpot_s` seconds. Tokens that arrive
+earlier are buffered; when the buffer is empty, the request is behind its pace.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from headway.core.errors import HeadwayError
 
 
 class Pacer(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a reader expects."""
+    """The pace of a reader."""
 
     ttfat_s: float | None = 0.25
-    """From the end of reasoning to the first answering token; None: reading starts with that token, however late."""
+    """Target from the end of reasoning to the first answering token; None: reading starts with that token."""
     tpot_s: float = 0.1
-    """Time per token."""
+    """Time to read one token."""
 
     def __post_init__(self) -> None:
         if self.ttfat_s is not None and not 0 <= self.ttfat_s < float("inf"):
@@ -26,9 +26,10 @@ class Pacer(Struct, frozen=True, forbid_unknown_fields=True):
             raise HeadwayError(f"pacer: tpot_s is {self.tpot_s}; expected seconds, more than 0")
 
     def start_s(self, reasoning_end_s: float, answer_s: float) -> float | None:
-        """When the first answering token is wanted: by the target, or when it came if that was before.
+        """When reading starts: at the target, or when the first answering token arrived if that was earlier.
 
-        NaN stands for what has not happened, or for a request that does not reason. None: nobody reads yet.
+        Arguments are NaN for events that have not happened, and `reasoning_end_s` is NaN for a request without
+        reasoning. None: reading has not started.
         """
         if self.ttfat_s is not None and reasoning_end_s == reasoning_end_s:
             wanted_s = reasoning_end_s + self.ttfat_s
@@ -36,5 +37,5 @@ class Pacer(Struct, frozen=True, forbid_unknown_fields=True):
         return answer_s if answer_s == answer_s else None
 
     def run_dry_s(self, start_s: float, answer_tokens: int) -> float:
-        """When the next token is wanted after so many: until then the reader has something to read."""
+        """When the reader has read this many tokens and needs the next one."""
         return start_s + answer_tokens * self.tpot_s

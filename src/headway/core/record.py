@@ -1,9 +1,9 @@
-"""All that metrics may read: what a run leaves behind, as columns.
+"""The records of a run, as columns: all that metrics may read.
 
-Five tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request in a
-batch. `stretches`: one row per run of iterations of a replica with a constant batch. `moves`: one row per move of a
-request between replicas. `replicas`: one row per replica. Times are seconds since the start of the workload; NaN
-means that it never happened.
+There are five tables. `requests`: one row per request, in order of ending. `segments`: one row per stay of a request
+in a batch. `stretches`: one row per run of iterations of a replica with a constant batch. `moves`: one row per move of
+a request between replicas. `replicas`: one row per replica. Times are seconds since the start of the workload; NaN:
+the event never happened.
 
 A *tick* is an iteration in which the decoding requests of a replica each gain a token; ticks are numbered per
 replica from 1. Tick `tick + k` of a stretch (k = 1..iterations) ends at
@@ -32,9 +32,9 @@ class Outcome(IntEnum):
     CANCELLED = 1
     """The client gave up."""
     REJECTED = 2
-    """No replica would take it: queues full, or larger than any KV cache."""
+    """No replica took the request: all queues were full, or it is larger than any KV cache."""
     UNFINISHED = 3
-    """Still in the system when the run stopped."""
+    """The request was in the system when the run stopped."""
 
 
 class Cause(IntEnum):
@@ -47,7 +47,7 @@ class Cause(IntEnum):
     CRASHED = 4
     UNFINISHED = 5
     MOVED = 6
-    """Its KV cache goes to another replica; also where it then came back, as the other could not take it."""
+    """The KV cache is sent to another replica. Also if the request then returned, as the other could not take it."""
 
 
 class MoveOutcome(IntEnum):
@@ -55,17 +55,17 @@ class MoveOutcome(IntEnum):
 
     DONE = 0
     ENDED = 1
-    """The request ended before."""
+    """The request ended before the move did."""
     PREEMPTED = 2
-    """The request had to leave its batch before."""
+    """The request was preempted before the move ended."""
     FULL = 3
     """The target ran out of KV blocks."""
     CRASHED = 4
     """Source or target crashed."""
     UNFINISHED = 5
-    """Still under way when the run stopped."""
+    """The move was under way when the run stopped."""
     BROKEN = 6
-    """Its streams broke. Where another row of the request has the same start, it was taken up again."""
+    """The streams broke. If another row of the request has the same start, the transfer resumed."""
 
 
 REQUEST_COLUMNS = (
@@ -73,32 +73,31 @@ REQUEST_COLUMNS = (
     "answer_s", "end_s", "generated_tokens", "cached_prompt_tokens", "reasoning_end_s", "moves",
     "stage", "score",
 )  # fmt: skip
-"""`request` is the id (row of the workload table); `replica` the last one, -1 if never placed; `placed_s` when it
-first left the gateway's hold for a replica; `admitted_s` when its first prefill began; `answer_s` its first
-answering token; `reasoning_end_s` its last reasoning token, if it answers too; `moves` how often it went on at
-another replica; `stage` which model of a cascade answered, -1 without one; `score` what the judge gave that answer, NaN
-where it was not judged. Of a cascade, tokens and first token are those of the last stage, the others' are in
-`segments`."""
+"""`request` is the id (row of the workload table); `replica` the last one, -1 if never placed; `placed_s` the first
+placement on a replica; `admitted_s` the start of the first prefill; `answer_s` the first answering token;
+`reasoning_end_s` the last reasoning token of a request that answers, too; `moves` the number of completed moves;
+`stage` the cascade stage that answered, -1 without a cascade; `score` the judge's score of that answer, NaN if it was
+not judged. With a cascade, tokens and first token are those of the last stage; `segments` has the others."""
 
 SEGMENT_COLUMNS = (
     "request", "replica", "attempt", "stage", "enqueued_s", "admitted_s", "prefill_end_s", "joined_tick", "left_tick",
     "end_s", "cause",
 )  # fmt: skip
-"""`prefill_end_s` is NaN where no prefill ended with a token (swapped back in, or cut before its end)."""
+"""`prefill_end_s` is NaN if no prefill ended with a token (the request was swapped in, or left before the end)."""
 
 STRETCH_COLUMNS = (
     "replica", "tick", "start_s", "a_s", "b_s", "num_decode", "prefill_tokens", "context_tokens", "num_waiting",
     "iterations", "advances",
 )  # fmt: skip
-"""`advances` is 1 where the iterations are ticks, 0 where nobody decoded (a prefill-only iteration).
+"""`advances` is 1 if the iterations are ticks, 0 if no request decoded (a prefill-only iteration).
 `context_tokens` is the KV tokens of the decoding requests at the start."""
 
 MOVE_COLUMNS = ("request", "source", "target", "start_s", "paused_s", "end_s", "kv_tokens", "num_bytes", "outcome")
-"""`paused_s` is when the request stopped decoding at the source (NaN: it never did, or was not decoding)."""
+"""`paused_s` is when the request stopped decoding at the source (NaN: it never did, or did not decode)."""
 
 
 class ReplicaRecord(Struct, frozen=True):
-    """One replica, and the times at which it was up."""
+    """One replica and its lifetime."""
 
     id: int
     pool: str
@@ -111,21 +110,21 @@ class ReplicaRecord(Struct, frozen=True):
     kv_capacity_tokens: int
     max_num_seqs: int
     up: tuple[tuple[float, float], ...]
-    """(from, to) intervals, paid for. A crashed replica is paid for while it is down."""
+    """(from, to) intervals that are paid for. A crashed replica is paid for while it is down."""
     down: tuple[tuple[float, float], ...] = ()
-    """Intervals within `up` in which it did not serve: starting, or crashed."""
+    """Intervals within `up` in which the replica was starting or crashed."""
     origin: str = "initial"
-    """Where it came from: `initial`, `new`, `reclaimed` (a spot instance of its model), `redeployed` (of another)."""
+    """Its source: `initial`, `new`, `reclaimed` (a spot instance of its model), `redeployed` (of another model)."""
     replaces: int = -1
-    """The stopped replica that was the spot instance; -1: none."""
+    """The stopped replica that became the spot instance; -1: none."""
     for_prefill: tuple[tuple[float, float], ...] = ()
-    """Intervals in which it was to compute prompts only."""
+    """Intervals in which the role was `prefill`."""
     for_decode: tuple[tuple[float, float], ...] = ()
-    """Intervals in which it was to decode only. The rest of the time it was for both phases."""
+    """Intervals in which the role was `decode`. Otherwise it was `mixed`."""
 
 
 class Ended(Struct, frozen=True, gc=False):
-    """One request's end, as a policy's `learn` hears of it."""
+    """The end of one request, for a policy's `learn`."""
 
     id: int
     outcome: Outcome
@@ -154,11 +153,11 @@ class Prefixes(Struct, frozen=True):
 
 
 class Records(Struct):
-    """A run's records. `workload` is the table of what arrived, row i = request id i."""
+    """The records of a run. Row i of `workload`, the table of arrivals, is request id i."""
 
     workload: Columns
     models: tuple[str, ...]
-    """Names behind the workload's `model` codes."""
+    """Model names by the workload's `model` codes."""
     regions: tuple[str, ...]
     requests: Columns
     segments: Columns
@@ -167,13 +166,13 @@ class Records(Struct):
     end_s: float
     """Virtual time at which the run stopped."""
     prefixes: Prefixes | None = None
-    """What the prompts share; None: nothing has an identity."""
+    """Prompt segments with content identities; None: there are none."""
     judge_usd: float = 0.0
-    """What judging one answer of a cascade costs."""
+    """Price of judging one answer of a cascade."""
     moves: Columns = field(default_factory=dict)
-    """Empty where nothing could move."""
+    """Empty if no request could move."""
 
 
 def boundary_s(start_s: float, a_s: float, b_s: float, k: int) -> float:
-    """When the k-th iteration of a stretch ends (k = 0: its start). The one clock function."""
+    """End of the k-th iteration of a stretch (k = 0: its start), in seconds. The one clock function."""
     return start_s + k * a_s + b_s * (k * (k - 1) // 2)

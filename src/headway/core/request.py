@@ -1,4 +1,4 @@
-"""What arrives: one request, and the phases it goes through."""
+"""A request as it arrives, and its phases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Phase(IntEnum):
-    """What the tokens that a request is producing are for."""
+    """The purpose of the tokens that a request generates at present."""
 
     REASONING = 0
     ANSWERING = 1
@@ -17,8 +17,8 @@ class Phase(IntEnum):
 class Segment(Struct, frozen=True, gc=False):
     """A run of prompt tokens with a content identity.
 
-    Two requests whose leading segments have the same ids share those tokens, so that a prefix cache can serve
-    them. An id stands for its tokens *and all before them*, as a chained block hash does.
+    Two requests whose leading segments have the same ids share those tokens, so that a prefix cache can serve them. An
+    id identifies its tokens *and all before them*, as a chained block hash does.
     """
 
     id: int
@@ -26,11 +26,11 @@ class Segment(Struct, frozen=True, gc=False):
 
 
 class Request(Struct, frozen=True, gc=False):
-    """What arrives. `id` is the row in the workload's table.
+    """A request as it arrives. `id` is its row in the workload's table.
 
-    `output_tokens` and `reasoning_tokens` are the truth that only the run (and a policy marked `oracle`) knows:
-    the request stops after `output_tokens`, of which the first `reasoning_tokens` are reasoning.
-    `deadline_s` is absolute, as `arrival_s` is; SLOs are durations. `tier` 0 is the most urgent.
+    `output_tokens` and `reasoning_tokens` are known only to the run and to policies marked `oracle`: the request stops
+    after `output_tokens`, of which the first `reasoning_tokens` are reasoning. `arrival_s` and `deadline_s` are seconds
+    since the start of the run; SLOs are durations. `tier` 0 is the most urgent.
     """
 
     id: int
@@ -44,14 +44,14 @@ class Request(Struct, frozen=True, gc=False):
     session_id: int | None = None
     prefix: tuple[Segment, ...] = ()
     output_id: int | None = None
-    """Identity of the output as a prefix segment of a later turn."""
+    """Segment id of the output in the prompt of a later turn; None: no later turn has it."""
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     slo_e2e_s: float | None = None
     deadline_s: float | None = None
     timeout_s: float | None = None
-    """The client gives up this long after arrival."""
+    """Time from arrival until the client gives up; None: never."""
     quality: tuple[tuple[str, float], ...] = ()
-    """(model, score) pairs: what each model's answer to this request would be worth, 0 to 100."""
+    """(model, score) pairs: the quality of each model's answer, 0 to 100."""
     lengths: tuple[tuple[str, int], ...] = ()
-    """(model, output tokens) pairs: how long each model's answer would be, where that is not `output_tokens`."""
+    """(model, output tokens) pairs: the length of each model's answer where it is not `output_tokens`."""

@@ -275,7 +275,7 @@ class Cluster:
         self._arm()
         self._control.on_arrival(live, now)
         if not live.id % _PROGRESS_EVERY:
-            self._recorder.settle()
+            self._recorder.flush()
             if self._progress is not None:
                 self._progress(now, live.id)
 
