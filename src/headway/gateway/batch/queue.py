@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from headway.gateway.batch.files import FileWriter
 from headway.gateway.batch.objects import BatchError, BatchErrorList, BatchList, BatchObject, Page, RequestCounts
 from headway.gateway.batch.store import ANSWERED, BATCHES, FAILED, LINES, OPEN, BatchStore
+from headway.gateway.errors import DECODE_ERRORS
 
 _ACTIVE = ("validating", "in_progress", "cancelling")
 _ROWS_PER_READ = 200
@@ -60,7 +61,7 @@ def encode_entry(custom_id: str, status: int, request_id: str, body: bytes) -> b
     """The entry of an answered line in the output or error file."""
     try:
         value: Any = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except DECODE_ERRORS:
         value = body.decode(errors="replace")
     response = {"status_code": status, "request_id": request_id, "body": value}
     entry = {"id": _new_id("batch_req"), "custom_id": custom_id, "response": response, "error": None}

@@ -11,6 +11,7 @@ from headway.gateway.batch.files import DeletedError, find_file, read_lines
 from headway.gateway.batch.objects import BatchError
 from headway.gateway.batch.queue import ActiveBatch, Line
 from headway.gateway.batch.store import BatchStore
+from headway.gateway.errors import DECODE_ERRORS
 
 _LINES_PER_WRITE = 500
 _MAX_CUSTOM_ID_CHARS = 512
@@ -66,7 +67,7 @@ class LineValidator:
             raise _LineError("line_too_long", f"a line has at most {self._max_line_bytes:,} bytes")
         try:
             request = _decode(raw)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        except DECODE_ERRORS as error:
             what = f"expected a request with custom_id, url and body: {error}"
             raise _LineError("invalid_json_line", what) from None
         if request.method != "POST":

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headway.gateway.batch.objects import ID_PATTERN
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.relay.writer import error_response
 from headway.gateway.scheduling.driver import Driver
@@ -124,7 +124,7 @@ def decode_body(raw: bytes, type: Any, expected: str) -> Any:
     """A request's JSON body as a value of this type. ApiError, which begins with `expected`, for anything else."""
     try:
         return msgspec.json.decode(raw, type=type)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise ApiError(400, f"{expected}: {error}", "invalid_type") from None
 
 
