@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,20 +69,23 @@ def make_request(
 
     GPUs are the fleet's, or `num_gpus` of the first pool's type, or `gpus`. `combos`: models may have combos.
     """
-    document, replan = _without_replan(document)
+    cascade, replan = document.get("cascade"), None
+    if isinstance(cascade, dict):
+        replan = cascade.get("replan")
+        document = {**document, "cascade": {name: cascade[name] for name in cascade if name != "replan"}}
     if combos and replan is not None:
         raise places.error(("cascade", "replan"), "plans anew with pools alone; leave it out, or plan without --combos")
     if rps is not None:
-        document["workload"] = {**document.get("workload", {}), "arrivals": rps}
+        document = {**document, "workload": {**document.get("workload", {}), "arrivals": rps}}
     chosen = scenario.assemble(document, places, base_dir)
-    pools = _flat_pools(document, chosen.fleet)
+    pools, entries = _flat_pools(chosen.document, chosen.fleet)
     scores, held_out = _score_tables(chosen)
     offers = _fleet_offers(pools, gpus_per_server)
     if num_gpus:
         offers = (structs.replace(offers[0], limit=num_gpus),)
     if gpus:
         offers = _priced(gpus, offers)
-        _set_prices(document, pools, offers)
+        entries = _with_prices(entries, pools, offers)
     problem = _problem(chosen, scores, offers, target, gpus_per_server, pools[0])
     templates = _template_pools(problem, pools)
     by_pool = StepTimes(chosen).coefficients
@@ -91,7 +93,7 @@ def make_request(
     if combos:
         problem = _with_combo_kinds(problem, coefficients, pools[0].network_bytes_per_s)
     return PlanningRequest(
-        problem, simulator, held_out, document, base_dir,
+        problem, simulator, held_out, _with_fleet(chosen.document, entries), base_dir,
         policies=structs.replace(simulator.policies(chosen), cascade=None),
         seed=chosen.spec.seed,
         template_pools=templates,
@@ -137,28 +139,25 @@ def _problem(
 
 def with_rate(request: PlanningRequest, rate_rps: float) -> PlanningRequest:
     """The same requests, arriving at another rate."""
-    document = copy.deepcopy(request.document)
-    document["workload"]["arrivals"] = rate_rps
+    document = {**request.document, "workload": {**request.document["workload"], "arrivals": rate_rps}}
     problem = request.problem
     span_s = problem.span_s * problem.rate_rps / rate_rps
     return replace(request, document=document, problem=replace(problem, rate_rps=rate_rps, span_s=span_s))
 
 
-def _without_replan(document: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A copy of a document without `cascade.replan`, and that."""
-    copied = copy.deepcopy(dict(document))
-    cascade = copied.get("cascade")
-    return copied, cascade.pop("replan", None) if isinstance(cascade, dict) else None
-
-
-def _flat_pools(document: dict[str, Any], fleet: Fleet) -> tuple[Pool, ...]:
-    """The pools and the parts of combos, all as mixed pools. Changes the document to list the parts as pools."""
-    pools, combos = list(fleet.pools), document.pop("combos", [])
-    document.setdefault("fleet", [])
-    for combo, spec in zip(fleet.combos, combos, strict=True):
+def _flat_pools(document: dict[str, Any], fleet: Fleet) -> tuple[tuple[Pool, ...], list[dict[str, Any]]]:
+    """The pools and the parts of combos, all as mixed pools; and their entries in the document."""
+    pools, entries = list(fleet.pools), list(document.get("fleet", []))
+    for combo, spec in zip(fleet.combos, document.get("combos", []), strict=True):
         pools += [structs.replace(part, replicas=part.replicas * combo.replicas, role="mixed") for part in combo.parts]
-        document["fleet"] += [spec[role] for role in ("prefill", "decode", "aggregated") if role in spec]
-    return tuple(pools)
+        entries += [spec[role] for role in ("prefill", "decode", "aggregated") if role in spec]
+    return tuple(pools), entries
+
+
+def _with_fleet(document: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The document with these entries as its fleet, and without combos."""
+    without_combos = {name: value for name, value in document.items() if name != "combos"}
+    return {**without_combos, "fleet": entries}
 
 
 def _handover_settings(fleet: Fleet, first: Pool) -> HandoverSettings:
@@ -218,12 +217,15 @@ def _priced(gpus: Sequence[Offer], fleet_offers: Sequence[Offer]) -> tuple[Offer
     return tuple(priced)
 
 
-def _set_prices(document: dict[str, Any], pools: tuple[Pool, ...], offers: Sequence[Offer]) -> None:
-    """Set the offers' prices in the document's pools."""
-    for offer in offers:
-        for entry, pool in zip(document["fleet"], pools, strict=True):
-            if pool.gpu == offer.gpu and offer.usd_per_hour is not None:
-                entry["usd_per_gpu_hour"] = offer.usd_per_hour
+def _with_prices(
+    entries: list[dict[str, Any]], pools: tuple[Pool, ...], offers: Sequence[Offer]
+) -> list[dict[str, Any]]:
+    """The entries, at the offers' prices where these have one."""
+    prices = {offer.gpu.name: offer.usd_per_hour for offer in offers if offer.usd_per_hour is not None}
+    return [
+        {**entry, "usd_per_gpu_hour": prices[pool.gpu.name]} if pool.gpu.name in prices else entry
+        for entry, pool in zip(entries, pools, strict=True)
+    ]
 
 
 def _template_pools(problem: CascadeProblem, pools: tuple[Pool, ...]) -> dict[str, int]:

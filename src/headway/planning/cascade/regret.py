@@ -12,11 +12,9 @@ of an answer is drawn once, whatever plan runs (common random numbers).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -109,9 +107,9 @@ def _judged_plan(
 
 
 def _with_judge(request: PlanningRequest, error: JudgeError) -> PlanningRequest:
-    document: dict[str, Any] = copy.deepcopy(request.document)
-    document["cascade"] = {**document.get("cascade", {}), "judge_bias": error.bias, "judge_noise": error.noise}
-    return replace(request, document=document)
+    judge = {"judge_bias": error.bias, "judge_noise": error.noise}
+    cascade = {**request.document.get("cascade", {}), **judge}
+    return replace(request, document={**request.document, "cascade": cascade})
 
 
 def judged_scores(scores: Scores, error: JudgeError, seed: int) -> Scores:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from math import inf, sqrt
 from typing import Any
@@ -141,11 +140,8 @@ def planned_document(request: PlanningRequest, plan: CascadePlan) -> dict[str, A
         if part.role == "mixed"
     ]
     combos = [combo for stage in used if (combo := _combo(request, stage))]
-    document = {
-        name: value
-        for name, value in copy.deepcopy(request.document).items()
-        if name not in ("variants", "faults", "roles")
-    }
+    dropped = ("variants", "faults", "roles")
+    document = {name: value for name, value in request.document.items() if name not in dropped}
     models = tuple(stage.model for stage in used)
     quality = restricted_to(msgspec.convert(document["workload"]["quality"], QualitySpec), models)
     keys = {name: value for name, value in msgspec.to_builtins(quality).items() if value is not None}
