@@ -61,7 +61,7 @@ def error_of(text: str) -> str:
             "f.yaml:3: arrivals.cv: unknown key 'cv'; one of: kind, rate",
         ),
         ("rate: .nan\n", "f.yaml:1: rate: expected a finite number"),
-        ("rate: 1\nstep: exact\nrate: 2\n", "f.yaml:3: rate stands here a second time"),
+        ("rate: 1\nstep: exact\nrate: 2\n", "f.yaml:3: rate is here a second time"),
         ("rate: [\n", "f.yaml:2: not valid YAML: expected the node content, but found '<stream end>'"),
         ("- 1\n", "f.yaml: expected keys and values, found a list"),
         ("", "f.yaml: expected keys and values, found nothing"),

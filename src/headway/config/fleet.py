@@ -1,4 +1,4 @@
-"""From the fleet that a scenario file says to one that stands: its names are known, models fit, limits make sense."""
+"""The fleet of a specification: names looked up in the catalog, and models, limits and settings checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.perf import memory
 
 
 def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
-    """Every pool and combo. HeadwayError where one cannot stand; paths are relative to `base_dir`."""
+    """Every pool and combo. HeadwayError where one is invalid; paths are relative to `base_dir`."""
     pools = tuple(_pool(pool, ("fleet", i), f"pool-{i}", base_dir, places) for i, pool in enumerate(spec.fleet))
     combos = tuple(_combo(combo, ("combos", i), base_dir, places) for i, combo in enumerate(spec.combos))
     if not pools and not combos:
@@ -36,11 +36,11 @@ def coefficients_of(spec: Spec, fleet: Fleet, base_dir: Path, places: Places) ->
     for i, combo in enumerate(spec.combos):
         specs += [(("combos", i, key), part) for key, part in combo.parts.items()]
     pairs = zip(specs, fleet.all_pools, strict=True)
-    return {pool.name: _coefficients(said, pool, at, base_dir, places) for (at, said), pool in pairs}
+    return {pool.name: _coefficients(pool_spec, pool, at, base_dir, places) for (at, pool_spec), pool in pairs}
 
 
 def _coefficients(spec: PoolSpec, pool: Pool, at: Key, base_dir: Path, places: Places) -> Coefficients:
-    """Of the pool's own file, else of the catalog."""
+    """From the pool's own file, else from the catalog."""
     if spec.coefficients is None:
         return coefficients(pool.gpu.name, pool.engine.name)
     with places.at(*at, "coefficients"):
@@ -63,7 +63,7 @@ def _combo(spec: ComboSpec, at: Key, base_dir: Path, places: Places) -> Combo:
 
 
 def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
-    """How many a pool has, or its part in each of so many combos: as many as endpoints, where there are any."""
+    """The replicas of a pool, or of a part in each of `units` combos; endpoints set the number if there are any."""
     num = len(spec.endpoints)
     if not num:
         return spec.replicas
@@ -126,7 +126,7 @@ def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:
 
 
 def _check_setting(name: str, value: object, places: Places, key: Key) -> None:
-    """Engine settings that would make no sense."""
+    """HeadwayError where an engine setting is out of range."""
     low = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0}
     low |= {"host_memory_bytes": 0, "kv_offload_bytes": 0, "schedule_lag": 0, "watermark": 0}
     if name in low and isinstance(value, int | float) and value < low[name]:

@@ -1,4 +1,4 @@
-"""What a scenario file says: the keys that there are, and their defaults."""
+"""The keys of a scenario file, and their defaults."""
 
 from __future__ import annotations
 
@@ -29,78 +29,78 @@ class ModelFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PoolSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Replicas that are alike: one entry of `fleet`."""
+    """Replicas of one model, GPU and shape: one entry of `fleet`."""
 
     model: str | ModelFile
     """A name that `headway catalog models` lists, or `config:` and the path of a `config.json`."""
     gpu: str
     """A name that `headway catalog gpus` lists."""
     replicas: Count = 1
-    """How many."""
+    """Number of replicas."""
     tp: Count = 1
     """Tensor parallel ranks of one replica."""
     pp: Count = 1
-    """Pipeline stages of one replica; it takes `tp * pp * dp` GPUs."""
+    """Pipeline stages of one replica, which takes `tp * pp * dp` GPUs."""
     ep: bool = False
     """Spread the experts of a mixture-of-experts model over the `tp * dp` ranks."""
     dp: Count = 1
-    """Data parallel ranks of one replica, which step together; above 1 only with `ep`. The engine's limits are of
-    all ranks together. Dense models: use `replicas`."""
+    """Data parallel ranks of one replica, which step together; above 1 only with `ep`. The engine's limits are those
+    of all ranks together. For dense models, use `replicas`."""
     engine: str | dict[str, Any] = DEFAULT_ENGINE
-    """A name that `headway catalog engines` lists, or `name:` with changes to the engine's settings."""
+    """A name that `headway catalog engines` lists, or `name:` and changes to the engine's settings."""
     name: str = ""
-    """What reports call the pool. Without one: `pool-0`, `pool-1`, ..."""
+    """The pool's name in reports. Without one: `pool-0`, `pool-1`, ..."""
     region: str = ""
-    """Where it stands."""
+    """The region of the replicas."""
     usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None
-    """Price. Without one: the catalog's."""
+    """Price of a GPU. Without one: the catalog's."""
     kv_capacity_tokens: Count | None = None
-    """A cap on the KV cache of a replica, for experiments under memory pressure."""
+    """Limit of the KV cache of a replica, for experiments under memory pressure."""
     coefficients: str | None = None
     """A file of step-time coefficients that `headway calibrate` wrote. Without one: the catalog's."""
     network_bytes_per_s: Annotated[float, Meta(gt=0)] = 12.5e9
-    """What a replica can send to others, and receive, at the same time; 12.5e9 is 100 Gbit/s."""
+    """Network bandwidth of a replica in each direction; 12.5e9 is 100 Gbit/s."""
     min_replicas: Count = 1
-    """Scaling goes no lower."""
+    """Fewest replicas that scaling leaves."""
     max_replicas: Count | None = None
-    """Scaling goes no higher. Without one: as high as its policy wants."""
+    """Most replicas that scaling starts. Without one: as many as its policy asks for."""
     start_s: Annotated[float, Meta(ge=0)] | None = None
-    """From asking for one more replica to its first request. Without one: what loading the weights from the
-    node's disk cache and starting the engine were measured to take."""
+    """Seconds from asking for a replica to its first request. Without one: the measured time to load the weights from
+    the node's disk cache and to start the engine."""
     endpoints: tuple[str, ...] = ()
-    """For `headway serve`: where its replicas listen, `http://host:port` each. There are as many replicas."""
+    """For `headway serve`: the address of each replica, `http://host:port`. Sets the number of replicas."""
     api: Api | None = None
-    """For `headway serve`: whose dialect they speak. Without one: the engine's, else OpenAI's."""
+    """For `headway serve`: the API dialect of the endpoints. Without one: the engine's, else OpenAI's."""
     processes: Processes | None = None
-    """In place of `endpoints`: `headway serve` starts and stops the replicas, here."""
+    """In place of `endpoints`: `headway serve` starts and stops the replicas as local processes."""
     kubernetes: Kubernetes | None = None
-    """In place of `endpoints`: they are pods, as many as `headway serve` asks a cluster for."""
+    """In place of `endpoints`: the replicas are pods, whose number `headway serve` sets in a cluster."""
     slots: str = ""
-    """For `headway serve`: the folder that llama.cpp's servers share (`--slot-save-path`). Requests that move take
-    their KV cache along."""
+    """For `headway serve`: the folder that llama.cpp's servers share (`--slot-save-path`), by which requests that
+    migrate keep their KV cache."""
 
 
 class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Replicas for prefill and replicas for decode that work together, or some that do both: one entry of `combos`."""
+    """Prefill and decode replicas that work together, or replicas that do both: one entry of `combos`."""
 
     name: str
-    """What reports call it."""
+    """The combo's name in reports."""
     prefill: PoolSpec | None = None
-    """The replicas that compute prompts, as many of them as one combo has."""
+    """The prefill replicas of one combo."""
     decode: PoolSpec | None = None
-    """The replicas that go on from there."""
+    """The decode replicas of one combo."""
     aggregated: PoolSpec | None = None
-    """In place of these two: replicas that do both."""
+    """In place of these two: replicas that do both phases."""
     replicas: Annotated[int, Meta(ge=0)] = 1
-    """How many such combos. 0: none, until scaling wants some."""
+    """Number of combos. 0: none until scaling asks for some."""
     min_replicas: Annotated[int, Meta(ge=0)] = 1
-    """Scaling goes no lower."""
+    """Fewest replicas that scaling leaves."""
     max_replicas: Count | None = None
-    """Scaling goes no higher. Without one: as high as its policy wants."""
+    """Most replicas that scaling starts. Without one: as many as its policy asks for."""
     goodput_rps: Annotated[float, Meta(ge=0)] | None = None
     """Requests per second that one combo serves within the SLOs, as `headway plan combos` writes it."""
     handover: Handover = field(default_factory=Handover)
-    """How KV caches get from prefill to decode."""
+    """How KV caches are sent from prefill to decode."""
 
     @property
     def parts(self) -> dict[str, PoolSpec]:
@@ -110,65 +110,66 @@ class ComboSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class GpuLimit(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How many GPUs of a kind there are."""
+    """The number of GPUs of a type that scaling may use."""
 
     gpu: str
     """A name that `headway catalog gpus` lists."""
     count: Annotated[int, Meta(ge=0)]
-    """How many."""
+    """Number of GPUs."""
     region: str = ""
-    """Where."""
+    """The region of the GPUs."""
 
 
 class PolicySpecs(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Who decides. A policy is a name, or `name:` with arguments, or `module:Class` of your own."""
+    """The policies. Each is a name, or `name:` and arguments, or `module:Class` of your own."""
 
     routing: PolicySpec | list[PolicySpec] = "least-loaded"
-    """Which replica gets a request. A list is for `headway compare`."""
+    """Chooses the replica of a request. A list is for `headway compare`."""
     ordering: PolicySpec | list[PolicySpec] = "fcfs"
-    """Who goes first. A list is for `headway compare`."""
+    """Orders waiting requests. A list is for `headway compare`."""
     migration: PolicySpec | None = None
-    """Who goes to another replica, and when. Without one: nobody."""
+    """Chooses requests to migrate, their target and the time. Without one: none migrate."""
     admission: PolicySpec | None = None
-    """Which requests are kept for later, and when they go. Without one: none."""
+    """Chooses requests to hold, and when to release them. Without one: none are held."""
     scaling: PolicySpec | None = None
-    """How many replicas each pool has. Without one: as many as `fleet` says. The long-term ones may be given a
-    `forecaster` (`name`, `past_hours`) and a `planner` (`ilp` or `greedy`)."""
+    """Sets the number of replicas of each pool. Without one: as in `fleet`. The long-term ones take a `forecaster`
+    (`name`, `past_hours`) and a `planner` (`ilp` or `greedy`)."""
     ordering_at: OrderingAt = "replica"
-    """Where the ordering acts: in the replicas' queues, in one that the gateway keeps, or both."""
+    """Where the ordering applies: in the replicas' queues, in the gateway's queue, or both."""
     window: Count | None = None
-    """The gateway gives a replica at most this many requests at a time and holds the others. Without one, it
-    holds none back, unless the ordering acts at the gateway; then a replica gets as many as it can run."""
+    """Most requests that the gateway sends to a replica at a time; it holds the others. Without one, it holds none,
+    unless the ordering applies at the gateway; then a replica gets as many as it can run."""
 
 
 class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When the cascade is planned anew while it serves, and for what (Cascadia, section 4.4 and appendix G): `quality`
-    or `latency_s`."""
+    """Replanning of the cascade while it serves (Cascadia, section 4.4 and appendix G), for `quality` or
+    `latency_s`."""
 
     quality: Annotated[float, Meta(ge=0, le=100)] | None = None
-    """The mean score that plans are to keep; they have the least p95 latency with it."""
+    """The mean score that plans have to reach; their p95 latency is the least with it."""
     latency_s: Positive | None = None
-    """In place of it: the p95 latency that plans are to keep; they have the best quality with it."""
+    """In place of `quality`: the p95 latency that plans have to keep; their quality is the best with it."""
     every_s: Positive = 300.0
-    """How often it is looked at what has come."""
+    """Length of a period, after which the observed requests are compared with those planned for."""
     sample: Count = 50
-    """So many requests of that time, whose prompt lengths are compared with those planned for."""
+    """Requests of a period whose prompt lengths are compared."""
     audit_share: Annotated[float, Meta(gt=0, le=1)] = 0.05
-    """The share of the requests that all models answer, so that it is known what each would have scored."""
+    """The share of requests that all models answer, so that the scores of each are known."""
     least_audited: Annotated[int, Meta(ge=2)] = 40
-    """With fewer of them, nothing is compared."""
+    """A period with fewer such requests goes on."""
     rate_change: Positive = 0.2
-    """By this share the rate has to differ from the one planned for, to count as a shift."""
+    """Least relative change of the rate that counts as a shift."""
     margin: Annotated[float, Meta(ge=0)] = 1.0
-    """Points of quality that a plan aims at beyond `quality`: while serving there is no time for rehearsals."""
+    """Points of quality that plans aim for beyond `quality`, as plans are not rehearsed while serving."""
     planning_s: Annotated[float, Meta(ge=0)] = 20.0
-    """From a shift to the new plan, in a simulation; the paper's 10 to 20 s. `headway serve` takes what it takes."""
+    """Seconds from a shift to the new plan in a simulation; the paper's are 10 to 20. `headway serve` plans in real
+    time."""
     interval_s: Positive = 2.0
-    """How often replicas are seen to, which change one after the other."""
+    """Seconds between changes of replicas."""
     num_gpus: Count | None = None
-    """That plans may use. Without it: as many as the cascade's models have in `fleet`."""
+    """GPUs that plans may use. Without it: as many as the cascade's models have in `fleet`."""
     gpus_per_server: Count | None = None
-    """Tensor parallelism stays within a server. Without it: as many as the catalog's node has."""
+    """GPUs of a server, within which tensor parallelism stays. Without it: as many as the catalog's node has."""
 
     def __post_init__(self) -> None:
         if (self.quality is None) == (self.latency_s is None):
@@ -176,33 +177,33 @@ class Replan(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class CascadeSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Models that answer one after the other until an answer is good enough."""
+    """Models that answer a request one after the other until an answer is accepted."""
 
     models: Annotated[tuple[str, ...], Meta(min_length=2)]
-    """The smallest first; the fleet serves them all."""
+    """The models, the smallest first; the fleet serves all of them."""
     policy: PolicySpec = "thresholds"
-    """Who decides whether an answer will do."""
+    """Decides whether an answer is accepted."""
     name: str = "cascade"
-    """What requests ask for; those that ask for no model get it, too."""
+    """The model name of requests for the cascade; requests without a model get it, too."""
     judge_s: Annotated[float, Meta(ge=0)] = 0.27
-    """Seconds that judging an answer takes."""
+    """Seconds to judge an answer."""
     judge_usd: Annotated[float, Meta(ge=0)] = 0.0
-    """What judging an answer costs."""
+    """Price of judging an answer."""
     judge_bias: float = 0.0
-    """What the judge adds to every score, of 0 to 100."""
+    """Mean error of the judge's scores, of 0 to 100."""
     judge_noise: Annotated[float, Meta(ge=0)] = 0.0
-    """Standard deviation of the judge's scores."""
+    """Standard deviation of the error of the judge's scores."""
     judge: Judge | None = None
-    """Who scores answers live. A simulation goes by the workload's scores."""
+    """Scores answers in `headway serve`. A simulation takes the workload's scores."""
     replan: Replan | None = None
-    """Plan thresholds and replicas anew when what comes has changed. Without it: they stay."""
+    """Plans thresholds and replicas anew when the requests have shifted. Without it: they stay."""
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Policies that go together, under a name of their own. What is not said here is as `policies` says."""
+    """A named set of policies. Keys that are missing are as in `policies`."""
 
     name: str
-    """What tables call it."""
+    """The variant's name in tables."""
     routing: PolicySpec | None = None
     """As in `policies`."""
     ordering: PolicySpec | None = None
@@ -220,50 +221,50 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Simulation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How to simulate, and what to count."""
+    """Settings of the simulation."""
 
     step: Literal["stretch", "exact"] = "stretch"
-    """`exact` runs every iteration on its own: the same results, many times slower."""
+    """`exact` simulates every iteration on its own: the same results, many times slower."""
     until_s: Annotated[float, Meta(gt=0)] | None = None
     """Stop at this virtual time. Without one: when every request has ended."""
     warmup_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Metrics leave out what arrived before."""
+    """Metrics leave out requests that arrived before this time."""
 
 
 class Spec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a scenario file says."""
+    """A scenario file."""
 
     workload: WorkloadSpec
     fleet: tuple[PoolSpec, ...] = ()
     """Pools of replicas."""
     combos: tuple[ComboSpec, ...] = ()
-    """Pairs of pools, one for prefill and one for decode."""
+    """Combos of replicas for prefill and for decode."""
     name: str = ""
-    """What reports call it. Without one: the file's name."""
+    """The scenario's name in reports. Without one: the file's name."""
     seed: int = 0
-    """Of everything random. Runs that are compared get the same arrivals and lengths."""
+    """Seed of all random numbers. Runs that are compared get the same arrivals and lengths."""
     policies: PolicySpecs = field(default_factory=PolicySpecs)
     network: Network = field(default_factory=Network)
-    """What lies between regions."""
+    """Latency and bandwidth between regions."""
     provisioning: Provisioning | None = None
-    """Where replicas that scaling asks for come from. Without it: each is new, and takes `start_s`."""
+    """How replicas that scaling asks for are provided. Without it: each is new, and takes `start_s`."""
     gpu_limits: tuple[GpuLimit, ...] = ()
-    """How many GPUs scaling may use."""
+    """The GPUs that scaling may use."""
     cascade: CascadeSpec | None = None
-    """Several models for one request. Without it, a request gets the model that it asks for."""
+    """A cascade of models. Without it, a request gets the model that it asks for."""
     variants: tuple[Variant, ...] = ()
-    """Sets of policies for `headway compare`, in place of a list for each kind."""
+    """Named sets of policies for `headway compare`, in place of a list for each kind."""
     pacer: Pacer = field(default_factory=Pacer)
-    """What readers of streamed answers expect: policies that mind it see by it which replicas fall behind, and QoE
-    is counted by it."""
+    """The pace at which clients read streamed answers. QoE is computed from it, and views show the replicas that fall
+    behind it."""
     slo: DefaultSlo = field(default_factory=DefaultSlo)
-    """What metrics hold requests to that were promised nothing. Policies see only `workload`'s promises."""
+    """SLOs in metrics of requests without their own. Policies see only the SLOs of `workload`."""
     faults: tuple[Fault, ...] = ()
-    """Replicas that crash, and hand-overs that break."""
+    """Crashes of replicas, and broken hand-overs."""
     roles: tuple[RoleChange, ...] = ()
-    """Replicas of combos that are for something else from a time on."""
+    """Role changes of combo replicas."""
     observe: Scrape = field(default_factory=Scrape)
-    """How fresh the loads are that policies see."""
+    """How recent the loads are that policies see."""
     gateway: Settings = field(default_factory=Settings)
-    """How `headway serve` behaves."""
+    """Settings of `headway serve`."""
     simulation: Simulation = field(default_factory=Simulation)

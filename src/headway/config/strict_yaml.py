@@ -1,4 +1,4 @@
-"""Files that a user writes: YAML in, Structs out. Every error says file, line, key and the nearest name."""
+"""Users' YAML files, converted strictly into Structs. Errors have the file, line and key, and the nearest name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headway.core.errors import HeadwayError, unknown
 
 T = TypeVar("T")
 Key = tuple[str | int, ...]
-"""The way to a value: ("fleet", 0, "gpu") is `fleet[0].gpu`."""
+"""The path of a value: ("fleet", 0, "gpu") is `fleet[0].gpu`."""
 
 
 class Places:
-    """Where the values of a document come from: a line of a file, or a flag of the command line."""
+    """The origins of a document's values: lines of a file, or flags of the command line."""
 
     def __init__(
         self, file: str = "", lines: Mapping[Key, int] | None = None, flags: Mapping[Key, str] | None = None
@@ -29,25 +29,25 @@ class Places:
         self.flags = dict(flags or {})
 
     def where(self, key: Key) -> str:
-        """`chat.yaml:12: fleet[0].gpu`, or `--gpu`; the nearest known line above where the key has none."""
+        """`chat.yaml:12: fleet[0].gpu`, or `--gpu`. A key without a line has that of its nearest parent."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.flags:
                 return self.flags[key[:end]]
-        known = (self.lines[key[:end]] for end in range(len(key), -1, -1) if key[:end] in self.lines)
-        line = next(known, None)
+        lines = (self.lines[key[:end]] for end in range(len(key), -1, -1) if key[:end] in self.lines)
+        line = next(lines, None)
         parts = [f"{self.file}:{line}" if line is not None else self.file, spell(key)]
         return ": ".join(part for part in parts if part)
 
     @contextmanager
     def at(self, *key: str | int) -> Iterator[None]:
-        """Errors raised inside say that they are about this key."""
+        """Add this key to the message of a HeadwayError raised inside."""
         try:
             yield
         except HeadwayError as error:
             raise self.error(key, str(error)) from error
 
     def error(self, key: Key, what: str) -> HeadwayError:
-        """An error about this key."""
+        """A HeadwayError about this key."""
         where = self.where(key)
         return HeadwayError(f"{where}: {what}" if where else what)
 
@@ -58,7 +58,7 @@ def spell(key: Key) -> str:
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
-    """The mapping that a YAML file holds, and where each value stands in it."""
+    """The mapping in a YAML file, and the origins of its values. HeadwayError where there is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
 
 
 def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
-    """As `read`, of a text; `file` is what errors call it."""
+    """`read` of a text; `file` is its name in errors."""
     try:
         node = yaml.compose(text, Loader=_Loader)
         places = Places(file, dict(_lines(node, (), file)) if node else {})
@@ -88,7 +88,7 @@ def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
 
 
 SHORT = {"engine": "name", "trace": "path"}
-"""Keys whose value may be a mere word, and what the word is short for."""
+"""Keys whose value may be a string, which is short for this key of a mapping."""
 
 
 def change(
@@ -131,7 +131,7 @@ def _lines(node: yaml.Node, key: Key, file: str) -> Iterator[tuple[Key, int]]:
             if not isinstance(name, yaml.ScalarNode):
                 raise HeadwayError(f"{file}:{line}: a key must be a word")
             if name.value in seen:
-                raise HeadwayError(f"{file}:{line}: {spell((*key, name.value))} stands here a second time")
+                raise HeadwayError(f"{file}:{line}: {spell((*key, name.value))} is here a second time")
             seen.add(name.value)
             yield from _lines(value, (*key, name.value), file)
             yield (*key, name.value), line
@@ -143,7 +143,7 @@ def _lines(node: yaml.Node, key: Key, file: str) -> Iterator[tuple[Key, int]]:
 
 
 def convert(data: Any, to: type[T], places: Places, at: Key = ()) -> T:
-    """`data` as a `to`, strictly; `at` is where it stands in its document."""
+    """`data` as a `to`, strictly; `at` is its key in the document. HeadwayError where it does not fit."""
     try:
         return msgspec.convert(data, to)
     except msgspec.ValidationError as error:
@@ -164,7 +164,7 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
 
 
 def _key(path: str) -> Key:
-    """`$.fleet[0].gpu`, in backticks, as a key; only as far as a free key, which msgspec calls `[...]`."""
+    """The key of msgspec's path `$.fleet[0].gpu`; it ends before a free key, which msgspec writes `[...]`."""
     found = re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]|(\[\.\.\.\])", path)
     key: list[str | int] = []
     for name, index, free in found:
@@ -175,7 +175,7 @@ def _key(path: str) -> Key:
 
 
 def _types(data: Any, to: Any, key: Key) -> Iterator[msgspec.inspect.Type]:
-    """What a value at `key` in a `to` may be."""
+    """The types that a value at `key` in a `to` may have."""
     types = [msgspec.inspect.type_info(to)]
     for step in key:
         types = [child for t in _members(types) for child in _children(t, step, data)]
@@ -194,7 +194,7 @@ def _fields(data: Any, to: Any, key: Key) -> set[str]:
 
 
 def _values(data: Any, to: Any, key: Key) -> set[str]:
-    """The words that may stand at `key`."""
+    """The strings that a value at `key` may be."""
     words: set[str] = set()
     for t in _types(data, to, key):
         if isinstance(t, msgspec.inspect.LiteralType):

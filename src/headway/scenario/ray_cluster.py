@@ -1,4 +1,4 @@
-"""Work spread over a Ray cluster, as over a pool of processes."""
+"""An executor whose calls run on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ T = TypeVar("T")
 
 
 class RayExecutor(Executor):
-    """Each call is a task of the cluster, for one CPU. What functions and arguments are goes there by pickling."""
+    """Each call is a task of the cluster for one CPU. Functions and arguments are pickled."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._refs: list[Any] = []
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """As of `concurrent.futures`; a HeadwayError comes back as itself."""
-        ref = self._ray.remote(_answered).options(num_cpus=1, max_retries=0).remote(fn, args, kwargs)
+        """As of `concurrent.futures.Executor`. A HeadwayError of the call is raised as itself."""
+        ref = self._ray.remote(_call).options(num_cpus=1, max_retries=0).remote(fn, args, kwargs)
         self._refs.append(ref)
         result: Future[T] = Future()
         ref.future().add_done_callback(lambda done: _settle(done, result))
         return result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What still runs is waited for, or called off."""
+        """Wait for running calls, or cancel them."""
         if cancel_futures:
             for ref in self._refs:
                 self._ray.cancel(ref, force=True)
@@ -39,8 +39,8 @@ class RayExecutor(Executor):
         self._refs = []
 
 
-def _answered(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[T | None, str | None]:
-    """The result, or what a HeadwayError says: Ray would add a trace of its own to that."""
+def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[T | None, str | None]:
+    """The result, or the message of a HeadwayError, to which Ray would add a traceback."""
     try:
         return fn(*args, **kwargs), None
     except HeadwayError as error:
@@ -51,22 +51,22 @@ def _settle(done: Future[Any], result: Future[Any]) -> None:
     if not result.set_running_or_notify_cancel():
         return
     if done.cancelled():
-        result.set_exception(HeadwayError("a task was called off"))
+        result.set_exception(HeadwayError("a task was cancelled"))
     elif (error := done.exception()) is not None:
         result.set_exception(HeadwayError(f"a task of the Ray cluster failed ({str(error).strip().splitlines()[-1]})"))
     else:
-        value, said = done.result()
-        if said is None:
+        value, message = done.result()
+        if message is None:
             result.set_result(value)
         else:
-            result.set_exception(HeadwayError(said))
+            result.set_exception(HeadwayError(message))
 
 
 @contextmanager
 def cluster() -> Iterator[RayExecutor]:
-    """The Ray cluster that RAY_ADDRESS names, or that runs on this machine; a local one, for so long, if there is none.
+    """An executor on the cluster of RAY_ADDRESS, or of this machine; without one, on a local cluster until the end.
 
-    Headway must be installed, in this version, on every machine of it. HeadwayError without the package.
+    Every machine of the cluster needs this version of Headway. HeadwayError without the package `ray`.
     """
     try:
         import ray

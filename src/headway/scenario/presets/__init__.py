@@ -1,4 +1,4 @@
-"""Scenarios that come with Headway, as files."""
+"""The scenario files that are part of Headway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FOLDER = Path(__file__).parent
 
 
 def builtin(name: str) -> Path:
-    """The file of a built-in scenario. HeadwayError for a name that there is not."""
+    """The file of a built-in scenario. HeadwayError for an unknown name."""
     files = {path.stem: path for path in _FOLDER.glob("*.yaml")}
     if name not in files:
         raise unknown("built-in scenario", name, files)
