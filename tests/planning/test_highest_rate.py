@@ -29,7 +29,7 @@ slopes = st.floats(2.0, 12.0)
 
 
 @given(st.lists(st.tuples(rates, slopes), min_size=1, max_size=3), rates)
-def test_it_finds_the_first_limit_within_its_precision(limits: list[tuple[float, float]], start: float) -> None:
+def test_the_first_limit_within_the_precision(limits: list[tuple[float, float]], start: float) -> None:
     served = Served(*limits)
     found = highest(served, start, 0.01, 100.0, 1.06)
     assert found == pytest.approx(min(rate for rate, _ in limits), rel=0.06)
@@ -37,19 +37,19 @@ def test_it_finds_the_first_limit_within_its_precision(limits: list[tuple[float,
 
 
 @given(rates, st.floats(0.8, 1.25), st.floats(3.0, 6.0))
-def test_from_nearby_few_trials_do(limit: float, off: float, slope: float) -> None:
+def test_a_close_start_needs_few_trials(limit: float, off: float, slope: float) -> None:
     served = Served((limit, slope))
     assert highest(served, off * limit, 0.01, 100.0, 1.06) == pytest.approx(limit, rel=0.03)
     assert len(served.trials) <= 4
 
 
 @given(rates, rates, st.sampled_from([0.1, 50.0, inf]))
-def test_a_cliff_is_found_too(limit: float, start: float, height: float) -> None:
-    """Nothing tells how far away it is: waits stay at nothing up to it, and know no end beyond."""
+def test_a_limit_without_a_slope(limit: float, start: float, height: float) -> None:
+    """Strains below and above the limit do not depend on the distance to it."""
     found = highest(lambda rate: [-inf if rate <= limit else height, -0.1], start, 0.01, 100.0, 1.02)
     assert found == pytest.approx(limit, rel=0.03)
 
 
-def test_what_cannot_be_served_and_what_always_is() -> None:
+def test_rates_below_the_floor_and_above_the_ceiling() -> None:
     assert highest(lambda rate: [1.0], 1.0, 0.1, 8.0, 1.06) == 0.0
     assert highest(lambda rate: [-1.0], 1.0, 0.1, 8.0, 1.06) == pytest.approx(8.0)

@@ -34,11 +34,11 @@ DEFAULT_NUM_REQUESTS = 2000
 INFEASIBLE = 3
 
 candidate_options = together((
-    click.option("--gpus", help="GPUs to choose from, with commas between; else the scenario's."),
+    click.option("--gpus", help="GPU types to choose from, separated by commas; default: the scenario's."),
     click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from."),
-    click.option("--routing", help="Routers to choose from, with commas between."),
-    click.option("--ordering", help="Orderings to choose from, with commas between."),
-    click.option("--max-replicas", type=_positive, default=64, show_default=True, help="No more than this many."),
+    click.option("--routing", help="Routers to choose from, separated by commas."),
+    click.option("--ordering", help="Orderings to choose from, separated by commas."),
+    click.option("--max-replicas", type=_positive, default=64, show_default=True, help="Most replicas to try."),
 ))  # fmt: skip
 
 target_options = together((
@@ -46,35 +46,35 @@ target_options = together((
     click.option("--tpot-p99", type=_above_0, help="Seconds: of the mean time per output token after the first."),
     click.option("--e2e-p99", type=_above_0, help="Seconds: of the time to the last token."),
     click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True),
-                 help="Least share of requests that meet all SLOs of theirs. Without any target: 0.99."),
+                 help="Least share of requests that meet all of their SLOs; 0.99 without any target."),
     click.option("--what-if", default="load=3,lose=1", show_default=True,
-                 help="Re-evaluate with load=N times the requests, lose=N replicas, lose-region=N regions."),
+                 help="Repeat with load=N times the requests, lose=N replicas, lose-region=N regions."),
 ))  # fmt: skip
 
 model_options = together((
     click.option("--model", help="A model of the catalog."),
-    click.option("--model-config", type=_path, help="A Hugging Face config.json instead."),
+    click.option("--model-config", type=_path, help="A Hugging Face config.json in place of --model."),
     click.option("--engine", help="An engine profile of the catalog."),
     click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed."),
     click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
     click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
-    click.option("--warmup-s", type=click.FloatRange(min=0), help="Targets leave out what arrived before."),
-    click.option("--seed", type=int, help="Of everything random; 0 unless given."),
+    click.option("--warmup-s", type=click.FloatRange(min=0), help="Targets ignore requests that arrive before."),
+    click.option("--seed", type=int, help="Random seed; default: 0."),
 ))  # fmt: skip
 
 result_options = together((
     click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables."),
     click.option("--out", type=_path, help="Write the plan as a scenario that headway simulate runs."),
-    click.option("--html", type=_path, help="Write cost against attainment, and all else, as one page."),
-    click.option("--cache", type=_path, help="Folder of rehearsals already made. Without: the user's cache."),
-    click.option("--no-cache", is_flag=True, help="Simulate everything anew."),
+    click.option("--html", type=_path, help="Write the plan as an HTML page."),
+    click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
+    click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
 ))  # fmt: skip
 
 
 @click.group()
 def command() -> None:
-    """Plan fleets: how many GPUs, and which?"""
+    """Plan fleets: how many GPUs of which type."""
 
 
 command.add_command(tiers)
@@ -96,8 +96,8 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
 
     Workload, model and engine come from the SCENARIO file, or from options alone; options override the file.
     Every candidate that analytic bounds do not rule out is simulated, with the same arrivals and lengths.
-    What was simulated is kept in a cache, so that an interrupted search goes on where it was. Exit code 3:
-    no candidate meets the targets.
+    Simulations are cached, so that an interrupted search resumes where it ended. Exit code 3: no candidate meets
+    the targets.
     """
     options = _options(flags)
     output = {name: flags.pop(name) for name in ("as_json", "out", "html", "cache", "no_cache", "no_progress")}
@@ -169,7 +169,7 @@ def _whole(text: str, name: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise HeadwayError(f"{name}: {text!r}; expected whole numbers of 1 or more, with commas between")
+        raise HeadwayError(f"{name}: {text!r}; expected whole numbers of 1 or more, separated by commas")
     return value
 
 

@@ -33,19 +33,23 @@ _path = click.Path(path_type=Path)
 @click.option(
     "--latency",
     type=click.FloatRange(min=0, min_open=True),
-    help="p95 to keep, s, at the best quality; with --quality: at the least cost.",
+    help="Limit of the p95 latency, s, at the best quality; with --quality: at the least cost.",
 )
-@click.option("--gpus", help="How many there are, or type:count:$/h with commas between; else the fleet's.")
-@click.option("--gpus-per-server", type=click.IntRange(min=1), help="GPUs that tensor parallelism may span.")
-@click.option("--combos", is_flag=True, help="Offer models combos, too: replicas that prefill, and others that decode.")
-@click.option("--rps", type=click.FloatRange(min=0, min_open=True), help="Requests per second, in place of arrivals.")
-@click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan so many qualities from low to high, too.")
-@click.option("--regret", metavar="BIAS:NOISE,...", help="What plans lose whose judge is off by so many points.")
-@click.option("--no-alternatives", is_flag=True, help="Only the plan, nothing to compare it with.")
+@click.option("--gpus", help="Number of GPUs, or type:count:$/h separated by commas; default: the fleet's.")
+@click.option("--gpus-per-server", type=click.IntRange(min=1), help="Most GPUs of one instance.")
+@click.option("--combos", is_flag=True, help="Consider combos, too: replicas that prefill, and others that decode.")
+@click.option(
+    "--rps",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Requests per second, in place of `arrivals`.",
+)
+@click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan for this many more qualities, low to high.")
+@click.option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
+@click.option("--no-alternatives", is_flag=True, help="Plan without alternatives to compare with.")
 @click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs.")
-@click.option("--html", type=_path, help="Write stages, and quality against latency, as one page.")
-@click.option("--cache", type=_path, help="Where latencies are kept; the user's cache folder unless given.")
-@click.option("--no-cache", is_flag=True, help="Simulate everything anew.")
+@click.option("--html", type=_path, help="Write the plan as an HTML page.")
+@click.option("--cache", type=_path, help="Folder of cached latencies; default: the user's cache folder.")
+@click.option("--no-cache", is_flag=True, help="Simulate without the cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
 def cascade(
@@ -56,9 +60,9 @@ def cascade(
 ) -> int:  # fmt: skip
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
-    The SCENARIO's workload says what each model's answers score (`quality`), its first pool which GPU and engine;
-    the models are those of its `cascade`, or all that are scored. Exit code 3: the target is out of reach, and the
-    plan comes nearest to it.
+    The SCENARIO's workload has the scores of each model's answers (`quality`); its first pool has the GPU and the
+    engine. The models are those of its `cascade`, or all with scores. Exit code 3: no plan meets the target, and the
+    printed one comes nearest.
     """
     file = scenario_file(scenario, preset)
     if file is None:
@@ -104,7 +108,7 @@ def _target(quality: float | None, latency: float | None) -> Target:
 
 
 def _show(answer: CascadeAnswer) -> None:
-    """The plan by stages, and what it is compared with."""
+    """Print the stages of the plan, and the plans that it is compared with."""
     heads = ["model", "GPUs", "replicas", "accepts from", "requests", "p95 of the stage (s)"]
     rows: list[list[object]] = []
     for stage in answer.chosen.plan.stages:
@@ -112,7 +116,7 @@ def _show(answer: CascadeAnswer) -> None:
         p95 = "-" if stage.p95_latency_s is None else f"{stage.p95_latency_s:.3g}"
         rows.append([stage.model, stage.gpus, stage.shapes, level, f"{stage.processing_ratio:.0%}", p95])
     print_table(heads, rows)
-    heads = ["plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "is what was asked for"]
+    heads = ["plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "meets the target"]
     print_table(heads, [_row(name, each) for name, each, _ in _named(answer)])
     click.echo(answer.chosen.plan.why)
     if answer.confidence is not None:

@@ -26,8 +26,8 @@ _path = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("scenarios", nargs=-1, type=_path, required=True)
-@click.option("--gpus", required=True, help="Types, how many, $/h, interruptions/h: h800:8:2.8,h20:8:0.6:0.05.")
-@click.option("--rps", help="Requests per second to plan for, one for each SCENARIO; else as they arrive there.")
+@click.option("--gpus", required=True, help="type:count:$/h:interruptions/h, as in h800:8:2.8,h20:8:0.6:0.05.")
+@click.option("--rps", help="Requests per second to plan for, one number for each SCENARIO; default: its arrivals.")
 @click.option(
     "--objective",
     type=click.Choice(["co", "mc", "mce"]),
@@ -42,7 +42,7 @@ _path = click.Path(path_type=Path)
     type=click.IntRange(min=0),
     default=2,
     show_default=True,
-    help="Sizes of each pair of GPU types that are profiled, the likeliest first; 0: all.",
+    help="Sizes of each pair of GPU types to profile, the most promising ones; 0: all.",
 )
 @click.option(
     "--attainment",
@@ -59,9 +59,9 @@ _path = click.Path(path_type=Path)
     help="Most requests of one simulation of a profile.",
 )
 @click.option("-o", "--out", type=_path, help="Write the plan as a scenario (with several: a folder).")
-@click.option("--html", type=_path, help="Write a page with the picture of cost against goodput.")
-@click.option("--cache", type=_path, help="Where profiles are kept; the user's cache folder unless given.")
-@click.option("--no-cache", is_flag=True, help="Profile everything anew.")
+@click.option("--html", type=_path, help="Write the plan as an HTML page.")
+@click.option("--cache", type=_path, help="Folder of cached profiles; default: the user's cache folder.")
+@click.option("--no-cache", is_flag=True, help="Profile without the cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
 def combos(
@@ -71,9 +71,9 @@ def combos(
 ) -> int:  # fmt: skip
     """Find which GPUs should prefill and which decode, and how many of such combos, for the most tokens per dollar.
 
-    Each SCENARIO is a service: its workload, the model and engine of its first pool, and its `slo`, within which
-    goodput is profiled by simulation. All are planned for together, within the GPUs that there are. Exit code 3:
-    the demand cannot be met, and the plan serves what it can.
+    Each SCENARIO is a service: its workload, the model and engine of its first pool, and its `slo`. Simulations
+    measure the goodput of combos within that SLO. All services share the given GPUs. Exit code 3: the GPUs cannot
+    meet the demand, and the plan serves what it can.
     """
     rates = _rates(rps, len(scenarios))
     simulator = Simulator()
@@ -113,7 +113,7 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
     except ValueError:
         rates = []
     if len(rates) != num or min(rates, default=0.0) < 0:
-        raise HeadwayError(f"--rps: {text!r}; expected {num} numbers of 0 or more, with commas between")
+        raise HeadwayError(f"--rps: {text!r}; expected {num} numbers of 0 or more, separated by commas")
     return rates
 
 

@@ -24,22 +24,22 @@ _path = click.Path(path_type=Path)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file.")
 @click.option("--tiers", default="1,2,3,4,6,8", show_default=True, help="Numbers of tiers to try.")
 @click.option("--decay", default="0.5,1,2", show_default=True, help="Decays of the headroom to try.")
-@click.option("--seeds", type=click.IntRange(min=2), default=5, show_default=True, help="Seeds to rehearse with.")
+@click.option("--seeds", type=click.IntRange(min=2), default=5, show_default=True, help="Seeds to simulate with.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
     default=0.01,
     show_default=True,
-    help="A loss of attainment that does not matter.",
+    help="An acceptable loss of attainment.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
 @click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
 def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress: bool, **flags: Any) -> int:
     """Find how many tiers of service a workload needs, and how steeply their headroom should fall.
 
-    The tiers of the SCENARIO's workload are classes of customers with SLOs of their own. Neighbours are merged into
-    fewer tiers, and every setting is rehearsed with the same requests. What counts is the share of requests that meet
-    their SLOs; the answer says which settings the seeds cannot tell from the best.
+    The tiers of the SCENARIO's workload are classes of customers with SLOs of their own. Neighbouring classes are
+    merged into fewer tiers, and every setting is simulated with the same requests. The measure is the share of
+    requests that meet their SLOs; settings that the seeds do not distinguish from the best are marked as tied.
     """
     file = scenario_file(scenario, preset)
     if file is None:
@@ -64,12 +64,12 @@ def _number(text: str, option: str, kind: type) -> Any:
     except ValueError:
         value = None
     if value is None or value < 0 or (kind is int and value < 1):
-        raise HeadwayError(f"{option}: {text.strip()!r}; expected numbers with commas between")
+        raise HeadwayError(f"{option}: {text.strip()!r}; expected numbers separated by commas")
     return value
 
 
 def _show(found: TierPlan, tolerance: float) -> None:
-    """A row a setting, and the answer in words."""
+    """Print a row for each setting, and the best and the simplest sufficient one."""
     heads = ["tiers", "decay", "attainment", "loss to the best, 95%", "tied with the best", "enough"]
     print_table(heads, [_row(setting) for setting in found.settings])
     chosen, best = found.chosen, found.best

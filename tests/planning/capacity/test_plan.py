@@ -59,7 +59,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("tpot_s", [0.025, 0.04])
 @pytest.mark.parametrize("load", [6, 30])
 def test_the_plan_is_what_brute_force_finds(tpot_s: float, load: float, small: Path) -> None:
-    """Every candidate with every number of replicas, no bound used."""
+    """Every candidate with every number of replicas, without bounds."""
     made = document()
     made["workload"]["arrivals"] = load
     options = options_of(targets=Targets(ttft_p99_s=0.8, tpot_p99_s=tpot_s), routings=("round-robin", "least-loaded"))
@@ -83,7 +83,7 @@ ENGINES = st.sampled_from([each.name for each in catalog.engines()])
 def test_bounds_hold_in_the_simulation(
     lengths: tuple[int, int], rate: float, gpu: str, engine: str, replicas: int
 ) -> None:
-    """What was simulated is never below the floor, and is never said to take more replicas than it took."""
+    """Simulated latencies are at least the bounds, and simulated fleets have at least the least replicas."""
     made = document(fleet=[{"model": "llama-3.1-8b", "engine": engine}])
     made["workload"] = {"arrivals": rate, "num_requests": 60, "prompt_tokens": lengths[0], "output_tokens": lengths[1]}
     options = options_of(gpus=(gpu,), tps=(1,), targets=Targets(ttft_p99_s=1e6), max_replicas=1)
@@ -100,8 +100,8 @@ def test_bounds_hold_in_the_simulation(
         assert getattr(floor, name) <= getattr(found, name) * (1 + 1e-9), name
 
 
-def test_dearer_with_more_load_and_cheaper_with_looser_targets(small: Path) -> None:
-    """The same of simulated fleets."""
+def test_cost_rises_with_load_and_falls_with_looser_targets(small: Path) -> None:
+    """With simulations."""
     costs: dict[tuple[float, float], float] = {}
     for load in (6.0, 20.0, 60.0):
         for tpot_s in (0.025, 0.04):
@@ -135,7 +135,7 @@ def test_more_work_needs_more_replicas_by_the_bound_alone() -> None:
     )
 
 
-def test_shapes_that_cannot_be_are_ruled_out_in_words() -> None:
+def test_impossible_shapes_are_ruled_out_with_a_reason() -> None:
     made = document(fleet=[{"model": "llama-3.1-70b"}])
     targets = Targets(ttft_p99_s=20.0, tpot_p99_s=0.0005)
     found, rehearsal = planned(options_of(gpus=("h100",), tps=(1, 3, 4, 16), targets=targets), made)
@@ -162,7 +162,7 @@ def test_another_seed_is_another_rehearsal(tmp_path: Path) -> None:
     assert found.num_found == 0
 
 
-def test_a_trace_that_changes_is_simulated_anew(tmp_path: Path) -> None:
+def test_a_changed_trace_is_simulated_again(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     for tokens in (100, 900):
         rows = "".join(f"{i / 10},{tokens},20\n" for i in range(50))
@@ -174,7 +174,7 @@ def test_a_trace_that_changes_is_simulated_anew(tmp_path: Path) -> None:
     assert yaml.safe_load(text)["workload"]["trace"]["path"] == str(trace)
 
 
-def test_every_kind_of_arrivals_can_be_loaded() -> None:
+def test_load_scales_every_kind_of_arrivals() -> None:
     kinds: list[Any] = [
         5.0, {"kind": "gamma", "rate": 5.0, "cv": 2.0}, {"kind": "curve", "rates": [4.0, 6.0], "step_s": 5.0},
     ]  # fmt: skip
@@ -188,7 +188,7 @@ def test_every_kind_of_arrivals_can_be_loaded() -> None:
     assert found.what_ifs[0].measured.num_requests == 120
 
 
-def test_a_region_lost_takes_its_replicas_along() -> None:
+def test_a_lost_region_loses_its_replicas() -> None:
     pools = [{"model": "llama-3.1-8b", "gpu": "h100", "region": at} for at in ("east", "west")]
     found, rehearsal = planned(options_of(gpus=()), document(fleet=pools))
     assert found.choice is not None and found.choice.replicas is not None and found.choice.replicas >= 2
@@ -199,7 +199,7 @@ def test_a_region_lost_takes_its_replicas_along() -> None:
     assert [p["region"] for p in yaml.safe_load(scenario_yaml(found, rehearsal))["fleet"]] == ["east", "west"]
 
 
-def test_own_slos_are_the_target_where_none_is_given() -> None:
+def test_own_slos_are_the_default_target() -> None:
     made = document(workload={"builtin": "chat", "num_requests": 200})
     found, _ = planned(options_of(targets=Targets()), made)
     assert found.targets == Targets(attainment=0.99)
@@ -231,7 +231,7 @@ def test_the_command_writes_a_scenario_that_meets_the_targets(
     assert "the plan" in shown and "http://" not in shown.split("<script>")[0]
 
 
-def test_a_scenario_file_says_workload_model_and_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scenario_file_gives_workload_model_and_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "chat.yaml"
     engine = {"name": "vllm-v1", "max_num_seqs": 64}
     pool = {"model": "llama-3.1-8b", "gpu": "h100", "engine": engine, "usd_per_gpu_hour": 1.5}
@@ -245,7 +245,9 @@ def test_a_scenario_file_says_workload_model_and_engine(tmp_path: Path, capsys: 
     assert written["policies"]["routing"] in policies["routing"] and written["slo"] == {"ttft_s": 1.0}
 
 
-def test_what_cannot_be_met_is_told_and_nothing_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_targets_out_of_reach_are_reported_and_no_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "plan.yaml"
     options = "--gpus l40s --tp 1 --ttft-p99 0.001 --no-cache".split()
     code, text, _ = run(capsys, *SMALL, *options, "--out", out)
@@ -319,7 +321,7 @@ def test_the_page_draws_its_charts_in_a_browser(tmp_path: Path, small: Path) -> 
     assert dom.count('class="point"') >= 4
 
 
-def test_own_coefficients_go_with_their_own_gpu() -> None:
+def test_own_coefficients_apply_to_their_gpu_alone() -> None:
     made = document(fleet=[{"model": "llama-3.1-8b", "gpu": "h100", "coefficients": "own.json"}])
     own, other = (
         fleet_document(made, CapacityCandidate(gpu, Parallel(), "least-loaded", 1.0), 2)["fleet"][0]
@@ -329,7 +331,7 @@ def test_own_coefficients_go_with_their_own_gpu() -> None:
 
 
 def test_own_coefficients_change_bounds_and_rehearsals(tmp_path: Path, small: Path) -> None:
-    """A GPU with an engine that takes a second for every step can serve nobody in time, and no rehearsal is needed."""
+    """An engine with steps of a second meets no target, which the bounds show without a rehearsal."""
     shipped = Path(str(resources.files("headway.catalog") / "data" / "coefficients" / "h100-80gb-sxm.json"))
     slow = json.loads(shipped.read_text())
     for overhead in slow["engines"].values():

@@ -27,7 +27,7 @@ MOST = 12
 
 
 class Queue:
-    """Latency falls with replicas: `base + work * load / replicas`, a pair for each candidate. Keeps the questions."""
+    """Latency falls with replicas: `base + work * load / replicas`, a pair for each candidate. Records the calls."""
 
     def __init__(self, pairs: list[tuple[float, float]]) -> None:
         self.pairs = pairs
@@ -48,7 +48,7 @@ def candidates(prices: list[int]) -> tuple[CapacityCandidate, ...]:
 
 
 def brute_force(problem: CapacityProblem, evaluate: Queue) -> float:
-    """The least cost over every candidate and every number of replicas; infinite where none will do."""
+    """The least cost over all candidates and numbers of replicas; infinite if none meets the targets."""
     return min(
         (
             n * each.usd_per_replica_hour
@@ -91,10 +91,10 @@ def test_the_plan_costs_what_brute_force_finds(kinds: list[tuple[int, float, flo
 
 
 @given(KINDS, LIMITS, st.integers(1, 4))
-def test_honest_floors_change_nothing_but_the_work(
+def test_valid_bounds_change_only_the_number_of_rehearsals(
     kinds: list[tuple[int, float, float]], ttft_s: float, slack: int
 ) -> None:
-    """Floors at or below the truth: the same cost, and never more questions than numbers of replicas there are."""
+    """With bounds at or below the true values: the same cost, and no more rehearsals than candidates have sizes."""
     problem, evaluate = made(kinds, ttft_s)
     floors = []
     for each in problem.candidates:
@@ -130,7 +130,7 @@ def _args(
 
 @settings(max_examples=50)
 @given(KINDS, LIMITS)
-def test_what_ifs_are_of_the_plan(kinds: list[tuple[int, float, float]], ttft_s: float) -> None:
+def test_what_ifs_rehearse_the_plan(kinds: list[tuple[int, float, float]], ttft_s: float) -> None:
     problem, evaluate = made(kinds, ttft_s)
     situations = (Situation(load=3.0), Situation(lost_replicas=1))
     found = cheapest_fleet(replace(problem, situations=situations), [CandidateBounds()] * len(kinds), evaluate)
@@ -163,7 +163,7 @@ def test_progress_never_goes_beyond_what_is_expected() -> None:
     assert all(done < expected for done, expected in told)
 
 
-def test_infeasible_plans_say_how_near_they_came() -> None:
+def test_infeasible_plans_name_the_best_values() -> None:
     problem, evaluate = made([(1, 2.0, 1.0), (1, 3.0, 1.0)], 1.0)
     found = cheapest_fleet(problem, [CandidateBounds(), CandidateBounds(reason="too slow", ttft_p99_s=1.5)], evaluate)
     assert found.status == "infeasible" and found.choice is None
@@ -173,15 +173,15 @@ def test_infeasible_plans_say_how_near_they_came() -> None:
     assert found.options[0].reason == "misses TTFT p99 with 12 replicas"
 
 
-def test_more_work_than_is_allowed_is_no_reason_to_simulate() -> None:
+def test_work_beyond_the_most_replicas_needs_no_rehearsal() -> None:
     problem, evaluate = made([(1, 0.0, 1.0)], 1.0)
     found = cheapest_fleet(problem, [CandidateBounds(least_replicas=MOST + 1)], evaluate)
     assert found.status == "infeasible" and not evaluate.asked
     assert "13 replicas or more" in found.options[0].reason
 
 
-def test_replicas_that_do_worse_together_are_noticed() -> None:
-    """Three do not, although two and four do: found by looking around, and said."""
+def test_a_violated_assumption_is_reported() -> None:
+    """Two and four replicas meet the target and three do not: the neighbours' rehearsals show it."""
 
     def evaluate(candidate: CapacityCandidate, replicas: int, situation: Situation) -> RehearsalMetrics:
         ttft_s = {1: 9.0, 2: 0.5, 3: 9.0, 4: 0.5, 5: 0.5}.get(replicas, 0.5)
@@ -203,7 +203,7 @@ def test_replicas_that_do_worse_together_are_noticed() -> None:
         ({"max_replicas": 0}, "max_replicas: 0; expected 1 or more"),
     ],
 )
-def test_questions_that_ask_nothing(change: dict[str, object], what: str) -> None:
+def test_problems_without_a_question_are_refused(change: dict[str, object], what: str) -> None:
     problem, evaluate = made([(1, 0.0, 1.0)], 1.0)
     problem = replace(problem, **change)
     with pytest.raises(HeadwayError, match=what):

@@ -123,8 +123,8 @@ def test_peaks_per_dollar_as_in_table_1() -> None:
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_the_closed_form_takes_the_best_of_each_phase_whatever_the_workload(name: str) -> None:
-    """So H800 to H20 comes first for every dataset; an order by goodput need not agree, and the paper's does not."""
+def test_the_closed_form_takes_the_best_gpu_of_each_phase_for_any_workload(name: str) -> None:
+    """H800 to H20 ranks first for every dataset; the order by goodput may differ, and the paper's does."""
     r_in, r_out = LENGTHS[name]
     costs = stated(LLAMA)
     gpus = {"h800": H800, "a800": A800, "h20": H20}
@@ -137,7 +137,7 @@ def test_the_closed_form_takes_the_best_of_each_phase_whatever_the_workload(name
     assert min(values, key=lambda pair: values[pair]) == ("h20", "h800")
 
 
-def test_what_combos_serve_per_dollar_in_table_3_and_in_the_example_of_3_3_2() -> None:
+def test_served_tokens_per_dollar_of_table_3_and_the_example_of_3_3_2() -> None:
     """The paper's measured CE is goodput over price, with one number of tokens per request for a workload."""
     table_3 = [(1505.23e3, 2.14, 1), (1636.24e3, 2.32, 1), (1525.31e3, 2.90, 2), (1630.15e3, 3.14, 2)]
     table_3 += [(1231.35e3, 2.96, 3), (1329.15e3, 3.22, 3)]
@@ -148,7 +148,7 @@ def test_what_combos_serve_per_dollar_in_table_3_and_in_the_example_of_3_3_2() -
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-3.1-8b", "qwen1.5-14b", "deepseek-v3", "gpt-oss-120b"])
-def test_real_shapes_hold_what_the_model_holds(name: str) -> None:
+def test_costs_of_real_shapes_match_the_models_memory(name: str) -> None:
     model: Model = catalog.model(name)
     costs = of_shape(model, batch=10**9)
     embedding = 0 if model.tie_embeddings else 2.0 * model.vocab_size * model.hidden_size
@@ -173,14 +173,14 @@ def test_a_batch_touches_more_experts_than_a_sequence_and_no_more_than_all() -> 
     assert of_shape(model).c2 < 0.1 * stated(model).c2 * moe.num_experts
 
 
-def test_kv_heads_and_latent_vectors_are_copied_where_tp_exceeds_them() -> None:
+def test_tp_beyond_the_kv_heads_copies_them() -> None:
     llama, deepseek = catalog.model("llama-3.1-8b"), catalog.model("deepseek-v3")
     assert of_shape(llama, tp=8).c4 == of_shape(llama).c4
     assert of_shape(llama, tp=16).c4 == 2 * of_shape(llama).c4
     assert of_shape(deepseek, tp=8).c4 == 8 * of_shape(deepseek).c4
 
 
-def test_what_costs_nothing_has_no_finite_efficiency() -> None:
+def test_free_combos_have_no_finite_efficiency() -> None:
     assert served_tokens_per_usd(1.0, 10, 10, 0.0) is None
     assert summed_tokens_per_usd(1.0, 1.0, 1.0, 0.0) is None
     assert summed_tokens_per_usd(1.0, 0.0, 1.0, 1.0) is None

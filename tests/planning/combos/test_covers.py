@@ -41,7 +41,7 @@ def program(seed: int, cents: bool, tight: float) -> tuple[np.ndarray, np.ndarra
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.5, 0.8, 1.0, 3.0, np.inf]))
-def test_both_ways_agree(seed: int, cents: bool, tight: float) -> None:
+def test_covers_agree_with_the_solver(seed: int, cents: bool, tight: float) -> None:
     cost, shares, use, most = program(seed, cents, tight)
     found = Covers(cost, shares, use, most).solve(5.0)
     assume(found is not None)
@@ -60,12 +60,12 @@ def test_both_ways_agree(seed: int, cents: bool, tight: float) -> None:
     assert cost @ found == pytest.approx(cost @ np.array(other.values), rel=1e-6)
 
 
-def test_it_mostly_gets_there() -> None:
+def test_covers_solve_most_programs() -> None:
     solved = sum(Covers(*program(seed, seed % 2 == 0, 1.0)).solve(5.0) is not None for seed in range(12))
     assert solved >= 9, "feasible ones with few ways to meet a demand"
 
 
-def test_what_is_not_possible_is_left_to_the_solver() -> None:
+def test_infeasible_programs_are_left_to_the_solver() -> None:
     cost, shares, use, most = program(1, True, 1.0)
     assert Covers(cost, shares, use, np.zeros(4)).solve(5.0) is None
     assert Covers(cost, np.zeros((1, 24)), use, most).solve(5.0) is None

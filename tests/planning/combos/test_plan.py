@@ -36,7 +36,7 @@ def scenario(tmp_path: Path) -> Path:
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code and what was printed."""
+    """Exit code, standard output and standard error."""
     code = main(["plan", "combos", *map(str, arguments), "--no-progress"])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
@@ -69,7 +69,9 @@ def test_a_plan_is_a_fleet_that_serves_its_demand(
     assert "0 simulations" in again[2]
 
 
-def test_a_demand_beyond_the_gpus_is_told(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_demand_beyond_the_gpus_is_reported(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = [scenario, "--gpus", "h20:1", "--rps", 5000, "--sizes", 1, "--no-cache", "--profile-requests", 60]
     code, text, _ = plan(capsys, *asked)
     assert code == 3
@@ -86,7 +88,7 @@ def test_a_demand_beyond_the_gpus_is_told(scenario: Path, tmp_path: Path, capsys
         ({}, ("--rps", "1,2"), "expected 1 numbers"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(
+def test_scenarios_that_cannot_be_planned_are_refused(
     change: dict[str, object], arguments: tuple[str, ...], message: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -98,8 +100,8 @@ def test_what_cannot_be_planned_is_refused(
     assert re.search(message, err), err
 
 
-def test_a_profile_lasts_until_as_many_are_in_flight_as_in_the_long_term() -> None:
-    """Answers of 20 s: 300 requests would all be in flight at once, at any rate, and none would wait."""
+def test_a_profile_lasts_until_the_number_in_flight_is_that_of_the_long_term() -> None:
+    """Answers take 20 s: 300 requests would all be in flight at once at any rate, without queues."""
     document = {
         "name": "pages",
         "workload": {"prompt_tokens": 100, "output_tokens": 600, "arrivals": 5, "num_requests": 100},

@@ -34,7 +34,7 @@ def least(problem: RegionProblem, model: str, region: str) -> int:
 
 
 def faults(problem: RegionProblem, found: RegionPlan) -> list[str]:
-    """By sums over the instances alone."""
+    """Requirements checked by sums over the instances alone."""
     kinds = {(k.model, k.gpu): k for k in problem.kinds}
     before = {(h.model, h.region, h.gpu): h.count for h in problem.have}
     have, wrong, gamma, mu = dict(before), [], 0.0, 0.0
@@ -122,7 +122,7 @@ def test_as_cheap_as_brute_force(problem: RegionProblem) -> None:
 
 
 def fleet(num_models: int, regions: tuple[str, ...], num_gpus: int, periods: int = 1, **said: object) -> RegionProblem:
-    """Made up, at the scale of the paper's experiments."""
+    """Random, at the scale of the paper's experiments."""
     kinds = tuple(
         InstanceKind(f"m{i}", f"g{k}", 100.0 * (1 + i) * (1 + 0.7 * k), 30.0 * (1 + 0.6 * k), 600.0, 8)
         for i in range(num_models) for k in range(num_gpus)
@@ -139,7 +139,7 @@ def fleet(num_models: int, regions: tuple[str, ...], num_gpus: int, periods: int
 
 
 @pytest.mark.parametrize("periods", [1, 3])
-def test_larger_ones_hold_together_within_the_gap(periods: int) -> None:
+def test_plans_of_larger_problems_hold_within_the_gap(periods: int) -> None:
     problem = fleet(5, ("e", "c", "w"), 2, periods, epsilon=0.6, least=2, limits={"e": {"g0": 400}})
     found = plan(problem, time_limit_s=5.0, gap=0.02)
     assert not faults(problem, found)
@@ -162,7 +162,7 @@ def test_one_model_by_hand(demand: float, have: int) -> None:
     assert found.deployment_usd == pytest.approx(4.0 * 600 / 3600 * max(0, needed - have))
 
 
-def test_a_smaller_share_of_its_own_lets_a_region_lean_on_another() -> None:
+def test_a_smaller_epsilon_lets_other_regions_serve() -> None:
     have = (PresentInstances("m", "west", "a100", 8),)
     demand = ({"m": {"east": (400.0, 0.0), "west": (0.0, 300.0)}},)
     alone = RegionProblem((SMALL,), REGIONS, demand, have)
@@ -172,7 +172,7 @@ def test_a_smaller_share_of_its_own_lets_a_region_lean_on_another() -> None:
     assert found[("m", "east", "a100")] == 2 and sum(found.values()) == 4  # the most at any one time
 
 
-def test_an_instance_is_kept_over_an_hour_of_calm_where_starting_it_again_costs_more() -> None:
+def test_an_instance_stays_for_a_quiet_hour_if_starting_it_again_costs_more() -> None:
     calm = ({"m": {"east": (100.0,)}}, {"m": {"east": (300.0,)}})
 
     def after(startup_s: float) -> int:
@@ -186,7 +186,7 @@ def test_an_instance_is_kept_over_an_hour_of_calm_where_starting_it_again_costs_
     assert after(7200) == 3
 
 
-def test_what_binds_and_what_it_costs() -> None:
+def test_binding_constraints_and_their_cost() -> None:
     limited = {"east": {"h100": 1}}
     problem = RegionProblem((SMALL, LARGE), ("east",), ({"m": {"east": (360.0,)}},), limits=limited)
     found = plan(problem, gap=0.0, explain=True)
@@ -199,7 +199,7 @@ def test_what_binds_and_what_it_costs() -> None:
     assert plan(one(50.0, limits={"east": {"a100": 9}})).binding[0].kind != "gpus"
 
 
-def test_what_is_missing_is_said() -> None:
+def test_a_short_plan_names_the_shortfalls() -> None:
     found = plan(one(1000.0, have=1, limits={"east": {"a100": 4}}))
     assert found.status == "short"
     assert found.after() == {("m", "east", "a100"): 4}
@@ -209,12 +209,12 @@ def test_what_is_missing_is_said() -> None:
     assert "m in east lacks 1 of 3 instances" in few.why
 
 
-def test_more_instances_than_a_region_may_have_are_taken_back() -> None:
+def test_instances_beyond_the_limit_of_a_region_are_stopped() -> None:
     found = plan(one(100.0, have=9, limits={"east": {"a100": 4}}))
     assert found.status == "optimal" and found.after() == {("m", "east", "a100"): 1}
 
 
-def test_needs_are_of_peaks() -> None:
+def test_requirements_follow_peaks() -> None:
     demand = ({"m": {"east": (10.0, 40.0), "west": (30.0, 5.0)}},)
     found = {
         (each.kind, each.name): each.at_least
@@ -224,13 +224,13 @@ def test_needs_are_of_peaks() -> None:
 
 
 @pytest.mark.parametrize("tps", [1e-12, 1e-15, 1e-40])
-def test_what_rounding_leaves_is_no_demand(tps: float) -> None:
+def test_a_rounding_error_is_no_demand(tps: float) -> None:
     problem = RegionProblem((SMALL,), REGIONS, ({"m": {"east": (tps,)}},), (PresentInstances("m", "east", "a100", 2),))
     found = plan(problem)
     assert found.status == "optimal" and not any(found.after().values())
 
 
-def test_the_quantile_worth_being_ready_for() -> None:
+def test_the_worthwhile_quantile() -> None:
     assert worthwhile_quantile(9.0, 1.0) == 0.9
     with pytest.raises(HeadwayError, match="not both 0"):
         worthwhile_quantile(0.0, 0.0)
@@ -248,14 +248,14 @@ def test_the_quantile_worth_being_ready_for() -> None:
         ({"kinds": (SMALL, SMALL)}, "is listed twice"),
     ],
 )
-def test_problems_that_do_not_hold_together(change: dict[str, object], expected: str) -> None:
+def test_contradictory_problems_are_refused(change: dict[str, object], expected: str) -> None:
     problem = RegionProblem((SMALL,), REGIONS, ({"m": {"east": (1.0,)}},))
     with pytest.raises(HeadwayError, match=expected):
         plan(replace(problem, **change))
 
 
 @pytest.mark.parametrize("said", [{"epsilon": 0.0}, {"epsilon": 1.5}, {"least": -1}, {"period_s": 0.0}])
-def test_values_that_make_no_sense(said: dict[str, float]) -> None:
+def test_invalid_values_are_refused(said: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
         one(1.0, **said)
 

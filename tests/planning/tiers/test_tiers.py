@@ -23,7 +23,7 @@ from headway.reproduce.interval import interval
 
 
 @given(st.integers(1, 12), st.integers(1, 12))
-def test_neighbours_go_together_as_evenly_as_can_be(num_classes: int, num_tiers: int) -> None:
+def test_neighbours_are_merged_as_evenly_as_possible(num_classes: int, num_tiers: int) -> None:
     classes = np.arange(num_classes, dtype=np.int16)
     tiers = merged(classes, num_classes, num_tiers)
     assert tiers.dtype == classes.dtype
@@ -34,7 +34,7 @@ def test_neighbours_go_together_as_evenly_as_can_be(num_classes: int, num_tiers:
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4), min_size=6, max_size=6), st.floats(0, 0.3))
-def test_the_answer_is_what_its_words_say(table: list[list[float]], tolerance: float) -> None:
+def test_the_plan_follows_its_definitions(table: list[list[float]], tolerance: float) -> None:
     pairs = [(k, decay) for k in (2, 3, 5) for decay in (0.5, 1.0)]
     known = dict(zip(pairs, table, strict=True))
     found = plan(lambda k, decay, seed: known[k, decay][seed], (2, 3, 5), (0.5, 1.0), range(4), interval, tolerance)
@@ -53,7 +53,7 @@ def test_the_answer_is_what_its_words_say(table: list[list[float]], tolerance: f
     assert found.chosen.num_tiers == min(setting.num_tiers for setting in enough)
 
 
-def test_fewer_tiers_will_do_where_they_lose_little() -> None:
+def test_fewer_tiers_are_enough_if_they_lose_little() -> None:
     def value(k: int, decay: float, seed: int) -> float:
         return 1 - 2.0**-k + 1e-4 * ((seed * k) % 3)
 
@@ -63,7 +63,7 @@ def test_fewer_tiers_will_do_where_they_lose_little() -> None:
     assert strict.chosen.num_tiers == 8
 
 
-def test_one_tier_is_tried_once_whatever_its_decay() -> None:
+def test_one_tier_is_evaluated_with_one_decay() -> None:
     asked = []
 
     def value(k: int, decay: float, seed: int) -> float:
@@ -121,7 +121,7 @@ def test_as_many_tiers_as_classes_is_the_scenario_itself(file: Path, capsys: pyt
         assert four["values"][seed] == run.summary.slo_attainment
 
 
-def test_the_table_says_which_is_enough(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_marks_sufficient_settings(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["plan", "tiers", str(file), "--tiers", "1,2", "--decay", "0.5,2", "--seeds", "2", "--tolerance", "1"])
         == 0
@@ -158,6 +158,8 @@ def test_mistakes_are_named(file: Path, capsys: pytest.CaptureFixture[str], old:
 
 
 @pytest.mark.parametrize("flags", [["--tiers", "0"], ["--tiers", "two"], ["--decay", "-1"], []])
-def test_numbers_are_numbers(file: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+def test_options_that_are_no_numbers_are_refused(
+    file: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
     assert main(["plan", "tiers", *([str(file)] if flags else []), *flags]) == 2
     assert "expected" in capsys.readouterr().err

@@ -100,10 +100,8 @@ def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
         firsts: dict[tuple[str, int], CandidateResult] = {}
         for each in plan.options:
             firsts.setdefault((each.candidate.gpu, each.candidate.parallel.tp), each)
-        return ["GPU", "tp", "policy", ""], [
-            [each.candidate.gpu, str(each.candidate.parallel.tp), each.candidate.policy, each.reason]
-            for each in firsts.values()
-        ]
+        reasons = [[gpu, str(tp), each.candidate.policy, each.reason] for (gpu, tp), each in firsts.items()]
+        return ["GPU", "tp", "policy", ""], reasons
     names = _shown_slos(plan)
     heads = ["GPU", "tp", "policy", "replicas", "GPUs", "$/h", *(NAMES[name] for name in names), "goodput/s", ""]
     rows = []

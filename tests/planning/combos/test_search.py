@@ -96,7 +96,7 @@ def weight(objective: Objective, each: ComboCandidate) -> float:
 
 
 def every_plan(problem: ComboProblem) -> Iterator[tuple[int, ...]]:
-    """All counts within the limits; of an unlimited combo, no more than the demand takes."""
+    """All counts within the limits; of an unlimited combo, at most what the demand needs."""
     demand = {each.service: each.rps for each in problem.demands}
     ranges = []
     for each in problem.candidates:
@@ -116,7 +116,7 @@ def goodputs(problem: ComboProblem, numbers: tuple[int, ...]) -> dict[str, float
 
 
 def brute_force(problem: ComboProblem) -> float:
-    """The least weight of what meets every demand; infinite where nothing does."""
+    """The least weight of counts that meet every demand; infinite if none do."""
     best = inf
     for numbers in every_plan(problem):
         got = goodputs(problem, numbers)
@@ -127,7 +127,7 @@ def brute_force(problem: ComboProblem) -> float:
 
 
 def most_served(problem: ComboProblem) -> tuple[float, float]:
-    """The largest sum of shares that can be served, and the least price of it."""
+    """The largest sum of served shares, and its least price."""
     best = (0.0, 0.0)
     for numbers in every_plan(problem):
         got = goodputs(problem, numbers)
@@ -186,7 +186,7 @@ def test_the_most_efficient_combos_as_brute_force_finds_them(problem: ComboProbl
 
 @settings(deadline=None, max_examples=40)
 @given(problems(), st.randoms())
-def test_the_order_of_candidates_says_nothing(problem: ComboProblem, random: object) -> None:
+def test_the_order_of_candidates_does_not_matter(problem: ComboProblem, random: object) -> None:
     turned = list(problem.candidates)
     random.shuffle(turned)  # type: ignore[attr-defined]
     orders = (problem.candidates, tuple(turned))
@@ -197,7 +197,7 @@ def test_the_order_of_candidates_says_nothing(problem: ComboProblem, random: obj
 
 @settings(deadline=None, max_examples=40)
 @given(problems())
-def test_what_binds_makes_the_plan_dearer_and_nothing_else_does(problem: ComboProblem) -> None:
+def test_exactly_the_binding_constraints_make_the_plan_more_expensive(problem: ComboProblem) -> None:
     found = deploy(problem)
     if found.status != "optimal":
         return
@@ -249,7 +249,7 @@ def test_no_gpus_of_a_type() -> None:
     )
 
 
-def test_what_costs_nothing_goes_first_and_mce_cannot_weigh_it() -> None:
+def test_free_combos_are_chosen_first_and_mce_refuses_them() -> None:
     free, priced = candidate(combo("h20", usd=0.0), 1.0), candidate(combo("h800"), 2.0)
     assert free.tokens_per_usd is None
     problem = ComboProblem((ServiceDemand("chat", 3.0, 400.0),), (free, priced), {"h20": 1, "h800": 8})
@@ -266,7 +266,7 @@ def test_mce_needs_limits() -> None:
         deploy(ComboProblem((ServiceDemand("chat", 3.0),), (candidate(combo("h800"), 2.0),), objective="mce"))
 
 
-def test_which_cost_efficiency_stands_for_c() -> None:
+def test_the_problem_chooses_the_cost_efficiency() -> None:
     one = replace(candidate(combo("h800"), 1.0, 1.0), closed_form_tokens_per_usd=9.0)
     two = replace(candidate(combo("h20"), 1.0, 1.0), closed_form_tokens_per_usd=1.0)
     problem = ComboProblem((ServiceDemand("chat", 1.0),), (one, two), LIMITS)
@@ -276,7 +276,7 @@ def test_which_cost_efficiency_stands_for_c() -> None:
         deploy(replace(problem, efficiency="step"))
 
 
-def test_what_price_over_efficiency_trades_off() -> None:
+def test_price_over_efficiency_prefers_more_goodput_for_a_remainder() -> None:
     """A small remainder: `mc` takes the lowest price, `co` the combo that serves far more for little more."""
     poor, good = candidate(combo("h20", usd=0.5), 0.1), candidate(combo("a800", usd=1.09), 0.82)
     asked = (ServiceDemand("chat", 0.1),)
@@ -286,7 +286,7 @@ def test_what_price_over_efficiency_trades_off() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 9))
-def test_a_combo_weighs_what_its_parts_weigh(parts: int, goodput: int, usd: int) -> None:
+def test_a_combo_weighs_as_much_as_its_parts(parts: int, goodput: int, usd: int) -> None:
     whole = candidate(combo("a800", num=parts, usd=parts * usd), parts * goodput)
     asked = (ServiceDemand("chat", parts * goodput),)
     objectives = {
@@ -305,8 +305,8 @@ def test_minimum_cost_is_never_dearer(problem: ComboProblem) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(problems(("co", "mc", "mce")))
-def test_candidates_that_are_left_out_are_not_missed(problem: ComboProblem) -> None:
-    """Brute force over what is kept finds as good a plan as over all."""
+def test_dominated_candidates_are_not_needed(problem: ComboProblem) -> None:
+    """Brute force over the kept candidates finds as good a plan as over all."""
     priced = tuple(each for each in problem.candidates if each.combo.usd_per_hour > 0 and each.goodput_rps > 0)
     problem = replace(problem, candidates=priced)
     kept = tuple(DeploymentProgram(problem, 1.0).candidates)
@@ -326,7 +326,7 @@ def test_copies_of_a_combo_replace_a_larger_one() -> None:
     assert len(DeploymentProgram(replace(problem, candidates=tuple(free), limits={}), 1.0).candidates) == 1
 
 
-def test_nothing_is_asked_for() -> None:
+def test_a_demand_of_0_needs_no_combo() -> None:
     found = deploy(ComboProblem((ServiceDemand("chat", 0.0),), (candidate(combo("h800"), 2.0),), LIMITS))
     assert (found.status, found.combos, found.objective) == ("optimal", (), 0.0)
 
@@ -339,7 +339,7 @@ def test_nothing_is_asked_for() -> None:
     ({"candidates": (candidate(combo("h800"), -1.0, 1.0),)}, "goodput_rps -1"),
     ({"candidates": (candidate(combo("h800"), 1.0, 0.0),)}, "expected more than 0"),
 ])  # fmt: skip
-def test_problems_that_make_no_sense_are_refused(change: dict[str, object], says: str) -> None:
+def test_invalid_problems_are_refused(change: dict[str, object], says: str) -> None:
     problem = ComboProblem((ServiceDemand("chat", 1.0),), (candidate(combo("h800"), 1.0),), LIMITS)
     with pytest.raises(HeadwayError, match=says):
         deploy(replace(problem, **change))
@@ -363,8 +363,8 @@ def test_the_checker_finds_faults() -> None:
         assert faults(problem, wrong)
 
 
-def test_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a plan that is not proved, with none but what the fallback finds, and with none at all."""
+def test_plans_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an unproved plan, with a plan of the fallback only, and without a plan."""
     some = (candidate(combo("h800"), 2.0), candidate(combo("h20"), 1.0))
     problem = ComboProblem((ServiceDemand("chat", 2.0),), some, LIMITS, "mc")
     order = DeploymentProgram(problem, 1.0).candidates

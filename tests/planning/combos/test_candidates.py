@@ -109,14 +109,14 @@ def test_every_combo_once_and_within_limits() -> None:
         )
 
 
-def test_none_of_a_type_leaves_the_others() -> None:
+def test_a_type_with_a_limit_of_0_is_rejected() -> None:
     some = [*offers()[:2], Offer(catalog.gpu("h20"), 0)]
     found, rejected = enumerate_combos(LLAMA, ENGINE, some)
     assert found and not any("h20-96gb" in combo.gpus for combo in found)
     assert any(each.what == "1 x h20-96gb" and "there are 0" in each.reason for each in rejected)
 
 
-def test_of_each_pair_the_better_direction_stays() -> None:
+def test_the_better_direction_of_each_pair_stays() -> None:
     found, _ = enumerate_combos(LLAMA, ENGINE, offers())
     efficiency = Efficiencies(service(), offers()).closed_form
     kept, rejected = better_directions(found, efficiency)
@@ -138,7 +138,7 @@ def test_the_filter_keeps_one_direction_of_a_tie_and_of_infinite_ones() -> None:
     assert better_directions(both, lambda each: None if each is both[1] else 9.0)[0] == (both[1],)
 
 
-def test_candidates_are_ranked_by_what_they_serve_per_dollar() -> None:
+def test_candidates_are_ranked_by_served_tokens_per_dollar() -> None:
     some = offers()
     estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
     chosen = select([service()], some, estimate)
@@ -184,7 +184,7 @@ def test_only_the_likely_sizes_of_each_pair_are_profiled() -> None:
         assert len(few.candidates) + sum("best sizes" in each.reason for each in few.rejected["sharegpt"]) == len(every)
 
 
-def test_combos_that_serve_nothing_in_time_are_left_out() -> None:
+def test_combos_without_goodput_are_rejected() -> None:
     some = offers()
     estimate = FluidEstimate({LLAMA.name: LLAMA}, {o.gpu.name: o.gpu for o in some}, ENGINE)
     chosen = select([service(slo=ServiceSlo(tpot_s=1e-4))], some, estimate)
@@ -244,7 +244,7 @@ def test_a_slow_network_limits_a_pair_and_no_aggregated_combo() -> None:
     (lambda: WorkloadPattern(None, 0, 3), "prompt_tokens"),
     (lambda: ServiceSlo(ttft_s=0.0), "ttft_s"),
 ])  # fmt: skip
-def test_values_that_make_no_sense_are_refused(make: object, says: str) -> None:
+def test_invalid_values_are_refused(make: object, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()  # type: ignore[operator]
 
@@ -256,7 +256,7 @@ def test_a_free_type_is_ranked_first() -> None:
     assert first.tokens_per_usd is None and set(first.combo.gpus) == {"h20-96gb"}
 
 
-def test_interruptions_cost_what_is_paid_until_the_combo_is_whole_again() -> None:
+def test_interruptions_cost_the_time_until_the_combo_serves_again() -> None:
     spot = Offer(catalog.gpu("h20"), 8, 0.5, 2, interruptions_per_hour=0.2, restart_s=180.0)
     steady = Offer(catalog.gpu("a800-pcie"), 8, 1.0, 2)
     found, _ = enumerate_combos(LLAMA, ENGINE, [spot, steady], Counts((1,), (1, 4), (1, 2)))
@@ -268,7 +268,7 @@ def test_interruptions_cost_what_is_paid_until_the_combo_is_whole_again() -> Non
     assert mixed == pytest.approx(3.0 * (1 + 2 * 0.2 * 180 / 3600)), "either of the two stops all, and all is paid for"
 
 
-def test_cheap_gpus_that_are_often_taken_away_are_left_alone() -> None:
+def test_cheap_gpus_with_frequent_interruptions_are_not_chosen() -> None:
     def share_of_spot(interruptions_per_hour: float) -> bool:
         spot = Offer(catalog.gpu("h20"), 8, 0.9, 2, interruptions_per_hour)
         both = [spot, Offer(catalog.gpu("a800-pcie"), 8, None, 2)]
@@ -278,7 +278,7 @@ def test_cheap_gpus_that_are_often_taken_away_are_left_alone() -> None:
     assert share_of_spot(0.0) and not share_of_spot(60.0)
 
 
-def test_estimates_of_a_selection_know_the_services_network() -> None:
+def test_selection_estimates_with_the_network_of_the_service() -> None:
     slow = replace(service(), network_bytes_per_s=131_072 * 290 * 2.0)
     split = GpuCombo(LLAMA.name, 1.0, prefill=Group(NAMES[0]), decode=Group(NAMES[2]))
     tokens = (SHAREGPT.prompt_tokens + SHAREGPT.output_tokens) * 3600
