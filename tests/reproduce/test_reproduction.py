@@ -194,7 +194,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, jobs: int) -> None:
     marker.mkdir()  # a file would be part of the key
     told: list[tuple[int, int]] = []
     with processes(jobs) as pool:
-        again = Runner((0,), cache=RehearsalCache(tmp_path / "cache"), pool=pool, tell=lambda *done: told.append(done))
+        again = Runner(
+            (0,), cache=RehearsalCache(tmp_path / "cache"), pool=pool, report=lambda *done: told.append(done)
+        )
         found = again.run({name: task for name, task in tasks.items() if name != ("call", 2)})
         assert again.num_found == len(kept) and again.num_found + again.num_measured == 3
         found |= again.run({("call", 2): tasks["call", 2]})

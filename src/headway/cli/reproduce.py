@@ -63,7 +63,7 @@ def command(
     with counting("measuring", not no_progress) as report:
         made = reproduce(
             system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, cache=known, data=data,
-            tell=report, ray=ray,
+            report=report, ray=ray,
         )  # fmt: skip
     if html is not None:
         write_text(html, page(made, shlex.join(["headway", *sys.argv[1:]])))

@@ -16,7 +16,7 @@ from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
 from headway.reproduce.claims import Claim, Value
 from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
-from headway.reproduce.runner import Runner, Tell, processes
+from headway.reproduce.runner import ReportProgress, Runner, processes
 from headway.scenario.ray_cluster import cluster
 
 
@@ -91,7 +91,7 @@ def chosen(system: System, ids: Collection[str]) -> tuple[Claim, ...]:
 
 def reproduce(
     name: str, *, quick: bool = False, seeds: int | None = None, jobs: int = 1, ids: Collection[str] = (),
-    cache: RehearsalCache | None = None, data: Path | None = None, tell: Tell | None = None,
+    cache: RehearsalCache | None = None, data: Path | None = None, report: ReportProgress | None = None,
     ray: bool = False,
 ) -> Reproduced:  # fmt: skip
     """Run a system and judge its claims, or those with the ids given; on so many processes, or on a Ray cluster."""
@@ -103,7 +103,7 @@ def reproduce(
     num_seeds = seeds or (system.QUICK_SEEDS if quick else system.SEEDS)
     with cluster() if ray else processes(jobs) as pool:
         wanted = frozenset(claim.id for claim in claims) if ids else None
-        runner = Runner(tuple(range(num_seeds)), quick, data, wanted, cache, tell, pool)
+        runner = Runner(tuple(range(num_seeds)), quick, data, wanted, cache, report, pool)
         findings = system.run(runner)
     rows = tuple(_row(claim, findings.outcomes[claim.id]) for claim in claims)
     return Reproduced(

@@ -19,7 +19,7 @@ from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce.tasks import Measurement, Task, cache_key, perform
 
 K = TypeVar("K", bound=Hashable)
-Tell = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Told how many tasks are done, of how many that are known so far."""
 
 
@@ -35,7 +35,7 @@ class Runner:
     claims: frozenset[str] | None = None
     """Ids of the claims that were asked for; None = all."""
     cache: RehearsalCache | None = None
-    tell: Tell | None = None
+    report: ReportProgress | None = None
     pool: Executor | None = None
     num_measured: int = 0
     num_found: int = 0
@@ -53,37 +53,37 @@ class Runner:
         base_dir = self.data or Path()
         self.num_known += len(tasks)
         keys = {name: cache_key(task, base_dir) if self.cache else "" for name, task in tasks.items()}
-        found = {name: known for name in tasks if (known := self._known(keys[name])) is not None}
-        self._told()
-        left = {name: task for name, task in tasks.items() if name not in found}
-        for name, text in self._performed(left, base_dir):
-            found[name] = msgspec.json.decode(text)
+        results = {name: cached for name in tasks if (cached := self._cached(keys[name])) is not None}
+        self._report_progress()
+        left = {name: task for name, task in tasks.items() if name not in results}
+        for name, text in self._measure(left, base_dir):
+            results[name] = msgspec.json.decode(text)
             self.num_measured += 1
             if self.cache:
-                self.cache.keep(keys[name], found[name])
-            self._told()
-        return {name: found[name] for name in tasks}
+                self.cache.keep(keys[name], results[name])
+            self._report_progress()
+        return {name: results[name] for name in tasks}
 
-    def _known(self, key: str) -> Measurement | None:
-        known = self.cache.find(key, dict) if self.cache else None
-        self.num_found += known is not None
-        return known
+    def _cached(self, key: str) -> Measurement | None:
+        cached = self.cache.find(key, dict) if self.cache else None
+        self.num_found += cached is not None
+        return cached
 
-    def _told(self) -> None:
-        if self.tell:
-            self.tell(self.num_found + self.num_measured, self.num_known)
+    def _report_progress(self) -> None:
+        if self.report:
+            self.report(self.num_found + self.num_measured, self.num_known)
 
-    def _performed(self, tasks: Mapping[K, Task], base_dir: Path) -> Iterator[tuple[K, bytes]]:
+    def _measure(self, tasks: Mapping[K, Task], base_dir: Path) -> Iterator[tuple[K, bytes]]:
         if self.pool is None:
             for name, task in tasks.items():
-                with _about(name):
+                with _named_errors(name):
                     text = perform(task, base_dir)
                 yield name, text
             return
         futures = {self.pool.submit(perform, task, base_dir): name for name, task in tasks.items()}
         try:
             for future in as_completed(futures):
-                with _about(futures[future]):
+                with _named_errors(futures[future]):
                     text = future.result()
                 yield futures[future], text
         finally:
@@ -105,7 +105,7 @@ def processes(jobs: int) -> Iterator[Executor | None]:
 
 
 @contextmanager
-def _about(name: Hashable) -> Iterator[None]:
+def _named_errors(name: Hashable) -> Iterator[None]:
     """Errors say which task they are of."""
     label = ", ".join(map(str, name)) if isinstance(name, tuple) else str(name)
     try:
@@ -113,5 +113,5 @@ def _about(name: Hashable) -> Iterator[None]:
     except HeadwayError as error:
         raise HeadwayError(f"{label}: {error}") from error
     except BrokenProcessPool:
-        what = "a process died, perhaps for want of memory; with fewer --jobs, go on from what the cache holds"
-        raise HeadwayError(f"{label}: {what}") from None
+        reason = "a process died, perhaps out of memory; run again with fewer --jobs: the cache has what was measured"
+        raise HeadwayError(f"{label}: {reason}") from None

@@ -8,23 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from headway import catalog
 from headway.core.errors import HeadwayError
-from headway.planning.combos.estimate import FluidEstimate
 from headway.planning.combos.problem import (
     ComboCandidate,
     ComboProblem,
-    ComboService,
-    Counts,
     GpuCombo,
     Group,
-    Offer,
     ServiceDemand,
-    ServiceSlo,
-    WorkloadPattern,
 )
-from headway.reproduce.cauchy.uncertainty import Remembered, UncertainDemand, frontier, limit_sweep, price_sweep, robust
+from headway.planning.combos.search import deploy
+from headway.reproduce.cauchy.uncertainty import UncertainDemand, frontier, robust
 
 
 def candidate(gpu: str, goodput: float, usd: float, service: str = "chat") -> ComboCandidate:
@@ -87,56 +82,9 @@ def test_gpus_that_are_too_few_show_in_the_chances() -> None:
 
 def test_more_gpus_never_cost_more() -> None:
     problem = ComboProblem((ServiceDemand("chat", 7.0),), SOME, {"h800": 8, "a800": 8, "h20": 0}, "mc")
-    points = limit_sweep(problem, "h20", range(9))
-    assert [point.value for point in points] == list(range(9))
-    prices = [point.plan.usd_per_hour for point in points]
+    plans = [deploy(structs.replace(problem, limits={**problem.limits, "h20": num}), explain=False) for num in range(9)]
+    prices = [plan.usd_per_hour for plan in plans]
     assert prices == sorted(prices, reverse=True) and prices[0] > prices[-1]
-
-
-class Counting:
-    """The estimate, and how often it was asked."""
-
-    def __init__(self, estimate: FluidEstimate) -> None:
-        self.estimate, self.asked = estimate, 0
-
-    def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-        self.asked += 1
-        return self.estimate.goodput_rps(combo, workload, slo)
-
-
-def test_a_type_that_gets_dearer_is_used_less_and_profiled_once() -> None:
-    model, engine = catalog.model("llama-3.1-8b"), catalog.engine("vllm-v0")
-    offers = [Offer(catalog.gpu(name), 8, gpus_per_server=2) for name in ("h800", "a800-pcie", "h20")]
-    estimate = Counting(FluidEstimate({model.name: model}, {each.gpu.name: each.gpu for each in offers}, engine))
-    service = ComboService("chat", model, engine, WorkloadPattern("sharegpt", 290, 207), ServiceSlo(5.0, 0.03))
-    counts = Counts(prefill=(1,), decode=(1, 2), aggregated=(1,), same_type=False)
-    demands = (ServiceDemand("chat", 100.0, 497.0),)
-    points = price_sweep(
-        [service], offers, estimate, demands, "h20-96gb", (0.1, 0.8, 1.5, 4.0), counts, {"objective": "mc"}
-    )
-    used = [point.plan.gpus.get("h20-96gb", 0) for point in points]
-    assert used == sorted(used, reverse=True) and used[0] > used[-1] == 0
-    costs = [point.plan.usd_per_hour for point in points]
-    assert costs == sorted(costs)
-    # three aggregated, and both sizes of each direction at most
-    assert estimate.asked <= 3 + 2 * 6
-    with pytest.raises(HeadwayError, match="a10 is not on offer"):
-        price_sweep([service], offers, estimate, demands, "a10", (1.0,))
-
-
-def test_a_remembered_profile_is_the_profile() -> None:
-    class Odd:
-        def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-            return combo.groups[0].instances * workload.prompt_tokens + (slo.ttft_s or 0.0)
-
-    known = Remembered(Odd())
-    combos = [GpuCombo("llama", usd, aggregated=Group("h20", 1, n)) for usd in (1.0, 2.0) for n in (1, 2)]
-    for pattern, slo in (
-        (WorkloadPattern(None, 3, 4), ServiceSlo(1.0)),
-        (WorkloadPattern(None, 5, 4), ServiceSlo(2.0)),
-    ):
-        for combo in combos * 2:
-            assert known.goodput_rps(combo, pattern, slo) == Odd().goodput_rps(combo, pattern, slo)
 
 
 @pytest.mark.parametrize(("quantiles", "rps"), [

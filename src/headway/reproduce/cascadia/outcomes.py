@@ -86,9 +86,9 @@ def _measured(
     )
     tasks = {}
     for cascade, trace, q_min in cases:
-        said = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": seeds, "quick": quick,
+        arguments = {"cascade": cascade, "trace": trace, "q_min": q_min, "seeds": seeds, "quick": quick,
                 "ablations": ablations}  # fmt: skip
-        tasks[cascade, trace, q_min] = Call(runs.measure, said | {"rate_rps": rates[cascade, trace]["rate_rps"]})
+        tasks[cascade, trace, q_min] = Call(runs.measure, arguments | {"rate_rps": rates[cascade, trace]["rate_rps"]})
     return runner.run(tasks), rates
 
 
@@ -194,9 +194,9 @@ def _others(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[
 
 
 def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
-    said = {"seeds": list(runner.seeds), "quick": runner.quick}
+    arguments = {"seeds": list(runner.seeds), "quick": runner.quick}
     tasks = {
-        case: Call(runs.sarathi, said | {"trace": case[1], "rate_rps": rates["deepseek", case[1]]["rate_rps"]})
+        case: Call(runs.sarathi, arguments | {"trace": case[1], "rate_rps": rates["deepseek", case[1]]["rate_rps"]})
         for case in cases
     }
     ratios, chunks = dict[Case, list[float]](), list[str]()
@@ -255,13 +255,13 @@ def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | Paper
     ours = [each["plans"]["cascadia"] for each in cases.values()]
     paper = {(row.trace, row.q_min): row for row in TABLE_2}
     rows: list[list[str | float | None]] = []
-    for case, said in zip(cases, ours, strict=True):
+    for case, plan in zip(cases, ours, strict=True):
         row = paper[case[1], case[2]]
         theirs = (*row.thresholds, *row.ratios[1:], *row.gpus)
-        mine = (*said["thresholds"], *said["ratios"][1:], *said["gpus"])
+        mine = (*plan["thresholds"], *plan["ratios"][1:], *plan["gpus"])
         rows.append([_name(case), *(f"{a:.3g} ({b:g})" for a, b in zip(mine, theirs, strict=True))])
     shapes: list[list[str | float | None]] = [[name, *s["labels"]] for name, s in zip(names, ours, strict=True)]
-    stages = {size: [[said["p95_s"][i]] for said in ours] for i, size in enumerate(("small", "middle", "large"))}
+    stages = {size: [[plan["p95_s"][i]] for plan in ours] for i, size in enumerate(("small", "middle", "large"))}
     return [
         Figure(
             "Figure 5",

@@ -70,7 +70,7 @@ def measure(
     }
     systems["cascadia"] = ours
     runs = {name: [_run(case, found.plan, seed) for seed in seeds] for name, found in systems.items()}
-    found: Measurement = {"runs": runs, "plans": {name: _said(each) for name, each in systems.items()}}
+    found: Measurement = {"runs": runs, "plans": {name: _plan_numbers(each) for name, each in systems.items()}}
     found |= {"plan_s": plan_s, "search_s": search_s, "evaluations": latencies.num_evaluated}
     found["no judge"] = [_run(changed(case, judge_s=0.0), ours.plan, seed)["p95_s"] for seed in seeds]
     found["other shape"] = _other_shape(case, ours.plan, latencies)
@@ -102,7 +102,7 @@ def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], qui
     if best is None:
         return {"runs": None, "models": []}
     runs = [_run(case, best.plan, seed) for seed in seeds]
-    return {"runs": runs, "models": [stage.model for stage in best.plan.stages], "plan": _said(best)}
+    return {"runs": runs, "models": [stage.model for stage in best.plan.stages], "plan": _plan_numbers(best)}
 
 
 def _run(case: PlanningRequest, found: CascadePlan, seed: int) -> Measurement:
@@ -121,7 +121,7 @@ def throughput_rps(case: PlanningRequest, found: CascadePlan, seed: int) -> floa
     return None if not rush.p95_s else 0.95 * rush.num_completed / rush.p95_s
 
 
-def _said(option: RehearsedPlan) -> Measurement:
+def _plan_numbers(option: RehearsedPlan) -> Measurement:
     found = option.plan
     return {
         "thresholds": list(found.thresholds),

@@ -99,10 +99,10 @@ def slowed(found: Coefficients, times: float) -> Coefficients:
 
 
 def _slowed(part: Struct, times: float) -> Any:
-    said = {}
+    changes = {}
     for name in part.__struct_fields__:
         if name.endswith("_s") or "_s_per_" in name:
-            said[name] = getattr(part, name) * times
+            changes[name] = getattr(part, name) * times
         elif name.endswith("efficiency"):
-            said[name] = getattr(part, name) / times
-    return structs.replace(part, **said)
+            changes[name] = getattr(part, name) / times
+    return structs.replace(part, **changes)

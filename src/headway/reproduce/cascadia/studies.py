@@ -55,8 +55,8 @@ def _other_shape(case: Measurement, num_seeds: int) -> Finding:
 
 
 def _sizes(runner: Runner, rate_rps: float) -> tuple[Finding, Figure]:
-    said = {"rate_rps": rate_rps, "quick": runner.quick}
-    done = runner.run({("plan", n): Call(parts.scheduling, said | {"num_gpus": n}) for n in parts.SIZES})
+    arguments = {"rate_rps": rate_rps, "quick": runner.quick}
+    done = runner.run({("plan", n): Call(parts.scheduling, arguments | {"num_gpus": n}) for n in parts.SIZES})
     seconds = [each["plan_s"] for each in done.values()]
     points = [(float(n), [s]) for n, s in zip(parts.SIZES, seconds, strict=True)]
     why = ", ".join(f"{n} GPUs {s:.3g} s" for n, (s,) in points)
@@ -65,8 +65,8 @@ def _sizes(runner: Runner, rate_rps: float) -> tuple[Finding, Figure]:
 
 
 def _drift(runner: Runner, rate: Measurement) -> Found:
-    said = {"q_min": 90.0, "lone_s": rate["lone_s"], "quick": runner.quick}
-    call = Call(drift.drift, said | {"seeds": list(runner.seeds)})
+    arguments = {"q_min": 90.0, "lone_s": rate["lone_s"], "quick": runner.quick}
+    call = Call(drift.drift, arguments | {"seeds": list(runner.seeds)})
     done = runner.run({"drift": call})["drift"]
 
     def of(system: str, key: str) -> list[float]:
@@ -102,15 +102,15 @@ def _budget(runner: Runner, cases: Cases, rate_rps: float) -> Finding:
     case = TRACE_1[1]
     p95_s = fmean(run["p95_s"] for run in cases[case]["runs"]["cascadia"])
     quality = fmean(run["quality"] for run in cases[case]["runs"]["cascadia"])
-    said = {"q_min": case[2], "p95_s": p95_s, "rate_rps": rate_rps, "quick": runner.quick}
-    done = runner.run({"budget": Call(judges.budget, said)})["budget"]
+    arguments = {"q_min": case[2], "p95_s": p95_s, "rate_rps": rate_rps, "quick": runner.quick}
+    done = runner.run({"budget": Call(judges.budget, arguments)})["budget"]
     why = f"Within {p95_s:.3g} s: quality {done['quality']:.4g}, where the plan for quality had {quality:.4g}."
     return Finding([done["quality"] - quality] * len(runner.seeds), why)
 
 
 def _some(runner: Runner, cases: Cases, rate_rps: float) -> dict[str, Finding]:
-    said = {"rate_rps": rate_rps, "seeds": list(runner.seeds), "quick": runner.quick}
-    tasks = {("some", case[2]): Call(runs.some_models, said | {"trace": 1, "q_min": case[2]}) for case in TRACE_1}
+    arguments = {"rate_rps": rate_rps, "seeds": list(runner.seeds), "quick": runner.quick}
+    tasks = {("some", case[2]): Call(runs.some_models, arguments | {"trace": 1, "q_min": case[2]}) for case in TRACE_1}
     done, ratios, why = runner.run(tasks), dict[str, list[list[float]]](), list[str]()
     for case, found in zip(TRACE_1, done.values(), strict=True):
         if found["runs"] is None:
@@ -130,24 +130,24 @@ def of_llama(runner: Runner, cases: Cases, rates: Rates) -> Found:
     """Routers, judges and caches, with the Llama models."""
     outcomes, rate_rps = dict[str, Finding](), rates["llama", 1]["rate_rps"]
     exhibits: list[Figure | PaperTable] = []
-    said = {"rate_rps": rate_rps, "quick": runner.quick}
+    arguments = {"rate_rps": rate_rps, "quick": runner.quick}
     if runner.wants(*_ids(claims.ROUTER)):
         outcomes |= _router(runner, cases, rates)
     if runner.wants(*_ids(claims.WEAKER)):
-        done = runner.run({("judge", seed): Call(judges.weaker, said | {"seed": seed}) for seed in _more(runner)})
+        done = runner.run({("judge", seed): Call(judges.weaker, arguments | {"seed": seed}) for seed in _more(runner)})
         outcomes |= _weaker(list(done.values()))
         exhibits.append(_table_6(list(done.values())))
     if runner.wants(*_ids(claims.TRAINED)):
-        tasks = {("trained", seed): Call(judges.trained_judge, said | {"seed": seed}) for seed in _more(runner)}
+        tasks = {("trained", seed): Call(judges.trained_judge, arguments | {"seed": seed}) for seed in _more(runner)}
         short = [1 - each["quality"] / each["asked"] for each in runner.run(tasks).values()]
         outcomes["judge-trained"] = Finding(short, "It sees lengths only, and the scores hardly depend on them.")
     if runner.wants(*_ids(claims.CACHES)):
-        tasks = {("prefixes", seed): Call(judges.prefixes, said | {"seed": seed}) for seed in _more(runner)}
+        tasks = {("prefixes", seed): Call(judges.prefixes, arguments | {"seed": seed}) for seed in _more(runner)}
         found = list(runner.run(tasks).values())
         outcomes["prefix-latency"] = Finding([each["saved"] for each in found], "Half of each prompt in the cache.")
         outcomes["prefix-plan"] = Finding([each["same_gpus"] for each in found], "GPUs per model.")
     if runner.wants(*_ids(claims.REGRET)):
-        lost, exhibit = _wrong(runner, said)
+        lost, exhibit = _wrong(runner, arguments)
         outcomes |= lost
         exhibits.append(exhibit)
     return outcomes, exhibits
@@ -159,9 +159,9 @@ def _more(runner: Runner) -> Sequence[int]:
     return (*runner.seeds, *range(first, first + (MORE - 1) * len(runner.seeds)))
 
 
-def _wrong(runner: Runner, said: Measurement) -> tuple[dict[str, Finding], PaperTable]:
+def _wrong(runner: Runner, arguments: Measurement) -> tuple[dict[str, Finding], PaperTable]:
     """What plans lose whose judge is wrong."""
-    calls = {("wrong", seed): Call(judges.wrong, said | {"seed": seed}) for seed in runner.seeds}
+    calls = {("wrong", seed): Call(judges.wrong, arguments | {"seed": seed}) for seed in runner.seeds}
     done = list(runner.run(calls).values())
     planned = ("by its scores", "by true scores", "knowing it")
     names = [f"{off.bias:+g}, {name}" for off in judges.OFF for name in planned]
@@ -182,8 +182,10 @@ def _wrong(runner: Runner, said: Measurement) -> tuple[dict[str, Finding], Paper
 def _router(runner: Runner, cases: Cases, rates: Rates) -> dict[str, Finding]:
     tasks = {}
     for case in claims.LLAMA:
-        said = {"trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"]}
-        tasks["router", case[1]] = Call(judges.route_llm, said | {"seeds": list(runner.seeds), "quick": runner.quick})
+        arguments = {"trace": case[1], "q_min": case[2], "rate_rps": rates[case[:2]]["rate_rps"]}
+        tasks["router", case[1]] = Call(
+            judges.route_llm, arguments | {"seeds": list(runner.seeds), "quick": runner.quick}
+        )
     done = list(runner.run(tasks).values())
     slower, more, why = list[list[float]](), list[list[float]](), list[str]()
     for case, router in zip(claims.LLAMA, done, strict=True):

@@ -27,7 +27,7 @@ NUMBERS = (0, 2, 4, 6, 8)
 def prices(markets: Mapping[str, Market], gpu: str) -> Figure:
     """Plans with one type's price swept, beside the best plan of GPUs that are all alike."""
     lines: dict[str, list[tuple[float, list[float | None]]]] = {}
-    said = []
+    best_prices = []
     for workload, market in markets.items():
         points: list[tuple[float, list[float | None]]] = []
         for factor in FACTORS:
@@ -35,9 +35,9 @@ def prices(markets: Mapping[str, Market], gpu: str) -> Figure:
             points.append((factor * catalog.gpu(gpu).usd_per_hour, [saving(market, some)]))
         lines[WORKLOADS[workload]] = points
         best = max(points, key=lambda point: point[1][0] or 0.0)
-        said.append(f"{WORKLOADS[workload]} {best[1][0] or 0.0:.0f}% at ${best[0]:.2f}")
+        best_prices.append(f"{WORKLOADS[workload]} {best[1][0] or 0.0:.0f}% at ${best[0]:.2f}")
     chart = charts.curves(lines, f"price of a {gpu} ($/h)", "saved by mixing types (%)")
-    shows = f"Against the cheapest plan with one type of GPU (MC-LP). Most: {', '.join(said)}."
+    shows = f"Against the cheapest plan with one type of GPU (MC-LP). Most: {', '.join(best_prices)}."
     return Figure("Headway 1", f"When mixing types pays: the price of a {gpu}", shows, chart)
 
 

@@ -97,11 +97,13 @@ def _examples() -> dict[str, Finding]:
 
 def _network() -> dict[str, Finding]:
     small, large = network_claims()
-    said = "the formula gives the paper's figure for {:.0f} GPUs that prefill as one; with the real shape {:.1f} GB/s."
+    numbers = (
+        "the formula gives the paper's figure for {:.0f} GPUs that prefill as one; with the real shape {:.1f} GB/s."
+    )
     return {
         f"eq18-{key}": Finding(
             [each.formula_bytes_per_s / 1e9],
-            f"One GPU at its peak: {said.format(each.num_gpus_to_match, each.shape_bytes_per_s / 1e9)}",
+            f"One GPU at its peak: {numbers.format(each.num_gpus_to_match, each.shape_bytes_per_s / 1e9)}",
         )
         for key, each in (("8b", small), ("70b", large))
     } | {
@@ -157,8 +159,8 @@ def worked_table() -> PaperTable:
             batch = efficiencies.estimate.speed(model.name, ranked[0].phases[1]).batch(pattern)
             first = a1(costs, pattern.prompt_tokens)
             second = a2(costs, batch, pattern.prompt_tokens, pattern.output_tokens)
-            said = ", ".join(each.label for each in ranked)
-            rows.append([model.name, name, 1e12 * first, 1e9 * second, batch, said])
+            numbers = ", ".join(each.label for each in ranked)
+            rows.append([model.name, name, 1e12 * first, 1e9 * second, batch, numbers])
     heads = ["model", "workload", "A1 (per TFLOP)", "A2 (per GB)", "batch", "highest CE by Eq. 15"]
     shows = (
         "The paper's four candidates for Llama-3.1-8B on short prompts and long answers are H800 to A800, A800 to H20, "

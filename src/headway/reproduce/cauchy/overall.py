@@ -172,12 +172,12 @@ class OverallRuns:
     def _efficiency(self, workload: str) -> dict[str, Finding]:
         names = ("melange", "star", "cauchy")
         tokens = {name: self.values(workload, name, "tokens_per_usd") for name in names}
-        said = ", ".join(f"{SYSTEMS[name]} {fmean(tokens[name]) / 1e6:.1f}" for name in names)
+        numbers = ", ".join(f"{SYSTEMS[name]} {fmean(tokens[name]) / 1e6:.1f}" for name in names)
         in_time = ", ".join(f"{fmean(self.values(workload, name, 'attainment')):.0%}" for name in names)
         market = self.markets[workload]
         same = market.plan().combos == market.plan(aggregated=True).combos
         more = " No split combo is in Cauchy's plan, so it is CAUCHY*." if same else ""
-        why = f"M tokens/USD: {said}; requests in time: {in_time}. {self.plans(workload)} {_best(market)}{more}"
+        why = f"M tokens/USD: {numbers}; requests in time: {in_time}. {self.plans(workload)} {_best(market)}{more}"
         rows = zip(*tokens.values(), strict=True)
         return {
             f"fig7-{workload}": Finding(self.gain(workload, "cauchy", "tokens_per_usd"), why),
@@ -213,7 +213,9 @@ class OverallRuns:
         market = self.markets[workload]
         plans = {"Melange": melange_plan(market), "CAUCHY*": market.plan(aggregated=True), "Cauchy": market.plan()}
         return (
-            f"For {market.demand_rps:.0f} requests/s, " + "; ".join(f"{n}: {said(p)}" for n, p in plans.items()) + "."
+            f"For {market.demand_rps:.0f} requests/s, "
+            + "; ".join(f"{n}: {plan_text(p)}" for n, p in plans.items())
+            + "."
         )
 
     def exhibits(self) -> list[Figure | PaperTable]:
@@ -242,7 +244,7 @@ class OverallRuns:
         return Figure("Figure 10", "Autoscaling", "From the same plan at first.", chart)
 
 
-def said(plan: ComboPlan) -> str:
+def plan_text(plan: ComboPlan) -> str:
     return ", ".join(f"{each.count} {each.combo.label}" for each in plan.combos) + f" (${plan.usd_per_hour:.2f}/h)"
 
 
@@ -275,7 +277,7 @@ class ObjectivePlans:
         made: dict[str, Finding] = {}
         for workload, plans in self.plans.items():
             full = ", ".join(f"{o.upper()} {self.possible(workload, o) / 1e6:.1f}" for o in OBJECTIVES)
-            ours = said(plans["co"])
+            ours = plan_text(plans["co"])
             for other, what in (
                 ("mce", "MCE adds combos for as long as there are GPUs."),
                 (
@@ -286,8 +288,8 @@ class ObjectivePlans:
                 theirs = self.served(workload, "mce" if other == "mce" else "mc")
                 gain = self.served(workload, "co") / theirs - 1
                 why = (
-                    f"CO: {ours}; {other.upper()}: {said(plans['mce' if other == 'mce' else 'mc'])}. {what} If demand "
-                    f"filled the plans: {full} M tokens/USD."
+                    f"CO: {ours}; {other.upper()}: {plan_text(plans['mce' if other == 'mce' else 'mc'])}. {what} If "
+                    f"demand filled the plans: {full} M tokens/USD."
                 )
                 made[f"fig8-{other}-{workload}"] = Finding([gain], why)
         return made

@@ -136,8 +136,8 @@ class PairRuns:
         for key in COMBINED:
             first, second = key.split("-")
             pairs = (key, f"{first}-{first}", f"{second}-{second}")
-            said = ", ".join(f"{pair.upper()} {fmean(self.rps(pair)):.1f}" for pair in pairs)
-            why = f"Goodput of a pair in requests/s: {said}. {bounds(first, second)}"
+            numbers = ", ".join(f"{pair.upper()} {fmean(self.rps(pair)):.1f}" for pair in pairs)
+            why = f"Goodput of a pair in requests/s: {numbers}. {bounds(first, second)}"
             made[f"fig2-{key}"] = Finding(self.gains(key), why)
         return made
 
@@ -168,14 +168,14 @@ class BetweenRuns:
         for workload in WORKLOADS:
             combos = unlike(self.found, workload, self.seeds[0])
             weights = ", ".join(f"{each['name'].upper()} {each['goodput_rps']:.1f}/s" for each in combos)
-            said = ", ".join(f"{name} {fmean(self.values(workload, name)):.2f} s" for name in BETWEEN)
+            numbers = ", ".join(f"{name} {fmean(self.values(workload, name)):.2f} s" for name in BETWEEN)
             shares = [each["goodput_rps"] for each in combos]
             like = (
                 " The goodputs are much the same, so there is little to weigh."
                 if max(shares) < 1.3 * min(shares)
                 else ""
             )
-            why = f"Mean E2E: {said}. Combos: {weights}; load {LOAD:.0%} of that.{like}"
+            why = f"Mean E2E: {numbers}. Combos: {weights}; load {LOAD:.0%} of that.{like}"
             made[f"fig9-rr-{workload}"] = Finding(self.lower(workload, "round-robin"), why)
             tokens = f"{why} Token-weighted turns fill the combo with the largest memory first, not the fastest."
             made[f"fig9-tokens-{workload}"] = Finding(self.lower(workload, "tokens"), tokens)
@@ -222,13 +222,15 @@ class WithinRuns:
             gains = [ours / theirs - 1 for ours, theirs in zip(free, strict, strict=True)]
             slow, fast = (self.at_load(num, within, "e2e_s") for within in WITHIN)
             moved = fmean(self.at_load(num, "opportunistic", "moved"))
-            said = (
+            numbers = (
                 f"{fmean(strict):.1f} and {fmean(free):.1f} requests/s. The decoders are the bottleneck; at the rate "
                 f"that round robin can serve the H800, between prompts, writes the answers to {1 - moved:.0%} of the "
                 "requests itself."
             )
-            made[f"table3-goodput-1p{num}d"] = Finding(gains, said)
-            made[f"table3-ce-1p{num}d"] = Finding(gains, f"Prices are the same, so this is the gain in goodput. {said}")
+            made[f"table3-goodput-1p{num}d"] = Finding(gains, numbers)
+            made[f"table3-ce-1p{num}d"] = Finding(
+                gains, f"Prices are the same, so this is the gain in goodput. {numbers}"
+            )
             lower = [1 - ours / theirs for ours, theirs in zip(fast, slow, strict=True)]
             why = f"Mean E2E {fmean(slow):.2f} and {fmean(fast):.2f} s. {1 - moved:.1%} of the requests stay in place."
             made[f"table3-e2e-1p{num}d"] = Finding(lower, why)

@@ -153,9 +153,9 @@ def combo(name: str, what: GpuCombo, count: int, goodput_rps: float | None, **mo
     """An entry of a scenario's `combos`."""
     roles = ("aggregated",) if what.aggregated is not None else ("prefill", "decode")
     parts = {role: pool(g.gpu, g.instances, g.tp) for role, g in zip(roles, what.groups, strict=True)}
-    said: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": goodput_rps}
-    said |= {} if what.aggregated is not None else {"handover": HANDOVER}
-    return {"name": name, "replicas": count, **parts, **said, **more}
+    fields: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": goodput_rps}
+    fields |= {} if what.aggregated is not None else {"handover": HANDOVER}
+    return {"name": name, "replicas": count, **parts, **fields, **more}
 
 
 def split(name: str, pair: str, num_decode: int = 1, **more: Any) -> dict[str, Any]:

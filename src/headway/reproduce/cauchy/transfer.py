@@ -63,17 +63,17 @@ class TransferRuns:
         for length in (*LENGTHS, FITTED):
             bulk, serial, eight = (self.seconds(length, degree) for degree in (0, 1, 8))
             best = min(DEGREES, key=lambda degree: self.seconds(length, degree))
-            said = (
+            numbers = (
                 f"{bulk * 1e3:.0f} ms in bulk, {serial * 1e3:.0f} ms with one stream, {eight * 1e3:.0f} ms with eight"
             )
             more = "; two numbers are fitted to this row." if length == FITTED else (
                 f"; best with {best}, {bulk / self.seconds(length, best):.1f}x. What minding eight streams takes does "
                 "not shrink with the prompt."
             )  # fmt: skip
-            made[f"fig11-{length}"] = Finding([bulk / eight], said + more)
+            made[f"fig11-{length}"] = Finding([bulk / eight], numbers + more)
         times = {degree: self.seconds(FITTED, degree) for degree in DEGREES}
-        said = ", ".join(f"{degree}: {seconds * 1e3:.0f} ms" for degree, seconds in times.items())
-        made["fig11-degree"] = Finding([float(min(times, key=lambda d: times[d]))], f"By streams, {said}.")
+        numbers = ", ".join(f"{degree}: {seconds * 1e3:.0f} ms" for degree, seconds in times.items())
+        made["fig11-degree"] = Finding([float(min(times, key=lambda d: times[d]))], f"By streams, {numbers}.")
         return made
 
     def figures(self) -> list[Figure]:

@@ -9,20 +9,10 @@ import numpy as np
 from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError
-from headway.planning.combos.candidates import select
 from headway.planning.combos.problem import (
     ComboPlan,
     ComboProblem,
-    ComboService,
-    Counts,
-    Efficiency,
-    GpuCombo,
-    Objective,
-    Offer,
-    Profiler,
     ServiceDemand,
-    ServiceSlo,
-    WorkloadPattern,
 )
 from headway.planning.combos.search import deploy
 
@@ -106,62 +96,3 @@ def robust(
     values = list(chances.values())
     least = max(0.0, sum(values) - (len(values) - 1))
     return Robust(quantile, found, found.usd_per_hour, chances, least, prod(values), min(values))
-
-
-class SweepPoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """One point of a sweep."""
-
-    value: float
-    plan: ComboPlan
-
-
-def limit_sweep(
-    problem: ComboProblem, gpu: str, limits: Sequence[int], time_limit_s: float = 10.0
-) -> tuple[SweepPoint, ...]:
-    """Plans with so many GPUs of one type."""
-    found = []
-    for limit in limits:
-        changed = structs.replace(problem, limits={**problem.limits, gpu: limit})
-        found.append(SweepPoint(limit, deploy(changed, time_limit_s, explain=False)))
-    return tuple(found)
-
-
-def price_sweep(
-    services: Sequence[ComboService],
-    offers: Sequence[Offer],
-    profiler: Profiler,
-    demands: Sequence[ServiceDemand],
-    gpu: str,
-    prices: Sequence[float],
-    counts: Counts | None = None,
-    objective: Objective = "co",
-    efficiency: Efficiency = "served",
-    time_limit_s: float = 10.0,
-) -> tuple[SweepPoint, ...]:
-    """Plans with one type at these prices: combos are selected anew for each, and profiled once."""
-    if gpu not in [offer.gpu.name for offer in offers]:
-        raise HeadwayError(f"price_sweep: {gpu} is not on offer")
-    known = Remembered(profiler)
-    limits = {offer.gpu.name: offer.limit for offer in offers if offer.limit is not None}
-    found = []
-    for price in prices:
-        changed = [structs.replace(o, usd_per_hour=price) if o.gpu.name == gpu else o for o in offers]
-        candidates = select(services, changed, known, counts).candidates
-        problem = ComboProblem(tuple(demands), candidates, limits, objective, efficiency)
-        found.append(SweepPoint(price, deploy(problem, time_limit_s, explain=False)))
-    return tuple(found)
-
-
-class Remembered:
-    """A profiler that asks another one once for each shape of combo, whatever it costs."""
-
-    def __init__(self, profiler: Profiler) -> None:
-        self.profiler = profiler
-        self._known: dict[tuple[GpuCombo, WorkloadPattern, ServiceSlo], float] = {}
-
-    def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-        """As the other one says."""
-        key = (structs.replace(combo, usd_per_hour=0.0), workload, slo)
-        if key not in self._known:
-            self._known[key] = self.profiler.goodput_rps(combo, workload, slo)
-        return self._known[key]

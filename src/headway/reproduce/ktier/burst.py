@@ -136,10 +136,10 @@ class BurstRuns:
             by_tiers = [self.speed_ups(mix, "10k", k, "e2e-p99") for k in TABLE_TIERS]
             leads = [four - max(three, five) for three, four, five in zip(*by_tiers, strict=True)]
             ups = ", ".join(f"{fmean(v):.2f}x (K={k})" for k, v in zip(TABLE_TIERS, by_tiers, strict=True))
-            said = (
+            numbers = (
                 "As many seats serve as many requests, whatever their number of tiers, and the last tier waits longest."
             )
-            made[f"{mix}-peak"] = Finding(leads, f"{ups}. {said}")
+            made[f"{mix}-peak"] = Finding(leads, f"{ups}. {numbers}")
         return made
 
     def _discussion(self) -> dict[str, Finding]:
@@ -150,10 +150,10 @@ class BurstRuns:
         means = (
             f"Mean E2E: {fmean(base):.1f} s with INFaaS and vLLM, {fmean(first):.1f} s in tier 0, {fmean(last):.1f} s"
         )
-        said = ", ".join(f"{mix} {fmean(values):.2f}x" for mix, values in ups.items())
+        numbers = ", ".join(f"{mix} {fmean(values):.2f}x" for mix, values in ups.items())
         largest = [e >= max(u, g) for u, g, e in zip(*ups.values(), strict=True)]
         return {
-            "enterprise-largest": Finding(largest, f"{said}."),
+            "enterprise-largest": Finding(largest, f"{numbers}."),
             "tier0-gains": Finding([a < b for a, b in zip(first, base, strict=True)], f"{means} in tier 3."),
             "last-tier-pays": Finding([a > b for a, b in zip(last, base, strict=True)], f"{means} in tier 3."),
             "load-effect": Finding(
@@ -176,11 +176,11 @@ class BurstRuns:
     def _seats(self) -> dict[str, Finding]:
         """K-tier with seats for all, INFaaS and vLLM with few."""
         slow, fast = self.part(FEW), self.part(ALL_IN)
-        said = f"Against {PUBLIC_SEATS} seats: the batches that decode are larger, so that each token takes longer."
+        sizes = f"Against {PUBLIC_SEATS} seats: the batches that decode are larger, so that each token takes longer."
         return {
             f"seats-{what}-mean": Finding(
                 [a[what]["mean"] / b[what]["mean"] for a, b in zip(slow, fast, strict=True)],
-                f"{fmean(a[what]['mean'] for a in slow):.1f} s, {fmean(b[what]['mean'] for b in fast):.1f} s. {said}",
+                f"{fmean(a[what]['mean'] for a in slow):.1f} s, {fmean(b[what]['mean'] for b in fast):.1f} s. {sizes}",
             )
             for what in ("prefill", "e2e")
         }

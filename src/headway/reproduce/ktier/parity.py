@@ -55,18 +55,20 @@ class ParityRuns:
         decode = {s: self.values(s, "decode", "mean") for s in ("vLLM", 1, 10)}
         prefill = {s: self.values(s, "prefill", "mean") for s in (1, 10)}
         growth = [(b / a) - (d / c) for a, b, c, d in zip(prefill[1], prefill[10], decode[1], decode[10], strict=True)]
-        said = ", ".join(f"{name} {fmean(p99[name]):.3f} s" for name in BASELINES)
+        numbers = ", ".join(f"{name} {fmean(p99[name]):.3f} s" for name in BASELINES)
         moves = fmean(self.found["parity", 10, seed]["moves"] for seed in self.seeds)
         means = f"From K=1 to K=10, prefill {fmean(prefill[1]) * 1e3:.1f} to {fmean(prefill[10]) * 1e3:.1f} ms, decode"
         return {
             "parity-p99": Finding(first, "Nothing is fitted."),
-            "parity-schedulers": Finding(farthest, f"{said}, Llumlet {fmean(first):.3f} s."),
+            "parity-schedulers": Finding(farthest, f"{numbers}, Llumlet {fmean(first):.3f} s."),
             "parity-vllm": Finding(
                 [v / fmean(others) - 1 for v, *others in zip(vllm, orca, sarathi, first, strict=True)],
-                f"{said}, Llumlet {fmean(first):.3f} s: vLLM's decoding stands still for every prompt.",
+                f"{numbers}, Llumlet {fmean(first):.3f} s: vLLM's decoding stands still for every prompt.",
             ),
             "parity-tiers": Finding(worst, f"{moves:.0f} moves with K=10, and hardly anybody waits."),
-            "parity-decode": Finding([b / a - 1 for a, b in zip(decode["vLLM"], decode[10], strict=True)], f"{said}."),
+            "parity-decode": Finding(
+                [b / a - 1 for a, b in zip(decode["vLLM"], decode[10], strict=True)], f"{numbers}."
+            ),
             "overhead-prefill": Finding(
                 growth,
                 f"{means} {fmean(decode[1]) * 1e3:.1f} to {fmean(decode[10]) * 1e3:.1f} ms: neither grows, as no seat "

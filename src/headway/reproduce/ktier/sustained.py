@@ -94,15 +94,17 @@ class SustainedRuns:
 
     def outcomes(self) -> dict[str, Finding]:
         mixed, without, ktier = (self.tier(name, FULL, 0, "p99") for name in list(SYSTEMS)[1:])
-        said = ", ".join(
+        numbers = ", ".join(
             f"{n} {fmean(v) * 1e3:.0f} ms" for n, v in zip(list(SYSTEMS)[1:], (mixed, without, ktier), strict=True)
         )
         presence = (
             "All tiers are present at all replicas all the time, so headroom makes each look as full as the next."
         )
         return {
-            "sustained-tier0": Finding([a / b for a, b in zip(ktier, mixed, strict=True)], f"{said}."),
-            "headroom-tier0": Finding([1 - a / b for a, b in zip(ktier, without, strict=True)], f"{said}. {presence}"),
+            "sustained-tier0": Finding([a / b for a, b in zip(ktier, mixed, strict=True)], f"{numbers}."),
+            "headroom-tier0": Finding(
+                [1 - a / b for a, b in zip(ktier, without, strict=True)], f"{numbers}. {presence}"
+            ),
         }
 
     def figures(self) -> list[Figure]:

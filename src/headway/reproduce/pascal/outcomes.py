@@ -19,22 +19,24 @@ MANY_BINS = "A largest value over many bins, some of 5 to 10 requests, is large 
 
 def phases(bench: Bench) -> Outcomes:
     rate, free, by = bench.phase("pascal-reasoning", FCFS, RR)
-    told = f"{rate:.3g} requests/s, at which the oracle fills about 80% of the GPU's KV cache; half of what it used."
+    load_text = (
+        f"{rate:.3g} requests/s, at which the oracle fills about 80% of the GPU's KV cache; half of what it used."
+    )
     blocked = f"FCFS blocks them for {_part(by[FCFS], 128, 2):.0f} s of {_part(by[FCFS], 128, 1):.0f} s."
     long = f"Preempted for {_part(by[RR], 2048, 3):.0f} s of {_part(by[RR], 2048, 1):.0f} s: past their first quanta,"
     outcomes = {
-        "short-reasoning-fcfs": Finding(_ratios(by[FCFS], free, 128), f"{told} {blocked}"),
+        "short-reasoning-fcfs": Finding(_ratios(by[FCFS], free, 128), f"{load_text} {blocked}"),
         "long-reasoning-rr": Finding(
-            _ratios(by[RR], free, 2048), f"{told} {long} long requests wait for all shorter ones."
+            _ratios(by[RR], free, 2048), f"{load_text} {long} long requests wait for all shorter ones."
         ),
         "short-reasoning-rr": Finding([1 - v for v in _ratios(by[RR], by[FCFS], 128)], blocked),
     }
     rate, free, by = bench.phase("pascal-answering", FCFS, RR)
-    told = f"{rate:.3g} requests/s."
+    load_text = f"{rate:.3g} requests/s."
     missed = [[1 - each[4] for each in run["lengths"]] for run in by[FCFS]]
     shares = ", ".join(f"{_part(by[RR], each[0], 4):.0%} of {each[0]:,} tokens" for each in by[RR][0]["lengths"])
     outcomes |= {
-        "answers-fcfs": Finding([min(each) for each in missed], f"{told} The length that misses least, by seed."),
+        "answers-fcfs": Finding([min(each) for each in missed], f"{load_text} The length that misses least, by seed."),
         "answers-rr": Finding(
             [fmean(each[4] for each in run["lengths"]) for run in by[RR]], f"Mean over the lengths; met: {shares}."
         ),
@@ -55,12 +57,12 @@ def chat(bench: Bench, key: str) -> Outcomes:
     """V-B and V-C, of one dataset."""
     fcfs, rr, pascal = bench.runs(key, "high", FCFS, RR, PASCAL)
     from_fcfs, from_rr = Tails(fcfs, pascal), Tails(rr, pascal)
-    told = f"{bench.rate(key, 'high'):.3g} requests/s."
+    load_text = f"{bench.rate(key, 'high'):.3g} requests/s."
     outcomes = {
-        f"{key}-tail-fcfs": Finding(from_fcfs.most(), f"{told} {from_fcfs.told(FCFS)}"),
+        f"{key}-tail-fcfs": Finding(from_fcfs.most(), f"{load_text} {from_fcfs.summary(FCFS)}"),
         f"{key}-tail-fcfs-s": Finding(from_fcfs.most_s(), ""),
-        f"{key}-tail-rr": Finding(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
-        f"{key}-tail-rr-s": Finding(from_rr.most_s(), f"{told} {MANY_BINS}"),
+        f"{key}-tail-rr": Finding(from_rr.most(), f"{from_rr.summary(RR)} {MANY_BINS}"),
+        f"{key}-tail-rr-s": Finding(from_rr.most_s(), f"{load_text} {MANY_BINS}"),
         f"{key}-tail-rr-there": Finding(
             from_rr.there(from_fcfs),
             "Reasoning within the first quantum is as urgent with RR as with PASCAL: there is little left to gain.",
@@ -82,7 +84,7 @@ def chat(bench: Bench, key: str) -> Outcomes:
 def _worst(tails: Tails, baseline: str) -> Finding:
     at = ", ".join(f"{first:,}" for first in tails.worst_at())
     demoted = "past 5,000 tokens, reasoning stands with the answers"
-    text = f"The worst bin begins, by seed, at {at} reasoning tokens; {demoted}. {tails.told(baseline)} {MANY_BINS}"
+    text = f"The worst bin begins, by seed, at {at} reasoning tokens; {demoted}. {tails.summary(baseline)} {MANY_BINS}"
     return Finding(tails.worst(), text)
 
 
@@ -142,10 +144,10 @@ def heavy(bench: Bench) -> Outcomes:
     )
     return {
         "heavy-tail-fcfs": Finding(
-            from_fcfs.most(), f"{bench.rate(HEAVY, 'high'):.3g} requests/s. {from_fcfs.told(FCFS)}"
+            from_fcfs.most(), f"{bench.rate(HEAVY, 'high'):.3g} requests/s. {from_fcfs.summary(FCFS)}"
         ),
         "heavy-worse-fcfs": _worst(from_fcfs, FCFS),
-        "heavy-tail-rr": Finding(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
+        "heavy-tail-rr": Finding(from_rr.most(), f"{from_rr.summary(RR)} {MANY_BINS}"),
         "heavy-worse-rr": _worst(from_rr, RR),
         "heavy-slo-rr": Finding(_differences(rr, pascal, "violations"), f"Missed: {shares}."),
         "heavy-slo-fcfs": Finding(_differences(pascal, fcfs, "violations"), f"Missed: {shares}."),
@@ -172,8 +174,8 @@ def trace(bench: Bench, ids: Sequence[str]) -> Outcomes:
     rates = [each["high"] for each in bench.rates(TRACE)]
     slices = f"{len(rates)} slices of the day, {min(rates):.3g} to {max(rates):.3g} requests/s."
     return {
-        "trace-tail-fcfs": Finding(from_fcfs.most(), f"{slices} {from_fcfs.told(FCFS)}"),
-        "trace-tail-rr": Finding(from_rr.most(), f"{from_rr.told(RR)} {MANY_BINS}"),
+        "trace-tail-fcfs": Finding(from_fcfs.most(), f"{slices} {from_fcfs.summary(FCFS)}"),
+        "trace-tail-rr": Finding(from_rr.most(), f"{from_rr.summary(RR)} {MANY_BINS}"),
         "trace-slo": _violations(bench, TRACE, "high"),
         "trace-throughput": _throughput(fcfs, pascal),
         "trace-blocking": Finding(_of(pascal, "blocking_p99_s"), f"By seed: {_listed(pascal, 'blocking_p99_s')} s."),

@@ -68,18 +68,18 @@ class Tails:
                 found[first] = Bin(round(fmean(parts[0])), fmean(parts[1]), fmean(parts[2]))
         return found
 
-    def told(self, baseline: str) -> str:
+    def summary(self, baseline: str) -> str:
         """The bins with the largest fall and rise, in words."""
         means = self.means()
         if not means:
             return ""
         best, worst = (pick(means, key=lambda first: means[first].cut) for pick in (max, min))
         fallen = sum(each.cut > 0 for each in means.values())
-        most, least = _told(best, means[best], baseline), _told(worst, means[worst], baseline)
+        most, least = _bin_text(best, means[best], baseline), _bin_text(worst, means[worst], baseline)
         return f"Means of the seeds: tails fall in {fallen} of {len(means)} bins, most in {most}; least in {least}."
 
 
-def _told(first: int, each: Bin, baseline: str) -> str:
+def _bin_text(first: int, each: Bin, baseline: str) -> str:
     size = f"{first:,} to {first + BIN_TOKENS - 1:,} reasoning tokens, {each.num} requests"
     return f"the one of {size}: {each.before_s:.1f} s with {baseline}, {each.after_s:.1f} s with PASCAL"
 

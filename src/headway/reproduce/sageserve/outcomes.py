@@ -63,13 +63,13 @@ def _silos(kept: SageServeRuns) -> Made:
         name: [kept.llama(PEAK, name, "instance_hours", model) for model in (LLAMA_31, LLAMA_32)] for name in both
     }
     small = {name: list(map(sum, zip(*each, strict=True))) for name, each in columns.items()}
-    told = f"Instance-hours of both: {fmean(small[SILOED]):.3g} (siloed), {fmean(small[REACTIVE]):.3g} (reactive)."
+    numbers = f"Instance-hours of both: {fmean(small[SILOED]):.3g} (siloed), {fmean(small[REACTIVE]):.3g} (reactive)."
     use = f"KV cache in use, all models: {kept.means(PEAK, both, 'kv_use', None)}."
     spot = f"Hours of all models: {kept.means(PEAK, both, 'spot_hours', None)}."
     pair = {key: [kept.whole(PEAK, name, key) for name in both] for key in ("instance_hours", "kv_use", "spot_hours")}
     return {
         "unified-hours": Finding(less(*reversed(pair["instance_hours"])), hours),
-        "unified-small": Finding(less(small[REACTIVE], small[SILOED]), told),
+        "unified-small": Finding(less(small[REACTIVE], small[SILOED]), numbers),
         "unified-kv": Finding(more(*reversed(pair["kv_use"])), use),
         "unified-spot": Finding(more(*reversed(pair["spot_hours"])), spot),
     }
@@ -81,7 +81,7 @@ def _tables(kept: SageServeRuns) -> Made:
     def longer(model: str, key: str) -> list[Value]:
         return list(more(kept.llama(PEAK, REACTIVE, key, model), kept.llama(PEAK, SILOED, key, model)))
 
-    def told(key: str, *models: str) -> str:
+    def numbers(key: str, *models: str) -> str:
         return "; ".join(f"{m}: {kept.means(PEAK, (SILOED, REACTIVE), key, m)}" for m in models)
 
     def worst(columns: list[list[Value]]) -> list[Value]:
@@ -89,10 +89,12 @@ def _tables(kept: SageServeRuns) -> Made:
 
     ttft, e2e, small = "ttft_p95_s", "e2e_p95_s", (LLAMA_31, LLAMA_32)
     return {
-        "unified-tail": Finding(longer(BLOOM, ttft), f"P95 TTFT (s), {told(ttft, BLOOM)}."),
-        "unified-tail-llama-2": Finding(longer(LLAMA_2, ttft), f"P95 TTFT (s), {told(ttft, LLAMA_2)}."),
-        "unified-tail-small": Finding(worst([longer(m, ttft) for m in small]), f"P95 TTFT (s), {told(ttft, *small)}."),
-        "unified-e2e": Finding(worst([longer(m, e2e) for m in MODELS]), f"P95 E2E (s), {told(e2e, *MODELS)}."),
+        "unified-tail": Finding(longer(BLOOM, ttft), f"P95 TTFT (s), {numbers(ttft, BLOOM)}."),
+        "unified-tail-llama-2": Finding(longer(LLAMA_2, ttft), f"P95 TTFT (s), {numbers(ttft, LLAMA_2)}."),
+        "unified-tail-small": Finding(
+            worst([longer(m, ttft) for m in small]), f"P95 TTFT (s), {numbers(ttft, *small)}."
+        ),
+        "unified-e2e": Finding(worst([longer(m, e2e) for m in MODELS]), f"P95 E2E (s), {numbers(e2e, *MODELS)}."),
     }
 
 
@@ -196,7 +198,7 @@ def _ablations(kept: SageServeRuns) -> Made:
 def _scout(kept: SageServeRuns) -> Made:
     models = (scenes.SCOUT, LLAMA_2)
     tails = [kept.llama(SCOUT, LT_UA, "ttft_p90_s", model) for model in models]
-    told = ", ".join(f"{fmean(values):.3g} ({model})" for values, model in zip(tails, models, strict=True))
+    numbers = ", ".join(f"{fmean(values):.3g} ({model})" for values, model in zip(tails, models, strict=True))
     hours_of, asked_of = (
         [kept.llama(SCOUT, LT_UA, key, model) for model in models] for key in ("instance_hours", "num_requests")
     )
@@ -204,7 +206,7 @@ def _scout(kept: SageServeRuns) -> Made:
     hours = ", ".join(f"{1000 * fmean(values):.3g} ({model})" for values, model in zip(each, models, strict=True))
     both = [kept.whole(SCOUT, name, "instance_hours") for name in (LT_UA, REACTIVE)]
     return {
-        "scout-tail": Finding(less(*tails), f"P90 TTFT (s): {told}."),
+        "scout-tail": Finding(less(*tails), f"P90 TTFT (s): {numbers}."),
         "scout-hours": Finding(less(*each), f"Instance-hours for a thousand interactive requests: {hours}."),
         "scout-saved": Finding(
             less(*both), f"Instance-hours of all five: {kept.means(SCOUT, (REACTIVE, LT_UA), 'instance_hours', None)}."

@@ -60,8 +60,8 @@ def _names(preset: str) -> list[str]:
 
 def _variant(preset: str, name: str) -> dict[str, Any]:
     """The preset with one of its variants' policies."""
-    said = next(each for each in _read(preset)["variants"] if each["name"] == name)
-    return _with(_preset(preset), {key: value for key, value in said.items() if key != "name"})
+    variant = next(each for each in _read(preset)["variants"] if each["name"] == name)
+    return _with(_preset(preset), {key: value for key, value in variant.items() if key != "name"})
 
 
 def _with(document: Mapping[str, Any], policies: Mapping[str, Any]) -> dict[str, Any]:
