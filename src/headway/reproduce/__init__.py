@@ -1,4 +1,4 @@
-"""The papers' tables and figures: claims with rules fixed beforehand, measured over seeds, and charts."""
+"""Reproductions of papers: claims with rules fixed beforehand, measurements over seeds, figures and tables."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ SYSTEMS: dict[str, str] = {
     "pascal": "headway.reproduce.pascal",
     "sageserve": "headway.reproduce.sageserve",
 }
-"""Name -> module. docs/reproduce.md says what a module offers."""
+"""Module by system. docs/reproduce.md lists the names that a module must have."""

@@ -1,4 +1,4 @@
-"""Charts over seeds in the reports' style: means, with 95% intervals where there is more than one seed."""
+"""Charts over seeds: means, with 95% intervals if there is more than one seed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headway.report.page import COLORS
 from headway.reproduce.interval import interval
 
 Seeds = Sequence[float | None]
-"""A value a seed; None where there is none."""
+"""One value for each seed; None if a seed has none."""
 
 
 def curves(lines: Mapping[str, Sequence[tuple[float, Seeds]]], x: str, y: str, **more: Any) -> Figure:
-    """Named lines through (x, a value a seed). `more` goes into the layout, as in xaxis={"type": "log"}."""
+    """Named lines through points (x, values by seed). `more` extends the layout, such as xaxis={"type": "log"}."""
     traces = []
     for i, (name, points) in enumerate(lines.items()):
         values = [seeds for _, seeds in points]
@@ -28,7 +28,7 @@ def curves(lines: Mapping[str, Sequence[tuple[float, Seeds]]], x: str, y: str, *
 
 
 def bars(groups: Sequence[str], series: Mapping[str, Sequence[Seeds]], y: str, **more: Any) -> Figure:
-    """Groups of named bars: for each series, a value a seed for every group."""
+    """Groups of named bars: for each series, the values by seed of every group."""
     traces = []
     for i, (name, values) in enumerate(series.items()):
         trace = {"type": "bar", "x": list(groups), "marker": {"color": COLORS[i % len(COLORS)]}}
@@ -50,7 +50,7 @@ def distributions(samples: Mapping[str, Sequence[float]], x: str, **more: Any) -
 
 
 def _over_seeds(name: str, values: Sequence[Seeds]) -> dict[str, Any]:
-    """Means, error bars, and what hovering says."""
+    """Means, error bars and hover texts."""
     known = [[float(value) for value in seeds if value is not None] for seeds in values]
     means = [fmean(seeds) if seeds else None for seeds in known]
     halves = [(ends[1] - ends[0]) / 2 if (ends := interval(seeds)) else 0.0 for seeds in known]

@@ -19,31 +19,31 @@ from headway.report.table import short_number
 from headway.reproduce.interval import interval
 
 Value = float | bool | None
-"""Of one seed. None: the run has no such number."""
+"""The value of one seed; None if the run has none."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule makes of the values. `holds` is None where that is undecided."""
+    """The result of judging values by a rule. `holds` is None if undecided."""
 
     headway: str
-    """As in "61.2% [58%, 64.4%], 5 seeds"."""
+    """Such as "61.2% [58%, 64.4%], 5 seeds"."""
     holds: bool | None
     reason: str
-    """Why it does not hold, or is undecided, in terms of the rule; empty where it holds."""
+    """Why the claim does not hold or is undecided, in terms of the rule; empty if it holds."""
 
 
 class Rule(Protocol):
-    """Printed, it is a text for readers."""
+    """A rule for the values of a claim; str() is its text for readers."""
 
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """Of a value a seed."""
+        """The verdict on one value for each seed."""
         ...
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row: a sentence of the paper, its figure, and the rule for ours. `id` is unique in the system."""
+    """A sentence of a paper, the paper's figure, and the rule for the reproduction. `id` is unique in the system."""
 
     id: str
     claim: str
@@ -54,17 +54,17 @@ class Claim:
 @dataclass(frozen=True)
 class _Threshold:
     effect: float
-    """The paper's, in the terms of the values."""
+    """The paper's effect, in the unit of the values."""
     share: float = 0.5
-    """Of the way from `neutral` to the paper's effect; 0 asks for the direction alone."""
+    """The threshold's share of the way from `neutral` to the paper's effect; 0 requires the direction alone."""
     neutral: float = 0.0
-    """The value of no effect: 0 for a reduction, 1 for a ratio."""
+    """The value without an effect: 0 for a reduction, 1 for a ratio."""
     unit: str = ""
     """"%": the values are shares, and shown times 100. Anything else is shown behind the value: "x", " s"."""
     because: str = ""
-    """Why less than half is asked for."""
+    """The reason for a share below one half."""
     exact: bool = False
-    """Nothing in the value is random: one value, without an interval, decides."""
+    """The value does not depend on seeds, and decides without an interval."""
 
     def __post_init__(self) -> None:
         if self.share < 0.5 and not self.because:
@@ -72,11 +72,11 @@ class _Threshold:
 
     @property
     def threshold(self) -> float:
-        """What the whole interval must meet."""
+        """The value that the whole interval must reach."""
         return self.neutral + self.share * (self.effect - self.neutral)
 
     def text(self, side: str) -> str:
-        """As in "at least 36% (half of the paper's 72%)"."""
+        """The rule's text, such as "at least 36% (half of the paper's 72%)"."""
         paper = f"the paper's {shown(self.effect, self.unit)}"
         way = f"the way from {shown(self.neutral, self.unit)} to {paper}" if self.neutral else paper
         size = {0.0: f"the direction of {paper}", 0.5: f"half of {way}", 1.0: ""}
@@ -86,37 +86,37 @@ class _Threshold:
 
 
 class AtLeast(_Threshold):
-    """The effect is upwards: all of the interval lies at the threshold or above."""
+    """An increase: the claim holds if the whole interval is at the threshold or above."""
 
     def __str__(self) -> str:
         return self.text("at least")
 
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """False where all of the interval lies below."""
+        """Refuted if the whole interval is below."""
         return _judged(values, self.threshold, inf, self.unit, self.exact)
 
 
 class AtMost(_Threshold):
-    """The effect is downwards: all of the interval lies at the threshold or below."""
+    """A decrease: the claim holds if the whole interval is at the threshold or below."""
 
     def __str__(self) -> str:
         return self.text("at most")
 
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """False where all of the interval lies above."""
+        """Refuted if the whole interval is above."""
         return _judged(values, -inf, self.threshold, self.unit, self.exact)
 
 
 @dataclass(frozen=True)
 class Between:
-    """Parity: all of the interval lies between the two."""
+    """Parity: the claim holds if the whole interval is within the bounds."""
 
     low: float
     high: float
     unit: str = ""
-    """As for `AtLeast`."""
+    """See `AtLeast`."""
     exact: bool = False
-    """As for `AtLeast`."""
+    """See `AtLeast`."""
 
     def __str__(self) -> str:
         if self.low == self.high:
@@ -124,19 +124,19 @@ class Between:
         return f"between {shown(self.low, self.unit)} and {shown(self.high, self.unit)}"
 
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """False where all of the interval lies outside, on one side."""
+        """Refuted if the whole interval is on one side of the bounds."""
         return _judged(values, self.low, self.high, self.unit, self.exact)
 
 
 @dataclass(frozen=True)
 class EverySeed:
-    """True for every seed; a single one for which it is false refutes it. One seed is enough to say."""
+    """The claim holds if the value is true for every seed, and is refuted otherwise. One seed is enough."""
 
     def __str__(self) -> str:
         return "true for every seed"
 
     def judge(self, values: Sequence[Value]) -> Verdict:
-        """Never undecided, but for seeds without a value."""
+        """Undecided only if a seed has no value."""
         if missing := _missing(values):
             return missing
         num_true = sum(map(bool, values))
@@ -146,12 +146,12 @@ class EverySeed:
 
 
 def shown(value: float, unit: str) -> str:
-    """A value with its unit, as `AtLeast.unit` says."""
+    """A value with its unit (see `AtLeast.unit`)."""
     return f"{short_number(100 * value)}%" if unit == "%" else f"{short_number(value)}{unit}"
 
 
 def _judged(values: Sequence[Value], low: float, high: float, unit: str, exact: bool) -> Verdict:
-    """Whether the mean's interval lies within [low, high], outside, or across an end."""
+    """The verdict for the mean's interval and the bounds [low, high]."""
     if missing := _missing(values):
         return missing
     numbers = [float(value) for value in values if value is not None]
@@ -174,7 +174,7 @@ def _judged(values: Sequence[Value], low: float, high: float, unit: str, exact: 
 
 
 def _missing(values: Sequence[Value]) -> Verdict | None:
-    """The verdict where a seed has no value."""
+    """The verdict if a seed has no value, or else None."""
     num = sum(value is None or not isfinite(value) for value in values)
     if values and not num:
         return None

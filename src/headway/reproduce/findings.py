@@ -1,4 +1,4 @@
-"""What a system's runs come to: values for every claim, and the paper's figures and tables."""
+"""The results of a system's runs: values for every claim, and the paper's figures and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.reproduce.claims import Value
 
 @dataclass(frozen=True)
 class Finding:
-    """For one claim: a value a seed, and in one or two sentences with numbers why they came out so."""
+    """For one claim: the values by seed, and one or two sentences with the numbers behind them."""
 
     values: Sequence[Value]
     why: str
@@ -19,20 +19,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: one of the paper's, made anew."""
+    """A reproduced chart of the paper."""
 
     label: str
-    """The paper's: "Figure 4"."""
+    """The paper's label: "Figure 4"."""
     title: str
     shows: str
-    """What it shows, and what came out: a sentence or two."""
+    """One or two sentences on what the chart shows."""
     chart: charts.Figure
-    """Plotly's `data` and `layout` as plain values: `headway.reproduce.charts` makes them."""
+    """`data` and `layout` of Plotly as plain values, made by `headway.reproduce.charts`."""
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper, made anew. Numbers are shown with three digits."""
+    """A reproduced table of the paper. Numbers are shown with three digits."""
 
     label: str
     title: str
@@ -46,6 +46,6 @@ class Findings:
     """What `run` returns."""
 
     outcomes: Mapping[str, Finding]
-    """By the claim's id."""
+    """By claim id."""
     exhibits: Sequence[Figure | PaperTable] = ()
-    """In the paper's order."""
+    """In the order of the paper."""

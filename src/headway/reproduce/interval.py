@@ -1,4 +1,4 @@
-"""Confidence intervals of a mean over a few seeds."""
+"""Confidence intervals of the mean of a few seeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEVEL = 0.95
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's t interval of the mean, two-sided, at `LEVEL`. None for fewer than two values."""
+    """Student's t interval of the mean, two-sided, at `LEVEL`; None for fewer than two values."""
     if len(values) < 2:
         return None
     mean = fmean(values)
@@ -19,7 +19,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def quantile(freedom: int) -> float:
-    """The t for which |T| is below t with probability `LEVEL`, by bisection."""
+    """The t with P(|T| < t) = `LEVEL`, by bisection."""
     low, high = 0.0, pi / 2
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""A reproduction as one page: the claims, then every figure and table, then how it was done."""
+"""A reproduction as one HTML page: claims, figures and tables, method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reproduces a system: runs it, judges every claim."""
+"""Runs a system and judges its claims."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from headway.scenario.ray_cluster import cluster
 
 
 class System(Protocol):
-    """What a module of `SYSTEMS` offers."""
+    """The names that a module of `SYSTEMS` must have."""
 
     TITLE: str
-    """The paper: its system and title."""
+    """The name of the system and its topic."""
     SEEDS: int
-    """How many, unless --seeds says."""
+    """Number of seeds, unless --seeds is given."""
     QUICK_SEEDS: int
-    """How many with --quick."""
+    """Number of seeds with --quick."""
     CLAIMS: tuple[Claim, ...]
 
     def run(self, runner: Runner) -> Findings:
-        """Measure. An outcome for every claim that `experiment.wants`; others may be left out."""
+        """Measure. Returns a finding for every claim that `runner.wants`; others may be left out."""
         ...
 
 
 class ClaimResult(Struct, frozen=True):
-    """A claim and what became of it."""
+    """A claim and its verdict."""
 
     id: str
     claim: str
@@ -45,14 +45,14 @@ class ClaimResult(Struct, frozen=True):
     headway: str
     rule: str
     holds: bool | None
-    """None = undecided."""
+    """None: undecided."""
     why: str
     values: tuple[Value, ...]
-    """One a seed."""
+    """By seed."""
 
 
 class Reproduction(Struct, frozen=True):
-    """What `--json` prints."""
+    """The output of `--json`."""
 
     system: str
     quick: bool
@@ -63,25 +63,25 @@ class Reproduction(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Reproduced:
-    """A reproduction, with all that the page shows of it."""
+    """A reproduction with everything that its page shows."""
 
     title: str
     result: Reproduction
     exhibits: Sequence[Figure | PaperTable]
     num_measured: int
     num_found: int
-    """In the cache."""
+    """Measurements found in the cache."""
 
 
 def load(name: str) -> System:
-    """A system by its name."""
+    """The module of a system. Raises HeadwayError for an unknown name."""
     if name not in SYSTEMS:
         raise unknown("system", name, SYSTEMS)
     return cast(System, import_module(SYSTEMS[name]))
 
 
 def chosen(system: System, ids: Collection[str]) -> tuple[Claim, ...]:
-    """The claims with these ids, in the system's order; all of them without any."""
+    """The claims with these ids, in the system's order; all claims if `ids` is empty."""
     known = {claim.id for claim in system.CLAIMS}
     for each in ids:
         if each not in known:
@@ -94,7 +94,7 @@ def reproduce(
     cache: RehearsalCache | None = None, data: Path | None = None, report: ReportProgress | None = None,
     ray: bool = False,
 ) -> Reproduced:  # fmt: skip
-    """Run a system and judge its claims, or those with the ids given; on so many processes, or on a Ray cluster."""
+    """Run a system and judge its claims, or those with the given ids, with `jobs` processes or on a Ray cluster."""
     began = time.perf_counter()
     system = load(name)
     claims = chosen(system, ids)

@@ -1,4 +1,4 @@
-"""What a system's `run` is handed: seeds, and a pool of processes that simulates and remembers."""
+"""Runs the tasks of a reproduction on a pool of processes, with a cache of their measurements."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from headway.reproduce.tasks import Measurement, Task, cache_key, perform
 
 K = TypeVar("K", bound=Hashable)
 ReportProgress = Callable[[int, int], None]
-"""Told how many tasks are done, of how many that are known so far."""
+"""A function of (completed tasks, known tasks)."""
 
 
 @dataclass
 class Runner:
-    """The seeds to measure with, and `run` to measure."""
+    """The seeds of a reproduction, and `run` to measure tasks."""
 
     seeds: tuple[int, ...]
     quick: bool = False
-    """Take fewer requests, smaller fleets: whatever makes it a matter of a minute or two."""
+    """Use fewer requests and smaller fleets, so that a reproduction takes a minute or two."""
     data: Path | None = None
-    """A folder with public traces, if there is one."""
+    """A folder with public traces, or None."""
     claims: frozenset[str] | None = None
-    """Ids of the claims that were asked for; None = all."""
+    """The ids of the requested claims; None: all."""
     cache: RehearsalCache | None = None
     report: ReportProgress | None = None
     pool: Executor | None = None
@@ -42,13 +42,14 @@ class Runner:
     num_known: int = 0
 
     def wants(self, *claims: str) -> bool:
-        """Whether any of these claims was asked for, so that what only they need can be left out."""
+        """Whether one of these claims was requested; work that only other claims need can be left out."""
         return self.claims is None or bool(self.claims.intersection(claims))
 
     def run(self, tasks: Mapping[K, Task]) -> dict[K, Measurement]:
-        """Measure them all: the same keys, in the same order, whatever the number of processes.
+        """Measure all tasks. Returns the same keys in the same order, whatever the number of processes.
 
-        HeadwayError, with the key in it, where a scenario cannot be run. What has been measured by then is kept.
+        Raises HeadwayError with the key of the task if a scenario cannot be run; earlier measurements stay in the
+        cache.
         """
         base_dir = self.data or Path()
         self.num_known += len(tasks)
@@ -93,7 +94,7 @@ class Runner:
 
 @contextmanager
 def processes(jobs: int) -> Iterator[Executor | None]:
-    """A pool of so many processes; None for one, which is this one. Interrupted, its processes end at once."""
+    """A pool of `jobs` processes; None for one. If interrupted, the pool ends at once."""
     if jobs == 1:
         yield None
         return
@@ -106,7 +107,7 @@ def processes(jobs: int) -> Iterator[Executor | None]:
 
 @contextmanager
 def _named_errors(name: Hashable) -> Iterator[None]:
-    """Errors say which task they are of."""
+    """Prefix errors with the key of the task."""
     label = ", ".join(map(str, name)) if isinstance(name, tuple) else str(name)
     try:
         yield

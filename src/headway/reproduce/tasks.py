@@ -1,4 +1,4 @@
-"""The units of work of a reproduction. They go to other processes, so that all they hold can be pickled."""
+"""The units of work of a reproduction. They run in other processes, so everything they hold can be pickled."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from headway.planning.rehearsals import content_key
 from headway.report.run import Run
 
 Measurement = dict[str, Any]
-"""Names -> numbers, texts, or lists and dicts of them, as JSON has them. What is not finite becomes None."""
+"""Numbers, texts, or lists and dicts of them, by name, as in JSON. Numbers that are not finite become None."""
 
 
 @dataclass(frozen=True)
 class SimulationTask:
-    """A scenario, simulated with a seed and reduced to a few numbers where it ran."""
+    """A scenario to simulate with a seed; the run is reduced to a few numbers in its process."""
 
     document: Mapping[str, Any]
-    """What a scenario file would hold. Relative paths start at the folder given with --data."""
+    """The content of a scenario file. Relative paths start at the folder of --data."""
     seed: int
     function: Callable[[Run], Measurement]
-    """Of a module's top level."""
+    """A function at the top level of a module."""
 
     @property
     def content(self) -> Any:
@@ -45,12 +45,12 @@ class SimulationTask:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of plain arguments, for what is more than one scenario: a planner, a search, a control loop."""
+    """A function of plain arguments, for work that is not one scenario: a planner, a search, a control loop."""
 
     function: Callable[..., Measurement]
-    """Of a module's top level; deterministic."""
+    """A deterministic function at the top level of a module."""
     arguments: Mapping[str, Any]
-    """By name, as JSON has them."""
+    """By name, as in JSON."""
 
     @property
     def content(self) -> Any:
@@ -64,12 +64,12 @@ Task = SimulationTask | Call
 
 
 def perform(task: Task, base_dir: Path) -> bytes:
-    """The measurement as JSON: what was computed looks like what was read from the cache."""
+    """The measurement as JSON, so that computed and cached measurements look the same."""
     return msgspec.json.encode(task.measure(base_dir), enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's arrays and numbers as plain ones."""
+    """NumPy arrays and numbers as plain values."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise NotImplementedError(f"a measurement holds a {type(value).__name__}; expected numbers, texts, lists, dicts")
@@ -88,7 +88,7 @@ def cache_key(task: Task, base_dir: Path) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings in the arguments; each may name a file."""
+    """All strings in the arguments; each may be a file name."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):
@@ -98,7 +98,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 @cache
 def _source(module: str) -> bytes:
-    """A digest of a module and of those of `reproduce` that it imports, directly or not."""
+    """A digest of a module and of the modules of `reproduce` that it imports, directly or not."""
     digest = hashlib.sha256()
     waiting, seen = [module], set[str]()
     while waiting:

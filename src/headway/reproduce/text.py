@@ -21,7 +21,7 @@ _STYLES = {True: "green", False: "bold red", None: "yellow"}
 
 
 def counted(rows: Sequence[ClaimResult]) -> str:
-    """As in "9 hold, 1 does not, 2 undecided"."""
+    """Such as "9 hold, 1 does not, 2 undecided"."""
     num = {verdict: sum(row.holds is verdict for row in rows) for verdict in (True, False, None)}
     parts = [f"{num[True]} hold{'s' if num[True] == 1 else ''}"]
     parts += [f"{num[False]} do{'es' if num[False] == 1 else ''} not"] if num[False] else []
@@ -30,13 +30,13 @@ def counted(rows: Sequence[ClaimResult]) -> str:
 
 
 def took(made: Reproduced) -> str:
-    """Time and work, as in "12.3 s for 40 measurements, 10 more from the cache"."""
+    """Time and work, such as "12.3 s for 40 measurements, 10 more from the cache"."""
     more = f", {made.num_found:,} more from the cache" if made.num_found else ""
     return f"{seconds(made.result.wall_s)} for {made.num_measured:,} measurements{more}"
 
 
 def render(made: Reproduced, *, width: int, color: bool = False) -> str:
-    """The claims, what was found, and why some do not hold."""
+    """The claims with their verdicts, and the reasons of those that do not hold."""
     rows = made.result.claims
     table = _table("id", "claim", "paper", "headway", "holds")
     for row in rows:
@@ -49,7 +49,7 @@ def render(made: Reproduced, *, width: int, color: bool = False) -> str:
 
 
 def listing(title: str, claims: Sequence[Claim], *, width: int, color: bool = False) -> str:
-    """Claims and their rules, before anything runs."""
+    """Claims and their rules."""
     table = _table("id", "claim", "paper", "rule")
     for claim in claims:
         table.add_row(*map(Text, (claim.id, claim.claim, str(claim.paper), str(claim.rule))))

@@ -1,6 +1,7 @@
-"""Cascadia: an efficient cascade serving system for large language models, its evaluation made anew.
+"""Cascadia: an efficient cascade serving system for large language models; reproduction of its evaluation.
 
-Claims in `claims`, what is planned and simulated in `runs`, values and reasons in `outcomes`.
+Claims are in `claims.yaml`, measurements in `runs`, `judges`, `parts` and `drift`, findings in `outcomes` and
+`studies`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workloads that change (4.4, Figure 11, appendix G): one trace after the other, with and without planning anew."""
+"""Workloads that change (4.4, Figure 11, appendix G): the traces one after the other, with and without replanning."""
 
 from __future__ import annotations
 

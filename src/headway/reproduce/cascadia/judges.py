@@ -1,4 +1,4 @@
-"""Who decides: weaker judges (K), a trained one (N), a router in front (I). And what prefix caches change (M)."""
+"""Measurements of weaker judges (K), a trained judge (N), a router in front (I) and prefix caches (M)."""
 
 from __future__ import annotations
 

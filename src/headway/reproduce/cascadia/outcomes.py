@@ -1,4 +1,4 @@
-"""Values for every claim, with reasons, and the paper's figures and tables."""
+"""The findings of the end-to-end claims, and their figures and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of parts: shapes (Figure 2, Table 1), and how long planning takes (Figure 10)."""
+"""Measurements of replica shapes (Figure 2, Table 1) and of planning time (Figure 10)."""
 
 from __future__ import annotations
 

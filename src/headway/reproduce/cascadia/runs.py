@@ -1,6 +1,6 @@
-"""What the end-to-end claims measure: a plan for every system, and each plan simulated as a whole with every seed.
+"""Measurements of the end-to-end claims: a plan for every system, each simulated as a whole with every seed.
 
-Every system is made to keep the quality in the same way: planned, rehearsed, and planned for more where it falls short.
+Every system keeps the quality in the same way: plan, rehearse, and plan for a higher quality if it falls short.
 """
 
 from __future__ import annotations

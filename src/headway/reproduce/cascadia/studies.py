@@ -1,4 +1,4 @@
-"""Values for the claims beside the end-to-end ones: drift, routers, judges, caches, shapes, planning time."""
+"""The findings of the other claims: drift, routers, judges, caches, shapes, planning time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rates = Mapping[tuple[str, int], Measurement]
 Found = tuple[dict[str, Finding], list[Figure | PaperTable]]
 TRACE_1 = [case for case in claims.CASES if case[1] == 1]
 MORE = 3
-"""So many times as many seeds where a seed takes seconds, and plans differ much from one table of scores to another."""
+"""Factor on the number of seeds for measurements that take seconds and vary much between score tables."""
 JUDGES = {"mini": "gpt-4o-mini", "llama": "llama-3.1-70b"}
 
 

@@ -1,4 +1,4 @@
-"""Cauchy (Zhang et al., SoCC 2025): GPU combos for the most tokens per dollar, its evaluation made anew."""
+"""Cauchy (Zhang et al., SoCC 2025): GPU combos for the most tokens per dollar; reproduction of its evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beyond the paper: when heterogeneity pays, what it costs to be sure, and energy beside dollars."""
+"""Beyond the paper: when mixing GPU types pays, the cost of certainty, and energy beside dollars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Cauchy claims, and a rule for each claim."""
+"""Cauchy's claims, and a rule for each."""
 
 from __future__ import annotations
 

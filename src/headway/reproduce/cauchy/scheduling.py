@@ -1,4 +1,4 @@
-"""Which combos, and who of a combo: Figure 2, Figure 9 and Table 3."""
+"""Scheduling between and within combos: Figure 2, Figure 9 and Table 3."""
 
 from __future__ import annotations
 

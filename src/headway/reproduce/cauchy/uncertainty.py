@@ -1,4 +1,4 @@
-"""Deployments for a demand that is not known: what it costs to be sure. And plans over prices and over limits. Pure."""
+"""Deployments for uncertain demand: the cost of certainty. Pure."""
 
 from __future__ import annotations
 

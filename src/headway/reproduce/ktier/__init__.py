@@ -1,7 +1,7 @@
-"""K-tier Llumnix (Vestrum, Raeesi and Rød, "Beyond Binary Priorities"), its evaluation made anew.
+"""K-tier Llumnix (Vestrum, Raeesi and Rød, "Beyond Binary Priorities"); reproduction of its evaluation.
 
-Beyond the paper: tiers under sustained load with a scarce KV cache, the best K and decay for a set of SLOs, and
-tiers of requests that reason.
+Beyond the paper: tiers under sustained load with a scarce KV cache, the best K and decay for a set of SLOs, and tiers
+of reasoning requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""1,000 requests at 10/s: does the machinery cost anything where nothing is scarce? Figures 6 and 7."""
+"""1,000 requests at 10/s: the cost of the machinery where nothing is scarce. Figures 6 and 7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""K tiers of requests that reason before they answer: whose turn is it, the urgent answer's or the lesser thought's?"""
+"""K tiers of reasoning requests: urgent answers compared with less urgent reasoning."""
 
 from __future__ import annotations
 

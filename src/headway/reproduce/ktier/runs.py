@@ -1,8 +1,8 @@
-"""The fleets of K-tier Llumnix, as scenarios, and what is kept of a run.
+"""The fleets of K-tier Llumnix as scenarios, and the measurements of a run.
 
-One fleet for all (section 4.4): four replicas of Llama-2-7B, each on one A100, with the catalog's memory, seats and
-step times; nothing is fitted to the paper. The paper's schedulers differ by how a replica forms its batches and by
-who decides what.
+One fleet serves all systems (section 4.4): four replicas of Llama-2-7B, each on one A100, with the catalog's memory,
+sequences and step times; nothing is fitted to the paper. The paper's schedulers differ in how a replica forms its
+batches and in their policies.
 """
 
 from __future__ import annotations

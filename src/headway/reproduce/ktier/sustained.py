@@ -1,4 +1,4 @@
-"""What K-tier Llumnix leaves to others (section 6.5): tier by tier under sustained load, and the best K and decay."""
+"""Open questions of K-tier Llumnix (section 6.5): tiers under sustained load, and the best K and decay."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""PASCAL: a phase-aware scheduling algorithm for serving reasoning-based LLMs.
+"""PASCAL: a phase-aware scheduling algorithm for reasoning-based LLMs; reproduction of its sections III and V.
 
-What its sections III and V run, made anew: claims in `claims`, scenarios and what is kept of a run in `runs`, how
-the arrival rates are found in `load`, values and reasons in `outcomes`, charts in `figures`.
+Claims are in `claims.yaml`, scenarios and measurements in `runs`, the search for arrival rates in `load`, findings in
+`outcomes`, charts in `figures`.
 """
 
 from __future__ import annotations

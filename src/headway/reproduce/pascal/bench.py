@@ -1,4 +1,4 @@
-"""Runs by workload, rate and policies: each simulated once, whoever asks."""
+"""Runs by workload, rate and policies, each simulated once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEVELS = ("low", "medium", "high")
 
 @dataclass
 class Bench:
-    """An experiment, with what has been run of it."""
+    """A runner, with the runs made so far."""
 
     runner: Runner
     _rates: dict[str, list[dict[str, float]]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""PASCAL's figures, made anew, and what goes beyond them."""
+"""PASCAL's figures, and figures beyond the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For every claim a value a seed, and why it came out so."""
+"""The findings of PASCAL's claims."""
 
 from __future__ import annotations
 

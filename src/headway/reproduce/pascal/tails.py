@@ -1,4 +1,4 @@
-"""Tail TTFT of one system against another's, bin by bin and seed by seed."""
+"""Tail TTFT of one system compared with another's, by bin and seed."""
 
 from __future__ import annotations
 

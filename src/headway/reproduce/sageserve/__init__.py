@@ -1,7 +1,7 @@
-"""SageServe: scaling LLM serving over regions by forecasts.
+"""SageServe: forecast-aware scaling of LLM serving over regions; reproduction of its evaluation.
 
-Claims in `claims`; fleets, workloads and strategies in `scenes`; what runs in `runs`, and what is kept of it in
-`measures`; values and reasons in `outcomes`, charts in `exhibits`.
+Claims are in `claims.yaml`; fleets, workloads and strategies in `scenes`; runs in `runs` and their measurements in
+`measures`; findings in `outcomes`, charts in `exhibits`.
 """
 
 from __future__ import annotations

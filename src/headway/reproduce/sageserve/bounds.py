@@ -1,4 +1,4 @@
-"""What no plan could go below for the same trace and fleet, and the best that one finds who knows the trace."""
+"""A lower bound on the cost of any plan for a trace and fleet, and the best plan that knows the trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a run of SageServe's, and what an instance serves."""
+"""Measurements of SageServe's runs, and the throughput of an instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orderings on a fleet that stays as it is and gets too much for half an hour (7.2.6)."""
+"""Orderings on a fixed fleet that is overloaded for half an hour (7.2.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of SageServe's evaluation came to: values and reasons, claim by claim."""
+"""The findings of SageServe's claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which strategies run in which scenes, for the claims that were asked for."""
+"""The strategies and scenes of each group of claims."""
 
 from __future__ import annotations
 

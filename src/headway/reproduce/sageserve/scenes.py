@@ -1,11 +1,11 @@
-"""What SageServe's evaluation runs: fleets, workloads, strategies.
+"""The fleets, workloads and strategies of SageServe's evaluation.
 
-Four models in three regions, with 20 instances of each in each at the start and two at least, as in the paper (4,
+Four models in three regions start with 20 instances of each in each region, and keep at least two, as in the paper (4,
 7.1). An instance is smaller than the paper's, and so is the load: four A100s (Bloom, which does not fit, has eight)
-with 14,000 tokens of KV cache (Bloom: 6,000), and half the published requests for Llama-2 come, a quarter of those for
-Bloom and a twentieth of those for the small models, which stay at two instances with all of them, too (4). The cache
-is small for another reason besides: the paper scales by memory in use, and its simulator gives each token the keys and
-values of all heads, eight times what grouped-query attention keeps, so that its memory fills up as these do.
+with 14,000 tokens of KV cache (Bloom: 6,000), half of the published requests for Llama-2, a quarter of those for Bloom
+and a twentieth of those for the small models, which stay at two instances with all of them, too (4). The cache is small
+for another reason: the paper scales by memory in use, and its simulator counts the keys and values of all heads for
+each token, eight times what grouped-query attention keeps, so its memory fills up as these caches do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of all seeds, looked up by kind and strategy."""
+"""Numbers of the runs by kind, strategy and seed."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class SageServeRuns:
 
 
 def less(a: Sequence[float], b: Sequence[float]) -> list[float | None]:
-    """By which share the first is less, seed by seed; None where the second is 0."""
+    """By which share the first is less, by seed; None where the second is 0."""
     return [1 - x / y if y else None for x, y in zip(a, b, strict=True)]
 
 
 def more(a: Sequence[float], b: Sequence[float]) -> list[float | None]:
-    """By which share it is more."""
+    """By which share the first is more, by seed; None where the second is 0."""
     return [x / y - 1 if y else None for x, y in zip(a, b, strict=True)]

@@ -1,4 +1,4 @@
-"""One set of policies against each paper's own, on its fleet and workload; then all of it at once."""
+"""One set of policies compared with each paper's own on its fleet and workload, and all of them at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is asked of Headway's policies, and whom they are compared with.
+"""The comparisons of Headway's policies with others.
 
-There is no paper to compare with: the rules ask that nothing be lost by using one set of policies for all.
+There is no paper to compare with: the rules require that one set of policies for all loses nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ LESS: Literal["less"] = "less"
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """A claim, and where its values are from: `number` with Headway's policies, over or less that of `other`."""
+    """A claim on `number` with Headway's policies, over or less that of the policies `other`."""
 
     id: str
     text: str
     part: str
-    """Of `runs.PARTS`."""
+    """One of `runs.PARTS`."""
     other: str
     number: str
-    """As `runs.measure` has it."""
+    """A key of `runs.measure`."""
     how: Literal["over", "less"]
     limit: float
-    """A ratio is to be at most this, a difference in SLOs met at least, in answers behind their reader at most."""
+    """The most for a ratio or for a difference in late answers; the least for a difference in SLO attainment."""
 
     @property
     def claim(self) -> Claim:

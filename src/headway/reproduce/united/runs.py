@@ -1,4 +1,4 @@
-"""The five presets with Headway's policies beside the paper's, and what is kept of a run."""
+"""The five presets with Headway's policies and with the paper's, and the measurements of a run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PLACED = {"routing": "headway", "migration": "headway"}
 REASONING = {**PLACED, "ordering": {"name": "tiers-and-phases", "by_quanta": True}}
 PARTS = ("pascal", "ktier burst", "ktier steady", "cauchy", "sageserve", "cascadia", "all")
 QUICK = 4
-"""So many times fewer requests, or less time."""
+"""--quick divides the number of requests, or the rate, by this."""
 
 
 def documents(part: str, quick: bool) -> Mapping[str, dict[str, Any]]:
-    """Scenarios by name: "headway", and what it is compared with."""
+    """Scenarios by name: "headway" and those it is compared with."""
     made = _made(part)
     return {name: _quick(document) for name, document in made.items()} if quick else made
 
@@ -59,7 +59,7 @@ def _names(preset: str) -> list[str]:
 
 
 def _variant(preset: str, name: str) -> dict[str, Any]:
-    """The preset with one of its variants' policies."""
+    """The preset with the policies of one of its variants."""
     variant = next(each for each in _read(preset)["variants"] if each["name"] == name)
     return _with(_preset(preset), {key: value for key, value in variant.items() if key != "name"})
 
