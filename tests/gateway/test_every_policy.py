@@ -1,4 +1,4 @@
-"""Every policy of Headway runs in front of engines, or is refused as reading what only a simulation knows."""
+"""Every policy of Headway runs in front of engines, or is refused as an oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies in front of engines: who goes first, who is told what, what is refused, and what is written down."""
+"""Policies in front of engines: orderings, priorities, migration, admission, refusals and records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _in_turn(front: serving.Process, first: Callable[[], serving.Reply], waiting
     return order
 
 
-def test_the_hold_queue_goes_by_the_ordering(tmp_path: Path) -> None:
+def test_the_hold_queue_uses_the_ordering(tmp_path: Path) -> None:
     engine = serving.emulator()
     policies = {"ordering": "priority", "ordering_at": "gateway", "window": 1}
     front = serving.gateway(
@@ -65,7 +65,7 @@ def test_the_hold_queue_goes_by_the_ordering(tmp_path: Path) -> None:
         assert refused == [(429, "queue_full")]
 
 
-def test_an_engine_that_can_is_told_tiers(tmp_path: Path) -> None:
+def test_tiers_are_sent_to_engines_with_a_priority_field(tmp_path: Path) -> None:
     engine = serving.emulator("--scheduling-policy", "priority", "--max-num-seqs", "1")
     front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], policies={"ordering": "priority"}))
     with serving.closing(engine, front):
@@ -113,7 +113,7 @@ def heard() -> Iterator[ThreadingHTTPServer]:
     server.server_close()
 
 
-def test_each_engine_hears_tiers_its_own_way_and_its_own_name(heard: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_each_engine_gets_its_own_priority_sign_and_model_name(heard: ThreadingHTTPServer, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{heard.server_address[1]}"
     pool = {"gpu": "h100", "endpoints": [url]}
     fleet = [
@@ -151,7 +151,7 @@ def test_each_engine_hears_tiers_its_own_way_and_its_own_name(heard: ThreadingHT
         ({"gateway": {"timeout": 1}}, "unknown key 'timeout'; did you mean 'timeout_s'?"),
     ],
 )
-def test_what_engines_cannot_act_out_is_refused_at_the_start(
+def test_policies_that_engines_cannot_carry_out_are_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     from headway import serving as composition
@@ -162,7 +162,7 @@ def test_what_engines_cannot_act_out_is_refused_at_the_start(
     assert words in str(told.value) and str(path) in str(told.value)
 
 
-def test_the_same_file_is_simulated_and_served_and_what_ran_runs_again(tmp_path: Path) -> None:
+def test_one_file_is_simulated_and_served_and_its_records_run_again(tmp_path: Path) -> None:
     engine = serving.emulator("--reasoning-tokens", "5", "--speed", "4")
     path = serving.fleet_file(tmp_path, [engine.url])
     front = serving.gateway(path, "--records", str(tmp_path / "records"))
@@ -190,7 +190,7 @@ def test_the_same_file_is_simulated_and_served_and_what_ran_runs_again(tmp_path:
     assert scenario.run(scenario.load(again)).summary.num_requests == 5
 
 
-def test_answers_move_to_another_engine_when_their_reasoning_is_over(tmp_path: Path) -> None:
+def test_a_migration_policy_moves_answers_after_their_reasoning(tmp_path: Path) -> None:
     """By a policy of the user's own, that moves everything."""
     (tmp_path / "restless.py").write_text(RESTLESS)
     engines = [serving.emulator("--reasoning-tokens", "30", "--speed", "2") for _ in range(2)]
@@ -209,7 +209,7 @@ def test_answers_move_to_another_engine_when_their_reasoning_is_over(tmp_path: P
     assert list(ran.requests["generated_tokens"]) == [90]
 
 
-def test_requests_kept_for_later_go_when_the_policy_says_so(tmp_path: Path) -> None:
+def test_an_admission_policy_releases_requests(tmp_path: Path) -> None:
     """Batch work waits while the engine is held by nobody but the policy."""
     (tmp_path / "patient.py").write_text(PATIENT)
     engine = serving.emulator()
@@ -231,7 +231,7 @@ def test_requests_kept_for_later_go_when_the_policy_says_so(tmp_path: Path) -> N
         assert order == ["0", "2", "2"]
 
 
-def test_a_policy_that_fails_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failing_policy_is_an_error_without_leftovers(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     engine = serving.emulator()
     front = serving.gateway(serving.fleet_file(tmp_path, [engine.url], policies={"routing": "broken:Broken"}))

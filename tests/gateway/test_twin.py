@@ -1,5 +1,5 @@
-"""One scenario, simulated, and lived through by the gateway and emulated engines: every decision is the same, and all
-times are, where time passes as it should (bench/twin.py has real processes, and what those take besides)."""
+"""Each scenario is simulated, and served by the gateway and emulated engines in virtual time: all decisions and times
+are equal. (bench/twin.py compares with real processes, which need time of their own.)"""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ DAYS = {
 
 
 @pytest.mark.parametrize("day", DAYS.values(), ids=DAYS)
-def test_a_day_lived_through_is_the_day_that_was_simulated(
+def test_a_served_day_equals_the_simulated_day(
     day: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     lived, chosen, simulated, foreseen = both(day, tmp_path)
@@ -95,7 +95,7 @@ SGLANG = {"name": "sglang", "response_overhead_s": 0, "tokenize_s_per_token": 0}
 
 
 @pytest.mark.parametrize("num_decode", [1, 2])
-def test_a_day_of_sglang_s_pair_is_the_day_that_was_simulated(tmp_path: Path, num_decode: int) -> None:
+def test_a_served_day_of_an_sglang_pair_equals_the_simulated_day(tmp_path: Path, num_decode: int) -> None:
     """Both of its engines are asked at once, and the first token comes with the KV cache."""
     day = combos(STRICT, engine=SGLANG)
     combo = day["combos"][0]

@@ -1,4 +1,4 @@
-"""Combos served: prompts computed here and decoded there, by real processes; and what becomes of them if one fails."""
+"""Combos of emulated vLLM engines: handover from prefill to decode replicas, failures, and changes of roles."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         assert metric(front, "headway_requests_in_flight") == 0
 
 
-def test_one_computes_the_prompt_and_the_others_answer_in_turn(fleet: Fleet) -> None:
+def test_the_prefill_replica_computes_prompts_and_decode_replicas_answer_in_turn(fleet: Fleet) -> None:
     before = prefills(fleet.gateway, "handed over")
     replies = [chat(fleet.gateway, LONG, stream=True, max_tokens=12) for _ in range(2)]
     names = {reply.headers["x-headway-replica"] for reply in replies}
@@ -61,14 +61,14 @@ def test_one_computes_the_prompt_and_the_others_answer_in_turn(fleet: Fleet) -> 
     idle(fleet.prefill, *fleet.decode)
 
 
-def test_a_whole_answer_and_its_count_of_tokens_are_the_decode_replica_s(fleet: Fleet) -> None:
+def test_an_unstreamed_answer_and_its_usage_are_the_decode_replicas(fleet: Fleet) -> None:
     alone = chat(fleet.prefill, LONG, max_tokens=12).json()
     answer = chat(fleet.gateway, LONG, max_tokens=12).json()
     assert answer["choices"] == alone["choices"] and answer["usage"] == alone["usage"]
 
 
 @pytest.mark.parametrize("options", [{"max_tokens": 1}, {"n": 1, "max_tokens": 1, "stream": True}])
-def test_one_token_is_not_handed_over(fleet: Fleet, options: dict[str, Any]) -> None:
+def test_a_request_for_one_token_is_not_handed_over(fleet: Fleet, options: dict[str, Any]) -> None:
     before = prefills(fleet.gateway, "handed over")
     reply = chat(fleet.gateway, LONG, **options)
     assert reply.status == 200 and reply.headers["x-headway-replica"] == "pair-prefill/0"
@@ -76,7 +76,7 @@ def test_one_token_is_not_handed_over(fleet: Fleet, options: dict[str, Any]) -> 
     assert prefills(fleet.gateway, "handed over") == before
 
 
-def test_a_client_says_nothing_of_where_a_cache_is(fleet: Fleet) -> None:
+def test_a_clients_own_kv_transfer_params_are_removed(fleet: Fleet) -> None:
     theirs = {
         "do_remote_prefill": True, "remote_engine_id": "x", "remote_host": "127.0.0.1", "remote_port": 1,
         "remote_request_id": "y",
@@ -86,7 +86,7 @@ def test_a_client_says_nothing_of_where_a_cache_is(fleet: Fleet) -> None:
         assert answer["usage"]["completion_tokens"] == max_tokens
 
 
-def test_a_prefill_that_fails_is_the_decode_replica_s_to_do(fleet: Fleet) -> None:
+def test_the_decode_replica_computes_the_prompt_after_a_failed_prefill(fleet: Fleet) -> None:
     before, failed = prefills(fleet.gateway, "handed over"), prefills(fleet.gateway, "failed")
     send(fleet.prefill, "/emulator/failures", [500], method="PUT").close()
     reply = chat(fleet.gateway, LONG, stream=True, max_tokens=12)
@@ -95,7 +95,7 @@ def test_a_prefill_that_fails_is_the_decode_replica_s_to_do(fleet: Fleet) -> Non
     assert (prefills(fleet.gateway, "handed over"), prefills(fleet.gateway, "failed")) == (before, failed + 1)
 
 
-def test_a_decode_replica_that_will_not_have_it_leaves_the_cache_for_the_other(fleet: Fleet) -> None:
+def test_a_refusing_decode_replica_leaves_the_cache_to_another_one(fleet: Fleet) -> None:
     before = prefills(fleet.gateway, "handed over")
     for each in fleet.decode:
         send(each, "/emulator/failures", [503], method="PUT").close()
@@ -104,13 +104,13 @@ def test_a_decode_replica_that_will_not_have_it_leaves_the_cache_for_the_other(f
     idle(fleet.prefill, *fleet.decode)
 
 
-def test_what_the_engine_refuses_the_client_is_told(fleet: Fleet) -> None:
+def test_the_client_gets_an_engines_refusal(fleet: Fleet) -> None:
     reply = chat(fleet.gateway, LONG, max_tokens=12, n=1, messages="no list")
     assert reply.status == 400
     reply.close()
 
 
-def test_a_decode_replica_that_dies_in_mid_stream_is_no_reason_to_stop(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_stream_continues_after_its_decode_replica_died(fleet: Fleet, tmp_path: Path) -> None:
     dying = emulator()
     path = combo_file(tmp_path, [fleet.prefill.url], [dying.url, fleet.decode[0].url])
     front = gateway(path, "--records", str(tmp_path / "ran"))
@@ -142,7 +142,7 @@ def _replays(folder: Path, num_tokens: int) -> None:
     assert len(again.moves["request"]) == len(again.requests["request"])
 
 
-def test_who_is_left_of_a_combo_does_both(fleet: Fleet, tmp_path: Path) -> None:
+def test_the_rest_of_a_combo_serves_both_phases(fleet: Fleet, tmp_path: Path) -> None:
     prefill, decode = emulator(), emulator()
     front = gateway(combo_file(tmp_path, [prefill.url], [decode.url]))
     with closing(prefill, decode, front):
@@ -162,7 +162,7 @@ def test_who_is_left_of_a_combo_does_both(fleet: Fleet, tmp_path: Path) -> None:
         assert metric(front, "headway_requests_in_flight") == 0
 
 
-def test_a_cache_that_is_gone_is_computed_anew(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_prompt_is_recomputed_if_its_cache_is_gone(fleet: Fleet, tmp_path: Path) -> None:
     """By who decodes, if it does that; else the request fails there, and is placed anew: with who is left."""
     forgetful, able = emulator("--kv-keep-s", "0"), emulator("--kv-load-failure-policy", "recompute")
     text = said(streamed(fleet.prefill))
@@ -181,7 +181,7 @@ def test_a_cache_that_is_gone_is_computed_anew(fleet: Fleet, tmp_path: Path) -> 
             idle(forgetful, decode)
 
 
-def test_several_workers_hand_over_too(fleet: Fleet, tmp_path: Path) -> None:
+def test_several_workers_hand_over(fleet: Fleet, tmp_path: Path) -> None:
     path = combo_file(tmp_path, [fleet.prefill.url], [each.url for each in fleet.decode])
     front = gateway(path, "--workers", "2")
     with closing(front):
@@ -201,7 +201,7 @@ def test_several_workers_hand_over_too(fleet: Fleet, tmp_path: Path) -> None:
     idle(fleet.prefill, *fleet.decode)
 
 
-def test_a_router_that_knows_no_pairs_prefills_and_somebody_decodes(fleet: Fleet, tmp_path: Path) -> None:
+def test_control_chooses_the_decode_replica_if_the_router_does_not(fleet: Fleet, tmp_path: Path) -> None:
     decode = [each.url for each in fleet.decode]
     front = gateway(combo_file(tmp_path, [fleet.prefill.url], decode, policies={"routing": "least-loaded"}))
     with closing(front):
@@ -210,7 +210,7 @@ def test_a_router_that_knows_no_pairs_prefills_and_somebody_decodes(fleet: Fleet
         assert prefills(front, "handed over") == 3
 
 
-def test_whoever_is_idle_does_all_of_a_request(fleet: Fleet, tmp_path: Path) -> None:
+def test_an_idle_replica_serves_the_whole_request(fleet: Fleet, tmp_path: Path) -> None:
     """While the only decode replica writes, a prompt stays where it is computed."""
     path = combo_file(tmp_path, [fleet.prefill.url], [fleet.decode[0].url], policies={"routing": "cauchy"})
     front = gateway(path)
@@ -235,7 +235,7 @@ def test_whoever_is_idle_does_all_of_a_request(fleet: Fleet, tmp_path: Path) -> 
     idle(fleet.prefill, *fleet.decode)
 
 
-def test_a_client_that_leaves_is_nowhere(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_request_is_at_no_replica_after_its_client_left(fleet: Fleet, tmp_path: Path) -> None:
     """While its prompt is computed, while its cache is copied (which takes 20 s here), and while it is answered."""
     slow = emulator("--kv-gbps", "0.05")
     front = gateway(combo_file(tmp_path, [fleet.prefill.url], [slow.url]))
@@ -254,7 +254,7 @@ def test_a_client_that_leaves_is_nowhere(fleet: Fleet, tmp_path: Path) -> None:
         idle(slow)
 
 
-def test_a_stream_leaves_a_replica_that_drains_by_way_of_a_new_prefill(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_stream_moves_from_a_draining_replica_by_a_new_prefill(fleet: Fleet, tmp_path: Path) -> None:
     decode = [each.url for each in fleet.decode]
     path = combo_file(tmp_path, [fleet.prefill.url], decode, gateway={"admin_keys": [sha256(b"boss").hexdigest()]})
     front, boss = gateway(path), {"authorization": "Bearer boss"}
@@ -270,7 +270,7 @@ def test_a_stream_leaves_a_replica_that_drains_by_way_of_a_new_prefill(fleet: Fl
         assert prefills(front, "handed over") == 2
 
 
-def test_who_runs_the_gateway_changes_roles(fleet: Fleet, tmp_path: Path) -> None:
+def test_an_admin_changes_roles(fleet: Fleet, tmp_path: Path) -> None:
     path = combo_file(
         tmp_path, [fleet.prefill.url], [fleet.decode[0].url], gateway={"admin_keys": [sha256(b"boss").hexdigest()]}
     )
@@ -288,7 +288,7 @@ def test_who_runs_the_gateway_changes_roles(fleet: Fleet, tmp_path: Path) -> Non
         reply.close()
 
 
-def test_roles_change_at_run_time(fleet: Fleet, tmp_path: Path) -> None:
+def test_roles_change_at_scheduled_times(fleet: Fleet, tmp_path: Path) -> None:
     changes = [{"at_s": 0.5, "replica": 0, "role": "decode"}, {"at_s": 0.5, "replica": 1, "role": "prefill"}]
     path = combo_file(tmp_path, [fleet.prefill.url], [fleet.decode[0].url], roles=changes)
     front = gateway(path, "--records", str(tmp_path / "ran"))
@@ -320,14 +320,16 @@ def test_roles_change_at_run_time(fleet: Fleet, tmp_path: Path) -> None:
         ({"endpoints": []}, "missing"),
     ],
 )
-def test_what_cannot_hand_over_says_why(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+def test_a_combo_that_cannot_hand_over_is_refused_with_the_reason(
+    tmp_path: Path, changes: dict[str, Any], what: str
+) -> None:
     side = {"model": MODEL, "gpu": "h100", "engine": "vllm-v1", "endpoints": ["http://127.0.0.1:1"]}
     path = combo_file(tmp_path, [], [], combo={"prefill": side, "decode": {**side, **changes}})
     with pytest.raises(HeadwayError, match=what):
         serving.load(path)
 
 
-def test_endpoints_of_several_combos_are_dealt_out_in_order(tmp_path: Path) -> None:
+def test_endpoints_are_assigned_to_several_combos_in_order(tmp_path: Path) -> None:
     urls = [f"http://127.0.0.1:{port}" for port in range(1, 7)]
     path = combo_file(tmp_path, urls[:2], urls[2:], combo={"replicas": 2})
     _, plan = serving.load(path)

@@ -1,4 +1,4 @@
-"""Combos whose parts are pods of two workloads: whole ones come and go, and who is left of one that broke goes on."""
+"""Combos whose parts are pods of two workloads: scaling, and combos that lose a pod."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _up(front: serving.Process) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
-def test_whole_combos_come_with_the_load_and_go_with_it(tmp_path: Path, kind: str) -> None:
+def test_combos_of_pods_scale_with_the_load(tmp_path: Path, kind: str) -> None:
     """Two pods compute prompts for one that decodes; a pod that dies under load is one of the same combo again."""
     parts = Parts(kind, 1, prefills=2)
     with parts.served(tmp_path, scaling=SCALING) as front:
@@ -101,7 +101,7 @@ def test_whole_combos_come_with_the_load_and_go_with_it(tmp_path: Path, kind: st
     assert (parts.prefill.replicas, parts.decode.replicas) == (2, 1)
 
 
-def test_who_is_left_of_a_combo_does_both_until_its_pod_is_there_again(tmp_path: Path) -> None:
+def test_the_rest_of_a_combo_serves_both_phases_until_its_pod_is_back(tmp_path: Path) -> None:
     """Without a scaler nothing is scaled, and what the cluster does by itself is followed."""
     parts = Parts("Deployment", 1)
     with parts.served(tmp_path) as front:
@@ -116,7 +116,9 @@ def test_who_is_left_of_a_combo_does_both_until_its_pod_is_there_again(tmp_path:
         assert not any("PATCH" in each for each in (*parts.prefill.asked, *parts.decode.asked))
 
 
-def test_two_parts_are_two_workloads_and_started_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_combo_need_a_workload_each_and_the_same_kind_of_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from headway import serving as composition
     from headway.gateway.fleet import kubernetes
 

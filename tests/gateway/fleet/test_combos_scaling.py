@@ -1,4 +1,4 @@
-"""Combos that the gateway starts: whole ones come and go, and what ends by itself is put back in its place."""
+"""Combos of local processes: scaling, limits, and parts that end or fail to start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _file(folder: Path, first: int, **changes: Any) -> Path:
     return path
 
 
-def test_whole_combos_come_with_the_load_and_go_with_it(tmp_path: Path) -> None:
+def test_combos_of_processes_scale_with_the_load(tmp_path: Path) -> None:
     first, last = processes.ports(4)
     front = serving.gateway(_file(tmp_path, first), "--records", str(tmp_path / "ran"))
     with serving.closing(front):
@@ -78,7 +78,7 @@ def test_whole_combos_come_with_the_load_and_go_with_it(tmp_path: Path) -> None:
         ({"combo": {"max_replicas": 4}}, "4; expected 2 at most"),
     ],
 )
-def test_there_are_no_more_combos_than_ports(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_ports_limit_the_number_of_combos(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(HeadwayError) as told:
         load(_file(tmp_path, 9_000, **changes))
     assert words in str(told.value)
@@ -90,7 +90,7 @@ def test_a_combo_is_limited_by_its_part_with_the_fewest_ports(tmp_path: Path) ->
     assert len({id(served.combo) for served in plan.pools}) == 1
 
 
-def test_cheaper_combos_take_the_place_of_dearer_ones(tmp_path: Path) -> None:
+def test_cheaper_combos_replace_more_expensive_ones(tmp_path: Path) -> None:
     """Algorithm 1's refinement: what is new serves before what it replaces goes."""
     first, last = processes.ports(2)
 
@@ -125,7 +125,7 @@ sys.exit(subprocess.call(sys.argv[2:]))
 
 
 @pytest.mark.parametrize("num_gpus", [3, 2])
-def test_a_combo_of_which_a_part_does_not_start_is_not_waited_for(tmp_path: Path, num_gpus: int) -> None:
+def test_scaling_does_not_wait_for_a_combo_with_a_failed_part(tmp_path: Path, num_gpus: int) -> None:
     """A dearer one is started. With GPUs for both, the first is tried on; else its other part gives its GPU back."""
     (tmp_path / "flawed.py").write_text(FLAWED)
     key, (first, last) = tmp_path / "what is missing", processes.ports(3)

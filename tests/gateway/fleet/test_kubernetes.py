@@ -1,4 +1,4 @@
-"""Replicas that are pods: a workload's scale is set as the scaler wants, and pods are used as they come and go."""
+"""Pods as replicas: scaling of a workload, changes by the cluster, and failed pods."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def _health(front: serving.Process) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
-def test_pods_come_with_the_load_and_none_goes_that_has_work(tmp_path: Path, kubeconfig: Path, kind: str) -> None:
+def test_pods_scale_with_the_load_and_none_with_requests_is_deleted(
+    tmp_path: Path, kubeconfig: Path, kind: str
+) -> None:
     """The long stream is at a pod that the cluster would take first, if it were not told otherwise."""
     workload = kube.Workload(kind, 1, processes.ports(1)[0])
     with kube.serve(kubeconfig, workload):
@@ -66,7 +68,7 @@ def test_pods_come_with_the_load_and_none_goes_that_has_work(tmp_path: Path, kub
         assert workload.replicas == 1 and len(workload.pods) == 1, "a gateway that ends leaves pods alone"
 
 
-def test_pods_that_the_cluster_changes_by_itself_are_followed(tmp_path: Path, kubeconfig: Path) -> None:
+def test_changes_that_the_cluster_makes_are_followed(tmp_path: Path, kubeconfig: Path) -> None:
     workload = kube.Workload("Deployment", 2, processes.ports(1)[0])
     with kube.serve(kubeconfig, workload):
         front = _front(tmp_path, "Deployment", workload.port)
@@ -82,7 +84,7 @@ def test_pods_that_the_cluster_changes_by_itself_are_followed(tmp_path: Path, ku
             assert "pool/0 is gone" in front.stop()
 
 
-def test_from_no_pods_at_all(tmp_path: Path, kubeconfig: Path) -> None:
+def test_scaling_starts_from_no_pods(tmp_path: Path, kubeconfig: Path) -> None:
     """Requests wait for the first one, but not those that it could never hold."""
     workload = kube.Workload("Deployment", 0, processes.ports(1)[0])
     with kube.serve(kubeconfig, workload):
@@ -94,7 +96,7 @@ def test_from_no_pods_at_all(tmp_path: Path, kubeconfig: Path) -> None:
             assert workload.replicas == 1
 
 
-def test_without_a_cluster_it_is_refused_at_the_start(tmp_path: Path, kubeconfig: Path) -> None:
+def test_a_fleet_file_without_a_cluster_is_refused(tmp_path: Path, kubeconfig: Path) -> None:
     from headway import serving as composition
 
     path = serving.fleet_file(tmp_path, [], pool={"endpoints": [], "kubernetes": {"name": "chat"}})
@@ -102,7 +104,7 @@ def test_without_a_cluster_it_is_refused_at_the_start(tmp_path: Path, kubeconfig
         composition.load(path)
 
 
-def test_pods_that_do_not_start_count_as_failed_and_give_way_to_others(tmp_path: Path, kubeconfig: Path) -> None:
+def test_failed_pods_are_reported_and_give_their_gpus_to_others(tmp_path: Path, kubeconfig: Path) -> None:
     """Two GPUs: one pool's pod is started again and again, the other takes its GPU while it needs it."""
     large = "llama-3.1-8b"
     good = kube.Workload("Deployment", 1, processes.ports(1)[0], subnet=1)
@@ -146,7 +148,7 @@ def _failed(front: serving.Process) -> list[Any]:
     return found
 
 
-def test_which_pods_do_not_start() -> None:
+def test_late_missing_and_restarting_pods_count_as_failed() -> None:
     """Those that are late, wherever they are, and those whose containers have ended too often; not those in time."""
     from headway.gateway.fleet.kubernetes import Pod, PodFailures
 

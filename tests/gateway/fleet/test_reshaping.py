@@ -1,4 +1,4 @@
-"""A model's only replica makes way for another: after that serves, where GPUs allow, and otherwise announced."""
+"""A plan replaces a model's only replica by one of another shape, with and without GPUs for both."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _front(folder: Path, num_gpus: int, hold_s: float, *options: str) -> tuple[s
     return front, first, last
 
 
-def test_where_there_are_gpus_for_both_nobody_waits(tmp_path: Path) -> None:
+def test_a_replica_of_another_shape_starts_first_if_there_are_gpus_for_both(tmp_path: Path) -> None:
     """The old one is empty again and again, and is used until the new one is up."""
     front, first, last = _front(tmp_path, 2, 0.0)
     with serving.closing(front):
@@ -79,7 +79,7 @@ def test_where_there_are_gpus_for_both_nobody_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_where_there_are_not_clients_are_told_when_to_come_again(tmp_path: Path, workers: str) -> None:
+def test_without_gpus_for_both_clients_get_a_retry_time(tmp_path: Path, workers: str) -> None:
     decisions = tmp_path / "decisions.jsonl"
     front, first, last = _front(tmp_path, 1, 0.2, "--decisions", str(decisions), "--workers", workers)
     with serving.closing(front):

@@ -1,4 +1,4 @@
-"""Engines that the gateway starts and stops itself: as many as the scaler wants, and none when it is gone."""
+"""Local processes as replicas: scaling, restarts, failed starts, and the end of the gateway."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _front(folder: Path, pool: dict[str, Any], *options: str, **changes: Any) ->
     return serving.gateway(serving.fleet_file(folder, [], pool=pool, **changes), *options)
 
 
-def test_load_rises_and_falls_and_engines_come_and_go(tmp_path: Path) -> None:
+def test_processes_scale_with_the_load(tmp_path: Path) -> None:
     pool = processes.pool(4, max_replicas=3)
     first, last = pool["processes"]["ports"]
     policies = {"scaling": BUSY, "ordering_at": "gateway"}
@@ -75,7 +75,7 @@ def test_load_rises_and_falls_and_engines_come_and_go(tmp_path: Path) -> None:
     assert ends[1] < ends[2], "two were given back"
 
 
-def test_an_engine_that_is_killed_is_replaced_and_its_stream_goes_on(tmp_path: Path) -> None:
+def test_a_killed_engine_is_replaced_and_its_stream_continues(tmp_path: Path) -> None:
     pool = processes.pool(3, replicas=2)
     first, last = pool["processes"]["ports"]
     front = _front(tmp_path, pool, policies={"scaling": {**BUSY, "stabilization_s": 60}})
@@ -132,7 +132,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-def test_a_start_that_fails_is_tried_again_and_who_ignores_sigterm_is_killed(
+def test_a_failed_start_is_repeated_and_an_engine_that_ignores_sigterm_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all its children; and it has seen nothing of the gateway's environment that it was not to see."""
@@ -160,7 +160,7 @@ def test_a_start_that_fails_is_tried_again_and_who_ignores_sigterm_is_killed(
     assert "start 1 fails" in log and "ended with status 1" in log and "start 2 fails" in log
 
 
-def test_what_never_gets_well_is_stopped_and_tried_again(tmp_path: Path) -> None:
+def test_an_engine_that_is_not_healthy_in_time_is_restarted(tmp_path: Path) -> None:
     how = {"command": [sys.executable, "-c", "import time; time.sleep(1000)", "{port}"], "ready_s": 0.3}
     pool = processes.pool(1, processes=how)
     front = _front(tmp_path, pool, gateway={"hold_s": 0.2})
@@ -191,7 +191,7 @@ def test_what_never_gets_well_is_stopped_and_tried_again(tmp_path: Path) -> None
         ({"endpoints": ["http://127.0.0.1:1"]}, "the pool has `endpoints`, too"),
     ],
 )
-def test_what_cannot_be_started_is_refused_at_the_start(tmp_path: Path, pool: dict[str, Any], words: str) -> None:
+def test_a_pool_that_cannot_be_started_is_refused(tmp_path: Path, pool: dict[str, Any], words: str) -> None:
     from headway import serving as composition
 
     path = serving.fleet_file(tmp_path, [], pool=processes.pool(2, **pool))
@@ -208,7 +208,7 @@ sys.exit(subprocess.call(sys.argv[2:]))
 """
 
 
-def test_who_does_not_start_counts_as_failed_is_shown_and_keeps_nobody_from_growing_or_shrinking(
+def test_a_failed_replica_is_reported_and_does_not_block_scaling(
     tmp_path: Path,
 ) -> None:
     """Two GPUs: one pool does not start, the other takes its GPU while it needs it, and then gives it back."""

@@ -1,4 +1,4 @@
-"""Cascades in front of engines: small models first, a judge, and larger models where it is not content."""
+"""Cascades in front of emulated engines: scoring, escalation, records and failures."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _model(reply: serving.Reply) -> str:
         ("about 90", LARGE), ("90/100", LARGE), ("101", LARGE), ("-1", LARGE), ("", LARGE), (500, LARGE), (None, LARGE),
     ],
 )  # fmt: skip
-def test_an_answer_is_judged_and_what_will_not_do_goes_to_the_next_model(
+def test_an_answer_is_scored_and_a_rejected_one_escalates(
     front: serving.Process, judge: Judge, says: Any, model: str
 ) -> None:
     """What is no number from 0 to 100 is no score: then the larger model answers."""
@@ -123,7 +123,7 @@ def test_a_stream_is_the_accepted_answer_alone(
     assert events[0]["model"] == (SMALL, LARGE)[which]
 
 
-def test_the_judge_sees_question_and_answer_and_nothing_is_filled_in_twice(
+def test_the_judge_gets_question_and_answer_each_substituted_once(
     front: serving.Process, engines: tuple[serving.Process, ...], judge: Judge
 ) -> None:
     judge.says, judge.heard[:] = "70", []
@@ -136,7 +136,7 @@ def test_the_judge_sees_question_and_answer_and_nothing_is_filled_in_twice(
     assert heard["temperature"] == 0 and heard["model"] == "judge"
 
 
-def test_who_names_a_model_gets_it_unjudged(front: serving.Process, judge: Judge) -> None:
+def test_a_request_that_names_a_model_is_not_scored(front: serving.Process, judge: Judge) -> None:
     judge.heard[:] = []
     assert _model(chat(front, model=SMALL, max_tokens=3)) == SMALL
     assert _model(chat(front, model=LARGE, max_tokens=3)) == LARGE
@@ -144,9 +144,7 @@ def test_who_names_a_model_gets_it_unjudged(front: serving.Process, judge: Judge
     assert [model["id"] for model in ask(front, "/v1/models").json()["data"]] == [SMALL, LARGE, "best"]
 
 
-def test_a_client_that_leaves_while_its_answer_is_judged_leaves_nothing_behind(
-    front: serving.Process, judge: Judge
-) -> None:
+def test_a_client_may_leave_while_its_answer_is_scored(front: serving.Process, judge: Judge) -> None:
     before = metric(front, "headway_requests_total")
     judge.may_answer.clear()
     judge.heard[:] = []
@@ -163,7 +161,7 @@ def test_a_client_that_leaves_while_its_answer_is_judged_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(("on_failure", "model"), [("escalate", LARGE), ("accept", SMALL)])
-def test_without_a_judge_it_goes_as_the_file_says(
+def test_an_answer_without_a_score_is_escalated_or_accepted_by_the_setting(
     engines: tuple[serving.Process, ...], judge: Judge, tmp_path: Path, on_failure: str, model: str
 ) -> None:
     """Whether nobody is there, or somebody who does not answer in time."""
@@ -180,9 +178,7 @@ def test_without_a_judge_it_goes_as_the_file_says(
         judge.may_answer.set()
 
 
-def test_an_answer_can_be_judged_by_how_sure_its_model_was(
-    engines: tuple[serving.Process, ...], tmp_path: Path
-) -> None:
+def test_answers_are_scored_by_confidence(engines: tuple[serving.Process, ...], tmp_path: Path) -> None:
     """The emulated models give each token a probability of 0.7."""
     for threshold, model in ((69.9, SMALL), (70.1, LARGE)):
         made = serving.gateway(fleet(tmp_path, engines, {"by": "confidence"}, threshold))
@@ -199,7 +195,7 @@ def test_an_answer_can_be_judged_by_how_sure_its_model_was(
             assert whole["model"] == model and not whole["choices"][0].get("logprobs")
 
 
-def test_an_engine_killed_while_its_answer_is_held_back_is_replaced(
+def test_a_held_back_answer_survives_its_engine(
     engines: tuple[serving.Process, ...], judge: Judge, tmp_path: Path
 ) -> None:
     doomed = serving.emulator("--reasoning-tokens", "5", "--output-tokens", "200")
@@ -223,7 +219,7 @@ def test_an_engine_killed_while_its_answer_is_held_back_is_replaced(
         assert said(replies[0]).split() == straight.split()
 
 
-def test_each_stage_is_in_the_records_and_the_day_can_be_simulated_again(
+def test_each_stage_is_recorded_and_the_records_can_be_simulated(
     engines: tuple[serving.Process, ...], judge: Judge, tmp_path: Path
 ) -> None:
     path = fleet(tmp_path, engines, by_model(judge))
@@ -309,7 +305,7 @@ def test_one_models_replicas_on_two_types_of_gpu_answer_together(
 # Stages that are combos.
 
 
-def test_stages_that_are_combos_prefill_here_and_decode_there(judge: Judge, tmp_path: Path) -> None:
+def test_stages_may_be_combos(judge: Judge, tmp_path: Path) -> None:
     """Both models' prompts are handed over; what is answered, and judged, is what an engine alone says."""
     engines = [
         serving.Process("-m", "headway", "emulate", "--model", model, "--gpu", "h100", "--port", "0", "--speed", "4")

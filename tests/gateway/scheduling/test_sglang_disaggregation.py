@@ -1,4 +1,4 @@
-"""Pairs of SGLang's engines: each does one phase, both are sent a request at once; what becomes of it if one fails."""
+"""Pairs of emulated single-phase SGLang engines: dual dispatch, and failures of either engine."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _port(process: Process) -> int:
 
 @pytest.mark.parametrize("first", ["prefill", "decode"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_whoever_comes_first_waits_for_the_other(fleet: Fleet, first: str, stream: bool) -> None:
+def test_each_engine_waits_for_its_partner(fleet: Fleet, first: str, stream: bool) -> None:
     prefill, decode = fleet.prefill[0], fleet.decode[0]
     port, replies = _port(prefill), {}
     engines = {"prefill": prefill, "decode": decode}
@@ -112,7 +112,7 @@ def test_whoever_comes_first_waits_for_the_other(fleet: Fleet, first: str, strea
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
-def test_an_engine_whose_other_half_never_comes_gives_up(mode: str) -> None:
+def test_an_engine_without_a_partner_times_out(mode: str) -> None:
     engine = half(mode, "--disaggregation-timeout-s", "0.3")
     partner = half("prefill", "--disaggregation-timeout-s", "0.3")
     with closing(engine, partner):
@@ -123,7 +123,7 @@ def test_an_engine_whose_other_half_never_comes_gives_up(mode: str) -> None:
         idle(engine)
 
 
-def test_one_half_does_nothing_alone(fleet: Fleet) -> None:
+def test_a_single_phase_engine_serves_nothing_alone(fleet: Fleet) -> None:
     for engine in (fleet.prefill[0], fleet.decode[0]):
         reply = chat(engine, LONG, max_tokens=5)
         assert reply.status == 400 and "bootstrap room" in reply.json()["message"]
@@ -137,7 +137,7 @@ def test_one_half_does_nothing_alone(fleet: Fleet) -> None:
 # Through the gateway.
 
 
-def test_both_are_asked_and_one_answers(fleet: Fleet) -> None:
+def test_both_engines_get_the_request_and_the_decode_replica_answers(fleet: Fleet) -> None:
     before = prefills(fleet.gateway, "handed over")
     replies = [chat(fleet.gateway, LONG, stream=True, max_tokens=12) for _ in range(2)]
     assert {reply.headers["x-headway-replica"] for reply in replies} == {"pair-decode/1", "pair-decode/3"}
@@ -154,7 +154,7 @@ def test_both_are_asked_and_one_answers(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("which", "fault"), [("prefill", 500), ("prefill", "transfer"), ("decode", 503), ("decode", "transfer")]
 )
-def test_a_half_that_fails_first_is_another_pair_s_to_do(fleet: Fleet, which: str, fault: Any, stream: bool) -> None:
+def test_a_request_moves_to_another_pair_after_a_failure(fleet: Fleet, which: str, fault: Any, stream: bool) -> None:
     """And the other half is not left waiting."""
     for engine in getattr(fleet, which):
         fails(engine, fault)
@@ -169,7 +169,7 @@ def test_a_half_that_fails_first_is_another_pair_s_to_do(fleet: Fleet, which: st
     idle(*fleet.engines)
 
 
-def test_what_the_engines_refuse_the_client_is_told(fleet: Fleet) -> None:
+def test_the_client_gets_an_engines_refusal(fleet: Fleet) -> None:
     reply = chat(fleet.gateway, LONG, max_tokens=12, messages="no list")
     assert reply.status == 400 and reply.json()["error"]["message"]
     fails(fleet.prefill[0], 404)
@@ -183,7 +183,7 @@ def test_what_the_engines_refuse_the_client_is_told(fleet: Fleet) -> None:
     idle(*fleet.engines)
 
 
-def test_halves_that_die(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_request_survives_either_engine_of_its_pair(fleet: Fleet, tmp_path: Path) -> None:
     """One that computes the prompt, while its cache is sent; one that answers, in mid-stream."""
     doomed, dying = half("prefill", *SLOW), half("decode")
     path = pair_file(tmp_path, [doomed.url, fleet.prefill[0].url], [dying.url, fleet.decode[0].url], 2)
@@ -248,7 +248,7 @@ def _mid_stream(fleet: Fleet, folder: Path, first: Process) -> None:
     assert again.requests["generated_tokens"].tolist() == [100]
 
 
-def test_a_lone_half_is_nobody(fleet: Fleet, tmp_path: Path) -> None:
+def test_an_engine_without_a_partner_gets_no_requests(fleet: Fleet, tmp_path: Path) -> None:
     """Requests wait for the other one; the halves of two combos are no pair."""
     path = pair_file(tmp_path, [fleet.prefill[0].url], ["http://127.0.0.1:1"], gateway={"hold_s": 0.3})
     front = gateway(path)
@@ -281,7 +281,7 @@ def test_a_lone_half_is_nobody(fleet: Fleet, tmp_path: Path) -> None:
             assert found == [streamed(fleet.alone)]
 
 
-def test_a_client_that_leaves_is_at_neither(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_request_is_at_neither_engine_after_its_client_left(fleet: Fleet, tmp_path: Path) -> None:
     """While the other half is waited for, while the cache is copied, while it is answered."""
     slow = half("prefill", *SLOW)
     front = gateway(pair_file(tmp_path, [slow.url], [fleet.decode[0].url]))
@@ -307,7 +307,7 @@ def test_a_client_that_leaves_is_at_neither(fleet: Fleet, tmp_path: Path) -> Non
     assert flight(fleet.gateway, "pair-") == 0
 
 
-def test_a_stream_leaves_a_replica_that_drains_for_another_pair(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_stream_moves_from_a_draining_replica_to_another_pair(fleet: Fleet, tmp_path: Path) -> None:
     prefill, decode = ([each.url for each in side] for side in (fleet.prefill, fleet.decode))
     path = pair_file(tmp_path, prefill, decode, 2, gateway={"admin_keys": [sha256(b"boss").hexdigest()]})
     front, boss = gateway(path), {"authorization": "Bearer boss"}
@@ -329,7 +329,7 @@ def test_a_stream_leaves_a_replica_that_drains_for_another_pair(fleet: Fleet, tm
         assert reply.status == 409 and "was started for decode" in reply.json()["error"]["message"]
 
 
-def test_several_workers_ask_both_too(fleet: Fleet, tmp_path: Path) -> None:
+def test_several_workers_dispatch_to_both(fleet: Fleet, tmp_path: Path) -> None:
     prefill, decode = ([each.url for each in side] for side in (fleet.prefill, fleet.decode))
     front = gateway(pair_file(tmp_path, prefill, decode, 2), "--workers", "2")
     with closing(front):
@@ -360,7 +360,7 @@ def test_an_engine_that_was_started_for_the_other_phase_is_not_used(fleet: Fleet
 # What is sent, and what comes.
 
 
-def test_where_the_halves_find_each_other() -> None:
+def test_the_bootstrap_address_and_a_room_for_each_prompt_are_in_the_body() -> None:
     class Engine:
         url, bootstrap_port = "http://[::1]:8000", 8998
 
@@ -381,7 +381,7 @@ def test_where_the_halves_find_each_other() -> None:
         (b"[1]", "application/json", "no completion"),
     ],
 )
-def test_an_answer_that_is_none(answer: bytes, kind: str, what: str) -> None:
+def test_an_error_in_a_prefill_answer_is_raised(answer: bytes, kind: str, what: str) -> None:
     with pytest.raises(EngineError, match=what):
         sglang_disaggregation.check_answer(answer, kind)
 
@@ -400,6 +400,6 @@ def test_an_answer_that_is_none(answer: bytes, kind: str, what: str) -> None:
          "speaks vllm, and the other part sglang"),
     ],
 )  # fmt: skip
-def test_what_engines_of_one_phase_cannot_do(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+def test_what_single_phase_engines_cannot_serve_is_refused(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
     with pytest.raises(HeadwayError, match=what):
         serving.load(pair_file(tmp_path, ["http://127.0.0.1:1"], ["http://127.0.0.1:2"], **changes))

@@ -1,4 +1,4 @@
-"""Pairs of SGLang's engines that the gateway starts, here or in a cluster: whole ones come and go."""
+"""Scaling of pairs of single-phase SGLang engines, as processes and as pods."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def _there(folder: Path) -> Iterator[tuple[Path, Kill]]:
 
 
 @pytest.mark.parametrize("way", [_here, _there])
-def test_whole_pairs_come_with_the_load_and_go_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Path], Any]
-) -> None:
+def test_pairs_scale_with_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Path], Any]) -> None:
     """One that loses a half is out until that is there again."""
     if way is _there:
         pytest.importorskip("kubernetes")

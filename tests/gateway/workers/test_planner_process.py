@@ -1,4 +1,4 @@
-"""Plans that are made while a gateway serves: beside it, late, failing, and acted out by real processes."""
+"""Planner processes: plans that fail or take long, and scaling that follows them with local processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _answer(clerk: PlannerProcess, number: int) -> Any:
     return clerk.result()
 
 
-def test_work_is_done_in_another_process_which_keeps_what_it_knows_and_outlives_a_failure(
+def test_the_process_keeps_its_state_and_survives_a_failed_plan(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clerks = PlannerProcesses()
@@ -53,7 +53,7 @@ def test_work_is_done_in_another_process_which_keeps_what_it_knows_and_outlives_
         clerks.close()
 
 
-def test_what_cannot_be_sent_is_a_failure_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_cannot_be_pickled_fails_the_plan(caplog: pytest.LogCaptureFixture) -> None:
     clerk = PlannerProcesses()(lambda number: number)
     assert _answer(clerk, 1) is None and "a plan could not be made" in caplog.text
 
@@ -82,7 +82,7 @@ def asking(front: serving.Process, num: int, **options: Any) -> Iterator[None]:
             thread.join()
 
 
-def test_lt_i_goes_where_its_plans_say_up_and_down(tmp_path: Path) -> None:
+def test_lt_i_follows_its_plans_up_and_down(tmp_path: Path) -> None:
     """An hour of two seconds: demand that the gateway has seen, forecast and planned for, is served by processes."""
     pool = processes.pool(3)
     scaling = {"name": "lt-i", "plan": LINES, "planner": "ilp", "forecaster": "last-value", "interval_s": 0.2}
@@ -114,7 +114,7 @@ class Log:
         return sum(words in line for line in self.lines)
 
 
-def test_lt_ua_and_lt_u_in_it_only_go_as_far_as_memory_asks(tmp_path: Path) -> None:
+def test_lt_ua_scales_only_as_far_as_memory_needs(tmp_path: Path) -> None:
     """The plan wants three; KV caches are next to empty, so none is started."""
     scaling = {"name": "lt-ua", "plan": LINES, "interval_s": 0.2, "cooldown_s": 0.2, "last_s": 1.0}
     front = serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(3), policies={"scaling": scaling}))
@@ -126,7 +126,7 @@ def test_lt_ua_and_lt_u_in_it_only_go_as_far_as_memory_asks(tmp_path: Path) -> N
         assert serving.ask(front, "/health").json()["replicas"] == 1
 
 
-def test_streams_go_on_while_a_plan_is_made_and_its_process_ends_with_the_gateway(tmp_path: Path) -> None:
+def test_streams_continue_during_planning_and_the_process_ends_with_the_gateway(tmp_path: Path) -> None:
     """What a replica serves is found by simulation here, which takes seconds of a core; the gateway is killed."""
     scaling = {"name": "lt-i", "plan": {**LINES, "tps": {}}, "planner": "ilp", "interval_s": 0.1}
     front = serving.gateway(serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling}))
@@ -169,7 +169,7 @@ def _clerks_of(pid: int) -> list[int]:
         ({"name": "lt-i", "plan": LINES, "forecaster": "ets-leak"}, "is fitted on demand that is still to come"),
     ],
 )
-def test_plans_that_would_come_to_nothing_are_refused(tmp_path: Path, scaling: Any, words: str) -> None:
+def test_a_scaler_without_the_inputs_of_its_plans_is_refused(tmp_path: Path, scaling: Any, words: str) -> None:
     path = serving.fleet_file(tmp_path, [], pool=processes.pool(2), policies={"scaling": scaling})
     with pytest.raises(HeadwayError) as told:
         composition.load(path)
@@ -204,7 +204,7 @@ def _gpus(pid: int) -> list[str]:
     return next(word for word in words if word.startswith("CUDA_VISIBLE_DEVICES=")).partition("=")[2].split(",")
 
 
-def test_a_cascade_is_planned_anew_and_replicas_of_another_shape_take_the_place_of_others(tmp_path: Path) -> None:
+def test_a_replanned_cascade_replaces_replicas_by_ones_of_another_shape(tmp_path: Path) -> None:
     """First few ask, then more. Audited requests are judged at both models, so it shows that 70 is less than 75."""
     path = _cascade(tmp_path, "--tp", "{tp}")
     first = yaml.safe_load(path.read_text())["fleet"][0]["processes"]["ports"][0]
@@ -233,7 +233,9 @@ def test_a_cascade_is_planned_anew_and_replicas_of_another_shape_take_the_place_
         ({"ports": 2}, "fleet[1].processes.ports: 2 of them; expected 4, as many replicas as a plan may have"),
     ],
 )
-def test_what_plans_cannot_be_rolled_out_on_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_pools_on_which_a_plan_cannot_be_rolled_out_are_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     path = _cascade(tmp_path)
     made = yaml.safe_load(path.read_text())
     pool = made["fleet"][1]
@@ -247,7 +249,7 @@ def test_what_plans_cannot_be_rolled_out_on_is_refused(tmp_path: Path, change: d
     assert words in str(told.value)
 
 
-def test_it_is_said_which_shapes_there_are_no_processes_for(tmp_path: Path) -> None:
+def test_shapes_that_no_process_can_start_are_reported(tmp_path: Path) -> None:
     for options, words in (((), "{tp} and {pp} are nowhere"), (("--tp", "{tp}"), "{pp} is nowhere")):
         chosen, _ = composition.load(_cascade(tmp_path, *options))
         lines = replanfile.start_notes(chosen.spec, chosen.fleet)

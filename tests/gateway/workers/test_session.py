@@ -1,4 +1,4 @@
-"""Two workers and their scheduler in one event loop: no stream is open that the scheduler does not count."""
+"""Two workers and their scheduler in one event loop: the scheduler counts every open stream."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def _scheduler_does(inside: Inside, what: str, which: int) -> bool:
     max_examples=60, deadline=None, database=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
-def test_at_every_step_what_workers_have_open_is_counted(inside: Inside, steps: list[tuple[str, Any]]) -> None:
+def test_every_open_connection_of_a_worker_is_counted_at_every_step(
+    inside: Inside, steps: list[tuple[str, Any]]
+) -> None:
     replies = live(
         inside,
         steps,

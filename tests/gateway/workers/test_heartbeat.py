@@ -1,4 +1,4 @@
-"""Processes of a gateway that are there and do nothing: a hung worker is replaced, a hung scheduler not waited for."""
+"""Heartbeats: a hanging worker is replaced, and a hanging scheduler is not waited for."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def _until(true: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_who_hangs_is_noticed_and_who_slept_itself_blames_nobody() -> None:
+def test_a_hanging_end_is_noticed_but_a_pause_of_both_is_not_taken_for_one() -> None:
     async def story() -> None:
         one, other = await _linked()
         for end in (one, other):
@@ -96,7 +96,7 @@ def test_who_hangs_is_noticed_and_who_slept_itself_blames_nobody() -> None:
     asyncio.run(story())
 
 
-def test_who_has_been_given_up_is_not_heard_any_more() -> None:
+def test_an_aborted_link_receives_nothing() -> None:
     async def story() -> None:
         one, other = await _linked()
         other.link.send(Heartbeat())
@@ -133,9 +133,7 @@ def _finish(streams: list[Any]) -> list[bool]:
     return whole
 
 
-def test_a_worker_that_hangs_is_ended_and_another_takes_its_place(
-    front: serving.Process, engines: list[serving.Process]
-) -> None:
+def test_a_hanging_worker_is_replaced(front: serving.Process, engines: list[serving.Process]) -> None:
     """What it had counts no more, and its engines have aborted it; the others' streams go on."""
     streams = [started_stream(front, max_tokens=400) for _ in range(10)]
     wait_until_counts_agree(front, engines, 10)
@@ -152,7 +150,7 @@ def test_a_worker_that_hangs_is_ended_and_another_takes_its_place(
     assert f"(process {hung}) has sent nothing for 1 s: it is killed" in front.stop()
 
 
-def test_nobody_waits_for_a_scheduler_that_hangs_and_streams_go_on(
+def test_requests_are_rejected_while_the_scheduler_hangs_and_streams_continue(
     front: serving.Process, engines: list[serving.Process]
 ) -> None:
     """When it goes on, all is as it was: nobody takes the time that it has slept for anybody else's."""

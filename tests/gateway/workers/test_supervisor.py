@@ -1,4 +1,4 @@
-"""Several workers are one gateway: its counts, limits, queues and records, whoever of its processes dies."""
+"""Several workers as one gateway: its counts, limits, queues and records, and the death of its processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _status(front: serving.Process, path: str = "", headers: dict[str, str] | No
 # Counts.
 
 
-def test_counts_are_those_of_the_engines_however_clients_leave(
+def test_counts_agree_with_the_engines_however_clients_leave(
     front: serving.Process, engines: list[serving.Process]
 ) -> None:
     before = metric(front, "headway_requests_total")
@@ -112,7 +112,7 @@ def test_counts_are_those_of_the_engines_however_clients_leave(
     wait_until_counts_agree(front, engines, 0)
 
 
-def test_a_killed_worker_takes_its_own_streams_only(front: serving.Process, engines: list[serving.Process]) -> None:
+def test_a_killed_worker_ends_only_its_own_streams(front: serving.Process, engines: list[serving.Process]) -> None:
     """Its requests are no longer in flight, another one takes its place, and the others' streams go on."""
     streams = [started_stream(front, FREE, max_tokens=400) for _ in range(12)]
     wait_until_counts_agree(front, engines, 12)
@@ -141,7 +141,7 @@ def test_a_killed_worker_takes_its_own_streams_only(front: serving.Process, engi
     assert ask(front, "/health").json()["up"] == 2
 
 
-def test_streams_are_moved_out_by_the_schedulers_word(front: serving.Process, engines: list[serving.Process]) -> None:
+def test_the_scheduler_moves_a_workers_streams(front: serving.Process, engines: list[serving.Process]) -> None:
     streams = [started_stream(front, {**FREE, "x-session-id": f"moves-{i}"}, max_tokens=300) for i in range(6)]
     assert ask(front, "/workers/0/drain", b"", ADMIN).json()["status"] == "draining"
     until(lambda: ask(front, "/workers/0", headers=ADMIN).json()["empty"])
@@ -157,7 +157,7 @@ def test_streams_are_moved_out_by_the_schedulers_word(front: serving.Process, en
 # Limits and queues.
 
 
-def test_a_keys_limit_is_for_all_workers_together(front: serving.Process) -> None:
+def test_a_keys_limit_holds_over_all_workers(front: serving.Process) -> None:
     began_s = time.monotonic()
     statuses = [_status(front, headers=FEW, max_tokens=1) for _ in range(30)]
     most = FEW_A_MINUTE + (time.monotonic() - began_s) * FEW_A_MINUTE / 60
@@ -166,7 +166,7 @@ def test_a_keys_limit_is_for_all_workers_together(front: serving.Process) -> Non
     assert _status(front, headers=FREE, max_tokens=1) == 200
 
 
-def test_a_session_is_at_one_replica_whichever_worker_is_asked(front: serving.Process) -> None:
+def test_a_session_stays_at_one_replica_over_all_workers(front: serving.Process) -> None:
     places = {}
     for i in range(6):
         headers = {**FREE, "x-session-id": f"session {i}"}
@@ -190,7 +190,7 @@ print(made.session_id(), [segment.id for segment in made.prefix()])"""
     assert told == [here, here] and len(made.prefix()) == 3
 
 
-def test_the_most_urgent_go_first_whichever_worker_holds_them(engines: list[serving.Process], tmp_path: Path) -> None:
+def test_the_hold_queue_is_ordered_over_all_workers(engines: list[serving.Process], tmp_path: Path) -> None:
     policies = {"routing": "least-loaded", "ordering": "priority", "ordering_at": "gateway", "window": 1}
     path = serving.fleet_file(tmp_path, [engines[0].url], policies=policies)
     log = tmp_path / "decisions.jsonl"
@@ -216,7 +216,7 @@ def test_the_most_urgent_go_first_whichever_worker_holds_them(engines: list[serv
     assert placed == sorted(tiers)
 
 
-def test_time_runs_out_at_a_replica_and_in_line(engines: list[serving.Process], tmp_path: Path) -> None:
+def test_requests_time_out_at_a_replica_and_in_the_hold_queue(engines: list[serving.Process], tmp_path: Path) -> None:
     """The engine is told to abort, and there is room for the next one."""
     policies = {"ordering_at": "gateway", "window": 1}
     path = serving.fleet_file(tmp_path, [engines[0].url], policies=policies, gateway={"timeout_s": 1.0})
@@ -234,7 +234,7 @@ def test_time_runs_out_at_a_replica_and_in_line(engines: list[serving.Process], 
 # Who dies, and who stops.
 
 
-def test_streams_outlive_the_scheduler_and_nothing_else_does(engines: list[serving.Process], tmp_path: Path) -> None:
+def test_only_streams_survive_the_scheduler(engines: list[serving.Process], tmp_path: Path) -> None:
     front = gateway_with_workers(serving.fleet_file(tmp_path, [engines[0].url]), 2)
     with serving.closing(front):
         serving.all_up(front, 1)
@@ -249,7 +249,7 @@ def test_streams_outlive_the_scheduler_and_nothing_else_does(engines: list[servi
         until(lambda: num_at_engines(engines[:1]) == 0)
 
 
-def test_a_stream_goes_on_where_its_engine_died_and_all_is_recorded_in_one_place(tmp_path: Path) -> None:
+def test_a_stream_survives_its_engine_and_the_scheduler_records_all_requests(tmp_path: Path) -> None:
     engines = [serving.emulator(), serving.emulator()]
     path, ran = serving.fleet_file(tmp_path, [each.url for each in engines]), tmp_path / "ran"
     front = gateway_with_workers(path, 2, "--records", str(ran))
@@ -273,7 +273,7 @@ def test_a_stream_goes_on_where_its_engine_died_and_all_is_recorded_in_one_place
     assert sorted(records.requests["attempts"])[-1] == 2
 
 
-def test_streams_end_before_the_gateway_does_and_connections_are_encrypted(
+def test_streams_drain_at_shutdown_and_connections_are_encrypted(
     engines: list[serving.Process], tmp_path: Path
 ) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -304,7 +304,7 @@ def test_streams_end_before_the_gateway_does_and_connections_are_encrypted(
 # One gateway, to its clients.
 
 
-def test_openais_client_finds_one_gateway(front: serving.Process) -> None:
+def test_openais_client_sees_one_gateway(front: serving.Process) -> None:
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{front.url}/v1", api_key="free", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [serving.MODEL]
@@ -330,7 +330,7 @@ def test_openais_client_finds_one_gateway(front: serving.Process) -> None:
 
 
 @pytest.mark.parametrize("length", [True, False])
-def test_what_is_passed_on_to_the_scheduler_is_passed_on_whole(front: serving.Process, length: bool) -> None:
+def test_bodies_are_proxied_to_the_scheduler_unchanged(front: serving.Process, length: bool) -> None:
     """With a length or in chunks, and answers to HEAD, to mistakes, and to who leaves in the middle."""
     form = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     form += b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n' + b"a" * 3_000_000
