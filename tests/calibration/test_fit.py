@@ -66,7 +66,7 @@ def fp8_products(wave_share: float, noise: float) -> OperatorSamples:
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
 @pytest.mark.parametrize("wave_share", [0.0, 0.6])
-def test_tiles_are_found_where_there_are_any(wave_share: float, noise: float) -> None:
+def test_fit_finds_tiles(wave_share: float, noise: float) -> None:
     (fit,), notes = fit_all([fp8_products(wave_share, noise)], GPU)
     assert not notes
     assert fit.values.get("wave_share", 0.0) == pytest.approx(wave_share, abs=0.1)
@@ -158,7 +158,7 @@ def test_nothing_fits() -> None:
         solve("copy", COPY, lambda p: p[0] + size / 1e12 / p[1], seconds)
 
 
-def test_a_fit_that_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_that_does_not_converge_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def stuck(*_: object, **__: object) -> SimpleNamespace:
         return SimpleNamespace(status=0, x=np.array([1.0]), message="too many steps")
 

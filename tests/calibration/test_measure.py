@@ -83,7 +83,7 @@ def test_the_first_eighth_of_a_plan_has_all_kinds() -> None:
     assert {each.kind for each in operations[: len(operations) // 8]} == {each.kind for each in operations}
 
 
-def test_plans_say_what_they_leave_out() -> None:
+def test_plan_notes_skipped_operators() -> None:
     _, notes = plan.sweep(catalog.model("deepseek-v3"), plan.device(catalog.gpu("a10"), 1))
     text = "; ".join(notes)
     assert "latent attention; not timed" in text and "mixtures of experts are not timed" in text
@@ -115,7 +115,7 @@ def test_timing_takes_the_median_round() -> None:
     assert time_s(TimedKernel(lambda: None, wait), clock) == pytest.approx(0.02)
 
 
-def test_a_sweep_writes_what_calibration_reads(tmp_path: Path) -> None:
+def test_calibration_reads_the_file_of_a_sweep(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "m.csv"
     operations, _ = plan.sweep(LLAMA, ON)
     done = sweep.run(operations, clock.device(), clock, path, H100.name, "fakes")
@@ -132,7 +132,7 @@ def test_a_sweep_writes_what_calibration_reads(tmp_path: Path) -> None:
     assert not notes
 
 
-def test_a_sweep_that_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_stopped_sweep_continues(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "m.csv"
     operations, _ = plan.sweep(LLAMA, ON)
     first = sweep.run(operations, clock.device(), clock, path, H100.name, "fakes", limit_s=5.0)
@@ -159,7 +159,7 @@ def test_kernels_that_cannot_run_are_counted(tmp_path: Path) -> None:
     assert done.num_timed == len(operations) - num
 
 
-def test_what_was_measured_is_kept_when_interrupted(tmp_path: Path) -> None:
+def test_interrupted_sweep_keeps_its_measurements(tmp_path: Path) -> None:
     clock, path, made = Clock(), tmp_path / "m.csv", [0]
     operations, _ = plan.sweep(LLAMA, ON)
 
@@ -189,7 +189,7 @@ def test_progress_ends_at_one(tmp_path: Path) -> None:
         (",".join(COLUMNS) + "\ngemm,bf16,1,x" + "," * (len(COLUMNS) - 4) + "\n", "m.csv:2: not as headway measure"),
     ],
 )
-def test_files_that_are_something_else_are_left_alone(tmp_path: Path, text: str, message: str) -> None:
+def test_foreign_files_are_not_overwritten(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "m.csv"
     path.write_text(text)
     with pytest.raises(HeadwayError, match=message):

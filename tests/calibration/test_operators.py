@@ -18,7 +18,7 @@ def used(reading: OperatorTable) -> int:
     return sum(len(samples.seconds) for samples in reading.samples)
 
 
-def test_tables_are_told_apart(tmp_path: Path) -> None:
+def test_table_formats_are_recognised(tmp_path: Path) -> None:
     keys = {}
     for name, rows in {"gemm": gemm(), "attention": attention(), "collectives": all_reduce()}.items():
         reading = read(write(tmp_path / f"{name}.csv", rows), GPU)
@@ -109,13 +109,13 @@ def test_the_fastest_all_reduce_counts(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "not an operator table"),
     ],
 )
-def test_headers_that_do_not_do(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_headers_are_errors(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(HeadwayError, match=message):
         read(tmp_path / "a.csv", GPU)
 
 
-def test_without_a_column_for_the_gpu_the_user_answers_for_it(tmp_path: Path) -> None:
+def test_table_without_a_gpu_column_gets_a_note(tmp_path: Path) -> None:
     rows = [{name: value for name, value in row.items() if name not in ("system", "vllm")} for row in gemm()]
     reading = read(write(tmp_path / "a.csv", rows), GPU)
     assert used(reading) == len(rows)
@@ -141,7 +141,7 @@ def test_mixed_units_are_counted_and_left_out(tmp_path: Path) -> None:
     assert len(kept.seconds) == len(rows) - 5
 
 
-def test_peaks_bound_what_the_tables_hold(tmp_path: Path) -> None:
+def test_peaks_bound_the_measurements(tmp_path: Path) -> None:
     for rows in (gemm(), attention(), all_reduce()):
         for samples in read(write(tmp_path / "a.csv", rows), GPU).samples:
             bound = peaks(samples, GPU)

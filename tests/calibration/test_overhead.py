@@ -25,7 +25,7 @@ def test_a_known_overhead_is_found_again() -> None:
     assert not notes
 
 
-def test_what_loads_do_not_tell_apart_is_kept() -> None:
+def test_undetermined_coefficients_are_kept() -> None:
     fit, notes = fit_overhead(loads(("llama-3.1-8b",)), GPU, "vllm-v1", KNOWN)
     assert fit.values["layer_s"] == KNOWN.overhead.layer_s
     assert "same number of layers" in notes[0]
@@ -90,7 +90,7 @@ def test_guidellm_results(tmp_path: Path) -> None:
     assert load.tpot_s == pytest.approx(0.01)
 
 
-def test_one_result_a_line(tmp_path: Path) -> None:
+def test_json_lines_with_one_result_each(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.jsonl", "\n".join(json.dumps(vllm(rate)) for rate in (1.0, 2.0, 4.0)))
     assert [load.rate_rps for load in read(path, BenchmarkSettings())[0]] == [1.0, 2.0, 4.0]
 

@@ -77,7 +77,7 @@ def test_reads_settings_stages_and_summary(experiment: ServingExperiment) -> Non
         ({"model": "RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "precision": "FP8"}, "llama-3.1-70b", "fp8"),
     ],
 )  # fmt: skip
-def test_finds_models_behind_their_repackagings(tmp_path: Path, given: Row, name: str, dtype: str) -> None:
+def test_finds_models_of_republished_variants(tmp_path: Path, given: Row, name: str, dtype: str) -> None:
     model = one(tmp_path, **given).model
     assert (model.name, model.dtype) == (name, dtype)
 

@@ -114,12 +114,12 @@ def test_missing_key_is_named_with_its_file(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 0, 1.5, "4096", True, [1]])
-def test_a_value_that_is_no_count_is_refused(value: object, tmp_path: Path) -> None:
+def test_non_integer_counts_are_errors(value: object, tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match=r"hidden_size is .*; expected a positive whole number"):
         catalog.model_from_config(written(tmp_path, LLAMA | {"hidden_size": value}))
 
 
-def test_what_is_not_a_config_is_refused(tmp_path: Path) -> None:
+def test_invalid_configs_are_errors(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="nowhere"):
         catalog.model_from_config(tmp_path / "nowhere.json")
     broken = tmp_path / "broken.json"

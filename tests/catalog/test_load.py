@@ -55,7 +55,7 @@ def test_names_and_aliases_in_any_case() -> None:
     assert catalog.engine("default").name == "simulated"
 
 
-def test_no_name_means_two_things() -> None:
+def test_names_are_unique() -> None:
     for entries in (catalog.gpus(), catalog.models()):
         names = [
             name.lower()
@@ -65,7 +65,7 @@ def test_no_name_means_two_things() -> None:
         assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
-def test_every_entry_says_where_it_is_from() -> None:
+def test_every_entry_has_a_source() -> None:
     named = [(e.name, e.source) for e in catalog.gpus()]
     named += [(e.name, e.source) for e in catalog.models()]
     named += [(e.name, e.source) for e in catalog.engines()]
@@ -84,14 +84,14 @@ def test_unknown_names_suggest_the_nearest() -> None:
             find("")
 
 
-def test_real_engines_say_what_they_can_order_by() -> None:
+def test_engine_profiles_name_their_priority_support() -> None:
     assert catalog.engine("vllm-v1").orderings == ("fcfs", "priority")
     assert catalog.engine("llama.cpp").orderings == ("fcfs",)
     assert catalog.engine("simulated").orderings is None
     assert all(e.orderings for e in catalog.engines() if e.name != "simulated")
 
 
-def test_gpu_facts_hang_together() -> None:
+def test_gpu_facts_are_consistent() -> None:
     for gpu in catalog.gpus():
         assert gpu.peak_flops["bf16"] / gpu.bandwidth_bytes_per_s > 30, gpu.name
         assert gpu.link_bytes_per_s >= gpu.host_link_bytes_per_s, gpu.name
@@ -116,7 +116,7 @@ def test_coefficients_are_fractions_and_measured_ones_say_so() -> None:
     assert not catalog.coefficients("a GPU of one's own", "vllm-v1").calibrated
 
 
-def test_importing_reads_and_loads_nothing() -> None:
+def test_import_reads_no_data_files() -> None:
     code = (
         "import sys, headway.catalog as c; from headway.catalog import load;"
         "assert load.gpus.cache_info().currsize == 0;"

@@ -112,7 +112,7 @@ def test_qoe_is_that_of_a_reader_followed(run: Run, pacer: Pacer) -> None:
             assert 0 <= got.blocking_s[row] < got.ttfat_s[row]
 
 
-def test_a_burst_a_pause_a_starved_reader_and_tokens_again() -> None:
+def test_qoe_of_a_burst_a_pause_and_late_tokens() -> None:
     """As in Fig. 3 of PASCAL, one token a second wanted: four at once, three that come two seconds late each."""
     records = one_request([5.0, 10.0, 10.1, 10.2, 10.3, 16.0, 16.5, 18.0], reasoning=1)
     expected = sum(9 - k for k in range(7))
@@ -120,14 +120,14 @@ def test_a_burst_a_pause_a_starved_reader_and_tokens_again() -> None:
     assert found(records, Pacer(None, 1.0)).qoe == pytest.approx([digested / expected])
 
 
-def test_a_pause_that_is_read_over_does_no_harm() -> None:
+def test_pause_within_buffered_tokens_does_not_lower_qoe() -> None:
     records = one_request([1.0, 2.0, 2.1, 2.2, 2.3, 6.0], reasoning=1)
     assert found(records, Pacer(None, 1.0)).qoe == 1.0
     assert found(records, Pacer(None, 0.99)).qoe < 1.0
 
 
 @given(late_s=st.floats(0.001, 100), num_tokens=st.integers(1, 50))
-def test_a_late_beginning_counts_only_where_there_is_a_target(late_s: float, num_tokens: int) -> None:
+def test_late_start_counts_only_with_a_ttfat_target(late_s: float, num_tokens: int) -> None:
     answer = [3.25 + late_s + 0.1 * k for k in range(num_tokens)]
     records = one_request([3.0, *answer], reasoning=1)
     assert found(records, Pacer(None, 0.1)).qoe == pytest.approx([1.0], abs=1e-9)
@@ -137,13 +137,13 @@ def test_a_late_beginning_counts_only_where_there_is_a_target(late_s: float, num
 
 
 @given(gaps=st.lists(st.sampled_from([0.01, 0.0625, 0.125, 0.5]), min_size=1, max_size=40))
-def test_it_is_1_exactly_if_no_token_is_late(gaps: list[float]) -> None:
+def test_qoe_is_1_exactly_if_no_token_is_late(gaps: list[float]) -> None:
     times = [1.0, *(1.0 + np.cumsum(gaps))]
     on_time = all(time_s - times[1] <= 0.125 * k for k, time_s in enumerate(times[1:]))
     assert (found(one_request(times, reasoning=1), Pacer(None, 0.125)).qoe[0] == 1.0) == on_time
 
 
-def test_who_does_not_reason_is_scored_from_arrival() -> None:
+def test_requests_without_reasoning_are_scored_from_arrival() -> None:
     records = one_request([2.0, 2.1], reasoning=0, arrival_s=1.0)
     assert phases(records, records.requests, Pacer()) is None  # nothing reasons at all
     records.workload["reasoning_tokens"] = np.array([0, 3])  # another does, that never came

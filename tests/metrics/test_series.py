@@ -16,7 +16,7 @@ from oracle_records import Run
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
-def test_load_counts_who_is_where(seed: int) -> None:
+def test_fleet_load_counts_waiting_and_running_requests(seed: int) -> None:
     run = Run(seed=seed, num_requests=30, trouble=0.03)
     found = fleet_load(run.records, bins=20)
     table, segments = run.records.requests, run.records.segments

@@ -53,7 +53,7 @@ def held(row: dict[str, float], slo: DefaultSlo) -> dict[str, bool]:
     st.sampled_from([3.0, 1e9]),
     st.sampled_from([DefaultSlo(), DefaultSlo(ttft_s=0.4, tpot_s=0.03), DefaultSlo(e2e_s=2.0)]),
 )
-def test_summary_is_what_each_request_adds_up_to(seed: int, warmup_s: float, stop_s: float, slo: DefaultSlo) -> None:
+def test_summary_matches_sums_over_requests(seed: int, warmup_s: float, stop_s: float, slo: DefaultSlo) -> None:
     run = Run(seed=seed, num_requests=40, trouble=0.03, stop_s=stop_s)
     found = summarize(run.records, warmup_s=warmup_s, slo=slo)
     counted = rows(run.records, warmup_s)
@@ -125,7 +125,7 @@ def test_breakdowns_partition_the_run() -> None:
     assert found.tiers["2"].ttft_s.p90 == pytest.approx(np.nanquantile(slow, 0.9))
 
 
-def test_what_has_no_data_is_none() -> None:
+def test_metrics_without_data_are_none() -> None:
     empty = summarize(Run(seed=0, num_requests=1).records)
     assert (empty.num_requests, empty.num_rejected) == (1, 1)
     flat = flatten(empty)
@@ -159,7 +159,7 @@ def test_down_time_is_paid_but_not_up() -> None:
 
 
 @pytest.mark.parametrize("warmup_s", [-1.0, float("nan"), float("inf")])
-def test_a_warm_up_that_makes_no_sense(warmup_s: float) -> None:
+def test_invalid_warm_up_is_an_error(warmup_s: float) -> None:
     with pytest.raises(HeadwayError, match="warm-up"):
         summarize(Run(seed=0, num_requests=2).records, warmup_s=warmup_s)
 

@@ -72,7 +72,7 @@ def test_gaps_by_replica_add_up_without_resumptions() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(runs)
-def test_two_readings_say_what_one_says(run: Run) -> None:
+def test_two_passes_match_one_pass(run: Run) -> None:
     """Of several groupings at once, what is left out by some included; to the bit, but for sums in another order."""
     tier = run.records.workload["tier"].astype(int)
     groupings = [np.where(tier == 2, -1, tier), np.zeros_like(tier), np.arange(len(tier)) % 3]
@@ -122,7 +122,7 @@ def test_order_of_rows_does_not_matter() -> None:
     ),
     st.lists(st.floats(0, 1), min_size=1, max_size=9),
 )
-def test_quantiles_of_runs_are_those_written_out(
+def test_quantiles_of_runs_match_the_expanded_sample(
     rows: list[tuple[float, float, int, int]], fractions: list[float]
 ) -> None:
     written = [f + s * k for f, s, n, w in rows for k in range(n) for _ in range(w)]

@@ -19,7 +19,7 @@ def records(*replicas: ReplicaRecord, end_s: float = 4 * HOUR) -> Records:
     return Records({}, (), (), {}, {}, {}, replicas, end_s)
 
 
-def test_a_fleet_that_stays_has_nothing_to_say():
+def test_no_provisioning_metrics_for_a_constant_fleet():
     assert provisioning_metrics(records(replica(0, (0, 4 * HOUR))), 0.0) is None
 
 
@@ -40,7 +40,7 @@ def test_an_example_by_hand():
     assert found.spot_gpu_hours == pytest.approx(8 * 1.0 + 8 * 0.5)
 
 
-def test_a_later_crash_is_no_start():
+def test_later_crash_does_not_count_as_start():
     crashed = ReplicaRecord(
         0, "p", "m", "g", "r", 8, 1.0, 1.0, 1, 1, ((0.0, 4 * HOUR),), ((0.0, 60.0), (HOUR, 2 * HOUR)), "new", -1
     )
@@ -48,7 +48,7 @@ def test_a_later_crash_is_no_start():
     assert found == ProvisioningMetrics(1, StartingGpuHours(new=8 / 60, reclaimed=0.0, redeployed=0.0), 0.0)
 
 
-def test_what_a_warm_up_holds_is_left_out():
+def test_warm_up_is_excluded():
     found = provisioning_metrics(
         records(replica(0, (0, HOUR)), replica(1, (HOUR, 4 * HOUR), HOUR, "reclaimed", 0)), 1.5 * HOUR
     )

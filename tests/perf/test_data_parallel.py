@@ -94,7 +94,7 @@ def test_the_fullest_rank_decides(num: int, context: int, dp: int) -> None:
     assert model.line(num, num * context + 10 * num)[0] == pytest.approx(a_s + 10 * b_s, rel=EXACT)
 
 
-def test_a_rank_without_work_runs_along() -> None:
+def test_rank_without_work_does_not_shorten_the_iteration() -> None:
     model = step(4)
     assert model.line(1, 1000)[0] == pytest.approx(model.line(4, 4000)[0], rel=EXACT)
     assert model.line(5, 5000)[0] > model.line(4, 4000)[0]
@@ -148,7 +148,7 @@ def test_a_replica_has_the_gpus_of_all_its_ranks() -> None:
         ("qwen3-30b-a3b", Parallel(dp=0, ep=True), "dp 0 must be at least 1"),
     ],
 )
-def test_ranks_that_cannot_be(name: str, parallel: Parallel, message: str) -> None:
+def test_invalid_ranks_are_errors(name: str, parallel: Parallel, message: str) -> None:
     with pytest.raises(HeadwayError, match=message):
         plan(catalog.model(name), GPU, ENGINE, parallel)
     with pytest.raises(HeadwayError, match=message):
@@ -173,7 +173,7 @@ def test_a_scenario_has_replicas_of_ranks(tmp_path: Path) -> None:
     assert ends[0] == pytest.approx(ends[1], rel=1e-9)
 
 
-def test_a_scenario_of_dense_ranks_says_where_and_what_instead(tmp_path: Path) -> None:
+def test_dense_model_with_dp_is_an_error_with_a_hint(tmp_path: Path) -> None:
     path = tmp_path / "ranks.yaml"
     path.write_text(SCENARIO % ("llama-3.1-8b", "stretch"))
     with pytest.raises(HeadwayError, match=r"fleet\[0\].*llama-3.1-8b is dense.*use replicas: 2, dp: 1"):

@@ -96,7 +96,7 @@ def test_a_pipeline_splits_layers() -> None:
     assert both.kv_capacity_tokens > 2 * tensor.kv_capacity_tokens
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+def test_memory_error_suggests_a_shape_that_fits() -> None:
     engine, a100 = catalog.engine("simulated"), catalog.gpu("a100-80gb")
     expected = r"needs 13\d\.\d GiB a GPU, 71\.2 of 79\.\d available on a100-80gb; smallest tp that fits: 2"
     with pytest.raises(HeadwayError, match=expected):
@@ -118,7 +118,7 @@ def test_impossible_shapes_are_refused() -> None:
 
 @given(st.sampled_from(["llama-3.1-8b", "mixtral-8x7b", "qwen3-32b"]), st.sampled_from([2, 4]),
        st.floats(0.5, 0.98), st.sampled_from([1, 16, 128]))  # fmt: skip
-def test_what_is_planned_fits_and_no_more_would(name: str, tp: int, utilization: float, block: int) -> None:
+def test_planned_blocks_are_the_most_that_fit(name: str, tp: int, utilization: float, block: int) -> None:
     engine = replace(catalog.engine("simulated"), gpu_memory_utilization=utilization, block_size_tokens=block)
     gpu = catalog.gpu("h200")
     found = plan(catalog.model(name), gpu, engine, Parallel(tp=tp))

@@ -191,7 +191,7 @@ def test_all_reduce_at_the_peaks() -> None:
     assert paired.line(0, 0, [(tokens, 0)])[0] - gained_s == pytest.approx(wire_s, rel=0.01)
 
 
-def test_a_batch_touches_the_experts_it_would_by_chance() -> None:
+def test_number_of_touched_experts_matches_chance() -> None:
     model = catalog.model("mixtral-8x7b")
     one, many = perfect("mixtral-8x7b").line(1, 0)[0], perfect("mixtral-8x7b").line(64, 0)[0]
     experts_s = 32 * 8 * 3 * 4096 * 14336 * 2 / 3.35e12

@@ -70,7 +70,7 @@ def policies(**more: Any) -> Policies:
 
 @pytest.mark.parametrize("migration", [None, Restless])
 @pytest.mark.parametrize("faults", [(), (Fault(at_s=1.0, replica=1, down_s=2.0),)])
-def test_what_is_told_is_what_was_recorded(migration: Any, faults: tuple[Fault, ...]) -> None:
+def test_logged_decisions_match_the_records(migration: Any, faults: tuple[Fault, ...]) -> None:
     records, told = run(workload(), policies(migration=migration), faults=faults)
     silent, nothing = run(workload(), policies(migration=migration), listens=False, faults=faults)
     for name, column in records.requests.items():

@@ -55,7 +55,7 @@ def test_requests_are_a_workload(tmp_path: Path) -> None:
     assert [workload.models[code] for code in workload.column("model")] == names
 
 
-def test_requests_that_never_came_have_no_outcome(tmp_path: Path) -> None:
+def test_rows_that_were_not_issued_have_no_outcome(tmp_path: Path) -> None:
     run = Run(seed=3).records
     for name in REQUEST_COLUMNS:
         run.requests[name] = run.requests[name][5:]
@@ -73,7 +73,7 @@ def test_an_empty_run(tmp_path: Path) -> None:
     assert summarize(found).num_requests == 0
 
 
-def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+def test_unreadable_records_are_named(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match=r"requests\.parquet: no such file"):
         files.load(tmp_path)
     files.save(Run(seed=1).records, tmp_path / "a", {"seed": 1})

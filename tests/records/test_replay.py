@@ -55,7 +55,7 @@ def run(source: RequestSource) -> Records:
 
 
 @pytest.mark.parametrize("source", [grouped, chats], ids=["grouped", "chats"])
-def test_what_shares_prefixes_is_replayed(source: Callable[[], RequestSource], tmp_path: Path) -> None:
+def test_workloads_with_prefixes_are_replayed(source: Callable[[], RequestSource], tmp_path: Path) -> None:
     first = run(source())
     assert first.prefixes is not None
     assert np.count_nonzero(first.requests["cached_prompt_tokens"]) > 0.3 * NUM_REQUESTS

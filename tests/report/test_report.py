@@ -65,13 +65,13 @@ def test_table_fits_its_console(runs: list[Run], width: int) -> None:
     assert "…" not in text and "TTFT p99" in text and "rejected" in text
 
 
-def test_table_of_a_lone_run_marks_nothing_and_says_what_to_doubt() -> None:
+def test_table_of_a_single_run_marks_nothing_and_notes_missing_calibration() -> None:
     text = table.render([make(0, calibrated=False, notes=("one odd thing",))], width=200)
     assert table.BEST not in text
     assert "not calibrated" in text and "one odd thing" in text
 
 
-def test_table_shows_what_did_not_finish() -> None:
+def test_table_shows_unfinished_requests() -> None:
     whole, cut = make(0), make(1, stop_s=2.0)
     assert "unfinished" in table.render([whole, cut], width=80)
     assert "unfinished" not in table.render([whole], width=200)
@@ -129,7 +129,7 @@ class Fetches(HTMLParser):
             self.charts.append(given["id"] or "")
 
 
-def test_page_is_one_file_that_fetches_nothing(runs: list[Run], tmp_path: Path) -> None:
+def test_page_has_no_external_links(runs: list[Run], tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     html.write(runs, PROVENANCE, path)
     text = path.read_text()
@@ -168,7 +168,7 @@ def test_page_draws_its_charts_in_a_browser(runs: list[Run], tmp_path: Path) -> 
     assert dom.count('class="points"') > 0 and 'class="hm"' in dom
 
 
-def test_page_without_tokens_still_stands() -> None:
+def test_page_of_runs_without_tokens() -> None:
     made = Made(seed=0, num_requests=1)
     run = Run("nothing", {}, made.records, summarize(made.records), 0.0, 0.0, True)
     assert "No request got a token" in html.page([run], PROVENANCE)
@@ -176,7 +176,7 @@ def test_page_without_tokens_still_stands() -> None:
         html.page([], PROVENANCE)
 
 
-def test_what_cannot_be_written_is_named(runs: list[Run], tmp_path: Path) -> None:
+def test_write_errors_name_the_file(runs: list[Run], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HeadwayError, match="cannot be written"):
         html.write(runs, PROVENANCE, tmp_path / "file" / "report.html")
@@ -184,7 +184,7 @@ def test_what_cannot_be_written_is_named(runs: list[Run], tmp_path: Path) -> Non
         trace.write(runs[0], PROVENANCE, tmp_path / "file" / "trace.json")
 
 
-def test_runs_are_named_by_what_tells_them_apart(runs: list[Run]) -> None:
+def test_runs_are_named_by_policies_that_differ(runs: list[Run]) -> None:
     alike = [replace(run, name="demo") for run in runs]
     assert [run.name for run in named_by_policies(alike)] == list(ROUTERS[:3])
     assert [run.name for run in named_by_policies(alike[:1])] == ["demo"]
@@ -219,7 +219,7 @@ def test_trace_holds_every_stretch_and_request(tmp_path: Path) -> None:
     assert names == {"request", "queue", "prefill", "decode"}
 
 
-def test_a_long_trace_is_cut_and_says_so(tmp_path: Path) -> None:
+def test_long_trace_is_cut_off_with_a_note(tmp_path: Path) -> None:
     run = make(0)
     note = trace.write(run, PROVENANCE, tmp_path / "trace.json", max_events=200)
     found = json.loads((tmp_path / "trace.json").read_text())

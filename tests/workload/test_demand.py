@@ -52,7 +52,7 @@ def test_shares_of_tiers_as_in_section_3(july: Workload) -> None:
     assert (fast + normal) / len(july) == pytest.approx(0.72, abs=0.02)
 
 
-def test_who_is_asked_for_where_as_in_section_3(july: Workload) -> None:
+def test_models_by_region_as_in_section_3(july: Workload) -> None:
     east, central, west = (counts(july, tier=0, region=region) for region in july.regions)
     assert east > central > west
     a = [counts(july, tier=0, model="llama-2-70b", region=region) for region in july.regions]
@@ -86,7 +86,7 @@ def test_prompts_above_and_outputs_below_a_thousand_tokens(july: Workload) -> No
         assert longest <= catalog.model(name).max_context_tokens
 
 
-def test_promises_by_tier(july: Workload) -> None:
+def test_objectives_by_tier(july: Workload) -> None:
     tier = july.columns["tier"]
     for number, ttft_s in ((0, 1.0), (1, 60.0)):
         assert np.all(july.columns["slo_ttft_s"][tier == number] == ttft_s)
@@ -149,12 +149,12 @@ def test_other_mixes_by_shares_of_tiers(interactive: int, batch: int) -> None:
     assert len(mixed) == pytest.approx(200_000, rel=0.05)
 
 
-def test_scout_takes_a_fifth() -> None:
+def test_scout_receives_a_fifth_of_the_requests() -> None:
     rows = made(builtin=JULY + "-scout", scale=0.02)
     assert counts(rows, model="llama-4-scout") / len(rows) == pytest.approx(0.2, abs=0.01)
 
 
-def test_what_is_left_out_leaves_the_rest_as_it_was() -> None:
+def test_leaving_out_cells_does_not_change_the_others() -> None:
     said = {"builtin": JULY, "scale": 0.01, "duration_s": DAY_S}
     whole, part = made(**said), made(**said, regions="us-west", models="llama-2-70b")
     mask = (whole.columns["region"] == 2) & (whole.columns["model"] == 0)
@@ -168,7 +168,7 @@ def test_a_model_at_twice_its_rate() -> None:
     assert len(twice) == pytest.approx(2 * len(once), rel=0.05)
 
 
-def test_a_start_later_in_the_week_sees_the_same_rates() -> None:
+def test_rates_do_not_depend_on_the_start_hour() -> None:
     monday, tuesday = made(builtin=JULY, scale=0.1), made(builtin=JULY, scale=0.1, start_hour=24, duration_s=DAY_S)
     of_tuesday = (monday.arrival_s >= DAY_S) & (monday.arrival_s < 2 * DAY_S)
     expected = np.histogram(monday.arrival_s[of_tuesday] - DAY_S, 24, (0, DAY_S))[0]
@@ -248,7 +248,7 @@ def test_requests_from_a_file(tmp_path: Path) -> None:
         ({"builtin": JULY, "models": {"llama-2-70b": 0}, "num_requests": 5}, "no demand is left"),
     ],
 )
-def test_mistakes_found_when_it_is_made(said: dict[str, object], expected: str) -> None:
+def test_errors_when_demand_is_generated(said: dict[str, object], expected: str) -> None:
     with pytest.raises(HeadwayError, match=expected):
         made(**said)
 
@@ -269,7 +269,7 @@ def test_mistakes_in_the_spec(said: dict[str, object], expected: str) -> None:
         convert(said, WorkloadSpec)
 
 
-def test_demand_excludes_what_it_says_itself() -> None:
+def test_demand_excludes_lengths_and_sessions() -> None:
     known = resolved(WorkloadSpec(builtin=JULY))
     with pytest.raises(ValueError, match="not with demand"):
         WorkloadSpec(demand=known.demand, arrivals=1, duration_s=60, prompt_tokens=3)

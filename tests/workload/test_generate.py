@@ -50,7 +50,7 @@ def test_correlation_leaves_each_column_its_distribution_and_arrivals_alone() ->
     assert all((a == b).all() for a, b in zip(columns(alone), columns(made(BASE + "correlation: 0\n")), strict=True))
 
 
-def test_a_correlation_of_one_moves_them_as_one() -> None:
+def test_correlation_of_one_gives_equal_ranks() -> None:
     one = [c.astype("i8") for c in columns(made(BASE + "correlation: 1\n"))]
     order = np.argsort(one[0], kind="stable")
     for other in one[1:]:
@@ -59,7 +59,7 @@ def test_a_correlation_of_one_moves_them_as_one() -> None:
         assert (np.maximum.accumulate(other[order]) - other[order]).max() <= 30
 
 
-def test_a_longer_run_begins_like_a_shorter_one() -> None:
+def test_longer_workload_starts_like_a_shorter_one() -> None:
     text = BASE + "correlation: 0.5\n"
     short, long = made(text.replace("30000", "300")), made(text)
     assert all((a == b[:300]).all() for a, b in zip(columns(short), columns(long), strict=True))
@@ -87,7 +87,7 @@ def test_the_value_at_a_score_is_the_quantile_of_what_is_sampled(length: lengths
     assert ends[0] <= drawn.min() and ends[1] >= drawn.max()
 
 
-def test_steps_of_a_uniform_draw_are_all_there_and_alike() -> None:
+def test_uniform_steps_are_equally_frequent() -> None:
     drawn = lengths.Uniform(min=128, max=2048, step=128).sample(np.random.default_rng(2), 16_000)
     values, counts = np.unique(drawn, return_counts=True)
     assert values.tolist() == list(range(128, 2049, 128))
@@ -115,7 +115,7 @@ def test_a_mix_has_its_shares_and_the_lengths_of_its_parts() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(0, 5), min_size=2, max_size=5).filter(any), st.integers(0, 99))
-def test_who_is_of_which_kind_follows_the_shares_alone(shares: list[float], seed: int) -> None:
+def test_kinds_of_a_mix_depend_only_on_the_shares(shares: list[float], seed: int) -> None:
     parts = [{"share": share, "prompt_tokens": k + 1, "output_tokens": 50} for k, share in enumerate(shares)]
     said = {"num_requests": 2000, "arrivals": 8.0, "mix": parts}
     rows = generate(msgspec.convert(said, WorkloadSpec), seed)
@@ -124,7 +124,7 @@ def test_who_is_of_which_kind_follows_the_shares_alone(shares: list[float], seed
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1e-6).all()
 
 
-def test_a_part_may_say_its_own_beside_a_builtin() -> None:
+def test_part_of_a_mix_overrides_lengths_of_its_builtin() -> None:
     text = MIX.replace("builtin: reasoning", "builtin: gpqa, output_tokens: 3, reasoning_tokens: 0, correlation: 0")
     rows = made(text)
     assert set(rows.output_tokens.tolist()) == {3, 9} and not rows.column("reasoning_tokens").any()
@@ -136,7 +136,7 @@ def test_sessions_of_a_mix() -> None:
     assert len(rows) == 20_000
 
 
-def test_a_mix_takes_the_place_of_a_builtins_lengths() -> None:
+def test_mix_overrides_lengths_of_a_builtin() -> None:
     text = "{builtin: alpaca-eval, mix: [{prompt_tokens: 2, output_tokens: 3}]}"
     rows = made(text)
     assert len(rows) == 2000 and (rows.output_tokens == 3).all() and (rows.column("slo_tpot_s") == 0.1).all()
@@ -149,7 +149,7 @@ def test_a_mix_takes_the_place_of_a_builtins_lengths() -> None:
         ("builtin: arena-hard-reasoning-heavy", "arena-hard-reasoning-heavy is a mix itself"),
     ],
 )
-def test_parts_that_cannot_be(text: str, message: str) -> None:
+def test_invalid_parts_are_errors(text: str, message: str) -> None:
     spec = msgspec.yaml.decode(MIX.replace("builtin: reasoning", text), type=WorkloadSpec)
     with pytest.raises(HeadwayError, match=message):
         resolved(spec)

@@ -41,7 +41,7 @@ LEVELS = st.lists(st.integers(0, 101), min_size=2, max_size=2)
 
 
 @given(ROWS, LEVELS)
-def test_thresholds_say_who_goes_how_far(rows: list[list[float]], levels: list[float]) -> None:
+def test_thresholds_decide_the_final_stage(rows: list[list[float]], levels: list[float]) -> None:
     scores = table(rows)
     final = [final_of(row, levels) for row in rows]
     assert scores.final_stage(levels).tolist() == final
@@ -52,7 +52,7 @@ def test_thresholds_say_who_goes_how_far(rows: list[list[float]], levels: list[f
 
 
 @given(ROWS, LEVELS, st.integers(0, 1), st.integers(1, 50))
-def test_a_higher_threshold_never_sends_fewer_on(
+def test_higher_threshold_never_escalates_fewer_requests(
     rows: list[list[float]], levels: list[float], which: int, more: int
 ) -> None:
     scores, higher = table(rows), list(levels)
@@ -71,7 +71,7 @@ def test_one_model_and_thresholds_at_the_ends() -> None:
             two.ratios(bad)
 
 
-def test_tables_that_do_not_hold_together() -> None:
+def test_inconsistent_score_tables_are_errors() -> None:
     for scores in ([[101.0]], [[-1.0]]):
         with pytest.raises(HeadwayError, match="expected 0 to 100"):
             table(scores)
@@ -205,7 +205,7 @@ def test_preferences_of_three_models() -> None:
     assert 0 < both < first < 0.5
 
 
-def test_a_judge_that_scores_lower_sends_more_on() -> None:
+def test_judge_with_lower_scores_escalates_more_requests() -> None:
     scores = generate_scores(1, 4000, cascade="llama")
     weak = misjudged(scores, GPT_4O_MINI, seed=2)
     assert weak.scores.mean() / scores.scores.mean() == pytest.approx(1 - 0.094, abs=0.02)
@@ -224,7 +224,7 @@ class AgreeingJudge(LinearJudge):
         return scores
 
 
-def test_a_trained_judge_is_tried_on_what_it_has_not_seen() -> None:
+def test_trained_judge_is_evaluated_on_held_out_requests() -> None:
     scores = generate_scores(2, 1000)
     truth, judged = trained(scores, AgreeingJudge(), 0.7, seed=4)
     assert len(truth) == 300 and (truth.scores == judged.scores).all()

@@ -112,14 +112,14 @@ def test_servegen_spreads_windows_and_adds_reasoning(tmp_path: Path) -> None:
      ("timestamp_ms,input_length,output_length,n_hash_blocks\n0,1,2,3\n", "mooncake-lengths"),
      ("arrival_s,prompt_tokens,output_tokens\n0,1,2\n", "headway-csv")],
 )  # fmt: skip
-def test_formats_are_told_by_the_first_line(tmp_path: Path, text: str, name: str) -> None:
+def test_formats_are_recognised_by_the_first_line(tmp_path: Path, text: str, name: str) -> None:
     path = put(tmp_path, text)
     assert detect(path) == name
     assert len(read(path, name)) == len(read(path))
     assert set(FORMATS) >= {name}
 
 
-def test_limit_does_not_look_behind_itself(tmp_path: Path) -> None:
+def test_rows_after_the_limit_are_not_checked(tmp_path: Path) -> None:
     assert len(read(put(tmp_path, AZURE), limit=2)) == 2
     broken = put(tmp_path, AZURE + "x,y\n")
     assert len(read(broken, limit=3)) == 3

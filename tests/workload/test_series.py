@@ -71,12 +71,12 @@ def test_longer_steps() -> None:
         ("time_s,a\n0,1,2\n1\n", "not readable as CSV"),
     ],
 )
-def test_what_is_no_regular_series(tmp_path: Path, text: str, expected: str) -> None:
+def test_irregular_series_are_errors(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(HeadwayError, match=expected):
         read_series(written(tmp_path, text))
 
 
-def test_names_that_are_not_there(tmp_path: Path) -> None:
+def test_unknown_names_are_errors(tmp_path: Path) -> None:
     with pytest.raises(HeadwayError, match="did you mean 'tokens'"):
         read_series(written(tmp_path, LONG), ["token"])
     with pytest.raises(HeadwayError, match="no such file"):

@@ -52,7 +52,7 @@ def after(took_s: float) -> Answer:
     return lambda request: (took_s, Outcome.FINISHED)
 
 
-def test_a_trace_plays_as_it_stands() -> None:
+def test_trace_source_plays_its_rows() -> None:
     workload = plain(20_000, tier=np.arange(20_000) % 3)
     source = TraceSource(workload)
     assert source.num_requests == 20_000 and not source.reactive
@@ -87,7 +87,7 @@ def test_a_closed_loop_keeps_its_clients_busy(concurrency: int, num: int, think_
     assert list(source.table().validate().rows(Request)) == [r for r, _, _ in seen]
 
 
-def test_a_closed_loop_wants_clients() -> None:
+def test_closed_loop_needs_at_least_one_client() -> None:
     with pytest.raises(HeadwayError, match="concurrency: 0"):
         ClosedLoop(plain(1), 0)
     with pytest.raises(HeadwayError, match="think_s"):
@@ -109,7 +109,7 @@ def two_sessions() -> SessionTurns:
     return SessionTurns(rows, np.array([0, 3, 5]), think_s, np.array([1, -1]), np.array([7, 100]))
 
 
-def test_a_turn_says_all_that_was_said_before() -> None:
+def test_prompt_of_a_turn_contains_the_conversation() -> None:
     source = Sessions(two_sessions())
     assert source.num_requests == 5
     seen = [r for r, _, _ in drive(source, after(2))]
@@ -134,7 +134,7 @@ def test_a_session_stops_at_a_turn_that_did_not_finish(outcome: Outcome) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 8), st.booleans())
-def test_any_sessions_chain_and_the_table_says_the_same(seed: int, num: int, grouped: bool) -> None:
+def test_sessions_chain_and_the_table_agrees(seed: int, num: int, grouped: bool) -> None:
     random = np.random.default_rng(seed)
     counts = random.integers(1, 6, num)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype("i8")
@@ -172,7 +172,7 @@ def test_any_sessions_chain_and_the_table_says_the_same(seed: int, num: int, gro
     assert len(flat) == len(rows)
 
 
-def test_turns_must_hold_together() -> None:
+def test_inconsistent_turns_are_errors() -> None:
     rows = plain(3)
     for offsets, think_s in (
         ([0, 2], [0, 0, 0]),

@@ -57,7 +57,7 @@ def test_a_short_section_makes_a_trace() -> None:
     assert issue(source) == list(workload.rows(Request))
 
 
-def test_bare_numbers_and_names_are_short_for_distributions() -> None:
+def test_lengths_as_numbers_and_names() -> None:
     workload = made("{duration_s: 100, arrivals: 8, prompt_tokens: azure-conv, output_tokens: azure-conv}")
     assert 700 < len(workload) < 900 and workload.arrival_s[-1] < 100
     assert (made("{num_requests: 9, arrivals: 8, prompt_tokens: 5, output_tokens: 6}").prompt_tokens == 5).all()
@@ -210,7 +210,7 @@ LENGTHS_ONLY = {
 
 
 @pytest.mark.parametrize("file", LENGTHS_ONLY)
-def test_a_trace_of_lengths_arrives_as_arrivals_say(tmp_path: Path, file: str) -> None:
+def test_trace_of_lengths_takes_arrivals_from_the_section(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text(LENGTHS_ONLY[file])
     still = generate(spec(f"trace: {file}"), 1, tmp_path)
     assert (still.arrival_s == 0).all() and "no arrival times" in still.notes[-1]
@@ -253,7 +253,7 @@ def test_builtin_workloads_make_sense_and_can_be_changed(name: str) -> None:
     assert all(kind.prompt_tokens is not None and kind.output_tokens is not None for kind in kinds)
 
 
-def test_an_unknown_builtin_says_which_there_are() -> None:
+def test_unknown_builtin_lists_valid_names() -> None:
     with pytest.raises(HeadwayError, match=r"unknown builtin workload 'chatt'; did you mean 'chat'\?"):
         build(spec("builtin: chatt"), 1)
 
@@ -304,13 +304,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG)
-def test_sections_that_cannot_be(text: str, message: str) -> None:
+def test_invalid_sections_are_errors(text: str, message: str) -> None:
     with pytest.raises(msgspec.ValidationError) as error:
         spec(text)
     assert message in str(error.value)
 
 
-def test_shares_that_sum_to_nothing_are_an_error() -> None:
+def test_shares_that_are_all_zero_are_an_error() -> None:
     with pytest.raises(HeadwayError, match="models: shares"):
         made(SYNTHETIC + "models: {a: 0}")
 
@@ -331,7 +331,7 @@ def test_every_key_of_the_section_has_a_docstring_and_a_place_in_the_schema() ->
                     assert isinstance(after, ast.Expr), f"{struct.name}.{ast.unparse(field.target)}"
 
 
-def test_what_is_generated_can_be_written_and_read(tmp_path: Path) -> None:
+def test_generated_workload_round_trips(tmp_path: Path) -> None:
     workload = generate(spec("{builtin: chat-sessions, num_requests: 500}"), 4)
     to_csv(workload, tmp_path / "w.csv.gz")
     assert list(read(tmp_path / "w.csv.gz").rows(Request)) == list(workload.rows(Request))

@@ -159,7 +159,7 @@ def test_a_table_needs_its_columns_and_knows_their_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["w.parquet", "w.csv", "w.csv.gz"])
-def test_files_give_back_what_was_written(tmp_path: Path, name: str) -> None:
+def test_files_round_trip(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write = to_parquet if name.endswith("parquet") else to_csv
     write(full(), path)

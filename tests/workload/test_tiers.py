@@ -23,7 +23,7 @@ def test_every_tier_has_a_share_and_they_sum_to_one(mix: str) -> None:
     assert tier_shares(mix, 1) == (1.0,)  # type: ignore[arg-type]
 
 
-def test_uniform_is_alike() -> None:
+def test_uniform_shares_are_equal() -> None:
     assert uniform(4) == (0.25,) * 4
 
 
@@ -41,7 +41,7 @@ def test_gaussian_has_its_centre_and_spread(num_tiers: int) -> None:
 
 
 @pytest.mark.parametrize("num_tiers", range(3, MAX_TIERS + 1))
-def test_enterprise_is_what_the_paper_says(num_tiers: int) -> None:
+def test_enterprise_matches_the_paper(num_tiers: int) -> None:
     drawn = enterprise(num_tiers)
     assert drawn[0] == pytest.approx(0.1)
     assert sum(drawn[1:-1]) == pytest.approx(0.7)

@@ -41,7 +41,7 @@ def test_chat_thinks_briefly_but_for_a_long_tail(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", CHAT)
-def test_a_run_of_two_thousand_fills_bins_of_256_up_to_four_thousand(name: str, seed: int) -> None:
+def test_run_over_many_bins_is_counted_in_pieces(name: str, seed: int) -> None:
     reasoning, _ = phases(made(name, 2000, seed, ", arrivals: 5"))
     counts = np.bincount(reasoning // 256)
     assert (counts[:12] >= 1).all() and (counts[: 4096 // 256] >= 1).sum() >= 15
@@ -55,7 +55,7 @@ def test_arena_hard_is_longer_than_alpaca_eval() -> None:
         assert one.mean() < other.mean() and np.median(one) < np.median(other)
 
 
-def test_problems_are_thought_about_at_length_and_answered_briefly() -> None:
+def test_math_workloads_have_long_reasoning_and_short_answers() -> None:
     ratios = {}
     for name in PROBLEMS:
         reasoning, answer = phases(made(name))
@@ -67,7 +67,7 @@ def test_problems_are_thought_about_at_length_and_answered_briefly() -> None:
 
 
 @pytest.mark.parametrize("name", (*CHAT, *PROBLEMS))
-def test_means_are_those_of_the_file_in_spite_of_its_limits(name: str) -> None:
+def test_means_match_the_file_despite_bounds(name: str) -> None:
     rows = made(name)
     known = builtin_workloads()[name]
     reasoning, answer = phases(rows)

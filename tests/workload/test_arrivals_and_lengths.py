@@ -71,7 +71,7 @@ def test_poisson_gaps_are_exponential_and_gamma_gaps_gamma() -> None:
     assert stats.kstest(np.diff(times(Gamma(8.0, 1.5), 20_000)), gamma.cdf).pvalue > 1e-3
 
 
-def test_a_duration_brings_as_many_as_the_rate_says() -> None:
+def test_number_of_arrivals_within_a_duration_matches_the_rate() -> None:
     counts = [len(times(Poisson(5.0), None, 1000.0, seed)) for seed in range(40)]
     assert np.mean(counts) == pytest.approx(5000, abs=4 * math.sqrt(5000 / 40))
     assert np.var(counts) == pytest.approx(5000, rel=0.8)
@@ -124,7 +124,7 @@ def test_curves_and_bursts_follow_their_steps() -> None:
      '{"kind":"bursts","rate":1,"bursts":[{"from_s":0,"to_s":5,"factor":0}],"repeat_s":5}',
      '{"kind":"poisson","rate":1,"ratt":2}', '{"kind":"poison","rate":1}'],
 )  # fmt: skip
-def test_arrivals_that_cannot_be(text: str) -> None:
+def test_invalid_arrivals_are_errors(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=Arrivals)
 
@@ -166,12 +166,12 @@ def test_uniform_geometric_fixed_and_quantiles() -> None:
      '{"kind":"quantiles","quantiles":[0,0.5],"tokens":[1,5]}',
      '{"kind":"quantiles","quantiles":[0,1],"tokens":[1]}', "1.5", "true"],
 )  # fmt: skip
-def test_lengths_that_cannot_be(text: str) -> None:
+def test_invalid_lengths_are_errors(text: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=lengths.Length)
 
 
-def test_an_unknown_distribution_says_which_there_are() -> None:
+def test_unknown_distribution_lists_valid_names() -> None:
     with pytest.raises(HeadwayError, match=r"unknown length distribution 'azure-con'; did you mean 'azure-conv'\?"):
         sampled("azure-con")
     with pytest.raises(HeadwayError, match="reasoning_tokens"):
@@ -208,7 +208,7 @@ def test_built_in_lengths_against_the_traces_they_come_from(name: str) -> None:
         assert np.percentile(ours, [50, 90, 99]) == pytest.approx(np.percentile(real, [50, 90, 99]), rel=0.03)
 
 
-def test_streams_are_apart_and_the_same_everywhere() -> None:
+def test_streams_are_independent_and_reproducible() -> None:
     assert stream(1, "arrivals").random() != stream(1, "tiers").random()
     assert stream(1, "arrivals").random() != stream(2, "arrivals").random()
     # The value on the first machine that drew it: a change here changes everyone's results.
