@@ -223,18 +223,18 @@ def test_host_memory_is_the_caches_second_tier(experiment: ServingExperiment) ->
 def test_every_combination_runs(tmp_path: Path, settings: Row) -> None:
     found = replay(one(tmp_path, **settings), [0])
     assert found.num_unfinished == 0
-    assert len(found.whole.e2e_ms) == 210
+    assert len(found.overall.e2e_ms) == 210
     assert sum(len(stage.e2e_ms) for stage in found.stages) == 210
-    assert 0 < found.whole.ttft_ms.min() < found.whole.e2e_ms.max()
-    assert 1 < found.whole.tpot_ms.mean() < 1000
+    assert 0 < found.overall.ttft_ms.min() < found.overall.e2e_ms.max()
+    assert 1 < found.overall.tpot_ms.mean() < 1000
 
 
 def test_a_slower_client_path_shows_in_ttft_and_not_in_tpot(experiment: ServingExperiment) -> None:
     profile = replace(catalog.engine("vllm-v1"), request_overhead_s=0.0, response_overhead_s=0.0)
     slow = replace(profile, request_overhead_s=0.05)
     fast, late = replay(experiment, [0], profile), replay(experiment, [0], slow)
-    assert late.whole.ttft_ms.mean() - fast.whole.ttft_ms.mean() == pytest.approx(50, rel=0.05)
-    assert late.whole.tpot_ms.mean() == pytest.approx(fast.whole.tpot_ms.mean(), rel=0.02)
+    assert late.overall.ttft_ms.mean() - fast.overall.ttft_ms.mean() == pytest.approx(50, rel=0.05)
+    assert late.overall.tpot_ms.mean() == pytest.approx(fast.overall.tpot_ms.mean(), rel=0.02)
 
 
 def same(experiment: ServingExperiment, factor: float) -> ReplayResult:

@@ -109,7 +109,7 @@ def test_scores_loads_and_waits_are_those_at_the_time() -> None:
     assert {one.why for one in told} == {"", "no replica has room", "others come first"}
 
 
-def test_who_is_kept_and_who_is_refused() -> None:
+def test_held_and_refused_requests_are_logged() -> None:
     prompts = np.full(NUM_REQUESTS, 300)
     prompts[7] = 20_000
     manager = resolve.admission({"name": "queue-manager", "interval_s": 0.5, "batch_tier": 2})

@@ -61,11 +61,11 @@ def calibrate(measured: Measurements, gpu: Gpu, engine: str, source: str, versio
         if known.calibrated:
             overheads[engine] = known.overhead
     complete = has_measured_kernels(gpu.name) or {fit.key for fit in fits} >= set(CORE)
-    ours, like = ((gpu.name,), ()) if complete else ((), (gpu.name,))
+    measured_gpus, like = ((gpu.name,), ()) if complete else ((), (gpu.name,))
     if not complete:
         notes.append(f"{', '.join(CORE)} are not all measured: results with this file count as uncalibrated")
     notes += [f"{fit.key}: {', '.join(fit.at_bounds)} at its bound" for fit in fits if fit.at_bounds]
-    return Calibration(CoefficientFile(ours, kernels, overheads, like), tuple(fits), tuple(notes))
+    return Calibration(CoefficientFile(measured_gpus, kernels, overheads, like), tuple(fits), tuple(notes))
 
 
 def write(path: Path, file: CoefficientFile) -> None:
@@ -74,25 +74,29 @@ def write(path: Path, file: CoefficientFile) -> None:
 
 def _kernels(known: Kernels, fits: Sequence[FitResult], source: str) -> tuple[Kernels, list[str]]:
     """The catalog's kernels overridden by the fits, and the names of those not overridden."""
-    found: dict[str, Any] = msgspec.to_builtins(known)
-    residuals: dict[str, float] = found["residuals"]
-    before = _keys(found)
+    merged: dict[str, Any] = msgspec.to_builtins(known)
+    residuals: dict[str, float] = merged["residuals"]
+    before = _keys(merged)
     done = [fit for fit in fits if fit.key not in REPORT_ONLY]
     for fit in done:
         values = {name: _rounded(value) for name, value in fit.values.items()}
         group, _, entry = fit.key.partition(".")
         residuals[fit.key] = _rounded(fit.residual)
         if fit.key == "device_copy":
-            found["elementwise_efficiency"] = values["efficiency"]
+            merged["elementwise_efficiency"] = values["efficiency"]
         elif entry:
-            found[group][entry] = {**found[group].get(entry, {}), **values}
+            merged[group][entry] = {**merged[group].get(entry, {}), **values}
         else:
-            found[group] = {**found[group], **values}
+            merged[group] = {**merged[group], **values}
     fitted = {fit.key for fit in done}
-    kept = [key for key in before if key not in fitted and not (key == "elementwise" and "device_copy" in fitted)]
+    from_catalog = [
+        key for key in before if key not in fitted and not (key == "elementwise" and "device_copy" in fitted)
+    ]
     if done:
-        found["source"] = f"{source}: {', '.join(sorted(fitted))}" + (f"; the rest: {known.source}" if kept else "")
-    return msgspec.convert(found, Kernels), kept
+        merged["source"] = f"{source}: {', '.join(sorted(fitted))}" + (
+            f"; the rest: {known.source}" if from_catalog else ""
+        )
+    return msgspec.convert(merged, Kernels), from_catalog
 
 
 def _keys(kernels: dict[str, Any]) -> list[str]:

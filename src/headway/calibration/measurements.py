@@ -54,17 +54,17 @@ def read(paths: Sequence[Path], gpu: Gpu, settings: BenchmarkSettings) -> Measur
     loads_found: list[ServedLoad] = []
     for path in paths:
         if benchmarks.is_benchmark(path):
-            more, left = benchmarks.read(path, settings)
+            more, skipped = benchmarks.read(path, settings)
             loads_found += more
-            files.append(FileSummary(str(path), "benchmark", len(more) + len(left), len(more), notes=tuple(left)))
+            files.append(FileSummary(str(path), "benchmark", len(more) + len(skipped), len(more), notes=tuple(skipped)))
         elif sum(mark in header_of(first_line(path)) for mark in SERVING_MARKS) >= 2:
             file, more = _serving(path, gpu)
             files.append(file)
             loads_found += more
         else:
-            file, some = _operators(path, gpu)
+            file, file_samples = _operators(path, gpu)
             files.append(file)
-            samples += some
+            samples += file_samples
     merged, again = _merged(samples)
     if again:
         files.append(FileSummary("all files together", "operators", 0, 0, again))
@@ -90,10 +90,10 @@ def _operators(path: Path, gpu: Gpu) -> tuple[FileSummary, list[OperatorSamples]
 
 def _serving(path: Path, gpu: Gpu) -> tuple[FileSummary, list[ServedLoad]]:
     experiments, problems = serving.read(path, skip_bad=True)
-    found, left = loads(experiments, gpu)
+    stage_loads, skipped = loads(experiments, gpu)
     num_rows = sum(len(each.stages) for each in experiments) + len(problems)
-    notes = (*(f"left out: {each}" for each in problems), *(f"left out: {each}" for each in left))
-    return FileSummary(str(path), "serving", num_rows, len(found), notes=notes), found
+    notes = (*(f"left out: {each}" for each in problems), *(f"left out: {each}" for each in skipped))
+    return FileSummary(str(path), "serving", num_rows, len(stage_loads), notes=notes), stage_loads
 
 
 def _merged(samples: Sequence[OperatorSamples]) -> tuple[list[OperatorSamples], dict[str, int]]:

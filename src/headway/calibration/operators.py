@@ -97,12 +97,12 @@ def _moe(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, 
     own = {"intermediate_size": "inter_size", "experts_per_token": "topk", "tp": "moe_tp_size"}
     shape = {name: table.numbers(own.get(name, name)) for name in SHAPES["moe"][:-1]}
     routed = table.words("distribution")
-    whole = table.numbers("moe_ep_size") == 1
+    unsharded = table.numbers("moe_ep_size") == 1
     for dtype in ("bf16", "fp8", "int4"):
-        ours = (dtypes == dtype) & whole
-        chosen = "balanced" if (ours & (routed == "balanced") & table.of_gpu).any() else POWER_LAW
+        matching = (dtypes == dtype) & unsharded
+        chosen = "balanced" if (matching & (routed == "balanced") & table.of_gpu).any() else POWER_LAW
         balanced = (routed == "balanced").astype(float)
-        yield "moe", dtype, ours & (routed == chosen), {**shape, "balanced": balanced}
+        yield "moe", dtype, matching & (routed == chosen), {**shape, "balanced": balanced}
 
 
 def _attention(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]:
@@ -117,23 +117,23 @@ def _attention(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict
 
 def _collectives(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]:
     shape = {"num_gpus": table.numbers("num_gpus"), "num_bytes": table.numbers("message_size")}
-    ours = np.isin(table.words("kernel_source").astype(str), ENGINE_ALL_REDUCE)
+    matching = np.isin(table.words("kernel_source").astype(str), ENGINE_ALL_REDUCE)
     half = np.isin(table.words("nccl_dtype").astype(str), ("", "half"))
-    yield "all_reduce", "", (table.words("op_name") == "all_reduce") & ours & half, shape
+    yield "all_reduce", "", (table.words("op_name") == "all_reduce") & matching & half, shape
 
 
 def _measured(table: TableRows) -> Iterator[tuple[OperatorKind, str, Mask, dict[str, Floats]]]:
     operators, dtypes = table.words("operator"), _renamed(table.words("dtype"), DTYPES)
     for kind in get_args(OperatorKind):
-        ours = operators == kind
-        if not ours.any() or kind == "moe":
+        matching = operators == kind
+        if not matching.any() or kind == "moe":
             continue
         shape = {name: table.numbers(name) for name in SHAPES[kind]}
         if kind == "gemm":
             for dtype in ("bf16", "fp8"):
-                yield kind, dtype, ours & (dtypes == dtype), shape
+                yield kind, dtype, matching & (dtypes == dtype), shape
         else:
-            yield kind, "", ours, shape
+            yield kind, "", matching, shape
 
 
 class TableFormat(Struct, frozen=True):
@@ -276,17 +276,17 @@ def _of_gpu(table: pa.Table, form: TableFormat, gpu: Gpu, left_out: dict[str, in
     if form.gpu not in table.column_names:
         return np.ones(table.num_rows, dtype=bool), [f"no column {form.gpu!r}: assumed to be measured on {gpu.name}"]
     names = np.array(table[form.gpu].to_pylist(), dtype=object)
-    ours = np.zeros(len(names), dtype=bool)
+    matching = np.zeros(len(names), dtype=bool)
     for name in dict.fromkeys(names):
         here = names == name
         known = _gpu_name(str(name))
         if known == gpu.name:
-            ours |= here
+            matching |= here
         elif known is None:
             count_skipped(left_out, f"of unknown GPU {str(name)!r}", here)
         else:
             count_skipped(left_out, f"of {known}", here)
-    return ours, []
+    return matching, []
 
 
 def _gpu_name(name: str) -> str | None:

@@ -42,7 +42,7 @@ class SimulatedLatencies(Struct, frozen=True):
 
 
 class ReplayResult(Struct, frozen=True):
-    whole: SimulatedLatencies
+    overall: SimulatedLatencies
     stages: tuple[SimulatedLatencies, ...]
     num_unfinished: int
 
@@ -132,9 +132,9 @@ def replay(
             (arrival_s, _ms(requests["first_token_s"][done] - arrival_s), _ms(requests["end_s"][done] - arrival_s))
         )
     arrival_s, ttft_ms, e2e_ms = (np.concatenate(column) for column in zip(*parts, strict=True))
-    whole = _latencies(experiment, ttft_ms, e2e_ms)
+    overall = _latencies(experiment, ttft_ms, e2e_ms)
     masks = [(arrival_s >= low) & (arrival_s < high) for low, high in pairwise(bounds)]
-    return ReplayResult(whole, tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m]) for m in masks), unfinished)
+    return ReplayResult(overall, tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m]) for m in masks), unfinished)
 
 
 def _lines(coefficients: Coefficients) -> Callable[[Pool], Line]:

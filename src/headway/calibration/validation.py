@@ -76,7 +76,7 @@ def compare(experiment: ServingExperiment, replayed: ReplayResult, calibrated: b
         calibrated=calibrated,
         contradiction=experiment.contradiction,
         num_unfinished=replayed.num_unfinished,
-        errors=pairs(experiment.measured, replayed.whole, tokens),
+        errors=pairs(experiment.measured, replayed.overall, tokens),
         stages=[
             pairs(stage.measured, found, tokens)
             for stage, found in zip(experiment.stages, replayed.stages, strict=True)

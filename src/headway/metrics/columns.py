@@ -58,8 +58,8 @@ def rows_by_code(column: npt.NDArray[np.generic], among: Mask | None = None) -> 
         order = np.argsort(codes.astype(np.int16) if len(sizes) < 2**15 else codes, kind="stable")
         rows[np.arange(len(codes)) + np.repeat(free - before, here)] = numbers[order]
         free += here
-    some = np.flatnonzero(sizes)
-    return dict(zip((some + low).tolist(), np.split(rows, ends[some[:-1]]), strict=True)) if len(some) else {}
+    present = np.flatnonzero(sizes)
+    return dict(zip((present + low).tolist(), np.split(rows, ends[present[:-1]]), strict=True)) if len(present) else {}
 
 
 def _blocks(column: npt.NDArray[np.generic], low: int, among: Mask | None) -> Iterator[tuple[Ints, Ints]]:

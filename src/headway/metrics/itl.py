@@ -47,12 +47,12 @@ def itl_distributions(records: Records, wanted: Mask, groupings: Sequence[Codes]
         ends.add(clock, replica)
         here = Gaps(segment_parts(clock, segments, rows))
         replicas[replica] = gap_distribution(here)
-        for key, some in _rows_by_set(segments, rows, groupings).items():
+        for key, set_rows in _rows_by_set(segments, rows, groupings).items():
             histogram = histograms.setdefault(key, GapHistogram())
-            if some is None:
+            if set_rows is None:
                 histogram.add(here.histogram)
             else:
-                for each in segment_parts(clock, segments, some):
+                for each in segment_parts(clock, segments, set_rows):
                     histogram.count(each)
     over = _resumed(ends, groupings)
     for key, each in over.items():
@@ -96,10 +96,10 @@ def _read_quantiles(
         rows = segments.by_replica.get(replica)
         if rows is None:
             continue
-        sets = {key: some for key, some in _rows_by_set(segments, rows, groupings).items() if key in quantiles}
+        sets = {key: set_rows for key, set_rows in _rows_by_set(segments, rows, groupings).items() if key in quantiles}
         near = clock.near(_disjoint([window for key in sets for window in quantiles[key].windows.values()]))
-        for key, some in sets.items():
-            for each in segment_parts(clock, segments, rows if some is None else some, near):
+        for key, set_rows in sets.items():
+            for each in segment_parts(clock, segments, rows if set_rows is None else set_rows, near):
                 quantiles[key].read(each)
     for key in quantiles.keys() & over.keys():
         quantiles[key].read(over[key])

@@ -116,17 +116,17 @@ class Sample:
         """Mean time between tokens, for finished requests with several tokens."""
         generated = self.generated_tokens
         table = self.records.requests
-        found = floats(table, "end_s", self.rows) - floats(table, "first_token_s", self.rows)
-        np.divide(found, generated - 1, out=found, where=generated > 1)
-        found[~(self.finished & (generated > 1))] = np.nan
-        return found
+        values_s = floats(table, "end_s", self.rows) - floats(table, "first_token_s", self.rows)
+        np.divide(values_s, generated - 1, out=values_s, where=generated > 1)
+        values_s[~(self.finished & (generated > 1))] = np.nan
+        return values_s
 
     @property
     def e2e_s(self) -> Floats:
         """Arrival to end, for finished requests."""
-        found = self._since_arrival_s("end_s")
-        found[~self.finished] = np.nan
-        return found
+        values_s = self._since_arrival_s("end_s")
+        values_s[~self.finished] = np.nan
+        return values_s
 
     @property
     def queueing_s(self) -> Floats:
@@ -155,8 +155,8 @@ class Sample:
         return integers(self.records.requests, name, self.rows)
 
     def _since_arrival_s(self, name: str) -> Floats:
-        found = floats(self.records.workload, "arrival_s", self.id)
-        return np.subtract(floats(self.records.requests, name, self.rows), found, out=found)
+        values_s = floats(self.records.workload, "arrival_s", self.id)
+        return np.subtract(floats(self.records.requests, name, self.rows), values_s, out=values_s)
 
     def _slo(self, name: str, default_s: float | None) -> Floats:
         workload = self.records.workload
@@ -190,16 +190,16 @@ def slo_masks(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
     A request that did not finish missed all its SLOs. A request with a single output token cannot miss a TPOT SLO.
     """
     finished = chosen.finished
-    every, some = finished.copy(), np.zeros(len(finished), dtype=np.bool_)
+    all_met, has_any = finished.copy(), np.zeros(len(finished), dtype=np.bool_)
     result = {}
     for kind in ("ttft", "tpot", "e2e"):
         limit_s = getattr(chosen, f"slo_{kind}_s")
         has = ~np.isnan(limit_s)
         ok = _within(chosen, kind, limit_s) & finished & has if has.any() else has
-        every &= ok | ~has
-        some |= has
+        all_met &= ok | ~has
+        has_any |= has
         result[kind] = (has, ok)
-    result["all"] = (some, every & some)
+    result["all"] = (has_any, all_met & has_any)
     return result
 
 

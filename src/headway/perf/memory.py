@@ -142,8 +142,8 @@ def _kv_bytes_per_token_gpu(model: Model, engine: Engine, parallel: Parallel) ->
 
 
 def _kv_bytes_per_token_layer_gpu(model: Model, engine: Engine, tp: int) -> float:
-    whole = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes)
-    return whole if model.mla is not None else whole / min(tp, model.num_kv_heads)
+    unreplicated = kv_bytes_per_token_layer(model, engine.kv_dtype_bytes)
+    return unreplicated if model.mla is not None else unreplicated / min(tp, model.num_kv_heads)
 
 
 def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> HeadwayError:

@@ -231,14 +231,14 @@ def _thinned(
     After Lewis and Shedler, "Simulation of nonhomogeneous Poisson processes by thinning" (1979).
     """
     parts: list[Floats] = []
-    kept, last_s, end_s = 0, 0.0, math.inf if duration_s is None else duration_s
-    while last_s < end_s and (num is None or kept < num):
-        left = (end_s - last_s) * mean if num is None else num - kept
-        batch = int(min(max(left * peak / mean * 1.02, 0) + 1000, 4_000_000))
+    num_accepted, last_s, end_s = 0, 0.0, math.inf if duration_s is None else duration_s
+    while last_s < end_s and (num is None or num_accepted < num):
+        expected = (end_s - last_s) * mean if num is None else num - num_accepted
+        batch = int(min(max(expected * peak / mean * 1.02, 0) + 1000, 4_000_000))
         candidates = last_s + np.cumsum(random.exponential(1 / peak, batch))
         chosen = candidates[random.random(batch) * peak < rate_at(candidates)]
         parts.append(chosen)
-        kept, last_s = kept + len(chosen), float(candidates[-1])
+        num_accepted, last_s = num_accepted + len(chosen), float(candidates[-1])
     arrival_s = np.concatenate(parts)
     return arrival_s[: int(np.searchsorted(arrival_s, end_s))][:num]
 

@@ -88,7 +88,9 @@ def restricted_to(spec: QualitySpec, models: tuple[str, ...]) -> QualitySpec:
     """The same section restricted to these models."""
     if not isinstance(spec.models, dict):
         return structs.replace(spec, models=models)
-    return structs.replace(spec, models={name: ours for name, ours in spec.models.items() if ours in models})
+    return structs.replace(
+        spec, models={name: own_name for name, own_name in spec.models.items() if own_name in models}
+    )
 
 
 def scored(rows: Workload, spec: QualitySpec, seed: int, base_dir: Path) -> Workload:

@@ -288,9 +288,7 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
         if self.trace is not None and self.builtin is not None:
             raise ValueError("trace and builtin: expected one of them")
         if self.demand is None and self.builtin is None:
-            for name in ("scale", "start_hour", "surges"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name}: goes with demand")
+            self._check_absent(("scale", "start_hour", "surges"), "goes with demand")
         if self.start_hour is not None and not 0 <= self.start_hour < float("inf"):
             raise ValueError(f"start_hour: {self.start_hour}; expected 0 or more")
         if self.quality is not None:
@@ -312,25 +310,20 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("mix: expected one part or more")
 
     def _check_quality(self) -> None:
-        for name in (*ONE_KIND, "mix", "prefixes", "sessions", "demand", "trace", "builtin"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: not with quality, which gives lengths")
+        excluded = (*ONE_KIND, "mix", "prefixes", "sessions", "demand", "trace", "builtin")
+        self._check_absent(excluded, "not with quality, which gives lengths")
         self._check_arrivals()
 
     def _check_trace(self) -> None:
-        for name in (*ONE_KIND, "mix", "prefixes", "sessions", "demand"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: not with a trace; it is for synthetic workloads")
-        if self.arrivals is not None:
-            return
-        for name, hint in (("num_requests", "use trace.limit, or give arrivals too"), ("duration_s", "use trace.to_s")):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: not with a trace; {hint}")
+        excluded = (*ONE_KIND, "mix", "prefixes", "sessions", "demand")
+        self._check_absent(excluded, "not with a trace; it is for synthetic workloads")
+        if self.arrivals is None:
+            self._check_absent(("num_requests",), "not with a trace; use trace.limit, or give arrivals too")
+            self._check_absent(("duration_s",), "not with a trace; use trace.to_s")
 
     def _check_demand(self, demand: DemandSpec) -> None:
-        for name in (*ONE_KIND, "mix", "prefixes", "sessions"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}: not with demand, which gives lengths by model")
+        excluded = (*ONE_KIND, "mix", "prefixes", "sessions")
+        self._check_absent(excluded, "not with demand, which gives lengths by model")
         if demand.populations is None and self.arrivals is not None:
             raise ValueError("arrivals: not with demand.path, which gives the rates; use scale")
         if demand.populations is not None and not isinstance(self.arrivals, (int, float)):
@@ -342,6 +335,11 @@ class WorkloadSpec(Struct, frozen=True, forbid_unknown_fields=True):
         if self.mix is None and (self.prompt_tokens is None or self.output_tokens is None):
             raise ValueError("expected trace, builtin, mix, or prompt_tokens and output_tokens")
         self._check_arrivals()
+
+    def _check_absent(self, names: tuple[str, ...], reason: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: {reason}")
 
     def _check_arrivals(self) -> None:
         if self.arrivals is None and self.concurrency is None:

@@ -151,8 +151,8 @@ def matrices_of(model: Model, tp: int) -> list[tuple[int, int]]:
 
 def _degrees(model: Model) -> list[int]:
     """Tensor parallel degrees that divide the model."""
-    whole = (model.num_heads, model.intermediate_size, model.vocab_size)
-    return [tp for tp in DEGREES if all(size % tp == 0 for size in whole)]
+    sizes = (model.num_heads, model.intermediate_size, model.vocab_size)
+    return [tp for tp in DEGREES if all(size % tp == 0 for size in sizes)]
 
 
 def _interleaved(groups: Iterable[list[OperatorCase]]) -> Iterator[OperatorCase]:

@@ -179,13 +179,13 @@ class _Scan:
         return [f"{self.num_skipped} bad lines skipped; the first: {self.first_skipped}"]
 
     def parts(self) -> Iterator[pa.Table]:
-        left = self.options.limit
+        num_left = self.options.limit
         for number, block in blocks(self.path, 1):
-            if left is not None and left <= 0:
+            if num_left is not None and num_left <= 0:
                 return
-            part = self._part(number, block, left)
+            part = self._part(number, block, num_left)
             if part is not None and part.num_rows:
-                left = None if left is None else left - part.num_rows
+                num_left = None if num_left is None else num_left - part.num_rows
                 yield part
 
     def _part(self, number: int, block: bytes, limit: int | None) -> pa.Table | None:

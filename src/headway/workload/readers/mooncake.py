@@ -58,11 +58,11 @@ def read(path: Path, options: ReadOptions) -> Workload:
 def _lines(path: Path, options: ReadOptions, bad: list[str]) -> Iterator[MooncakeRequest]:
     """Yield the valid lines. Append a description of each bad line to `bad`."""
     decode = msgspec.json.Decoder(MooncakeRequest).decode
-    left = math.inf if options.limit is None else options.limit
+    num_left = math.inf if options.limit is None else options.limit
     last_ms = -math.inf
     for first, block in blocks(path):
         for number, text in enumerate(block.split(b"\n"), first):
-            if left <= 0:
+            if num_left <= 0:
                 return
             if not text.strip():
                 continue
@@ -83,7 +83,7 @@ def _lines(path: Path, options: ReadOptions, bad: list[str]) -> Iterator[Mooncak
                     " say sort=True (--sort) to sort by arrival"
                 )
             last_ms = line.timestamp
-            left -= 1
+            num_left -= 1
             yield line
 
 
