@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from msgspec import structs
@@ -16,6 +17,7 @@ from headway import catalog, scenario
 from headway.cli import main
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
+from headway.planning.cascade.best_plan import confidence
 from headway.planning.cascade.best_plan import plan as make_plan
 from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.cascadia import plan_of
@@ -29,7 +31,9 @@ from headway.planning.cascade.stage_simulator import StageSimulator, evaluator_o
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 from headway.workload.generate import generate
+from headway.workload.quality import Scores
 from headway.workload.quality_source import QualitySpec, score_table
+from headway.workload.quality_traces import generate_scores
 
 SCENARIO: dict[str, Any] = {
     "name": "chat",
@@ -275,3 +279,22 @@ def test_a_workload_carries_the_rows_of_its_table(tmp_path: Path) -> None:
     rows = generate(scenario.assemble(document, Places(), tmp_path).spec.workload, 0, tmp_path)
     assert sorted(rows.column("quality:llama-3-70b")) == [50, 50, 60, 60, 70, 70, 80, 80]
     assert rows.output_tokens.tolist() == (50 + rows.column("quality:llama-3-8b") / 10).tolist()
+
+
+def test_the_more_requests_the_surer_a_threshold() -> None:
+    few, many = (confidence(generate_scores(1, num), (74.0, 64.0)) for num in (100, 1600))
+    for narrow, wide in zip((many.quality, *many.processing_ratios[1:]), (few.quality, *few.processing_ratios[1:]),
+                            strict=True):  # fmt: skip
+        assert narrow[1] - narrow[0] < 0.5 * (wide[1] - wide[0])
+    scores = generate_scores(1, 1600)
+    assert many.quality[0] < (scores.quality((74.0, 64.0)) or 0.0) < many.quality[1]
+    assert many.processing_ratios[0] == (1.0, 1.0)
+    first = many.thresholds[0]
+    assert first is not None and first[0] <= 74.0 <= first[1]
+
+
+def test_a_threshold_that_does_not_matter_is_as_low_as_can_be() -> None:
+    same = np.full((50, 2), 80.0)
+    tokens = np.ones((50, 2), "i8")
+    found = confidence(Scores(("a", "b"), same, tokens, tokens[:, 0]), (90.0,))
+    assert found.quality == (80.0, 80.0) and found.thresholds == ((0.0, 0.0),)

@@ -1,24 +1,17 @@
-"""Candidates for a rehearsal, sums along the way, and how sure thresholds are."""
+"""Candidates of a search for rehearsals, and the weighted sum of the stages' latencies."""
 
 from __future__ import annotations
 
-from itertools import product
-from math import inf
-
-import numpy as np
 import pytest
 from msgspec import structs
 
 from headway import catalog
 from headway.core.fleet import Model
-from headway.planning.cascade.allocation import least_sum
-from headway.planning.cascade.best_plan import confidence
 from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.cascadia import candidates, total_latency_s
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.problem import CascadeProblem, LatencyBudget, Lengths, QualityFloor, ReplicaSet, Target
 from headway.planning.cascade.search import Effort, Search
-from headway.workload.quality import Scores
 from headway.workload.quality_traces import generate_scores
 
 
@@ -56,43 +49,6 @@ def test_candidates_are_plans_of_their_own_that_begin_with_the_answer(target: Ta
         least = search.routings.ratios[good, 1].min()
         # One model's answers are about as long as another's, so the least work is the least share that is sent on.
         assert min(each.stages[1].processing_ratio for each in found if each.quality >= 75.0) <= least + 0.02
-
-
-@pytest.mark.parametrize("use_all", [True, False])
-def test_the_least_sum_is_that_of_all_allocations(use_all: bool) -> None:
-    random = np.random.default_rng(1)
-    for _ in range(60):
-        costs = [random.uniform(0, 9, 8) for _ in range(3)]
-        for each in costs:
-            each[random.random(8) < 0.4] = inf
-        sums = {
-            gpus: sum(each[f] for each, f in zip(costs, gpus, strict=True))
-            for gpus in product(range(8), repeat=3)
-            if (sum(gpus) == 7 if use_all else sum(gpus) <= 7)
-        }
-        best, found = min(sums.values()), least_sum(costs, 7, use_all)
-        assert (found is None) == (best == inf)
-        if found is not None:
-            assert sums[found] == pytest.approx(best)
-
-
-def test_the_more_requests_the_surer_a_threshold() -> None:
-    few, many = (confidence(generate_scores(1, num), (74.0, 64.0)) for num in (100, 1600))
-    for narrow, wide in zip((many.quality, *many.processing_ratios[1:]), (few.quality, *few.processing_ratios[1:]),
-                            strict=True):  # fmt: skip
-        assert narrow[1] - narrow[0] < 0.5 * (wide[1] - wide[0])
-    scores = generate_scores(1, 1600)
-    assert many.quality[0] < (scores.quality((74.0, 64.0)) or 0.0) < many.quality[1]
-    assert many.processing_ratios[0] == (1.0, 1.0)
-    first = many.thresholds[0]
-    assert first is not None and first[0] <= 74.0 <= first[1]
-
-
-def test_a_threshold_that_does_not_matter_is_as_low_as_can_be() -> None:
-    same = np.full((50, 2), 80.0)
-    tokens = np.ones((50, 2), "i8")
-    found = confidence(Scores(("a", "b"), same, tokens, tokens[:, 0]), (90.0,))
-    assert found.quality == (80.0, 80.0) and found.thresholds == ((0.0, 0.0),)
 
 
 def test_the_sum_along_the_way_counts_rare_stages_less() -> None:

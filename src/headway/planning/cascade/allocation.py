@@ -282,8 +282,8 @@ def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = Fal
     for chosen in stages:
         model.addConstr(dot([1.0] * len(chosen), [variable for _, variable in chosen]) == 1.0)
     for table, chosen in zip(tables, stages, strict=True):
-        latencies = dot([table[f] / scale for f, _ in chosen], [variable for _, variable in chosen])
-        model.addConstr(latency - latencies >= 0.0)
+        coefficients = [1.0, *(-table[f] / scale for f, _ in chosen)]
+        model.addConstr(dot(coefficients, [latency, *(variable for _, variable in chosen)]) >= 0.0)
     available = [num_gpus] if isinstance(num_gpus, int) else num_gpus.left
     for t, most in enumerate(available):
         of_type = [f if isinstance(num_gpus, int) else num_gpus.vector(f)[t] for _, f in places]

@@ -1,0 +1,71 @@
+"""Scenarios as data: reading, variants, typed edits, step times."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.config.scenario import (
+    Scenario,
+    StepTimes,
+    assemble,
+    only_variant,
+    read,
+    variant,
+    variants,
+    with_policies,
+    with_seed,
+)
+from headway.config.strict_yaml import Places
+from headway.core.errors import HeadwayError
+
+DOCUMENT: dict[str, Any] = {
+    "workload": {"builtin": "chat", "num_requests": 20},
+    "fleet": [{"model": "llama-3.1-8b", "gpu": "a100-80gb", "replicas": 2}],
+}
+
+
+def assembled(**changes: Any) -> Scenario:
+    return assemble({**DOCUMENT, **changes}, Places(), Path())
+
+
+def test_a_file_without_a_name_is_named_after_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("seed: 3\n")
+    (tmp_path / "named.yaml").write_text("name: other\n")
+    assert read(tmp_path / "mine.yaml")[0] == {"seed": 3, "name": "mine"}
+    assert read(tmp_path / "named.yaml")[0] == {"name": "other"}
+
+
+def test_variants_are_every_pair_of_routing_and_ordering() -> None:
+    chosen = assembled(policies={"routing": ["random", "round-robin"], "ordering": ["fcfs", "edf"]})
+    pairs = [(each.spec.policies.routing, each.spec.policies.ordering) for each in variants(chosen)]
+    assert pairs == [("random", "fcfs"), ("random", "edf"), ("round-robin", "fcfs"), ("round-robin", "edf")]
+    with pytest.raises(HeadwayError, match=r"policies\.routing: several are for headway compare; expected one"):
+        only_variant(chosen)
+
+
+def test_a_named_variant_changes_only_its_own_keys() -> None:
+    named = [{"name": "a", "routing": "random"}, {"name": "b", "window": 3}]
+    chosen = assembled(policies={"routing": "least-kv"}, variants=named)
+    first, second = (variant(chosen, name).spec.policies for name in "ab")
+    assert (first.routing, first.window, second.routing, second.window) == ("random", None, "least-kv", 3)
+    with pytest.raises(HeadwayError, match="unknown variant 'c'"):
+        variant(chosen, "c")
+
+
+def test_edits_leave_the_scenario_as_it_is() -> None:
+    chosen = assembled(policies={"routing": ["random", "least-kv"]})
+    edited = with_policies(with_seed(chosen, 7), variants(chosen)[1].spec.policies)
+    assert (edited.spec.seed, edited.spec.policies.routing) == (7, "least-kv")
+    assert (chosen.spec.seed, chosen.spec.policies.routing) == (0, ["random", "least-kv"])
+
+
+def test_step_times_are_the_same_in_another_process() -> None:
+    chosen = assembled()
+    pool = chosen.fleet.pools[0]
+    times = StepTimes(chosen)
+    again = pickle.loads(pickle.dumps(times))
+    assert again(pool)(4, 1000) == times(pool)(4, 1000)
