@@ -74,8 +74,10 @@ def cascade(
     )  # fmt: skip
     errors = [_judge_error(each) for each in regret.split(",")] if regret else []
     folder = None if no_cache else cache or user_cache("cascades")
-    with counting("simulating", not no_progress) as tell:
-        answer = plan(request, folder, tell and (lambda num: tell(num, num)), not no_alternatives, curve, errors)
+    with counting("simulating", not no_progress) as progress:
+        answer = plan(
+            request, folder, progress and (lambda num: progress(num, num)), not no_alternatives, curve, errors
+        )
     if out is not None:
         write_text(out, scenario_yaml(answer, request))
         click.echo(f"wrote {out}", err=True)
@@ -139,11 +141,11 @@ def lost(answer: CascadeAnswer) -> list[list[object]]:
     rows: list[list[object]] = []
     for each in answer.regrets:
         plans = {"by its scores": each.by_judge, "by true scores": each.by_truth, "knowing it": each.informed}
-        for name, found in plans.items():
-            done, stages = found.rehearsed, found.plan.stages
+        for name, plan_of in plans.items():
+            done, stages = plan_of.rehearsed, plan_of.plan.stages
             gpus = " + ".join(str(stage.num_gpus) for stage in stages)
-            told = [_number(value) for value in (done.quality, done.p95_s, found.short_points, found.slower_s)]
-            rows.append([f"{each.judge_error.bias:+g}, sd {each.judge_error.noise:g}", name, gpus, *told])
+            losses = [_number(value) for value in (done.quality, done.p95_s, plan_of.short_points, plan_of.slower_s)]
+            rows.append([f"{each.judge_error.bias:+g}, sd {each.judge_error.noise:g}", name, gpus, *losses])
     return rows
 
 

@@ -48,13 +48,13 @@ def tiers(scenario: Path | None, preset: str | None, as_json: bool, no_progress:
     ks = [_number(each, "--tiers", int) for each in flags["tiers"].split(",")]
     decays = [_number(each, "--decay", float) for each in flags["decay"].split(",")]
     seeds, tolerance = range(flags["seeds"]), flags["tolerance"]
-    with counting("rehearsing", not no_progress) as tell:
+    with counting("rehearsing", not no_progress) as progress:
         simulator = Simulator()
-        found = rehearsal.plan(document, file.parent, ks, decays, seeds, interval, simulator, tolerance, tell)
+        plan = rehearsal.plan(document, file.parent, ks, decays, seeds, interval, simulator, tolerance, progress)
     if as_json:
-        print_json(found)
+        print_json(plan)
     else:
-        _show(found, tolerance)
+        _show(plan, tolerance)
     return 0
 
 
@@ -68,12 +68,12 @@ def _number(text: str, option: str, kind: type) -> Any:
     return value
 
 
-def _show(found: TierPlan, tolerance: float) -> None:
+def _show(plan: TierPlan, tolerance: float) -> None:
     """Print a row for each setting, and the best and the simplest sufficient one."""
     heads = ["tiers", "decay", "attainment", "loss to the best, 95%", "tied with the best", "enough"]
-    print_table(heads, [_row(setting) for setting in found.settings])
-    chosen, best = found.chosen, found.best
-    click.echo(f"\nbest: {_named(best)}; {len(found.tied)} of {len(found.settings)} settings are tied with it")
+    print_table(heads, [_row(setting) for setting in plan.settings])
+    chosen, best = plan.chosen, plan.best
+    click.echo(f"\nbest: {_named(best)}; {len(plan.tied)} of {len(plan.settings)} settings are tied with it")
     click.echo(f"fewest tiers that lose {tolerance:.1%} at most: {_named(chosen)}")
 
 

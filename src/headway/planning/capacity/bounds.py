@@ -117,19 +117,19 @@ class _UnloadedReplica:
         limits = [getattr(targets, name) for name in WORDS]
         if requests.span_s is None or not any(limits):
             return 1
-        kept = 1 - TAIL * sum(limit is not None for limit in limits)
+        share = 1 - TAIL * sum(limit is not None for limit in limits)
         ttft_s, tpot_s, e2e_s = limits
         least = 1.0
         first_s = ttft_s or e2e_s
         if first_s is not None:
             per_token_s = self._s_per_prompt_token(float(requests.computed_tokens.max()))
-            work_s = _without_tail(requests.computed_tokens * per_token_s, kept)
+            work_s = _without_tail(requests.computed_tokens * per_token_s, share)
             least = max(least, SLACK * work_s / (requests.span_s + first_s))
         last_s = e2e_s
         if last_s is None and ttft_s is not None and tpot_s is not None:
             last_s = ttft_s + tpot_s * float(requests.output_tokens.max())
         if last_s is not None:
-            work_s = _without_tail(self._decoding_s(requests), kept)
+            work_s = _without_tail(self._decoding_s(requests), share)
             least = max(least, SLACK * work_s / (requests.span_s + last_s))
         return max(1, ceil(least))
 
@@ -155,6 +155,6 @@ class _UnloadedReplica:
         return decode_s
 
 
-def _without_tail(work_s: Floats, kept: float) -> float:
-    """The sum of the `kept` share of smallest values; the others may be late."""
-    return float(np.sort(work_s)[: max(int(kept * len(work_s)), 0)].sum())
+def _without_tail(work_s: Floats, share: float) -> float:
+    """The sum of this share of the values, the smallest; the others may be late."""
+    return float(np.sort(work_s)[: max(int(share * len(work_s)), 0)].sum())

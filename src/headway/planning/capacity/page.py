@@ -110,9 +110,9 @@ def _chart(plan: CapacityPlan, key: str) -> dict[str, Any]:
                        "line": {"color": QUIET, "width": 1, "dash": "dot"}})  # fmt: skip
     if plan.choice is not None:
         lines += [_star(plan.choice, each, key) for each in plan.choice.points if each.replicas == plan.choice.replicas]
-    made = _layout(key) | {"shapes": shapes}
-    made["xaxis"] |= {"range": [0, _widest_usd(plan)]}
-    return {"data": lines, "layout": made}
+    axes = _layout(key)
+    axes["xaxis"] |= {"range": [0, _widest_usd(plan)]}
+    return {"data": lines, "layout": axes | {"shapes": shapes}}
 
 
 def _widest_usd(plan: CapacityPlan) -> float:

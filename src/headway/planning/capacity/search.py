@@ -74,7 +74,7 @@ class _CandidateSearch:
         return self.high * self.usd if self.high is not None and self.high == self.low else inf
 
 
-class _Search:
+class _CapacitySearch:
     def __init__(self, problem: CapacityProblem, evaluate: CapacityEvaluator, progress: Progress | None) -> None:
         self.problem, self.evaluate, self.progress = problem, evaluate, progress
         self.rehearsed: dict[tuple[CapacityCandidate, int, Situation], RehearsalMetrics] = {}
@@ -160,7 +160,7 @@ def cheapest_fleet(
     HeadwayError if there is no candidate or no target.
     """
     _check(problem)
-    search = _Search(problem, evaluate, progress)
+    search = _CapacitySearch(problem, evaluate, progress)
     searches = [_start(problem, *pair) for pair in zip(problem.candidates, bounds, strict=True)]
     best = search.cheapest(searches)
     if best is None:
@@ -215,7 +215,7 @@ def _start(problem: CapacityProblem, candidate: CapacityCandidate, bounds: Candi
     return _CandidateSearch(candidate, bounds, low if bounds.reason is None else most + 1, most)
 
 
-def _rehearse_neighbours(search: _Search, best: _CandidateSearch) -> bool | None:
+def _rehearse_neighbours(search: _CapacitySearch, best: _CandidateSearch) -> bool | None:
     """Whether one replica more meets all targets and one and two fewer miss some; narrows the range of `best`."""
     assert best.high is not None
     least, n = search.problem.least_replicas, best.high
@@ -228,7 +228,7 @@ def _rehearse_neighbours(search: _Search, best: _CandidateSearch) -> bool | None
 
 
 def _runners_up(
-    search: _Search, searches: Sequence[_CandidateSearch], best: _CandidateSearch
+    search: _CapacitySearch, searches: Sequence[_CandidateSearch], best: _CandidateSearch
 ) -> tuple[CandidateResult, ...]:
     """The cheapest candidate of each other GPU, settled; of an infeasible GPU, the candidate that tells the most."""
     by_gpu: dict[str, list[_CandidateSearch]] = {}
@@ -244,7 +244,7 @@ def _how_telling(each: _CandidateSearch) -> tuple[bool, bool, int]:
     return bool(each.sizes), each.bounds.ttft_p99_s is not None, each.candidate.parallel.num_gpus
 
 
-def _what_if(search: _Search, best: _CandidateSearch, replicas: int, situation: Situation) -> WhatIf:
+def _what_if(search: _CapacitySearch, best: _CandidateSearch, replicas: int, situation: Situation) -> WhatIf:
     """The plan in that situation, and how many replicas of its candidate meet the targets there."""
     targets = search.problem.targets
     measured = search.measured(best, replicas, situation)

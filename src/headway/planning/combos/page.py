@@ -51,10 +51,10 @@ def _plan_facts(plan: ComboPlan) -> dict[str, str]:
     if plan.tokens_per_usd is not None:
         shown["tokens per dollar"] = f"{plan.tokens_per_usd / 1e6:.3g} M"
     shown["GPUs"] = ", ".join(f"{count} {gpu}" for gpu, count in plan.gpus.items()) or "none"
-    for got in plan.services:
-        shown[got.service] = f"{got.goodput_rps:.3g} of {got.demand_rps:.3g} requests/s"
-    for bind in plan.binding:
-        shown[f"binds: {bind.name}"] = f"{bind.used:g} of {bind.limit:g}"
+    for service in plan.services:
+        shown[service.service] = f"{service.goodput_rps:.3g} of {service.demand_rps:.3g} requests/s"
+    for each in plan.binding:
+        shown[f"binds: {each.name}"] = f"{each.used:g} of {each.limit:g}"
     return shown
 
 

@@ -38,12 +38,12 @@ def _limits(problem: ComboProblem, plan: ComboPlan) -> list[str]:
 
 def _served(problem: ComboProblem, plan: ComboPlan) -> list[str]:
     wrong = []
-    for demand, got in zip(problem.demands, plan.services, strict=True):
+    for demand, stated in zip(problem.demands, plan.services, strict=True):
         goodput = sum(c.count * c.goodput_rps for c in plan.combos if c.service == demand.service)
-        if got.service != demand.service or not isclose(goodput, got.goodput_rps, abs_tol=1e-12):
-            wrong.append(f"{demand.service}: {got.goodput_rps} req/s are stated, {goodput} is the sum")
+        if stated.service != demand.service or not isclose(goodput, stated.goodput_rps, abs_tol=1e-12):
+            wrong.append(f"{demand.service}: {stated.goodput_rps} req/s are stated, {goodput} is the sum")
         missing = demand.rps - goodput > 2 * TOLERANCE * demand.rps
-        if missing and (plan.status != "short" or not got.shortfall_rps):
+        if missing and (plan.status != "short" or not stated.shortfall_rps):
             wrong.append(f"{demand.service}: {goodput} of {demand.rps} req/s")
     return wrong
 

@@ -38,17 +38,17 @@ def plan(problem: RegionProblem, time_limit_s: float = 10.0, gap: float = 0.01, 
     HeadwayError if parts of the problem contradict each other.
     """
     check(problem)
-    program = _Program(problem, time_limit_s, gap)
+    program = _RegionProgram(problem, time_limit_s, gap)
     solution = program.solve(tuple(requirements(problem)))
     if solution.status in ("infeasible", "unknown"):
         return _short_plan(program)
-    made = program.plan(solution, "feasible")
-    if made.gap is not None and made.gap <= PROVED:
-        made = structs.replace(made, status="optimal")
-    return structs.replace(made, binding=tuple(map(program.without, made.binding))) if explain else made
+    best = program.plan(solution, "feasible")
+    if best.gap is not None and best.gap <= PROVED:
+        best = structs.replace(best, status="optimal")
+    return structs.replace(best, binding=tuple(map(program.without, best.binding))) if explain else best
 
 
-def _short_plan(program: _Program) -> RegionPlan:
+def _short_plan(program: _RegionProgram) -> RegionPlan:
     """The least shortfall, at its least cost."""
     every = tuple(requirements(program.problem))
     first = program.solve(every, max_shortfall=inf)
@@ -67,14 +67,14 @@ def _short_plan(program: _Program) -> RegionPlan:
     return structs.replace(program.plan(solution, "short"), why=why or "the time was over before a plan was found")
 
 
-class _Solved(Struct, frozen=True):
+class _RegionSolution(Struct, frozen=True):
     status: Status
     x: Floats | None = None
     """Instances, periods by places; None without a solution."""
     bound: float | None = None
 
 
-class _Program:
+class _RegionProgram:
     """The program over places, which are pairs of an instance kind (i, k) and a region j.
 
     In the first period x is n + a - b, with b instances stopped; further periods have variables x and a. For a single
@@ -117,7 +117,7 @@ class _Program:
         every: Sequence[Requirement],
         max_shortfall: float | None = None,
         skip: tuple[str, str, int] | None = None,
-    ) -> _Solved:
+    ) -> _RegionSolution:
         """The optimum. `skip` leaves out the limit of a region's GPUs in a period.
 
         `max_shortfall`: how much may be missing of the requirements in all, in shares of each; infinite: minimise the
@@ -162,16 +162,16 @@ class _Program:
                 cost = cost + dot(self.alpha, x[t]) + dot(self.sigma, a[t])
         solution = minimise(model, cost, self.time_limit_s, self.gap)
         if not solution.values:
-            return _Solved(solution.status)
+            return _RegionSolution(solution.status)
         after = [self.n + solution.of(a[0]) - solution.of(b), *(solution.of(each) for each in x[1:])]
-        return _Solved(solution.status, np.vstack(after), solution.bound)
+        return _RegionSolution(solution.status, np.vstack(after), solution.bound)
 
-    def shortfalls(self, solution: _Solved, every: Sequence[Requirement]) -> list[float]:
+    def shortfalls(self, solution: _RegionSolution, every: Sequence[Requirement]) -> list[float]:
         """How much is missing of each requirement."""
         assert solution.x is not None
         return [max(0.0, each.at_least - float(self.gains(each) @ solution.x[each.period])) for each in every]
 
-    def plan(self, solution: _Solved, status: PlanStatus) -> RegionPlan:
+    def plan(self, solution: _RegionSolution, status: PlanStatus) -> RegionPlan:
         """The plan of a solution, from whole numbers."""
         x = solution.x
         assert x is not None
@@ -193,7 +193,7 @@ class _Program:
         binding = () if status == "short" else self.binding(solution, tuple(requirements(self.problem)))
         return RegionPlan(status, objective, gamma, mu, bound, gap, changes, binding)
 
-    def binding(self, solution: _Solved, every: Sequence[Requirement]) -> tuple[RegionBinding, ...]:
+    def binding(self, solution: _RegionSolution, every: Sequence[Requirement]) -> tuple[RegionBinding, ...]:
         """Requirements that fail with one instance less of any kind; limits that leave no room for one more."""
         x, tight = solution.x, []
         assert x is not None

@@ -146,7 +146,7 @@ def plan(problem: MelangeProblem, time_limit_s: float = 10.0) -> ComboPlan:
     return program.plan(program.solve(leave_out=program.left_out(least)), short=True)
 
 
-class _Solved(Struct, frozen=True):
+class _MelangeSolution(Struct, frozen=True):
     """Values by service: n_bk (buckets by instances), y_k, and slices of each bucket that are left out."""
 
     status: Status
@@ -163,7 +163,7 @@ class _MelangeProgram:
         self.rates = [[bucket.rps / problem.slices for bucket in service.buckets] for service in problem.services]
         """Requests per second of a slice of each bucket."""
 
-    def solve(self, leave_out: float | None) -> _Solved:
+    def solve(self, leave_out: float | None) -> _MelangeSolution:
         """The least price with so much rate left out; infinite: minimise the rate left out; None: leave none out."""
         model, slices = new_model(), self.problem.slices
         variables = []
@@ -191,14 +191,14 @@ class _MelangeProgram:
         price = dot([usd for prices in self.prices for usd in prices], every_y)
         solution = minimise(model, left_out if leave_out == inf else price, self.time_limit_s)
         if not solution.values:
-            return _Solved(solution.status)
+            return _MelangeSolution(solution.status)
         n, y, out = (tuple(solution.of(each[i]) for each in variables) for i in range(3))
-        return _Solved(solution.status, solution.bound, n, y, out)
+        return _MelangeSolution(solution.status, solution.bound, n, y, out)
 
-    def left_out(self, found: _Solved) -> float:
+    def left_out(self, found: _MelangeSolution) -> float:
         return sum(float(np.array(rates) @ out) for rates, out in zip(self.rates, found.out, strict=True))
 
-    def plan(self, found: _Solved, short: bool = False) -> ComboPlan:
+    def plan(self, found: _MelangeSolution, short: bool = False) -> ComboPlan:
         usd = sum(float(np.array(prices) @ y) for prices, y in zip(self.prices, found.y, strict=True))
         chosen: list[PlannedCombo] = []
         served, tokens_s = [], 0.0
