@@ -33,11 +33,11 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """OpenAI's error object."""
+        """OpenAI's error object, as a value."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def json(self) -> bytes:
-        """`body` as JSON."""
+        """OpenAI's error object, as JSON."""
         return msgspec.json.encode(self.body())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import cache
 from typing import Any, Protocol
 
 import msgspec
@@ -54,7 +55,7 @@ class HealthReports(Protocol):
 
 
 class Relay:
-    """Relays one client request."""
+    """One client request on its way to engines, and the response on its way back."""
 
     def __init__(
         self,
@@ -430,6 +431,9 @@ class Relay:
             await write_error(self._client, error, self.in_flight.request_id.encode("latin-1"))
 
 
+_field_remover = cache(sse.FieldRemover)
+
+
 class EngineStream:
     """One engine's stream: split into events, metered, and rewritten for the client."""
 
@@ -438,7 +442,7 @@ class EngineStream:
     ) -> None:
         self._meter, self._resumed, self._wants_usage = meter, resumed, wants_usage
         self._hidden_fields = hidden_fields
-        self._remover = sse.FieldRemover(hidden_fields) if hidden_fields else None
+        self._remover = _field_remover(hidden_fields) if hidden_fields else None
         self._splitter = sse.EventSplitter()
         self.output: list[bytes] = []
         """Events for the client that have not been taken."""

@@ -203,13 +203,13 @@ def _texts(content: object) -> list[str]:
 
 
 def _messages_prompt(body: dict[str, Any]) -> Prompt:
-    """Of /v1/messages, where the system prompt is a field of its own."""
+    """The prompt of /v1/messages, whose system prompt is a field of its own."""
     text, _ = _chat_prompt(body)
     return "\n".join([*_texts(body.get("system")), text]), None
 
 
 def _input_prompt(body: dict[str, Any]) -> Prompt:
-    """Of /v1/embeddings and /v1/responses."""
+    """The prompt of /v1/embeddings and /v1/responses."""
     value, instructions = body.get("input"), _texts(body.get("instructions"))
     if isinstance(value, str):
         return "\n".join([*instructions, value]), None

@@ -47,7 +47,7 @@ class Tracing:
         return TracedRelay(self._tracer, request, in_flight, *args)
 
     def close(self) -> None:
-        """Export the remaining spans."""
+        """Export the spans that have not been exported."""
         self._provider.shutdown()
 
 

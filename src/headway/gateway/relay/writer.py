@@ -15,7 +15,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class ResponseWriter(Protocol):
-    """Writes one response."""
+    """The interface that relays write a response to."""
 
     def start(self, status: int, headers: Headers) -> None:
         """Set status and headers, which are sent with the first bytes of the body."""
@@ -36,7 +36,7 @@ class ClientWriter(ResponseWriter, Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """`start` was called."""
+        """Whether `start` was called."""
 
     def take_body(self) -> bytes | None:
         """The request's body if it is complete; None: it comes by ASGI's `receive`."""
@@ -45,7 +45,7 @@ class ClientWriter(ResponseWriter, Protocol):
         """Call `on_disconnect` if the client disconnects before the end of its response."""
 
     def close(self) -> None:
-        """End `watch`."""
+        """Stop watching for a disconnect."""
 
 
 class AsgiWriter:

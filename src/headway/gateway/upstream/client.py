@@ -339,6 +339,6 @@ class Client:
             raise EngineError(f"no answer to {path} within {timeout_s:g} s") from None
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections; those in use are their requests'."""
         while self._idle:
             self._idle.pop().abort("closed")

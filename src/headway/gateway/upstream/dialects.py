@@ -14,7 +14,7 @@ from headway.gateway.settings import Api
 
 
 class Adapter(Struct, frozen=True):
-    """One engine's API."""
+    """The API of one kind of engine."""
 
     api: Api
     health: str = "/health"

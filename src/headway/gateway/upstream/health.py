@@ -90,7 +90,7 @@ class HealthMonitor(Generic[Replica]):
             self._tasks[replica.id] = asyncio.create_task(self._monitor(replica))
 
     def add(self, replica: Replica) -> None:
-        """Monitor one more replica."""
+        """Start to monitor a replica, which is down until its first probe."""
         self.replicas.append(replica)
         self.breakers[replica.id], self._failures[replica.id] = Breaker(), asyncio.Event()
         self._tasks[replica.id] = asyncio.create_task(self._monitor(replica))
@@ -112,7 +112,7 @@ class HealthMonitor(Generic[Replica]):
         return not self.breakers[replica.id].is_open
 
     def failed(self, replica: EngineEndpoint, error: EngineError) -> None:
-        """Report a failed request."""
+        """Report a failed request, which may open the breaker."""
         breaker = self.breakers[replica.id]
         if breaker.failed(error):
             self._report_down(replica, error)
@@ -123,7 +123,7 @@ class HealthMonitor(Generic[Replica]):
         self._failures[replica.id].set()
 
     def succeeded(self, replica: EngineEndpoint) -> None:
-        """Report an answered request."""
+        """Report an answered request, which resets the failure count."""
         self.breakers[replica.id].succeeded()
 
     def _report_down(self, replica: EngineEndpoint, error: EngineError) -> None:

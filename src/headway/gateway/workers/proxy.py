@@ -30,13 +30,13 @@ class Proxy:
         self._waiting: set[Connection] = set()
         """Connections without a response so far."""
 
-    def silent(self) -> None:
+    def set_silent(self) -> None:
         """Answer the requests that wait for the hanging scheduler with an error."""
         self.is_silent = True
         for connection in self._waiting:
             connection.abort("the scheduler hangs")
 
-    def is_heard(self) -> bool:
+    def is_listening(self) -> bool:
         """Whether a process listens on the socket."""
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(self._path) == 0

@@ -110,7 +110,7 @@ class WorkerApplication:
         await receive()
         await worker.stop()
         monitor.stop()
-        if self._is_scheduler_gone and not self._proxy.is_heard():
+        if self._is_scheduler_gone and not self._proxy.is_listening():
             shutil.rmtree(Path(self._config.http).parent, ignore_errors=True)
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -125,7 +125,7 @@ class WorkerApplication:
 
     def _scheduler_silent(self) -> None:
         self.worker().scheduler.set_silent()
-        self._proxy.silent()
+        self._proxy.set_silent()
 
     def _scheduler_responsive(self) -> None:
         self.worker().scheduler.set_responsive()
