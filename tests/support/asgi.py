@@ -1,4 +1,4 @@
-"""A gateway inside the test's own process, and an engine that says whatever it is told to, byte by byte."""
+"""A gateway inside the test's own process, with engines that send scripted bytes."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ HANG_S = 10.0
 
 
 def whole(body: bytes = GOOD_WHOLE) -> bytes:
-    """An answer as it should be."""
+    """A valid response."""
     return WELL % (len(body), body)
 
 
 class Engine:
-    """Well by its health checks; each completion is answered with `says`, in pieces, and then it does `then`."""
+    """An engine on a socket. Health checks succeed; a completion gets the pieces `says`, and then `then` happens."""
 
     def __init__(self) -> None:
         self.says: Sequence[bytes] = [whole()]
         self.then = "keep"
-        """The connection; or "close" it, or "reset" it."""
+        """"keep", "close" or "reset" the connection, or "stall"."""
         self.num_open = 0
-        """Completions that it has been asked for and whose connections have not been closed, or their answers ended."""
+        """Completions in progress."""
         self.bodies: list[dict[str, Any]] = []
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def listen(self) -> str:
-        """Its address."""
+        """Start the server; returns its URL."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
@@ -62,7 +62,7 @@ class Engine:
             writer.close()
 
     async def _answer(self, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """True: that was the end of the connection."""
+        """Answer a completion. True if the connection ends with it."""
         self.bodies.append(json.loads(body))
         self.num_open += 1
         try:
@@ -79,14 +79,14 @@ class Engine:
             self.num_open -= 1
 
     async def close(self) -> None:
-        """Nothing more is said."""
+        """Stop the server."""
         self._server.close()
         for writer in list(self._writers):
             writer.close()
 
 
 class Reply:
-    """What a client was sent."""
+    """The response that a client got."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -95,38 +95,38 @@ class Reply:
         self.is_whole = False
 
     async def send(self, message: Any) -> None:
-        """As ASGI has it."""
-        assert not self.is_whole, "more was said after the end"
+        """ASGI's `send`."""
+        assert not self.is_whole, "a message after the end of the response"
         if message["type"] == "http.response.start":
-            assert not self.status, "there is one status"
+            assert not self.status, "a second start"
             self.status = message["status"]
             self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
         else:
-            assert self.status, "the status comes first"
+            assert self.status, "a body before the start"
             self.body += message.get("body", b"")
             self.is_whole = not message.get("more_body", False)
 
     def events(self) -> list[Any]:
-        """Each event's value; "[DONE]" as such."""
+        """The data of each event; "[DONE]" as such."""
         payloads = [part[6:] for part in self.body.split(b"\n\n") if part.startswith(b"data: ")]
         return ["[DONE]" if payload == b"[DONE]" else json.loads(payload) for payload in payloads]
 
     def error(self) -> dict[str, Any]:
-        """OpenAI's error object, which is all that there is."""
+        """OpenAI's error object, which must be the whole body."""
         told = json.loads(self.body)
         assert set(told) == {"error"} and {"message", "type", "param", "code"} <= set(told["error"])
         return told["error"]  # type: ignore[no-any-return]
 
 
 class Inside:
-    """One gateway before engines that do as they are told, in an event loop that runs while it is asked."""
+    """A gateway and scripted engines, in an event loop that runs during the calls of the test."""
 
     def __init__(
         self, folder: Path, num_engines: int = 1, write: Callable[..., Path] = serving.fleet_file, **sections: Any
     ) -> None:
         self.runner = asyncio.Runner()
         self.faults: list[str] = []
-        """What went wrong where nobody was told."""
+        """Unhandled exceptions and logged errors."""
         self.runner.get_loop().set_exception_handler(lambda loop, told: self.faults.append(str(told)))
         self._log = _Errors(self.faults)
         logging.getLogger().addHandler(self._log)
@@ -146,7 +146,7 @@ class Inside:
         return make
 
     def run(self, what: Coroutine[Any, Any, Any]) -> Any:
-        """To its end; nothing hangs."""
+        """Run a coroutine to its end, with a time limit."""
 
         async def soon() -> Any:
             async with asyncio.timeout(HANG_S):
@@ -155,14 +155,14 @@ class Inside:
         return self.runner.run(soon())
 
     async def until(self, true: Any) -> None:
-        """Wait for something to hold."""
+        """Wait until a condition holds."""
         while not true():
             await asyncio.sleep(0.001)
 
     async def post(
         self, body: Any, path: str = "/v1/chat/completions", headers: Any = (), gone: asyncio.Event | None = None
     ) -> Reply:
-        """Send a request; the client leaves when it is `gone`."""
+        """Send a request. The client disconnects when `gone` is set."""
         reply, raw = Reply(), body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = False
 
@@ -183,18 +183,18 @@ class Inside:
         return reply
 
     def chat(self, stream: bool = False, headers: Any = (), **options: Any) -> Reply:
-        """One message."""
+        """Send a chat of one message."""
         messages = [{"role": "user", "content": "hello there"}]
         body = {"model": serving.MODEL, "messages": messages, "stream": stream, **options}
         return self.run(self.post(body, headers=headers))  # type: ignore[no-any-return]
 
     @property
     def num_in_flight(self) -> int:
-        """Requests at replicas, by the gateway's count."""
+        """Requests in flight by the gateway's count."""
         return sum(replica.num_in_flight for replica in self.gateway.replicas)
 
     def close(self) -> None:
-        """End it all."""
+        """Stop the gateway and the engines."""
         self.run(self._life.__aexit__(None, None, None))
         for engine in self.engines:
             self.run(engine.close())
@@ -203,7 +203,7 @@ class Inside:
 
 
 class _Errors(logging.Handler):
-    """Keeps what is logged as an error."""
+    """Keeps logged errors."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__(logging.ERROR)

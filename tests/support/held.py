@@ -1,5 +1,5 @@
-"""A gateway in this process before engines that answer word by word, as they are told, and a look at all its counts at
-every step of the loop while clients ask and leave."""
+"""A gateway in this process, engines that are told each word to send, and a check of all counts at every step of the
+event loop while clients send requests and disconnect."""
 
 from __future__ import annotations
 
@@ -20,57 +20,57 @@ from scripted import CHUNK, OK, framed
 from serving import MODEL
 
 OPEN: set[client.Connection] = set()
-"""Connections on which completions are under way."""
+"""Connections with a completion in progress."""
 Check = Callable[[LiveReplica, Sequence[client.Connection]], str]
-"""What is wrong with a replica that has these open; "": nothing."""
+"""Describes the error in the counts of a replica that has these connections open; "" if there is none."""
 Step = tuple[str, Any]
 
 
 class Held(Engine):
-    """Answers a completion word by word, as it is told to; or at once, when it `hurries`."""
+    """Answers completions word by word as told, or at once if `is_immediate`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hurries = False
-        self._told: list[asyncio.Queue[str]] = []
+        self.is_immediate = False
+        self._commands: list[asyncio.Queue[str]] = []
 
-    def tell(self, what: str) -> None:
-        """All of its completions that are open."""
-        for queue in self._told:
-            queue.put_nowait(what)
+    def tell(self, command: str) -> None:
+        """Give a command to all open completions."""
+        for queue in self._commands:
+            queue.put_nowait(command)
 
     async def _answer(self, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         queue: asyncio.Queue[str] = asyncio.Queue()
-        self._told.append(queue)
+        self._commands.append(queue)
         self.num_open += 1
         left = asyncio.create_task(reader.read())
         try:
-            if self.hurries:
+            if self.is_immediate:
                 queue.put_nowait("end")
             while True:
-                told = asyncio.create_task(queue.get())
-                await asyncio.wait({told, left}, return_when=asyncio.FIRST_COMPLETED)
-                if left.done() or self._says(told.result(), b'"stream":true' in body, writer):
-                    told.cancel()
+                next_command = asyncio.create_task(queue.get())
+                await asyncio.wait({next_command, left}, return_when=asyncio.FIRST_COMPLETED)
+                if left.done() or self._obey(next_command.result(), b'"stream":true' in body, writer):
+                    next_command.cancel()
                     return True
         finally:
             left.cancel()
-            self._told.remove(queue)
+            self._commands.remove(queue)
             self.num_open -= 1
 
-    def _says(self, what: str, streams: bool, writer: asyncio.StreamWriter) -> bool:
-        """True: that was all."""
-        if what == "word":
+    def _obey(self, command: str, streams: bool, writer: asyncio.StreamWriter) -> bool:
+        """Carry out a command. True if the response is complete."""
+        if command == "word":
             if streams:
                 writer.write((b"" if getattr(writer, "has_begun", False) else OK) + framed(CHUNK))
                 writer.has_begun = True  # type: ignore[attr-defined]
             return False
-        if what == "end":
+        if command == "end":
             last = framed(CHUNK) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
             writer.write((b"" if getattr(writer, "has_begun", False) else OK) + last if streams else whole())
-        elif what == "refuse":
+        elif command == "refuse":
             writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
-        elif what == "reset":
+        elif command == "reset":
             writer.transport.abort()
         return True
 
@@ -79,7 +79,7 @@ class Held(Engine):
 def gateway_before_held(
     folder: Path, num_engines: int, write: Callable[..., Path] = serving.fleet_file
 ) -> Iterator[Inside]:
-    """Whose completions under way are in `OPEN`."""
+    """A gateway whose completions in progress are in `OPEN`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asgi, "Engine", Held)
         patch.setattr(health, "MAX_FAILURES", 1 << 30)
@@ -101,17 +101,17 @@ def _is_open(connection: client.Connection) -> bool:
     return not (connection.is_complete or connection.is_lost or transport is None or transport.is_closing())
 
 
-class _Looks:
-    """At all counts, at every step of the loop."""
+class _CountChecker:
+    """Checks all counts at every step of the event loop."""
 
     def __init__(self, inside: Inside, check: Check) -> None:
         self._inside, self._check, self._loop = inside, check, asyncio.get_running_loop()
         self.wrong: list[str] = []
         self.num = 0
         self.is_over = False
-        self._look()
+        self._step()
 
-    def _look(self) -> None:
+    def _step(self) -> None:
         self.num += 1
         OPEN.difference_update([each for each in OPEN if not _is_open(each)])
         for replica in self._inside.gateway.replicas:
@@ -121,48 +121,51 @@ class _Looks:
             if wrong := self._check(replica, here):
                 self.wrong.append(f"{replica.name}: {len(here)} open, {replica.num_in_flight} counted: {wrong}")
         if not self.is_over:
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._step)
 
 
-async def live(
-    inside: Inside, steps: list[Step], check: Check, does: Callable[[str, int], bool] = lambda what, which: False
+async def run_steps(
+    inside: Inside, steps: list[Step], check: Check, take_step: Callable[[str, int], bool] = lambda what, which: False
 ) -> list[Reply | None]:
-    """All steps, and then everything ends well; None for clients that left. `does` may take a step upon itself."""
+    """Take all steps, then end all completions. Returns the replies, None for clients that disconnected.
+
+    `take_step` is called with the steps that are not of clients, and returns True for those that it takes.
+    """
     engines: list[Held] = inside.engines  # type: ignore[assignment]
-    looks = _Looks(inside, check)
-    asked: list[tuple[asyncio.Task[Reply], asyncio.Event]] = []
+    checker = _CountChecker(inside, check)
+    sent: list[tuple[asyncio.Task[Reply], asyncio.Event]] = []
     try:
         for what, which in steps:
             if what == "ask":
                 gone = asyncio.Event()
                 messages = [{"role": "user", "content": "hello"}]
                 body = {"model": MODEL, "messages": messages, "stream": which}
-                asked.append((asyncio.create_task(inside.post(body, gone=gone)), gone))
-            elif what == "leave" and asked:
-                asked[which % len(asked)][1].set()
+                sent.append((asyncio.create_task(inside.post(body, gone=gone)), gone))
+            elif what == "leave" and sent:
+                sent[which % len(sent)][1].set()
             elif what == "settle":
                 pairs = list(zip(inside.gateway.replicas, engines, strict=True))
                 await inside.until(lambda pairs=pairs: all(r.num_in_flight == e.num_open for r, e in pairs))
-            elif not does(what, which) and what != "leave":
+            elif not take_step(what, which) and what != "leave":
                 engines[which].tell(what)
             for _ in range(6):
                 await asyncio.sleep(0)
     finally:
         for engine in engines:
-            engine.hurries = True
+            engine.is_immediate = True
             engine.tell("end")
-        replies = await asyncio.gather(*(task for task, _ in asked))
+        replies = await asyncio.gather(*(task for task, _ in sent))
         await inside.until(lambda: not any(engine.num_open for engine in engines))
         await inside.until(lambda: not inside.num_in_flight and not inside.gateway.driver.requests)
-        looks.is_over = True
+        checker.is_over = True
         for engine in engines:
-            engine.hurries = False
-    assert not looks.wrong and looks.num > len(steps)
-    return [None if gone.is_set() else reply for (_, gone), reply in zip(asked, replies, strict=True)]
+            engine.is_immediate = False
+    assert not checker.wrong and checker.num > len(steps)
+    return [None if gone.is_set() else reply for (_, gone), reply in zip(sent, replies, strict=True)]
 
 
-def check_all_is_nought(inside: Inside) -> None:
-    """Nothing is left at any replica, and all are well."""
+def check_idle(inside: Inside) -> None:
+    """All counts are zero, and all replicas come up."""
     gateway = inside.gateway
     assert inside.num_in_flight == 0 and not gateway.driver.requests and not inside.faults and not OPEN
     for replica in gateway.replicas:

@@ -1,4 +1,4 @@
-"""An engine that answers every completion with the same bytes, and what such bytes are made of."""
+"""An engine that answers every completion with the same bytes, and parts of such answers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 
 
 def framed(body: bytes) -> bytes:
-    """A chunk, as HTTP has it."""
+    """A chunk in HTTP's chunked encoding."""
     return b"%x\r\n%s\r\n" % (len(body), body)
 
 
 class Script:
-    """An engine that is well by its health checks, and answers every completion with what it `says`."""
+    """An engine whose health checks succeed, and whose completions are the bytes `says`."""
 
     def __init__(self) -> None:
         self.says = b""

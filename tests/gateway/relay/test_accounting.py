@@ -1,4 +1,4 @@
-"""What is counted as in flight is what is open towards engines: at every step of the loop, whatever fails or leaves."""
+"""The in-flight counts match the open connections to engines at every step of the event loop, whatever fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asgi import Inside
 from combo_fleets import pair_file
 from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.upstream.client import Connection
-from held import check_all_is_nought, gateway_before_held, live
+from held import check_idle, gateway_before_held, run_steps
 
 NUM_ENGINES = 3
 
@@ -49,22 +49,22 @@ _STEP = _step(NUM_ENGINES)
 
 @given(st.lists(_STEP, max_size=40))
 @SETTINGS
-def test_at_every_step_what_is_open_is_counted(inside: Inside, steps: list[tuple[str, Any]]) -> None:
-    """Nothing is sent before it is counted, and nothing is forgotten before it is closed; in the end, all is nought."""
+def test_open_connections_are_counted_at_every_step(inside: Inside, steps: list[tuple[str, Any]]) -> None:
+    """A request is counted before it is sent, and until its connection is closed. In the end, all counts are zero."""
     driver = inside.gateway.driver
 
-    def wrong(replica: LiveReplica, here: Sequence[Connection]) -> str:
-        tickets = [
+    def count_error(replica: LiveReplica, here: Sequence[Connection]) -> str:
+        requests = [
             each for each in driver.requests.values() if each.replica is replica and each.reservation is not None
         ]
-        is_known = set(here) <= {ticket.connection for ticket in tickets}
-        is_right = is_known and replica.num_in_flight >= max(len(here), len(tickets))
-        return "" if is_right else f"{len(tickets)} seated"
+        is_known = set(here) <= {request.connection for request in requests}
+        is_correct = is_known and replica.num_in_flight >= max(len(here), len(requests))
+        return "" if is_correct else f"{len(requests)} counted by control"
 
-    for reply in inside.run(live(inside, steps, wrong)):
+    for reply in inside.run(run_steps(inside, steps, count_error)):
         if reply is not None:
             assert reply.is_whole and reply.status in (200, 502, 503)
-    check_all_is_nought(inside)
+    check_idle(inside)
 
 
 # Pairs of engines that are both asked at once.
@@ -81,22 +81,26 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 
 @given(st.lists(_step(4), max_size=40))
 @SETTINGS
-def test_at_every_step_both_halves_of_what_is_open_are_counted(halves: Inside, steps: list[tuple[str, Any]]) -> None:
-    """Each until its own connection is closed, whichever of the two fails or ends first."""
+def test_both_connections_of_a_dual_dispatch_are_counted_at_every_step(
+    halves: Inside, steps: list[tuple[str, Any]]
+) -> None:
+    """Each replica counts the request until its own connection is closed, whichever fails or ends first."""
     driver = halves.gateway.driver
 
-    def wrong(replica: LiveReplica, here: Sequence[Connection]) -> str:
-        tickets = driver.requests.values()
-        answers = [each for each in tickets if each.replica is replica and each.reservation is not None]
-        helps = [
-            each.prefill_leg for each in tickets if each.prefill_leg is not None and each.prefill_leg.replica is replica
+    def count_error(replica: LiveReplica, here: Sequence[Connection]) -> str:
+        requests = driver.requests.values()
+        answers = [each for each in requests if each.replica is replica and each.reservation is not None]
+        legs = [
+            each.prefill_leg
+            for each in requests
+            if each.prefill_leg is not None and each.prefill_leg.replica is replica
         ]
-        known = {ticket.connection for ticket in answers} | {half.connection for half in helps}
-        num = len(answers) + len(helps)
-        is_right = set(here) <= known and replica.num_in_flight >= max(len(here), num)
-        return "" if is_right else f"{num} seated"
+        known = {request.connection for request in answers} | {leg.connection for leg in legs}
+        num = len(answers) + len(legs)
+        is_correct = set(here) <= known and replica.num_in_flight >= max(len(here), num)
+        return "" if is_correct else f"{num} counted by control"
 
-    for reply in halves.run(live(halves, steps, wrong)):
+    for reply in halves.run(run_steps(halves, steps, count_error)):
         if reply is not None:
             assert reply.is_whole and reply.status in (200, 502, 503)
-    check_all_is_nought(halves)
+    check_idle(halves)

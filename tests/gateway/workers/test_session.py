@@ -19,7 +19,7 @@ from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.workers.protocol import WorkerConfig, frame, receive_config
 from headway.gateway.workers.session import WorkerSession
 from headway.gateway.workers.worker import Worker
-from held import check_all_is_nought, gateway_before_held, live
+from held import check_idle, gateway_before_held, run_steps
 
 NUM_ENGINES = 2
 
@@ -87,7 +87,7 @@ def _scheduler_does(inside: Inside, what: str, which: int) -> bool:
 def test_every_open_connection_of_a_worker_is_counted_at_every_step(
     inside: Inside, steps: list[tuple[str, Any]]
 ) -> None:
-    replies = live(
+    replies = run_steps(
         inside,
         steps,
         lambda replica, here: "too few" if replica.num_in_flight < len(here) else "",
@@ -97,4 +97,4 @@ def test_every_open_connection_of_a_worker_is_counted_at_every_step(
         if reply is not None:
             assert reply.is_whole and reply.status in (200, 502, 503, 504)
     assert not any(worker.scheduler.requests for worker in inside.workers)  # type: ignore[attr-defined]
-    check_all_is_nought(inside)
+    check_idle(inside)
