@@ -34,12 +34,12 @@ def cheapest(demand_rps: float, kinds: Sequence[ComboKind], gpus: Mapping[str, i
     bonus = 1e-6 * min(ratios, default=0.0)
     costs = {kind.name: max(kind.cost - bonus * kind.goodput_rps, 0.0) for kind in usable}
     usable.sort(key=lambda kind: (costs[kind.name] / kind.goodput_rps, kind.name))
-    search = _Search(usable, [costs[kind.name] for kind in usable], gpus)
+    search = _BranchAndBound(usable, [costs[kind.name] for kind in usable], gpus)
     search.go(0, (), demand_rps, 0.0, dict(gpus))
     return {kind.name: num for kind, num in zip(usable, search.best, strict=False) if num}
 
 
-class _Search:
+class _BranchAndBound:
     """Branch and bound: kinds in order of cost per goodput, the largest useful count of each kind first."""
 
     def __init__(self, kinds: Sequence[ComboKind], costs: Sequence[float], gpus: Mapping[str, int]) -> None:

@@ -70,7 +70,7 @@ class CombosScaler:
         self._gpu_limits = gpu_limits or {}
         self._cost_efficiency = cost_efficiency
         require_callable("tasks", tasks)
-        self._task = (tasks or InlineTask)(_Search(planner))
+        self._task = (tasks or InlineTask)(_ComboSearch(planner))
         self._pending: _Question | None = None
         """The question that the task works on."""
         self._models: dict[str, _ModelState] = {}
@@ -241,7 +241,7 @@ class _LaterError(Exception):
     """The search is still running or has failed: the fleet stays as it is."""
 
 
-class _Search:
+class _ComboSearch:
     """The search: by the planner if there is one."""
 
     def __init__(self, planner: ComboPlanner | None) -> None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 
+from headway.reproduce.claims import read_claims
 from headway.reproduce.findings import Figure, Findings, PaperTable
-from headway.reproduce.pascal import claims, figures, outcomes
+from headway.reproduce.pascal import figures, outcomes
 from headway.reproduce.pascal.bench import ALPACA, ARENA, Bench
-from headway.reproduce.pascal.claims import CLAIMS
 from headway.reproduce.runner import Runner
 
 TITLE = "PASCAL: reasoning before answering"
 SEEDS, QUICK_SEEDS = 10, 3
+_GROUPS = read_claims(__package__)
+CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
 
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
@@ -24,13 +26,13 @@ def run(runner: Runner) -> Findings:
     """Only what the claims that were asked for need."""
     bench = Bench(runner)
     parts = (
-        (claims.PHASES, outcomes.phases, figures.phases),
-        (claims.ALPACA + claims.WORSE, lambda b: outcomes.chat(b, ALPACA), lambda b: figures.chat(b, ALPACA)),
-        (claims.ARENA, lambda b: outcomes.chat(b, ARENA), lambda b: figures.chat(b, ARENA)),
-        (claims.MIGRATION, outcomes.migration, figures.migration),
-        (claims.HEAVY, outcomes.heavy, figures.heavy),
-        (claims.ORACLE, lambda b: outcomes.oracle(b, ALPACA, "oracle-gap"), figures.readings),
-        (claims.TRACE, lambda b: outcomes.trace(b, [each.id for each in claims.TRACE]), figures.trace),
+        (_GROUPS["phases"], outcomes.phases, figures.phases),
+        (_GROUPS["alpaca"] + _GROUPS["worse"], lambda b: outcomes.chat(b, ALPACA), lambda b: figures.chat(b, ALPACA)),
+        (_GROUPS["arena"], lambda b: outcomes.chat(b, ARENA), lambda b: figures.chat(b, ARENA)),
+        (_GROUPS["migration"], outcomes.migration, figures.migration),
+        (_GROUPS["heavy"], outcomes.heavy, figures.heavy),
+        (_GROUPS["oracle"], lambda b: outcomes.oracle(b, ALPACA, "oracle-gap"), figures.readings),
+        (_GROUPS["trace"], lambda b: outcomes.trace(b, [each.id for each in _GROUPS["trace"]]), figures.trace),
     )
     wanted = [part for part in parts if runner.wants(*(claim.id for claim in part[0]))]
     found = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from headway.reproduce.findings import Findings
 from headway.reproduce.runner import Runner
 from headway.reproduce.sageserve import runs
-from headway.reproduce.sageserve.claims import CLAIMS
 from headway.reproduce.sageserve.exhibits import exhibits
 from headway.reproduce.sageserve.outcomes import outcomes
+from headway.reproduce.sageserve.runs import CLAIMS
 from headway.reproduce.sageserve.table import SageServeRuns
 
 TITLE = "SageServe: forecast-aware scaling over regions"

@@ -8,7 +8,6 @@ from statistics import fmean
 from headway.reproduce.claims import Value
 from headway.reproduce.findings import Finding
 from headway.reproduce.sageserve import runs, scenes
-from headway.reproduce.sageserve.claims import USD_PER_HOUR
 from headway.reproduce.sageserve.runs import ALONE, DAY, LONG_TERM, PEAK, SCOUT
 from headway.reproduce.sageserve.scenes import (
     BLOOM,
@@ -28,6 +27,8 @@ from headway.reproduce.sageserve.scenes import (
 )
 from headway.reproduce.sageserve.table import SageServeRuns, less, more
 
+USD_PER_HOUR = 98.32
+"""Price of an instance (7.2.1)."""
 Made = dict[str, Finding]
 
 

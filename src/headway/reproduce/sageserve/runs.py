@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from headway.reproduce.claims import Claim
+from headway.reproduce.claims import Claim, read_claims
 from headway.reproduce.runner import Runner
-from headway.reproduce.sageserve import bounds, claims, measures, orderings, scenes
+from headway.reproduce.sageserve import bounds, measures, orderings, scenes
 from headway.reproduce.sageserve.scenes import CHIRON, GUARDED, LEAK, LT_I, LT_Q, LT_U, LT_UA, REACTIVE, SILOED, Scene
 from headway.reproduce.tasks import Call, Measurement, SimulationTask, Task
 
+_GROUPS = read_claims(__package__)
+CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
 Found = dict[tuple[Any, ...], Measurement]
 """By (kind, strategy, seed)."""
 LONG_TERM = (LT_I, LT_U, LT_UA)
@@ -54,16 +56,18 @@ def parts(quick: bool) -> list[RunGroup]:
     night = replace(one, from_hour=scenes.THURSDAY + 3, hours=3.0)
     weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=12.0)
     made = [
-        RunGroup(DAY, claims.DAY, Scene(), (REACTIVE, *LONG_TERM)),
-        RunGroup(ALONE, claims.ALONE, one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_Q, LT_UA, LEAK)),
-        RunGroup(PEAK, claims.SILOS, peak, (SILOED, REACTIVE)),
-        RunGroup(BURST, claims.BURST, night, LONG_TERM),
-        RunGroup(NOVEMBER, claims.NOVEMBER, nov, (REACTIVE, *LONG_TERM)),
-        RunGroup(MIX_9, claims.ABLATIONS, replace(nov, batch_share=0.1), BOTH),
-        RunGroup(MIX_1, claims.ABLATIONS, replace(nov, batch_share=0.5), BOTH),
-        RunGroup(H100, claims.ABLATIONS, replace(one, gpu=scenes.H100, load=scenes.H100_LOAD), BOTH),
-        RunGroup(SCOUT, claims.SCOUTS, five, BOTH),
-        RunGroup(WEEK, claims.WEEK, weekend, (REACTIVE, LT_U, LT_UA)),
+        RunGroup(DAY, (*_GROUPS["hours"], *_GROUPS["waste"], *_GROUPS["tails"]), Scene(), (REACTIVE, *LONG_TERM)),
+        RunGroup(
+            ALONE, (*_GROUPS["chiron"], *_GROUPS["beyond"]), one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_Q, LT_UA, LEAK)
+        ),
+        RunGroup(PEAK, _GROUPS["silos"], peak, (SILOED, REACTIVE)),
+        RunGroup(BURST, _GROUPS["burst"], night, LONG_TERM),
+        RunGroup(NOVEMBER, _GROUPS["november"], nov, (REACTIVE, *LONG_TERM)),
+        RunGroup(MIX_9, _GROUPS["ablations"], replace(nov, batch_share=0.1), BOTH),
+        RunGroup(MIX_1, _GROUPS["ablations"], replace(nov, batch_share=0.5), BOTH),
+        RunGroup(H100, _GROUPS["ablations"], replace(one, gpu=scenes.H100, load=scenes.H100_LOAD), BOTH),
+        RunGroup(SCOUT, _GROUPS["scouts"], five, BOTH),
+        RunGroup(WEEK, _GROUPS["week"], weekend, (REACTIVE, LT_U, LT_UA)),
     ]
     return [replace(part, scene=_brief(part)) for part in made] if quick else made
 
@@ -71,7 +75,7 @@ def parts(quick: bool) -> list[RunGroup]:
 def found(runner: Runner) -> tuple[Found, Mapping[str, Measurement]]:
     """Runs by kind, strategy and seed; and what instances serve, by GPU."""
     wanted = [part for part in parts(runner.quick) if runner.wants(*(c.id for c in part.claims))]
-    orders = scenes.ORDERINGS if runner.wants(*(claim.id for claim in claims.ORDER)) else ()
+    orders = scenes.ORDERINGS if runner.wants(*(claim.id for claim in _GROUPS["order"])) else ()
     served = runner.run({gpu: _theta(gpu) for gpu in dict.fromkeys(part.scene.gpu for part in wanted)})
     seeds = runner.seeds if orders else ()
     factors = runner.run({seed: Call(orderings.overload, {"seed": seed}) for seed in seeds})
