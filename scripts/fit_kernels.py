@@ -1,12 +1,12 @@
 # ruff: noqa: T201 (a script prints)
-"""Fits the kernels' coefficients of the GPUs in the catalog anew, as `headway calibrate` does.
+"""Refit the kernel coefficients of the GPUs in the catalog, as `headway calibrate` does.
 
     HEADWAY_DATA=... python scripts/fit_kernels.py [gpu ...]
     HEADWAY_DATA=... python scripts/fit_kernels.py --held-out [gpu ...]
 
 Reads measured/aic_*.csv.gz (AIConfigurator's operator tables, Apache-2.0) and writes
-catalog/data/coefficients/<gpu>.json. Engines' overheads that the files already hold are kept. With --held-out it only
-prints the medians on shapes while they were held out. Needs SciPy.
+catalog/data/coefficients/<gpu>.json. Overheads of engines in these files are kept. With --held-out it only prints the
+median errors on held-out shapes. Needs SciPy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SOURCE = "fitted on AIConfigurator's operator tables (ai-dynamo/aiconfigurator, 
 
 
 def kernels(name: str) -> dict[str, Any]:
-    """As the data file has them; what no table tells is left to the generic file."""
+    """The kernels of one GPU in the format of the data file, without coefficients that no table determines."""
     gpu = catalog.gpu(name)
     measured = read([DATA / f"aic_{table}.csv.gz" for table in TABLES], gpu, BenchmarkSettings())
     software = sorted({each.software for each in measured.samples if each.software})

@@ -1,11 +1,10 @@
 # ruff: noqa: T201 (a script prints)
-"""Fits older engines' own time on measured runs and writes it into catalog/data/coefficients/<gpu>.json.
+"""Fit the overheads of older engines to measured runs and write them into catalog/data/coefficients/<gpu>.json.
 
     HEADWAY_DATA=... python scripts/fit_overheads.py
 
-The kernels' times come from the model; what is left is fitted as step, layer and sequence overhead, none
-below zero. Run scripts/fit_kernels.py first;
-scripts/fit_serving.py is for vLLM V1. Needs SciPy. Reads
+The step-time model gives the kernels' times; the remainder is fitted as step, layer and sequence overhead, each at
+least zero. Run scripts/fit_kernels.py first. scripts/fit_serving.py is for vLLM V1. Needs SciPy. Reads
 - measured/Llama-3.*-tp-*.csv: decoding alone, one sequence, with vLLM of 2024 on A100;
 - measured/distserve_profile_a100_*.json: DistServe's fits of decoding steps with OPT models on A100, of its
   own C++ engine, of FasterTransformer's kind, and of an early vLLM, of which the time per sequence is taken.
@@ -37,7 +36,7 @@ PROFILE_SOURCE = ("fitted on DistServe's profile of its own C++ engine with OPT 
                   "(LLMServe/DistServe, Apache-2.0)")  # fmt: skip
 OPT = {"facebook/opt-13b": (40, 5120, 40), "facebook/opt-66b": (64, 9216, 72)}
 """Layers, hidden size, heads."""
-TimedOperator = dict[str, str]
+Row = dict[str, str]
 Errors = Callable[[Overhead], dict[str, float]]
 
 
@@ -86,7 +85,7 @@ def alone_errors(overhead: Overhead) -> dict[str, float]:
 
 
 def fit(errors: Errors, sequence_s: float | None = None) -> Overhead:
-    """The overhead with the least relative error, robustly; the time per sequence may be given."""
+    """The overhead with the least relative error (robust loss). The time per sequence may be fixed."""
 
     def overhead(p: np.ndarray) -> Overhead:
         per_sequence_s = p[2] * 1e-6 if sequence_s is None else sequence_s

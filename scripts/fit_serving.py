@@ -1,14 +1,15 @@
 # ruff: noqa: T201 (a script prints)
-"""Fits vLLM V1's own time on measured serving, and says how well it does for a model that it has not seen.
+"""Fit the overhead of vLLM V1 to measured serving, and print its error for models that are left out.
 
     HEADWAY_DATA=... python scripts/fit_serving.py [--write]
 
-Reads measured/vllm015_serving_train.csv (12 experiments, vLLM 0.15.1 on H100). Kernels stand as scripts/fit_kernels.py
-left them. What it takes to launch a layer of routed experts comes from measured/mlenergy_llm.csv.gz, since the only
-mixture of experts among the experiments has a shared expert, too. Seven numbers, the same for all models, are fitted on
-the stages' time per output token and mean TTFT as simulated; each has a prior and bounds. With --write, those of an
-iteration go into catalog/data/coefficients; those of a request are printed, for catalog/data/engines.json. Then each
-model is left out in turn, the rest is fitted, and the experiments of that model are predicted. Needs SciPy.
+Reads measured/vllm015_serving_train.csv (12 experiments, vLLM 0.15.1 on H100). Kernels are those of
+scripts/fit_kernels.py. The launch time of a layer of routed experts comes from measured/mlenergy_llm.csv.gz, as the
+only mixture of experts among the experiments also has a shared expert. Seven numbers, the same for all models, are
+fitted to the stages' simulated time per output token and mean TTFT; each has a prior and bounds. With --write, the
+numbers of an iteration go into catalog/data/coefficients; those of a request are printed, for
+catalog/data/engines.json. Then each model is left out in turn, the others are fitted, and its experiments are
+predicted. Needs SciPy.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ NUDGE = np.array([0.2, 4.0, 5.0, 0.1, 0.3, 1.0, 2.0])
 ROUTED = {"Qwen3-30B-A3B": 48, "Qwen3-Coder-30B-A3B": 48, "gpt-oss-120b": 36, "gpt-oss-20b": 24}
 """Models with routed experts only, in every one of so many layers."""
 NOISE = 0.05
-"""Relative error that measurements and kernels have in any case; beyond it, residuals count for less."""
+"""Unavoidable relative error of measurements and kernels; larger residuals are down-weighted."""
 TTFT_WEIGHT = 0.5
 ROUNDS = 2
 SEEDS = (0,)
@@ -81,7 +82,7 @@ def launch_expert_s() -> float:
 
 
 def models(x: np.ndarray) -> tuple[Engine, Coefficients]:
-    """The engine and the step times that these numbers give. Requests lose as much time going in as coming out."""
+    """The engine and step times for these numbers. A request has the same delay on entry and on exit."""
     s = dict(zip(NAMES, x * UNIT_S, strict=True))
     found = catalog.coefficients(GPU, ENGINE)
     overhead = replace(found.overhead, launch_expert_layer_s=LAUNCH_S, **{name: s[name] for name in NAMES[:5]})
@@ -98,7 +99,7 @@ def simulated(x: np.ndarray, experiments: Sequence[ServingExperiment]) -> list[R
 
 
 def residuals(experiments: Sequence[ServingExperiment], found: Sequence[ReplayResult]) -> np.ndarray:
-    """Log ratios: for each stage the time per token, and TTFT."""
+    """Log ratios of time per token and of TTFT, for each stage."""
     left = []
     for experiment, one in zip(experiments, found, strict=True):
         for stage, said in zip(experiment.stages, one.stages, strict=True):
@@ -109,7 +110,7 @@ def residuals(experiments: Sequence[ServingExperiment], found: Sequence[ReplayRe
 
 
 def solve(slope: np.ndarray, left: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """One step of robust, bounded least squares, held by the prior."""
+    """One step of robust, bounded least squares with the prior."""
     robust = weight
     step = np.zeros_like(x)
     for _ in range(10):
