@@ -198,7 +198,7 @@ class Gateway:
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
         return self._new_relay(
             client_request, request, self.driver, self.health, writer, self.settings.max_attempts,
-            self.plan.tell_priority,
+            self.plan.sends_priority,
         )  # fmt: skip
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:

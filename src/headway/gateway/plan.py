@@ -14,7 +14,7 @@ from headway.gateway.settings import Judge, Settings
 
 
 class ServingPlan(Struct, frozen=True):
-    """All that a gateway is made from."""
+    """The parts of a fleet file that a gateway needs."""
 
     pools: tuple[ServedPool, ...]
     names: dict[str, tuple[str, ...]]
@@ -23,7 +23,7 @@ class ServingPlan(Struct, frozen=True):
     pacer: Pacer
     seed: int
     settings: Settings
-    tell_priority: bool
+    sends_priority: bool
     """Requests to engines carry their tier as `priority`."""
     judge: Judge | None = None
     """Scores the cascade's answers; None without a cascade."""

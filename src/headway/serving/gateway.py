@@ -90,7 +90,7 @@ def plan(scenario: Scenario) -> ServingPlan:
         pacer=spec.pacer,
         seed=spec.seed,
         settings=_checked_settings(scenario),
-        tell_priority=pools.uses_engine_priority(spec),
+        sends_priority=pools.uses_engine_priority(spec),
         judge=judge,
         gpu_limits=scenario.fleet.gpu_limits,
         roles=spec.roles,

@@ -51,7 +51,7 @@ class ActuatorHost(Protocol):
         """The GPUs for one more replica are available."""
 
     def pods_requested(self, pool: str, num: int) -> None:
-        """A cluster was asked for so many pods in all."""
+        """So many pods were requested of a cluster in all."""
 
     def expect(self, pool: str, num: int) -> None:
         """So many replicas are requested and not up."""

@@ -70,7 +70,6 @@ class WorkloadApi:
         return scale.spec.replicas or 0, sorted(pods, key=lambda pod: (pod.number, pod.name))
 
     def scale(self, num: int, delete_first: list[Pod]) -> None:
-        """Request so many pods."""
         spec = self._spec
         for pod in delete_first if spec.kind == "Deployment" else []:
             with suppress(ApiException):  # it may be deleted already
@@ -108,7 +107,7 @@ def _configuration(context: str) -> client.Configuration:
 
 
 def check(spec: Kubernetes) -> None:
-    """HeadwayError if no cluster is configured. The cluster itself is not asked."""
+    """HeadwayError if no cluster is configured. Sends no request to the cluster."""
     _configuration(spec.context)
 
 

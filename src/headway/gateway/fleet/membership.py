@@ -44,7 +44,7 @@ class FleetScheduler(Protocol):
 
 
 class FleetHost(Protocol):
-    """The gateway, as far as the fleet uses it: the parts that are made after the first replicas."""
+    """The gateway, as far as the fleet uses it: the parts that are created after the first replicas."""
 
     @property
     def driver(self) -> FleetScheduler: ...

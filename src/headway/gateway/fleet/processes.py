@@ -42,7 +42,7 @@ class _ReplicaSlot:
         self.why = ""
         """Why the last start failed."""
         self.has_failed = False
-        """The host was told that the replica fails to start."""
+        """The failure was reported to the host."""
 
 
 class LocalProcesses:
@@ -90,7 +90,6 @@ class LocalProcesses:
         self._recover(slot)
 
     async def close(self) -> None:
-        """End all processes."""
         for slot in self._slots:
             slot.stops.set()
         if self._tasks:

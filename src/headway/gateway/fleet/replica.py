@@ -187,7 +187,6 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def requests(self) -> Sequence[Live]:
-        """Requests placed here."""
         return [reservation.live for reservation in self._reservations.values()]
 
     @property

@@ -191,7 +191,6 @@ class LiveScaling:
         return self._scaling
 
     def start(self) -> None:
-        """Start the initial replicas."""
         for combo in self._combos:
             self.expect(combo.name, combo.replicas)
         for actuator in self._actuators.values():

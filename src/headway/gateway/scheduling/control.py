@@ -1,4 +1,4 @@
-"""Control and cascades with what only the gateway needs: requests fail one by one, and answers are not known."""
+"""Control and cascades for the gateway, where single requests fail and answers are unknown beforehand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LiveControl(Control):
         self._releasing: set[Service] = set()
 
     def release_held(self, service: Service, now: float) -> None:
-        """Place held requests. A request for which a policy raises is rejected, and the others go on."""
+        """Place held requests. A request for which a policy raises is rejected; the others are placed."""
         if service in self._releasing:
             return  # the outer call continues
         self._releasing.add(service)
@@ -94,7 +94,6 @@ class LiveControl(Control):
             self.end(live, now, Outcome.REJECTED)
 
     def client_left(self, live: Live, now: float) -> None:
-        """Cancel the request."""
         self.on_timeout(now, live)
 
     def room_freed(self, live: Live, now: float) -> None:

@@ -67,7 +67,6 @@ class Driver:
 
     @property
     def now(self) -> float:
-        """Seconds since the start."""
         return self._clock.now
 
     def start_ticking(self) -> None:
@@ -149,7 +148,7 @@ class Driver:
                 self._place_again(request, is_kv_intact=reason is ReleaseReason.FAILED_BEFORE_FETCH)
 
     def drop(self, request: InFlightRequest) -> None:
-        """Free all that the request holds, also after a policy's error kept the request from ending."""
+        """Free all that the request holds, even if a policy's error kept the request from ending."""
         request.detach()
         self.release(request, ReleaseReason.CANCELLED)
         self.requests.pop(request.live.id, None)

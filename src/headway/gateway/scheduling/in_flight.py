@@ -141,7 +141,7 @@ class InFlightRequest:
     """A model of a cascade has answered, and the answer is neither accepted nor escalated."""
     scoring: asyncio.Task[float] | None = None
     retry_after_s: int = 1
-    """What a rejected client is told to wait."""
+    """The wait that a rejected client is advised."""
     on_settled: Callable[[int], None] | None = None
     """Called at the end with the number of tokens used, where the caller has limits."""
     hold_timeout: asyncio.TimerHandle | None = None
@@ -176,7 +176,7 @@ class InFlightRequest:
         return self.replica
 
     def wake(self) -> None:
-        """Have `wait_for_replica` look again."""
+        """Have `wait_for_replica` check the state again."""
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 

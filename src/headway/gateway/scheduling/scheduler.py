@@ -11,7 +11,7 @@ from headway.gateway.telemetry.histogram import Histogram
 
 
 class Scheduler(Protocol):
-    """Places requests, and is told of their progress."""
+    """Places requests, and follows their progress."""
 
     @property
     def now(self) -> float:

@@ -1,1 +1,1 @@
-"""Several gateway processes and the one scheduler that they ask."""
+"""Several gateway processes with one scheduler."""

@@ -56,7 +56,7 @@ class PendingRequest(InFlightRequest):
         self.waits_for_slot = False
 
     def count_tokens(self, tokens: int) -> None:
-        """Have the progress reported."""
+        """Report the progress with the next report."""
         if not self.has_progress:
             self._on_progress(self)
 
@@ -349,7 +349,6 @@ class RemoteScheduler:
                 self._end(request, Outcome.REJECTED, ReleaseReason.REFUSED)
 
     def close(self) -> None:
-        """Close all connections."""
         self.link.close()
         for replica in self._replicas.values():
             replica.client.close()

@@ -37,7 +37,6 @@ class PlannerProcesses:
         return self._planners[-1]
 
     def close(self) -> None:
-        """End all processes."""
         for planner in self._planners:
             planner.close()
 
@@ -78,7 +77,6 @@ class PlannerProcess:
         return plan
 
     def close(self) -> None:
-        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -29,7 +29,7 @@ class WorkerConfig(Struct):
 
     settings: Settings
     judge: Judge | None
-    tell_priority: bool
+    sends_priority: bool
     start_s: float
     """The gateway's start on the machine's monotonic clock, which all its processes share."""
     http: str
@@ -291,7 +291,7 @@ class Link(asyncio.Protocol):
         self._unsent.append(message)
 
     def flush(self) -> None:
-        """Send now."""
+        """Send the unsent messages now."""
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None:
             self._transport.write(frame(unsent))

@@ -1,6 +1,6 @@
 """The scheduler's side of a worker: control treats its requests like any other, though their streams are elsewhere.
 
-A request counts at its replica from before the worker is told to send it until the worker has reported that the
+A request counts at its replica from before the worker gets it until the worker has reported that the
 connection is closed, or is gone itself.
 """
 
@@ -36,10 +36,10 @@ class RemoteRequest(InFlightRequest):
         self.is_movable = message.can_move
         """Once it has brought tokens, another replica can continue the answer."""
         self.is_assigned = False
-        """The worker has it at a replica, or is told to."""
+        """The worker has sent the request to a replica, or will."""
         self.needs_score = False
         self.awaits_end = False
-        """The worker is to be told when control ends the request."""
+        """The worker expects a message when control ends the request."""
         self.counted_prompt_tokens = 0
         """An engine's count; 0: none yet."""
         self.escalated_tokens = 0
@@ -115,7 +115,7 @@ class WorkerSession:
         ))  # fmt: skip
 
     def _send_held(self, request: RemoteRequest) -> None:
-        """Tell the worker that the request is held, unless it has been told more already."""
+        """Tell the worker that the request is held, unless it has been placed or has ended."""
         if request.outcome is None and (request.reservation is None or request.reservation.waits_for_slot):
             self.link.send(Assigned(request.number, None, self._state(request)))
 

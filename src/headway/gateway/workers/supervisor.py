@@ -142,7 +142,7 @@ class WorkerSupervisor:
         return WorkerConfig(
             settings=gateway.settings,
             judge=gateway.plan.judge,
-            tell_priority=gateway.plan.tell_priority,
+            sends_priority=gateway.plan.sends_priority,
             start_s=gateway.clock.start_s,
             http=str(self._folder / "http"),
             certfile=None if tls is None else str(tls.certfile.absolute()),

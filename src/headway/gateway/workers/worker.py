@@ -54,15 +54,18 @@ class Worker:
             self._tracing = Tracing()
             self._new_relay = self._tracing.relay
 
-    async def begin(self, ask: ClientRequest, caller: Caller, reply: ResponseWriter, request_id: str) -> Relay:
+    async def begin(
+        self, client_request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str
+    ) -> Relay:
         """Have the scheduler accept a request. ApiError if it does not."""
-        ask.wants_explanation &= self.settings.explain
-        request = await self.scheduler.submit(ask, caller.owner, request_id)
+        client_request.wants_explanation &= self.settings.explain
+        request = await self.scheduler.submit(client_request, caller.owner, request_id)
         return self._new_relay(
-            ask, request, self.scheduler, self._health, reply, self.settings.max_attempts, self._config.tell_priority
-        )
+            client_request, request, self.scheduler, self._health, writer, self.settings.max_attempts,
+            self._config.sends_priority,
+        )  # fmt: skip
 
-    def end(self, ask: ClientRequest, exchange: Relay) -> None:
+    def end(self, client_request: ClientRequest, relay: Relay) -> None:
         """Do nothing: the scheduler charges the caller."""
 
     async def stop(self) -> None:
@@ -133,7 +136,7 @@ class WorkerApplication:
 
 
 def main() -> None:
-    """Serve until told to stop, or until the scheduler is gone."""
+    """Serve until SIGTERM, or until the scheduler is gone."""
     link, listener = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:])
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
