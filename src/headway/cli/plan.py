@@ -17,6 +17,7 @@ from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
 from headway.cli.plan_tiers import tiers
 from headway.config import strict_yaml
+from headway.config.scenario import read
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
 from headway.planning.capacity.page import page
@@ -197,8 +198,7 @@ def _document(scenario: Path | None, preset: str | None, flags: dict[str, Any]) 
     """The document of a scenario file, or one made of the options."""
     file = scenario_file(scenario, preset)
     if file is not None:
-        data, places = strict_yaml.read(file)
-        data.setdefault("name", file.stem)
+        data, places = read(file)
         pools = data.get("fleet")
         num_pools, base_dir = len(pools) if isinstance(pools, list) else 0, file.parent
     else:

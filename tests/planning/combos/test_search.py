@@ -347,22 +347,6 @@ def test_invalid_problems_are_refused(change: dict[str, object], says: str) -> N
         ServiceDemand("chat", -1.0)
 
 
-def test_the_checker_finds_faults() -> None:
-    problem = ComboProblem((ServiceDemand("chat", 3.0),), (candidate(combo("h800"), 2.0),), {"h800": 8})
-    found = deploy(problem)
-    assert faults(problem, found) == ()
-    chosen = found.combos[0]
-    for wrong in (
-        replace(found, combos=()),
-        replace(found, combos=(replace(chosen, count=9),)),
-        replace(found, combos=(replace(chosen, goodput_rps=9.0),)),
-        replace(found, usd_per_hour=1.0),
-        replace(found, gpus={}),
-        replace(found, objective=1.0),
-    ):
-        assert faults(problem, wrong)
-
-
 def test_plans_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an unproved plan, with a plan of the fallback only, and without a plan."""
     some = (candidate(combo("h800"), 2.0), candidate(combo("h20"), 1.0))
