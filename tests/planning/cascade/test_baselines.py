@@ -78,7 +78,7 @@ def test_planning_by_load_alone_misjudges_lengths() -> None:
         if best.status != "infeasible":
             gaps.append(found.latency_s / best.latency_s)
             assert found.quality >= 70 - 1e-9
-        assert found.objective >= best.objective - 1e-9 and found.bound_s is None and found.gap is None
+        assert found.objective >= best.objective - 1e-9 and found.bound_s is None
         assert all(len(stage.replicas) <= 1 for stage in found.stages)
     assert len(gaps) > 1 and max(gaps) > 1.05
     with pytest.raises(HeadwayError, match="cascade-serve: plans without latencies"):

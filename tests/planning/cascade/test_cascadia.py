@@ -16,7 +16,7 @@ from cascade_queues import ENGINE, GPU, LARGE, MIDDLE, SMALL, HonestBounds, Queu
 from headway.core.errors import HeadwayError
 from headway.perf import memory
 from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import plan, plan_with_held_out, plans, with_held_out
+from headway.planning.cascade.cascadia import plan, plans, with_held_out
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import CascadeProblem, LatencyBudget, QualityFloor, ReplicaSet
@@ -285,10 +285,10 @@ def test_prefix_hits_shorten_prefill_alone() -> None:
         replace(asked, prefix_hit_rate=1.0)
 
 
-def test_thresholds_are_chosen_on_one_half_and_told_of_the_other() -> None:
+def test_thresholds_are_applied_to_requests_that_they_were_not_chosen_on() -> None:
     asked = problem(2, 6, 3.0, QualityFloor(60.0), 8, num_requests=60)
-    found = plan_with_held_out(asked, StageLatencies(Queue()), NoBounds(), share=0.5, seed=3)
     first, second = asked.scores.split(0.5, 3)
+    found = with_held_out(plan(replace(asked, scores=first), StageLatencies(Queue()), NoBounds()), second)
     check(found, replace(asked, scores=first))
     assert found.held_out is not None and found.held_out.num_requests == 30
     assert found.held_out.quality == second.quality(found.thresholds)

@@ -351,7 +351,7 @@ def test_what_a_combo_hands_over_takes_the_network_s_time() -> None:
 
 
 def test_names_of_the_papers_models_are_free() -> None:
-    """`splits` are by model: a cascade of some of the models has theirs."""
+    """`combo_kinds` are by model: a cascade of some of the models has theirs."""
     made = asked(5, 0, QualityFloor(60.0), 0, 2)
     alone = replace(made, models=(MIDDLE,))
     assert SMALL.name not in alone.names

@@ -9,7 +9,6 @@ the same quality.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -64,19 +63,6 @@ def plans(
 
 def _strictness(target: Target) -> float:
     return target.latency_s if isinstance(target, LatencyBudget) else -target.q_min
-
-
-def plan_with_held_out(
-    problem: CascadeProblem,
-    latencies: StageLatencies,
-    bounds: Bounds | None = None,
-    effort: Effort | None = None,
-    share: float = 0.5,
-    seed: int = 0,
-) -> CascadePlan:
-    """The plan for a share of the requests, with its quality and ratios on the other requests."""
-    first, second = problem.scores.split(share, seed)
-    return with_held_out(plan(replace(problem, scores=first), latencies, bounds, effort), second)
 
 
 def with_held_out(found: CascadePlan, scores: Scores) -> CascadePlan:

@@ -37,12 +37,6 @@ class StagePlan(Struct, frozen=True, forbid_unknown_fields=True):
         """As in "4 x tp 1", "1 x h100-80gb-sxm tp 1 prefill, 2 x a100-80gb tp 1 decode" or "-"."""
         return ", ".join(part.label for part in self.replicas) or "-"
 
-    @property
-    def label(self) -> str:
-        """As in "deepseek-r1-distill-qwen-7b: 4 GPUs (4 x tp 1), accepts from 74, 100% of requests"."""
-        accepts = "" if self.threshold is None else f", accepts from {self.threshold:g}"
-        return f"{self.model}: {self.num_gpus} GPUs ({self.shapes}){accepts}, {self.processing_ratio:.0%} of requests"
-
 
 class Round(Struct, frozen=True, forbid_unknown_fields=True):
     """One round of the bi-level search: a routing and its deployment."""
@@ -105,10 +99,3 @@ class CascadePlan(Struct, frozen=True, forbid_unknown_fields=True):
     def thresholds(self) -> tuple[float, ...]:
         """Of every stage but the last."""
         return tuple(stage.threshold for stage in self.stages[:-1] if stage.threshold is not None)
-
-    @property
-    def gap(self) -> float | None:
-        """The difference of latency and bound, as a share of the latency; None: not known."""
-        if self.bound_s is None:
-            return None
-        return 0.0 if self.latency_s <= 0 else 1 - self.bound_s / self.latency_s
