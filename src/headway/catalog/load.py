@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -76,7 +75,7 @@ def has_measured_kernels(gpu_name: str) -> bool:
     return _coefficients_of(gpu_name)[1]
 
 
-def coefficients_in(path: Path, gpu_name: str, engine_name: str) -> Coefficients:
+def coefficients_in(path: Traversable, gpu_name: str, engine_name: str) -> Coefficients:
     """Step-time coefficients from a file that `headway calibrate` wrote, in place of the catalog's.
 
     HeadwayError if the file cannot be read or describes another GPU.
