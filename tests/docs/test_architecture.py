@@ -1,0 +1,95 @@
+"""docs/architecture.md: its tree lists the packages, and its steps are those of real calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from headway.config.scenario import assemble
+from headway.config.strict_yaml import parse
+from headway.scenario.run import run
+from hops import Call, missing_step, traced
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+SCENARIO = """
+workload: {num_requests: 1, arrivals: 1, prompt_tokens: 500, output_tokens: 20}
+fleet: [{model: llama-3.1-8b, gpu: h100, replicas: 2}]
+"""
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def steps(name: str) -> list[Call]:
+    """The listed steps: file and function."""
+    block = re.search(rf"^```text hops {name}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    assert block is not None, name
+    return [(line.split()[0], line.split()[1]) for line in block[1].splitlines()]
+
+
+def test_the_tree_lists_every_package() -> None:
+    block = re.search(r"^```text tree\nsrc/headway/\n(.*?)^tests/", PAGE, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    package = ROOT / "src" / "headway"
+    listed = set(re.findall(r"^  (\w+)/ ", block[1], re.MULTILINE))
+    assert listed == {path.name for path in package.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    gateway = block[1][block[1].index("  gateway/") : block[1].index("  calibration/")]
+    listed = set(re.findall(r"^    (\w+)/ ", gateway, re.MULTILINE))
+    assert listed == {path.name for path in (package / "gateway").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+
+
+def test_a_simulated_request_takes_the_listed_steps() -> None:
+    scenario = assemble(*parse(SCENARIO, "one.yaml"), Path())
+    with traced() as calls:
+        run(scenario)
+    assert missing_step(steps("simulated"), calls) is None
+
+
+def _framed(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def _chunk(text: str) -> bytes:
+    value = {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": text}}]}
+    return _framed(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+
+def test_a_streamed_request_and_its_tokens_take_the_listed_steps(tmp_path: Path) -> None:
+    pytest.importorskip("httptools")
+    import uvicorn
+    from uvicorn.server import ServerState
+
+    import serving
+    from asgi import Inside
+    from headway.gateway.server.http_protocol import LimitedHttpProtocol
+
+    inside = Inside(tmp_path, pool={"api": "openai"}, gateway={"scrape_period_s": 3600.0})
+    inside.engines[0].says = [STREAM_HEAD + _chunk("so"), _chunk(" it"), _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"]
+
+    async def stream() -> bytes:
+        config = uvicorn.Config(inside.app, access_log=False, lifespan="off", proxy_headers=False)
+        config.load()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: LimitedHttpProtocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        message = {"model": serving.MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        body = json.dumps(message).encode()
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        received = b""
+        while b"[DONE]" not in received:
+            received += await reader.read(1 << 16)
+        writer.close()
+        server.close()
+        return received
+
+    with traced() as calls:
+        received = inside.run(stream())
+    inside.close()
+    assert b" it" in received
+    assert missing_step(steps("request"), calls) is None
+    sent = calls.index(steps("request")[-1])
+    assert missing_step(steps("token"), calls[sent:]) is None

@@ -1,0 +1,50 @@
+"""Traces which of Headway's functions are called, and in which order."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import headway
+
+_ROOT = str(Path(headway.__file__).parent) + "/"
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+Call = tuple[str, str]
+"""File below `src/headway`, and the function's qualified name."""
+
+
+@contextmanager
+def traced() -> Iterator[list[Call]]:
+    """The calls of Headway's functions in this thread, appended as they happen. A resumed coroutine is not a new call."""
+    calls: list[Call] = []
+    frames: dict[int, FrameType] = {}
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(_ROOT) or id(frame) in frames:
+            return
+        if code.co_flags & _SUSPENDS:
+            frames[id(frame)] = frame
+        calls.append((code.co_filename.removeprefix(_ROOT), code.co_qualname))
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+def missing_step(steps: list[Call], calls: list[Call]) -> Call | None:
+    """The first step that is not called after the previous one; None if all are called in order."""
+    position = 0
+    for step in steps:
+        if step not in calls[position:]:
+            return step
+        position = calls.index(step, position) + 1
+    return None
