@@ -1,13 +1,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench bench-gateway soak docs lock clean
+.PHONY: demo test test-fast lint format bench bench-gateway soak docs lock clean
 
 demo: .venv/ready  ## Compare policies on the built-in workload; writes out/report.html
 	$(BIN)/headway compare --builtin chat --html out/report.html
 
 test: .venv/ready
 	$(BIN)/pytest -q -n 2
+
+test-fast: .venv/ready  ## The tests that take seconds: no servers, browsers, databases or long searches
+	$(BIN)/pytest -q -n 2 -m "not slow"
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -25,14 +28,14 @@ bench: .venv/ready
 	$(BIN)/python bench/sageserve.py --plans
 	$(BIN)/python bench/sageserve.py
 
-bench-gateway: .venv/ready  ## What the gateway adds, and how near a simulation comes to what was served
+bench-gateway: .venv/ready  ## The gateway's own latency and rates, and live against simulated
 	$(BIN)/python bench/gateway.py
 	$(BIN)/python bench/twin.py
 
-soak: .venv/ready  ## Ten minutes of mixed load, engines that die, clients that leave: does the gateway stay small?
+soak: .venv/ready  ## Ten minutes of mixed load, killed engines and lost clients: errors and memory
 	$(BIN)/python bench/soak.py
 
-docs: .venv/ready  ## Write the generated pages anew
+docs: .venv/ready  ## Write the generated pages
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/generate_policies.py
 	$(BIN)/python -m headway.report.describe > docs/metrics.md
