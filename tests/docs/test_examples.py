@@ -17,7 +17,6 @@ EXAMPLES = [
     for page in sorted(ROOT.glob("docs/*.md"))
     for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")))
 ]
-TREE = re.compile(r"^```text tree\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def test_there_are_examples() -> None:
@@ -31,15 +30,3 @@ def test_examples_run(code: str, expected: str | None) -> None:
     with redirect_stdout(printed):
         exec(compile(code, "<documentation>", "exec"), names)
     assert printed.getvalue() == (expected or "")
-
-
-def test_the_tree_of_how_it_works_names_files_that_exist() -> None:
-    found = TREE.search((ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8"))
-    assert found is not None
-    folder = package = ROOT / "src" / "headway"
-    for entry in found[1].splitlines():
-        if not entry.startswith(" "):
-            name = entry.split()[0]
-            folder = package / name if name.endswith("/") else package
-        for name in re.findall(r"\b[\w/]+(?:\.py|/)(?=[\s:;,]|$)", entry):
-            assert (folder / name).exists() or (package / name).exists(), f"{folder / name}"
