@@ -20,7 +20,7 @@ Call = tuple[str, str]
 
 @contextmanager
 def traced() -> Iterator[list[Call]]:
-    """The calls of Headway's functions in this thread, appended as they happen. A resumed coroutine is not a new call."""
+    """The calls of Headway's functions in this thread, as they happen. A resumed coroutine is not a new call."""
     calls: list[Call] = []
     frames: dict[int, FrameType] = {}
 
