@@ -17,5 +17,5 @@ __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:
-    """Only what the claims that were asked for need."""
+    """Run what the requested claims need."""
     return outcomes.found(runner)

@@ -53,7 +53,7 @@ LOADED_BYTES_PER_S = 2.1e9
 
 
 def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measurement:
-    """p95, quality and what is in time, of every system and seed, over all and trace by trace."""
+    """p95, quality and the rate of requests in time, of every system and seed, in total and by trace."""
     share = 0.25 if quick else 1.0
     rate_rps = _rate_rps(q_min, lone_s, quick, share)
     first = asked("deepseek", 1, q_min, quick, rate_rps)
@@ -109,7 +109,7 @@ def _workload(rate_rps: float, seed: int, share: float) -> tuple[Workload, list[
 
 
 def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed: int, quick: bool) -> Replanner:
-    """Plans for what was observed. There is no time to rehearse, but a margin."""
+    """A planner for the observed workload. It has no time to rehearse, and plans with a margin instead."""
     problem, prompts = case.problem, case.problem.scores.prompt_tokens.astype("f8")
     assert isinstance(problem.target, QualityFloor)
     config = Replan(quality=problem.target.q_min, every_s=PERIOD_S / 4 if quick else PERIOD_S)
@@ -123,7 +123,7 @@ def _replanner(case: PlanningRequest, first: CascadePlan, rate_rps: float, seed:
 
 
 def _fixed(case: PlanningRequest, plan: CascadePlan) -> Policies:
-    """A plan that stays as it is."""
+    """The policies of a fixed plan."""
     models = tuple(stage.model for stage in plan.stages if stage.replicas)
     if len(models) < 2:
         return case.policies
@@ -132,7 +132,7 @@ def _fixed(case: PlanningRequest, plan: CascadePlan) -> Policies:
 
 
 def _following(case: PlanningRequest, planner: Replanner) -> Policies:
-    """One that is made anew."""
+    """The policies of a plan that is recomputed."""
     cascade = CascadeConfig(
         "cascade", DEEPSEEK, PolicyChoice("thresholds", ThresholdsCascade, {}), case.problem.judge_s
     )
@@ -140,7 +140,7 @@ def _following(case: PlanningRequest, planner: Replanner) -> Policies:
 
 
 def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policies: Policies, seed: int) -> Records:
-    """On the plan's replicas, and with pools for every other shape where there is a scaler."""
+    """Simulate the plan's replicas; with a scaler, also empty pools for every other shape."""
     there = {(stage.model, part.tp, part.pp): part.count for stage in plan.stages for part in stage.replicas}
     pools = list(_pools(case, there).values())
     if policies.scaler is None:
@@ -153,7 +153,7 @@ def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policie
 
 
 def _pools(case: PlanningRequest, there: Mapping[ModelShape, int]) -> dict[ModelShape, Pool]:
-    """Of every shape, with so many replicas at first."""
+    """A pool for every shape, with the given numbers of initial replicas."""
     problem, pools = case.problem, dict[ModelShape, Pool]()
     for model in problem.models:
         of, _ = feasible_shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)

@@ -22,7 +22,7 @@ Best = dict[tuple[int, ...], tuple[float, ReplicaSet | None]]
 
 
 def exhaustive(problem: CascadeProblem, latencies: StageLatencies, routings: Routings | None = None) -> CascadePlan:
-    """The best plan there is, by asking for everything; no bound, no program, no proposal."""
+    """The best plan, by evaluating everything: no bounds, no MILP, no proposals."""
     search = Search(problem, latencies, NoBounds(), Effort(stable_rounds=None, gap=0.0), routings)
     search.set_target(problem.target)
     for i in range(len(search.routings)):

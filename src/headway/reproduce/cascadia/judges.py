@@ -48,7 +48,7 @@ def weaker(rate_rps: float, seed: int, quick: bool) -> Measurement:
 
 
 def wrong(rate_rps: float, seed: int, quick: bool) -> Measurement:
-    """What plans lose on the Llama cascade on trace 1 at quality 80 whose judge is too low, or too high."""
+    """The loss of plans with a judge that scores too low or too high: Llama cascade, trace 1, quality 80."""
     case = asked("llama", 1, 80.0, quick, rate_rps, seed)
     low, high = regrets(case, StageLatencies(evaluator_of(case)), OFF)
     known = [each.informed.rehearsed for each in (low, high)]
@@ -74,7 +74,7 @@ def trained_judge(rate_rps: float, seed: int, quick: bool) -> Measurement:
 
 
 def route_llm(trace: int, rate_rps: float, q_min: float, seeds: list[int], quick: bool) -> Measurement:
-    """A router in front of the Llama models, asked for more until a rehearsal keeps the quality (appendix I)."""
+    """A router in front of the Llama models, whose target rises until a rehearsal keeps the quality (appendix I)."""
     case = asked("llama", trace, q_min, quick, rate_rps)
     latencies, target, last = StageLatencies(evaluator_of(case)), q_min, None
     predicted = misjudged(case.problem.scores, JudgeNoise(spread=NOISE))

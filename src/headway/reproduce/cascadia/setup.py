@@ -76,7 +76,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _file(gpu: str, engine: str, times: float) -> Path:
-    """The catalog's coefficients, so many times as slow."""
+    """A file with the catalog's coefficients, slowed down by a factor."""
     found = slowed(coefficients(gpu, engine), times)
     path = Path(_folder().name) / f"{gpu}-{engine}-{times:g}.json"
     path.write_bytes(msgspec.json.encode(CoefficientFile((gpu,), found.kernels, {engine: found.overhead})))
@@ -84,7 +84,7 @@ def _file(gpu: str, engine: str, times: float) -> Path:
 
 
 def slowed(found: Coefficients, times: float) -> Coefficients:
-    """Every iteration takes so many times as long."""
+    """Coefficients with which every iteration takes `times` times as long."""
     kernels = found.kernels
     rows = {name: {key: _slowed(each, times) for key, each in getattr(kernels, name).items()}
             for name in ("gemm", "moe", "all_reduce")}  # fmt: skip

@@ -160,7 +160,7 @@ def _more(runner: Runner) -> Sequence[int]:
 
 
 def _wrong(runner: Runner, arguments: Measurement) -> tuple[dict[str, Finding], PaperTable]:
-    """What plans lose whose judge is wrong."""
+    """The loss of plans with a wrong judge."""
     calls = {("wrong", seed): Call(judges.wrong, arguments | {"seed": seed}) for seed in runner.seeds}
     done = list(runner.run(calls).values())
     planned = ("by its scores", "by true scores", "knowing it")
@@ -270,7 +270,7 @@ def _figure_2(done: list[Measurement]) -> Figure:
 
 
 def _table_1(done: list[Measurement]) -> tuple[Finding, PaperTable]:
-    """Errors after one factor for all shapes: the paper's GPUs and rates are not told."""
+    """Errors after scaling all shapes by one factor, as the paper gives neither GPUs nor rates."""
     errors, rows = list[float](), list[list[str | float | None]]()
     for measured in done:
         pairs = [(real, measured[" ".join(map(str, shape))]) for shape, real in parts.TABLE_1.items()]

@@ -21,7 +21,7 @@ def _ids(*prefixes: str) -> tuple[str, ...]:
 
 
 def run(runner: Runner) -> Findings:
-    """The parts that are asked for; goodputs first, then runs at what they say."""
+    """Run the requested parts: goodputs first, then simulations at these rates."""
     seeds, quick, wants = runner.seeds, runner.quick, runner.wants
     pairs, between, within = (wants(*_ids(prefix)) for prefix in ("fig2-", "fig9-", "table3-"))
     programs, overall = wants(*_ids("fig8-")), wants(*_ids("fig6-", "fig7-", "fig10-"))

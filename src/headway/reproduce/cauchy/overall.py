@@ -92,7 +92,7 @@ Kinds = list[tuple[GpuCombo, int, float]]
 
 
 def _kinds(plan: ComboPlan, candidates: Sequence[ComboCandidate]) -> Kinds:
-    """Those of the plan, and the best others, of which there are none at first."""
+    """The combos of the plan, and the best others with 0 replicas."""
     chosen: Kinds = [(each.combo, each.count, each.goodput_rps) for each in plan.combos]
     taken = {each.label for each, _, _ in chosen}
     others = [(each.combo, 0, each.goodput_rps) for each in candidates if each.combo.label not in taken]
@@ -151,7 +151,7 @@ def melange_plan(market: Market) -> ComboPlan:
 
 
 class OverallRuns:
-    """What the runs came to."""
+    """The findings under changing demand."""
 
     def __init__(self, found: Found, markets: Mapping[str, Market], seeds: Sequence[int]) -> None:
         self.found, self.markets, self.seeds = found, markets, seeds

@@ -186,7 +186,7 @@ def goodput(
 
 
 def near(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> Strains:
-    """How near this rate is to what is served."""
+    """How close this rate is to the goodput."""
     num = max(round(rate * span_s(asked(workload).service)), 600 if quick else 1500)
     policies = {"routing": {"name": "cauchy", "within": within}}
     given = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)

@@ -50,7 +50,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 class TransferRuns:
-    """What the runs came to."""
+    """The findings on KV transfers."""
 
     def __init__(self, found: Mapping[Key, Any]) -> None:
         self.found = found

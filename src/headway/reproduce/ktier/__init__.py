@@ -25,7 +25,7 @@ BURST = tuple(claim.id for claim in CLAIMS if claim.id not in (*PARITY, *SUSTAIN
 
 
 def run(runner: Runner) -> Findings:
-    """The parts that are asked for. The best setting and the phases belong to no claim, and come with the whole."""
+    """Run the requested parts. The best setting and the phases belong to no claim and need a full run."""
     seeds, quick = runner.seeds, runner.quick
     tasks: dict[tuple[Any, ...], Any] = {}
     if runner.wants(*PARITY):

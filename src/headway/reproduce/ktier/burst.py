@@ -60,7 +60,7 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
 
 
 class BurstRuns:
-    """What the runs came to."""
+    """The findings of the burst."""
 
     def __init__(self, found: Found, seeds: Sequence[int], quick: bool) -> None:
         self.found, self.seeds, self.quick = found, seeds, quick
@@ -86,7 +86,7 @@ class BurstRuns:
         return [self.ktier(mix, "10k", k, seed)[name][number] for seed in self.seeds]
 
     def part(self, name: str) -> list[Any]:
-        """The runs of one of `PARTS`, or of what is compared."""
+        """The runs of one of `PARTS`, of the baseline or of K-tier."""
         if name == BASELINE:
             return [self.found["infaas", "10k", seed] for seed in self.seeds]
         if name == KTIER:

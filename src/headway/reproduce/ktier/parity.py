@@ -34,13 +34,13 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
 
 
 class ParityRuns:
-    """What the runs came to."""
+    """The findings at low load."""
 
     def __init__(self, found: Mapping[Key, Any], seeds: Sequence[int]) -> None:
         self.found, self.seeds = found, seeds
 
     def values(self, system: str | int, name: str, number: str) -> list[float]:
-        """Of a baseline, or of Llumlet with so many tiers; a value a seed."""
+        """Values by seed, of a baseline or of Llumlet with this number of tiers."""
         return [self.found["parity", system, seed][name][number] for seed in self.seeds]
 
     def outcomes(self) -> dict[str, Finding]:

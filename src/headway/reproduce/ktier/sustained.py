@@ -83,7 +83,7 @@ def attainment(k: int, decay: float, seed: int, num_requests: int) -> dict[str, 
 
 
 class SustainedRuns:
-    """What the runs under sustained load came to."""
+    """The findings under sustained load."""
 
     def __init__(self, found: Found, seeds: Sequence[int]) -> None:
         self.found, self.seeds = found, seeds

@@ -23,7 +23,7 @@ __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:
-    """Only what the claims that were asked for need."""
+    """Run what the requested claims need."""
     bench = Bench(runner)
     parts = (
         (_GROUPS["phases"], outcomes.phases, figures.phases),

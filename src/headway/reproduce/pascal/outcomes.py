@@ -165,7 +165,7 @@ def oracle(bench: Bench, key: str, name: str) -> Outcomes:
 
 
 def trace(bench: Bench, ids: Sequence[str]) -> Outcomes:
-    """Production requests, if there are any."""
+    """The claims on production requests; no values without --data."""
     if bench.trace is None:
         why = "No trace was given: --data names the folder that has it."
         return {each: Finding([None] * len(bench.seeds), why) for each in ids}

@@ -20,7 +20,7 @@ __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
 def run(runner: Runner) -> Findings:
-    """Only what the claims that were asked for need; readings belong to none, and come with the whole."""
+    """Run what the requested claims need; the readings belong to no claim and need a full run."""
     measured, served = runs.found(runner)
     kept = SageServeRuns(measured, runner.seeds)
     return Findings(outcomes(kept), exhibits(kept, served))

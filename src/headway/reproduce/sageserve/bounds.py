@@ -40,7 +40,7 @@ def bound(document: Mapping[str, Any], seed: int) -> Measurement:
 
 
 def best(document: Mapping[str, Any], seed: int, tps: Mapping[str, float]) -> Measurement:
-    """The best timetable of one who knows the trace, measured as a strategy is; nothing, where none serves in time."""
+    """The best timetable for a known trace, measured like a strategy; empty if none meets the SLOs."""
     chosen = scenario.assemble({**document, "seed": seed}, Places(), Path())
     found = best_timetable(chosen, tps)
     if found is None:

@@ -66,7 +66,7 @@ def _some(table: Workload, model: str) -> Workload:
 
 
 def measure(run: Run) -> Measurement:
-    """All that is asked of a day."""
+    """The measurements of a day."""
     summary, records = run.summary, run.records
     from_s = summary.warmup_s
     models = {name: _of_model(records, name, from_s) for name in records.models}
@@ -84,7 +84,7 @@ def measure(run: Run) -> Measurement:
 
 
 def measure_burst(run: Run) -> Measurement:
-    """The waits of those who come from the burst's begin to half an hour after its end, and when that is over."""
+    """TTFT of arrivals from the begin of the burst to half an hour after its end, and the time of recovery."""
     records, (from_s, to_s) = run.records, BURST_S
     wait_s, _ = waits(records, LLAMA_2, from_s, to_s + 1800.0)
     minutes = np.arange(from_s, records.end_s - 60.0, 60.0)

@@ -33,7 +33,7 @@ Made = dict[str, Finding]
 
 
 def outcomes(kept: SageServeRuns) -> Made:
-    """Of all claims whose runs are there."""
+    """The findings of all claims whose runs exist."""
     made: Made = {}
     if kept.has(PEAK):
         made |= _silos(kept) | _tables(kept)

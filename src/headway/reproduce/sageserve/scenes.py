@@ -75,7 +75,7 @@ class Scene:
     """Of all requests; interactive ones stay as they are. None: as in the trace."""
     forecaster: str = "arima"
     guard: bool = False
-    """Whether LT strategies count what is starting. The paper's do not."""
+    """Whether LT strategies count starting instances. The paper's do not."""
     step_s: float = 1800.0
 
 
