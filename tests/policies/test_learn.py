@@ -1,4 +1,4 @@
-"""Policies of every kind hear of every request that ends."""
+"""Policies of every kind learn from every ended request."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.routing.round_robin import RoundRobinRouter
 from simulation import Breathing, Patient, Scenario, pool, request
 
-HEARD: list[int] = []
+LEARNED: list[int] = []
 
 
-class _Hears:
+class _RecordsEnds:
     def learn(self, record: Ended) -> None:
-        HEARD.append(record.id)
+        LEARNED.append(record.id)
 
 
-class Router(_Hears, RoundRobinRouter): ...
+class Router(_RecordsEnds, RoundRobinRouter): ...
 
 
-class Migration(_Hears, LlumnixMigration): ...
+class Migration(_RecordsEnds, LlumnixMigration): ...
 
 
-class Scaler(_Hears, Breathing): ...
+class Scaler(_RecordsEnds, Breathing): ...
 
 
-class Admission(_Hears, Patient): ...
+class Admission(_RecordsEnds, Patient): ...
 
 
 @pytest.mark.parametrize("kind", [Router, Migration, Scaler, Admission])
-def test_every_kind_of_policy_hears_of_every_end(kind: type[Any]) -> None:
-    HEARD.clear()
+def test_every_kind_of_policy_learns_from_every_ended_request(kind: type[Any]) -> None:
+    LEARNED.clear()
     requests = tuple(request(i, 0.5 * i, 10, 20, tier=3 * (i % 2)) for i in range(12))
     given: dict[str, Any] = {kind.__name__.lower(): kind}
     Scenario(requests, (pool("a", max_replicas=3),), **given).play()
-    assert sorted(HEARD) == list(range(12))
+    assert sorted(LEARNED) == list(range(12))
