@@ -22,13 +22,13 @@ class ResponseMeter:
     Counts go to `live` and to the reservation, text goes to `partial`.
     """
 
-    def __init__(self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler) -> None:
+    def __init__(
+        self, request: ClientRequest, in_flight: InFlightRequest, scheduler: Scheduler, needs_score: bool = False
+    ) -> None:
         self._request, self._in_flight, self._live, self._scheduler = request, in_flight, in_flight.live, scheduler
         self.partial = PartialResponse(request)
         self.passthrough = passthrough.Passthrough() if request.is_passthrough else None
-        self.confidence: ConfidenceMeter | None = None
-        if scheduler.needs_score(in_flight.live):
-            self.confidence = scheduler.confidence_meter()
+        self.confidence: ConfidenceMeter | None = scheduler.confidence_meter() if needs_score else None
         self.hides_logprobs = self.confidence is not None and not request.body.get("logprobs")
         """The gateway asked for log probabilities, and the client did not."""
         self.tokens_before = 0

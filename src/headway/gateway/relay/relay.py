@@ -81,7 +81,8 @@ class Relay:
 
     def _start_stage(self) -> None:
         """Reset the response: at the start, and for each further model of a cascade."""
-        self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler)
+        needs_score = self._scheduler.needs_score(self._live)
+        self._meter = ResponseMeter(self._request, self.in_flight, self._scheduler, needs_score)
         self._resumed: ResumedStream | None = None
         self._hidden_fields: tuple[str, ...] = ()
         """Fields of chunks that the client did not ask for."""
@@ -90,7 +91,7 @@ class Relay:
         self._kv_params: vllm_disaggregation.Params | None = None
         self._has_begun = self._is_complete = False
         """The response was started; its last byte was written."""
-        self._writer = BufferedWriter() if self._scheduler.needs_score(self._live) else self._client
+        self._writer = BufferedWriter() if needs_score else self._client
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -192,8 +193,8 @@ class Relay:
         if partial.head:
             self._resumed = ResumedStream(request, partial, path)
         body["model"] = replica.reported_model or request.model
-        if self._slot is not None:
-            body["id_slot"] = self._slot
+        if (slot := self._slot) is not None:
+            body["id_slot"] = slot
         body.pop("priority", None)
         if self._sends_priority and adapter.priority_sign is not None:
             body["priority"] = adapter.priority_sign * self._live.tier
