@@ -87,7 +87,7 @@ async def _emulate(stack: AsyncExitStack, pool: Pool, ordering: Ordering, url: s
     link, config = KvLink(pool.network_bytes_per_s), SurfaceConfig(pool.model.name, address=(host, int(port)))
     surface = VllmSurface()
     if pool.engine.name == "sglang" and pool.role != "mixed":
-        config = replace(config, tells_ids=False, has_chunks_of_one=True)
+        config = replace(config, has_token_ids=False, has_single_token_chunks=True)
         bootstrap = socket.create_server((host, 0)) if pool.role == "prefill" else None
         surface = SglangSurface(SinglePhase(pool.role, bootstrap, 300.0))
     app = emulator(lambda: emulated.EmulatedEngine(pool, ordering, link=link), config, surface)

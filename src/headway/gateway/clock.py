@@ -9,7 +9,10 @@ from typing import Any
 
 
 class Clock:
-    """Seconds since the gateway started. More precise than an event loop's clock, which is rounded to milliseconds."""
+    """Seconds since the gateway started: the `now` of control, of policies and of records.
+
+    More precise than an event loop's clock, which is rounded to milliseconds.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, start_s: float | None = None) -> None:
         """`start_s` is the start on the machine's monotonic clock, by default now. A worker gets the scheduler's."""
