@@ -7,18 +7,19 @@ reports one more thing that can happen to a request or to a replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from random import Random
+from typing import cast
 
 from headway.control.admissions import Admissions
 from headway.control.cascade_stages import CascadeStages
 from headway.control.decisions import DecisionObserver
 from headway.control.effects import Effects
-from headway.control.live import ENDED, HELD, NEVER, Live
+from headway.control.live import ENDED, HELD, NEVER, WAITING, Live
 from headway.control.migrations import Migrations
 from headway.control.observe import MutableFleetView
 from headway.control.policies import Policies
 from headway.control.recorder import Recorder
-from headway.control.roles import Roles
 from headway.control.scaling import Scaling
 from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError, unknown
@@ -39,7 +40,6 @@ class Control:
 
     def __init__(self, effects: Effects, recorder: Recorder, notify: bool) -> None:
         self.effects = effects
-        self._roles = Roles(effects)
         self._notify = notify
         self._pack, self._put = recorder.requests.pack, recorder.requests.write
         self.last_s = 0.0
@@ -250,7 +250,7 @@ class Control:
         for service in self.services:
             if (member := service.member(replica)) is not None:
                 member.is_up = False
-                self._roles.cover(service)
+                self._cover_roles(service)
         for live in lost:
             live.attempt += 1
             if live.cancelled_s == live.cancelled_s:
@@ -262,7 +262,7 @@ class Control:
         """A replica is up again, without requests."""
         for service, member in self._memberships(replica):
             member.is_up = True
-            self._roles.cover(service)
+            self._cover_roles(service)
             self.release_held(service, now)
 
     def change_role(self, replica: int, role: Role, now: float, is_ready: bool) -> None:
@@ -273,19 +273,43 @@ class Control:
         for service, member in self._memberships(replica):
             member.role = role
             member.num_switches += not is_ready
-            self._roles.rearrange(service, now)
+            self._rearrange(service, now)
             self.release_held(service, now)
 
     def on_role_changed(self, replica: int, now: float) -> None:
         """A replica has completed a change of its role and takes requests again."""
         for service, member in self._memberships(replica):
             member.num_switches -= 1
-            self._roles.rearrange(service, now)
+            self._rearrange(service, now)
             self.release_held(service, now)
 
     def _memberships(self, replica: int) -> list[tuple[Service, Member]]:
         found = [(service, service.member(replica)) for service in self.services]
         return [(service, member) for service, member in found if member is not None and not member.is_gone]
+
+    def _cover_roles(self, service: Service) -> list[int]:
+        """Let a combo's replicas take over a phase that lost all its replicas, or give it back. Returns their ids."""
+        changes = service.role_changes()
+        for replica, role in changes.items():
+            self.effects.set_role(replica, role)
+        service.refresh()
+        return list(changes)
+
+    def _rearrange(self, service: Service, now: float) -> None:
+        """Apply changed roles, and re-place the requests at the changed replicas that have not begun."""
+        for replica in self._cover_roles(service):
+            member = service.member(replica)
+            assert member is not None
+            for live in sorted(cast(Sequence[Live], member.view.requests), key=attrgetter("id")):
+                live.decode_replica = -1
+                if live.stage is not WAITING or live.swapped_tokens:
+                    continue
+                if member.view.role == "prefill":
+                    live.decode_replica = service.choose_decoder(live, live.replica)
+                elif member.view.role == "decode":
+                    chosen = service.choose(live, now)
+                    if chosen is not None and chosen != live.replica:
+                        self.effects.move(live, chosen, None, now)
 
     def on_views_refreshed(self, now: float) -> None:
         """Views were refreshed and may show room: release held requests."""
@@ -366,9 +390,5 @@ class Control:
 
     def write_unfinished(self, unfinished: Sequence[Live], now: float) -> None:
         """Record every request in the system as unfinished: `unfinished` at replicas, and those that control has."""
-        for live in sorted([*unfinished, *self._judged.values(), *self.held_requests()], key=_by_id):
+        for live in sorted([*unfinished, *self._judged.values(), *self.held_requests()], key=attrgetter("id")):
             self._write(live, now, Outcome.UNFINISHED)
-
-
-def _by_id(live: Live) -> int:
-    return live.id

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from random import Random
 from typing import Any
 
 from msgspec import Struct
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Role
-from headway.core.view import OracleReplicaView, PlacedRequestView, PoolView, ReplicaView
+from headway.core.view import OracleReplicaView, PoolView, ReplicaView
 
 _ENGINE_METRICS = (
     "num_waiting", "num_running", "kv_blocks_used", "kv_blocks_host", "head_demand_blocks", "output_tokens_left",
@@ -71,48 +71,20 @@ class ScrapedReplica:
         self.seen_s = float("-inf")
         """Time of the scrape."""
 
-    @property
-    def num_in_flight(self) -> int:
-        return self._replica.num_in_flight
-
-    @property
-    def role(self) -> Role:
-        return self._replica.role
-
-    @property
-    def num_by_tier(self) -> Mapping[int, int]:
-        return self._replica.num_by_tier
-
-    @property
-    def queue_lengths(self) -> Sequence[int]:
-        return self._replica.queue_lengths
-
-    @property
-    def num_arriving(self) -> int:
-        return self._replica.num_arriving
-
-    @property
-    def is_draining(self) -> bool:
-        return self._replica.is_draining
-
-    @property
-    def requests(self) -> Sequence[PlacedRequestView]:
-        return self._replica.requests
-
-    @property
-    def prefill_tokens_left(self) -> int:
-        return self._replica.prefill_tokens_left
-
-    @property
-    def tokens_generated(self) -> int:
-        return self._replica.tokens_generated
-
-    @property
-    def answers_on_pace(self) -> bool:
-        return self._replica.answers_on_pace
+    # Counts of the gateway itself are always fresh.
+    num_in_flight = property(attrgetter("_replica.num_in_flight"))
+    num_by_tier = property(attrgetter("_replica.num_by_tier"))
+    num_arriving = property(attrgetter("_replica.num_arriving"))
+    role = property(attrgetter("_replica.role"))
+    queue_lengths = property(attrgetter("_replica.queue_lengths"))
+    is_draining = property(attrgetter("_replica.is_draining"))
+    requests = property(attrgetter("_replica.requests"))
+    prefill_tokens_left = property(attrgetter("_replica.prefill_tokens_left"))
+    tokens_generated = property(attrgetter("_replica.tokens_generated"))
+    answers_on_pace = property(attrgetter("_replica.answers_on_pace"))
 
     def sample(self, now: float) -> dict[str, Any]:
-        """The engine's metrics now."""
+        """The engine's metrics at present, with the time `now`."""
         return {name: getattr(self._replica, name) for name in _ENGINE_METRICS} | {"seen_s": now}
 
     def show(self, sample: dict[str, Any]) -> None:

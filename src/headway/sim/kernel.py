@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Any, Protocol
 
 FINISH, COMMAND, ARRIVAL, TICK = range(4)
@@ -69,11 +70,7 @@ class Kernel:
         """Let due replicas decide, again if that makes other replicas due."""
         undecided = self.undecided
         while undecided and (not self.heap or self.heap[0][0] > self.now):
-            due = sorted(undecided, key=_by_id) if len(undecided) > 1 else undecided[:]
+            due = sorted(undecided, key=attrgetter("id")) if len(undecided) > 1 else undecided[:]
             undecided.clear()
             for replica in due:
                 replica.decide(self.now)
-
-
-def _by_id(replica: Schedulable) -> int:
-    return replica.id

@@ -9,13 +9,17 @@ offsets, and a histogram of the offsets modulo the block size, which gives the b
 from __future__ import annotations
 
 from functools import cache
-from operator import add, mul, sub
+from operator import add, mul
 
 
 @cache
 def _slacks(block: int) -> tuple[tuple[int, ...], ...]:
-    """Unused tokens in a request's last block: by its offset and by the tick, both modulo the block size."""
-    return tuple(tuple(-(residue + tick) % block for tick in range(block)) for residue in range(block))
+    """Unused tokens in a request's last block: by its offset and by the tick, both modulo the block size.
+
+    Index `~residue` has the negative values.
+    """
+    slacks = [tuple(-(residue + tick) % block for tick in range(block)) for residue in range(block)]
+    return *slacks, *(tuple(-tokens for tokens in slack) for slack in reversed(slacks))
 
 
 class KvCache:
@@ -36,8 +40,8 @@ class KvCache:
         self._slack = [0] * block_size_tokens
         """Unused tokens in the last blocks of the decoding requests, by tick modulo the block size."""
         self._pending: list[int] = []
-        """Offsets (modulo the block size) not yet in `_slack`; negative, less one, for those that left. When as long
-        as a block, it is incomplete, and `_slack` is computed from the histogram."""
+        """Offsets modulo the block size that are not in `_slack` yet, as `residue` for a join and `~residue` for a
+        leave. A list as long as a block is incomplete; `_slack` is then computed from the histogram."""
         self._slacks = _slacks(block_size_tokens)
 
     def blocks(self, tokens: int) -> int:
@@ -75,12 +79,9 @@ class KvCache:
         pending, slack, slacks = self._pending, self._slack, self._slacks
         if len(pending) < self.block:
             for residue in pending:
-                if residue >= 0:
-                    slack = list(map(add, slack, slacks[residue]))
-                else:
-                    slack = list(map(sub, slack, slacks[~residue]))
+                slack = list(map(add, slack, slacks[residue]))
         else:
-            slack = [sum(map(mul, self._residues, unused)) for unused in slacks]
+            slack = [sum(map(mul, self._residues, unused)) for unused in slacks[: self.block]]
         self._slack = slack
         pending.clear()
 

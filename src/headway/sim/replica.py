@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heapify, heappop
+from operator import attrgetter
 from typing import Protocol
 
 from headway.control.live import DECODING, HELD, PAUSED, PREFILLING, WAITING, Live
@@ -28,7 +29,7 @@ from headway.sim.host_memory import HostMemory
 from headway.sim.in_transit import InTransit
 from headway.sim.kernel import COMMAND, Kernel
 from headway.sim.stall_tracker import StallTracker
-from headway.sim.timeline import Line, Timeline, first_boundary_at
+from headway.sim.timeline import Line, Timeline, completed, first_boundary_at
 
 
 class Listener(Protocol):
@@ -182,7 +183,7 @@ class Replica:
         running = [*batch.prefilling.values(), *batch.decoding.values()]
         for live in running:
             batch.write_segment(live, now, cause)
-        return sorted([*self.waiting_requests(), *running, *self.transit.leaving.values()], key=_by_id)
+        return sorted([*self.waiting_requests(), *running, *self.transit.leaving.values()], key=attrgetter("id"))
 
     def crash(self, now: float) -> list[Live]:
         """Lose everything at once. Returns the requests that were here, without their KV."""
@@ -505,9 +506,10 @@ class Replica:
 
     # What views read, as of the last complete iteration.
 
-    @property
-    def num_waiting(self) -> int:
-        return self.batch.num_waiting
+    num_waiting = property(attrgetter("batch.num_waiting"))
+    num_arriving = property(attrgetter("transit.num_arriving"))
+    prefill_tokens_left = property(attrgetter("batch.prefill_tokens_left"))
+    block_size_tokens = property(attrgetter("batch.kv.block"))
 
     @property
     def num_running(self) -> int:
@@ -515,27 +517,18 @@ class Replica:
         return len(batch.decoding) + len(batch.prefilling)
 
     @property
-    def num_arriving(self) -> int:
-        return self.transit.num_arriving
-
-    @property
-    def prefill_tokens_left(self) -> int:
-        return self.batch.prefill_tokens_left
-
-    @property
     def queue_lengths(self) -> Sequence[int]:
         return self._queue_lengths or (self.num_in_flight,)
-
-    @property
-    def block_size_tokens(self) -> int:
-        return self.batch.kv.block
 
     @property
     def kv_blocks_used(self) -> int:
         batch = self.batch
         if not batch.decoding:
             return batch.kv.pinned
-        return batch.kv.used(batch.tick + self.timeline.ticks_ahead(self._kernel.now))
+        tick, t = batch.tick, self.timeline
+        if t.advances and t.k != t.k_end:  # `ticks_ahead` written out, as routers read this of every replica
+            tick += completed(t.start_s, t.a_s, t.b_s, self._kernel.now, t.k, t.k_end) - t.k
+        return batch.kv.used(tick)
 
     @property
     def kv_blocks_host(self) -> int:
@@ -586,7 +579,3 @@ class Replica:
     def waiting_requests(self) -> list[Live]:
         """The requests in the queue and those on their way to the scheduler, in no order."""
         return [*self.batch.waiting_requests(), *self._inbox]
-
-
-def _by_id(live: Live) -> int:
-    return live.id
