@@ -32,8 +32,8 @@ HELD, WAITING, PREFILLING, DECODING, ENDED, PAUSED = Stage
 class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec allows what dataclasses do not
     """A request and its state. Satisfies `core.view.RequestView` and `core.view.PlacedRequestView`.
 
-    The fields stand in three sections, each with one owner: `Request` (what arrived; nobody changes it, except a
-    cascade that assigns a model), control's, and the driver's (the simulated engine, or the gateway).
+    The fields form three sections, each with one owner: `Request` (what arrived: constant, except that a
+    cascade assigns a model), control's, and the driver's (the simulated engine, or the gateway).
     `generated_tokens` of a request that decodes in the simulator is as of the last sync, which the replica does
     before it calls any policy.
     """

@@ -173,7 +173,6 @@ class Cluster:
     # Control's effects.
 
     def start(self, live: Live, replica: int, now: float) -> None:
-        """Send a request to a replica."""
         if self._is_wide:
             there = self._replicas[replica]
             there.enqueue(live, now, delay_s=self._latency_s(live, there.region))
@@ -188,20 +187,16 @@ class Cluster:
         return self._network.varied_s(median_s, Random(f"{self._seed}/network/{live.id}").gauss(0.0, 1.0))
 
     def cancel(self, live: Live, now: float) -> None:
-        """Abort a request at its replica."""
         self._replicas[live.replica].cancel(live, now)
 
     def move(self, live: Live, target: int, stage_blocks: int | None, now: float) -> None:
-        """Move a request to another replica if possible."""
         self._transfers.begin(live, target, stage_blocks, now)
 
     def hand_over(self, live: Live, target: int, now: float) -> None:
-        """Move a request after its prefill to the replica that decodes it, if that has room."""
         pool = self._pools[live.replica]
         self._transfers.hand_over(live, target, pool.handover, pool.model.num_layers, now)
 
     def set_role(self, replica: int, role: Role) -> None:
-        """Change the role of a replica, effective now."""
         self._replicas[replica].role = role
         self._lifetimes[replica].set_role(role, self._kernel.now)
 
@@ -218,7 +213,6 @@ class Cluster:
         self._control.on_judged(live, score, now)
 
     def start_replica(self, deployment: str, now: float) -> None:
-        """Acquire one more replica of a pool, or one more combo."""
         self._last_s = now
         unit = self._add_unit(self._deployments[deployment], now)
         start_s = max(self._instance_sources.acquire(replica.id, self._pools[replica.id], now) for replica in unit)
@@ -237,17 +231,14 @@ class Cluster:
         self._control.on_unit_started(deployment, [self._member(replica, deployment) for replica in unit], now)
 
     def drain(self, replica: int, on: bool) -> None:
-        """Start or stop draining a replica."""
         self._replicas[replica].is_draining = on
 
     def stop_replica(self, replica: int, now: float) -> None:
-        """Give a replica back."""
         self._replicas[replica].is_up = False
         self._lifetimes[replica].end(now)
         self._instance_sources.give_back(replica, self._pools[replica])
 
     def call_at(self, time_s: float, action: Callable[[float, Any], None], argument: Any) -> None:
-        """Call `action(time_s, argument)` at `time_s`."""
         self._kernel.at(time_s, COMMAND, argument.id, action, argument)
 
     def notify_ended(self, live: Live, now: float, outcome: Outcome) -> None:

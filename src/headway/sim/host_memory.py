@@ -1,6 +1,6 @@
 """Host memory of one replica: KV of preempted requests that is swapped out, and a second tier of the prefix cache.
 
-A copy back to the GPU stands in front of the next iteration. Blocks of the second tier are copied out beside the
+A copy back to the GPU delays the next iteration. Blocks of the second tier are copied out beside the
 computation, as vLLM's offloading does.
 """
 
