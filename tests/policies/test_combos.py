@@ -284,50 +284,50 @@ def test_a_planner_decides_if_there_is_one() -> None:
     assert most["fast"] == 3 and set(most) == set(KINDS)
 
 
-class Sick:
-    """A clerk that fails until it is well, and keeps what it was asked."""
+class FailingTask:
+    """A task that fails until it is well, and keeps what it was asked."""
 
     is_busy = False
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self._work = work
         self.is_well = False
-        self.asked: list[tuple[Any, ...]] = []
+        self.started: list[tuple[Any, ...]] = []
 
-    def ask(self, *arguments: Any) -> None:
-        self.asked.append(arguments)
+    def start(self, *arguments: Any) -> None:
+        self.started.append(arguments)
 
-    def answer(self) -> Any:
-        return self._work(*self.asked[-1]) if self.is_well else None
+    def result(self) -> Any:
+        return self._work(*self.started[-1]) if self.is_well else None
 
 
 @pytest.mark.parametrize(("rate", "window_s"), [(9.0, 120.0), (3.0, 600.0)], ids=["out", "anew"])
-def test_what_could_not_be_planned_is_asked_again_a_window_later(
+def test_a_failed_plan_is_repeated_a_window_later(
     rate: float, window_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at every tick; and at once when demand, or what there is, has changed."""
-    clerks: list[Sick] = []
+    made: list[FailingTask] = []
 
-    def desk(work: Callable[..., Any]) -> Sick:
-        clerks.append(Sick(work))
-        return clerks[-1]
+    def make_task(work: Callable[..., Any]) -> FailingTask:
+        made.append(FailingTask(work))
+        return made[-1]
 
     rates = [rate]
-    here = world({"slow": 3}, lambda now: rates[-1], tasks=desk, global_window_s=600.0)
-    (clerk,) = clerks
-    while not clerk.asked:
+    here = world({"slow": 3}, lambda now: rates[-1], tasks=make_task, global_window_s=600.0)
+    (task,) = made
+    while not task.started:
         here.tick()
-    assert not here.run(window_s - 2 * here.scaler.interval_s) and len(clerk.asked) == 1
+    assert not here.run(window_s - 2 * here.scaler.interval_s) and len(task.started) == 1
     here.run(2 * here.scaler.interval_s)
-    assert len(clerk.asked) == 2, "another window, another chance"
+    assert len(task.started) == 2, "another window, another chance"
     monkeypatch.setitem(KINDS, "fast", {**H800_H20, "usd_per_hour": 4.0})
     here.run(3 * here.scaler.interval_s)
-    assert len(clerk.asked) == 3, "prices are others"
+    assert len(task.started) == 3, "prices are others"
     rates.append(rate * 1.5)
-    while len(clerk.asked) == 3:
+    while len(task.started) == 3:
         here.tick()
     assert here.now < 2 * window_s + 300, "demand is another"
-    clerk.is_well = True
+    task.is_well = True
     here.run(window_s + 200)
     assert here.told
 
