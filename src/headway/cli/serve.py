@@ -144,8 +144,6 @@ def _where(served: ServedPool) -> str:
 
 
 def _show(chosen: Scenario, plan: ServingPlan, address: str, workers: int) -> None:
-    from headway.gateway.server import dashboard
-
     policies = chosen.spec.policies
     click.echo(f"headway serves {chosen.spec.name} on {address}")
     if workers > 1:
@@ -173,5 +171,5 @@ def _show(chosen: Scenario, plan: ServingPlan, address: str, workers: int) -> No
         click.echo(f"  {line}")
     if plan.settings.batches is not None:
         click.echo(f"  batches in {plan.settings.batches.store.rpartition('@')[2]}")
-    if dashboard.is_there(plan.settings):
+    if plan.settings.has_dashboard:
         click.echo(f"  dashboard {address}/dashboard")

@@ -41,6 +41,11 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body())
 
 
+INTERNAL_ERROR = ApiError(500, "the gateway failed", "internal_error")
+"""A defect of the gateway; the log has the traceback."""
+POLICY_ERROR = ApiError(500, "a policy failed", "policy_error")
+
+
 @contextmanager
 def logged(message: str) -> Iterator[None]:
     """Log an exception in place of raising it: a HeadwayError as its text, any other with `message` and a traceback."""

@@ -16,6 +16,7 @@ from headway.control.service import Service
 from headway.core.errors import unknown
 from headway.core.record import Outcome, Records
 from headway.core.request import Phase
+from headway.gateway.auth import ApiKeys, Caller
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.membership import LiveFleet
@@ -28,8 +29,6 @@ from headway.gateway.relay.writer import ResponseWriter
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
 from headway.gateway.scheduling.scorer import AnswerScorer
-from headway.gateway.server import dashboard
-from headway.gateway.server.auth import ApiKeys, Caller
 from headway.gateway.telemetry.metrics import PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
@@ -106,13 +105,12 @@ class Gateway:
 
     def _observe_decisions(self, log: Callable[[Decision], None] | None) -> DecisionObserver | None:
         """The observer for the decision log and the dashboard; None without both."""
-        has_dashboard = dashboard.is_there(self.settings)
-        if log is None and not has_dashboard:
+        if log is None and not self.settings.has_dashboard:
             return None
         decisions = DecisionObserver(self._request_id, time() - self.clock.now)
         if log is not None:
             decisions.listeners.append(log)
-        if has_dashboard:
+        if self.settings.has_dashboard:
             self.rolling_stats = RollingStats(decisions)
         return decisions
 
@@ -132,7 +130,7 @@ class Gateway:
             return None
         from headway.gateway.batch.service import BatchService
 
-        return BatchService(self, self.settings.batches, lambda owner: self.keys.caller_of(owner).tier)
+        return BatchService(self.settings, self.relay, self.end, lambda owner: self.keys.caller_of(owner).tier)
 
     @property
     def replicas(self) -> list[LiveReplica]:

@@ -108,3 +108,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     long, clients get a 503."""
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     """Time for streams to end at shutdown."""
+
+    @property
+    def has_dashboard(self) -> bool:
+        """Whether the gateway has a dashboard: an open one, or one for administrators."""
+        return self.dashboard == "open" or (self.dashboard == "key" and bool(self.admin_keys))

@@ -12,33 +12,23 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from headway.core.errors import HeadwayError
 from headway.gateway.batch import queue
 from headway.gateway.batch.queue import ActiveBatch, Line, LineResult
 from headway.gateway.batch.store import UNAVAILABLE, BatchStore
 from headway.gateway.batch.validate import validate
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import INTERNAL_ERROR, POLICY_ERROR, ApiError
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import Headers, ResponseWriter
-from headway.gateway.settings import Batches, Settings
+from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
 _PASS_S, _IDLE_S = 0.05, 1.0
 """Shortest and longest time between two passes over the database."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _NO_CAPACITY = frozenset(("no_capacity", "queue_full", "shutting_down"))
-
-
-class RequestRelay(Protocol):
-    """The gateway, as far as batches use it."""
-
-    @property
-    def settings(self) -> Settings: ...
-    def relay(self, request: ClientRequest, writer: ResponseWriter, request_id: str, deadline_s: float) -> Relay: ...
-    def end(self, request: ClientRequest, relay: Relay) -> None: ...
 
 
 class _CollectedAnswer:
@@ -73,11 +63,16 @@ class _CollectedAnswer:
 class BatchService:
     """Runs the batches of one database, in the one of the gateways on it that holds the database's lock."""
 
-    def __init__(self, gateway: RequestRelay, settings: Batches, tier_of: Callable[[str], int]) -> None:
-        """`tier_of`: the most urgent tier that an owner may use."""
-        self._gateway, self.settings, self._tier_of = gateway, settings, tier_of
-        self.store = BatchStore(settings.store)
-        self.body_timeout_s = gateway.settings.body_timeout_s
+    def __init__(
+        self, settings: Settings, relay: Callable[[ClientRequest, ResponseWriter, str, float], Relay],
+        end: Callable[[ClientRequest, Relay], None], tier_of: Callable[[str], int],
+    ) -> None:  # fmt: skip
+        """`relay` and `end` are those of the gateway. `tier_of`: the most urgent tier that an owner may use."""
+        assert settings.batches is not None
+        self.settings, self._max_line_bytes = settings.batches, settings.max_body_bytes
+        self.body_timeout_s = settings.body_timeout_s
+        self._relay, self._end, self._tier_of = relay, end, tier_of
+        self.store = BatchStore(self.settings.store)
         self._open: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Lines that are being answered, by batch and number."""
         self._last_started: dict[str, int] = {}
@@ -148,8 +143,7 @@ class BatchService:
             elif time.time() >= batch.expires_at:
                 await self._finish(batch, "expired")
             elif batch.status == "validating":
-                max_line_bytes = self._gateway.settings.max_body_bytes
-                await validate(self.store, batch, self.settings.max_lines, max_line_bytes)
+                await validate(self.store, batch, self.settings.max_lines, self._max_line_bytes)
                 self.wake()
             elif batch.num_ended == batch.num_total:
                 await self._finish(batch, "completed")
@@ -195,18 +189,18 @@ class BatchService:
                 raise ApiError(400, "a batch cannot stream", "invalid_value", "stream")
             request.tier = max(self.settings.tier, self._tier_of(batch.owner))
             seconds_left = max(batch.expires_at - time.time(), 0.001)
-            relay = self._gateway.relay(request, answer, request_id, seconds_left)
+            relay = self._relay(request, answer, request_id, seconds_left)
             await relay.run()
-            self._gateway.end(request, relay)
+            self._end(request, relay)
             answer.lacked_capacity = answer.status == 503 and b'"no_capacity"' in answer.body
         except ApiError as error:
             answer.fail(error)
         except HeadwayError as error:
             log.error("%s", error)
-            answer.fail(ApiError(500, "a policy failed", "policy_error"))
+            answer.fail(POLICY_ERROR)
         except Exception:  # a defect that one line brings out must not hold up its batch
             log.exception("line %d of %s", line.line, line.batch)
-            answer.fail(ApiError(500, "the gateway failed", "internal_error"))
+            answer.fail(INTERNAL_ERROR)
         return answer
 
     async def _write_results(self) -> None:

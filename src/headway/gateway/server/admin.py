@@ -8,8 +8,9 @@ from starlette.requests import Request
 
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.replica import LiveReplica
-from headway.gateway.server.bodies import read_short_body
-from headway.gateway.server.routes import HTTP_ERRORS, Access, Endpoint, Gateway, decode_body, path_id, query
+from headway.gateway.gateway import Gateway
+from headway.gateway.server.bodies import read_json
+from headway.gateway.server.routes import Access, Endpoint, path_id, query
 from headway.gateway.server.schema import EngineLoad, FailedPool, NewRole, NewWorker, ReplicaList, ReplicaState
 
 _BODY_TIMEOUT_S = 10.0
@@ -48,7 +49,7 @@ def _replica(request: Request, gateway: Gateway) -> LiveReplica:
 
 
 async def _add(request: Request, gateway: Gateway) -> ReplicaState:
-    new: NewWorker = decode_body(await read_short_body(request, _BODY_TIMEOUT_S), NewWorker, "expected pool and url")
+    new: NewWorker = await read_json(request, _BODY_TIMEOUT_S, NewWorker, "expected pool and url")
     if not is_address(new.url):
         raise ApiError(400, f"{new.url!r}; expected http://host:port", "invalid_value", "url")
     return replica_state(gateway, gateway.fleet.add(new.pool, new.url))
@@ -74,38 +75,33 @@ async def _remove(request: Request, gateway: Gateway) -> ReplicaState:
 
 
 async def _drain(request: Request, gateway: Gateway) -> ReplicaState:
+    """Drain a replica, or end that by a path of /undrain."""
     replica = _replica(request, gateway)
-    gateway.fleet.drain(replica, True)
-    return replica_state(gateway, replica)
-
-
-async def _undrain(request: Request, gateway: Gateway) -> ReplicaState:
-    replica = _replica(request, gateway)
-    gateway.fleet.drain(replica, False)
+    gateway.fleet.drain(replica, request.url.path.endswith("/drain"))
     return replica_state(gateway, replica)
 
 
 async def _set_role(request: Request, gateway: Gateway) -> ReplicaState:
-    new: NewRole = decode_body(await read_short_body(request, _BODY_TIMEOUT_S), NewRole, "expected role")
+    new: NewRole = await read_json(request, _BODY_TIMEOUT_S, NewRole, "expected role")
     replica = _replica(request, gateway)
     gateway.fleet.switch(replica, new.role)
     return replica_state(gateway, replica)
 
 
-_ERRORS, _ONE = (*HTTP_ERRORS, 404), (path_id({"type": "integer", "minimum": 0}),)
+_ID = path_id({"type": "integer", "minimum": 0})
 _FORCE = query("force", {"enum": ["true", "false"]})
 
 ENDPOINTS = [
     Endpoint("GET", "/workers", "All replicas", _list, ReplicaList, ADMIN),
     Endpoint("POST", "/workers", "Add a replica to a pool", _add, ReplicaState, ADMIN, accepts=NewWorker, status=201,
-             errors=(*HTTP_ERRORS, 409, 413)),
-    Endpoint("GET", "/workers/{id}", "A replica", _get, ReplicaState, ADMIN, errors=_ERRORS, parameters=_ONE),
+             errors=(409,)),
+    Endpoint("GET", "/workers/{id}", "A replica", _get, ReplicaState, ADMIN, parameters=(_ID,)),
     Endpoint("DELETE", "/workers/{id}", "Remove a replica when it is empty, or at once", _remove, ReplicaState, ADMIN,
-             status=202, errors=_ERRORS, parameters=(*_ONE, _FORCE)),
+             status=202, parameters=(_ID, _FORCE)),
     Endpoint("POST", "/workers/{id}/drain", "Send a replica no more requests", _drain, ReplicaState, ADMIN,
-             errors=(*_ERRORS, 409), parameters=_ONE),
-    Endpoint("POST", "/workers/{id}/undrain", "Send a replica requests again", _undrain, ReplicaState, ADMIN,
-             errors=(*_ERRORS, 409), parameters=_ONE),
+             errors=(409,), parameters=(_ID,)),
+    Endpoint("POST", "/workers/{id}/undrain", "Send a replica requests again", _drain, ReplicaState, ADMIN,
+             errors=(409,), parameters=(_ID,)),
     Endpoint("POST", "/workers/{id}/role", "Set the role of a replica in a combo", _set_role, ReplicaState, ADMIN,
-             accepts=NewRole, errors=(*_ERRORS, 409, 413), parameters=_ONE),
+             accepts=NewRole, errors=(409,), parameters=(_ID,)),
 ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,15 +13,14 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from headway import __version__
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import INTERNAL_ERROR, ApiError
+from headway.gateway.gateway import Gateway
 from headway.gateway.relay.request import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, PATHS, RESPONSES
 from headway.gateway.relay.writer import ClientWriter, error_response
 from headway.gateway.server import admin, dashboard, schema
-from headway.gateway.server.completions import INTERNAL_ERROR, CompletionsApp
+from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.server.openapi import COMPLETION_ERRORS, COMPLETION_HEADERS, COMPLETION_PARAMETERS, document
-from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, Gateway, json_response
-
-G = TypeVar("G", bound=Gateway)
+from headway.gateway.server.routes import CLIENT, JSON, SSE, TEXT, Endpoint, json_response
 
 
 class _Application(Starlette):
@@ -37,11 +35,11 @@ class _Application(Starlette):
             await super().__call__(scope, receive, send)
 
 
-def application(make: Callable[[], G], stopped: Callable[[G], None]) -> Starlette:
+def application(make: Callable[[], Gateway], stopped: Callable[[Gateway], None]) -> Starlette:
     """The application. `make` is called in its event loop at the start, and `stopped` at the end."""
-    gateway: G | None = None
+    gateway: Gateway | None = None
 
-    def running() -> G:
+    def running() -> Gateway:
         assert gateway is not None
         return gateway
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
@@ -30,11 +30,14 @@ from headway.gateway.batch.objects import (
     Page,
 )
 from headway.gateway.batch.service import BatchService
-from headway.gateway.batch.store import UNAVAILABLE
+from headway.gateway.batch.store import UNAVAILABLE, BatchStore
 from headway.gateway.errors import ApiError
-from headway.gateway.server.bodies import limited, read_short_body
-from headway.gateway.server.routes import HTTP_ERRORS, PAGE, Access, Endpoint, Gateway, decode_body, path_id, query
+from headway.gateway.gateway import Gateway
+from headway.gateway.server.bodies import limited, read_json
+from headway.gateway.server.routes import PAGE, Access, Endpoint, path_id, query
 
+T = TypeVar("T")
+_Handler = Callable[[Request, BatchService, str], Awaitable[Any]]
 _ID, _WINDOW = re.compile(ID_PATTERN), re.compile(WINDOW_PATTERN)
 _UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
 _FORM_BYTES = 1 << 16
@@ -43,10 +46,11 @@ _ACCESS = Access(
     key=lambda settings: "client",
     exists=lambda settings: settings.batches is not None,
     missing="this gateway keeps no files and batches: gateway.batches",
+    errors=(503,),
 )
 
 
-def _with_service(handler: Callable[[Request, BatchService, str], Awaitable[Any]]) -> Any:
+def _with_service(handler: _Handler) -> Any:
     """A handler that gets the batch service and the key's owner, to whom only the owner's own objects exist."""
 
     async def handle(request: Request, gateway: Gateway) -> Any:
@@ -59,6 +63,21 @@ def _with_service(handler: Callable[[Request, BatchService, str], Awaitable[Any]
     return handle
 
 
+async def _find(
+    find: Callable[[BatchStore, str, str], Awaitable[T | None]], service: BatchService, owner: str, id: str, kind: str,
+    param: str = "id",
+) -> T:  # fmt: skip
+    """The owner's file or batch of this id. ApiError (404) if there is none."""
+    value = await find(service.store, owner, id) if _ID.fullmatch(id) else None
+    if value is None:
+        raise _missing(kind, id, param)
+    return value
+
+
+def _missing(kind: str, id: str, param: str) -> ApiError:
+    return ApiError(404, f"there is no {kind} {id!r}", "not_found", param)
+
+
 # Files.
 
 
@@ -67,7 +86,13 @@ async def _upload(request: Request, service: BatchService, owner: str) -> FileOb
     receive = limited(request.receive, max_bytes + _FORM_BYTES, service.body_timeout_s, _too_long(max_bytes))
     try:
         async with Request(request.scope, receive).form(max_files=1, max_fields=20) as form:
-            upload, purpose = _check_form(form)
+            upload, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(upload, UploadFile):
+                what = "'file' is missing: a form of type multipart/form-data"
+                raise ApiError(400, what, "missing_required_parameter", "file")
+            if purpose != "batch":
+                what = f"files are for batches: purpose {purpose!r}; expected 'batch'"
+                raise ApiError(400, what, "invalid_value", "purpose")
             if (upload.size or 0) > max_bytes:
                 raise _too_long(max_bytes)
             async with service.store.begin() as connection:
@@ -79,16 +104,6 @@ async def _upload(request: Request, service: BatchService, owner: str) -> FileOb
     except (HTTPException, MultiPartException) as error:
         what = error.detail if isinstance(error, HTTPException) else error.message
         raise ApiError(400, f"expected a form with a file: {what}", "invalid_form") from None
-
-
-def _check_form(form: FormData) -> tuple[UploadFile, str]:
-    upload, purpose = form.get("file"), form.get("purpose")
-    if not isinstance(upload, UploadFile):
-        what = "'file' is missing: a form of type multipart/form-data"
-        raise ApiError(400, what, "missing_required_parameter", "file")
-    if purpose != "batch":
-        raise ApiError(400, f"files are for batches: purpose {purpose!r}; expected 'batch'", "invalid_value", "purpose")
-    return upload, purpose
 
 
 def _too_long(max_bytes: int) -> ApiError:
@@ -103,15 +118,7 @@ async def _list_files(request: Request, service: BatchService, owner: str) -> Fi
 
 
 async def _get_file(request: Request, service: BatchService, owner: str) -> FileObject:
-    id = request.path_params["id"]
-    file = await files.find_file(service.store, owner, id) if _ID.fullmatch(id) else None
-    if file is None:
-        raise _no_file(id)
-    return file
-
-
-def _no_file(id: str) -> ApiError:
-    return ApiError(404, f"there is no file {id!r}", "not_found", "id")
+    return await _find(files.find_file, service, owner, request.path_params["id"], "file")
 
 
 async def _delete_file(request: Request, service: BatchService, owner: str) -> DeletedFile:
@@ -128,7 +135,7 @@ async def _get_content(request: Request, service: BatchService, owner: str) -> R
     try:
         return _CopyResponse(await files.copy_file(service.store, file), headers)
     except files.DeletedError:
-        raise _no_file(file.id) from None
+        raise _missing("file", file.id, "id") from None
 
 
 class _CopyResponse(StreamingResponse):
@@ -151,26 +158,19 @@ class _CopyResponse(StreamingResponse):
 
 
 async def _create_batch(request: Request, service: BatchService, owner: str) -> BatchObject:
-    new: NewBatch = decode_body(await read_short_body(request, service.body_timeout_s), NewBatch, "no batch")
+    new: NewBatch = await read_json(request, service.body_timeout_s, NewBatch, "no batch")
     if new.endpoint not in BATCH_ENDPOINTS:
         what = f"{new.endpoint!r}; expected one of {', '.join(BATCH_ENDPOINTS)}"
         raise ApiError(400, what, "invalid_value", "endpoint")
-    window_s = _window_s(new.completion_window)
-    is_id = _ID.fullmatch(new.input_file_id)
-    if not is_id or await files.find_file(service.store, owner, new.input_file_id) is None:
-        raise ApiError(404, f"there is no file {new.input_file_id!r}", "not_found", "input_file_id")
-    batch = await queue.create_batch(
-        service.store, owner, new.input_file_id, new.endpoint, new.completion_window, window_s, new.metadata
-    )
-    service.wake()
-    return batch
-
-
-def _window_s(window: str) -> int:
+    window = new.completion_window
     if not _WINDOW.fullmatch(window):
         what = f"{window!r}; expected '24h', or others up to '30d'"
         raise ApiError(400, what, "invalid_value", "completion_window")
-    return int(window[:-1]) * _UNIT_S[window[-1]]
+    window_s = int(window[:-1]) * _UNIT_S[window[-1]]
+    file = await _find(files.find_file, service, owner, new.input_file_id, "file", "input_file_id")
+    batch = await queue.create_batch(service.store, owner, file.id, new.endpoint, window, window_s, new.metadata)
+    service.wake()
+    return batch
 
 
 async def _list_batches(request: Request, service: BatchService, owner: str) -> BatchList:
@@ -178,11 +178,7 @@ async def _list_batches(request: Request, service: BatchService, owner: str) -> 
 
 
 async def _get_batch(request: Request, service: BatchService, owner: str) -> BatchObject:
-    id = request.path_params["id"]
-    batch = await queue.find_batch(service.store, owner, id) if _ID.fullmatch(id) else None
-    if batch is None:
-        raise ApiError(404, f"there is no batch {id!r}", "not_found", "id")
-    return batch
+    return await _find(queue.find_batch, service, owner, request.path_params["id"], "batch")
 
 
 async def _cancel_batch(request: Request, service: BatchService, owner: str) -> BatchObject:
@@ -207,27 +203,24 @@ _UPLOAD = {
     "type": "object", "required": ["file", "purpose"],
     "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}},
 }  # fmt: skip
-_LIST_ERRORS, _ONE_ERRORS = (*HTTP_ERRORS, 503), (*HTTP_ERRORS, 404, 503)
 _ONE = (path_id({"type": "string"}),)
 _PURPOSE = query("purpose", {"enum": list(PURPOSES)})
 
+
+def _endpoint(method: str, path: str, summary: str, handler: _Handler, returns: type, **options: Any) -> Endpoint:
+    return Endpoint(method, path, summary, _with_service(handler), returns, _ACCESS, **options)
+
+
 ENDPOINTS = [
-    Endpoint("POST", "/v1/files", "Upload a file", _with_service(_upload), FileObject, _ACCESS, form=_UPLOAD,
-             errors=(*HTTP_ERRORS, 413, 503)),
-    Endpoint("GET", "/v1/files", "The newest files", _with_service(_list_files), FileList, _ACCESS,
-             errors=_LIST_ERRORS, parameters=(*PAGE, _PURPOSE)),
-    Endpoint("GET", "/v1/files/{id}", "A file", _with_service(_get_file), FileObject, _ACCESS, errors=_ONE_ERRORS,
-             parameters=_ONE),
-    Endpoint("DELETE", "/v1/files/{id}", "Delete a file", _with_service(_delete_file), DeletedFile, _ACCESS,
-             errors=_ONE_ERRORS, parameters=_ONE),
-    Endpoint("GET", "/v1/files/{id}/content", "The content of a file", _with_service(_get_content), str, _ACCESS,
-             media_types=("application/jsonl",), errors=_ONE_ERRORS, parameters=_ONE),
-    Endpoint("POST", "/v1/batches", "Create a batch", _with_service(_create_batch), BatchObject, _ACCESS,
-             accepts=NewBatch, errors=(*_ONE_ERRORS, 413)),
-    Endpoint("GET", "/v1/batches", "The newest batches", _with_service(_list_batches), BatchList, _ACCESS,
-             errors=_LIST_ERRORS, parameters=PAGE),
-    Endpoint("GET", "/v1/batches/{id}", "A batch", _with_service(_get_batch), BatchObject, _ACCESS, errors=_ONE_ERRORS,
-             parameters=_ONE),
-    Endpoint("POST", "/v1/batches/{id}/cancel", "Cancel a batch: no more of its requests are started",
-             _with_service(_cancel_batch), BatchObject, _ACCESS, errors=_ONE_ERRORS, parameters=_ONE),
+    _endpoint("POST", "/v1/files", "Upload a file", _upload, FileObject, form=_UPLOAD),
+    _endpoint("GET", "/v1/files", "The newest files", _list_files, FileList, parameters=(*PAGE, _PURPOSE)),
+    _endpoint("GET", "/v1/files/{id}", "A file", _get_file, FileObject, parameters=_ONE),
+    _endpoint("DELETE", "/v1/files/{id}", "Delete a file", _delete_file, DeletedFile, parameters=_ONE),
+    _endpoint("GET", "/v1/files/{id}/content", "The content of a file", _get_content, str, parameters=_ONE,
+              media_types=("application/jsonl",)),
+    _endpoint("POST", "/v1/batches", "Create a batch", _create_batch, BatchObject, accepts=NewBatch, errors=(404,)),
+    _endpoint("GET", "/v1/batches", "The newest batches", _list_batches, BatchList, parameters=PAGE),
+    _endpoint("GET", "/v1/batches/{id}", "A batch", _get_batch, BatchObject, parameters=_ONE),
+    _endpoint("POST", "/v1/batches/{id}/cancel", "Cancel a batch: no more of its requests are started", _cancel_batch,
+              BatchObject, parameters=_ONE),
 ]  # fmt: skip

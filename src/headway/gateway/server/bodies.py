@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import DECODE_ERRORS, ApiError
 from headway.gateway.relay.writer import ClientWriter
 from headway.gateway.settings import Settings
 
@@ -37,10 +39,13 @@ async def read_body(
     return body
 
 
-async def read_short_body(request: Request, timeout_s: float) -> bytes:
-    """A body of at most 64 KiB. ApiError if it is longer, or does not come."""
+async def read_json(request: Request, timeout_s: float, type: Any, expected: str) -> Any:
+    """A body of at most 64 KiB as a value of this type. ApiError, which begins with `expected`, for other bodies."""
     receive = limited(request.receive, _SHORT_BYTES, timeout_s, _too_long(_SHORT_BYTES))
-    return await Request(request.scope, receive).body()
+    try:
+        return msgspec.json.decode(await Request(request.scope, receive).body(), type=type)
+    except DECODE_ERRORS as error:
+        raise ApiError(400, f"{expected}: {error}", "invalid_type") from None
 
 
 def limited(receive: Receive, max_bytes: int, pause_s: float, too_long: ApiError) -> Receive:

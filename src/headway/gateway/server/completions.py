@@ -11,19 +11,16 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import HeadwayError
+from headway.gateway.auth import ApiKeys, Caller
 from headway.gateway.clock import Clock
-from headway.gateway.errors import ApiError
+from headway.gateway.errors import INTERNAL_ERROR, POLICY_ERROR, ApiError
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, read_request
 from headway.gateway.relay.writer import AsgiWriter, ClientWriter, ResponseWriter, write_error
-from headway.gateway.server.auth import ApiKeys, Caller
 from headway.gateway.server.bodies import read_body
 from headway.gateway.settings import Settings
 
 log = logging.getLogger("headway.gateway")
-INTERNAL_ERROR = ApiError(500, "the gateway failed", "internal_error")
-"""A defect of the gateway; the log has the traceback."""
-_POLICY_ERROR = ApiError(500, "a policy failed", "policy_error")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -64,7 +61,7 @@ class CompletionsApp:
             await write_error(writer, error, request_id.encode())
         except HeadwayError as error:
             log.error("%s", error)
-            await write_error(writer, _POLICY_ERROR, request_id.encode())
+            await write_error(writer, POLICY_ERROR, request_id.encode())
         except Exception:
             if not writer.has_begun:
                 await write_error(writer, INTERNAL_ERROR, request_id.encode())

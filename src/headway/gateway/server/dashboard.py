@@ -10,21 +10,17 @@ from functools import cache
 from importlib.resources import files
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from headway import __version__
 from headway.gateway.fleet.replica import LiveReplica
+from headway.gateway.gateway import Gateway
 from headway.gateway.server.admin import replica_state
-from headway.gateway.server.routes import Access, Endpoint, Gateway, json_response
+from headway.gateway.server.routes import Access, Endpoint, json_response
 from headway.gateway.server.schema import DashboardData, HeldRequests, ReplicaRow
-from headway.gateway.settings import Settings
 from headway.gateway.telemetry.rolling_stats import NUM_SLOTS, SLOT_S
-
-
-def is_there(settings: Settings) -> bool:
-    """Whether the gateway has a dashboard: an open one, or one for administrators."""
-    return settings.dashboard == "open" or (settings.dashboard == "key" and bool(settings.admin_keys))
 
 
 async def _page(request: Request, gateway: Gateway) -> Response:
@@ -47,16 +43,12 @@ def _page_and_policy() -> tuple[str, str]:
 
 
 async def _data(request: Request, gateway: Gateway) -> Response:
-    return json_response(dashboard_data(gateway), headers={"cache-control": "no-store"})
-
-
-def dashboard_data(gateway: Gateway) -> DashboardData:
     stats, now = gateway.rolling_stats, gateway.clock.now
     assert stats is not None
     stats.collect_decisions(now)
     replicas = [_replica_row(gateway, replica, now) for replica in gateway.fleet.present()]
     queues = _queues(gateway, now)
-    return DashboardData(
+    data = DashboardData(
         version=__version__,
         time_s=time.time(),
         uptime_s=now,
@@ -73,6 +65,7 @@ def dashboard_data(gateway: Gateway) -> DashboardData:
         series=stats.series(now),
         decisions=stats.decisions,
     )
+    return json_response(data, headers={"cache-control": "no-store"})
 
 
 def _replica_row(gateway: Gateway, replica: LiveReplica, now: float) -> ReplicaRow:
@@ -100,10 +93,8 @@ def _queues(gateway: Gateway, now: float) -> list[HeldRequests]:
 
 
 _MISSING = "this gateway has no dashboard: it needs admin_keys, or `dashboard: open`"
-_PAGE_ACCESS = Access(exists=is_there, missing=_MISSING)
-_DATA_ACCESS = Access(
-    key=lambda settings: "admin" if settings.dashboard == "key" else "", exists=is_there, missing=_MISSING
-)
+_PAGE_ACCESS = Access(exists=lambda settings: settings.has_dashboard, missing=_MISSING)
+_DATA_ACCESS = replace(_PAGE_ACCESS, key=lambda settings: "admin" if settings.dashboard == "key" else "")
 
 ENDPOINTS = [
     Endpoint("GET", "/dashboard", "The dashboard", _page, str, _PAGE_ACCESS, media_types=("text/html",)),

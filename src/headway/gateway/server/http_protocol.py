@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from headway.gateway.errors import ApiError
 
 _MAX_HEAD_BYTES = 64 << 10
 """Of a request's first line and headers."""
@@ -150,33 +151,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _check_head(self) -> None:
         if self._head_bytes > _MAX_HEAD_BYTES:
-            self._refuse(b"431 Request Header Fields Too Large", "the headers are too long", "headers_too_long")
+            self._refuse(431, "the headers are too long", "headers_too_long")
         elif self._timer is None:
             self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._time_out)
 
     def _time_out(self) -> None:
         self._timer = None
         if self._head_bytes:
-            self._refuse(b"408 Request Timeout", "the request was not there in time", "timeout")
+            self._refuse(408, "the request was not there in time", "timeout")
         else:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(b"400 Bad Request", msg, "invalid_http")
+        self._refuse(400, msg, "invalid_http")
 
-    def _refuse(self, status: bytes, message: str, code: str) -> None:
-        self.transport.write(_refusal(status, message, code))
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer a request that could not be parsed."""
+        body = ApiError(status, message, code).json()
+        head = b"Content-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _refusal(status: bytes, message: str, code: str) -> bytes:
-    """An error response in OpenAI's format to a request that could not be parsed."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    body = msgspec.json.encode({"error": error})
-    head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-    return head % (status, len(body)) + body

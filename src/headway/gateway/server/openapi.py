@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import msgspec
 from headway import __version__
 from headway.gateway.relay.request import MAX_SLO_MS, MAX_TIER, MIN_SLO_MS
 from headway.gateway.server import schema
-from headway.gateway.server.routes import HTTP_ERRORS, JSON, SSE, Endpoint, Schema, header
+from headway.gateway.server.routes import JSON, SSE, Endpoint, Schema, header
 from headway.gateway.settings import Settings
 
 _REF = "#/components/schemas/"
+_CLASS_NAME = re.compile(f'"({_REF})?({"|".join(schema.PUBLISHED_NAMES)})"')
+"""A class whose component has another name, as a key, a title or a reference."""
 _OBJECT: Schema = {"type": "object"}
 _ERRORS = {
     400: "The request is invalid",
@@ -36,7 +39,7 @@ _RESPONSE_HEADERS = {
 }
 _SLO: Schema = {"type": "number", "minimum": MIN_SLO_MS, "maximum": MAX_SLO_MS}
 
-COMPLETION_ERRORS = (*HTTP_ERRORS, 404, 413, 429, 500, 502, 503, 504)
+COMPLETION_ERRORS = (404, 429, 500, 502, 503, 504)
 COMPLETION_HEADERS = tuple(_RESPONSE_HEADERS)
 COMPLETION_PARAMETERS = (
     header("x-headway-tier", "0 is the most urgent", {"type": "integer", "minimum": 0, "maximum": MAX_TIER}),
@@ -61,13 +64,19 @@ def document(endpoints: Sequence[Endpoint], settings: Settings) -> Schema:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, by_type, settings)
     bearer = {"type": "http", "scheme": "bearer"}
     key_header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
-    described: Schema = _with_published_names({
+    described = {
         "openapi": "3.1.0",
         "info": {"title": "Headway", "version": __version__, "description": "LLM engines behind one address."},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"bearer": bearer, "header": key_header}},
-    })  # fmt: skip
-    return described
+    }  # fmt: skip
+    text = _CLASS_NAME.sub(_published_name, msgspec.json.encode(described).decode())
+    published: Schema = msgspec.json.decode(text)
+    return published
+
+
+def _published_name(match: re.Match[str]) -> str:
+    return f'"{match[1] or ""}{schema.PUBLISHED_NAMES[match[2]]}"'
 
 
 def _operation(endpoint: Endpoint, by_type: dict[type, Schema], settings: Settings) -> Schema:
@@ -78,7 +87,7 @@ def _operation(endpoint: Endpoint, by_type: dict[type, Schema], settings: Settin
             name: {"description": _RESPONSE_HEADERS[name], "schema": {"type": "string"}} for name in endpoint.headers
         }
     responses |= {status: {"description": _ERRORS[status], "content": content} for status in endpoint.also}
-    errors, key = set(endpoint.errors), endpoint.access.key(settings)
+    errors, key = endpoint.all_errors, endpoint.access.key(settings)
     operation: Schema = {"summary": endpoint.summary, "operationId": _operation_id(endpoint), "responses": {}}
     if key == "admin" or (key == "client" and settings.api_keys):
         operation["security"] = [{"bearer": []}, {"header": []}]
@@ -110,18 +119,3 @@ def _schema(type_: Any, media_type: str, by_type: dict[type, Schema]) -> Schema:
 def _operation_id(endpoint: Endpoint) -> str:
     words = endpoint.path.replace("{", "").replace("}", "").replace(".", "/").replace("-", "/").split("/")
     return "_".join([endpoint.method.lower(), *filter(None, words)])
-
-
-def _with_published_names(value: Any) -> Any:
-    """Replace the names of classes by the names of components, which clients' generated code depends on."""
-    if isinstance(value, list):
-        return [_with_published_names(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    renamed = {schema.PUBLISHED_NAMES.get(key, key): _with_published_names(each) for key, each in value.items()}
-    if isinstance(ref := renamed.get("$ref"), str):
-        name = ref.removeprefix(_REF)
-        renamed["$ref"] = _REF + schema.PUBLISHED_NAMES.get(name, name)
-    if isinstance(title := renamed.get("title"), str):
-        renamed["title"] = schema.PUBLISHED_NAMES.get(title, title)
-    return renamed

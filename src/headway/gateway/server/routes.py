@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -11,44 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headway.gateway.auth import check_admin
 from headway.gateway.batch.objects import ID_PATTERN
-from headway.gateway.errors import DECODE_ERRORS, ApiError
-from headway.gateway.fleet.membership import LiveFleet
+from headway.gateway.errors import ApiError
+from headway.gateway.gateway import Gateway
 from headway.gateway.relay.writer import error_response
-from headway.gateway.scheduling.driver import Driver
-from headway.gateway.server.auth import check_admin
-from headway.gateway.server.completions import RequestGateway
 from headway.gateway.settings import Settings
-from headway.gateway.telemetry.rolling_stats import RollingStats
-
-if TYPE_CHECKING:
-    from headway.gateway.batch.service import BatchService
 
 JSON, SSE, TEXT = "application/json", "text/event-stream", "text/plain"
 HTTP_ERRORS = (400, 408, 431)
 """Any path refuses malformed HTTP with one of these."""
 Schema = dict[str, Any]
-
-
-class Gateway(RequestGateway, Protocol):
-    """The gateway, as far as the endpoints use it."""
-
-    @property
-    def fleet(self) -> LiveFleet: ...
-    @property
-    def driver(self) -> Driver: ...
-    @property
-    def rolling_stats(self) -> RollingStats | None: ...
-    @property
-    def batches(self) -> BatchService | None: ...
-    @property
-    def is_closing(self) -> bool: ...
-    @property
-    def num_up(self) -> int: ...
-    def start(self) -> None: ...
-    async def stop(self) -> None: ...
-    def names(self) -> list[str]: ...
-    def metrics_page(self) -> str: ...
 
 
 class Access(Struct, frozen=True):
@@ -58,6 +31,8 @@ class Access(Struct, frozen=True):
     exists: Callable[[Settings], bool] = lambda settings: True
     missing: str = ""
     """The error message where it does not exist."""
+    errors: tuple[int, ...] = ()
+    """Errors of all endpoints with this access."""
 
     def check(self, request: Request, gateway: Gateway) -> None:
         """Set `request.state.owner` to the owner of the key. ApiError without access."""
@@ -95,10 +70,18 @@ class Endpoint(Struct, frozen=True):
     status: int = 200
     also: tuple[int, ...] = ()
     """Further statuses with a body of the same type."""
-    errors: tuple[int, ...] = HTTP_ERRORS
+    errors: tuple[int, ...] = ()
+    """Statuses of errors, besides those that `all_errors` derives."""
     parameters: tuple[Schema, ...] = ()
     headers: tuple[str, ...] = ()
     """Headers of the response."""
+
+    @property
+    def all_errors(self) -> set[int]:
+        """Statuses of all errors: a path with an id may be unknown, and a body too long."""
+        has_body = self.accepts is not None or self.form is not None
+        derived = [404] * ("{id}" in self.path) + [413] * has_body
+        return {*HTTP_ERRORS, *self.access.errors, *self.errors, *derived}
 
     def route(self, gateway: Callable[[], Gateway]) -> Route:
         """The route of an endpoint that has a handler. `gateway` is called for each request."""
@@ -118,14 +101,6 @@ class Endpoint(Struct, frozen=True):
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, JSON)
-
-
-def decode_body(raw: bytes, type: Any, expected: str) -> Any:
-    """A request's JSON body as a value of this type. ApiError, which begins with `expected`, for anything else."""
-    try:
-        return msgspec.json.decode(raw, type=type)
-    except DECODE_ERRORS as error:
-        raise ApiError(400, f"{expected}: {error}", "invalid_type") from None
 
 
 def header(name: str, description: str, schema: Schema) -> Schema:

@@ -228,7 +228,7 @@ PUBLISHED_NAMES = {
     "DeletedFile": "Deleted", "EngineLoad": "Engine", "FailedPool": "Failed", "FileList": "Files", "FileObject": "File",
     "HealthStatus": "Health", "HeldRequests": "Queue", "LatencyQuantiles": "Quantiles", "ModelList": "Models",
     "ModelObject": "Model", "OfferedReplica": "Offered", "RecentRates": "Rates", "ReplicaList": "Workers",
-    "ReplicaRow": "Shown",
-    "ReplicaState": "Worker", "SlotSeries": "Series", "TierStats": "Tier", "VersionInfo": "Version",
+    "ReplicaRow": "Shown", "ReplicaState": "Worker",
+    "SlotSeries": "Series", "TierStats": "Tier", "VersionInfo": "Version",
 }  # fmt: skip
 """The components of /openapi.json whose names differ from the names of their classes."""

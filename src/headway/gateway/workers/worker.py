@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
+from headway.gateway.auth import ApiKeys, Caller
 from headway.gateway.clock import Clock
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import PATHS, ClientRequest
 from headway.gateway.relay.writer import ClientWriter, ResponseWriter
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import web_server
-from headway.gateway.server.auth import ApiKeys, Caller
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
 from headway.gateway.workers.heartbeat import HeartbeatMonitor

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 pytest.importorskip("httptools")
 
 import serving
+from headway.gateway.auth import ApiKeys, TokenBucket, check_admin
 from headway.gateway.errors import ApiError
-from headway.gateway.server.auth import ApiKeys, TokenBucket, check_admin
 from headway.gateway.settings import Key
 from keys import ADMIN, bearer, digest
 from serving import ask, chat
