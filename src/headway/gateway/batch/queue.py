@@ -80,17 +80,13 @@ def _new_id(kind: str) -> str:
 
 def _batch_object(row: Any) -> BatchObject:
     decode, errors = msgspec.json.decode, row["errors"]
-    return BatchObject(
-        id=row["id"], object="batch", endpoint=row["endpoint"], status=row["status"],
-        input_file_id=row["input_file_id"], output_file_id=row["output_file_id"], error_file_id=row["error_file_id"],
-        completion_window=row["completion_window"], created_at=row["created_ns"] // 10**9,
-        in_progress_at=row["in_progress_at"], expires_at=row["expires_at"], finalizing_at=row["finalizing_at"],
-        completed_at=row["completed_at"], failed_at=row["failed_at"], expired_at=row["expired_at"],
-        cancelling_at=row["cancelling_at"], cancelled_at=row["cancelled_at"],
-        request_counts=RequestCounts(row["num_total"], row["num_completed"], row["num_failed"]),
-        metadata=decode(row["metadata"]) if row["metadata"] else None,
-        errors=BatchErrorList(object="list", data=decode(errors, type=list[BatchError])) if errors else None,
-    )  # fmt: skip
+    columns = {name: row[name] for name in BatchObject.__struct_fields__ if name in BATCHES.c}
+    return BatchObject(**columns | {
+        "object": "batch", "created_at": row["created_ns"] // 10**9,
+        "request_counts": RequestCounts(row["num_total"], row["num_completed"], row["num_failed"]),
+        "metadata": decode(row["metadata"]) if row["metadata"] else None,
+        "errors": BatchErrorList(object="list", data=decode(errors, type=list[BatchError])) if errors else None,
+    })  # fmt: skip
 
 
 # For clients.
@@ -142,16 +138,11 @@ async def cancel_batch(store: BatchStore, owner: str, id: str) -> None:
 
 async def active_batches(store: BatchStore) -> list[ActiveBatch]:
     """Batches that have not ended, in order of their deadlines."""
+    num_ended = (BATCHES.c.num_completed + BATCHES.c.num_failed).label("num_ended")
+    query = select(BATCHES, num_ended).where(BATCHES.c.status.in_(_ACTIVE))
     async with store.begin() as connection:
-        query = select(BATCHES).where(BATCHES.c.status.in_(_ACTIVE))
         rows = await connection.execute(query.order_by(BATCHES.c.expires_at, BATCHES.c.created_ns))
-        return [
-            ActiveBatch(
-                row.id, row.owner, row.status, row.endpoint, row.input_file_id, row.expires_at, row.num_total,
-                row.num_completed + row.num_failed,
-            )
-            for row in rows
-        ]  # fmt: skip
+        return [msgspec.convert(row, ActiveBatch, from_attributes=True) for row in rows]
 
 
 async def delete_lines(store: BatchStore, batch: str) -> None:

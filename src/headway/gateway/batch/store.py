@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from sqlalchemy import (
     make_url,
     select,
     text,
-)  # fmt: skip
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
@@ -96,6 +94,8 @@ class BatchStore:
         self._lock_file: int | None = None
         self._lock_held: AsyncConnection | None = None
         self.is_open = False
+        self.begin = self._engine.begin
+        """A transaction as a context manager, committed at the end of its block."""
 
     async def open(self) -> None:
         """Create the tables if they do not exist."""
@@ -107,12 +107,6 @@ class BatchStore:
                     await connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK + 1})"))
                 await connection.run_sync(TABLES.create_all)
             self.is_open = True
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction, committed at the end of the block."""
-        async with self._engine.begin() as connection:
-            yield connection
 
     async def page(self, table: Table, query: Select[Any], page: Page) -> tuple[list[RowMapping], bool]:
         """One page of the rows that a query finds, the newest first, and whether there are more rows after it."""

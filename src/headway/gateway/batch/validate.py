@@ -11,7 +11,7 @@ from headway.gateway.batch.files import DeletedError, find_file, read_lines
 from headway.gateway.batch.objects import BatchError
 from headway.gateway.batch.queue import ActiveBatch, Line
 from headway.gateway.batch.store import BatchStore
-from headway.gateway.errors import DECODE_ERRORS
+from headway.gateway.errors import DECODE_ERRORS, ApiError
 
 _LINES_PER_WRITE = 500
 _MAX_CUSTOM_ID_CHARS = 512
@@ -26,14 +26,6 @@ class _BatchRequest(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_BatchRequest).decode
-
-
-class _LineError(Exception):
-    """A line is not a request of the batch."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.param = code, param
 
 
 class LineValidator:
@@ -53,35 +45,35 @@ class LineValidator:
         self.num_requests += 1
         try:
             request = self._decode(raw)
-        except _LineError as error:
+        except ApiError as error:
             if len(self.errors) < _MAX_ERRORS:
-                self.errors.append(BatchError(error.code, str(error), error.param, number))
+                self.errors.append(BatchError(error.code, error.message, error.param, number))
             return None
         self._custom_ids.add(request.custom_id)
         return Line(self._batch, number, request.custom_id, bytes(request.body))
 
     def _decode(self, raw: bytes) -> _BatchRequest:
         if self.num_requests > self._max_lines:
-            raise _LineError("too_many_lines", f"a batch has at most {self._max_lines:,} requests")
+            raise ApiError(400, f"a batch has at most {self._max_lines:,} requests", "too_many_lines")
         if len(raw) > self._max_line_bytes:
-            raise _LineError("line_too_long", f"a line has at most {self._max_line_bytes:,} bytes")
+            raise ApiError(400, f"a line has at most {self._max_line_bytes:,} bytes", "line_too_long")
         try:
             request = _decode(raw)
         except DECODE_ERRORS as error:
             what = f"expected a request with custom_id, url and body: {error}"
-            raise _LineError("invalid_json_line", what) from None
+            raise ApiError(400, what, "invalid_json_line") from None
         if request.method != "POST":
-            raise _LineError("invalid_method", f"{request.method!r}; expected 'POST'", "method")
+            raise ApiError(400, f"{request.method!r}; expected 'POST'", "invalid_method", "method")
         if request.url != self._endpoint:
-            raise _LineError("mismatched_url", f"{request.url!r}; the batch is for {self._endpoint!r}", "url")
+            raise ApiError(400, f"{request.url!r}; the batch is for {self._endpoint!r}", "mismatched_url", "url")
         if not 0 < len(request.custom_id) <= _MAX_CUSTOM_ID_CHARS or "\0" in request.custom_id:
             what = f"expected 1 to {_MAX_CUSTOM_ID_CHARS} characters, no zeros"
-            raise _LineError("invalid_custom_id", what, "custom_id")
+            raise ApiError(400, what, "invalid_custom_id", "custom_id")
         if request.custom_id in self._custom_ids:
             what = f"{request.custom_id!r} is another line's, too"
-            raise _LineError("duplicate_custom_id", what, "custom_id")
+            raise ApiError(400, what, "duplicate_custom_id", "custom_id")
         if not bytes(request.body).lstrip().startswith(b"{"):
-            raise _LineError("invalid_body", "the body must be a JSON object", "body")
+            raise ApiError(400, "the body must be a JSON object", "invalid_body", "body")
         return request
 
     @property

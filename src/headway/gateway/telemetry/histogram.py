@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 
 class Histogram:
@@ -40,11 +41,7 @@ class Histogram:
 
     def cumulative(self) -> list[int]:
         """For each bin, how many observations lie in this bin or in a lower one."""
-        so_far, sums = 0, []
-        for index in range(len(self._bounds) + 1):
-            so_far += self.counts.get(index, 0)
-            sums.append(so_far)
-        return sums
+        return list(accumulate(self.counts.get(index, 0) for index in range(len(self._bounds) + 1)))
 
     def quantile(self, share: float) -> float | None:
         """The geometric middle of the bin that holds this quantile; None without observations."""
@@ -52,9 +49,6 @@ class Histogram:
         for index in sorted(self.counts):
             so_far += self.counts[index]
             if so_far >= rank:
-                return self._middle(index)
+                low, high = self._bounds[max(index - 1, 0)], self._bounds[min(index, len(self._bounds) - 1)]
+                return math.sqrt(low * high)
         return None
-
-    def _middle(self, index: int) -> float:
-        low, high = self._bounds[max(index - 1, 0)], self._bounds[min(index, len(self._bounds) - 1)]
-        return math.sqrt(low * high)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Protocol
 
 from headway.control.live import Live
@@ -27,6 +28,14 @@ _METRICS = {
     "tpot_s": "time_per_output_token_seconds",
     "e2e_s": "request_duration_seconds",
 }
+_INTER_TOKEN, _OVERHEAD = "inter_token_seconds", ("gateway_overhead_seconds", "")
+_COUNTERS = {
+    "tokens_total": ("kind", "Tokens of requests that have ended"),
+    "judgements_total": ("outcome", "Answers of a cascade's models, by the judgement on them"),
+    "prefills_total": ("outcome", "Prompts to be computed by another replica, by the result"),
+}
+"""Counters by model and by one more label."""
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 HistogramCounts = tuple[str, str, int, str, dict[int, int], float]
@@ -59,29 +68,16 @@ class MeasuredRequest(Protocol):
     def is_unstreamed(self) -> bool: ...
 
 
-def _new_histogram() -> Histogram:
-    return Histogram(_BOUNDS_S)
-
-
 class _Series:
     """The counters and histograms of one model, pool and tier."""
 
-    __slots__ = ("by_metric", "inter_token", "labels", "num_by_outcome")
+    __slots__ = ("histograms", "labels", "num_by_outcome")
 
     def __init__(self, model: str, pool: str, tier: int) -> None:
         self.labels = {"model": model, "pool": pool, "tier": str(tier)}
         self.num_by_outcome: dict[str, int] = defaultdict(int)
-        self.by_metric: dict[str, Histogram] = defaultdict(_new_histogram)
-        self.inter_token: dict[str, Histogram] = defaultdict(_new_histogram)
-        """By phase."""
-
-    def histograms(self, metric: str) -> Iterator[tuple[Labels, Histogram]]:
-        """The histograms of one metric that have observations, with their labels."""
-        if metric in self.by_metric and self.by_metric[metric].counts:
-            yield self.labels, self.by_metric[metric]
-        if metric == "inter_token_seconds":
-            for phase, histogram in self.inter_token.items():
-                yield {**self.labels, "phase": phase}, histogram
+        self.histograms: dict[tuple[str, str], Histogram] = defaultdict(partial(Histogram, _BOUNDS_S))
+        """By metric and phase; only times between tokens have a phase."""
 
 
 class PrometheusMetrics:
@@ -89,9 +85,7 @@ class PrometheusMetrics:
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str, int], _Series] = {}
-        self._tokens: dict[tuple[str, str], int] = defaultdict(int)
-        self._judgements: dict[tuple[str, str], int] = defaultdict(int)
-        self._prefills: dict[tuple[str, str], int] = defaultdict(int)
+        self._by_model: dict[str, dict[tuple[str, str], int]] = {name: defaultdict(int) for name in _COUNTERS}
 
     def _series_of(self, request: MeasuredRequest) -> _Series:
         """The pool is empty for a request that was never placed."""
@@ -108,31 +102,31 @@ class PrometheusMetrics:
         """Count a request that has ended, and its latencies if it finished."""
         live, series = request.live, self._series_of(request)
         series.num_by_outcome[outcome.name.lower()] += 1
-        self._tokens[live.model, "input"] += live.prompt_tokens
-        self._tokens[live.model, "output"] += live.generated_tokens
+        tokens = self._by_model["tokens_total"]
+        tokens[live.model, "input"] += live.prompt_tokens
+        tokens[live.model, "output"] += live.generated_tokens
         if outcome is not Outcome.FINISHED:
             return
-        series.by_metric["hold_seconds"].observe(live.placed_s - live.arrival_s)
+        series.histograms["hold_seconds", ""].observe(live.placed_s - live.arrival_s)
         for latency, seconds in latencies_s(live, now, request.is_unstreamed):
-            series.by_metric[_METRICS[latency]].observe(seconds)
+            series.histograms[_METRICS[latency], ""].observe(seconds)
 
     def count_send(self, request: MeasuredRequest, read_s: float, now: float) -> None:
         """Observe the gateway's overhead on a request's first send to a replica; its last byte came at `read_s`."""
         live = request.live
         overhead_s = live.arrival_s - read_s + now - live.enqueued_s
-        self._series_of(request).by_metric["gateway_overhead_seconds"].observe(overhead_s)
+        self._series_of(request).histograms[_OVERHEAD].observe(overhead_s)
 
     def inter_token(self, request: MeasuredRequest) -> Histogram:
         """The histogram of times between tokens, valid while the request keeps its replica and its phase."""
-        return self._series_of(request).inter_token[request.live.phase.name.lower()]
+        return self._series_of(request).histograms[_INTER_TOKEN, request.live.phase.name.lower()]
 
     def drain(self) -> list[HistogramCounts]:
         """Counts of inter-token times and overheads since the last call; the caller owns them from now on."""
         drained: list[HistogramCounts] = []
         for (model, pool, tier), series in self._series.items():
-            overhead = series.by_metric["gateway_overhead_seconds"]
-            for phase, histogram in (("", overhead), *series.inter_token.items()):
-                if histogram.counts:
+            for (metric, phase), histogram in series.histograms.items():
+                if histogram.counts and (phase or (metric, phase) == _OVERHEAD):
                     drained.append((model, pool, tier, phase, dict(histogram.counts), histogram.total))
                     histogram.clear()
         return drained
@@ -140,17 +134,16 @@ class PrometheusMetrics:
     def merge(self, drained: Iterable[HistogramCounts]) -> None:
         """Add counts that another process has drained."""
         for model, pool, tier, phase, counts, total_s in drained:
-            series = self._series_at(model, pool, tier)
-            histogram = series.inter_token[phase] if phase else series.by_metric["gateway_overhead_seconds"]
-            histogram.merge(counts, total_s)
+            key = (_INTER_TOKEN, phase) if phase else _OVERHEAD
+            self._series_at(model, pool, tier).histograms[key].merge(counts, total_s)
 
     def count_judgement(self, model: str, outcome: str) -> None:
         """Count a judgement of a cascade's answer."""
-        self._judgements[model, outcome] += 1
+        self._by_model["judgements_total"][model, outcome] += 1
 
     def count_prefill(self, model: str, outcome: str) -> None:
         """Count a prompt that one replica computed, or failed to compute, for another."""
-        self._prefills[model, outcome] += 1
+        self._by_model["prefills_total"][model, outcome] += 1
 
     def page(self, gauges: Iterable[tuple[str, str, list[Sample]]]) -> str:
         """All metrics in Prometheus' text format. `gauges`: (name, help, samples) of the values of this moment."""
@@ -165,30 +158,25 @@ class PrometheusMetrics:
         for series in self._series.values():
             for outcome, num in series.num_by_outcome.items():
                 yield f"headway_requests_total{_labels({**series.labels, 'outcome': outcome})} {num}"
-        yield from _head("tokens_total", "Tokens of requests that have ended", "counter")
-        yield from _by_model("tokens_total", "kind", self._tokens)
-        if self._judgements:
-            yield from _head("judgements_total", "Answers of a cascade's models, by the judgement on them", "counter")
-            yield from _by_model("judgements_total", "outcome", self._judgements)
-        if self._prefills:
-            yield from _head("prefills_total", "Prompts to be computed by another replica, by the result", "counter")
-            yield from _by_model("prefills_total", "outcome", self._prefills)
+        for name, (label, help) in _COUNTERS.items():
+            counts = self._by_model[name]
+            if counts or name == "tokens_total":
+                yield from _head(name, help, "counter")
+            for (model, value), num in counts.items():
+                yield f"headway_{name}{_labels({'model': model, label: value})} {num}"
 
     def _histograms(self) -> Iterator[str]:
         for name, help in _HISTOGRAMS.items():
             yield from _head(name, help, "histogram")
             for series in self._series.values():
-                for labels, histogram in series.histograms(name):
-                    yield from _buckets(f"headway_{name}", labels, histogram)
+                for (metric, phase), histogram in series.histograms.items():
+                    if metric == name and (phase or histogram.counts):
+                        labels = series.labels | ({"phase": phase} if phase else {})
+                        yield from _buckets(f"headway_{name}", labels, histogram)
 
 
 def _head(name: str, help: str, kind: str) -> tuple[str, str]:
     return f"# HELP headway_{name} {help}", f"# TYPE headway_{name} {kind}"
-
-
-def _by_model(name: str, label: str, counts: Mapping[tuple[str, str], int]) -> Iterator[str]:
-    for (model, value), num in counts.items():
-        yield f"headway_{name}{_labels({'model': model, label: value})} {num}"
 
 
 def _buckets(name: str, labels: Labels, histogram: Histogram) -> Iterator[str]:
@@ -202,8 +190,4 @@ def _buckets(name: str, labels: Labels, histogram: Histogram) -> Iterator[str]:
 def _labels(labels: Labels) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return "{" + ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items()) + "}"

@@ -107,7 +107,8 @@ class RollingStats:
         number = int(now // SLOT_S)
         if not self._slots or self._slots[-1][0] != number:
             self._slots.append((number, {}))
-            self._stop_unread_decisions(now)
+            if now > self._collects_until_s and self._decisions.append in self._source.listeners:
+                self._source.listeners.remove(self._decisions.append)
         return self._slots[-1][1]
 
     def collect_decisions(self, now: float) -> None:
@@ -115,10 +116,6 @@ class RollingStats:
         if self._decisions.append not in self._source.listeners:
             self._source.listeners.append(self._decisions.append)
         self._collects_until_s = now + _COLLECT_S
-
-    def _stop_unread_decisions(self, now: float) -> None:
-        if now > self._collects_until_s and self._decisions.append in self._source.listeners:
-            self._source.listeners.remove(self._decisions.append)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -138,8 +135,13 @@ class RollingStats:
 
     def tiers(self, now: float) -> list[TierStats]:
         """Each tier over the whole window."""
-        window = self._window(now)
-        return [_tier_stats(tier, [slot[tier] for slot in window if tier in slot]) for tier in _tiers(window)]
+        rows, window = [], self._window(now)
+        for tier in _tiers(window):
+            slots = [slot[tier] for slot in window if tier in slot]
+            num, failed = sum(slot.num for slot in slots), sum(slot.failed for slot in slots)
+            latencies = {name: _quantiles(slot.latencies[name] for slot in slots) for name in _LATENCIES}
+            rows.append(TierStats(tier=tier, num=num, failed=failed, **latencies))
+        return rows
 
     def series(self, now: float) -> SlotSeries:
         """The whole window, slot by slot."""
@@ -160,15 +162,6 @@ class RollingStats:
 
 def _tiers(window: _Slots) -> list[int]:
     return sorted({tier for slot in window for tier in slot})
-
-
-def _tier_stats(tier: int, slots: list[_TierSlot]) -> TierStats:
-    return TierStats(
-        tier=tier,
-        num=sum(slot.num for slot in slots),
-        failed=sum(slot.failed for slot in slots),
-        **{metric: _quantiles(slot.latencies[metric] for slot in slots) for metric in _LATENCIES},
-    )
 
 
 def _quantiles(histograms: Iterable[Histogram]) -> LatencyQuantiles:

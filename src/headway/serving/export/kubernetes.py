@@ -1,10 +1,9 @@
-"""Manifests: a workload and a Service for every pool, and the gateway in front of them."""
+"""Manifests: a workload and a Service for every pool, and the gateway with its fleet file in front of them."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from types import ModuleType
 from typing import Any, Literal
 
 import yaml
@@ -16,8 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Pool
 from headway.gateway.upstream.dialects import api_of
 from headway.scenario.policies import policies_of
-from headway.serving.export import sglang, vllm
-from headway.serving.export.fleet_file import fleet_file
+from headway.serving.export.engines import CONTAINERS, PORT
 from headway.serving.pools import uses_engine_priority
 
 Manifest = dict[str, Any]
@@ -27,8 +25,9 @@ _CONFIG_AT = "/etc/headway"
 _LONGEST_START_S = 1800
 """Enough to download the weights."""
 _PERIOD_S = 10
-_ENGINES: dict[str, ModuleType] = {"vllm": vllm, "sglang": sglang}
-"""The module that knows an engine's command line, by dialect."""
+_SERVING_KEYS = ("name", "seed", "policies", "cascade", "pacer", "slo", "network", "gpu_limits", "gateway", "roles")
+_DROPPED_POOL_KEYS = ("endpoints", "processes", "kubernetes", "coefficients")
+"""Where the pool was before, and files that the gateway's pod does not have."""
 
 
 class ExportOptions(Struct, frozen=True):
@@ -59,12 +58,11 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, data: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-
-_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def manifests(scenario: Scenario, options: ExportOptions) -> dict[str, str]:
@@ -106,7 +104,7 @@ def _pools(scenario: Scenario) -> list[tuple[Pool, str, tuple[str | int, ...]]]:
 def _check(pool: Pool) -> None:
     """HeadwayError for an unknown engine or model, a replica larger than a node, or an invalid name."""
     name = pool.name
-    if api_of(pool.engine.name) not in _ENGINES:
+    if api_of(pool.engine.name) not in CONTAINERS:
         what = "there are manifests for vLLM and SGLang only; expected engine: vllm-v1, or sglang"
         raise HeadwayError(f"engine {pool.engine.name}: {what}")
     if not pool.model.hf_id:
@@ -131,18 +129,22 @@ def _of_pool(pool: Pool, combo: str, kind: Kind, by_priority: bool, options: Exp
     spec: Manifest = {"replicas": pool.replicas, "selector": selector, "template": template}
     if kind == "StatefulSet":
         spec = {"serviceName": pool.name, "podManagementPolicy": "Parallel", **spec}
-    documents = [_manifest("apps/v1", kind, pool.name, spec), _service(pool.name, vllm.PORT, kind == "StatefulSet")]
+    documents = [_manifest("apps/v1", kind, pool.name, spec), _service(pool.name, PORT, kind == "StatefulSet")]
     if options.autoscale and pool.max_replicas is not None:
         documents.append(_autoscaler(pool, kind, options))
     return documents
 
 
 def _pod(pool: Pool, by_priority: bool, options: ExportOptions) -> Manifest:
-    gpus, engine = {"nvidia.com/gpu": str(pool.parallel.num_gpus)}, _ENGINES[api_of(pool.engine.name)]
-    ports = {"http": vllm.PORT, **engine.ports(pool)}
-    environment = _token(options) + engine.environment(pool, options.connector)
-    container = {
-        "name": engine.NAME, "image": options.image or engine.image(pool.engine.version), "command": engine.COMMAND,
+    gpus, engine = {"nvidia.com/gpu": str(pool.parallel.num_gpus)}, CONTAINERS[api_of(pool.engine.name)]
+    ports = {"http": PORT, **engine.ports(pool)}
+    environment = engine.environment(pool, options.connector)
+    if options.token_secret:
+        secret = {"name": options.token_secret, "key": "token"}
+        environment = [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}, *environment]
+    container: Manifest = {
+        "name": engine.name, "image": options.image or engine.image(pool.engine.version),
+        "command": ["python3", "-m", engine.module],
         "args": engine.arguments(pool, by_priority, options.connector),
         **({"env": environment} if environment else {}),
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
@@ -162,13 +164,6 @@ def _pod(pool: Pool, by_priority: bool, options: ExportOptions) -> Manifest:
     }
 
 
-def _token(options: ExportOptions) -> list[Manifest]:
-    if not options.token_secret:
-        return []
-    secret = {"name": options.token_secret, "key": "token"}
-    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}]
-
-
 def _product(gpu: Gpu, products: dict[str, str]) -> str:
     """The label of NVIDIA's GPU feature discovery: the product's name with dashes for spaces."""
     if gpu.name in products:
@@ -181,7 +176,7 @@ def _product(gpu: Gpu, products: dict[str, str]) -> str:
 
 def _autoscaler(pool: Pool, kind: Kind, options: ExportOptions) -> Manifest:
     target = {"type": "AverageValue", "averageValue": options.waiting_target}
-    metric = {"metric": {"name": _ENGINES[api_of(pool.engine.name)].WAITING}, "target": target}
+    metric = {"metric": {"name": CONTAINERS[api_of(pool.engine.name)].waiting_metric}, "target": target}
     return _manifest("autoscaling/v2", "HorizontalPodAutoscaler", pool.name, {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": kind, "name": pool.name},
         "minReplicas": max(pool.min_replicas, 1), "maxReplicas": pool.max_replicas,
@@ -195,7 +190,7 @@ def _autoscaler(pool: Pool, kind: Kind, options: ExportOptions) -> Manifest:
 def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Manifest]:
     scales = scenario.spec.policies.scaling is not None
     asks = kind == "Deployment" or scales
-    text = fleet_file(scenario, kind, options.namespace, asks)
+    text = _fleet_file(scenario, kind, options.namespace, asks)
     config = _manifest("v1", "ConfigMap", GATEWAY, None) | {"data": {"fleet.yaml": text}}
     account = _manifest("v1", "ServiceAccount", GATEWAY, None)
     rights = _rights(scenario, kind, scales, options) if asks else []
@@ -226,6 +221,37 @@ def _gateway(scenario: Scenario, kind: Kind, options: ExportOptions) -> list[Man
     return [config, account, *rights, gateway, _service(GATEWAY, GATEWAY_PORT, headless=False)]
 
 
+def _fleet_file(scenario: Scenario, kind: str, namespace: str, asks_cluster: bool) -> str:
+    """The file's text. Pools name the endpoints of their pods or, with `asks_cluster`, their Kubernetes workloads.
+
+    HeadwayError if the gateway needs a disk, which its pod does not have.
+    """
+    batches = scenario.spec.gateway.batches
+    if batches is not None and "://" not in batches.store:
+        what = f"{batches.store!r} is a file, and the gateway's pod has no disk; expected postgresql://host/database"
+        raise scenario.places.error(("gateway", "batches", "store"), what)
+
+    def section(entry: dict[str, Any], pool: Pool, num: int) -> dict[str, Any]:
+        kept = {key: value for key, value in entry.items() if key not in _DROPPED_POOL_KEYS}
+        kept |= {"name": pool.name, "replicas": pool.replicas, "api": api_of(pool.engine.name)}
+        if asks_cluster:
+            return kept | {"kubernetes": {"name": pool.name, "kind": kind, "namespace": namespace, "port": PORT}}
+        host = f"{pool.name}.{namespace}.svc"
+        return kept | {"endpoints": [f"http://{pool.name}-{i}.{host}:{PORT}" for i in range(num)]}
+
+    document = {key: scenario.document[key] for key in _SERVING_KEYS if key in scenario.document}
+    entries = zip(scenario.document.get("fleet", ()), scenario.fleet.pools, strict=True)
+    if pools := [section(entry, pool, pool.replicas) for entry, pool in entries]:
+        document["fleet"] = pools
+    combos = []
+    for i, (entry, combo) in enumerate(zip(scenario.document.get("combos", ()), scenario.fleet.combos, strict=True)):
+        parts = zip(scenario.spec.combos[i].parts, combo.parts, strict=True)
+        combos.append(entry | {key: section(entry[key], part, part.replicas * combo.replicas) for key, part in parts})
+    if combos:
+        document["combos"] = combos
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+
+
 def _rights(scenario: Scenario, kind: Kind, scales: bool, options: ExportOptions) -> list[Manifest]:
     """Rights to see pods and, if the gateway scales, to set their number and which of them go first."""
     names = [pool.name for pool in scenario.fleet.all_pools]
@@ -252,12 +278,9 @@ def _manifest(version: str, kind: str, name: str, spec: Manifest | None) -> Mani
 
 
 def _labels(name: str) -> dict[str, str]:
-    part = "gateway" if name == GATEWAY else "engine"
-    return {
-        "app.kubernetes.io/name": name,
-        "app.kubernetes.io/component": part,
-        "app.kubernetes.io/part-of": "headway-fleet",
-    }
+    component = "gateway" if name == GATEWAY else "engine"
+    labels = {"name": name, "component": component, "part-of": "headway-fleet"}
+    return {f"app.kubernetes.io/{key}": value for key, value in labels.items()}
 
 
 def _service(name: str, port: int, headless: bool) -> Manifest:

@@ -1,0 +1,134 @@
+"""The containers of engines: image, command line, ports and environment for a replica of a pool.
+
+Sources: the documentation of the arguments of vLLM's and SGLang's servers, of vLLM's `--kv-transfer-config`, and of
+SGLang's `--disaggregation-mode`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from headway.core.fleet import Pool
+from headway.perf import memory
+
+PORT = 8000
+_NIXL_PORT = 5600
+"""The port on which another engine's NIXL finds vLLM's."""
+_BOOTSTRAP_PORT = 8998
+"""The port on which SGLang's decode servers ask a prefill server for KV caches."""
+_SGLANG_BACKENDS = {"NixlConnector": "nixl", "MooncakeConnector": "mooncake"}
+"""SGLang's names of vLLM's connectors."""
+_ROUNDED_TOKENS = 1024
+_KV_MARGIN = 0.9
+"""Share of the predicted KV cache for the longest request: an engine with less memory than that does not start."""
+
+
+class EngineContainer(Struct, frozen=True):
+    """How to run an engine of one dialect."""
+
+    name: str
+    module: str
+    """The Python module that is its command."""
+    waiting_metric: str
+    """The metric for waiting requests."""
+    image: Callable[[str], str]
+    """The official image for a version, or the latest one."""
+    arguments: Callable[[Pool, bool, str], list[str]]
+    """By pool, by whether the engine orders its queue by tier, and by the connector that transfers KV caches."""
+    ports: Callable[[Pool], dict[str, int]]
+    """Ports by name, besides the one for requests."""
+    environment: Callable[[Pool, str], list[dict[str, Any]]] = lambda pool, connector: []
+
+
+def _vllm_arguments(pool: Pool, by_priority: bool, connector: str) -> list[str]:
+    engine, parallel = pool.engine, pool.parallel
+    args = ["--model", pool.model.hf_id, "--served-model-name", *dict.fromkeys((pool.model.hf_id, pool.model.name))]
+    args += ["--port", str(PORT), "--tensor-parallel-size", str(parallel.tp)]
+    args += ["--pipeline-parallel-size", str(parallel.pp)]
+    if parallel.dp > 1:
+        args += ["--data-parallel-size", str(parallel.dp)]
+    if parallel.ep:
+        args.append("--enable-expert-parallel")
+    args += ["--max-num-seqs", str(engine.max_num_seqs), "--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+    args += ["--gpu-memory-utilization", f"{engine.gpu_memory_utilization:g}"]
+    args.append("--enable-prefix-caching" if engine.prefix_caching else "--no-enable-prefix-caching")
+    if engine.kv_dtype_bytes == 1:
+        args += ["--kv-cache-dtype", "fp8"]
+    if (longest := _longest_tokens(pool)) < pool.model.max_context_tokens:
+        args += ["--max-model-len", str(longest)]
+    if by_priority:
+        args += ["--scheduling-policy", "priority"]
+    if pool.role != "mixed":
+        args += ["--kv-transfer-config", json.dumps({"kv_connector": connector, "kv_role": "kv_both"})]
+    return args
+
+
+def _vllm_environment(pool: Pool, connector: str) -> list[dict[str, Any]]:
+    if pool.role == "mixed" or connector != "NixlConnector":
+        return []
+    return [
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(_NIXL_PORT)},
+    ]
+
+
+def _sglang_arguments(pool: Pool, by_priority: bool, connector: str) -> list[str]:
+    engine, parallel = pool.engine, pool.parallel
+    args = ["--model-path", pool.model.hf_id, "--served-model-name", pool.model.hf_id, "--host", "0.0.0.0"]
+    num_ranks = str(parallel.tp * parallel.dp)
+    args += ["--port", str(PORT), "--tp-size", num_ranks, "--pp-size", str(parallel.pp)]
+    if parallel.dp > 1:
+        args += ["--dp-size", str(parallel.dp), "--enable-dp-attention"]
+    if parallel.ep:
+        args += ["--ep-size", num_ranks]
+    args += ["--max-running-requests", str(engine.max_num_seqs)]
+    args += ["--chunked-prefill-size", str(engine.max_num_batched_tokens)]
+    args += ["--mem-fraction-static", f"{engine.gpu_memory_utilization:g}", "--enable-metrics"]
+    if not engine.prefix_caching:
+        args.append("--disable-radix-cache")
+    if engine.kv_dtype_bytes == 1:
+        args += ["--kv-cache-dtype", "fp8_e5m2"]
+    if (longest := _longest_tokens(pool)) < pool.model.max_context_tokens:
+        args += ["--context-length", str(longest)]
+    if by_priority:
+        args.append("--enable-priority-scheduling")
+    if pool.role != "mixed":
+        backend = _SGLANG_BACKENDS.get(connector, connector)
+        args += ["--disaggregation-mode", pool.role, "--disaggregation-transfer-backend", backend]
+    if pool.role == "prefill":
+        args += ["--disaggregation-bootstrap-port", str(_BOOTSTRAP_PORT)]
+    return args
+
+
+def _longest_tokens(pool: Pool) -> int:
+    """Prompt and output of the longest request, by the model's limit and by the KV cache."""
+    plan = memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
+    room = int(plan.kv_capacity_tokens * _KV_MARGIN) // _ROUNDED_TOKENS * _ROUNDED_TOKENS
+    return min(pool.model.max_context_tokens, max(room, _ROUNDED_TOKENS))
+
+
+CONTAINERS = {
+    "vllm": EngineContainer(
+        name="vllm",
+        module="vllm.entrypoints.openai.api_server",
+        waiting_metric="vllm:num_requests_waiting",
+        image=lambda version: f"vllm/vllm-openai:v{version}" if version else "vllm/vllm-openai:latest",
+        arguments=_vllm_arguments,
+        ports=lambda pool: {"nixl": _NIXL_PORT} if pool.role != "mixed" else {},
+        environment=_vllm_environment,
+    ),
+    "sglang": EngineContainer(
+        name="sglang",
+        module="sglang.launch_server",
+        waiting_metric="sglang:num_queue_reqs",
+        # Images have versions of three parts.
+        image=lambda version: f"lmsysorg/sglang:{f'v{version}' if version.count('.') == 2 else 'latest'}",
+        arguments=_sglang_arguments,
+        ports=lambda pool: {"bootstrap": _BOOTSTRAP_PORT} if pool.role == "prefill" else {},
+    ),
+}
+"""By dialect."""
