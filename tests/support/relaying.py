@@ -41,9 +41,6 @@ class Reservation:
     def count_tokens(self, tokens: int) -> None:
         self.tokens += tokens
 
-    def requeue(self) -> None:
-        return
-
     def free(self) -> None:
         self.is_free = True
 

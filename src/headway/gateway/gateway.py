@@ -180,18 +180,16 @@ class Gateway:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
         features = client_request.features(self.clock.now)
-        return self._relay(client_request, self.admit(features, self._new_request(request_id), caller), writer)
+        request = self.admit(features, lambda live: InFlightRequest(live, request_id), caller)
+        return self._relay(client_request, request, writer)
 
     def relay(
         self, client_request: ClientRequest, writer: ResponseWriter, request_id: str, deadline_s: float | None = None
     ) -> Relay:
         """Admit a request of a batch, which has no caller's limits. `deadline_s`: seconds from now."""
         features = client_request.features(self.clock.now)
-        return self._relay(client_request, self._admit(features, self._new_request(request_id), deadline_s), writer)
-
-    @staticmethod
-    def _new_request(request_id: str) -> Callable[[Live], InFlightRequest]:
-        return lambda live: InFlightRequest(live, request_id)
+        request = self._admit(features, lambda live: InFlightRequest(live, request_id), deadline_s)
+        return self._relay(client_request, request, writer)
 
     def _relay(self, client_request: ClientRequest, request: InFlightRequest, writer: ResponseWriter) -> Relay:
         return self._new_relay(
@@ -240,7 +238,7 @@ class Gateway:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         service, model = self._service(features)
         live = self._live(features, model, deadline_s)
-        if not any(each.fits(live) for each in self._services_of(service, model)):
+        if not service.fits(live) and not any(each.fits(live) for each in self._services_of(service, model)):
             wanted = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
             raise ApiError(400, f"{wanted} are more than {service.longest_tokens:,}", "context_length_exceeded")
         if len(service.hold_queue) >= self.settings.max_held and self._is_hold_queue_full(service):

@@ -34,7 +34,7 @@ def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fre
     seats[0].count_tokens(3)
     assert (replica.prefill_tokens_left, replica.tokens_generated) == (32, 3)
     thinking.phase = Phase.ANSWERING
-    replica.requeue(seats[0])
+    seats[0].count_tokens(0)
     assert replica.queue_lengths == [0, 2]
     replica.update_load(Load(running=9, waiting=4, kv_share=0.5))
     assert (replica.num_running, replica.num_waiting, replica.kv_blocks_used) == (9, 4, 500)

@@ -54,7 +54,7 @@ def test_the_end_tag_of_reasoning_may_come_in_any_pieces(pieces: list[str]) -> N
         finish = "stop" if i == len(pieces) - 1 else None
         payload = json.dumps({"choices": [{"text": piece, "finish_reason": finish}]}).encode()
         value = sse.decode_object(payload)
-        resumed.convert(sse.to_chunk(value))
+        resumed.convert(sse.decode_chunk(value))
         deltas += [choice["delta"] for choice in value["choices"]] if resumed.rewrite(value) else []
     before, _, after = "".join(pieces).partition("</think>")
     assert "".join(delta.get("reasoning", "") for delta in deltas) == before

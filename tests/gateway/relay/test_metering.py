@@ -33,7 +33,7 @@ def meter_of(**fields: Any) -> tuple[ResponseMeter, Live, OrderedScheduler, Rese
 
 
 def chunk(**delta: Any) -> sse.Chunk:
-    return sse.to_chunk({"choices": [{"delta": delta}]})
+    return sse.decode_chunk({"choices": [{"delta": delta}]})
 
 
 def test_a_chunk_with_text_is_a_token() -> None:
@@ -47,8 +47,8 @@ def test_a_chunk_with_text_is_a_token() -> None:
 
 def test_token_ids_count_exactly() -> None:
     meter, live, _, _ = meter_of()
-    meter.measure(sse.to_chunk({"choices": [{"delta": {"content": "so"}, "token_ids": [1, 2, 3]}]}))
-    meter.measure(sse.to_chunk({"choices": [{"delta": {"content": ""}, "token_ids": [4]}]}))
+    meter.measure(sse.decode_chunk({"choices": [{"delta": {"content": "so"}, "token_ids": [1, 2, 3]}]}))
+    meter.measure(sse.decode_chunk({"choices": [{"delta": {"content": ""}, "token_ids": [4]}]}))
     assert live.generated_tokens == 4 and meter.partial.token_ids == [1, 2, 3, 4]
 
 
@@ -56,7 +56,7 @@ def test_llama_cpps_timings_count_tokens_without_text() -> None:
     meter, live, _, _ = meter_of()
     for num in (1, 4):
         timings = {"prompt_n": 5, "cache_n": 2, "predicted_n": num}
-        meter.measure(sse.to_chunk({"choices": [{"delta": {"content": "so"}}], "timings": timings}))
+        meter.measure(sse.decode_chunk({"choices": [{"delta": {"content": "so"}}], "timings": timings}))
     assert live.generated_tokens == 4 and meter.partial.seen_tokens == 11 and meter.partial.token_ids is None
 
 
@@ -64,7 +64,7 @@ def test_the_engines_usage_corrects_both_counts() -> None:
     meter, live, _, _ = meter_of()
     meter.tokens_before = live.generated_tokens = 3  # of another replica, whose tokens are part of this prompt
     meter.measure(chunk(content="so"))
-    meter.measure(sse.to_chunk({"usage": {"prompt_tokens": 10, "completion_tokens": 2}}))
+    meter.measure(sse.decode_chunk({"usage": {"prompt_tokens": 10, "completion_tokens": 2}}))
     assert (live.prompt_tokens, meter.prompt_tokens, live.generated_tokens) == (7, 7, 5)
 
 

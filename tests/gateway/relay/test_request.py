@@ -127,4 +127,6 @@ def test_features_have_no_text() -> None:
     features = request.features(1.5)
     assert (features.arrival_s, features.num_chars, features.prompt_tokens) == (1.5, len(request.text), None)
     assert (features.max_tokens, features.region, features.slo_tpot_s) == (7, "eu", 0.05)
-    assert features.session_id == request.session_id() is not None
+    again = read(headers={"x-session-id": "me"}).features(2.5)
+    assert features.session_id == again.session_id is not None
+    assert read(headers={"x-session-id": "you"}).features(2.5).session_id != again.session_id

@@ -24,9 +24,6 @@ class _Reservation:
     def count_tokens(self, tokens: int) -> None:
         self._events.append(f"{self._name} has {tokens} tokens")
 
-    def requeue(self) -> None:
-        return
-
     def free(self) -> None:
         self._events.append(f"{self._name} is free")
 

@@ -55,7 +55,7 @@ def test_a_chunk_has_the_fields_that_the_gateway_reads() -> None:
     data = b'{"id":"c","choices":[{"index":0,"delta":{"content":"so","odd":1},"token_ids":[7]}],"more":{"a":[]}}'
     chunk = sse.decode_chunk(data)
     assert chunk.id == "c" and chunk.choices[0].delta == sse.Delta(content="so") and chunk.choices[0].token_ids == [7]
-    assert sse.to_chunk(sse.decode_object(data)) == chunk
+    assert sse.decode_chunk(sse.decode_object(data)) == chunk
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_is_no_chunk_is_an_error(data: bytes) -> None:
 
 def test_objects_of_another_shape_are_errors() -> None:
     with pytest.raises(EngineError, match="no completion chunk"):
-        sse.to_chunk({"choices": 7})
+        sse.decode_chunk({"choices": 7})
     with pytest.raises(EngineError, match="no object"):
         sse.decode_object(b"[]")
 
@@ -82,7 +82,7 @@ def test_objects_of_another_shape_are_errors() -> None:
 )
 def test_failures_that_come_as_chunks(data: bytes, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        sse.decode_chunk(data).check()
+        sse.decode_chunk(data)
 
 
 _TEXTS = st.text('ab"\\{},: é', max_size=8) | st.sampled_from(['"token_ids":[1]', ',"token_ids":null', "prompt_text"])

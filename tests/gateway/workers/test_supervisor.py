@@ -183,10 +183,10 @@ def test_sessions_and_prefixes_have_the_same_numbers_in_every_process() -> None:
     script = f"""
 from headway.gateway.relay.request import CHAT, read_request
 made = read_request(CHAT, {body!r}, {{"x-session-id": "me"}})
-print(made.session_id(), [segment.id for segment in made.prefix()])"""
+print(made.features(0.0).session_id, [segment.id for segment in made.prefix()])"""
     told = [subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout for _ in range(2)]
     made = read(CHAT, body, {"x-session-id": "me"})
-    here = f"{made.session_id()} {[segment.id for segment in made.prefix()]}\n".encode()
+    here = f"{made.features(0.0).session_id} {[segment.id for segment in made.prefix()]}\n".encode()
     assert told == [here, here] and len(made.prefix()) == 3
 
 

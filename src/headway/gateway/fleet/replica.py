@@ -32,17 +32,14 @@ class ReplicaReservation:
         self.on_slot: Callable[[], None] = lambda: None
 
     def count_tokens(self, tokens: int) -> None:
-        """Add generated tokens. The first call, also with 0 tokens, marks the prompt as computed."""
+        """Add generated tokens, and update the queue. The first call, also with 0, marks the prompt as computed."""
         replica = self._replica
         if replica is not None:
             replica.tokens_generated += tokens
             replica.prefill_tokens_left -= self.prompt_left
             self.prompt_left = 0
-
-    def requeue(self) -> None:
-        """Recompute the ordering's queue after the request's phase or tokens changed."""
-        if self._replica is not None:
-            self._replica.requeue(self)
+            if len(replica.queue_lengths) > 1:
+                replica.requeue(self)
 
     def free(self) -> None:
         """Remove the request from the replica's counts. Later calls do nothing."""

@@ -72,20 +72,18 @@ class PartialResponse:
                 self.text.append(choice.text)
                 self.last_text = choice.text
             delta = choice.delta if choice.delta is not None else choice.message
-            if delta is not None:
-                self._add_delta(delta)
             self.finish_reason = choice.finish_reason or self.finish_reason
-
-    def _add_delta(self, delta: sse.Delta) -> None:
-        if delta.content:
-            self.text.append(delta.content)
-            self.last_text = delta.content
-        if delta.reasoning or delta.reasoning_content:
-            self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
-            self.last_text = delta.reasoning or delta.reasoning_content or ""
-            self.reasoning.append(self.last_text)
-        if delta.tool_calls is not None:
-            self.tool_calls.append(msgspec.json.encode(delta.tool_calls).decode())
+            if delta is None:
+                continue
+            if delta.content:
+                self.text.append(delta.content)
+                self.last_text = delta.content
+            if delta.reasoning or delta.reasoning_content:
+                self.reasoning_key = "reasoning" if delta.reasoning else "reasoning_content"
+                self.last_text = delta.reasoning or delta.reasoning_content or ""
+                self.reasoning.append(self.last_text)
+            if delta.tool_calls is not None:
+                self.tool_calls.append(msgspec.json.encode(delta.tool_calls).decode())
 
     def set_token_ids(self, tokens: list[int]) -> None:
         """Set all token ids from a KV snapshot: the prompt, the answer so far, and tokens that were not streamed."""

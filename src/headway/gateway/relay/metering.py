@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from headway.control.live import DECODING, Live
+from headway.control.live import DECODING
 from headway.core.request import Phase
 from headway.gateway.relay import passthrough
 from headway.gateway.relay.continuation import PartialResponse
@@ -13,7 +13,7 @@ from headway.gateway.scheduling.in_flight import InFlightRequest
 from headway.gateway.scheduling.scheduler import Scheduler
 from headway.gateway.scheduling.scorer import ConfidenceMeter
 from headway.gateway.upstream import sse
-from headway.gateway.upstream.errors import EngineError
+from headway.gateway.upstream.errors import InvalidAnswerError
 
 
 class ResponseMeter:
@@ -39,7 +39,7 @@ class ResponseMeter:
 
     def measure(self, chunk: sse.Chunk) -> None:
         """Count a chunk's tokens, and set the request's phase by their kind."""
-        live, partial = self._live, self.partial
+        partial = self.partial
         tokens, has_reasoning, has_answer = 0, False, False
         for choice in chunk.choices:
             text, reasons, calls = choice.text, False, False
@@ -60,53 +60,44 @@ class ResponseMeter:
             has_answer |= calls or bool(text and not reasons)
         timings = chunk.timings
         if timings is not None and timings.predicted_n:  # tokens may have no text, and chunks several tokens
-            tokens = max(self.tokens_before + timings.predicted_n - live.generated_tokens, 0)
+            tokens = max(self.tokens_before + timings.predicted_n - self._live.generated_tokens, 0)
         partial.add(chunk, tokens)
         if tokens:
-            self._count_tokens(tokens)
-            if live.answer_s != live.answer_s:
-                self._set_phase(has_reasoning, has_answer, live.generated_tokens - tokens)
-            self._requeue()
+            self._count_tokens(tokens, has_reasoning, has_answer)
         if chunk.usage is not None:
             partial.prompt_tokens = max(chunk.usage.prompt_tokens - self.tokens_before, 0)
             self.set_prompt_tokens(partial.prompt_tokens)
-            self._count_tokens(self.tokens_before + chunk.usage.completion_tokens - live.generated_tokens)
+            self._count_tokens(self.tokens_before + chunk.usage.completion_tokens - self._live.generated_tokens)
 
     def measure_passthrough(self, meter: passthrough.Passthrough, payload: bytes) -> None:
         """Count the tokens of an event that is passed on unchanged."""
-        live = self._live
         tokens, is_reasoning = meter.measure(payload)
         if tokens:
-            self._count_tokens(tokens)
-            if live.answer_s != live.answer_s:
-                self._set_phase(is_reasoning, not is_reasoning, live.generated_tokens - tokens)
-            self._requeue()
+            self._count_tokens(tokens, is_reasoning, not is_reasoning)
         if meter.prompt_tokens:
             self.set_prompt_tokens(meter.prompt_tokens)
         if meter.generated_tokens:
-            self._count_tokens(meter.generated_tokens - live.generated_tokens)
+            self._count_tokens(meter.generated_tokens - self._live.generated_tokens)
 
     def measure_unstreamed(self, data: bytes) -> None:
         """Count the tokens of an answer that was not streamed, as generated now. EngineError if it was given up."""
         self._live.first_token_s = self._live.answer_s = self._scheduler.now
         self._in_flight.is_unstreamed = True
-        usage = passthrough.usage_of(data) if self.passthrough is not None else self._measure_completion(data)
+        if self.passthrough is not None:
+            usage = passthrough.usage_of(data)
+        else:
+            try:
+                chunk = sse.decode_chunk(data)
+            except InvalidAnswerError:
+                return  # clients may understand more than Headway
+            self.partial.add(chunk, 0)
+            if self.confidence is not None:
+                for choice in chunk.choices:
+                    self.confidence.observe(choice)
+            usage = None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
         if usage is not None:
             self.set_prompt_tokens(usage[0])
             self._count_tokens(usage[1])
-
-    def _measure_completion(self, data: bytes) -> tuple[int, int] | None:
-        try:
-            chunk = sse.decode_chunk(data)
-        except EngineError:
-            return None  # clients may understand more than Headway
-        chunk.error = None  # an empty one, which is no error here
-        chunk.check()
-        self.partial.add(chunk, 0)
-        if self.confidence is not None:
-            for choice in chunk.choices:
-                self.confidence.observe(choice)
-        return None if chunk.usage is None else (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
 
     def _is_in_think(self, text: str) -> bool:
         """Whether the answer's first text, or a text within <think> and </think>, is reasoning."""
@@ -122,35 +113,37 @@ class ResponseMeter:
             self.prompt_tokens = tokens
             self._live.prompt_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here
 
-    def _count_tokens(self, tokens: int) -> None:
+    def _count_tokens(self, tokens: int, has_reasoning: bool = False, has_answer: bool = False) -> None:
+        """Count new tokens. Reasoning ends before the first token of the answer."""
         live, reservation = self._live, self._in_flight.reservation
         live.generated_tokens += tokens
-        if reservation is not None:
-            reservation.count_tokens(tokens)
         if live.first_token_s != live.first_token_s:
             live.first_token_s = self._scheduler.now
         if live.stage is not DECODING:
             live.enter(DECODING)
             self._in_flight.can_move = self._request.stream and self._request.can_resume
+        ends_reasoning = live.answer_s != live.answer_s and self._set_phase(has_reasoning, has_answer, tokens)
+        if reservation is not None:
+            reservation.count_tokens(tokens)
+        if ends_reasoning:
+            self._scheduler.phase_changed(live)
 
-    def _set_phase(self, has_reasoning: bool, has_answer: bool, tokens_before: int) -> None:
-        """Reasoning begins with its first token and ends before the first token of the answer."""
+    def _set_phase(self, has_reasoning: bool, has_answer: bool, tokens: int) -> bool:
+        """Set the phase by the kinds of new tokens. True if the answer begins after reasoning."""
         live = self._live
         if has_reasoning:
             live.phase = Phase.REASONING
-            _set_reasoning_tokens(live, live.generated_tokens)
-        if has_answer:
-            live.answer_s = self._scheduler.now
-            has_reasoned, live.phase = live.reasoning_tokens > 0, Phase.ANSWERING
-            if has_reasoned and not has_reasoning:
-                _set_reasoning_tokens(live, tokens_before)
-            if has_reasoned:
-                live.reasoning_end_s = live.answer_s
-                self._scheduler.phase_changed(live)
-
-    def _requeue(self) -> None:
-        if self._in_flight.reservation is not None:
-            self._in_flight.reservation.requeue()
+            live.reasoning_tokens = live.generated_tokens  # type: ignore[misc]  # of a frozen base, thawed here
+        if not has_answer:
+            return False
+        live.answer_s = self._scheduler.now
+        live.phase = Phase.ANSWERING
+        if not live.reasoning_tokens:
+            return False
+        if not has_reasoning:
+            live.reasoning_tokens = live.generated_tokens - tokens  # type: ignore[misc]
+        live.reasoning_end_s = live.answer_s
+        return True
 
 
 class ItlMeter:
@@ -179,7 +172,3 @@ class ItlMeter:
         elif tokens > 1:
             self._histogram.observe(0.0, tokens - 1)
         self._tokens, self._last_s = live.generated_tokens, now
-
-
-def _set_reasoning_tokens(live: Live, tokens: int) -> None:
-    live.reasoning_tokens = tokens  # type: ignore[misc]  # of a frozen base, thawed here

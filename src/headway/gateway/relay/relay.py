@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
@@ -193,8 +194,9 @@ class Relay:
         if partial.head:
             self._resumed = ResumedStream(request, partial, path)
         body["model"] = replica.reported_model or request.model
-        if (slot := self._slot) is not None:
-            body["id_slot"] = slot
+        reservation = self.in_flight.reservation
+        if reservation is not None and reservation.slot is not None:
+            body["id_slot"] = reservation.slot
         body.pop("priority", None)
         if self._sends_priority and adapter.priority_sign is not None:
             body["priority"] = adapter.priority_sign * self._live.tier
@@ -203,7 +205,7 @@ class Relay:
         if request.stream and not request.is_passthrough:
             body["stream"] = True
             body["stream_options"] = {**(request.body.get("stream_options") or {}), "include_usage": True}
-            if request.can_resume:
+            if request.can_resume and adapter.token_options:
                 body |= adapter.token_options
                 if not any(request.body.get(name) for name in adapter.token_options):
                     self._hidden_fields = adapter.token_fields
@@ -267,27 +269,24 @@ class Relay:
 
     async def _relay_stream(self, connection: Connection) -> None:
         """Pass a stream on, each read at once; the stream's last bytes go with the end of the response."""
-        itl = ItlMeter(self.in_flight, self._scheduler)
-        stream = EngineStream(self._meter, self._resumed, self._hidden_fields, self._request.wants_usage)
-
-        def on_data(data: bytes) -> bool:
-            try:
-                stream.feed(data)
-            finally:  # events before an invalid one have been metered, and are written
-                itl.observe()
-                if stream.output and not stream.is_done:
-                    self._write_events(stream.take())
-            return not (stream.is_done or self._writer.is_full)
-
-        while await connection.stream_to(on_data) and not stream.is_done:
+        stream = EngineStream(
+            self._meter,
+            ItlMeter(self.in_flight, self._scheduler),
+            self._resumed,
+            self._hidden_fields,
+            self._request.wants_usage,
+            self._write_events,
+        )
+        while await connection.stream_to(stream.feed) and not stream.is_done:
             await self._writer.drain()
         if not stream.has_ended:
             raise EngineError("ended its stream without [DONE]")
         if not connection.is_complete or (self._dispatch is not None and self._dispatch.is_pending):
-            self._write_events(stream.take())
+            self._write_events(stream.last_events)
+            stream.last_events = b""
             await _read_tail(connection)
             await self._wait_for_prefill_leg()
-        self._finish_stream(stream.take())
+        self._finish_stream(stream.last_events)
 
     async def _relay_whole(self, connection: Connection) -> None:
         """Pass an answer that is not streamed, or a refusal, on."""
@@ -322,10 +321,12 @@ class Relay:
         if self._dispatch is not None:
             await self._dispatch.wait_for_prefill(_TAIL_S)
 
-    def _write_events(self, data: bytes) -> None:
+    def _write_events(self, data: bytes) -> bool:
+        """Write a part of a stream. False: the client reads slowly."""
         if not self._has_begun:
             self._start(200, b"text/event-stream", None)
         self._writer.write(data, more=True)
+        return not self._writer.is_full
 
     def _finish_stream(self, data: bytes) -> None:
         self._is_complete = True
@@ -436,17 +437,25 @@ _field_remover = cache(sse.FieldRemover)
 
 
 class EngineStream:
-    """One engine's stream: split into events, metered, and rewritten for the client."""
+    """One engine's stream: split into events, metered, rewritten for the client, and written."""
 
     def __init__(
-        self, meter: ResponseMeter, resumed: ResumedStream | None, hidden_fields: tuple[str, ...], wants_usage: bool
+        self,
+        meter: ResponseMeter,
+        itl: ItlMeter,
+        resumed: ResumedStream | None,
+        hidden_fields: tuple[str, ...],
+        wants_usage: bool,
+        write: Callable[[bytes], bool],
     ) -> None:
-        self._meter, self._resumed, self._wants_usage = meter, resumed, wants_usage
-        self._hidden_fields = hidden_fields
+        """`write` writes events for the client, and returns False if no more must be read for now."""
+        self._meter, self._itl, self._write = meter, itl, write
+        self._resumed, self._hidden_fields, self._wants_usage = resumed, hidden_fields, wants_usage
         self._remover = _field_remover(hidden_fields) if hidden_fields else None
+        self._is_rewritten = resumed is not None or meter.hides_logprobs
         self._splitter = sse.EventSplitter()
-        self.output: list[bytes] = []
-        """Events for the client that have not been taken."""
+        self.last_events = b""
+        """Events of the last read, which go with the end of the response."""
         self.is_done = False
         """[DONE] has come."""
 
@@ -456,57 +465,61 @@ class EngineStream:
         passthrough = self._meter.passthrough
         return self.is_done or (passthrough is not None and passthrough.has_ended)
 
-    def take(self) -> bytes:
-        """Remove and return the output."""
-        output, self.output = self.output, []
-        return output[0] if len(output) == 1 else b"".join(output)
+    def feed(self, data: bytes) -> bool:
+        """Split, meter, rewrite and write what one read brought. False: read no more for now.
 
-    def feed(self, data: bytes) -> None:
-        """Split, meter and rewrite what one read brought. EngineError for an invalid event or a reported error."""
-        for event in self._splitter.split(data):
-            payload = sse.payload(event)
-            if payload is None:
-                self.output.append(event)
-            elif payload == b"[DONE]":
-                self.is_done = True
-                self.output.append(sse.DONE)  # in the usual spelling
-            elif self._meter.passthrough is not None:
-                self._meter.measure_passthrough(self._meter.passthrough, payload)
-                self.output.append(event)
-            elif self._resumed is None and not self._meter.hides_logprobs:
-                self._pass_on(event, payload)
-            else:
-                self._rewrite(payload)
+        EngineError for an invalid event or a reported error.
+        """
+        output: list[bytes] = []
+        may_read = True
+        try:
+            for event in self._splitter.split(data):
+                payload = sse.payload(event)
+                if payload is None:
+                    output.append(event)
+                elif payload == b"[DONE]":
+                    self.is_done = True
+                    output.append(sse.DONE)  # in the usual spelling
+                elif self._meter.passthrough is not None:
+                    self._meter.measure_passthrough(self._meter.passthrough, payload)
+                    output.append(event)
+                elif self._is_rewritten:
+                    output += self._rewrite(payload)
+                else:
+                    chunk = sse.decode_chunk(payload)
+                    self._meter.measure(chunk)
+                    if (
+                        self._remover is not None
+                        and chunk.choices
+                        and (rest := self._remover.remove(payload)) is not payload
+                    ):
+                        event = b"data: " + rest + b"\n\n"
+                    if chunk.choices or chunk.usage is None or self._wants_usage:
+                        output.append(event)
+        finally:  # events before an invalid one have been metered, and are written
+            self._itl.observe()
+            if self.is_done:
+                self.last_events = b"".join(output)
+            elif output:
+                may_read = self._write(b"".join(output))
+        return may_read and not self.is_done
 
-    def _pass_on(self, event: bytes, payload: bytes) -> None:
-        """Meter an event that is passed on unchanged but for hidden fields."""
-        chunk = sse.decode_chunk(payload)
-        chunk.check()
-        self._meter.measure(chunk)
-        if chunk.choices:
-            if self._remover is not None and (rest := self._remover.remove(payload)) is not payload:
-                event = b"data: " + rest + b"\n\n"
-            self.output.append(event)
-        elif chunk.usage is None or self._wants_usage:
-            self.output.append(event)
-
-    def _rewrite(self, payload: bytes) -> None:
+    def _rewrite(self, payload: bytes) -> list[bytes]:
         """Meter and rewrite an event of a resumed stream, or of one with log probabilities for the gateway only."""
         value = sse.decode_object(payload)
-        chunk = sse.to_chunk(value)
-        chunk.check()
+        chunk = sse.decode_chunk(value)
         if self._resumed is not None:
             self._resumed.convert(chunk)
         self._meter.measure(chunk)
         if not chunk.choices and chunk.usage is not None and not self._wants_usage:
-            return
+            return []
         if self._resumed is not None and not self._resumed.rewrite(value):
-            return
+            return []
         if chunk.choices:
             sse.remove_fields(self._hidden_fields, value)
         if self._meter.hides_logprobs:
             sse.remove_fields(("logprobs",), value)
-        self.output.append(sse.encode_event(value))
+        return [sse.encode_event(value)]
 
 
 async def _read_tail(connection: Connection) -> None:

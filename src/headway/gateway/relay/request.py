@@ -30,7 +30,12 @@ _STATEFUL_OPTIONS = frozenset((
 """Options that depend on all tokens so far, or on a parser's state: the answer cannot continue on another engine."""
 _FORWARDED_HEADERS = ("authorization", "traceparent", "tracestate", "x-api-key", "anthropic-version", "anthropic-beta")
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
-_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", dict: "object", list: "array"}
+_JSON_TYPES = {
+    "model": "string", "prompt_cache_key": "string", "stream": "boolean", "stream_options": "object",
+}  # fmt: skip
+"""Types of the checked fields; the others are integers."""
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_SLO_HEADERS = frozenset(f"{prefix}-{metric}-ms" for prefix in ("x-llm-d-slo", "x-slo") for metric in ("ttft", "tpot"))
 Prompt = tuple[str, list[int] | None]
 """The prompt's text, and its token ids if it was given as such."""
 
@@ -59,6 +64,11 @@ class ClientRequest(Struct, kw_only=True):
     """One request of a client."""
 
     path: str
+    is_chat: bool
+    is_passthrough: bool
+    """The answer is passed on unchanged."""
+    can_resume: bool
+    """Another engine can continue the answer once it has begun."""
     body: dict[str, Any]
     raw: bytes
     """The body as it came."""
@@ -83,42 +93,20 @@ class ClientRequest(Struct, kw_only=True):
     received_s: float | None = None
     """When the last byte came; None once the gateway's overhead has been measured."""
 
-    @property
-    def is_chat(self) -> bool:
-        return self.path == CHAT
-
-    @property
-    def is_passthrough(self) -> bool:
-        """The answer is passed on unchanged."""
-        return self.path not in (CHAT, COMPLETIONS)
-
-    @property
-    def can_resume(self) -> bool:
-        """Another engine can continue the answer once it has begun."""
-        if self.is_passthrough:
-            return False
-        body = self.body
-        single = body.get("n") in (None, 1) and (self.is_chat or isinstance(body.get("prompt"), str) or self.prompt_ids)
-        return bool(single) and not any(body[name] for name in _STATEFUL_OPTIONS.intersection(body))
-
     def features(self, arrival_s: float) -> Features:
         """What control reads of the request, which arrived at `arrival_s`."""
         num_ids = None if self.prompt_ids is None else len(self.prompt_ids)
+        session_id = None
+        if self.session is not None:
+            session_id = _number(hashlib.sha1(_bytes(self.session), usedforsecurity=False).digest())
         return Features(
             arrival_s, self.model, self.is_passthrough, len(self.text), num_ids, self.max_tokens, self.tier,
-            self.region, self.session_id(), self.prefix(), self.slo_ttft_s, self.slo_tpot_s,
+            self.region, session_id, self.prefix() if len(self.text) >= _BLOCK_TOKENS else (),
+            self.slo_ttft_s, self.slo_tpot_s,
         )  # fmt: skip
-
-    def session_id(self) -> int | None:
-        """A number for the session's name."""
-        if self.session is None:
-            return None
-        return _number(hashlib.sha1(_bytes(self.session), usedforsecurity=False).digest())
 
     def prefix(self) -> tuple[Segment, ...]:
         """The prompt's leading segments. A segment's id is a hash of all text up to its end."""
-        if len(self.text) < _BLOCK_TOKENS:
-            return ()
         data = memoryview(_bytes(self.text))
         chained, segments = hashlib.sha1(usedforsecurity=False), []
         for i in range(min(len(data) // BLOCK_BYTES, _MAX_SEGMENTS)):
@@ -136,6 +124,21 @@ def _number(digest: bytes) -> int:
     return int.from_bytes(digest[:8]) >> 1
 
 
+class _Fields(Struct):
+    """The fields of a body that the gateway uses, except the prompt."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    n: int | float | None = None
+    max_completion_tokens: int | float | None = None
+    max_tokens: int | float | None = None
+    max_output_tokens: int | float | None = None
+    priority: int | float | None = None
+    service_tier: Any = None
+    prompt_cache_key: str | None = None
+
+
 def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientRequest:
     """Read a request's body and headers (names in lower case). ApiError if they are invalid."""
     try:
@@ -144,53 +147,83 @@ def read_request(path: str, raw: bytes, headers: Mapping[str, str]) -> ClientReq
         raise ApiError(400, f"the body is not valid JSON: {error}", "invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", "invalid_type")
-    model = _field(body, "model", str)
-    if model is None:
+    try:
+        fields = msgspec.convert(body, _Fields)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].rstrip("`")
+        raise _wrong_type(name, _JSON_TYPES.get(name, "integer")) from None
+    if fields.model is None:
         raise ApiError(400, "'model' is missing", "missing_required_parameter", "model")
-    stream_options = _field(body, "stream_options", dict) or {}
-    _field(body, "n", int)
+    if fields.n is not None:
+        _whole("n", fields.n)
     text, prompt_ids = _PROMPT_READERS[path](body)
+    has_slo = not _SLO_HEADERS.isdisjoint(headers)
+    engine_headers = ""
+    for name in _FORWARDED_HEADERS:
+        if name in headers:
+            engine_headers += f"{name}: {headers[name]}\r\n"
     return ClientRequest(
-        path=path, body=body, raw=raw, model=model, stream=bool(_field(body, "stream", bool)),
-        wants_usage=bool(stream_options.get("include_usage")), max_tokens=_max_tokens(body), text=text,
-        prompt_ids=prompt_ids, tier=_tier(body, headers), slo_ttft_s=_slo_s(headers, "ttft"),
-        slo_tpot_s=_slo_s(headers, "tpot"),
-        session=headers.get("x-session-id") or _field(body, "prompt_cache_key", str),
-        region=headers.get("x-headway-region", ""),
-        engine_headers="".join(f"{name}: {headers[name]}\r\n" for name in _FORWARDED_HEADERS if name in headers),
+        path=path, is_chat=path == CHAT, is_passthrough=path not in (CHAT, COMPLETIONS),
+        can_resume=_can_resume(path, body, prompt_ids), body=body, raw=raw,
+        model=fields.model, stream=bool(fields.stream),
+        wants_usage=fields.stream_options is not None and bool(fields.stream_options.get("include_usage")),
+        max_tokens=_max_tokens(fields), text=text, prompt_ids=prompt_ids, tier=_tier(fields, headers),
+        slo_ttft_s=_slo_s(headers, "ttft") if has_slo else None,
+        slo_tpot_s=_slo_s(headers, "tpot") if has_slo else None,
+        session=headers.get("x-session-id") or fields.prompt_cache_key,
+        region=headers.get("x-headway-region", ""), engine_headers=engine_headers,
         wants_explanation=headers.get("x-headway-explain") == "1",
     )  # fmt: skip
 
 
-def _field(body: dict[str, Any], name: str, kind: type[Any]) -> Any:
-    value = body.get(name)
-    if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
-        return value
-    if kind is int and isinstance(value, float) and value.is_integer():  # 3.0 is an integer in JSON
-        return int(value)
-    raise ApiError(400, f"{name!r} must be of type {_JSON_TYPES[kind]}", "invalid_type", name)
+def _wrong_type(name: str, kind: str) -> ApiError:
+    return ApiError(400, f"{name!r} must be of type {kind}", "invalid_type", name)
 
 
-def _max_tokens(body: dict[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        value = _field(body, name, int)
+def _whole(name: str, value: float) -> int:
+    """A whole number, which may be written as 3.0 in JSON."""
+    if value != value // 1:
+        raise _wrong_type(name, "integer")
+    return int(value)
+
+
+def _can_resume(path: str, body: dict[str, Any], prompt_ids: list[int] | None) -> bool:
+    """Whether the answer is one sequence that depends on its tokens only."""
+    if path not in (CHAT, COMPLETIONS) or body.get("n") not in (None, 1):
+        return False
+    if path == COMPLETIONS and not isinstance(body["prompt"], str) and not prompt_ids:
+        return False
+    options = _STATEFUL_OPTIONS.intersection(body)
+    return not options or not any(body[name] for name in options)
+
+
+def _max_tokens(fields: _Fields) -> int | None:
+    for name in _LIMITS:
+        value = getattr(fields, name)
         if value is not None:
-            if not 0 < value <= MAX_TOKENS:
-                raise ApiError(400, f"{name!r} must be 1 or more, not {value}", "invalid_value", name)
-            return int(value)
+            tokens = _whole(name, value)
+            if not 0 < tokens <= MAX_TOKENS:
+                raise ApiError(400, f"{name!r} must be 1 or more, not {tokens}", "invalid_value", name)
+            return tokens
     return None
 
 
 def _chat_prompt(body: dict[str, Any]) -> Prompt:
-    messages = _field(body, "messages", list)
+    messages = body.get("messages")
+    if not isinstance(messages, list | None):
+        raise _wrong_type("messages", "array")
     if not messages:
         raise ApiError(400, "'messages' is missing or empty", "missing_required_parameter", "messages")
     parts: list[str] = []
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise ApiError(400, f"'messages[{i}]' must be of type object", "invalid_type", f"messages[{i}]")
+            raise _wrong_type(f"messages[{i}]", "object")
         parts.append(str(message.get("role", "")))
-        parts += _texts(message.get("content"))
+        content = message.get("content")
+        if isinstance(content, str):
+            parts.append(content)
+        else:
+            parts += _texts(content)
     return "\n".join(parts), None
 
 
@@ -254,19 +287,20 @@ _PROMPT_READERS: dict[str, Callable[[dict[str, Any]], Prompt]] = {
 }  # fmt: skip
 
 
-def _tier(body: dict[str, Any], headers: Mapping[str, str]) -> int:
+def _tier(fields: _Fields, headers: Mapping[str, str]) -> int:
     """The body's `priority`, else the header's tier, else OpenAI's `service_tier`; 0 is the most urgent."""
-    tier = _field(body, "priority", int)
-    if tier is None and "x-headway-tier" in headers:
+    if fields.priority is not None:
+        tier = _whole("priority", fields.priority)
+    elif "x-headway-tier" in headers:
         try:
             tier = int(headers["x-headway-tier"])
         except ValueError:
             raise ApiError(400, "x-headway-tier must be a whole number", "invalid_value", "x-headway-tier") from None
-    if tier is None:
-        return _SERVICE_TIERS.get(str(body.get("service_tier")), 0)
+    else:
+        return _SERVICE_TIERS.get(str(fields.service_tier), 0)
     if not 0 <= tier <= MAX_TIER:
         raise ApiError(400, f"a tier is 0 (most urgent) or more, not {tier}", "invalid_value", "priority")
-    return int(tier)
+    return tier
 
 
 def _slo_s(headers: Mapping[str, str], metric: str) -> float | None:

@@ -86,11 +86,12 @@ class Driver:
         """Hand a new request to control. If a policy fails, the request is rejected and the error raised."""
         self.requests[request.live.id] = request
         try:
-            self.control.on_arrival(request.live, self.now)
+            self.control.on_arrival(request.live, self._clock.now)
         except BaseException:
             self.control.reject(request.live, self.now)
             raise
-        self.arm_hold_timeout(request)
+        if request.live.stage is HELD:
+            self.arm_hold_timeout(request)
 
     def arm_hold_timeout(self, request: InFlightRequest) -> None:
         """Start the hold timeout if no replica is up."""
@@ -108,7 +109,7 @@ class Driver:
         return self.services[request.live.model].any_up
 
     def sending(self, request: InFlightRequest, read_s: float) -> None:
-        self._metrics.count_send(request, read_s, self.now)
+        self._metrics.count_send(request, read_s, self._clock.now)
 
     def itl_histogram(self, request: InFlightRequest) -> Histogram:
         return self._metrics.inter_token(request)
@@ -341,11 +342,8 @@ class Driver:
 
     # Control's effects.
 
-    def start(self, live: Live, replica: int, now: float) -> None:
+    def start(self, live: Live, replica: int, now: float, has_stored_kv: bool = False) -> None:
         """Reserve a place at the replica, and wake the request's task, which sends it."""
-        self._start(live, replica, now, has_stored_kv=False)
-
-    def _start(self, live: Live, replica: int, now: float, has_stored_kv: bool) -> None:
         if self.replicas[replica].is_single_phase:
             self._start_dual_dispatch(live, replica, now)
             return
@@ -394,7 +392,7 @@ class Driver:
         if request.reservation is not None:
             self._write_segment(live, now, Cause.MOVED)
         request.detach()
-        self._start(live, target, now, request.has_stored_kv)
+        self.start(live, target, now, request.has_stored_kv)
         if request.has_stored_kv and request.reservation is not None:
             request.reservation.count_tokens(0)  # the prompt is computed already
         self.control.on_moved(live, now)

@@ -60,10 +60,10 @@ class Reservation(Protocol):
         """The request must not be sent yet, as no slot is free."""
 
     def count_tokens(self, tokens: int) -> None:
-        """Add generated tokens. The first call, also with 0 tokens, marks the prompt as computed."""
+        """Add generated tokens, after the request's own count and phase have changed.
 
-    def requeue(self) -> None:
-        """Recompute the ordering's queue after the request's phase or tokens changed."""
+        The first call, also with 0 tokens, marks the prompt as computed.
+        """
 
     def free(self) -> None:
         """Remove the request from the replica's counts. Later calls do nothing."""

@@ -155,4 +155,4 @@ def check_answer(answer: bytes, content_type: str) -> None:
     for payload in payloads:
         if payload is None or payload == b"[DONE]":
             continue
-        sse.decode_chunk(payload).check()
+        sse.decode_chunk(payload)

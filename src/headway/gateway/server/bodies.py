@@ -21,21 +21,21 @@ async def read_body(
 ) -> bytes | None:
     """The body of a request for an engine; None if the client has left. ApiError if it is too long, or late."""
     max_bytes, length = settings.max_body_bytes, headers.get("content-length", "")
-    too_long = _too_long(max_bytes)
     if length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
-        raise too_long
+        raise _too_long(max_bytes)
     body = writer.take_body()
     if body is None:
         try:
             async with asyncio.timeout(settings.body_timeout_s):
-                return await Request({"type": "http"}, _size_limited(receive, max_bytes, too_long)).body()
+                limited_receive = _size_limited(receive, max_bytes, _too_long(max_bytes))
+                return await Request({"type": "http"}, limited_receive).body()
         except TimeoutError:
             what = f"the body was not there within {settings.body_timeout_s:g} s"
             raise ApiError(408, what, "body_timeout") from None
         except ClientDisconnect:
             return None
     if len(body) > max_bytes:
-        raise too_long
+        raise _too_long(max_bytes)
     return body
 
 

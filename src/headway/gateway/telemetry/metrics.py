@@ -80,23 +80,25 @@ class _Series:
         """By metric and phase; only times between tokens have a phase."""
 
 
+class _AllSeries(dict[tuple[str, str, int], _Series]):
+    """The series by model, pool and tier, created when they are first read."""
+
+    def __missing__(self, key: tuple[str, str, int]) -> _Series:
+        series = self[key] = _Series(*key)
+        return series
+
+
 class PrometheusMetrics:
     """Requests that have ended, by model, pool, tier and outcome."""
 
     def __init__(self) -> None:
-        self._series: dict[tuple[str, str, int], _Series] = {}
+        self._series = _AllSeries()
         self._by_model: dict[str, dict[tuple[str, str], int]] = {name: defaultdict(int) for name in _COUNTERS}
 
     def _series_of(self, request: MeasuredRequest) -> _Series:
         """The pool is empty for a request that was never placed."""
         live, replica = request.live, request.replica
-        return self._series_at(live.model, "" if replica is None else replica.pool, min(live.tier, _LAST_TIER))
-
-    def _series_at(self, *key: *tuple[str, str, int]) -> _Series:
-        series = self._series.get(key)
-        if series is None:
-            series = self._series[key] = _Series(*key)
-        return series
+        return self._series[live.model, "" if replica is None else replica.pool, min(live.tier, _LAST_TIER)]
 
     def count_end(self, request: MeasuredRequest, outcome: Outcome, now: float) -> None:
         """Count a request that has ended, and its latencies if it finished."""
@@ -135,7 +137,7 @@ class PrometheusMetrics:
         """Add counts that another process has drained."""
         for model, pool, tier, phase, counts, total_s in drained:
             key = (_INTER_TOKEN, phase) if phase else _OVERHEAD
-            self._series_at(model, pool, tier).histograms[key].merge(counts, total_s)
+            self._series[model, pool, tier].histograms[key].merge(counts, total_s)
 
     def count_judgement(self, model: str, outcome: str) -> None:
         """Count a judgement of a cascade's answer."""

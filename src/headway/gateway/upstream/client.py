@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         elif self._overhead > _MAX_OVERHEAD_BYTES:
             self.abort("sent headers without end")
         if self._on_data is not None and self._parts:
-            self._deliver(self._on_data)
+            self._deliver()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -154,7 +154,10 @@ class Connection(asyncio.Protocol):
             if self.is_complete:
                 return b""
             await self._wait()
-        return self._take_parts()
+        parts, self._parts, self._buffered = self._parts, [], 0
+        if self._is_paused:
+            self._resume_reading()
+        return b"".join(parts)
 
     async def read(self, limit_bytes: int) -> bytes:
         """The whole body. EngineError if it is cut off or longer than the limit."""
@@ -175,7 +178,7 @@ class Connection(asyncio.Protocol):
         self._on_data = on_data
         try:
             if self._parts:
-                self._deliver(on_data)
+                self._deliver()
             while self._on_data is not None and not self.is_complete:
                 await self._wait()
             is_stopped = self._on_data is None
@@ -186,21 +189,24 @@ class Connection(asyncio.Protocol):
             raise error
         return is_stopped
 
-    def _deliver(self, on_data: OnData) -> None:
+    def _deliver(self) -> None:
+        """Call the stream's `on_data` with the parts so far."""
+        parts, self._parts, self._buffered = self._parts, [], 0
+        if self._is_paused:
+            self._resume_reading()
         try:
-            if on_data(self._take_parts()):
+            assert self._on_data is not None
+            if self._on_data(b"".join(parts)):
                 return
         except Exception as error:
             self._callback_error = error
         self._on_data = None
         self._wake()
 
-    def _take_parts(self) -> bytes:
-        parts, self._parts, self._buffered = self._parts, [], 0
-        if self._is_paused and self._transport is not None:
-            self._is_paused = False
+    def _resume_reading(self) -> None:
+        self._is_paused = False
+        if self._transport is not None:
             self._transport.resume_reading()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @property
     def is_reusable(self) -> bool:

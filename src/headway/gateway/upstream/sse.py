@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from headway.gateway.errors import DECODE_ERRORS
-from headway.gateway.upstream.errors import EngineError
+from headway.gateway.upstream.errors import EngineError, InvalidAnswerError
 
 DONE = b"data: [DONE]\n\n"
 ABORTED = "abort"
@@ -91,14 +91,6 @@ class Chunk(Struct):
     prompt_token_ids: list[int] | None = None
     error: Any = None
 
-    def check(self) -> None:
-        """Raise EngineError if the engine reported an error or gave the answer up."""
-        if self.error is not None:
-            raise reported(self.error)
-        for choice in self.choices:
-            if choice.finish_reason == ABORTED:
-                raise EngineError("gave the request up")
-
 
 def reported(error: object) -> EngineError:
     """The exception for an error object in an answer with status 200."""
@@ -116,22 +108,26 @@ def payload(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-def decode_chunk(data: bytes) -> Chunk:
-    """EngineError if `data` is not a completion chunk."""
-    try:
-        if not data.isascii():  # fields that are not read are not decoded, and clients would fail on them
-            data.decode()
-        return _decode(data)
-    except DECODE_ERRORS as error:
-        raise EngineError(f"streamed what is no completion chunk ({error})") from None
+def decode_chunk(data: bytes | dict[str, Any]) -> Chunk:
+    """The chunk in JSON, or in an object decoded from it.
 
-
-def to_chunk(value: dict[str, Any]) -> Chunk:
-    """EngineError if a decoded object is not a completion chunk."""
+    InvalidAnswerError if it is no completion chunk; EngineError if it reports an error or gives the answer up.
+    """
     try:
-        return msgspec.convert(value, Chunk)
+        if isinstance(data, dict):
+            chunk = msgspec.convert(data, Chunk)
+        else:
+            if not data.isascii():  # fields that are not read are not decoded, and clients would fail on them
+                data.decode()
+            chunk = _decode(data)
     except DECODE_ERRORS as error:
-        raise EngineError(f"streamed what is no completion chunk ({error})") from None
+        raise InvalidAnswerError(f"streamed what is no completion chunk ({error})") from None
+    if chunk.error:
+        raise reported(chunk.error)
+    for choice in chunk.choices:
+        if choice.finish_reason == ABORTED:
+            raise EngineError("gave the request up")
+    return chunk
 
 
 def decode_object(data: bytes) -> dict[str, Any]:

@@ -60,9 +60,6 @@ class PendingRequest(InFlightRequest):
         if not self.has_progress:
             self._on_progress(self)
 
-    def requeue(self) -> None:
-        """Do nothing: the phase is reported with the tokens."""
-
     def free(self) -> None:
         """Do nothing: `Released` is sent when the reason is known."""
 

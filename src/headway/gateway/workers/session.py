@@ -194,15 +194,16 @@ class WorkerSession:
             request.counted_prompt_tokens = progress.prompt_tokens
             live.prompt_tokens = progress.prompt_tokens  # type: ignore[misc]  # of a frozen base, thawed here
         tokens = progress.generated_tokens - live.generated_tokens
+        has_changed = tokens != 0 or progress.phase is not live.phase
         live.first_token_s = progress.first_token_s
         if tokens:
             live.generated_tokens += tokens
-            reservation.count_tokens(tokens)
             live.enter(DECODING)
             request.can_move = request.is_movable
         live.reasoning_tokens = progress.reasoning_tokens  # type: ignore[misc]
         live.phase, live.answer_s = progress.phase, progress.answer_s
-        reservation.requeue()
+        if has_changed:
+            reservation.count_tokens(tokens)
         if progress.reasoning_end_s == progress.reasoning_end_s and live.reasoning_end_s != live.reasoning_end_s:
             live.reasoning_end_s = progress.reasoning_end_s
             self._driver.phase_changed(live)
