@@ -16,17 +16,17 @@ from headway.planning.cascade.cascadia import plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
-from headway.reproduce.cascadia.setup import asked
+from headway.reproduce.cascadia.setup import planning_case
 
 SIZES = (32, 80)
 RPS_PER_GPU = 20 / 32
 
 
 def main() -> None:
-    asked("deepseek", 1, 85.0, quick=True)  # imports
+    planning_case("deepseek", 1, 85.0, quick=True)  # imports
     print("GPUs  simulations  cold s  warm s  p95 s  quality")
     for num_gpus in SIZES:
-        case = asked("deepseek", 1, 85.0, False, RPS_PER_GPU * num_gpus)
+        case = planning_case("deepseek", 1, 85.0, False, RPS_PER_GPU * num_gpus)
         problem, latencies = replace(case.problem, num_gpus=num_gpus), StageLatencies(evaluator_of(case))
         seconds = []
         for _ in range(2):

@@ -98,13 +98,13 @@ def _add(name: str, kind: Listing) -> None:
     @click.argument("name", required=False)
     @json_option
     def show(name: str | None, as_json: bool) -> None:
-        shown = kind.entries() if name is None else kind.find(name)
+        entries = kind.entries() if name is None else kind.find(name)
         if as_json:
-            print_json(shown)
+            print_json(entries)
         elif name is None:
             _print(kind)
         else:
-            print_table(("key", "value"), msgspec.to_builtins(shown).items())
+            print_table(("key", "value"), msgspec.to_builtins(entries).items())
 
 
 for _name, _kind in KINDS.items():

@@ -114,8 +114,8 @@ def command(
         from headway.emulator.vllm import SurfaceConfig, VllmSurface, application
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
-    given = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
-    pool, line = _of_flags(given, pool_name) if scenario is None else _of_scenario(scenario, pool_name, given)
+    flags = {"--model": model_name, "--gpu": gpu_name, "--tp": tp, "--engine": engine_name}
+    pool, line = _of_flags(flags, pool_name) if scenario is None else _of_scenario(scenario, pool_name, flags)
     if max_num_seqs is not None:
         pool = replace(pool, engine=replace(pool.engine, max_num_seqs=max_num_seqs))
     memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
@@ -153,21 +153,21 @@ def command(
     )
 
 
-def _of_flags(given: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:
+def _of_flags(flags: dict[str, Any], pool_name: str | None) -> tuple[Pool, Line | None]:
     """The pool of the options, with the catalog's step times."""
     if pool_name is not None:
         raise HeadwayError("--pool: goes with --scenario")
     for name in ("--model", "--gpu"):
-        if given[name] is None:
+        if flags[name] is None:
             raise HeadwayError(f"{name} is missing; expected it, or --scenario")
-    parallel = Parallel(given["--tp"] or 1)
-    profile = engine(given["--engine"] or "vllm-v1")
-    return Pool("emulated", model(given["--model"]), gpu(given["--gpu"]), profile, parallel), None
+    parallel = Parallel(flags["--tp"] or 1)
+    profile = engine(flags["--engine"] or "vllm-v1")
+    return Pool("emulated", model(flags["--model"]), gpu(flags["--gpu"]), profile, parallel), None
 
 
-def _of_scenario(file: Path, pool_name: str | None, given: dict[str, Any]) -> tuple[Pool, Line | None]:
+def _of_scenario(file: Path, pool_name: str | None, flags: dict[str, Any]) -> tuple[Pool, Line | None]:
     """The pool of a scenario."""
-    for name, value in given.items():
+    for name, value in flags.items():
         if value is not None:
             raise HeadwayError(f"{name}: --scenario sets it; expected one of them")
     from headway import serving

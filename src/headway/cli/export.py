@@ -45,7 +45,7 @@ def command() -> None:
     "--kv-connector", default="NixlConnector", show_default=True, help="Connector for KV transfers within combos."
 )
 @click.option("--autoscale", is_flag=True, help="Write a HorizontalPodAutoscaler for pools with max_replicas.")
-def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connector: str, **given: Any) -> None:
+def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connector: str, **flags: Any) -> None:
     """Write manifests of vLLM or SGLang and of the gateway for a FLEET: a plan, a fleet file or a scenario.
 
     Each pool, and each role of a combo, becomes a workload and a Service. The gateway gets its fleet file as a
@@ -55,7 +55,7 @@ def kubernetes(fleet: Path, out: Path, gpu_product: tuple[str, ...], kv_connecto
     data, places = read(fleet)
     data.setdefault("workload", NO_WORKLOAD)
     chosen = scenario.assemble(data, places, fleet.parent)
-    options = ExportOptions(**given, products=dict(map(_product, gpu_product)), connector=kv_connector)
+    options = ExportOptions(**flags, products=dict(map(_product, gpu_product)), connector=kv_connector)
     for name, text in manifests(chosen, options).items():
         write_text(out / name, text)
         click.echo(str(out / name))

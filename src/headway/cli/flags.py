@@ -114,7 +114,7 @@ def scenario_file(scenario: Path | None, preset: str | None) -> Path | None:
 _LISTS = ("routing", "ordering")
 
 
-def given(flags: Mapping[str, Any]) -> dict[str, Any]:
+def used_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
@@ -125,7 +125,7 @@ def flag(name: str) -> str:
 
 def changes(flags: Mapping[str, Any], num_pools: int = 1) -> Changes:
     """The scenario values that the used flags set, for a scenario with `num_pools` pools."""
-    used = given(flags)
+    used = used_flags(flags)
     return dict([*_workload(used), *_fleet(used, num_pools), *_run(used)])
 
 
@@ -178,9 +178,9 @@ def _tokens(value: Any) -> Any:
 def gpu_offer(text: str, per_server: int | None) -> Offer:
     """Parse `type`, `type:count`, `type:count:price` or `type:count:price:interruptions`."""
     name, *rest = text.strip().split(":")
-    count, price, interruptions, *more = *rest, *("" for _ in range(3 - len(rest)))
+    count, price, interruptions, *surplus = *rest, *("" for _ in range(3 - len(rest)))
     try:
-        if more:
+        if surplus:
             raise ValueError("too many parts")
         gpu = catalog.gpu(name)
         usd = float(price) if price else None

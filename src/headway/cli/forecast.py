@@ -116,11 +116,11 @@ def _question(flags: dict[str, Any]) -> EvaluationSettings:
 
 
 def _chosen(series: Sequence[DemandSeries], only: Sequence[str], path: Path) -> list[DemandSeries]:
-    known = {each.name: each for each in series}
+    by_name = {each.name: each for each in series}
     for name in only:
-        if name not in known:
-            raise HeadwayError(f"--only: {path} has no series {name!r}; it has: {', '.join(known)}")
-    return [known[name] for name in only] if only else list(series)
+        if name not in by_name:
+            raise HeadwayError(f"--only: {path} has no series {name!r}; it has: {', '.join(by_name)}")
+    return [by_name[name] for name in only] if only else list(series)
 
 
 def _items(text: str | None) -> list[str]:

@@ -40,20 +40,20 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
     from headway.calibration.measure import plan, sweep
 
     model = _model(flags["model"], flags["model_config"])
-    known = None if gpu is None else catalog.gpu(gpu)
-    if dry_run and known is None and device == "cuda":
+    accelerator = None if gpu is None else catalog.gpu(gpu)
+    if dry_run and accelerator is None and device == "cuda":
         raise HeadwayError("--dry-run does not detect a GPU: give --gpu, or --device cpu")
     kernels = None
     if not dry_run:
         from headway.calibration.measure.torch_kernels import TorchKernels
 
         kernels = TorchKernels(device)
-        if known is None and device == "cuda":
-            known = _catalog_gpu(kernels.gpu_name)
-    num_gpus = kernels.num_gpus if kernels else (known.gpus_per_node if known and device == "cuda" else 1)
-    on = plan.CPU if device == "cpu" or known is None else plan.device(known, num_gpus)
+        if accelerator is None and device == "cuda":
+            accelerator = _catalog_gpu(kernels.gpu_name)
+    num_gpus = kernels.num_gpus if kernels else (accelerator.gpus_per_node if accelerator and device == "cuda" else 1)
+    on = plan.CPU if device == "cpu" or accelerator is None else plan.device(accelerator, num_gpus)
     operations, notes = plan.sweep(model, on)
-    name = known.name if known is not None else "cpu"
+    name = accelerator.name if accelerator is not None else "cpu"
     _print_plan(operations, notes, plan.seconds(operations, on), f"{model.name} on {name}")
     if kernels is None:
         return

@@ -81,7 +81,7 @@ def counting(doing: str, wanted: bool) -> Iterator[Callable[[int, int], None] | 
     columns = (words, BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(doing, total=1.0)
-        yield lambda done, expected: bar.update(task, completed=done, total=expected)
+        yield lambda completed, expected: bar.update(task, completed=completed, total=expected)
 
 
 def user_cache(name: str) -> Path:

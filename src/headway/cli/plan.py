@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from headway import catalog
-from headway.cli.flags import changes, flag, given, scenario_file, synthetic_options, together, trace_options
+from headway.cli.flags import changes, flag, scenario_file, synthetic_options, together, trace_options, used_flags
 from headway.cli.output import console, counting, print_json, user_cache
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
@@ -212,7 +212,7 @@ def _document(scenario: Path | None, preset: str | None, flags: dict[str, Any]) 
 
 def _check_complete(flags: dict[str, Any]) -> None:
     """Raise HeadwayError if the options do not make a scenario."""
-    used = given(flags)
+    used = used_flags(flags)
     for name in ("limit", "rate_scale"):
         if name in used and "trace" not in used:
             raise HeadwayError(f"{flag(name)}: goes with --trace")

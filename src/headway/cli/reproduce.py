@@ -59,21 +59,21 @@ def command(
         return 0
     if system is None:
         raise HeadwayError("SYSTEM is missing; headway reproduce --list names the systems")
-    known = RehearsalCache(cache or user_cache("reproduce"), fresh)
+    rehearsals = RehearsalCache(cache or user_cache("reproduce"), fresh)
     with counting("measuring", not no_progress) as report:
-        made = reproduce(
-            system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, cache=known, data=data,
+        reproduced = reproduce(
+            system, quick=quick, seeds=seeds, jobs=jobs or os.cpu_count() or 1, ids=ids, cache=rehearsals, data=data,
             report=report, ray=ray,
         )  # fmt: skip
     if html is not None:
-        write_text(html, page(made, shlex.join(["headway", *sys.argv[1:]])))
+        write_text(html, page(reproduced, shlex.join(["headway", *sys.argv[1:]])))
     if as_json:
-        print_json(made.result)
+        print_json(reproduced.result)
     else:
-        click.echo(render(made, width=console().width, color=sys.stdout.isatty()), nl=False)
-    for note in [*known.notes, *([f"wrote {html}"] if html is not None else [])]:
+        click.echo(render(reproduced, width=console().width, color=sys.stdout.isatty()), nl=False)
+    for note in [*rehearsals.notes, *([f"wrote {html}"] if html is not None else [])]:
         click.echo(note, err=True)
-    return FAILED if strict and any(row.holds is False for row in made.result.claims) else 0
+    return FAILED if strict and any(row.holds is False for row in reproduced.result.claims) else 0
 
 
 def _list(system: str | None, ids: tuple[str, ...], as_json: bool) -> None:

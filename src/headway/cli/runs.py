@@ -13,7 +13,7 @@ import click
 from msgspec import Struct, json, structs
 
 from headway import records
-from headway.cli.flags import changes, flag, given, scenario_file, together
+from headway.cli.flags import changes, flag, scenario_file, together, used_flags
 from headway.cli.output import console, print_json
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, read, variants
@@ -49,7 +49,7 @@ def choose(name: str, scenario: Path | None, preset: str | None, flags: dict[str
         pools = data.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
         return assemble(data, places, file.parent, changes(flags, num_pools))
-    _check_complete(given(flags))
+    _check_complete(used_flags(flags))
     data = {"name": name, "workload": {}, "fleet": [{}]}
     return assemble(data, strict_yaml.Places(), Path(), changes(flags))
 

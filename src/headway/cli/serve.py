@@ -80,9 +80,9 @@ def command(
     if emulate_with and not is_emulated:
         raise HeadwayError("--emulate-with: needs --emulated")
 
-    def changed(given: Scenario) -> Scenario:
-        given = given if variant is None else scenario.variant(given, variant)
-        return emulated_fleet.emulated(given, file, shlex.split(emulate_with)) if is_emulated else given
+    def changed(read: Scenario) -> Scenario:
+        read = read if variant is None else scenario.variant(read, variant)
+        return emulated_fleet.emulated(read, file, shlex.split(emulate_with)) if is_emulated else read
 
     chosen, plan = serving.load(file, changed)
     tls = _tls(certfile, keyfile)

@@ -48,8 +48,8 @@ def command(
     if variant is not None:
         chosen = variant_of(chosen, variant)
     with progress("simulating", wanted=not outputs.no_progress) as report:
-        done = run(chosen, report, with_bound=True) if decisions is None else _run_logged(chosen, report, decisions)
-    deliver(with_clairvoyant([done], chosen) if clairvoyant else [done], chosen, outputs)
+        result = run(chosen, report, with_bound=True) if decisions is None else _run_logged(chosen, report, decisions)
+    deliver(with_clairvoyant([result], chosen) if clairvoyant else [result], chosen, outputs)
 
 
 def _run_logged(chosen: Scenario, report: Progress | None, path: Path) -> Run:

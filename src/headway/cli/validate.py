@@ -59,12 +59,12 @@ def command(
                 report((i + 1) / len(experiments))
     if not compared:
         raise HeadwayError(f"{measurements}: {'; '.join(refused)}")
-    found = validation(compared, refused)
+    result = validation(compared, refused)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        _print(found)
-    return _verdict(found, max_error)
+        _print(result)
+    return _verdict(result, max_error)
 
 
 def _compared(experiment: ServingExperiment, seeds: int) -> ExperimentErrors:
@@ -72,36 +72,36 @@ def _compared(experiment: ServingExperiment, seeds: int) -> ExperimentErrors:
     return compare(experiment, replay(experiment, range(seeds)), calibrated)
 
 
-def _verdict(found: Validation, max_error: float | None) -> int:
+def _verdict(result: Validation, max_error: float | None) -> int:
     if max_error is None:
         return 0
-    above = [f"{key} {found.overall[key]:.1f}%" for key in JUDGED if found.overall.get(key, 0.0) > max_error]
+    above = [f"{key} {result.overall[key]:.1f}%" for key in JUDGED if result.overall.get(key, 0.0) > max_error]
     if above:
         click.echo(f"above --max-error {max_error:g}%: {', '.join(above)}", err=True)
     return EXCEEDED if above else 0
 
 
-def _print(found: Validation) -> None:
-    rows = [_row(one) for one in found.experiments]
-    rows.append(["mean absolute error", *_means(found.overall)])
-    rows.append(["bias", *_means(found.bias, signed=True)])
-    if found.contradicting and found.consistent:
-        rows.append([f"mean absolute error without {', '.join(found.contradicting)}", *_means(found.consistent)])
+def _print(result: Validation) -> None:
+    rows = [_row(one) for one in result.experiments]
+    rows.append(["mean absolute error", *_means(result.overall)])
+    rows.append(["bias", *_means(result.bias, signed=True)])
+    if result.contradicting and result.consistent:
+        rows.append([f"mean absolute error without {', '.join(result.contradicting)}", *_means(result.consistent)])
     print_table(["experiment", *OVERALL], rows, "Error of the prediction, %")
-    for line in _notes(found):
+    for line in _notes(result):
         click.echo(line)
 
 
-def _notes(found: Validation) -> Iterator[str]:
-    for one in found.experiments:
+def _notes(result: Validation) -> Iterator[str]:
+    for one in result.experiments:
         if one.contradiction is not None:
             yield f"experiment {one.id}: the measurement contradicts itself: {one.contradiction}"
         if one.num_unfinished:
             yield f"experiment {one.id}: {one.num_unfinished} requests could not be served, and are left out"
-    rough = [one.id for one in found.experiments if not one.calibrated]
+    rough = [one.id for one in result.experiments if not one.calibrated]
     if rough:
         yield f"step times not measured on this GPU and engine: experiments {', '.join(rough)}"
-    for reason in found.refused:
+    for reason in result.refused:
         yield f"left out: {reason}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from headway.cli.flags import changes, given, seed_option, synthetic_options, together
+from headway.cli.flags import changes, seed_option, synthetic_options, together, used_flags
 from headway.cli.output import print_json, print_table
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
@@ -64,7 +64,7 @@ def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> N
     """Write a synthetic workload to OUT: .parquet, .csv or .csv.gz."""
     _check_name(out)
     if spec is not None:
-        if given(flags):
+        if used_flags(flags):
             raise HeadwayError("--spec: expected no other options")
         data, places = strict_yaml.read(spec)
         base_dir = spec.parent

@@ -17,43 +17,43 @@ Seeds = Sequence[float | None]
 """One value for each seed; None if a seed has none."""
 
 
-def curves(lines: Mapping[str, Sequence[tuple[float, Seeds]]], x: str, y: str, **more: Any) -> Figure:
+def curves(lines: Mapping[str, Sequence[tuple[float, Seeds]]], x: str, y: str, **extra_layout: Any) -> Figure:
     """Named lines through points (x, values by seed). `more` extends the layout, such as xaxis={"type": "log"}."""
     traces = []
     for i, (name, points) in enumerate(lines.items()):
         values = [seeds for _, seeds in points]
         trace = {"type": "scatter", "mode": "lines+markers", "line": line_style(i), "marker": {"size": 6}}
         traces.append(trace | {"x": [at for at, _ in points]} | _over_seeds(name, values))
-    return {"data": traces, "layout": _layout(x, y, more)}
+    return {"data": traces, "layout": _layout(x, y, extra_layout)}
 
 
-def bars(groups: Sequence[str], series: Mapping[str, Sequence[Seeds]], y: str, **more: Any) -> Figure:
+def bars(groups: Sequence[str], series: Mapping[str, Sequence[Seeds]], y: str, **extra_layout: Any) -> Figure:
     """Groups of named bars: for each series, the values by seed of every group."""
     traces = []
     for i, (name, values) in enumerate(series.items()):
         trace = {"type": "bar", "x": list(groups), "marker": {"color": COLORS[i % len(COLORS)]}}
         traces.append(trace | _over_seeds(name, values))
-    return {"data": traces, "layout": _layout("", y, {"barmode": "group", "bargap": 0.3, **more})}
+    return {"data": traces, "layout": _layout("", y, {"barmode": "group", "bargap": 0.3, **extra_layout})}
 
 
-def distributions(samples: Mapping[str, Sequence[float]], x: str, **more: Any) -> Figure:
+def distributions(samples: Mapping[str, Sequence[float]], x: str, **extra_layout: Any) -> Figure:
     """Cumulative distributions of named samples."""
     traces = []
     for i, (name, values) in enumerate(samples.items()):
-        found = cdf(np.asarray(values, dtype=np.float64))
-        if found is not None:
+        curve_points = cdf(np.asarray(values, dtype=np.float64))
+        if curve_points is not None:
             hover = f"%{{y:.1f}}% within %{{x:.4g}}<extra>{name}</extra>"
-            curve = {"x": numbers(found.value_s), "y": numbers(found.percent, 6), "line": line_style(i)}
+            curve = {"x": numbers(curve_points.value_s), "y": numbers(curve_points.percent, 6), "line": line_style(i)}
             traces.append({"type": "scatter", "mode": "lines", "name": name, "hovertemplate": hover} | curve)
     percent = {"range": [0, 101], "ticksuffix": "%"}
-    return {"data": traces, "layout": _layout(x, "% of values", {"yaxis": percent, **more})}
+    return {"data": traces, "layout": _layout(x, "% of values", {"yaxis": percent, **extra_layout})}
 
 
 def _over_seeds(name: str, values: Sequence[Seeds]) -> dict[str, Any]:
     """Means, error bars and hover texts."""
-    known = [[float(value) for value in seeds if value is not None] for seeds in values]
-    means = [fmean(seeds) if seeds else None for seeds in known]
-    halves = [(ends[1] - ends[0]) / 2 if (ends := interval(seeds)) else 0.0 for seeds in known]
+    numbers_by_point = [[float(value) for value in seeds if value is not None] for seeds in values]
+    means = [fmean(seeds) if seeds else None for seeds in numbers_by_point]
+    halves = [(ends[1] - ends[0]) / 2 if (ends := interval(seeds)) else 0.0 for seeds in numbers_by_point]
     error = {"type": "data", "array": halves, "thickness": 1.2, "width": 3, "visible": any(halves)}
     hover = f"%{{x}}: %{{y:.4g}} ± %{{error_y.array:.2g}}<extra>{name}</extra>"
     if not any(halves):
@@ -61,7 +61,7 @@ def _over_seeds(name: str, values: Sequence[Seeds]) -> dict[str, Any]:
     return {"name": name, "y": means, "error_y": error, "hovertemplate": hover}
 
 
-def _layout(x: str, y: str, more: Mapping[str, Any]) -> Any:
+def _layout(x: str, y: str, extra_layout: Mapping[str, Any]) -> Any:
     legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
     margin = {"l": 52, "r": 10, "t": 34, "b": 44}
-    return layout(x, y, **{"height": 330, "showlegend": True, "legend": legend, "margin": margin, **more})
+    return layout(x, y, **{"height": 330, "showlegend": True, "legend": legend, "margin": margin, **extra_layout})

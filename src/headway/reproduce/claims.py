@@ -77,12 +77,12 @@ class _Threshold:
 
     def text(self, side: str) -> str:
         """The rule's text, such as "at least 36% (half of the paper's 72%)"."""
-        paper = f"the paper's {shown(self.effect, self.unit)}"
-        way = f"the way from {shown(self.neutral, self.unit)} to {paper}" if self.neutral else paper
+        paper = f"the paper's {with_unit(self.effect, self.unit)}"
+        way = f"the way from {with_unit(self.neutral, self.unit)} to {paper}" if self.neutral else paper
         size = {0.0: f"the direction of {paper}", 0.5: f"half of {way}", 1.0: ""}
         parts = [size.get(self.share, f"{short_number(100 * self.share)}% of {way}"), self.because]
         inner = ": ".join(part for part in parts if part)
-        return f"{side} {shown(self.threshold, self.unit)}" + (f" ({inner})" if inner else "")
+        return f"{side} {with_unit(self.threshold, self.unit)}" + (f" ({inner})" if inner else "")
 
 
 class AtLeast(_Threshold):
@@ -120,8 +120,8 @@ class Between:
 
     def __str__(self) -> str:
         if self.low == self.high:
-            return f"exactly {shown(self.low, self.unit)}"
-        return f"between {shown(self.low, self.unit)} and {shown(self.high, self.unit)}"
+            return f"exactly {with_unit(self.low, self.unit)}"
+        return f"between {with_unit(self.low, self.unit)} and {with_unit(self.high, self.unit)}"
 
     def judge(self, values: Sequence[Value]) -> Verdict:
         """Refuted if the whole interval is on one side of the bounds."""
@@ -145,7 +145,7 @@ class EverySeed:
         return Verdict(text, holds, "" if holds else f"False for {_seeds(len(values) - num_true)}.")
 
 
-def shown(value: float, unit: str) -> str:
+def with_unit(value: float, unit: str) -> str:
     """A value with its unit (see `AtLeast.unit`)."""
     return f"{short_number(100 * value)}%" if unit == "%" else f"{short_number(value)}{unit}"
 
@@ -158,18 +158,22 @@ def _judged(values: Sequence[Value], low: float, high: float, unit: str, exact: 
     if exact and len(set(numbers)) != 1:
         raise ValueError(f"an exact value differs between seeds: {numbers}")
     mean = numbers[0] if exact else fmean(numbers)
-    found = (mean, mean) if exact else interval(numbers)
-    if found is None:
-        text = f"{shown(mean, unit)}, 1 seed"
+    ends_of_mean = (mean, mean) if exact else interval(numbers)
+    if ends_of_mean is None:
+        text = f"{with_unit(mean, unit)}, 1 seed"
         return Verdict(text, None, "One seed has no interval.")
-    ends = f"[{shown(found[0], unit)}, {shown(found[1], unit)}]"
-    text = f"{shown(mean, unit)}, exact" if exact else f"{shown(mean, unit)} {ends}, {_seeds(len(numbers))}"
-    limit = shown(low if found[0] < low else high, unit) if found[0] < low or found[1] > high else ""
-    if low <= found[0] and found[1] <= high:
+    ends = f"[{with_unit(ends_of_mean[0], unit)}, {with_unit(ends_of_mean[1], unit)}]"
+    text = f"{with_unit(mean, unit)}, exact" if exact else f"{with_unit(mean, unit)} {ends}, {_seeds(len(numbers))}"
+    limit = (
+        with_unit(low if ends_of_mean[0] < low else high, unit)
+        if ends_of_mean[0] < low or ends_of_mean[1] > high
+        else ""
+    )
+    if low <= ends_of_mean[0] and ends_of_mean[1] <= high:
         return Verdict(text, True, "")
     what = "The value" if exact else f"The interval {ends}"
-    if found[1] < low or found[0] > high:
-        return Verdict(text, False, f"{what} lies {'below' if found[1] < low else 'above'} {limit}.")
+    if ends_of_mean[1] < low or ends_of_mean[0] > high:
+        return Verdict(text, False, f"{what} lies {'below' if ends_of_mean[1] < low else 'above'} {limit}.")
     return Verdict(text, None, f"{what} lies on both sides of {limit}; more seeds make it narrower.")
 
 

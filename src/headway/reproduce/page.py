@@ -31,17 +31,22 @@ footer h2 { margin-top: 10px; } footer p { margin-top: 8px; }
 _CLASSES = {True: "holds", False: "fails", None: "open"}
 
 
-def page(made: Reproduced, command: str) -> str:
-    charts = {f"exhibit-{i}": each.chart for i, each in enumerate(made.exhibits) if isinstance(each, Figure)}
-    shown = "\n".join(_exhibit(i, each) for i, each in enumerate(made.exhibits))
-    exhibits = f'<section>\n<h2>Figures and tables</h2>\n<div class="grid exhibits">{shown}</div>\n</section>'
-    parts = [_header(made), _claims(made), exhibits if made.exhibits else "", _method(made, command)]
+def page(reproduced: Reproduced, command: str) -> str:
+    charts = {f"exhibit-{i}": each.chart for i, each in enumerate(reproduced.exhibits) if isinstance(each, Figure)}
+    blocks = "\n".join(_exhibit(i, each) for i, each in enumerate(reproduced.exhibits))
+    exhibits = f'<section>\n<h2>Figures and tables</h2>\n<div class="grid exhibits">{blocks}</div>\n</section>'
+    parts = [
+        _header(reproduced),
+        _claims(reproduced),
+        exhibits if reproduced.exhibits else "",
+        _method(reproduced, command),
+    ]
     script = f"const charts = {literal(charts)};\n{DRAW}"
-    return document(made.title, "\n".join(parts), script, CSS)
+    return document(reproduced.title, "\n".join(parts), script, CSS)
 
 
-def _header(made: Reproduced) -> str:
-    result = made.result
+def _header(reproduced: Reproduced) -> str:
+    result = reproduced.result
     about = {
         "Claims": counted(result.claims),
         "Seeds": str(result.seeds),
@@ -51,13 +56,13 @@ def _header(made: Reproduced) -> str:
     quick = "A quick run: fewer seeds and requests than the full one, so that more remains undecided."
     note = f'<p class="note">{quick}</p>' if result.quick else ""
     brand = f'<div class="brand">Headway · reproduce {escape(result.system)}</div>'
-    return f"<header>\n{brand}\n<h1>{escape(made.title)}</h1>\n{facts(about)}{note}\n</header>"
+    return f"<header>\n{brand}\n<h1>{escape(reproduced.title)}</h1>\n{facts(about)}{note}\n</header>"
 
 
-def _claims(made: Reproduced) -> str:
-    rows = [_row(row) for row in made.result.claims]
-    shown = table(["", "id", "claim", "paper", "Headway, and what the rule asks for", "why"], 6, rows)
-    return f'<section class="claims">\n<h2>Claims</h2>\n{shown}\n</section>'
+def _claims(reproduced: Reproduced) -> str:
+    rows = [_row(row) for row in reproduced.result.claims]
+    claims_table = table(["", "id", "claim", "paper", "Headway, and what the rule asks for", "why"], 6, rows)
+    return f'<section class="claims">\n<h2>Claims</h2>\n{claims_table}\n</section>'
 
 
 def _row(row: ClaimResult) -> str:
@@ -86,9 +91,9 @@ def _cell(value: str | float | None) -> str:
     return f"<td>{'-' if value is None else short_number(value)}</td>"
 
 
-def _method(made: Reproduced, command: str) -> str:
-    result = made.result
-    again = f" {made.num_found:,} more were in the cache." if made.num_found else ""
+def _method(reproduced: Reproduced, command: str) -> str:
+    result = reproduced.result
+    again = f" {reproduced.num_found:,} more were in the cache." if reproduced.num_found else ""
     seeds = f"{result.seeds} seeds (0 to {result.seeds - 1})" if result.seeds > 1 else "1 seed (0)"
     level = f"{100 * LEVEL:.0f}%"
     return f"""<footer>
@@ -98,6 +103,6 @@ lengths, and systems that are compared see the same ones. In brackets: Student's
 claim holds where the whole interval meets the threshold, does not hold where the whole interval misses it, and is
 undecided where the interval has parts on both sides, as one seed alone leaves it. Unless a row argues for another
 share, the threshold is half of the paper's effect. Error bars are such intervals, too.</p>
-<p>{made.num_measured:,} measurements in {seconds(result.wall_s)}.{again} Headway {__version__}.</p>
+<p>{reproduced.num_measured:,} measurements in {seconds(result.wall_s)}.{again} Headway {__version__}.</p>
 <p class="quiet">Command: <code>{escape(command)}</code></p>
 </footer>"""

@@ -82,10 +82,10 @@ def load(name: str) -> System:
 
 def chosen(system: System, ids: Collection[str]) -> tuple[Claim, ...]:
     """The claims with these ids, in the system's order; all claims if `ids` is empty."""
-    known = {claim.id for claim in system.CLAIMS}
+    known_ids = {claim.id for claim in system.CLAIMS}
     for each in ids:
-        if each not in known:
-            raise unknown("claim", each, known)
+        if each not in known_ids:
+            raise unknown("claim", each, known_ids)
     return tuple(claim for claim in system.CLAIMS if not ids or claim.id in ids)
 
 

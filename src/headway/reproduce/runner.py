@@ -56,8 +56,8 @@ class Runner:
         keys = {name: cache_key(task, base_dir) if self.cache else "" for name, task in tasks.items()}
         results = {name: cached for name in tasks if (cached := self._cached(keys[name])) is not None}
         self._report_progress()
-        left = {name: task for name, task in tasks.items() if name not in results}
-        for name, text in self._measure(left, base_dir):
+        uncached = {name: task for name, task in tasks.items() if name not in results}
+        for name, text in self._measure(uncached, base_dir):
             results[name] = msgspec.json.decode(text)
             self.num_measured += 1
             if self.cache:

@@ -100,12 +100,12 @@ def _texts(value: Any) -> Iterator[str]:
 def _source(module: str) -> bytes:
     """A digest of a module and of the modules of `reproduce` that it imports, directly or not."""
     digest = hashlib.sha256()
-    waiting, seen = [module], set[str]()
+    waiting, visited = [module], set[str]()
     while waiting:
         name = waiting.pop()
         file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None and name not in seen:
-            seen.add(name)
+        if file is not None and name not in visited:
+            visited.add(name)
             text = Path(file).read_bytes()
             digest.update(text)
             waiting += sorted(each for each in _imported(text) if each.startswith(f"{__package__}."))

@@ -29,23 +29,23 @@ def counted(rows: Sequence[ClaimResult]) -> str:
     return ", ".join(parts)
 
 
-def took(made: Reproduced) -> str:
+def took(reproduced: Reproduced) -> str:
     """Time and work, such as "12.3 s for 40 measurements, 10 more from the cache"."""
-    more = f", {made.num_found:,} more from the cache" if made.num_found else ""
-    return f"{seconds(made.result.wall_s)} for {made.num_measured:,} measurements{more}"
+    cached = f", {reproduced.num_found:,} more from the cache" if reproduced.num_found else ""
+    return f"{seconds(reproduced.result.wall_s)} for {reproduced.num_measured:,} measurements{cached}"
 
 
-def render(made: Reproduced, *, width: int, color: bool = False) -> str:
+def render(reproduced: Reproduced, *, width: int, color: bool = False) -> str:
     """The claims with their verdicts, and the reasons of those that do not hold."""
-    rows = made.result.claims
+    rows = reproduced.result.claims
     table = _table("id", "claim", "paper", "headway", "holds")
     for row in rows:
         holds = Text(f"{MARKS[row.holds]} {_SHORT[row.holds]}", style=_STYLES[row.holds])
         table.add_row(*map(Text, (row.id, row.claim, str(row.paper), row.headway)), holds)
     reasons = [Text(f"{row.id}: asked for {row.rule}. {row.why}") for row in rows if row.holds is not True]
-    quick = " Quick: fewer seeds and requests than the full run." if made.result.quick else ""
-    last = Text(f"{counted(rows)}. {took(made)}.{quick}")
-    return _printed(Group(Text(made.title, style="bold"), table, *reasons, last), width, color)
+    quick = " Quick: fewer seeds and requests than the full run." if reproduced.result.quick else ""
+    last = Text(f"{counted(rows)}. {took(reproduced)}.{quick}")
+    return _printed(Group(Text(reproduced.title, style="bold"), table, *reasons, last), width, color)
 
 
 def listing(title: str, claims: Sequence[Claim], *, width: int, color: bool = False) -> str:

@@ -50,9 +50,9 @@ def judged(found: dict[str, Finding]) -> dict[str, bool | None]:
 
 def test_the_cases_are_those_of_table_2() -> None:
     assert {(trace, q_min) for _, trace, q_min in claims.CASES} == {(row.trace, row.q_min) for row in TABLE_2}
-    case = setup.asked("deepseek", 1, 85.0, True)
+    case = setup.planning_case("deepseek", 1, 85.0, True)
     assert case.problem.num_gpus == 32 and case.problem.server == 8 and len(case.problem.models) == 3
-    assert len(setup.asked("llama", 2, 80.0, True).problem.models) == 2
+    assert len(setup.planning_case("llama", 2, 80.0, True).problem.models) == 2
 
 
 def test_claims_hold_where_everything_is_as_the_paper_says() -> None:
@@ -90,7 +90,7 @@ def test_the_loop_is_near_what_exhaustive_search_finds() -> None:
 
 def test_only_what_is_asked_for_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "optimality", _fast)
-    found = outcomes.found(Runner(SEEDS, quick=True, claims=frozenset({"optimality"})))
+    found = outcomes.findings(Runner(SEEDS, quick=True, claims=frozenset({"optimality"})))
     assert set(found.outcomes) == {"optimality", "search-effort"}
     assert found.outcomes["search-effort"].values == [20.0, 20.0]
 
@@ -100,7 +100,7 @@ def _fast(seed: int, num_rows: int) -> Measurement:
 
 
 def test_a_model_that_is_slower_is_so_in_every_iteration() -> None:
-    case = setup.asked("deepseek", 1, 85.0, True)
+    case = setup.planning_case("deepseek", 1, 85.0, True)
     large, gpu, engine = case.problem.models[-1], case.problem.gpu, case.problem.engine
     known = coefficients(gpu.name, engine.name)
     plain = StepModel(large, gpu, engine, Parallel(8), known).line

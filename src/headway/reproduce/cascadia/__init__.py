@@ -18,4 +18,4 @@ __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 def run(runner: Runner) -> Findings:
     """Run what the requested claims need."""
-    return outcomes.found(runner)
+    return outcomes.findings(runner)

@@ -30,7 +30,7 @@ from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.resolve import PolicyChoice
 from headway.reproduce.cascadia.runs import SCALE
-from headway.reproduce.cascadia.setup import ROWS, asked
+from headway.reproduce.cascadia.setup import ROWS, planning_case
 from headway.reproduce.tasks import Measurement
 from headway.scenario.replan import UnrehearsedPlanner, following
 from headway.sim.cluster import simulate
@@ -56,40 +56,40 @@ def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measure
     """p95, quality and the rate of requests in time, of every system and seed, in total and by trace."""
     share = 0.25 if quick else 1.0
     rate_rps = _rate_rps(q_min, lone_s, quick, share)
-    first = asked("deepseek", 1, q_min, quick, rate_rps)
+    first = planning_case("deepseek", 1, q_min, quick, rate_rps)
     latencies = StageLatencies(evaluator_of(first))
     plans = {
         "static": tighten_until_met(first, latencies).plan,
         "cascade-serve": tighten_until_met(first, latencies, planners.cascade_serve).plan,
         "stand-alone": baselines.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds_of(first), EFFORT),
     }
-    found: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": [], "rate_rps": rate_rps}
+    results: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": [], "rate_rps": rate_rps}
     for seed in seeds:
         rows, ends_s = _workload(rate_rps, seed, share)
         for name, plan in plans.items():
-            done = _simulated(first, rows, plan, _fixed(first, plan), seed)
-            found[name].append(_measured(done, ends_s, lone_s))
+            records = _simulated(first, rows, plan, _fixed(first, plan), seed)
+            results[name].append(_measured(records, ends_s, lone_s))
         planner = _replanner(first, plans["static"], rate_rps, seed, quick)
-        done = _simulated(first, rows, plans["static"], _following(first, planner), seed)
-        found["cascadia"].append(_measured(done, ends_s, lone_s))
-        found["plans"].append(
+        records = _simulated(first, rows, plans["static"], _following(first, planner), seed)
+        results["cascadia"].append(_measured(records, ends_s, lone_s))
+        results["plans"].append(
             [[each.at_s, each.why, list(each.plan.thresholds), each.changes] for each in planner.new_plans]
         )
-    return found
+    return results
 
 
 def _rate_rps(q_min: float, lone_s: float, quick: bool, share: float) -> float:
     """At which the largest model alone needs the SLO scale of Table 5 over the whole run."""
     low, high = 8.0, 64.0
-    case = asked("deepseek", 1, q_min, quick, (low * high) ** 0.5)
+    case = planning_case("deepseek", 1, q_min, quick, (low * high) ** 0.5)
     plan = baselines.stand_alone(
         case.problem, DEEPSEEK[-1], StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT
     )
     for _ in range(HALVINGS):
         middle = (low * high) ** 0.5
         rows, _ = _workload(middle, 0, share)
-        found = summarize(_simulated(case, rows, plan, _fixed(case, plan), 0))
-        late = found.e2e_s is None or found.e2e_s.p95 > ALONE * lone_s
+        summary = summarize(_simulated(case, rows, plan, _fixed(case, plan), 0))
+        late = summary.e2e_s is None or summary.e2e_s.p95 > ALONE * lone_s
         low, high = (low, middle) if late else (middle, high)
     return low
 
@@ -141,8 +141,8 @@ def _following(case: PlanningRequest, planner: Replanner) -> Policies:
 
 def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policies: Policies, seed: int) -> Records:
     """Simulate the plan's replicas; with a scaler, also empty pools for every other shape."""
-    there = {(stage.model, part.tp, part.pp): part.count for stage in plan.stages for part in stage.replicas}
-    pools = list(_pools(case, there).values())
+    counts = {(stage.model, part.tp, part.pp): part.count for stage in plan.stages for part in stage.replicas}
+    pools = list(_pools(case, counts).values())
     if policies.scaler is None:
         pools = [pool for pool in pools if pool.replicas]
 
@@ -152,34 +152,36 @@ def _simulated(case: PlanningRequest, rows: Workload, plan: CascadePlan, policie
     return simulate(Fleet(tuple(pools)), TraceSource(rows), policies, seed=seed, line=line)
 
 
-def _pools(case: PlanningRequest, there: Mapping[ModelShape, int]) -> dict[ModelShape, Pool]:
+def _pools(case: PlanningRequest, counts: Mapping[ModelShape, int]) -> dict[ModelShape, Pool]:
     """A pool for every shape, with the given numbers of initial replicas."""
     problem, pools = case.problem, dict[ModelShape, Pool]()
     for model in problem.models:
-        of, _ = feasible_shapes(model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp)
-        for shape in of:
+        shapes, _ = feasible_shapes(
+            model, problem.gpu, problem.engine, problem.num_gpus, problem.server, problem.max_pp
+        )
+        for shape in shapes:
             at, name = (model.name, shape.tp, shape.pp), f"{model.name} tp {shape.tp} pp {shape.pp}"
             loading_s = weights_bytes(model) / shape.num_gpus / LOADED_BYTES_PER_S
             pools[at] = Pool(
-                name, model, problem.gpu, problem.engine, shape, there.get(at, 0), min_replicas=0,
+                name, model, problem.gpu, problem.engine, shape, counts.get(at, 0), min_replicas=0,
                 start_s=min(max(loading_s, 2.0), 20.0),
             )  # fmt: skip
     return pools
 
 
-def _measured(done: Records, ends_s: list[float], lone_s: float) -> Measurement:
+def _measured(records: Records, ends_s: list[float], lone_s: float) -> Measurement:
     """Over all, and trace by trace."""
-    found = summarize(done)
-    arrival_s = done.workload["arrival_s"][done.requests["request"]]
-    latency_s = done.requests["end_s"] - arrival_s
-    finished = done.requests["outcome"] == Outcome.FINISHED
+    summary = summarize(records)
+    arrival_s = records.workload["arrival_s"][records.requests["request"]]
+    latency_s = records.requests["end_s"] - arrival_s
+    finished = records.requests["outcome"] == Outcome.FINISHED
     segment = np.searchsorted(ends_s, arrival_s, side="right")
     in_time = finished & (latency_s <= SCALE * lone_s)
     parts = [finished & (segment == i) for i in range(len(ends_s))]
     return {
-        "p95_s": None if found.e2e_s is None else found.e2e_s.p95,
-        "quality": found.quality,
-        "completed": found.num_completed,
+        "p95_s": None if summary.e2e_s is None else summary.e2e_s.p95,
+        "quality": summary.quality,
+        "completed": summary.num_completed,
         "in_time_rps": float(in_time.sum()) / ends_s[-1],
         "by_trace_s": [float(np.quantile(latency_s[part], 0.95)) if part.any() else None for part in parts],
     }

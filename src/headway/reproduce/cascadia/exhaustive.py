@@ -26,8 +26,8 @@ def exhaustive(problem: CascadeProblem, latencies: StageLatencies, routings: Rou
     search = Search(problem, latencies, NoBounds(), Effort(stable_rounds=None, gap=0.0), routings)
     search.set_target(problem.target)
     for i in range(len(search.routings)):
-        found = _deployed(search, i)
-        search.solved[i] = SolvedRouting(found, inf if found is None else found.minimised)
+        option = _best_deployment(search, i)
+        search.solved[i] = SolvedRouting(option, inf if option is None else option.minimised)
     objective = search.objective(problem.target)
     best = search.best(objective)
     deployment = None if best is None else search.solved[best].deployment
@@ -37,7 +37,7 @@ def exhaustive(problem: CascadeProblem, latencies: StageLatencies, routings: Rou
     return plan_of(search, best, deployment, result, "exhaustive")
 
 
-def _deployed(search: Search, routing: int) -> Deployment | None:
+def _best_deployment(search: Search, routing: int) -> Deployment | None:
     """The best of all allocations of a routing."""
     problem, routings = search.problem, search.routings
     used = tuple(routings.reached[routing].any(axis=1).tolist())
@@ -48,13 +48,13 @@ def _deployed(search: Search, routing: int) -> Deployment | None:
         limits = [offer.limit or 0 for offer in problem.offers]
         if (total > limits).any() or (problem.use_all and (total < limits).any()):
             continue
-        found = _of(search, [stage[each] for stage, each in zip(stages, vectors, strict=True)], vectors)
-        if found is not None and found.minimised < (inf if best is None else best.minimised):
-            best = found
+        deployment = _deployment(search, [stage[each] for stage, each in zip(stages, vectors, strict=True)], vectors)
+        if deployment is not None and deployment.minimised < (inf if best is None else best.minimised):
+            best = deployment
     return best
 
 
-def _of(
+def _deployment(
     search: Search, stages: Sequence[tuple[float, ReplicaSet | None]], vectors: Sequence[tuple[int, ...]]
 ) -> Deployment | None:
     """As a deployment; None where it is not in time."""

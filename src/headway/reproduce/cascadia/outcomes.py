@@ -22,7 +22,7 @@ ROWS = 16
 """Requests that exhaustive search plans for."""
 
 
-def found(runner: Runner) -> Findings:
+def findings(runner: Runner) -> Findings:
     """Outcomes and exhibits of the parts that are wanted."""
     outcomes: dict[str, Finding] = {}
     exhibits: list[Figure | PaperTable] = []
@@ -34,7 +34,7 @@ def found(runner: Runner) -> Findings:
         outcomes |= _figure_1(rates, len(runner.seeds))
         exhibits.insert(0, _exhibit_1(first))
         if runner.wants(*_ids((*claims.OTHERS, *claims.SARATHI, *claims.SARATHI_ALL))):
-            outcomes |= _others(runner, cases, rates)
+            outcomes |= _other_cases(runner, cases, rates)
         studied, more = studies.of_deepseek(runner, cases, rates)
         outcomes |= studied
         exhibits += more
@@ -94,7 +94,7 @@ def _measured(
 
 def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[str, Finding]:
     first = cases[CASES[0]]
-    margins = {case: _of(each, "cascadia", "quality") for case, each in cases.items()}
+    margins = {case: _values(each, "cascadia", "quality") for case, each in cases.items()}
     least = [min(values[i] - case[2] for case, values in margins.items()) for i in range(len(seeds))]
     largest = [cases[case]["plans"]["cascadia"] for case in CASES[:3]]
     none = [cases[case]["plans"]["cascadia"] for case in CASES[4:]]
@@ -106,7 +106,7 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
     judged = [
         [
             1 - without_s / with_s
-            for without_s, with_s in zip(each["no judge"], _of(each, "cascadia", "p95_s"), strict=True)
+            for without_s, with_s in zip(each["no judge"], _values(each, "cascadia", "p95_s"), strict=True)
         ]
         for each in cases.values()
     ]
@@ -115,7 +115,7 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
         "slo-cascade-serve": _times(cases, "cascade-serve", "p95_s"),
         "throughput-stand-alone": _times(cases, "stand-alone", "throughput_rps"),
         "throughput-cascade-serve": _times(cases, "cascade-serve", "throughput_rps"),
-        "always-faster": Finding([_always(cases, i) for i in range(len(seeds))], _by_case(cases, "p95_s")),
+        "always-faster": Finding([_is_always_faster(cases, i) for i in range(len(seeds))], _by_case(cases, "p95_s")),
         "quality": Finding(least, "; ".join(f"{_name(case)}: {fmean(v):.2f}" for case, v in margins.items()) + "."),
         "ablation-parallelism": _times(cases, ABLATIONS[0], "p95_s"),
         "ablation-allocation": _times(cases, ABLATIONS[1], "p95_s"),
@@ -131,13 +131,13 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
     }
 
 
-def _of(case: Measurement, system: str, key: str) -> list[float]:
+def _values(case: Measurement, system: str, key: str) -> list[float]:
     return [run[key] for run in case["runs"][system]]
 
 
 def _ratios(case: Measurement, other: str, key: str) -> list[float]:
     """By seed: how many times better than another system."""
-    pairs = zip(_of(case, "cascadia", key), _of(case, other, key), strict=True)
+    pairs = zip(_values(case, "cascadia", key), _values(case, other, key), strict=True)
     return [theirs / ours if key == "p95_s" else ours / theirs for ours, theirs in pairs]
 
 
@@ -148,15 +148,15 @@ def _times(cases: dict[Case, Measurement], other: str, key: str) -> Finding:
     return Finding(values, f"{why}.")
 
 
-def _always(cases: dict[Case, Measurement], i: int) -> bool:
+def _is_always_faster(cases: dict[Case, Measurement], i: int) -> bool:
     return all(_ratios(each, other, "p95_s")[i] > 1 for each in cases.values() for other in SYSTEMS[1:])
 
 
 def _by_case(cases: dict[Case, Measurement], key: str) -> str:
     parts = []
     for case, each in cases.items():
-        shown = ", ".join(f"{fmean(_of(each, system, key)):.3g}" for system in SYSTEMS)
-        parts.append(f"{_name(case)}: {shown}")
+        means = ", ".join(f"{fmean(_values(each, system, key)):.3g}" for system in SYSTEMS)
+        parts.append(f"{_name(case)}: {means}")
     return f"p95 (s) of {', '.join(SYSTEMS)}: {'; '.join(parts)}."
 
 
@@ -165,7 +165,7 @@ def _saved(cases: dict[Case, Measurement], other: str) -> Finding:
     saved = {case: [1 - 1 / r for r in _ratios(each, other, "throughput_rps")] for case, each in cases.items()}
     why = []
     for case, each in cases.items():
-        usd = [32 * 2.67 / 3600 / fmean(_of(each, s, "throughput_rps")) for s in ("cascadia", other)]
+        usd = [32 * 2.67 / 3600 / fmean(_values(each, s, "throughput_rps")) for s in ("cascadia", other)]
         why.append(f"{_name(case)}: ${usd[0]:.6f} a request against ${usd[1]:.6f}")
     return Finding([fmean(each) for each in zip(*saved.values(), strict=True)], f"{'; '.join(why)}.")
 
@@ -177,20 +177,20 @@ def _figure_1(rates: Any, num_seeds: int) -> dict[str, Finding]:
     return {"size-latency": Finding([rises] * num_seeds, f"A lone request on each model. {why}.")}
 
 
-def _others(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
+def _other_cases(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
     """What the cases of Tables 4 and 7 add."""
-    more, _ = _measured(runner, claims.OTHER_CASES, ablations=False)
-    known = cases | more
-    three = {case: known[case] for case in claims.QUALITY_90}
+    added, _ = _measured(runner, claims.OTHER_CASES, ablations=False)
+    all_cases = cases | added
+    three = {case: all_cases[case] for case in claims.QUALITY_90}
     example = claims.OTHER_CASES[-1]
-    found = {
-        "example-85-3": _times({example: more[example]}, "stand-alone", "p95_s"),
+    outcomes = {
+        "example-85-3": _times({example: added[example]}, "stand-alone", "p95_s"),
         "cost-stand-alone-all": _saved(three, "stand-alone"),
         "cost-cascade-serve-all": _saved(three, "cascade-serve"),
     }
     if runner.wants(*_ids((*claims.SARATHI, *claims.SARATHI_ALL))):
-        found |= _sarathi(runner, three, rates)
-    return found
+        outcomes |= _sarathi(runner, three, rates)
+    return outcomes
 
 
 def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict[str, Finding]:
@@ -203,7 +203,7 @@ def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict
     for case, measured in runner.run(tasks).items():
         by_chunk = measured["throughput_rps"]
         chunks.append(max(by_chunk, key=lambda chunk: fmean(by_chunk[chunk])))
-        ours = _of(cases[case], "cascadia", "throughput_rps")
+        ours = _values(cases[case], "cascadia", "throughput_rps")
         ratios[case] = [each / theirs for each, theirs in zip(ours, by_chunk[chunks[-1]], strict=True)]
     why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in ratios.items())
     all_ = [fmean(each) for each in zip(*ratios.values(), strict=True)]
@@ -213,10 +213,10 @@ def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict
 
 def _optimality(runner: Runner) -> dict[str, Finding]:
     rows = ROWS // 2 if runner.quick else ROWS
-    found = runner.run(
+    measured = runner.run(
         {("optimality", seed): Call(runs.optimality, {"seed": seed, "num_rows": rows}) for seed in runner.seeds}
     )
-    each = list(found.values())
+    each = list(measured.values())
     effort = [one["all_evaluations"] / max(one["evaluations"], 1) for one in each]
     seconds = f"{fmean(one['plan_s'] for one in each):.2g} s against {fmean(one['exhaustive_s'] for one in each):.2g} s"
     why = f"Six GPUs, {rows} requests, every threshold that makes a difference."
@@ -244,14 +244,16 @@ def _exhibit_7(cases: dict[Case, Measurement], rates: Any) -> Figure:
 def _scales(cases: dict[Case, Measurement], rates: Any, systems: Sequence[str]) -> dict[str, list[list[float]]]:
     lone = [rates[case[0], case[1]]["lone_s"] for case in cases]
     return {
-        system: [[p95 / s for p95 in _of(each, system, "p95_s")] for each, s in zip(cases.values(), lone, strict=True)]
+        system: [
+            [p95 / s for p95 in _values(each, system, "p95_s")] for each, s in zip(cases.values(), lone, strict=True)
+        ]
         for system in systems
     }
 
 
 def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | PaperTable]:
     names, scales = [_name(case) for case in cases], _scales(cases, rates, (*SYSTEMS, *ABLATIONS))
-    rush = {system: [_of(each, system, "throughput_rps") for each in cases.values()] for system in SYSTEMS}
+    rush = {system: [_values(each, system, "throughput_rps") for each in cases.values()] for system in SYSTEMS}
     ours = [each["plans"]["cascadia"] for each in cases.values()]
     paper = {(row.trace, row.q_min): row for row in TABLE_2}
     rows: list[list[str | float | None]] = []

@@ -16,7 +16,7 @@ from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.planners import EFFORT
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
-from headway.reproduce.cascadia.setup import asked
+from headway.reproduce.cascadia.setup import planning_case
 from headway.reproduce.tasks import Measurement
 from headway.sim.cluster import simulate
 from headway.workload.random_streams import stream
@@ -36,7 +36,7 @@ SIZES = (16, 32, 48, 64, 80)
 
 def strategies(seed: int, quick: bool) -> Measurement:
     """Throughput by model, workload and (DP, TP, PP) on 8 GPUs (Figure 2)."""
-    case, found = asked("deepseek", 1, 80.0, quick), Measurement()
+    case, rps_by_strategy = planning_case("deepseek", 1, 80.0, quick), Measurement()
     for model in case.problem.models[:2]:
         for name, mean in OUTPUTS.items():
             rows = _rows(PROMPT_TOKENS, mean, 200 if quick else 600, seed)
@@ -44,13 +44,13 @@ def strategies(seed: int, quick: bool) -> Measurement:
                 dp = GPUS // (tp * pp)
                 rps = _throughput(case, model.name, dp, tp, pp, rows)
                 if rps is not None:
-                    found[f"{model.name} {name} {dp} {tp} {pp}"] = rps
-    return found
+                    rps_by_strategy[f"{model.name} {name} {dp} {tp} {pp}"] = rps
+    return rps_by_strategy
 
 
 def table_1(seed: int) -> Measurement:
     """Throughput of Llama 3 70B with prompts of 1600 and answers of 16 tokens, by (DP, TP, PP) (Table 1)."""
-    case = asked("llama", 1, 80.0, True)
+    case = planning_case("llama", 1, 80.0, True)
     rows = _rows(1600, 16, 300, seed)
     return {f"{dp} {tp} {pp}": _throughput(case, case.problem.names[1], dp, tp, pp, rows) for dp, tp, pp in TABLE_1}
 
@@ -66,16 +66,16 @@ def _throughput(case: PlanningRequest, model: str, dp: int, tp: int, pp: int, ro
     problem = case.problem
     pool = Pool("all", catalog.model(model), problem.gpu, problem.engine, Parallel(tp, pp), dp)
     try:
-        done = summarize(simulate(Fleet((pool,)), TraceSource(rows), case.policies, seed=0))
+        summary = summarize(simulate(Fleet((pool,)), TraceSource(rows), case.policies, seed=0))
     except HeadwayError:
         return None
-    return None if done.e2e_s is None else 0.95 * done.num_completed / done.e2e_s.p95
+    return None if summary.e2e_s is None else 0.95 * summary.num_completed / summary.e2e_s.p95
 
 
 def scheduling(num_gpus: int, rate_rps: float, quick: bool) -> Measurement:
     """CPU seconds, of one thread, of the search for quality 85 on trace 1, cold, the rate in proportion to the GPUs."""
-    case = asked("deepseek", 1, 85.0, quick, rate_rps * num_gpus / 32)
+    case = planning_case("deepseek", 1, 85.0, quick, rate_rps * num_gpus / 32)
     problem = replace(case.problem, num_gpus=num_gpus)
     began = time.process_time()
-    found = plan(problem, StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT)
-    return {"plan_s": time.process_time() - began, "evaluations": found.num_evaluations}
+    chosen = plan(problem, StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT)
+    return {"plan_s": time.process_time() - began, "evaluations": chosen.num_evaluations}

@@ -34,7 +34,7 @@ ROWS = 400
 ARRIVALS_S, QUICK_ARRIVALS_S = 150.0, 45.0
 
 
-def asked(
+def planning_case(
     cascade: str, trace: int, q_min: float, quick: bool, rate_rps: float = 20.0, seed: int = 0,
     slower: float = AWQ_SLOWER,
 ) -> PlanningRequest:  # fmt: skip
@@ -77,15 +77,17 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 @cache
 def _file(gpu: str, engine: str, times: float) -> Path:
     """A file with the catalog's coefficients, slowed down by a factor."""
-    found = slowed(coefficients(gpu, engine), times)
+    catalog_entry = slowed(coefficients(gpu, engine), times)
     path = Path(_folder().name) / f"{gpu}-{engine}-{times:g}.json"
-    path.write_bytes(msgspec.json.encode(CoefficientFile((gpu,), found.kernels, {engine: found.overhead})))
+    path.write_bytes(
+        msgspec.json.encode(CoefficientFile((gpu,), catalog_entry.kernels, {engine: catalog_entry.overhead}))
+    )
     return path
 
 
-def slowed(found: Coefficients, times: float) -> Coefficients:
+def slowed(original: Coefficients, times: float) -> Coefficients:
     """Coefficients with which every iteration takes `times` times as long."""
-    kernels = found.kernels
+    kernels = original.kernels
     rows = {name: {key: _slowed(each, times) for key, each in getattr(kernels, name).items()}
             for name in ("gemm", "moe", "all_reduce")}  # fmt: skip
     changed = structs.replace(
@@ -95,7 +97,7 @@ def slowed(found: Coefficients, times: float) -> Coefficients:
         decode_attention=_slowed(kernels.decode_attention, times),
         elementwise_efficiency=kernels.elementwise_efficiency / times,
     )
-    return structs.replace(found, kernels=changed, overhead=_slowed(found.overhead, times))
+    return structs.replace(original, kernels=changed, overhead=_slowed(original.overhead, times))
 
 
 def _slowed(part: Struct, times: float) -> Any:

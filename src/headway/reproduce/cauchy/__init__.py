@@ -29,19 +29,19 @@ def run(runner: Runner) -> Findings:
     repeats = seeds if quick else tuple(range(max(REPEATS, len(seeds))))
     first = scheduling.searches(seeds, quick, pairs, between, within)
     first |= cauchy_overall.profiles(quick) if programs or overall else {}
-    first_found = runner.run({**first, **(cauchy_transfer.tasks() if transfer else {})})
-    markets = cauchy_overall.markets(first_found) if programs or overall else {}
-    second = scheduling.runs(first_found, seeds, repeats, quick, between, within)
+    first_results = runner.run({**first, **(cauchy_transfer.tasks() if transfer else {})})
+    markets = cauchy_overall.markets(first_results) if programs or overall else {}
+    second = scheduling.runs(first_results, seeds, repeats, quick, between, within)
     second |= cauchy_overall.runs(markets, seeds, quick) if overall else {}
-    found = {**first_found, **runner.run(second)}
+    results = {**first_results, **runner.run(second)}
 
     outcomes: dict[str, Finding] = model.outcomes()
     exhibits: list[Figure | PaperTable] = [*model.exhibits(), model.worked_table()]
     if pairs:
-        two = scheduling.PairRuns(found, seeds)
+        two = scheduling.PairRuns(results, seeds)
         outcomes |= two.outcomes()
         exhibits.append(two.figure())
-    whole = cauchy_overall.OverallRuns(found, markets, seeds)
+    whole = cauchy_overall.OverallRuns(results, markets, seeds)
     if overall:
         outcomes |= whole.outcomes()
         exhibits += whole.exhibits()
@@ -50,17 +50,17 @@ def run(runner: Runner) -> Findings:
         outcomes |= objectives.outcomes()
         exhibits.append(objectives.figure())
     if between:
-        turns = scheduling.BetweenRuns(found, repeats)
+        turns = scheduling.BetweenRuns(results, repeats)
         outcomes |= turns.outcomes()
         exhibits.append(turns.figure())
     if within:
-        inside = scheduling.WithinRuns(found, seeds)
+        inside = scheduling.WithinRuns(results, seeds)
         outcomes |= inside.outcomes()
         exhibits.append(inside.table())
     if overall:
         exhibits.append(whole.figure_10())
     if transfer:
-        moves = cauchy_transfer.TransferRuns(found)
+        moves = cauchy_transfer.TransferRuns(results)
         outcomes |= moves.outcomes()
         exhibits += moves.figures()
     exhibits.append(model.network_table())

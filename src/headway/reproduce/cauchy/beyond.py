@@ -43,14 +43,14 @@ def prices(markets: Mapping[str, Market], gpu: str) -> Figure:
 
 def repriced(market: Market, gpu: str, factor: float) -> tuple[ComboCandidate, ...]:
     """Candidates as they would be if one type had another price; goodputs stay."""
-    pattern, found = market.service.pattern, []
-    more = catalog.gpu(gpu).usd_per_hour * (factor - 1)
+    pattern, candidates = market.service.pattern, []
+    extra_usd = catalog.gpu(gpu).usd_per_hour * (factor - 1)
     for each in market.candidates:
-        usd = each.combo.usd_per_hour + more * each.combo.gpus.get(gpu, 0)
+        usd = each.combo.usd_per_hour + extra_usd * each.combo.gpus.get(gpu, 0)
         served = served_tokens_per_usd(each.goodput_rps, pattern.prompt_tokens, pattern.output_tokens, usd)
         combo = structs.replace(each.combo, usd_per_hour=usd)
-        found.append(structs.replace(each, combo=combo, tokens_per_usd=served))
-    return tuple(found)
+        candidates.append(structs.replace(each, combo=combo, tokens_per_usd=served))
+    return tuple(candidates)
 
 
 def saving(market: Market, candidates: Sequence[ComboCandidate]) -> float | None:
@@ -109,7 +109,7 @@ def energy(overall: OverallRuns) -> PaperTable:
     rows: list[list[str | float | None]] = []
     for workload, name in WORKLOADS.items():
         for system, label in SYSTEMS.items():
-            values = [fmean(overall.values(workload, system, key)) for key in ("tokens_per_usd", "joules_per_token")]
+            values = [fmean(overall.measured(workload, system, key)) for key in ("tokens_per_usd", "joules_per_token")]
             rows.append([name, label, values[0] / 1e6, values[1]])
     shows = "Joules by the boards' rated power for as long as they are paid for: an upper bound."
     heads = ["workload", "system", "M tokens/USD", "J/token"]

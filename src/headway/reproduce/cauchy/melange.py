@@ -105,41 +105,41 @@ def buckets(
     prompts, outputs = np.asarray(prompt_tokens, dtype=float), np.asarray(output_tokens, dtype=float)
     if not len(prompts) or len(prompts) != len(outputs):
         raise HeadwayError(f"{len(prompts)} prompts, {len(outputs)} outputs; expected as many of each, and some")
-    found = []
+    filled = []
     for low_in, high_in in pairwise((*prompt_edges, inf)):
         in_row = (prompts > low_in) & (prompts <= high_in)
         for low_out, high_out in pairwise((*output_edges, inf)):
-            here = in_row & (outputs > low_out) & (outputs <= high_out)
-            if here.any():
-                share = float(here.mean())
-                found.append(SizeBucket(float(prompts[here].mean()), float(outputs[here].mean()), rps * share))
-    return tuple(found)
+            in_cell = in_row & (outputs > low_out) & (outputs <= high_out)
+            if in_cell.any():
+                share = float(in_cell.mean())
+                filled.append(SizeBucket(float(prompts[in_cell].mean()), float(outputs[in_cell].mean()), rps * share))
+    return tuple(filled)
 
 
 def sized(
     service: ComboService,
-    found: Sequence[SizeBucket],
+    size_buckets: Sequence[SizeBucket],
     offers: Sequence[Offer],
     profiler: Profiler,
     counts: Counts | None = None,
 ) -> Sized:
     """Profiles every aggregated combo of one instance for every bucket."""
-    made, _ = enumerate_combos(service.model, service.engine, offers, counts)
+    combos, _ = enumerate_combos(service.model, service.engine, offers, counts)
     instances = []
-    for combo in made:
+    for combo in combos:
         if combo.aggregated is not None and combo.aggregated.instances == 1:
-            patterns = [WorkloadPattern(None, each.prompt_tokens, each.output_tokens) for each in found]
+            patterns = [WorkloadPattern(None, each.prompt_tokens, each.output_tokens) for each in size_buckets]
             most = tuple(profiler.goodput_rps(combo, pattern, service.slo) for pattern in patterns)
             instances.append(Instance(combo, most))
-    return Sized(service.name, tuple(found), tuple(instances))
+    return Sized(service.name, tuple(size_buckets), tuple(instances))
 
 
 def plan(problem: MelangeProblem, time_limit_s: float = 10.0) -> ComboPlan:
     """The cheapest mix. Its `services` are what the instances in use serve of the mix that they are given."""
     program = _MelangeProgram(problem, time_limit_s)
-    found = program.solve(leave_out=None)
-    if found.status in ("optimal", "feasible"):
-        return program.plan(found)
+    solution = program.solve(leave_out=None)
+    if solution.status in ("optimal", "feasible"):
+        return program.plan(solution)
     least = program.solve(leave_out=inf)
     if least.status not in ("optimal", "feasible"):
         raise HeadwayError("the time was over before a plan was found; raise the time limit")
@@ -195,28 +195,28 @@ class _MelangeProgram:
         n, y, out = (tuple(solution.of(each[i]) for each in variables) for i in range(3))
         return _MelangeSolution(solution.status, solution.bound, n, y, out)
 
-    def left_out(self, found: _MelangeSolution) -> float:
-        return sum(float(np.array(rates) @ out) for rates, out in zip(self.rates, found.out, strict=True))
+    def left_out(self, solution: _MelangeSolution) -> float:
+        return sum(float(np.array(rates) @ out) for rates, out in zip(self.rates, solution.out, strict=True))
 
-    def plan(self, found: _MelangeSolution, short: bool = False) -> ComboPlan:
-        usd = sum(float(np.array(prices) @ y) for prices, y in zip(self.prices, found.y, strict=True))
+    def plan(self, solution: _MelangeSolution, short: bool = False) -> ComboPlan:
+        usd = sum(float(np.array(prices) @ y) for prices, y in zip(self.prices, solution.y, strict=True))
         chosen: list[PlannedCombo] = []
         served, tokens_s = [], 0.0
         for service, rates, n, y, out in zip(
-            self.problem.services, self.rates, found.n, found.y, found.out, strict=True
+            self.problem.services, self.rates, solution.n, solution.y, solution.out, strict=True
         ):
             some = self._chosen(service, rates, n, y)
             chosen += some
             demand = sum(bucket.rps for bucket in service.buckets)
-            missing = sum(rate * left for rate, left in zip(rates, out.tolist(), strict=True))
-            for bucket, rate, left in zip(service.buckets, rates, out.tolist(), strict=True):
-                tokens_s += (bucket.rps - rate * left) * (bucket.prompt_tokens + bucket.output_tokens)
+            missing = sum(rate * num_left_out for rate, num_left_out in zip(rates, out.tolist(), strict=True))
+            for bucket, rate, num_left_out in zip(service.buckets, rates, out.tolist(), strict=True):
+                tokens_s += (bucket.rps - rate * num_left_out) * (bucket.prompt_tokens + bucket.output_tokens)
             goodput = sum(each.count * each.goodput_rps for each in some)
             served.append(ServiceGoodput(service.service, demand, goodput, missing))
         status: Literal["optimal", "feasible", "short"] = "short" if short else (
-            "optimal" if found.status == "optimal" else "feasible"
+            "optimal" if solution.status == "optimal" else "feasible"
         )  # fmt: skip
-        bound = None if found.bound is None else min(found.bound, usd)
+        bound = None if solution.bound is None else min(solution.bound, usd)
         gap = None if bound is None else (usd - bound) / usd if usd else 0.0
         used = ((gpu, num * each.count) for each in chosen for gpu, num in each.combo.gpus.items())
         return ComboPlan(
@@ -236,24 +236,24 @@ class _MelangeProgram:
 
     def _chosen(self, service: Sized, rates: Sequence[float], n: Floats, y: Floats) -> list[PlannedCombo]:
         """Goodput and tokens per dollar are of an instance that is full of the mix it is given."""
-        found = []
+        planned = []
         for k, each in enumerate(service.instances):
             count = round(y[k])
-            given = [rate * slices for rate, slices in zip(rates, n[:, k].tolist(), strict=True)]
-            load = sum(rate / most for rate, most in zip(given, each.most_rps, strict=True) if rate > 0)
+            rates_served = [rate * slices for rate, slices in zip(rates, n[:, k].tolist(), strict=True)]
+            load = sum(rate / most for rate, most in zip(rates_served, each.most_rps, strict=True) if rate > 0)
             if not count or not load:
                 continue
             tokens = [bucket.prompt_tokens + bucket.output_tokens for bucket in service.buckets]
-            tokens_s = sum(rate * size for rate, size in zip(given, tokens, strict=True)) / load
+            tokens_s = sum(rate * size for rate, size in zip(rates_served, tokens, strict=True)) / load
             usd = each.combo.usd_per_hour
             per_usd = HOUR_S * tokens_s / usd if usd else None
-            found.append(PlannedCombo(service.service, each.combo, count, sum(given) / load, usd, per_usd))
-        return found
+            planned.append(PlannedCombo(service.service, each.combo, count, sum(rates_served) / load, usd, per_usd))
+        return planned
 
     def _why(self, served: Sequence[ServiceGoodput]) -> str:
         reasons = []
         for service, got in zip(self.problem.services, served, strict=True):
-            never = sum(
+            unservable_rps = sum(
                 bucket.rps
                 for b, bucket in enumerate(service.buckets)
                 if not any(each.most_rps[b] > 0 for each in service.instances)
@@ -261,6 +261,6 @@ class _MelangeProgram:
             if got.shortfall_rps > 0:
                 reasons.append(
                     f"{got.service}: {got.shortfall_rps:.4g} of {got.demand_rps:.4g} req/s are left out; "
-                    f"{never:.4g} are of sizes that no instance serves within the SLO"
+                    f"{unservable_rps:.4g} are of sizes that no instance serves within the SLO"
                 )
         return "; ".join(reasons)

@@ -33,14 +33,14 @@ def _speeds() -> InstanceSpeed:
 
 def alone(workload: str) -> tuple[float, float]:
     """Seconds of prefill and of decode of a request of mean lengths, alone on an H800."""
-    pattern = setup.asked(workload).service.pattern
+    pattern = setup.profiled_service(workload).service.pattern
     speeds = _speeds()
     return speeds.prompts_s(pattern, 1), speeds.step_s(pattern, 1) * (pattern.output_tokens - 1)
 
 
 def busy(workload: str) -> float:
     """Share of prefill in the time of an H800 that decodes as many at once as its memory and seats hold."""
-    pattern = setup.asked(workload).service.pattern
+    pattern = setup.profiled_service(workload).service.pattern
     speeds = _speeds()
     batch = speeds.batch(pattern)
     prefill_s = speeds.prompt_s(pattern)
@@ -50,7 +50,7 @@ def busy(workload: str) -> float:
 def _shares() -> dict[str, Finding]:
     prefill_s, decode_s = alone("cnn-dailymail")
     share = prefill_s / (prefill_s + decode_s)
-    pattern = setup.asked("cnn-dailymail").service.pattern
+    pattern = setup.profiled_service("cnn-dailymail").service.pattern
     needed_s = 1.5 * decode_s
     mfu = 2 * 8e9 * pattern.prompt_tokens / needed_s / 989e12
     why = (
@@ -150,11 +150,11 @@ def worked_table() -> PaperTable:
     rows: list[list[str | float | None]] = []
     engine, sizes = catalog.engine(setup.ENGINE), Counts(prefill=(1,), decode=(1,), aggregated=())
     for model in map(catalog.model, (setup.MODEL, SECOND_MODEL)):
-        found, _ = enumerate_combos(model, engine, setup.offers(), sizes)
+        combos, _ = enumerate_combos(model, engine, setup.offers(), sizes)
         for workload, name in WORKLOADS.items():
-            like = setup.asked(workload).service
+            like = setup.profiled_service(workload).service
             efficiencies = Efficiencies(structs.replace(like, model=model), setup.offers())
-            ranked = sorted(found, key=lambda each: -(efficiencies.closed_form(each) or 0.0))[:4]
+            ranked = sorted(combos, key=lambda each: -(efficiencies.closed_form(each) or 0.0))[:4]
             costs, pattern = stated(model), like.pattern
             batch = efficiencies.estimate.speed(model.name, ranked[0].phases[1]).batch(pattern)
             first = a1(costs, pattern.prompt_tokens)

@@ -30,12 +30,11 @@ from headway.reproduce.cauchy import melange, setup
 from headway.reproduce.cauchy.claims import WORKLOADS
 from headway.reproduce.cauchy.setup import LIMITS, Market, combo, document, measure, offers, profiled
 from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.results import Key, Results, SeedResults, increases, reductions
 from headway.reproduce.tasks import Call, SimulationTask
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec
 
-Key = tuple[Any, ...]
-Found = Mapping[Key, Any]
 CURVE = (0.6, 0.7, 0.85, 1.0, 1.2, 1.35, 1.45, 1.35, 1.15, 1.0, 0.85, 0.75, 0.7, 0.8, 1.0, 1.25)
 """Of the mean, by the step."""
 STEP_S = 225.0
@@ -52,16 +51,16 @@ def profiles(quick: bool) -> dict[Key, Call]:
     return {("profiles", workload): Call(profiled, {"workload": workload, "quick": quick}) for workload in WORKLOADS}
 
 
-def markets(found: Found) -> dict[str, Market]:
-    return {workload: Market(workload, found["profiles", workload]) for workload in WORKLOADS}
+def markets(results: Results) -> dict[str, Market]:
+    return {workload: Market(workload, results["profiles", workload]) for workload in WORKLOADS}
 
 
 def runs(markets: Mapping[str, Market], seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
-    made: dict[Key, SimulationTask] = {}
+    tasks: dict[Key, SimulationTask] = {}
     for workload, market in markets.items():
-        for system, given in systems(market, quick).items():
-            made |= {("overall", workload, system, seed): SimulationTask(given, seed, measure) for seed in seeds}
-    return made
+        for system, contents in systems(market, quick).items():
+            tasks |= {("overall", workload, system, seed): SimulationTask(contents, seed, measure) for seed in seeds}
+    return tasks
 
 
 def systems(market: Market, quick: bool) -> dict[str, dict[str, Any]]:
@@ -75,8 +74,8 @@ def systems(market: Market, quick: bool) -> dict[str, dict[str, Any]]:
     routing = {"name": "cauchy"}
     plain, whole = market.plan(aggregated=True), market.plan()
     # Who routes does not know how long an answer will be, so goodput is of the whole mix, not of the plan's buckets.
-    known = ScaledEstimate(market).known
-    mixed = [(each.combo, each.count, known[each.combo.label]) for each in melange_plan(market).combos]
+    goodput_by_label = ScaledEstimate(market).goodput_by_label
+    mixed = [(each.combo, each.count, goodput_by_label[each.combo.label]) for each in melange_plan(market).combos]
     start_s = 90 * pace
     star, kinds = _kinds(plain, market.aggregated), _kinds(whole, market.candidates)
     return {
@@ -94,33 +93,33 @@ Kinds = list[tuple[GpuCombo, int, float]]
 def _kinds(plan: ComboPlan, candidates: Sequence[ComboCandidate]) -> Kinds:
     """The combos of the plan, and the best others with 0 replicas."""
     chosen: Kinds = [(each.combo, each.count, each.goodput_rps) for each in plan.combos]
-    taken = {each.label for each, _, _ in chosen}
-    others = [(each.combo, 0, each.goodput_rps) for each in candidates if each.combo.label not in taken]
-    return chosen + others[: max(MOST_KINDS - len(chosen), 0)]
+    planned = {each.label for each, _, _ in chosen}
+    spares = [(each.combo, 0, each.goodput_rps) for each in candidates if each.combo.label not in planned]
+    return chosen + spares[: max(MOST_KINDS - len(chosen), 0)]
 
 
 def _fleet(kinds: Kinds, start_s: float) -> dict[str, Any]:
     combos = []
     for i, (what, count, goodput_rps) in enumerate(kinds):
-        made = combo(f"combo-{i}", what, count, goodput_rps, min_replicas=0)
+        fields = combo(f"combo-{i}", what, count, goodput_rps, min_replicas=0)
         for role in ("prefill", "decode", "aggregated"):
-            if role in made:
-                made[role]["start_s"] = start_s
-        combos.append(made)
+            if role in fields:
+                fields[role]["start_s"] = start_s
+        combos.append(fields)
     return {"fleet": [], "combos": combos}
 
 
 def scaling(kinds: Kinds, pace: float) -> dict[str, Any]:
     """Algorithm 1 with the paper's parameters."""
     tokens = {f"combo-{i}": goodput_rps / what.usd_per_hour for i, (what, _, goodput_rps) in enumerate(kinds)}
-    there = {name for what, _, _ in kinds for name in what.gpus}
+    gpus_in_use = {name for what, _, _ in kinds for name in what.gpus}
     return {
         "name": "combos",
         "local_window_s": 120 * pace,
         "global_window_s": 1800 * pace,
         "grace_s": 30 * pace,
         "interval_s": 5 * pace,
-        "gpu_limits": {name: limit for name, limit in LIMITS.items() if name in there},
+        "gpu_limits": {name: limit for name, limit in LIMITS.items() if name in gpus_in_use},
         "cost_efficiency": tokens,
     }
 
@@ -132,52 +131,53 @@ class ScaledEstimate:
         self.service = market.service
         gpus = {name: gpu(name) for name in LIMITS}
         self.estimate = FluidEstimate({self.service.model.name: self.service.model}, gpus, self.service.engine)
-        self.known = {each.combo.label: each.goodput_rps for each in market.aggregated}
+        self.goodput_by_label = {each.combo.label: each.goodput_rps for each in market.aggregated}
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
         """As `Profiler` says; nothing where nothing is known of the instance."""
         whole = self.estimate.goodput_rps(combo, self.service.pattern, slo)
-        factor = self.known.get(combo.label, 0.0) / whole if whole else 0.0
+        factor = self.goodput_by_label.get(combo.label, 0.0) / whole if whole else 0.0
         return factor * self.estimate.goodput_rps(combo, workload, slo)
 
 
 def melange_plan(market: Market) -> ComboPlan:
     """The cheapest mix of aggregated instances for the mean demand."""
     spec = msgspec.convert({"builtin": market.workload, "arrivals": 5.0, "num_requests": 4000}, WorkloadSpec)
-    rows = generate(spec, 0, setup.HERE)
-    found = melange.buckets(rows.prompt_tokens, rows.output_tokens, market.demand_rps)
-    sized = melange.sized(market.service, found, offers(), ScaledEstimate(market), Counts(aggregated=(1, 2)))
+    rows = generate(spec, 0, setup.BASE_DIR)
+    buckets = melange.buckets(rows.prompt_tokens, rows.output_tokens, market.demand_rps)
+    sized = melange.sized(market.service, buckets, offers(), ScaledEstimate(market), Counts(aggregated=(1, 2)))
     return melange.plan(melange.MelangeProblem((sized,), LIMITS))
 
 
-class OverallRuns:
+class OverallRuns(SeedResults):
     """The findings under changing demand."""
 
-    def __init__(self, found: Found, markets: Mapping[str, Market], seeds: Sequence[int]) -> None:
-        self.found, self.markets, self.seeds = found, markets, seeds
+    def __init__(self, results: Results, markets: Mapping[str, Market], seeds: Sequence[int]) -> None:
+        super().__init__(results, seeds)
+        self.markets = markets
 
-    def values(self, workload: str, system: str, name: str) -> list[float]:
-        return [self.found["overall", workload, system, seed][name] for seed in self.seeds]
+    def measured(self, workload: str, system: str, name: str) -> list[float]:
+        return self.values(("overall", workload, system), name)
 
-    def gain(self, workload: str, system: str, name: str) -> list[float]:
-        pairs = zip(self.values(workload, system, name), self.values(workload, "melange", name), strict=True)
-        return [ours / theirs - 1 for ours, theirs in pairs]
+    def gain(self, workload: str, system: str, name: str) -> list[float | None]:
+        """By seed: the increase over Melange."""
+        return increases(self.measured(workload, system, name), self.measured(workload, "melange", name))
 
     def outcomes(self) -> dict[str, Finding]:
-        made: dict[str, Finding] = {}
+        findings: dict[str, Finding] = {}
         for workload in WORKLOADS:
-            made |= self._efficiency(workload) | self._latencies(workload)
-        return made
+            findings |= self._efficiency(workload) | self._latencies(workload)
+        return findings
 
     def _efficiency(self, workload: str) -> dict[str, Finding]:
         names = ("melange", "star", "cauchy")
-        tokens = {name: self.values(workload, name, "tokens_per_usd") for name in names}
+        tokens = {name: self.measured(workload, name, "tokens_per_usd") for name in names}
         numbers = ", ".join(f"{SYSTEMS[name]} {fmean(tokens[name]) / 1e6:.1f}" for name in names)
-        in_time = ", ".join(f"{fmean(self.values(workload, name, 'attainment')):.0%}" for name in names)
+        in_time = ", ".join(f"{fmean(self.measured(workload, name, 'attainment')):.0%}" for name in names)
         market = self.markets[workload]
         same = market.plan().combos == market.plan(aggregated=True).combos
-        more = " No split combo is in Cauchy's plan, so it is CAUCHY*." if same else ""
-        why = f"M tokens/USD: {numbers}; requests in time: {in_time}. {self.plans(workload)} {_best(market)}{more}"
+        note = " No split combo is in Cauchy's plan, so it is CAUCHY*." if same else ""
+        why = f"M tokens/USD: {numbers}; requests in time: {in_time}. {self.plans(workload)} {_best(market)}{note}"
         rows = zip(*tokens.values(), strict=True)
         return {
             f"fig7-{workload}": Finding(self.gain(workload, "cauchy", "tokens_per_usd"), why),
@@ -186,27 +186,26 @@ class OverallRuns:
         }
 
     def _latencies(self, workload: str) -> dict[str, Finding]:
-        made = {}
+        findings = {}
         for key, name in (("e2e", "e2e_s"), ("ttft", "ttft_s"), ("tbt", "tbt_s")):
-            ours, theirs = (fmean(self.values(workload, system, name)) for system in ("cauchy", "melange"))
+            ours, theirs = (self.measured(workload, system, name) for system in ("cauchy", "melange"))
             usd = ", ".join(
-                f"{SYSTEMS[system]} ${fmean(self.values(workload, system, 'usd_per_hour')):.2f}"
+                f"{SYSTEMS[system]} ${fmean(self.measured(workload, system, 'usd_per_hour')):.2f}"
                 for system in ("melange", "cauchy")
             )
             ttft_s, tpot_s = setup.SLOS[workload]
             why = (
-                f"Melange {theirs * 1e3:.0f} ms, Cauchy {ours * 1e3:.0f} ms, at an hourly {usd}. The SLO allows "
-                f"{ttft_s:g} s to the first token and {tpot_s * 1e3:g} ms between tokens, plans are for the mean "
+                f"Melange {fmean(theirs) * 1e3:.0f} ms, Cauchy {fmean(ours) * 1e3:.0f} ms, at an hourly {usd}. The SLO "
+                f"allows {ttft_s:g} s to the first token and {tpot_s * 1e3:g} ms between tokens, plans are for the mean "
                 "demand, and Algorithm 1 tolerates 20% more: queues grow as long as they may, or longer."
             )
-            made[f"fig6-{key}-{workload}"] = Finding([-g for g in self.gain(workload, "cauchy", name)], why)
-        before, after = (self.values(workload, system, "p90_s") for system in ("static", "cauchy"))
+            findings[f"fig6-{key}-{workload}"] = Finding(reductions(ours, theirs), why)
+        before, after = (self.measured(workload, system, "p90_s") for system in ("static", "cauchy"))
         usd = " and ".join(
-            f"${fmean(self.values(workload, system, 'usd_per_hour')):.2f}" for system in ("static", "cauchy")
+            f"${fmean(self.measured(workload, system, 'usd_per_hour')):.2f}" for system in ("static", "cauchy")
         )
         why = f"{fmean(before):.2f} s without, {fmean(after):.2f} s with, at {usd} an hour. {self.plans(workload)}"
-        lower = [1 - b / a for a, b in zip(before, after, strict=True)]
-        return made | {f"fig10-{workload}": Finding(lower, why)}
+        return findings | {f"fig10-{workload}": Finding(reductions(after, before), why)}
 
     def plans(self, workload: str) -> str:
         """Who deploys what for the mean demand."""
@@ -221,23 +220,23 @@ class OverallRuns:
     def exhibits(self) -> list[Figure | PaperTable]:
         """Figures 6, 7 and 10."""
         names = list(WORKLOADS.values())
-        made: list[Figure | PaperTable] = []
+        figures: list[Figure | PaperTable] = []
         for name, what in (("e2e_s", "E2E"), ("ttft_s", "TTFT"), ("tbt_s", "time per output token")):
-            series = {SYSTEMS[s]: [self.values(w, s, name) for w in WORKLOADS] for s in ("melange", "star", "cauchy")}
+            series = {SYSTEMS[s]: [self.measured(w, s, name) for w in WORKLOADS] for s in ("melange", "star", "cauchy")}
             chart = charts.bars(names, series, f"mean {what} (s)", yaxis={"type": "log"})
-            made.append(Figure("Figure 6", f"Mean {what}", "Demand that moves; all plans are for its mean.", chart))
+            figures.append(Figure("Figure 6", f"Mean {what}", "Demand that moves; all plans are for its mean.", chart))
         million = {
-            SYSTEMS[s]: [[v / 1e6 for v in self.values(w, s, "tokens_per_usd")] for w in WORKLOADS]
+            SYSTEMS[s]: [[v / 1e6 for v in self.measured(w, s, "tokens_per_usd")] for w in WORKLOADS]
             for s in ("melange", "star", "cauchy")
         }
         shows = "All tokens processed over all that was paid."
-        made.append(Figure("Figure 7", "Cost-efficiency", shows, charts.bars(names, million, "M tokens/USD")))
-        return made
+        figures.append(Figure("Figure 7", "Cost-efficiency", shows, charts.bars(names, million, "M tokens/USD")))
+        return figures
 
     def figure_10(self) -> Figure:
         """P90 with and without autoscaling."""
         series = {
-            label: [self.values(w, system, "p90_s") for w in WORKLOADS]
+            label: [self.measured(w, system, "p90_s") for w in WORKLOADS]
             for system, label in (("static", "without autoscaling"), ("cauchy", "with autoscaling"))
         }
         chart = charts.bars(list(WORKLOADS.values()), series, "P90 E2E (s)", yaxis={"type": "log"})
@@ -274,7 +273,7 @@ class ObjectivePlans:
         return 3600 * plan.services[0].goodput_rps * self.tokens[workload] / plan.usd_per_hour
 
     def outcomes(self) -> dict[str, Finding]:
-        made: dict[str, Finding] = {}
+        findings: dict[str, Finding] = {}
         for workload, plans in self.plans.items():
             full = ", ".join(f"{o.upper()} {self.possible(workload, o) / 1e6:.1f}" for o in OBJECTIVES)
             ours = plan_text(plans["co"])
@@ -291,14 +290,13 @@ class ObjectivePlans:
                     f"CO: {ours}; {other.upper()}: {plan_text(plans['mce' if other == 'mce' else 'mc'])}. {what} If "
                     f"demand filled the plans: {full} M tokens/USD."
                 )
-                made[f"fig8-{other}-{workload}"] = Finding([gain], why)
-        return made
+                findings[f"fig8-{other}-{workload}"] = Finding([gain], why)
+        return findings
 
     def figure(self) -> Figure:
-        """Figure 8."""
         series = {
-            f"{o.upper()}-LP{more}": [[value(w, o) / 1e6] for w in self.plans]
-            for more, value in (("", self.served), (", if full", self.possible))
+            f"{o.upper()}-LP{suffix}": [[value(w, o) / 1e6] for w in self.plans]
+            for suffix, value in (("", self.served), (", if full", self.possible))
             for o in OBJECTIVES
         }
         chart = charts.bars([WORKLOADS[w] for w in self.plans], series, "M tokens/USD")

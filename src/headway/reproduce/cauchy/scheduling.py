@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,10 +15,9 @@ from headway.reproduce.cauchy import setup
 from headway.reproduce.cauchy.claims import COMBINED, TABLE_3, WORKLOADS
 from headway.reproduce.cauchy.setup import GPUS, document, goodput, measure, split
 from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.results import Key, Results, SeedResults, increases, reductions
 from headway.reproduce.tasks import Call, SimulationTask
 
-Key = tuple[Any, ...]
-Found = Mapping[Key, Any]
 UNLIKE = ("h800-h20", "a800-a800", "h20-h20")
 """Figure 9: one combo of each, where the paper's are all alike."""
 START_RPS = {"cnn-dailymail": 24.0, "sharegpt": 24.0, "longwriter": 3.0}
@@ -31,11 +30,11 @@ WITHIN = ("strict", "opportunistic")
 
 
 def searches(seeds: Sequence[int], quick: bool, figure_2: bool, figure_9: bool, table_3: bool) -> dict[Key, Call]:
-    made: dict[Key, Call] = {}
+    tasks: dict[Key, Call] = {}
 
     def add(key: Key, workload: str, combos: list[dict[str, Any]], within: str, seed: int, parts: int = 1) -> None:
-        given = {"workload": workload, "combos": combos, "within": within, "seed": seed, "quick": quick}
-        made[key] = Call(goodput, given | {"start_rps": START_RPS[workload] * parts})
+        arguments = {"workload": workload, "combos": combos, "within": within, "seed": seed, "quick": quick}
+        tasks[key] = Call(goodput, arguments | {"start_rps": START_RPS[workload] * parts})
 
     for seed in seeds if figure_2 else ():
         for first, second in (key.split("-") for key in COMBINED):
@@ -56,51 +55,51 @@ def searches(seeds: Sequence[int], quick: bool, figure_2: bool, figure_9: bool, 
             for seed in seeds:
                 combos = [split("pair", "h800-h20", num)]
                 add(("within", num, within, seed), "sharegpt", combos, within, seed, num)
-    return made
+    return tasks
 
 
 def runs(
-    found: Found, seeds: Sequence[int], repeats: Sequence[int], quick: bool, figure_9: bool, table_3: bool
+    results: Results, seeds: Sequence[int], repeats: Sequence[int], quick: bool, figure_9: bool, table_3: bool
 ) -> dict[Key, SimulationTask]:
     """The second round: at the rates that the first one found. `repeats`: seeds of Figure 9."""
-    made: dict[Key, SimulationTask] = {}
+    tasks: dict[Key, SimulationTask] = {}
     num_requests = NUM_REQUESTS // (3 if quick else 1)
     for workload in WORKLOADS if figure_9 else ():
-        combos = unlike(found, workload, seeds[0])
+        combos = unlike(results, workload, seeds[0])
         rate = LOAD * sum(each["goodput_rps"] for each in combos)
         for between in BETWEEN:
             routed = _routed({"between": between}, combos)
-            given = document(workload, rate, num_requests, **routed)
-            made |= {("between", workload, between, seed): SimulationTask(given, seed, measure) for seed in repeats}
+            contents = document(workload, rate, num_requests, **routed)
+            tasks |= {("between", workload, between, seed): SimulationTask(contents, seed, measure) for seed in repeats}
     if figure_9:
-        one = unlike(found, "longwriter", seeds[0])[0]
+        one = unlike(results, "longwriter", seeds[0])[0]
         rate = 3 * LOAD * one["goodput_rps"]
         for between in BETWEEN[:2]:
             routed = _routed({"between": between}, [{**one, "replicas": 3}])
-            given = document("longwriter", rate, num_requests, **routed)
-            made |= {("alike", between, seed): SimulationTask(given, seed, measure) for seed in repeats}
+            contents = document("longwriter", rate, num_requests, **routed)
+            tasks |= {("alike", between, seed): SimulationTask(contents, seed, measure) for seed in repeats}
     for num in TABLE_3 if table_3 else ():
         for within in WITHIN:
             for seed in seeds:
-                rate = found["within", num, "strict", seed]["rps"]
+                rate = results["within", num, "strict", seed]["rps"]
                 routed = _routed({"within": within}, [split("pair", "h800-h20", num)])
-                given = document("sharegpt", rate, num_requests, **routed)
-                made["run", num, within, seed] = SimulationTask(given, seed, measure)
-    return made
+                contents = document("sharegpt", rate, num_requests, **routed)
+                tasks["run", num, within, seed] = SimulationTask(contents, seed, measure)
+    return tasks
 
 
 def _routed(arguments: dict[str, Any], combos: list[dict[str, Any]]) -> dict[str, Any]:
     return {"fleet": [], "combos": combos, "policies": {"routing": {"name": "cauchy", **arguments}}}
 
 
-def unlike(found: Found, workload: str, seed: int) -> list[dict[str, Any]]:
+def unlike(results: Results, workload: str, seed: int) -> list[dict[str, Any]]:
     """Figure 9's combos, with their goodputs."""
-    return [split(pair, pair, goodput_rps=found["pair", workload, pair, seed]["rps"]) for pair in UNLIKE]
+    return [split(pair, pair, goodput_rps=results["pair", workload, pair, seed]["rps"]) for pair in UNLIKE]
 
 
 def bounds(first: str, second: str) -> str:
     """What holds the pair back, by the step-time model."""
-    service = setup.asked("sharegpt").service
+    service = setup.profiled_service("sharegpt").service
     speeds = [InstanceSpeed(service.model, catalog.gpu(GPUS[name]), service.engine, 1) for name in (first, second)]
     prefill, decode, alone = (
         each.prefill_rps(service.pattern, service.slo) if i == 0 else each.decode_rps(service.pattern, service.slo)
@@ -115,60 +114,52 @@ def bounds(first: str, second: str) -> str:
     )
 
 
-class PairRuns:
-    """Figure 2."""
-
-    def __init__(self, found: Found, seeds: Sequence[int]) -> None:
-        self.found, self.seeds = found, seeds
+class PairRuns(SeedResults):
+    """The findings of Figure 2."""
 
     def rps(self, pair: str) -> list[float]:
         """Goodput, a value a seed."""
-        return [self.found["pair", "sharegpt", pair, seed]["rps"] for seed in self.seeds]
+        return self.values(("pair", "sharegpt", pair), "rps")
 
     def gains(self, key: str) -> list[float]:
         """Two pairs by type, against one pair of each."""
         first, second = key.split("-")
-        split_by_type, alike, others = self.rps(key), self.rps(f"{first}-{first}"), self.rps(f"{second}-{second}")
-        return [2 * both / (a + b) - 1 for both, a, b in zip(split_by_type, alike, others, strict=True)]
+        split_by_type, alike, second_alike = self.rps(key), self.rps(f"{first}-{first}"), self.rps(f"{second}-{second}")
+        return [2 * both / (a + b) - 1 for both, a, b in zip(split_by_type, alike, second_alike, strict=True)]
 
     def outcomes(self) -> dict[str, Finding]:
-        made = {}
+        findings = {}
         for key in COMBINED:
             first, second = key.split("-")
             pairs = (key, f"{first}-{first}", f"{second}-{second}")
             numbers = ", ".join(f"{pair.upper()} {fmean(self.rps(pair)):.1f}" for pair in pairs)
             why = f"Goodput of a pair in requests/s: {numbers}. {bounds(first, second)}"
-            made[f"fig2-{key}"] = Finding(self.gains(key), why)
-        return made
+            findings[f"fig2-{key}"] = Finding(self.gains(key), why)
+        return findings
 
     def figure(self) -> Figure:
-        """Figure 2."""
         groups = list(COMBINED.values())
         values = {"by type, over split alike": [[1 + gain for gain in self.gains(key)] for key in COMBINED]}
         shows = "Tokens per USD of two pairs that prefill on one type and decode on the other; 1: each type for itself."
         return Figure("Figure 2", "Unlike GPUs together", shows, charts.bars(groups, values, "relative tokens per USD"))
 
 
-class BetweenRuns:
-    """Figure 9."""
+class BetweenRuns(SeedResults):
+    """The findings of Figure 9."""
 
-    def __init__(self, found: Found, seeds: Sequence[int]) -> None:
-        self.found, self.seeds = found, seeds
+    def e2e_s(self, workload: str, between: str) -> list[float]:
+        return self.values(("between", workload, between), "e2e_s")
 
-    def values(self, workload: str, between: str, name: str = "e2e_s") -> list[float]:
-        return [self.found["between", workload, between, seed][name] for seed in self.seeds]
-
-    def lower(self, workload: str, other: str) -> list[float]:
-        """By how much goodput-weighted turns lower the mean latency."""
-        pairs = zip(self.values(workload, "goodput"), self.values(workload, other), strict=True)
-        return [1 - ours / theirs for ours, theirs in pairs]
+    def reduction(self, workload: str, other: str) -> list[float | None]:
+        """By seed: the share by which goodput-weighted turns lower the mean latency."""
+        return reductions(self.e2e_s(workload, "goodput"), self.e2e_s(workload, other))
 
     def outcomes(self) -> dict[str, Finding]:
-        made: dict[str, Finding] = {}
+        findings: dict[str, Finding] = {}
         for workload in WORKLOADS:
-            combos = unlike(self.found, workload, self.seeds[0])
+            combos = unlike(self.results, workload, self.seeds[0])
             weights = ", ".join(f"{each['name'].upper()} {each['goodput_rps']:.1f}/s" for each in combos)
-            numbers = ", ".join(f"{name} {fmean(self.values(workload, name)):.2f} s" for name in BETWEEN)
+            numbers = ", ".join(f"{name} {fmean(self.e2e_s(workload, name)):.2f} s" for name in BETWEEN)
             shares = [each["goodput_rps"] for each in combos]
             like = (
                 " The goodputs are much the same, so there is little to weigh."
@@ -176,50 +167,46 @@ class BetweenRuns:
                 else ""
             )
             why = f"Mean E2E: {numbers}. Combos: {weights}; load {LOAD:.0%} of that.{like}"
-            made[f"fig9-rr-{workload}"] = Finding(self.lower(workload, "round-robin"), why)
+            findings[f"fig9-rr-{workload}"] = Finding(self.reduction(workload, "round-robin"), why)
             tokens = f"{why} Token-weighted turns fill the combo with the largest memory first, not the fastest."
-            made[f"fig9-tokens-{workload}"] = Finding(self.lower(workload, "tokens"), tokens)
-        alike = [
-            1 - self.found["alike", "goodput", seed]["e2e_s"] / self.found["alike", "round-robin", seed]["e2e_s"]
-            for seed in self.seeds
-        ]
+            findings[f"fig9-tokens-{workload}"] = Finding(self.reduction(workload, "tokens"), tokens)
+        alike = reductions(*(self.values(("alike", between), "e2e_s") for between in BETWEEN[:2]))
         why = "Identical combos have identical goodputs, so their weights are equal, and so are the two policies."
-        return made | {"fig9-identical": Finding(alike, why)}
+        return findings | {"fig9-identical": Finding(alike, why)}
 
     def figure(self) -> Figure:
-        """Figure 9."""
         names = {"round-robin": "basic", "tokens": "token-weighted", "goodput": "goodput-weighted"}
-        series = {label: [self.values(workload, name) for workload in WORKLOADS] for name, label in names.items()}
+        series = {label: [self.e2e_s(workload, name) for workload in WORKLOADS] for name, label in names.items()}
         chart = charts.bars(list(WORKLOADS.values()), series, "mean E2E (s)", yaxis={"type": "log"})
         shows = f"One combo each of {', '.join(UNLIKE).upper()}, at {LOAD:.0%} of their goodput."
         return Figure("Figure 9", "Turns between unlike combos", shows, chart)
 
 
-class WithinRuns:
-    """Table 3."""
+class WithinRuns(SeedResults):
+    """The findings of Table 3."""
 
-    def __init__(self, found: Found, seeds: Sequence[int]) -> None:
-        self.found, self.seeds = found, seeds
-        pattern = setup.asked("sharegpt").service.pattern
+    def __init__(self, results: Results, seeds: Sequence[int]) -> None:
+        super().__init__(results, seeds)
+        pattern = setup.profiled_service("sharegpt").service.pattern
         self.tokens = pattern.prompt_tokens + pattern.output_tokens
 
     def rps(self, num: int, within: str) -> list[float]:
         """Goodput, a value a seed."""
-        return [self.found["within", num, within, seed]["rps"] for seed in self.seeds]
+        return self.values(("within", num, within), "rps")
 
     def tokens_per_usd(self, num: int, within: str) -> float:
         h800, h20 = (catalog.gpu(GPUS[name]).usd_per_hour for name in ("h800", "h20"))
         return 3600 * fmean(self.rps(num, within)) * self.tokens / (h800 + num * h20)
 
     def at_load(self, num: int, within: str, name: str) -> list[float]:
-        """At the rate that round robin can serve."""
-        return [self.found["run", num, within, seed][name] for seed in self.seeds]
+        """By seed: a measurement at the rate that round robin can serve."""
+        return self.values(("run", num, within), name)
 
     def outcomes(self) -> dict[str, Finding]:
-        made: dict[str, Finding] = {}
+        findings: dict[str, Finding] = {}
         for num in TABLE_3:
             strict, free = (self.rps(num, within) for within in WITHIN)
-            gains = [ours / theirs - 1 for ours, theirs in zip(free, strict, strict=True)]
+            gains = increases(free, strict)
             slow, fast = (self.at_load(num, within, "e2e_s") for within in WITHIN)
             moved = fmean(self.at_load(num, "opportunistic", "moved"))
             numbers = (
@@ -227,14 +214,13 @@ class WithinRuns:
                 f"that round robin can serve the H800, between prompts, writes the answers to {1 - moved:.0%} of the "
                 "requests itself."
             )
-            made[f"table3-goodput-1p{num}d"] = Finding(gains, numbers)
-            made[f"table3-ce-1p{num}d"] = Finding(
+            findings[f"table3-goodput-1p{num}d"] = Finding(gains, numbers)
+            findings[f"table3-ce-1p{num}d"] = Finding(
                 gains, f"Prices are the same, so this is the gain in goodput. {numbers}"
             )
-            lower = [1 - ours / theirs for ours, theirs in zip(fast, slow, strict=True)]
             why = f"Mean E2E {fmean(slow):.2f} and {fmean(fast):.2f} s. {1 - moved:.1%} of the requests stay in place."
-            made[f"table3-e2e-1p{num}d"] = Finding(lower, why)
-        return made
+            findings[f"table3-e2e-1p{num}d"] = Finding(reductions(fast, slow), why)
+        return findings
 
     def table(self) -> PaperTable:
         """Table 3, with the paper's numbers in brackets."""

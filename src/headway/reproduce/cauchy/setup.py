@@ -58,7 +58,7 @@ HANDOVER = {
 }
 NETWORK_BYTES_PER_S = 12.5e9
 """Of each instance: Eq. 18 asks for 7.9e9 where an H800 prefills at its peak."""
-HERE = Path()
+BASE_DIR = Path()
 SHARE = 3
 """The demand is the cluster's capacity over this."""
 
@@ -68,27 +68,27 @@ def offers() -> tuple[Offer, ...]:
 
 
 def pool(gpu: str, replicas: int = 1, tp: int = 1) -> dict[str, Any]:
-    more = {"replicas": replicas, "tp": tp, "network_bytes_per_s": NETWORK_BYTES_PER_S}
-    return {"model": MODEL, "gpu": gpu, "engine": ENGINE, **more}
+    size = {"replicas": replicas, "tp": tp, "network_bytes_per_s": NETWORK_BYTES_PER_S}
+    return {"model": MODEL, "gpu": gpu, "engine": ENGINE, **size}
 
 
-def document(workload: str, rate: float, num_requests: int, **more: Any) -> dict[str, Any]:
+def document(workload: str, rate: float, num_requests: int, **sections: Any) -> dict[str, Any]:
     ttft_s, tpot_s = SLOS[workload]
     return {
         "name": workload,
         "workload": {"builtin": workload, "arrivals": rate, "num_requests": num_requests},
         "slo": {"ttft_s": ttft_s, "tpot_s": tpot_s},
-        **more,
+        **sections,
     }
 
 
-def asked(workload: str) -> ServiceScenario:
+def profiled_service(workload: str) -> ServiceScenario:
     """The service, for profiles; 4,000 of its requests give its mean lengths."""
-    given = document(workload, 5.0, 4000, fleet=[pool(GPUS["h800"])], handover=HANDOVER)
-    return service_scenario(given, Places(), HERE, scenario.Simulator())
+    contents = document(workload, 5.0, 4000, fleet=[pool(GPUS["h800"])], handover=HANDOVER)
+    return service_scenario(contents, Places(), BASE_DIR, scenario.Simulator())
 
 
-def question(quick: bool) -> ComboOptions:
+def combo_options(quick: bool) -> ComboOptions:
     """Sizes as in 3.3.2. Quick: fewer sizes, shorter profiles."""
     sizes = Counts(prefill=(1, 2), decode=(1, 2, 3, 4, 5, 6), aggregated=(1, 2))
     if quick:
@@ -99,28 +99,28 @@ def question(quick: bool) -> ComboOptions:
 
 def profiled(workload: str, quick: bool) -> dict[str, Any]:
     """All candidates of a workload, and what the whole cluster can serve of it (3.3.1)."""
-    ours, asking = asked(workload), question(quick)
+    ours, options = profiled_service(workload), combo_options(quick)
     cache = RehearsalCache(None)
-    profiles = GoodputProfiler({workload: ours}, scenario.Simulator(), cache, num_requests=asking.num_requests)
-    service, counts = ours.service, asking.counts
-    found = select([service], asking.offers, profiles, counts, None, asking.per_pair, asking.directions)
-    most = planned(found.candidates, service, 1e6)
+    profiles = GoodputProfiler({workload: ours}, scenario.Simulator(), cache, num_requests=options.num_requests)
+    service, counts = ours.service, options.counts
+    selection = select([service], options.offers, profiles, counts, None, options.per_pair, options.directions)
+    capacity = planned(selection.candidates, service, 1e6)
     return {
-        "candidates": msgspec.to_builtins(found.candidates),
-        "capacity_rps": most.services[0].goodput_rps,
-        "gpus": most.gpus,
+        "candidates": msgspec.to_builtins(selection.candidates),
+        "capacity_rps": capacity.services[0].goodput_rps,
+        "gpus": capacity.gpus,
     }
 
 
 class Market:
     """The candidates for one workload, and the demand."""
 
-    def __init__(self, workload: str, found: Mapping[str, Any]) -> None:
+    def __init__(self, workload: str, profile: Mapping[str, Any]) -> None:
         self.workload = workload
-        self.candidates = msgspec.convert(found["candidates"], tuple[ComboCandidate, ...])
-        self.capacity_rps = float(found["capacity_rps"])
+        self.candidates = msgspec.convert(profile["candidates"], tuple[ComboCandidate, ...])
+        self.capacity_rps = float(profile["capacity_rps"])
         self.demand_rps = self.capacity_rps / SHARE
-        self.service = asked(workload).service
+        self.service = profiled_service(workload).service
 
     @property
     def aggregated(self) -> tuple[ComboCandidate, ...]:
@@ -149,20 +149,20 @@ def planned(
     return deploy(ComboProblem((demand,), tuple(candidates), LIMITS, objective), explain=False)
 
 
-def combo(name: str, what: GpuCombo, count: int, goodput_rps: float | None, **more: Any) -> dict[str, Any]:
+def combo(name: str, gpu_combo: GpuCombo, count: int, goodput_rps: float | None, **sections: Any) -> dict[str, Any]:
     """An entry of a scenario's `combos`."""
-    roles = ("aggregated",) if what.aggregated is not None else ("prefill", "decode")
-    parts = {role: pool(g.gpu, g.instances, g.tp) for role, g in zip(roles, what.groups, strict=True)}
+    roles = ("aggregated",) if gpu_combo.aggregated is not None else ("prefill", "decode")
+    parts = {role: pool(g.gpu, g.instances, g.tp) for role, g in zip(roles, gpu_combo.groups, strict=True)}
     fields: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": goodput_rps}
-    fields |= {} if what.aggregated is not None else {"handover": HANDOVER}
-    return {"name": name, "replicas": count, **parts, **fields, **more}
+    fields |= {} if gpu_combo.aggregated is not None else {"handover": HANDOVER}
+    return {"name": name, "replicas": count, **parts, **fields, **sections}
 
 
-def split(name: str, pair: str, num_decode: int = 1, **more: Any) -> dict[str, Any]:
+def split(name: str, pair: str, num_decode: int = 1, **fields: Any) -> dict[str, Any]:
     """A combo of one GPU for prefill and some for decode: `pair` as in "h800-h20"."""
     prefill, decode = pair.split("-")
     parts = {"prefill": pool(GPUS[prefill]), "decode": pool(GPUS[decode], num_decode)}
-    return {"name": name, **parts, "handover": HANDOVER, **more}
+    return {"name": name, **parts, "handover": HANDOVER, **fields}
 
 
 Within = Literal["opportunistic", "strict"]
@@ -175,22 +175,22 @@ def goodput(
     workload: str, combos: list[dict[str, Any]], within: Within, seed: int, start_rps: float, quick: bool
 ) -> dict[str, Any]:
     """The highest rate at which nine of ten requests are in time and waits do not grow; always the same requests."""
-    found = highest(
+    rate_rps = highest(
         lambda rate: near(workload, combos, within, seed, rate, quick),
         start_rps,
         start_rps / 100,
         start_rps * 20,
         1.02 if quick else PRECISION,
     )
-    return {"rps": found}
+    return {"rps": rate_rps}
 
 
 def near(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> Strains:
     """How close this rate is to the goodput."""
-    num = max(round(rate * span_s(asked(workload).service)), 600 if quick else 1500)
+    num = max(round(rate * span_s(profiled_service(workload).service)), 600 if quick else 1500)
     policies = {"routing": {"name": "cauchy", "within": within}}
-    given = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)
-    records = scenario.run(scenario.assemble(given, Places(), HERE)).records
+    contents = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)
+    records = scenario.run(scenario.assemble(contents, Places(), BASE_DIR)).records
     end_s = float(records.workload["arrival_s"][-1])
     return strains(sample(records, end_s / LIVES, Limits(*SLOS[workload])), end_s, ATTAINED)
 

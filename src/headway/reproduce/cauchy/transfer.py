@@ -7,7 +7,6 @@ eight. The rest is predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from headway.report.run import Run
@@ -15,11 +14,11 @@ from headway.reproduce import charts
 from headway.reproduce.cauchy.claims import LENGTHS
 from headway.reproduce.cauchy.setup import HANDOVER, split
 from headway.reproduce.findings import Figure, Finding
+from headway.reproduce.results import Key, Results
 from headway.reproduce.tasks import SimulationTask
 
 DEGREES = (1, 2, 4, 8, 16)
 FITTED = 2048
-Key = tuple[Any, ...]
 
 
 def tasks() -> dict[Key, SimulationTask]:
@@ -52,32 +51,31 @@ def measure(run: Run) -> dict[str, Any]:
 class TransferRuns:
     """The findings on KV transfers."""
 
-    def __init__(self, found: Mapping[Key, Any]) -> None:
-        self.found = found
+    def __init__(self, results: Results) -> None:
+        self.results = results
 
     def seconds(self, length: int, degree: int) -> float:
-        return float(self.found["transfer", length, degree]["transfer_s"])
+        return float(self.results["transfer", length, degree]["transfer_s"])
 
     def outcomes(self) -> dict[str, Finding]:
-        made: dict[str, Finding] = {}
+        findings: dict[str, Finding] = {}
         for length in (*LENGTHS, FITTED):
             bulk, serial, eight = (self.seconds(length, degree) for degree in (0, 1, 8))
             best = min(DEGREES, key=lambda degree: self.seconds(length, degree))
             numbers = (
                 f"{bulk * 1e3:.0f} ms in bulk, {serial * 1e3:.0f} ms with one stream, {eight * 1e3:.0f} ms with eight"
             )
-            more = "; two numbers are fitted to this row." if length == FITTED else (
+            note = "; two numbers are fitted to this row." if length == FITTED else (
                 f"; best with {best}, {bulk / self.seconds(length, best):.1f}x. What minding eight streams takes does "
                 "not shrink with the prompt."
             )  # fmt: skip
-            made[f"fig11-{length}"] = Finding([bulk / eight], numbers + more)
+            findings[f"fig11-{length}"] = Finding([bulk / eight], numbers + note)
         times = {degree: self.seconds(FITTED, degree) for degree in DEGREES}
         numbers = ", ".join(f"{degree}: {seconds * 1e3:.0f} ms" for degree, seconds in times.items())
-        made["fig11-degree"] = Finding([float(min(times, key=lambda d: times[d]))], f"By streams, {numbers}.")
-        return made
+        findings["fig11-degree"] = Finding([float(min(times, key=lambda d: times[d]))], f"By streams, {numbers}.")
+        return findings
 
     def figures(self) -> list[Figure]:
-        """Figure 11."""
         lines = {
             name: [(float(length), [1e3 * self.seconds(length, degree)]) for length in (*LENGTHS, FITTED)]
             for name, degree in (("bulk", 0), *((f"{degree} streams", degree) for degree in DEGREES))

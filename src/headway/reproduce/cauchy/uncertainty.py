@@ -89,10 +89,10 @@ def robust(
     problem: ComboProblem, demands: Sequence[UncertainDemand], quantile: float, time_limit_s: float = 10.0
 ) -> Robust:
     """The plan for this quantile of each service's demand."""
-    asked = tuple(ServiceDemand(each.service, each.at(quantile), each.tokens_per_request) for each in demands)
-    found = deploy(structs.replace(problem, demands=asked), time_limit_s, explain=False)
-    goodput = {got.service: got.goodput_rps for got in found.services}
+    at_quantile = tuple(ServiceDemand(each.service, each.at(quantile), each.tokens_per_request) for each in demands)
+    robust_plan = deploy(structs.replace(problem, demands=at_quantile), time_limit_s, explain=False)
+    goodput = {got.service: got.goodput_rps for got in robust_plan.services}
     chances = {each.service: each.chance(goodput[each.service] * (1 + 1e-9)) for each in demands}
     values = list(chances.values())
     least = max(0.0, sum(values) - (len(values) - 1))
-    return Robust(quantile, found, found.usd_per_hour, chances, least, prod(values), min(values))
+    return Robust(quantile, robust_plan, robust_plan.usd_per_hour, chances, least, prod(values), min(values))

@@ -37,28 +37,28 @@ def run(runner: Runner) -> Findings:
     whole = runner.claims is None
     if whole:
         tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
-    found = runner.run(tasks)
+    results = runner.run(tasks)
     outcomes: dict[str, Finding] = {}
     exhibits: list[Figure | PaperTable] = []
     after: list[Figure | PaperTable] = []
     if runner.wants(*BURST):
-        burst = ktier_burst.BurstRuns(found, seeds, quick)
+        burst = ktier_burst.BurstRuns(results, seeds, quick)
         outcomes |= burst.outcomes()
         exhibits += burst.figures("uniform")
         after = [figure for mix in MIXES[1:] for figure in burst.figures(mix)]
         after += [burst.table(mix) for mix in MIXES[1:]] + [burst.sweep(), burst.parts()]
     if runner.wants(*PARITY):
-        parity = ktier_parity.ParityRuns(found, seeds)
+        parity = ktier_parity.ParityRuns(results, seeds)
         outcomes |= parity.outcomes()
         exhibits += parity.figures()
     if runner.wants(*BURST):
         exhibits.append(burst.table("uniform"))
     exhibits += after
     if runner.wants(*SUSTAINED):
-        load = sustained.SustainedRuns(found, seeds)
+        load = sustained.SustainedRuns(results, seeds)
         outcomes |= load.outcomes()
         exhibits += load.figures()
     if whole:
-        exhibits += sustained.SettingRuns(found, seeds).exhibits() if len(seeds) > 1 else []
-        exhibits.append(phases.table(found, seeds))
+        exhibits += sustained.SettingRuns(results, seeds).exhibits() if len(seeds) > 1 else []
+        exhibits.append(phases.table(results, seeds))
     return Findings(outcomes, exhibits)

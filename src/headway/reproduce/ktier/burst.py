@@ -11,10 +11,9 @@ from headway.reproduce.findings import Figure, Finding, PaperTable
 from headway.reproduce.ktier import runs as ktier_runs
 from headway.reproduce.ktier.claims import METRICS, MIXES, PRINTED, SCALES, TABLE_TIERS, cost_improvement
 from headway.reproduce.ktier.runs import INFAAS, LLUMLET, UNBOUNDED, VLLM, ktier_policies, scenario
+from headway.reproduce.results import Key, Results, SeedResults, increases, ratios
 from headway.reproduce.tasks import SimulationTask
 
-Key = tuple[Any, ...]
-Found = Mapping[Key, Any]
 SHOWN_TIERS = (1, 3, 5)
 """K in Figures 5, 8 and 9."""
 FIGURES = {"uniform": "Figure 5", "gaussian": "Figure 8", "enterprise": "Figure 9"}
@@ -43,55 +42,55 @@ def tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
     """All runs of this part. One without tiers is the same whatever the mix."""
     settings = {("uniform", "10k", k) for k in tiers_swept(quick)}
     settings |= {(mix, scale, k) for mix in MIXES for scale in SCALES for k in TABLE_TIERS}
-    made: dict[Key, SimulationTask] = {}
+    tasks: dict[Key, SimulationTask] = {}
     for seed in seeds:
         for scale in SCALES:
             document = scenario(INFAAS, VLLM, SCALES[scale], quick=quick)
-            made["infaas", scale, seed] = SimulationTask(document, seed, ktier_runs.measure)
+            tasks["infaas", scale, seed] = SimulationTask(document, seed, ktier_runs.measure)
         for mix, scale, k in sorted(settings):
             document = scenario(ktier_policies(k), LLUMLET, SCALES[scale], mix=mix, num_tiers=k, quick=quick)
             is_shown = scale == "10k" and k in SHOWN_TIERS and seed == seeds[0]
             measure = ktier_runs.measure_curves if is_shown else ktier_runs.measure
-            made["ktier", mix, scale, k, seed] = SimulationTask(document, seed, measure)
+            tasks["ktier", mix, scale, k, seed] = SimulationTask(document, seed, measure)
         for name, (policies, engine) in PARTS.items():
             document = scenario(policies, engine, SCALES["10k"], num_tiers=4, quick=quick)
-            made["part", name, seed] = SimulationTask(document, seed, ktier_runs.measure)
-    return made
+            tasks["part", name, seed] = SimulationTask(document, seed, ktier_runs.measure)
+    return tasks
 
 
-class BurstRuns:
+class BurstRuns(SeedResults):
     """The findings of the burst."""
 
-    def __init__(self, found: Found, seeds: Sequence[int], quick: bool) -> None:
-        self.found, self.seeds, self.quick = found, seeds, quick
+    def __init__(self, results: Results, seeds: Sequence[int], quick: bool) -> None:
+        super().__init__(results, seeds)
+        self.quick = quick
 
-    def ktier(self, mix: str, scale: str, k: int, seed: int) -> Any:
-        """One run of the paper's system."""
-        return self.found["ktier", "uniform" if k == 1 else mix, scale, k, seed]
+    def ktier(self, mix: str, scale: str, k: int, *path: str) -> list[Any]:
+        """By seed: the paper's system."""
+        return self.values(("ktier", "uniform" if k == 1 else mix, scale, k), *path)
 
     def speed_ups(self, mix: str, scale: str, k: int, metric: str) -> list[float]:
         """A column of Tables 2 to 4, a value a seed."""
         if metric == "cost":
             return [cost_improvement(value) for value in self.speed_ups(mix, scale, k, "e2e-p99")]
-        name, number = metric.split("-")
-        pairs = [(self.found["infaas", scale, seed], self.ktier(mix, scale, k, seed)) for seed in self.seeds]
-        return [slow[name][number] / fast[name][number] for slow, fast in pairs]
+        path = metric.split("-")
+        return ratios(self.values(("infaas", scale), *path), self.ktier(mix, scale, k, *path))
 
     def tier(self, mix: str, k: int, tier: int, name: str, number: str) -> list[float]:
         """One tier's latency, 10,000 requests, a value a seed."""
-        return [self.ktier(mix, "10k", k, seed)["tiers"][str(tier)][name][number] for seed in self.seeds]
+        return self.ktier(mix, "10k", k, "tiers", str(tier), name, number)
 
     def all(self, mix: str, k: int, name: str, number: str) -> list[float]:
         """The latency of all, 10,000 requests, a value a seed."""
-        return [self.ktier(mix, "10k", k, seed)[name][number] for seed in self.seeds]
+        return self.ktier(mix, "10k", k, name, number)
 
     def part(self, name: str) -> list[Any]:
         """The runs of one of `PARTS`, of the baseline or of K-tier."""
         if name == BASELINE:
-            return [self.found["infaas", "10k", seed] for seed in self.seeds]
+            return self.values(("infaas", "10k"))
         if name == KTIER:
-            return [self.ktier("uniform", "10k", 4, seed) for seed in self.seeds]
-        return [self.found["part", name, seed] for seed in self.seeds]
+            return self.ktier("uniform", "10k", 4)
+        return self.values(("part", name))
 
     # Claims.
 
@@ -111,10 +110,10 @@ class BurstRuns:
         p99s = ", ".join(f"{fmean(values):.1f} s with K={k}" for k, values in p99.items())
         return {
             "k1-median": Finding(self.all("uniform", 1, "e2e", "p50"), "Nothing is fitted."),
-            "k3-gap": Finding([a / c for a, c in zip(median[0], median[2], strict=True)], f"{medians}."),
+            "k3-gap": Finding(ratios(median[0], median[2]), f"{medians}."),
             "k5-ends": Finding([max(v) == v[-1] and min(v) == v[0] for v in zip(*ends, strict=True)], f"{p99s}."),
             "k5-narrower": Finding(narrower, f"Between tiers 1 and 2: {gaps}."),
-            "k5-p99": Finding([b / a - 1 for a, b in zip(p99[3], p99[5], strict=True)], f"E2E P99: {p99s}."),
+            "k5-p99": Finding(increases(p99[5], p99[3]), f"E2E P99: {p99s}."),
             "gaussian-tier0": Finding(self.tier("gaussian", 5, 0, "prefill", "p50"), "Tier 0 is a tenth of all."),
             "gaussian-last": Finding(
                 [b > a for a, b in zip(last3, last5, strict=True)], f"{fmean(last3):.1f} s, {fmean(last5):.1f} s."
@@ -123,28 +122,28 @@ class BurstRuns:
                 [max(a, b) / c for a, b, c in zip(*middle, strict=True)],
                 f"Median TTFT of tiers 1, 2 and 4: {', '.join(f'{fmean(each):.1f} s' for each in middle)}.",
             ),
-            "k10-tail": Finding([b / a for a, b in zip(p99[1], p99[10], strict=True)], f"E2E P99: {p99s}."),
+            "k10-tail": Finding(ratios(p99[10], p99[1]), f"E2E P99: {p99s}."),
         }
 
     def _tables(self) -> dict[str, Finding]:
         why = self.why_less()
-        made = {}
+        findings = {}
         for mix in MIXES:
             for scale in SCALES:
                 for metric in METRICS:
-                    made[f"{mix}-{scale}-{metric}"] = Finding(self.speed_ups(mix, scale, 4, metric), why)
+                    findings[f"{mix}-{scale}-{metric}"] = Finding(self.speed_ups(mix, scale, 4, metric), why)
             by_tiers = [self.speed_ups(mix, "10k", k, "e2e-p99") for k in TABLE_TIERS]
             leads = [four - max(three, five) for three, four, five in zip(*by_tiers, strict=True)]
             ups = ", ".join(f"{fmean(v):.2f}x (K={k})" for k, v in zip(TABLE_TIERS, by_tiers, strict=True))
             numbers = (
                 "As many seats serve as many requests, whatever their number of tiers, and the last tier waits longest."
             )
-            made[f"{mix}-peak"] = Finding(leads, f"{ups}. {numbers}")
-        return made
+            findings[f"{mix}-peak"] = Finding(leads, f"{ups}. {numbers}")
+        return findings
 
     def _discussion(self) -> dict[str, Finding]:
         ups = {mix: self.speed_ups(mix, "10k", 4, "e2e-p99") for mix in MIXES}
-        more = self.speed_ups("uniform", "15k", 4, "e2e-p99")
+        at_15k = self.speed_ups("uniform", "15k", 4, "e2e-p99")
         base = [run["e2e"]["mean"] for run in self.part(BASELINE)]
         first, last = (self.tier("uniform", 4, tier, "e2e", "mean") for tier in (0, 3))
         means = (
@@ -157,8 +156,8 @@ class BurstRuns:
             "tier0-gains": Finding([a < b for a, b in zip(first, base, strict=True)], f"{means} in tier 3."),
             "last-tier-pays": Finding([a > b for a, b in zip(last, base, strict=True)], f"{means} in tier 3."),
             "load-effect": Finding(
-                [b / a for a, b in zip(ups["uniform"], more, strict=True)],
-                f"{fmean(ups['uniform']):.2f}x and {fmean(more):.2f}x: there is little to lose.",
+                ratios(at_15k, ups["uniform"]),
+                f"{fmean(ups['uniform']):.2f}x and {fmean(at_15k):.2f}x: there is little to lose.",
             ),
         }
 
@@ -190,16 +189,16 @@ class BurstRuns:
     def figures(self, mix: str) -> list[Figure]:
         """Figure 5, 8 or 9: distributions by tier."""
         names = {"ttft": "TTFT (s)", "tbt": "time between tokens (s)", "e2e": "E2E (s)"}
-        made = []
+        figures = []
         for k in SHOWN_TIERS:
-            curves = self.ktier(mix, "10k", k, self.seeds[0])["curves"]
+            curves = self.ktier(mix, "10k", k)[0]["curves"]
             medians = [self.tier(mix, k, tier, "prefill", "p50") for tier in range(k)]
             shows = f"Median TTFT from tier 0 on: {', '.join(f'{fmean(each):.2f} s' for each in medians)}."
             for name, axis in names.items():
                 samples = {f"tier {tier}": curves[str(tier)][name] for tier in range(k)}
                 title = f"{mix}, K={k}: {axis.partition(' (')[0]}"
-                made.append(Figure(FIGURES[mix], title, shows, charts.distributions(samples, axis)))
-        return made
+                figures.append(Figure(FIGURES[mix], title, shows, charts.distributions(samples, axis)))
+        return figures
 
     def table(self, mix: str) -> PaperTable:
         """Table 2, 3 or 4, the paper's numbers beside ours."""
@@ -246,8 +245,8 @@ class BurstRuns:
                 fmean(run[what][number] for run in runs) for what in ("prefill", "e2e") for number in ("mean", "p99")
             ]
             for tier in ("0", "3"):
-                of = [run["tiers"].get(tier, run["tiers"]["0"])["prefill"]["p50"] for run in runs]
-                row.append(fmean(of))
+                medians = [run["tiers"].get(tier, run["tiers"]["0"])["prefill"]["p50"] for run in runs]
+                row.append(fmean(medians))
             rows.append(row)
         shows = (
             f"Uniform, K=4, 10,000 requests. Mixed batches and the queue by tier make the difference. {FEW}: the cap "

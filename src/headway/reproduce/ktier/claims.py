@@ -68,7 +68,7 @@ def cost_improvement(e2e_p99_speed_up: float) -> float:
 
 def table_claims() -> tuple[Claim, ...]:
     """A row for each column of Tables 2 to 4 at K = 4, which the paper finds best."""
-    found = []
+    claims = []
     for mix in MIXES:
         for scale, num in SCALES.items():
             for metric, words in METRICS.items():
@@ -79,8 +79,8 @@ def table_claims() -> tuple[Claim, ...]:
                 else:
                     text, paper = f"{where}: {words} is so much faster than with INFaaS and vLLM.", f"{value}x"
                     rule = AtLeast(value, neutral=1.0, unit="x")
-                found.append(Claim(f"{mix}-{scale}-{metric}", text, paper, rule))
-    return tuple(found)
+                claims.append(Claim(f"{mix}-{scale}-{metric}", text, paper, rule))
+    return tuple(claims)
 
 
 def _peak(mix: str) -> Claim:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from headway.report.run import Run
 from headway.reproduce.findings import PaperTable
+from headway.reproduce.results import Key, Results, SeedResults
 from headway.reproduce.tasks import SimulationTask
 
-Key = tuple[Any, ...]
 ORDERINGS: dict[str, Any] = {
     "tiers alone (priority)": "priority",
     "tiers, then phases": {"name": "tiers-and-phases", "num_tiers": 2},
@@ -59,15 +59,15 @@ def scenario(ordering: Any, num_requests: int) -> dict[str, Any]:
 
 
 def measure(run: Run) -> dict[str, Any]:
-    found = {}
+    by_tier = {}
     for tier, metrics in run.summary.tiers.items():
         parts = {"begins": metrics.ttft_s, "answers": metrics.ttfat_s, "ends": metrics.e2e_s}
-        found[tier] = {name: part and part.mean for name, part in parts.items()}
-    return found
+        by_tier[tier] = {name: part and part.mean for name, part in parts.items()}
+    return by_tier
 
 
-def table(found: Mapping[Key, Any], seeds: Sequence[int]) -> PaperTable:
-    heads = ["ordering"]
+def table(results: Results, seeds: Sequence[int]) -> PaperTable:
+    runs, heads = SeedResults(results, seeds), ["ordering"]
     heads += [
         f"tier {tier}: {words}" for tier in (0, 1) for words in ("thinks after (s)", "answers after", "ends after")
     ]
@@ -75,8 +75,7 @@ def table(found: Mapping[Key, Any], seeds: Sequence[int]) -> PaperTable:
     for name in ORDERINGS:
         row: list[str | float | None] = [name]
         for tier in ("0", "1"):
-            runs = [found["phases", name, seed][tier] for seed in seeds]
-            row += [fmean(run[part] for run in runs) for part in ("begins", "answers", "ends")]
+            row += [fmean(runs.values(("phases", name), tier, part)) for part in ("begins", "answers", "ends")]
         rows.append(row)
     shows = (
         "Means: from arrival to the first thought, from the last thought to the first word of the answer, from arrival "

@@ -31,12 +31,12 @@ UNBOUNDED = LLUMLET | {"max_num_seqs": 8192, "kv_dtype_bytes": 0.25}
 """Seats and KV cache for everybody: 8192 seats, and an eighth of the bytes for each token."""
 
 
-def ktier_policies(num_tiers: int, seats: int = SEATS, **more: Any) -> dict[str, Any]:
+def ktier_policies(num_tiers: int, seats: int = SEATS, **arguments: Any) -> dict[str, Any]:
     """The paper's system: urgent ones first, to the freest replica, with migration (sections 3.3 to 3.5).
 
     Requests wait in front of the fleet, in one queue by tier and arrival (section 3.4), until a replica has a seat.
     """
-    headroom = {"num_tiers": num_tiers, **more}
+    headroom = {"num_tiers": num_tiers, **arguments}
     return {
         "routing": {"name": "freest", **headroom},
         "ordering": {"name": "priority", "preemptive": False},
@@ -100,24 +100,24 @@ def measure(run: Run) -> dict[str, Any]:
     chosen = sample(run.records, 0.0, None)
     tier: Ints = run.records.workload["tier"][chosen.id].astype(np.int64)
     latencies = {"prefill": chosen.ttft_s, "e2e": chosen.e2e_s, "decode": chosen.e2e_s - chosen.ttft_s}
-    found: dict[str, Any] = {"moves": int(chosen.moves.sum()), "preemptions": int(chosen.preemptions.sum())}
-    found |= {name: _numbers(values_s) for name, values_s in latencies.items()}
-    found["finished"] = bool(chosen.finished.all())
-    found["tiers"] = {
+    measured: dict[str, Any] = {"moves": int(chosen.moves.sum()), "preemptions": int(chosen.preemptions.sum())}
+    measured |= {name: _numbers(values_s) for name, values_s in latencies.items()}
+    measured["finished"] = bool(chosen.finished.all())
+    measured["tiers"] = {
         str(each): {name: _numbers(values_s[tier == each]) for name, values_s in latencies.items()}
         for each in np.unique(tier).tolist()
     }
-    return found
+    return measured
 
 
 def measure_curves(run: Run) -> dict[str, Any]:
     """As `measure`, with the distributions by tier that Figures 5, 8 and 9 show."""
-    found = measure(run)
+    measured = measure(run)
     chosen = sample(run.records, 0.0, None)
     tiers: Ints = run.records.workload["tier"].astype(np.int64)
     tier = tiers[chosen.id]
     gaps = inter_token_gaps(run.records, tiers)
-    found["curves"] = {
+    measured["curves"] = {
         str(each): {
             "ttft": np.quantile(chosen.ttft_s[tier == each], FRACTIONS).tolist(),
             "tbt": gaps[each].curve_s(np.asarray(FRACTIONS)).tolist(),
@@ -125,11 +125,11 @@ def measure_curves(run: Run) -> dict[str, Any]:
         }
         for each in np.unique(tier).tolist()
     }
-    return found
+    return measured
 
 
 def _numbers(values_s: Floats) -> dict[str, float] | None:
-    found = distribution(values_s)
-    if found is None:
+    percentiles = distribution(values_s)
+    if percentiles is None:
         return None
-    return {"mean": found.mean, "p50": found.p50, "p90": found.p90, "p99": found.p99}
+    return {"mean": percentiles.mean, "p50": percentiles.p50, "p90": percentiles.p90, "p99": percentiles.p99}

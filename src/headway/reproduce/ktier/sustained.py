@@ -16,10 +16,9 @@ from headway.reproduce.findings import Figure, Finding, PaperTable
 from headway.reproduce.interval import interval
 from headway.reproduce.ktier import runs
 from headway.reproduce.ktier.runs import INFAAS, LLUMLET, VLLM, ktier_policies
+from headway.reproduce.results import Key, Results, SeedResults, ratios, reductions
 from headway.reproduce.tasks import Call, SimulationTask
 
-Key = tuple[Any, ...]
-Found = Mapping[Key, Any]
 KV_TOKENS = 16_384
 """KV cache of a replica: small, so that headroom is about something scarce."""
 RATES = (240.0, 280.0, 300.0)
@@ -43,7 +42,7 @@ TOLERANCE = 0.01
 
 def load_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
     """All runs under sustained load: enterprise, four tiers."""
-    made: dict[Key, SimulationTask] = {}
+    tasks: dict[Key, SimulationTask] = {}
     for name, (policies, engine) in SYSTEMS.items():
         for rate in RATES:
             document = runs.scenario(
@@ -57,8 +56,8 @@ def load_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, SimulationTask]:
                 kv_capacity_tokens=KV_TOKENS,
             )
             for seed in seeds:
-                made["load", name, rate, seed] = SimulationTask(document, seed, runs.measure)
-    return made
+                tasks["load", name, rate, seed] = SimulationTask(document, seed, runs.measure)
+    return tasks
 
 
 def setting_tasks(seeds: Sequence[int], quick: bool) -> dict[Key, Call]:
@@ -82,15 +81,12 @@ def attainment(k: int, decay: float, seed: int, num_requests: int) -> dict[str, 
         return {"attainment": evaluate(k, decay, seed)}
 
 
-class SustainedRuns:
+class SustainedRuns(SeedResults):
     """The findings under sustained load."""
-
-    def __init__(self, found: Found, seeds: Sequence[int]) -> None:
-        self.found, self.seeds = found, seeds
 
     def tier(self, name: str, rate: float, tier: int, number: str) -> list[float]:
         """TTFT of a tier, a value a seed."""
-        return [self.found["load", name, rate, seed]["tiers"][str(tier)]["prefill"][number] for seed in self.seeds]
+        return self.values(("load", name, rate), "tiers", str(tier), "prefill", number)
 
     def outcomes(self) -> dict[str, Finding]:
         mixed, without, ktier = (self.tier(name, FULL, 0, "p99") for name in list(SYSTEMS)[1:])
@@ -101,29 +97,27 @@ class SustainedRuns:
             "All tiers are present at all replicas all the time, so headroom makes each look as full as the next."
         )
         return {
-            "sustained-tier0": Finding([a / b for a, b in zip(ktier, mixed, strict=True)], f"{numbers}."),
-            "headroom-tier0": Finding(
-                [1 - a / b for a, b in zip(ktier, without, strict=True)], f"{numbers}. {presence}"
-            ),
+            "sustained-tier0": Finding(ratios(ktier, mixed), f"{numbers}."),
+            "headroom-tier0": Finding(reductions(ktier, without), f"{numbers}. {presence}"),
         }
 
     def figures(self) -> list[Figure]:
-        made = []
+        figures = []
         for tier in (0, 1, 3):
             lines = {name: [(rate, self.tier(name, rate, tier, "p99")) for rate in RATES] for name in SYSTEMS}
             at_full = ", ".join(f"{name} {fmean(self.tier(name, FULL, tier, 'p99')):.2f} s" for name in SYSTEMS)
             chart = charts.curves(lines, "requests/s", "TTFT P99 (s)", yaxis={"type": "log"})
             title = f"Sustained load, enterprise, K=4: tier {tier}"
-            made.append(Figure("Headway 3", title, f"At {FULL:g} requests/s: {at_full}.", chart))
-        return made
+            figures.append(Figure("Headway 3", title, f"At {FULL:g} requests/s: {at_full}.", chart))
+        return figures
 
 
 class SettingRuns:
     """The best K and decay, and how sure that is."""
 
-    def __init__(self, found: Found, seeds: Sequence[int]) -> None:
+    def __init__(self, results: Results, seeds: Sequence[int]) -> None:
         self.plan = search.plan(
-            lambda k, decay, seed: float(found["setting", k, decay, seed]["attainment"]),
+            lambda k, decay, seed: float(results["setting", k, decay, seed]["attainment"]),
             CHOICES, DECAYS, seeds, interval, TOLERANCE,
         )  # fmt: skip
 

@@ -35,12 +35,12 @@ def run(runner: Runner) -> Findings:
         (_GROUPS["trace"], lambda b: outcomes.trace(b, [each.id for each in _GROUPS["trace"]]), figures.trace),
     )
     wanted = [part for part in parts if runner.wants(*(claim.id for claim in part[0]))]
-    found = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}
+    findings = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}
     exhibits = [each for _, _, charts in wanted for each in charts(bench)]
-    return Findings(found, sorted(exhibits, key=_number))
+    return Findings(findings, sorted(exhibits, key=_number))
 
 
 def _number(exhibit: Figure | PaperTable) -> tuple[int, str]:
     """The paper's order; what goes beyond it comes last."""
-    found = re.match(r"Figure (\d+)(.*)", exhibit.label)
-    return (int(found[1]), found[2]) if found else (99, "")
+    match = re.match(r"Figure (\d+)(.*)", exhibit.label)
+    return (int(match[1]), match[2]) if match else (99, "")

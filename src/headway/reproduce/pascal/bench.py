@@ -36,8 +36,8 @@ class Bench:
     @property
     def trace(self) -> str | None:
         """The file of production requests, if it is there."""
-        found = self.runner.data and self.runner.data / FILE
-        return str(found.absolute()) if found and found.is_file() else None
+        path = self.runner.data and self.runner.data / FILE
+        return str(path.absolute()) if path and path.is_file() else None
 
     def _size(self, key: str) -> tuple[str, int, int]:
         """Name or file, number of requests, replicas; with --quick, half of the latter two."""
@@ -52,8 +52,8 @@ class Bench:
             searches = {seed: (load.SEEDS[0] + seed,) if key == TRACE else load.SEEDS for seed in self.seeds}
             arguments = {"name": name, "num_requests": num_requests, "replicas": replicas, "wanted": wanted}
             calls = {seeds: Call(load.levels, {**arguments, "seeds": list(seeds)}) for seeds in searches.values()}
-            found = self.runner.run({(key, "rate", *seeds): call for seeds, call in calls.items()})
-            self._rates[key] = [found[key, "rate", *searches[seed]] for seed in self.seeds]
+            measured = self.runner.run({(key, "rate", *seeds): call for seeds, call in calls.items()})
+            self._rates[key] = [measured[key, "rate", *searches[seed]] for seed in self.seeds]
         return self._rates[key]
 
     def rate(self, key: str, level: str) -> float:
@@ -88,8 +88,8 @@ class Bench:
 
         free = self.runner.run({(name, "oracle", seed): task(seed, FCFS, None) for seed in self.seeds})
         half = {seed: int(free[name, "oracle", seed]["kv_peak_tokens"]) // 2 for seed in self.seeds}
-        found = self.runner.run(
+        measured = self.runner.run(
             {(name, system, seed): task(seed, system, half[seed]) for system in systems for seed in self.seeds}
         )
-        by_system = {system: [found[name, system, seed] for seed in self.seeds] for system in systems}
+        by_system = {system: [measured[name, system, seed] for seed in self.seeds] for system in systems}
         return per_s, list(free.values()), by_system

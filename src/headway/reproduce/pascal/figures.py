@@ -37,21 +37,23 @@ SKETCHED = 3
 
 def phases(bench: Bench) -> Exhibits:
     """Fig. 4 and 5."""
-    made: Exhibits = []
+    figures: Exhibits = []
     for label, name, what in (
         ("Figure 4", "pascal-reasoning", "Reasoning"),
         ("Figure 5a", "pascal-answering", "Answers"),
     ):
-        rate, free, by = bench.phase(name, FCFS, RR)
-        systems = {"oracle": free, **by}
+        rate, free, by_system = bench.phase(name, FCFS, RR)
+        systems = {"oracle": free, **by_system}
         title = f"{what} with half the memory, {rate:.3g} requests/s"
         shows = "By tokens of the phase: mean latency over the oracle's, and what requests did in that time."
-        made.append(Figure(label, title, shows, _stacked(systems, free)))
+        figures.append(Figure(label, title, shows, _stacked(systems, free)))
         latencies = {system: _by_length(runs, 1) for system, runs in systems.items()}
-        made.append(Figure(label, f"{what}: seconds", "The same.", charts.curves(latencies, "tokens", "latency (s)")))
+        figures.append(
+            Figure(label, f"{what}: seconds", "The same.", charts.curves(latencies, "tokens", "latency (s)"))
+        )
     attained = {system: _by_length(runs, 4) for system, runs in systems.items()}
     shows = "The share of answers with a QoE of 0.95 or more, for a first token within 0.25 s and 100 ms each."
-    return [*made, Figure("Figure 5b", "SLO attainment", shows, charts.curves(attained, "tokens", "attained"))]
+    return [*figures, Figure("Figure 5b", "SLO attainment", shows, charts.curves(attained, "tokens", "attained"))]
 
 
 def _by_length(runs: Seeds, part: int) -> list[tuple[float, list[float]]]:
@@ -79,32 +81,32 @@ def chat(bench: Bench, key: str) -> Exhibits:
     high, rates = by_level["high"], {level: bench.rate(key, level) for level in LEVELS}
     first = high[FCFS][0]
     drawn = {"reasoning": first["reasoning_quantiles"], "answers": first["answer_quantiles"]}
-    made: Exhibits = [
+    figures: Exhibits = [
         Figure("Figure 8", f"{name}: tokens", "Of the requests of seed 0.", charts.distributions(drawn, "tokens"))
     ]
     for level in LEVELS:
         title = f"{name}, {level} rate: {rates[level]:.3g} requests/s"
-        made.append(Figure("Figure 9", title, "Some requests of seed 0.", _scatter(by_level[level])))
+        figures.append(Figure("Figure 9", title, "Some requests of seed 0.", _scatter(by_level[level])))
     shows = f"At {rates['high']:.3g} requests/s, by 256 reasoning tokens; maximum, P90, P95 or P99 by the bin's size."
     violations = {
-        system: [(rates[level], _of(by_level[level][system], "violations")) for level in LEVELS] for system in THREE
+        system: [(rates[level], _values(by_level[level][system], "violations")) for level in LEVELS] for system in THREE
     }
-    tokens = {system: [_of(by_level[level][system], "tokens_per_s") for level in LEVELS] for system in THREE}
+    tokens = {system: [_values(by_level[level][system], "tokens_per_s") for level in LEVELS] for system in THREE}
     pace = f"The share of answers with a QoE below 0.95, by pace alone ({1e3 * TPOT_ONLY.tpot_s:.0f} ms a token)."
-    made += [
+    figures += [
         Figure("Figure 10", f"{name}: tail TTFT", shows, _by_bin(high, "tails", "tail TTFT (s)")),
         Figure("Figure 11", f"{name}: SLOs missed", pace, charts.curves(violations, "requests/s", "missed")),
         Figure("Figure 12", f"{name}: throughput", "Until all is served.", charts.bars(LEVELS, tokens, "tokens/s")),
     ]
-    return made
+    return figures
 
 
 def migration(bench: Bench) -> Exhibits:
     """Fig. 13 and 15."""
     pascal, pinned, moved = bench.runs(ALPACA, "high", PASCAL, NO_MIGRATION, NON_ADAPTIVE)
     two, other = {PASCAL: pascal, NO_MIGRATION: pinned}, {PASCAL: pascal, NON_ADAPTIVE: moved}
-    blocked = {name: [_of(runs, "blocking_p99_s")] for name, runs in two.items()}
-    e2e = {name: [_of(runs, f"e2e_{q}_s") for q in ("p50", "p90", "p99")] for name, runs in other.items()}
+    blocked = {name: [_values(runs, "blocking_p99_s")] for name, runs in two.items()}
+    e2e = {name: [_values(runs, f"e2e_{q}_s") for q in ("p50", "p90", "p99")] for name, runs in other.items()}
     where = "AlpacaEval 2.0, high rate"
     missed = f"By rate; {SKETCHED} seeds at most."
     return [
@@ -122,7 +124,7 @@ def _missed(bench: Bench, *systems: str) -> Chart:
     lines: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in systems}
     for level in LEVELS:
         for name, runs in zip(systems, bench.runs(ALPACA, level, *systems, most=SKETCHED), strict=True):
-            lines[name].append((bench.rate(ALPACA, level), _of(runs, "violations")))
+            lines[name].append((bench.rate(ALPACA, level), _values(runs, "violations")))
     return charts.curves(lines, "requests/s", "missed")
 
 
@@ -131,8 +133,8 @@ def heavy(bench: Bench) -> Exhibits:
     systems = dict(zip(THREE, bench.runs(HEAVY, "high", *THREE), strict=True))
     calls = {title: Call(lengths, {"builtin": name, "num_requests": 2000}) for title, name in PROBLEMS.items()}
     drawn = {
-        f"{title}: {what}": found[what]
-        for title, found in bench.runner.run(calls).items()
+        f"{title}: {what}": quantiles[what]
+        for title, quantiles in bench.runner.run(calls).items()
         for what in ("reasoning", "answers")
     }
     where = f"Half of Arena-Hard, half problems; {bench.rate(HEAVY, 'high'):.3g} requests/s."
@@ -154,10 +156,10 @@ def readings(bench: Bench) -> Exhibits:
     )
     oracles = (*THREE, SHORTEST, SOONEST)
     best = dict(zip(oracles, bench.runs(ALPACA, "high", *oracles, most=SKETCHED), strict=True))
-    left = "The same, with orderings that know all lengths."
+    oracle_note = "The same, with orderings that know all lengths."
     return [
         PaperTable("Beyond: readings", "How the text can be read", shows, HEADS, _rows(runs)),
-        PaperTable("Beyond: oracles", "What is left on the table", left, HEADS, _rows(best)),
+        PaperTable("Beyond: oracles", "What is left on the table", oracle_note, HEADS, _rows(best)),
     ]
 
 
@@ -189,7 +191,7 @@ def _rows(systems: Mapping[str, Seeds]) -> list[list[str | float | None]]:
     rows: list[list[str | float | None]] = []
     for name, runs in systems.items():
         tail = fmean(run["ttft_quantiles_s"][99] for run in runs)
-        mean = {key: fmean(_of(runs, key)) for key in _COLUMNS}
+        mean = {key: fmean(_values(runs, key)) for key in _COLUMNS}
         rows.append([name, mean["ttft_mean_s"], tail, mean["blocking_p99_s"], 100 * mean["violations"]])
         rows[-1] += [mean["e2e_p50_s"], mean["e2e_p99_s"], mean["tokens_per_s"]]
     return rows
@@ -198,7 +200,7 @@ def _rows(systems: Mapping[str, Seeds]) -> list[list[str | float | None]]:
 _COLUMNS = ("ttft_mean_s", "blocking_p99_s", "violations", "e2e_p50_s", "e2e_p99_s", "tokens_per_s")
 
 
-def _of(runs: Seeds, name: str) -> list[float]:
+def _values(runs: Seeds, name: str) -> list[float]:
     return [run[name] for run in runs]
 
 
@@ -206,11 +208,13 @@ def _by_bin(systems: Mapping[str, Seeds], what: str, y: str) -> Chart:
     """Curves through the bins that most seeds have."""
     lines = {}
     for name, runs in systems.items():
-        found: dict[int, list[float]] = {}
+        values_by_bin: dict[int, list[float]] = {}
         for run in runs:
             for first, _, value in run[what]:
-                found.setdefault(first, []).append(value)
-        lines[name] = [(first, values) for first, values in sorted(found.items()) if 2 * len(values) > len(runs)]
+                values_by_bin.setdefault(first, []).append(value)
+        lines[name] = [
+            (first, values) for first, values in sorted(values_by_bin.items()) if 2 * len(values) > len(runs)
+        ]
     return charts.curves(lines, "reasoning tokens", y)
 
 

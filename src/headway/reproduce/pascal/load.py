@@ -67,11 +67,13 @@ def _highest(holds: Callable[[float], bool]) -> float:
 
 def _pressed(name: str, num_requests: int, replicas: int, seeds: tuple[int, ...], rate: float) -> float:
     until_s = num_requests / rate
-    found = []
+    measured = []
     for seed in seeds:
         document: dict[str, Any] = served(workload(name, rate, num_requests, seed), FCFS, replicas=replicas)
-        found.append(SimulationTask({**document, "simulation": {"until_s": until_s}}, seed, pressure).measure(Path()))
-    return float(np.mean([each["pressure"] for each in found]))
+        measured.append(
+            SimulationTask({**document, "simulation": {"until_s": until_s}}, seed, pressure).measure(Path())
+        )
+    return float(np.mean([each["pressure"] for each in measured]))
 
 
 def pressure(run: Run) -> Measurement:

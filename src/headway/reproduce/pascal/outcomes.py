@@ -10,6 +10,7 @@ from headway.reproduce.findings import Finding
 from headway.reproduce.pascal.bench import ALPACA, HEAVY, LEVELS, TRACE, Bench
 from headway.reproduce.pascal.runs import FCFS, NO_MIGRATION, NON_ADAPTIVE, PASCAL, RR, SOONEST
 from headway.reproduce.pascal.tails import Tails
+from headway.reproduce.results import differences, increases
 from headway.reproduce.tasks import Measurement
 
 Outcomes = dict[str, Finding]
@@ -18,36 +19,39 @@ MANY_BINS = "A largest value over many bins, some of 5 to 10 requests, is large 
 
 
 def phases(bench: Bench) -> Outcomes:
-    rate, free, by = bench.phase("pascal-reasoning", FCFS, RR)
+    rate, free, runs = bench.phase("pascal-reasoning", FCFS, RR)
     load_text = (
         f"{rate:.3g} requests/s, at which the oracle fills about 80% of the GPU's KV cache; half of what it used."
     )
-    blocked = f"FCFS blocks them for {_part(by[FCFS], 128, 2):.0f} s of {_part(by[FCFS], 128, 1):.0f} s."
-    long = f"Preempted for {_part(by[RR], 2048, 3):.0f} s of {_part(by[RR], 2048, 1):.0f} s: past their first quanta,"
+    blocked = f"FCFS blocks them for {_part(runs[FCFS], 128, 2):.0f} s of {_part(runs[FCFS], 128, 1):.0f} s."
+    long = (
+        f"Preempted for {_part(runs[RR], 2048, 3):.0f} s of {_part(runs[RR], 2048, 1):.0f} s: past their first quanta,"
+    )
     outcomes = {
-        "short-reasoning-fcfs": Finding(_ratios(by[FCFS], free, 128), f"{load_text} {blocked}"),
+        "short-reasoning-fcfs": Finding(_ratios(runs[FCFS], free, 128), f"{load_text} {blocked}"),
         "long-reasoning-rr": Finding(
-            _ratios(by[RR], free, 2048), f"{load_text} {long} long requests wait for all shorter ones."
+            _ratios(runs[RR], free, 2048), f"{load_text} {long} long requests wait for all shorter ones."
         ),
-        "short-reasoning-rr": Finding([1 - v for v in _ratios(by[RR], by[FCFS], 128)], blocked),
+        "short-reasoning-rr": Finding([1 - v for v in _ratios(runs[RR], runs[FCFS], 128)], blocked),
     }
-    rate, free, by = bench.phase("pascal-answering", FCFS, RR)
+    rate, free, runs = bench.phase("pascal-answering", FCFS, RR)
     load_text = f"{rate:.3g} requests/s."
-    missed = [[1 - each[4] for each in run["lengths"]] for run in by[FCFS]]
-    shares = ", ".join(f"{_part(by[RR], each[0], 4):.0%} of {each[0]:,} tokens" for each in by[RR][0]["lengths"])
+    missed = [[1 - each[4] for each in run["lengths"]] for run in runs[FCFS]]
+    shares = ", ".join(f"{_part(runs[RR], each[0], 4):.0%} of {each[0]:,} tokens" for each in runs[RR][0]["lengths"])
     outcomes |= {
         "answers-fcfs": Finding([min(each) for each in missed], f"{load_text} The length that misses least, by seed."),
         "answers-rr": Finding(
-            [fmean(each[4] for each in run["lengths"]) for run in by[RR]], f"Mean over the lengths; met: {shares}."
+            [fmean(each[4] for each in run["lengths"]) for run in runs[RR]],
+            f"Mean over the lengths; met: {shares}.",
         ),
         "long-answers-rr-latency": Finding(
-            [v - 1 for v in _ratios(by[RR], by[FCFS], 2048)],
-            f"{_part(by[RR], 2048, 1):.0f} s with RR, {_part(by[FCFS], 2048, 1):.0f} s with FCFS.",
+            [v - 1 for v in _ratios(runs[RR], runs[FCFS], 2048)],
+            f"{_part(runs[RR], 2048, 1):.0f} s with RR, {_part(runs[FCFS], 2048, 1):.0f} s with FCFS.",
         ),
         "long-answers-rr": Finding(
-            [_at(a, 2048)[4] - _at(b, 2048)[4] for a, b in zip(by[RR], free, strict=True)],
-            f"Preempted for {_part(by[RR], 2048, 3):.0f} s, once their first quanta are used up; what a quantum of 500 "
-            "tokens gives to read lasts for 50 s. The paper does not give its rate.",
+            [_at(a, 2048)[4] - _at(b, 2048)[4] for a, b in zip(runs[RR], free, strict=True)],
+            f"Preempted for {_part(runs[RR], 2048, 3):.0f} s, once their first quanta are used up; what a "
+            "quantum of 500 tokens gives to read lasts for 50 s. The paper does not give its rate.",
         ),
     }
     return outcomes
@@ -64,12 +68,12 @@ def chat(bench: Bench, key: str) -> Outcomes:
         f"{key}-tail-rr": Finding(from_rr.most(), f"{from_rr.summary(RR)} {MANY_BINS}"),
         f"{key}-tail-rr-s": Finding(from_rr.most_s(), f"{load_text} {MANY_BINS}"),
         f"{key}-tail-rr-there": Finding(
-            from_rr.there(from_fcfs),
+            from_rr.at_largest_cut_of(from_fcfs),
             "Reasoning within the first quantum is as urgent with RR as with PASCAL: there is little left to gain.",
         ),
         f"{key}-throughput-fcfs": _throughput(fcfs, pascal),
         f"{key}-throughput-rr": _throughput(rr, pascal),
-        f"{key}-transfer": Finding(_of(pascal, "transfer_p99_s"), f"{_mean(pascal, 'moves'):.0f} moves a run."),
+        f"{key}-transfer": Finding(_values(pascal, "transfer_p99_s"), f"{_mean(pascal, 'moves'):.0f} moves a run."),
     }
     if key == ALPACA:
         outcomes |= {
@@ -90,8 +94,8 @@ def _worst(tails: Tails, baseline: str) -> Finding:
 
 def _violations(bench: Bench, key: str, level: str) -> Finding:
     fcfs, rr, pascal = bench.runs(key, level, FCFS, RR, PASCAL)
-    of = [_of(runs, "violations") for runs in (fcfs, rr, pascal)]
-    values = [p - min(a, b) for a, b, p in zip(*of, strict=True)]
+    violations = [_values(runs, "violations") for runs in (fcfs, rr, pascal)]
+    values = [p - min(a, b) for a, b, p in zip(*violations, strict=True)]
     shares = ", ".join(
         f"{_mean(runs, 'violations'):.2%} with {name}" for name, runs in ((FCFS, fcfs), (RR, rr), (PASCAL, pascal))
     )
@@ -123,8 +127,8 @@ def migration(bench: Bench) -> Outcomes:
     return {
         "no-migration-tail": Finding(worse, f"Mean over the bins. {pins}"),
         "no-migration-reasoning": Finding(_changes(pascal, pinned, "reasoning_mean_s"), "Mean reasoning latency."),
-        "no-migration-blocking": Finding(_of(pinned, "blocking_p99_s"), waits),
-        "blocking": Finding(_of(pascal, "blocking_p99_s"), waits),
+        "no-migration-blocking": Finding(_values(pinned, "blocking_p99_s"), waits),
+        "blocking": Finding(_values(pascal, "blocking_p99_s"), waits),
         "no-migration-slo": Finding(_differences(pascal, pinned, "violations"), missed),
         "non-adaptive-ttft": Finding(_changes(pascal, moved, "ttft_p50_s"), "Median TTFT."),
         "non-adaptive-slo": Finding(_differences(pascal, moved, "violations"), both),
@@ -157,9 +161,9 @@ def heavy(bench: Bench) -> Outcomes:
 def oracle(bench: Bench, key: str, name: str) -> Outcomes:
     """What is left on the table."""
     fcfs, pascal, soonest = bench.runs(key, "high", FCFS, PASCAL, SOONEST)
-    of = [_of(runs, "ttft_mean_s") for runs in (fcfs, pascal, soonest)]
-    values = [(a - p) / (a - o) if a > o else None for a, p, o in zip(*of, strict=True)]
-    means = [fmean(each) for each in of]
+    ttft_s = [_values(runs, "ttft_mean_s") for runs in (fcfs, pascal, soonest)]
+    values = [(a - p) / (a - o) if a > o else None for a, p, o in zip(*ttft_s, strict=True)]
+    means = [fmean(each) for each in ttft_s]
     text = f"Mean TTFT: {means[0]:.1f} s with FCFS, {means[1]:.1f} s with PASCAL, {means[2]:.1f} s with {SOONEST}."
     return {name: Finding(values, text)}
 
@@ -178,36 +182,38 @@ def trace(bench: Bench, ids: Sequence[str]) -> Outcomes:
         "trace-tail-rr": Finding(from_rr.most(), f"{from_rr.summary(RR)} {MANY_BINS}"),
         "trace-slo": _violations(bench, TRACE, "high"),
         "trace-throughput": _throughput(fcfs, pascal),
-        "trace-blocking": Finding(_of(pascal, "blocking_p99_s"), f"By seed: {_listed(pascal, 'blocking_p99_s')} s."),
+        "trace-blocking": Finding(
+            _values(pascal, "blocking_p99_s"), f"By seed: {_listed(pascal, 'blocking_p99_s')} s."
+        ),
         **oracle(bench, TRACE, "trace-oracle-gap"),
     }
 
 
-def _of(runs: Seeds, name: str) -> list[float]:
+def _values(runs: Seeds, name: str) -> list[float]:
     return [run[name] for run in runs]
 
 
 def _mean(runs: Seeds, name: str) -> float:
-    return fmean(_of(runs, name))
+    return fmean(_values(runs, name))
 
 
 def _listed(runs: Seeds, name: str) -> str:
-    return ", ".join(f"{value:.1f}" for value in _of(runs, name))
+    return ", ".join(f"{value:.1f}" for value in _values(runs, name))
 
 
 def _changes(before: Seeds, after: Seeds, name: str) -> list[Value]:
-    """By which share a value grows."""
-    return [b / a - 1 for a, b in zip(_of(before, name), _of(after, name), strict=True)]
+    """The share by which a value grows."""
+    return [*increases(_values(after, name), _values(before, name))]
 
 
 def _differences(before: Seeds, after: Seeds, name: str) -> list[Value]:
-    return [b - a for a, b in zip(_of(before, name), _of(after, name), strict=True)]
+    return [*differences(_values(after, name), _values(before, name))]
 
 
 def _at(run: Measurement, length: int) -> list[float]:
     """[length, latency, blocked, preempted, share that meets the SLO]."""
-    found: list[float] = next(each for each in run["lengths"] if each[0] == length)
-    return found
+    row: list[float] = next(each for each in run["lengths"] if each[0] == length)
+    return row
 
 
 def _part(runs: Seeds, length: int, part: int) -> float:

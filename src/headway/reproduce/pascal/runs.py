@@ -92,16 +92,16 @@ def measure(run: Run) -> Measurement:
     reasoning = ints(records.workload, "reasoning_tokens", request)
     ttft_s, e2e_s = floats(ended, "answer_s") - arrival_s, floats(ended, "end_s") - arrival_s
     by_pace = phases(records, ended, TPOT_ONLY)
-    done = ~np.isnan(ttft_s)
-    found: Measurement = {
-        "tails": list(tails(reasoning[done], ttft_s[done])),
-        "reasoning": list(_means(reasoning[done], (floats(ended, "reasoning_end_s") - arrival_s)[done])),
-        "ttft_quantiles_s": quantiles(ttft_s[done]),
-        "points": _points(reasoning[done], ttft_s[done]),
+    answered = ~np.isnan(ttft_s)
+    measured: Measurement = {
+        "tails": list(tails(reasoning[answered], ttft_s[answered])),
+        "reasoning": list(_means(reasoning[answered], (floats(ended, "reasoning_end_s") - arrival_s)[answered])),
+        "ttft_quantiles_s": quantiles(ttft_s[answered]),
+        "points": _points(reasoning[answered], ttft_s[answered]),
         "reasoning_quantiles": quantiles(reasoning.astype(np.float64)),
         "answer_quantiles": quantiles(ints(records.workload, "output_tokens", request) - reasoning),
-        "ttft_mean_s": float(ttft_s[done].mean()),
-        "ttft_p50_s": float(np.percentile(ttft_s[done], 50)),
+        "ttft_mean_s": float(ttft_s[answered].mean()),
+        "ttft_p50_s": float(np.percentile(ttft_s[answered], 50)),
         "tokens_per_s": summary.output_tokens_per_s,
         "violations": by_pace.violations if by_pace else None,
         "violations_with_ttfat": summary.qoe_violations,
@@ -113,8 +113,8 @@ def measure(run: Run) -> Measurement:
         "end_s": records.end_s,
     }
     for name, q in (("p50", 50), ("p90", 90), ("p99", 99)):
-        found[f"e2e_{name}_s"] = float(np.nanpercentile(e2e_s, q))
-    return found
+        measured[f"e2e_{name}_s"] = float(np.nanpercentile(e2e_s, q))
+    return measured
 
 
 def tails(reasoning: npt.NDArray[np.int64], ttft_s: Floats) -> Iterator[tuple[int, int, float]]:
@@ -128,8 +128,8 @@ def tails(reasoning: npt.NDArray[np.int64], ttft_s: Floats) -> Iterator[tuple[in
 
 def _means(reasoning: npt.NDArray[np.int64], reasoning_s: Floats) -> Iterator[tuple[int, int, float]]:
     """(first token of the bin, requests in it, mean reasoning latency)."""
-    known = ~np.isnan(reasoning_s)
-    bins, reasoning_s = reasoning[known] // BIN_TOKENS, reasoning_s[known]
+    has_value = ~np.isnan(reasoning_s)
+    bins, reasoning_s = reasoning[has_value] // BIN_TOKENS, reasoning_s[has_value]
     for each in np.unique(bins).tolist():
         values = reasoning_s[bins == each]
         if len(values) >= 5:
@@ -178,22 +178,22 @@ def measure_phase(run: Run) -> Measurement:
     preempted_s = _between_stays_s(records.segments, len(request))[request]
     use, capacity = run.summary.kv_use, records.replicas[0].kv_capacity_tokens
     kv_peak_tokens = use.peak * capacity if use else None
-    found: Measurement = {"preemptions": run.summary.preemptions, "kv_peak_tokens": kv_peak_tokens, "lengths": []}
+    measured: Measurement = {"preemptions": run.summary.preemptions, "kv_peak_tokens": kv_peak_tokens, "lengths": []}
     for each in LENGTHS:
         rows = length == each
         if rows.any():
             latency, blocked, preempted = (float(s[rows].mean()) for s in (latency_s, blocked_s, preempted_s))
-            found["lengths"].append([each, latency, blocked, preempted, _attained(scores, rows)])
-    return found
+            measured["lengths"].append([each, latency, blocked, preempted, _attained(scores, rows)])
+    return measured
 
 
 def _between_stays_s(segments: Columns, num_requests: int) -> Floats:
     """By request: from the end of each stay in the batch to the begin of the next."""
     request = ints(segments, "request")
     order = np.lexsort((segments["admitted_s"], request))
-    begun, left, request = floats(segments, "admitted_s", order), floats(segments, "end_s", order), request[order]
+    begun, ended, request = floats(segments, "admitted_s", order), floats(segments, "end_s", order), request[order]
     again = request[1:] == request[:-1]
-    waited = np.where(again, begun[1:] - left[:-1], 0.0)
+    waited = np.where(again, begun[1:] - ended[:-1], 0.0)
     return np.bincount(request[1:], weights=waited, minlength=num_requests).astype(np.float64)
 
 

@@ -50,23 +50,27 @@ class Tails:
         """By seed: where that bin begins."""
         return [min(bins, key=lambda first: bins[first].cut) for bins in self.seeds if bins]
 
-    def there(self, baseline: Tails) -> list[float | None]:
+    def at_largest_cut_of(self, baseline: Tails) -> list[float | None]:
         """By seed: the cut in the bin in which `baseline` has its largest."""
-        found = []
-        for mine, others in zip(self.seeds, baseline.seeds, strict=True):
-            at = max(others, key=lambda first: others[first].cut, default=None)
-            found.append(mine[at].cut if at in mine else None)
-        return found
+        cuts = []
+        for mine, baseline_bins in zip(self.seeds, baseline.seeds, strict=True):
+            at = max(baseline_bins, key=lambda first: baseline_bins[first].cut, default=None)
+            cuts.append(mine[at].cut if at in mine else None)
+        return cuts
 
     def means(self) -> dict[int, Bin]:
         """By bin: means over the seeds, of bins that most seeds have."""
-        found = {}
+        mean_bins = {}
         for first in sorted(set().union(*self.seeds)):
-            here = [bins[first] for bins in self.seeds if first in bins]
-            if 2 * len(here) > len(self.seeds):
-                parts = ([each.num for each in here], [each.before_s for each in here], [each.after_s for each in here])
-                found[first] = Bin(round(fmean(parts[0])), fmean(parts[1]), fmean(parts[2]))
-        return found
+            bins_of_seeds = [bins[first] for bins in self.seeds if first in bins]
+            if 2 * len(bins_of_seeds) > len(self.seeds):
+                parts = (
+                    [each.num for each in bins_of_seeds],
+                    [each.before_s for each in bins_of_seeds],
+                    [each.after_s for each in bins_of_seeds],
+                )
+                mean_bins[first] = Bin(round(fmean(parts[0])), fmean(parts[1]), fmean(parts[2]))
+        return mean_bins
 
     def summary(self, baseline: str) -> str:
         """The bins with the largest fall and rise, in words."""

@@ -29,10 +29,10 @@ def bound(document: Mapping[str, Any], seed: int) -> Measurement:
     table = generate(chosen.spec.workload, seed, Path())
     until_s, warmup_s = document["simulation"]["until_s"], document["simulation"]["warmup_s"]
     records = Records(table.columns, table.models, table.regions, {}, {}, {}, (), until_s)
-    known = coefficients_of(chosen.spec, chosen.fleet, Path(), Places())
+    coefficients = coefficients_of(chosen.spec, chosen.fleet, Path(), Places())
 
     def steps(pool: Pool) -> StepModel:
-        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, known[pool.name])
+        return StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients[pool.name])
 
     gpu_hours = gpu_hours_bound(chosen.fleet, records, steps, warmup_s=warmup_s, to_the_end=False)
     (model,) = table.models
@@ -42,9 +42,9 @@ def bound(document: Mapping[str, Any], seed: int) -> Measurement:
 def best(document: Mapping[str, Any], seed: int, tps: Mapping[str, float]) -> Measurement:
     """The best timetable for a known trace, measured like a strategy; empty if none meets the SLOs."""
     chosen = scenario.assemble({**document, "seed": seed}, Places(), Path())
-    found = best_timetable(chosen, tps)
-    if found is None:
+    timetable = best_timetable(chosen, tps)
+    if timetable is None:
         return {}
-    policies = structs.replace(chosen.spec.policies, scaling=found.scaler)
+    policies = structs.replace(chosen.spec.policies, scaling=timetable.scaler)
     again = replace(chosen, spec=structs.replace(chosen.spec, policies=policies))
     return measures.measure(scenario.run(again))

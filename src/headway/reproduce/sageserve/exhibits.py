@@ -22,47 +22,47 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def exhibits(kept: SageServeRuns, served: Mapping[str, Measurement]) -> Exhibits:
-    made: Exhibits = []
-    if kept.has(PEAK):
-        made += _silos(kept)
-    if kept.has(DAY):
-        made += _day(kept)
-    if kept.has(ALONE):
+def exhibits(results: SageServeRuns, served: Mapping[str, Measurement]) -> Exhibits:
+    figures: Exhibits = []
+    if results.includes(PEAK):
+        figures += _silos(results)
+    if results.includes(DAY):
+        figures += _day(results)
+    if results.includes(ALONE):
         shows = (
             "Llama-2-70B alone, on Thursday, 12:00 to 13:00. A leaked forecast is fitted on the day itself, and cheats."
         )
-        made.append(_table(kept, ALONE, "Beside Figure 11", "All strategies at the peak", shows))
-    if kept.has(SCOUT):
-        made += _scout(kept)
-    if kept.has(runs.ORDER):
-        made += _orderings(kept)
-    made += _bursts(kept)
+        figures.append(_table(results, ALONE, "Beside Figure 11", "All strategies at the peak", shows))
+    if results.includes(SCOUT):
+        figures += _scout(results)
+    if results.includes(runs.ORDER):
+        figures += _orderings(results)
+    figures += _bursts(results)
     shows = "Llama-2-70B on Thursday, 12:00 to 13:00."
     for kind in (runs.NOVEMBER, runs.H100, runs.MIX_9, runs.MIX_1):
-        if kept.has(kind):
-            made.append(_table(kept, kind, "7.2.7", kind[0].upper() + kind[1:], shows))
-    if kept.has(READING):
-        shows = f"Llama-2-70B alone, all of Thursday after its first hour, seed {kept.seeds[0]}."
-        day = _of_one_seed(kept, WHOLE, "A whole day", "Nights and all", shows, _COLUMNS)
-        made += [day, _readings(kept), _thetas(served)]
-    return made
+        if results.includes(kind):
+            figures.append(_table(results, kind, "7.2.7", kind[0].upper() + kind[1:], shows))
+    if results.includes(READING):
+        shows = f"Llama-2-70B alone, all of Thursday after its first hour, seed {results.seeds[0]}."
+        day = _of_one_seed(results, WHOLE, "A whole day", "Nights and all", shows, _COLUMNS)
+        figures += [day, _readings(results), _thetas(served)]
+    return figures
 
 
-def _silos(kept: SageServeRuns) -> Exhibits:
+def _silos(results: SageServeRuns) -> Exhibits:
     both = (SILOED, REACTIVE)
     lines = {
-        f"{label}, {name}": _instances(kept, PEAK, name, model)
+        f"{label}, {name}": _instances(results, PEAK, name, model)
         for model, label in ((scenes.BLOOM, "Bloom"), (LLAMA_2, "Llama-2")) for name in both
     }  # fmt: skip
-    use = {name: [kept.llama(PEAK, name, "kv_use", model) for model in MODELS] for name in both}
+    use = {name: [results.of_model(PEAK, name, "kv_use", model) for model in MODELS] for name in both}
     rows: list[list[str | float | None]] = []
     for key, label in (
         ("ttft_p95_s", "P95 TTFT (s)"),
         ("e2e_p95_s", "P95 E2E (s)"),
         ("instance_hours", "instance-hours"),
     ):
-        values = [fmean(kept.llama(PEAK, name, key, model)) for model in MODELS for name in both]
+        values = [fmean(results.of_model(PEAK, name, key, model)) for model in MODELS for name in both]
         rows.append([label, *values])
     heads = ("", *(f"{model}, {name}" for model in MODELS for name in both))
     return [
@@ -74,17 +74,17 @@ def _silos(kept: SageServeRuns) -> Exhibits:
     ]  # fmt: skip
 
 
-def _day(kept: SageServeRuns) -> Exhibits:
+def _day(results: SageServeRuns) -> Exhibits:
     names = (REACTIVE, *LONG_TERM)
-    lines = {name: _instances(kept, DAY, name) for name in names}
+    lines = {name: _instances(results, DAY, name) for name in names}
     hours = {
-        name: [kept.values(DAY, name, lambda run, r=region: run["models"][LLAMA_2]["regions"][r]) for region in REGIONS]  # type: ignore[misc]
+        name: [results.values((DAY, name), "models", LLAMA_2, "regions", region) for region in REGIONS]
         for name in names
     }  # fmt: skip
-    use = {"KV use": [kept.llama(DAY, name, "kv_use") for name in names]}
-    tails = {f"P{q}": [kept.llama(DAY, name, f"ttft_p{q}_s") for name in names] for q in (75, 90, 95, 99)}
+    use = {"KV use": [results.of_model(DAY, name, "kv_use") for name in names]}
+    tails = {f"P{q}": [results.of_model(DAY, name, f"ttft_p{q}_s") for name in names] for q in (75, 90, 95, 99)}
     waste = {
-        cause: [kept.values(DAY, name, lambda run, c=cause: run["models"][LLAMA_2]["wasted"][c]) for name in names]  # type: ignore[misc]
+        cause: [results.values((DAY, name), "models", LLAMA_2, "wasted", cause) for name in names]
         for cause in CAUSES
     }  # fmt: skip
     whole = "Llama-2-70B on Thursday, 11:00 to 16:00, means over seeds; instances are those of all regions."
@@ -98,87 +98,92 @@ def _day(kept: SageServeRuns) -> Exhibits:
         Figure("Figure 13b", "Time wasted on starts, by cause",
                "New instances, reclaimed spot ones of the same model, redeployed ones of another.",
                charts.bars(names, waste, "instance-hours")),
-        _table(kept, DAY, "Figures 11 to 13", "Strategies over the day", whole),
+        _table(results, DAY, "Figures 11 to 13", "Strategies over the day", whole),
     ]  # fmt: skip
 
 
-def _scout(kept: SageServeRuns) -> Exhibits:
+def _scout(results: SageServeRuns) -> Exhibits:
     models = (*MODELS, scenes.SCOUT)
-    found = {
-        key: {name: [kept.llama(SCOUT, name, key, model) for model in models] for name in runs.BOTH}
+    by_measure = {
+        key: {name: [results.of_model(SCOUT, name, key, model) for model in models] for name in runs.BOTH}
         for key in ("ttft_p90_s", "instance_hours")
     }
     return [
         Figure("Figure 14a", "Five models: TTFT", "P90 of interactive requests.",
-               charts.bars(models, found["ttft_p90_s"], "s")),
+               charts.bars(models, by_measure["ttft_p90_s"], "s")),
         Figure("Figure 14b", "Five models: instance-hours", "Of each model, in all regions.",
-               charts.bars(models, found["instance_hours"], "instance-hours")),
+               charts.bars(models, by_measure["instance_hours"], "instance-hours")),
     ]  # fmt: skip
 
 
-def _orderings(kept: SageServeRuns) -> Exhibits:
+def _orderings(results: SageServeRuns) -> Exhibits:
     names = list(scenes.ORDERINGS)
     tiers = (("fast", "0"), ("normal", "1"))
 
-    def of(key: str, scale: float) -> dict[str, list[list[float]]]:
+    def by_tier(key: str, scale: float) -> dict[str, list[list[float]]]:
         return {
-            label: [kept.values(runs.ORDER, name, lambda run, t=tier: scale * run[key][t]) for name in names]  # type: ignore[misc]
+            label: [[scale * value for value in results.values((runs.ORDER, name), key, tier)] for name in names]
             for label, tier in tiers
         }  # fmt: skip
 
     late = f"First tokens later than 1 s (fast tier) and {orderings.NORMAL_TTFT_S:g} s (normal tier)."
     return [
-        Figure("Figure 15a", "Orderings: TTFT", "Third quartile of TTFT.", charts.bars(names, of("q3_s", 1.0), "s")),
-        Figure("Figure 15b", "Orderings: late", late, charts.bars(names, of("violations", 100.0), "violations (%)")),
+        Figure(
+            "Figure 15a", "Orderings: TTFT", "Third quartile of TTFT.", charts.bars(names, by_tier("q3_s", 1.0), "s")
+        ),
+        Figure(
+            "Figure 15b", "Orderings: late", late, charts.bars(names, by_tier("violations", 100.0), "violations (%)")
+        ),
     ]
 
 
-def _bursts(kept: SageServeRuns) -> Exhibits:
-    made: Exhibits = []
-    if kept.has(runs.BURST):
+def _bursts(results: SageServeRuns) -> Exhibits:
+    figures: Exhibits = []
+    if results.includes(runs.BURST):
         begins, ends = (at / 3600 for at in scenes.BURST_S)
         shows = f"Llama-2-70B. Eight times the load comes from {begins:.3g} h to {ends:.3g} h."
-        instances = {name: _series(kept, runs.BURST, name, "instances") for name in LONG_TERM}
-        medians = {name: _series(kept, runs.BURST, name, "minutes") for name in LONG_TERM}
-        made += [
+        instances = {name: _series(results, runs.BURST, name, "instances") for name in LONG_TERM}
+        medians = {name: _series(results, runs.BURST, name, "minutes") for name in LONG_TERM}
+        figures += [
             Figure("Figure 16a", "A burst: instances", shows, charts.curves(instances, "hours", "instances")),
             Figure("Figure 16a", "A burst: waits", "Median TTFT of those who come in a minute.",
                    charts.curves(medians, "minutes", "s", yaxis={"type": "log"})),
         ]  # fmt: skip
-    if kept.has(runs.WEEK):
-        bins = {name: _series(kept, runs.WEEK, name, "bins") for name in kept.names(runs.WEEK)}
+    if results.includes(runs.WEEK):
+        bins = {name: _series(results, runs.WEEK, name, "bins") for name in results.names(runs.WEEK)}
         shows = "P95 TTFT of interactive requests to Llama-2-70B, by three hours, from Friday, 18:00, on."
-        made.append(Figure("Figure 16b", "The weekend begins", shows, charts.curves(bins, "hours", "s")))
-    return made
+        figures.append(Figure("Figure 16b", "The weekend begins", shows, charts.curves(bins, "hours", "s")))
+    return figures
 
 
-def _table(kept: SageServeRuns, kind: str, label: str, title: str, shows: str) -> PaperTable:
+def _table(results: SageServeRuns, kind: str, label: str, title: str, shows: str) -> PaperTable:
     rows: list[list[str | float | None]] = [
-        [name, *(fmean(kept.llama(kind, name, key)) for key, _ in _COLUMNS)] for name in kept.names(kind)
+        [name, *(fmean(results.of_model(kind, name, key)) for key, _ in _COLUMNS)] for name in results.names(kind)
     ]
-    if kept.has(KNOWS, kind) and all(kept.values(KNOWS, kind, bool)):
-        rows.append(["who knows the trace", *(fmean(kept.llama(KNOWS, kind, key)) for key, _ in _COLUMNS)])
-    if kept.has(BOUND, kind):
-        hours = kept.values(BOUND, kind, lambda run: run["instance_hours"])
+    if results.includes(KNOWS, kind) and all(results.values((KNOWS, kind))):
+        rows.append(["who knows the trace", *(fmean(results.of_model(KNOWS, kind, key)) for key, _ in _COLUMNS)])
+    if results.includes(BOUND, kind):
+        hours = results.values((BOUND, kind), "instance_hours")
         if None not in hours:
             rows.append(["no plan goes below", fmean(hours), *[None] * (len(_COLUMNS) - 1)])
     return PaperTable(label, title, shows, ("", *(head for _, head in _COLUMNS)), rows)
 
 
-def _readings(kept: SageServeRuns) -> PaperTable:
+def _readings(results: SageServeRuns) -> PaperTable:
     columns = [(key, head) for key, head in _COLUMNS if key != "spot_hours"]
-    first = kept.seeds[0]
+    first = results.seeds[0]
     shows = (
         f"What the paper leaves open, one thing at a time: Llama-2-70B alone, Thursday, 11:00 to 13:00, seed {first}."
     )
-    return _of_one_seed(kept, READING, "Readings", "What instance-hours depend on", shows, columns)
+    return _of_one_seed(results, READING, "Readings", "What instance-hours depend on", shows, columns)
 
 
 def _of_one_seed(
-    kept: SageServeRuns, kind: str, label: str, title: str, shows: str, columns: Sequence[tuple[str, str]]
+    results: SageServeRuns, kind: str, label: str, title: str, shows: str, columns: Sequence[tuple[str, str]]
 ) -> PaperTable:
     rows: list[list[str | float | None]] = [
-        [name, *(kept.one(kind, name)["models"][LLAMA_2][key] for key, _ in columns)] for name in kept.names(kind)
+        [name, *(results.first(kind, name)["models"][LLAMA_2][key] for key, _ in columns)]
+        for name in results.names(kind)
     ]
     return PaperTable(label, title, shows, ("", *(head for _, head in columns)), rows)
 
@@ -193,12 +198,12 @@ def _thetas(served: Mapping[str, Measurement]) -> PaperTable:
     return PaperTable("Table 2", "theta", shows, heads, rows)
 
 
-def _instances(kept: SageServeRuns, kind: str, name: str, model: str = LLAMA_2) -> list[tuple[float, list[float]]]:
-    return _points(kept.values(kind, name, lambda run: run["models"][model]["instances"]))
+def _instances(results: SageServeRuns, kind: str, name: str, model: str = LLAMA_2) -> list[tuple[float, list[float]]]:
+    return _points(results.values((kind, name), "models", model, "instances"))
 
 
-def _series(kept: SageServeRuns, kind: str, name: str, key: str) -> list[tuple[float, list[float]]]:
-    return _points(kept.values(kind, name, lambda run: run[key]))
+def _series(results: SageServeRuns, kind: str, name: str, key: str) -> list[tuple[float, list[float]]]:
+    return _points(results.values((kind, name), key))
 
 
 def _points(seeds: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, list[float]]]:

@@ -42,9 +42,9 @@ def theta(document: Mapping[str, Any]) -> Measurement:
     chosen = with_seed(scenario.assemble(document, Places(), Path()), 0)
     line = scenario.StepTimes(chosen)
     demand = long_term.ScenarioDemand(chosen, line)
-    found: Measurement = {"tps": {}, "most": {}}
+    measured: Measurement = {"tps": {}, "most": {}}
     for pool in {pool.model.name: pool for pool in chosen.fleet.pools}.values():
-        found["tps"][pool.model.name] = demand.served_tps(pool)
+        measured["tps"][pool.model.name] = demand.served_tps(pool)
         rows = _some(demand.table, pool.model.name)
         source = TraceSource(rows)
         alone = Fleet((structs.replace(pool, replicas=1),))
@@ -53,16 +53,16 @@ def theta(document: Mapping[str, Any]) -> Measurement:
         order = np.argsort(first_s)
         middle = order[len(order) // 5 : 4 * len(order) // 5]  # neither filling up nor running empty
         tokens = rows.prompt_tokens[ints(records.requests, "request")[middle[1:]]]
-        found["most"][pool.model.name] = float(tokens.sum() / (first_s[middle[-1]] - first_s[middle[0]]))
-    return found
+        measured["most"][pool.model.name] = float(tokens.sum() / (first_s[middle[-1]] - first_s[middle[0]]))
+    return measured
 
 
 def _some(table: Workload, model: str) -> Workload:
     """Interactive requests for a model, all at once."""
     mine = (table.column("tier") < BATCH) & (table.column("model") == table.models.index(model))
     rows = np.flatnonzero(mine)[:TRIAL_REQUESTS]
-    kept = {name: table.columns[name][rows] for name in ("prompt_tokens", "output_tokens")}
-    return Workload({"arrival_s": np.zeros(len(rows)), **kept})
+    columns = {name: table.columns[name][rows] for name in ("prompt_tokens", "output_tokens")}
+    return Workload({"arrival_s": np.zeros(len(rows)), **columns})
 
 
 def measure(run: Run) -> Measurement:
@@ -70,13 +70,13 @@ def measure(run: Run) -> Measurement:
     summary, records = run.summary, run.records
     from_s = summary.warmup_s
     models = {name: _of_model(records, name, from_s) for name in records.models}
-    for name, found in models.items():
+    for name, measured in models.items():
         use = summary.models[name].kv_use if name in summary.models else summary.kv_use  # of one model, it is all
-        found["kv_use"] = use.mean if use else None
+        measured["kv_use"] = use.mean if use else None
     return {
         "models": models,
-        "instance_hours": sum(found["instance_hours"] for found in models.values()),
-        "spot_hours": sum(found["spot_hours"] for found in models.values()),
+        "instance_hours": sum(measured["instance_hours"] for measured in models.values()),
+        "spot_hours": sum(measured["spot_hours"] for measured in models.values()),
         "kv_use": summary.kv_use.mean if summary.kv_use else None,
         "num_requests": summary.num_requests,
         "simulate_s": run.simulate_s,
@@ -118,14 +118,14 @@ def _of_model(records: Records, model: str, from_s: float) -> Measurement:
     regions = dict.fromkeys(sorted({each.region for each in replicas}), 0.0)
     for each in replicas:
         regions[each.region] += _up_hours(each, from_s)
-    found: Measurement = {
+    measured: Measurement = {
         "instance_hours": sum(regions.values()), "regions": regions,
         "spot_hours": _spot_hours(replicas, records, from_s), "wasted": wasted, "wasted_hours": sum(wasted.values()),
         "starts": sum(each.origin != "initial" and each.up[0][0] >= from_s for each in replicas),
         "late": float((wait_s > limit_s).mean()), "num_requests": len(wait_s), "instances": _instances(records, model),
         "e2e_p95_s": float(np.percentile(e2e_s, 95)) if len(e2e_s) else None,
     }  # fmt: skip
-    return found | {f"ttft_p{q}_s": float(np.percentile(wait_s, q)) for q in (75, 90, 95, 99)}
+    return measured | {f"ttft_p{q}_s": float(np.percentile(wait_s, q)) for q in (75, 90, 95, 99)}
 
 
 def waits(records: Records, model: str, from_s: float, to_s: float, tier: int | None = None) -> tuple[Floats, Floats]:
@@ -133,7 +133,7 @@ def waits(records: Records, model: str, from_s: float, to_s: float, tier: int | 
 
     Of those that still wait, what they have waited so far.
     """
-    request, chosen = _asked(records, model, from_s, to_s, tier)
+    request, chosen = _interactive(records, model, from_s, to_s, tier)
     first_s = floats(records.requests, "first_token_s")[chosen]
     arrival_s = floats(records.workload, "arrival_s", request[chosen])
     limit_s = floats(records.workload, "slo_ttft_s", request[chosen])
@@ -142,12 +142,12 @@ def waits(records: Records, model: str, from_s: float, to_s: float, tier: int | 
 
 def _e2e_s(records: Records, model: str, from_s: float) -> Floats:
     """Of interactive requests that have their whole answer."""
-    request, chosen = _asked(records, model, from_s, records.end_s, None)
+    request, chosen = _interactive(records, model, from_s, records.end_s, None)
     chosen &= ints(records.requests, "outcome") == 0
     return floats(records.requests, "end_s")[chosen] - floats(records.workload, "arrival_s", request[chosen])
 
 
-def _asked(
+def _interactive(
     records: Records, model: str, from_s: float, to_s: float, tier: int | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Request ids, and which of them are interactive ones for a model that arrive in between."""

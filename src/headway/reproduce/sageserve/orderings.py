@@ -43,16 +43,16 @@ def document(ordering: str, factor: float) -> Document:
     scene = Scene(models=(LLAMA_2,), from_hour=THURSDAY + 13, hours=1.0)
     fleet = [pool(A100, LLAMA_2, region, "", num) for region, num in zip(REGIONS, INSTANCES, strict=True)]
     policies = {"routing": "sageserve", "admission": "queue-manager", "ordering": ORDERINGS[ordering]}
-    made = whole_document(scene, fleet, policies)
-    made["simulation"]["warmup_s"] = 0.0
-    made["workload"] |= {
+    contents = whole_document(scene, fleet, policies)
+    contents["simulation"]["warmup_s"] = 0.0
+    contents["workload"] |= {
         "surges": [{"from_s": SURGE_S[0], "to_s": SURGE_S[1], "factor": factor}],
         "tiers": [
             {"tier": 0, "share": 0.42, "ttft_s": 1}, {"tier": 1, "share": 0.30, "ttft_s": NORMAL_TTFT_S},
             {"tier": 2, "share": 0.28, "deadline_after_s": 86400},
         ],
     }  # fmt: skip
-    return made
+    return contents
 
 
 def overload(seed: int) -> Measurement:
@@ -71,9 +71,9 @@ def overload(seed: int) -> Measurement:
 def measure(run: Run) -> Measurement:
     """By interactive tier: late first tokens, and the third quartile of TTFT."""
     records = run.records
-    found: Measurement = {"violations": {}, "q3_s": {}}
+    measured: Measurement = {"violations": {}, "q3_s": {}}
     for tier in range(BATCH):
         wait_s, limit_s = waits(records, LLAMA_2, 0.0, records.end_s, tier)
-        found["violations"][str(tier)] = float((wait_s > limit_s).mean())
-        found["q3_s"][str(tier)] = float(np.percentile(wait_s, 75))
-    return found
+        measured["violations"][str(tier)] = float((wait_s > limit_s).mean())
+        measured["q3_s"][str(tier)] = float(np.percentile(wait_s, 75))
+    return measured

@@ -15,7 +15,7 @@ from headway.reproduce.tasks import Call, Measurement, SimulationTask, Task
 
 _GROUPS = read_claims(__package__)
 CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)
-Found = dict[tuple[Any, ...], Measurement]
+Results = dict[tuple[Any, ...], Measurement]
 """By (kind, strategy, seed)."""
 LONG_TERM = (LT_I, LT_U, LT_UA)
 BOTH = (REACTIVE, LT_UA)
@@ -55,7 +55,7 @@ def parts(quick: bool) -> list[RunGroup]:
     five = replace(peak, hours=2.0, models=(*scenes.MODELS, scenes.SCOUT), builtin=scenes.JULY_SCOUT)
     night = replace(one, from_hour=scenes.THURSDAY + 3, hours=3.0)
     weekend = replace(one, from_hour=scenes.FRIDAY + 18, hours=12.0)
-    made = [
+    groups = [
         RunGroup(DAY, (*_GROUPS["hours"], *_GROUPS["waste"], *_GROUPS["tails"]), Scene(), (REACTIVE, *LONG_TERM)),
         RunGroup(
             ALONE, (*_GROUPS["chiron"], *_GROUPS["beyond"]), one, (REACTIVE, GUARDED, CHIRON, LT_U, LT_Q, LT_UA, LEAK)
@@ -69,10 +69,10 @@ def parts(quick: bool) -> list[RunGroup]:
         RunGroup(SCOUT, _GROUPS["scouts"], five, BOTH),
         RunGroup(WEEK, _GROUPS["week"], weekend, (REACTIVE, LT_U, LT_UA)),
     ]
-    return [replace(part, scene=_brief(part)) for part in made] if quick else made
+    return [replace(part, scene=_brief(part)) for part in groups] if quick else groups
 
 
-def found(runner: Runner) -> tuple[Found, Mapping[str, Measurement]]:
+def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
     """Runs by kind, strategy and seed; and what instances serve, by GPU."""
     wanted = [part for part in parts(runner.quick) if runner.wants(*(c.id for c in part.claims))]
     orders = scenes.ORDERINGS if runner.wants(*(claim.id for claim in _GROUPS["order"])) else ()
@@ -98,8 +98,8 @@ def found(runner: Runner) -> tuple[Found, Mapping[str, Measurement]]:
             document = scenes.document(replace(part.scene, models=(scenes.LLAMA_2,)), REACTIVE)
             tasks[BOUND, part.kind, seed] = Call(bounds.bound, {"document": document, "seed": seed})
             if not runner.quick or part.kind == ALONE:
-                known = {"document": document, "seed": seed, "tps": served[part.scene.gpu]["tps"]}
-                tasks[KNOWS, part.kind, seed] = Call(bounds.best, known)
+                arguments = {"document": document, "seed": seed, "tps": served[part.scene.gpu]["tps"]}
+                tasks[KNOWS, part.kind, seed] = Call(bounds.best, arguments)
     return runner.run(tasks), served
 
 

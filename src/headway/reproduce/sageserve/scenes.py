@@ -108,8 +108,8 @@ def _policies(scene: Scene, strategy: str) -> Document:
     silos = SILOS if strategy in POOLS else {}
     policies: Document = {"routing": {"name": "sageserve", **silos}, "ordering": ORDERINGS["fcfs"]}
     if strategy != SILOED:  # whose batch requests have instances of their own
-        kept = {key: silos[key] for key in silos if key.startswith("interactive")}
-        policies["admission"] = {"name": "queue-manager", **kept}
+        suffixes = {key: silos[key] for key in silos if key.startswith("interactive")}
+        policies["admission"] = {"name": "queue-manager", **suffixes}
     if strategy in (SILOED, REACTIVE, GUARDED):
         return policies | {"scaling": {"name": "reactive", "pending_guard": strategy == GUARDED}}
     if strategy == CHIRON:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from headway.reproduce.findings import Finding, Findings, PaperTable
+from headway.reproduce.results import SeedResults
 from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import SimulationTask
 from headway.reproduce.united import runs
-from headway.reproduce.united.rows import LESS, ROWS, PolicyComparison
+from headway.reproduce.united.rows import DIFFERENCE, ROWS, PolicyComparison
 
 TITLE = "Headway: one set of policies for five systems"
 SEEDS, QUICK_SEEDS = 5, 2
@@ -17,7 +18,7 @@ CLAIMS = tuple(row.claim for row in ROWS)
 
 
 def run(runner: Runner) -> Findings:
-    """Every part of which a claim is asked for."""
+    """Run every part with a requested claim."""
     wanted = [row for row in ROWS if runner.wants(row.claim.id)]
     parts = list(dict.fromkeys(row.part for row in wanted))
     tasks: dict[tuple[Any, ...], SimulationTask] = {}
@@ -25,11 +26,11 @@ def run(runner: Runner) -> Findings:
         for name, document in runs.documents(part, runner.quick).items():
             for seed in runner.seeds:
                 tasks[part, name, seed] = SimulationTask(document, seed, runs.measure)
-    judged = _Judged(runner.run(tasks), runner.seeds)
-    return Findings({row.claim.id: judged.outcome(row) for row in wanted}, [judged.table(part) for part in parts])
+    united = _UnitedRuns(runner.run(tasks), runner.seeds)
+    return Findings({row.claim.id: united.outcome(row) for row in wanted}, [united.table(part) for part in parts])
 
 
-SHOWN: Mapping[str, str] = {
+LABELS: Mapping[str, str] = {
     "ttft_p99_s": "TTFT P99 (s)",
     "answer_p99_s": "answer P99 (s)",
     "behind": "behind their reader",
@@ -43,41 +44,35 @@ SHOWN: Mapping[str, str] = {
 }
 
 
-class _Judged:
-    """What the runs came to."""
-
-    def __init__(self, found: Mapping[tuple[Any, ...], Any], seeds: tuple[int, ...]) -> None:
-        self._found, self._seeds = found, seeds
-
-    def _values(self, part: str, name: str, number: str) -> list[float | None]:
-        return [self._found[part, name, seed][number] for seed in self._seeds]
+class _UnitedRuns(SeedResults):
+    """Findings and tables of the comparisons."""
 
     def outcome(self, row: PolicyComparison) -> Finding:
-        ours, theirs = (self._values(row.part, name, row.number) for name in ("headway", row.other))
+        ours, theirs = (self.values((row.part, name), row.number) for name in ("headway", row.other))
         values = [_compared(a, b, row.how) for a, b in zip(ours, theirs, strict=True)]
-        label = SHOWN.get(row.number, row.number)
+        label = LABELS.get(row.number, row.number)
         return Finding(values, f"{label}: headway {_mean(ours)}, {row.other} {_mean(theirs)}.")
 
     def table(self, part: str) -> PaperTable:
-        """All that ran in a part, and means of what was measured."""
-        names = list(dict.fromkeys(name for where, name, _ in self._found if where == part))
-        columns = [n for n in SHOWN if all(v is not None for name in names for v in self._values(part, name, n))]
-        rows = [[name, *(_average(self._values(part, name, number)) for number in columns)] for name in names]
-        heads = ["policies", *(SHOWN[number] for number in columns)]
-        return PaperTable(part, "", f"Means over {len(self._seeds)} seeds.", heads, rows)
+        """The policies of a part, with means of their measurements."""
+        names = list(dict.fromkeys(name for where, name, _ in self.results if where == part))
+        columns = [n for n in LABELS if all(v is not None for name in names for v in self.values((part, name), n))]
+        rows = [[name, *(_average(self.values((part, name), number)) for number in columns)] for name in names]
+        heads = ["policies", *(LABELS[number] for number in columns)]
+        return PaperTable(part, "", f"Means over {len(self.seeds)} seeds.", heads, rows)
 
 
 def _compared(ours: float | None, theirs: float | None, how: str) -> float | None:
     if ours is None or theirs is None:
         return None
-    if how == LESS:
+    if how == DIFFERENCE:
         return ours - theirs
     return ours / theirs if theirs else None
 
 
 def _average(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _mean(values: list[float | None]) -> str:

@@ -10,8 +10,8 @@ from typing import Literal
 
 from headway.reproduce.claims import AtLeast, AtMost, Claim
 
-OVER: Literal["over"] = "over"
-LESS: Literal["less"] = "less"
+RATIO: Literal["over"] = "over"
+DIFFERENCE: Literal["less"] = "less"
 
 
 @dataclass(frozen=True)
@@ -31,37 +31,39 @@ class PolicyComparison:
 
     @property
     def claim(self) -> Claim:
-        better_is_more = self.how == LESS and self.number.endswith("slo")
+        better_is_more = self.how == DIFFERENCE and self.number.endswith("slo")
         rule = AtLeast if better_is_more else AtMost
         paper = "the other policies" if self.part == "all" else "the paper's own"
-        return Claim(self.id, self.text, paper, rule(self.limit, share=1.0, unit="%" if self.how == LESS else "x"))
+        return Claim(
+            self.id, self.text, paper, rule(self.limit, share=1.0, unit="%" if self.how == DIFFERENCE else "x")
+        )
 
 
 ROWS = (
     PolicyComparison("pascal-tail", "PASCAL's fleet: P99 of the first answering token, over PASCAL's.",
-        "pascal", "pascal", "answer_p99_s", OVER, 1.02),
+        "pascal", "pascal", "answer_p99_s", RATIO, 1.02),
     PolicyComparison("pascal-pace", "PASCAL's fleet: answers behind their reader, less PASCAL's.",
-        "pascal", "pascal", "behind", LESS, 0.005),
+        "pascal", "pascal", "behind", DIFFERENCE, 0.005),
     PolicyComparison("ktier-burst", "K-tier's burst: P99 of tier 0's first token, over K-tier Llumnix's.",
-        "ktier burst", "k-tier", "tier0_ttft_p99_s", OVER, 1.02),
+        "ktier burst", "k-tier", "tier0_ttft_p99_s", RATIO, 1.02),
     PolicyComparison("ktier-steady", "K-tier's fleet at 150 requests/s: P99 of the first token, over K-tier Llumnix's.",
-        "ktier steady", "k-tier", "ttft_p99_s", OVER, 1.02),
+        "ktier steady", "k-tier", "ttft_p99_s", RATIO, 1.02),
     PolicyComparison("ktier-moves", "K-tier's fleet at 150 requests/s: moves, over K-tier Llumnix's.",
-        "ktier steady", "k-tier", "moves", OVER, 1.0),
+        "ktier steady", "k-tier", "moves", RATIO, 1.0),
     PolicyComparison("cauchy-slo", "Cauchy's three unlike combos at 55 requests/s: SLO attainment, less Cauchy's.",
-        "cauchy", "cauchy", "slo", LESS, 0.0),
+        "cauchy", "cauchy", "slo", DIFFERENCE, 0.0),
     PolicyComparison("cauchy-e2e", "Cauchy's three unlike combos at 55 requests/s: mean E2E, over Cauchy's.",
-        "cauchy", "cauchy", "e2e_mean_s", OVER, 1.0),
+        "cauchy", "cauchy", "e2e_mean_s", RATIO, 1.0),
     PolicyComparison("sageserve-slo", "SageServe's regions under LT-UA: SLO attainment, less that of its routing.",
-        "sageserve", "sageserve", "slo", LESS, 0.0),
+        "sageserve", "sageserve", "slo", DIFFERENCE, 0.0),
     PolicyComparison("sageserve-cost", "SageServe's regions under LT-UA: cost, over that of its routing.",
-        "sageserve", "sageserve", "usd", OVER, 1.02),
+        "sageserve", "sageserve", "usd", RATIO, 1.02),
     PolicyComparison("cascadia-e2e", "Cascadia's fleet for trace 1: P95 of E2E, over that of the least loaded replica.",
-        "cascadia", "least loaded", "e2e_p95_s", OVER, 1.02),
+        "cascadia", "least loaded", "e2e_p95_s", RATIO, 1.02),
     PolicyComparison("all-tiers", "All at once: SLO attainment of tier 0, less that of first come, first served.",
-        "all", "without tiers and phases", "tier0_slo", LESS, 0.0),
+        "all", "without tiers and phases", "tier0_slo", DIFFERENCE, 0.0),
     PolicyComparison("all-forecast", "All at once: SLO attainment, less that of scaling by load.",
-        "all", "without a forecast", "slo", LESS, 0.0),
+        "all", "without a forecast", "slo", DIFFERENCE, 0.0),
     PolicyComparison("all-forecast-cost", "All at once: GPU hours, over those of scaling by load.",
-        "all", "without a forecast", "gpu_hours", OVER, 1.0),
+        "all", "without a forecast", "gpu_hours", RATIO, 1.0),
 )  # fmt: skip

@@ -20,11 +20,11 @@ QUICK = 4
 
 def documents(part: str, quick: bool) -> Mapping[str, dict[str, Any]]:
     """Scenarios by name: "headway" and those it is compared with."""
-    made = _made(part)
-    return {name: _quick(document) for name, document in made.items()} if quick else made
+    by_name = _full_documents(part)
+    return {name: _quick(document) for name, document in by_name.items()} if quick else by_name
 
 
-def _made(part: str) -> Mapping[str, dict[str, Any]]:
+def _full_documents(part: str) -> Mapping[str, dict[str, Any]]:
     if part == "pascal":
         own = _variant("pascal", "pascal")
         return {"headway": _with(own, REASONING), "pascal": own}
@@ -68,8 +68,8 @@ def _with(document: Mapping[str, Any], policies: Mapping[str, Any]) -> dict[str,
     return {**document, "policies": {**document.get("policies", {}), **policies}}
 
 
-def _workload(document: Mapping[str, Any], **given: Any) -> dict[str, Any]:
-    return {**document, "workload": {**document["workload"], **given}}
+def _workload(document: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    return {**document, "workload": {**document["workload"], **fields}}
 
 
 def _quick(document: Mapping[str, Any]) -> dict[str, Any]:
