@@ -8,23 +8,21 @@ from typing import Any
 import click
 
 from headway import catalog
-from headway.cli.output import print_json, print_table
+from headway.cli.output import PATH, POSITIVE, json_option, print_json, print_table
 from headway.core.errors import HeadwayError
-
-_path = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("measurements", nargs=-1, required=True, type=_path)
+@click.argument("measurements", nargs=-1, required=True, type=PATH)
 @click.option("--gpu", required=True, help="The measured GPU, by its name in the catalog.")
 @click.option("--engine", required=True, help="The measured engine, by its name in the catalog.")
 @click.option("--engine-version", default="", help="Version of the engine, recorded in the file.")
-@click.option("--out", type=_path, help="Write the coefficients to this file, as JSON.")
+@click.option("--out", type=PATH, help="Write the coefficients to this file, as JSON.")
 @click.option("--source", default="", help="Who measured what, and when, recorded in the file. Required with --out.")
 @click.option("--model", help="The model, if benchmark results do not name one of the catalog.")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor parallel ranks, if benchmark results do not give them.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(min=1), help="Token budget of the benchmarked engine.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--tp", type=POSITIVE, help="Tensor parallel ranks, if benchmark results do not give them.")
+@click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of the benchmarked engine.")
+@json_option
 def command(measurements: tuple[Path, ...], gpu: str, engine: str, out: Path | None, source: str, **flags: Any) -> None:
     """Fit the step-time coefficients of a GPU and an engine to measurements.
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from headway import catalog
-from headway.cli.output import print_json, print_table
+from headway.cli.output import PATH, POSITIVE, json_option, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
 from headway.perf.memory import plan
@@ -70,8 +70,6 @@ KINDS = {
     "engines": Listing(catalog.engines, catalog.engine, _engine_row),
 }
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
 
 @click.group(invoke_without_command=True)
 @json_option
@@ -113,10 +111,10 @@ for _name, _kind in KINDS.items():
 
 @command.command("memory")
 @click.option("--model", help="A model of the catalog.")
-@click.option("--model-config", type=click.Path(path_type=Path), help="A Hugging Face config.json instead of --model.")
+@click.option("--model-config", type=PATH, help="A Hugging Face config.json instead of --model.")
 @click.option("--gpu", required=True, help="A GPU of the catalog.")
-@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel ranks.")
-@click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
+@click.option("--tp", type=POSITIVE, default=1, show_default=True, help="Tensor parallel ranks.")
+@click.option("--pp", type=POSITIVE, default=1, show_default=True, help="Pipeline stages.")
 @click.option("--engine", default="simulated", show_default=True, help="An engine profile of the catalog.")
 @json_option
 def memory(

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import ray_option, scenario_options
-from headway.cli.output import progress
+from headway.cli.output import POSITIVE, progress
 from headway.cli.runs import Outputs, choose, clairvoyant_option, deliver, output_options, with_clairvoyant
 from headway.scenario.ray_cluster import cluster
 from headway.scenario.run import compare
@@ -17,7 +17,7 @@ from headway.scenario.run import compare
 
 @click.command()
 @scenario_options
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes.")
+@click.option("--jobs", type=POSITIVE, default=1, show_default=True, help="Number of processes.")
 @ray_option
 @clairvoyant_option
 @output_options

@@ -11,6 +11,7 @@ import click
 from msgspec.structs import replace
 
 from headway.catalog import engine, gpu, model
+from headway.cli.output import ABOVE_0, PATH, PORT, POSITIVE
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel, Pool
 from headway.gateway.server import web_server
@@ -19,8 +20,6 @@ from headway.perf import memory
 from headway.policies.ordering.fcfs import FcfsOrdering
 from headway.policies.ordering.priority import PriorityOrdering
 from headway.sim.timeline import Line
-
-_positive = click.IntRange(min=1)
 
 
 class _Confidence(click.ParamType[tuple[float, float]]):
@@ -38,21 +37,17 @@ class _Confidence(click.ParamType[tuple[float, float]]):
 
 
 @click.command()
-@click.option(
-    "--scenario", type=click.Path(path_type=Path), help="A scenario with the pool to emulate, instead of --model."
-)
+@click.option("--scenario", type=PATH, help="A scenario with the pool to emulate, instead of --model.")
 @click.option("--pool", "pool_name", help="Name of the pool in the scenario.")
 @click.option("--model", "model_name", help="A model of the catalog.")
 @click.option("--gpu", "gpu_name", help="A GPU of the catalog.")
-@click.option("--tp", type=_positive, help="Tensor parallel ranks.")
+@click.option("--tp", type=POSITIVE, help="Tensor parallel ranks.")
 @click.option("--engine", "engine_name", help="An engine profile of the catalog. Default: vllm-v1.")
-@click.option("--max-num-seqs", type=_positive, help="Most requests that run at once.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free port.")
+@click.option("--max-num-seqs", type=POSITIVE, help="Most requests that run at once.")
+@click.option("--port", type=PORT, default=8000, show_default=True, help="0: any free port.")
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option(
-    "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="2 runs twice as fast as real time."
-)
-@click.option("--output-tokens", type=_positive, default=128, show_default=True, help="Length of an answer.")
+@click.option("--speed", type=ABOVE_0, default=1.0, help="2 runs twice as fast as real time.")
+@click.option("--output-tokens", type=POSITIVE, default=128, show_default=True, help="Length of an answer.")
 @click.option(
     "--reasoning-tokens", type=click.IntRange(min=0), default=0, help="Reasoning tokens at the begin of an answer."
 )
@@ -65,7 +60,7 @@ class _Confidence(click.ParamType[tuple[float, float]]):
 )
 @click.option(
     "--kv-gbps",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     help="Gbit/s of KV transfers from other engines. Default: the pool's, or 100.",
 )
 @click.option(
@@ -85,12 +80,12 @@ class _Confidence(click.ParamType[tuple[float, float]]):
 @click.option("--disaggregation-mode", type=click.Choice(["prefill", "decode"]), help="SGLang only: serve one phase.")
 @click.option(
     "--disaggregation-bootstrap-port",
-    type=click.IntRange(0, 65535),
+    type=PORT,
     help="SGLang only: port of a prefill engine for KV caches. Default: 8998, or with --scenario any free port (0).",
 )
 @click.option(
     "--disaggregation-timeout-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     default=300.0,
     show_default=True,
     help="SGLang only: seconds that one half of a request waits for the other.",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from headway import catalog, scenario
+from headway.cli.output import PATH
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.serving.export.kubernetes import ExportOptions, manifests
@@ -23,8 +24,8 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("fleet", type=click.Path(path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder for the manifests.")
+@click.argument("fleet", type=PATH)
+@click.option("-o", "--out", type=PATH, required=True, help="Folder for the manifests.")
 @click.option("--namespace", default="default", show_default=True)
 @click.option("--image", default="", help="Image of the engines. Default: that of the measured version.")
 @click.option(

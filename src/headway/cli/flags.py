@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from headway import catalog
+from headway.cli.output import ABOVE_0, PATH, POSITIVE
 from headway.config.strict_yaml import Key
 from headway.core.errors import HeadwayError
 from headway.planning.combos.problem import Offer
@@ -30,26 +31,22 @@ def together(options: Iterable[Callable[[F], F]]) -> Callable[[F], F]:
     return add
 
 
-_positive = click.IntRange(min=1)
-_above_0 = click.FloatRange(min=0, min_open=True)
-_path = click.Path(path_type=Path)
-
 ray_option = click.option("--ray", is_flag=True, help="Run on the Ray cluster of RAY_ADDRESS, or on a local one.")
 seed_option = click.option("--seed", type=int, help="Seed of all random streams. Default: the file's, or 0.")
 
 synthetic_options = together((
     click.option("--workload", help="A built-in workload, such as chat or reasoning, or a file, as --trace."),
-    click.option("--rate", type=_above_0, help="Poisson arrivals per second."),
-    click.option("--num-requests", type=_positive, help="Number of requests."),
+    click.option("--rate", type=ABOVE_0, help="Poisson arrivals per second."),
+    click.option("--num-requests", type=POSITIVE, help="Number of requests."),
     click.option("--prompt-tokens", help="A number, or a built-in distribution: azure-conv, ..."),
     click.option("--output-tokens", help="A number, or a built-in distribution."),
 ))  # fmt: skip
 
 trace_options = together((
-    click.option("--trace", type=_path, help="A file: Azure, Mooncake, BurstGPT, Parquet or CSV."),
-    click.option("--limit", type=_positive, help="Read at most this many requests of the trace."),
-    click.option("--rate-scale", type=_above_0, help="Multiply the trace's rate; 2 is twice the rate."),
-    click.option("--concurrency", type=_positive, help="A closed loop of this many clients."),
+    click.option("--trace", type=PATH, help="A file: Azure, Mooncake, BurstGPT, Parquet or CSV."),
+    click.option("--limit", type=POSITIVE, help="Read at most this many requests of the trace."),
+    click.option("--rate-scale", type=ABOVE_0, help="Multiply the trace's rate; 2 is twice the rate."),
+    click.option("--concurrency", type=POSITIVE, help="A closed loop of this many clients."),
 ))  # fmt: skip
 
 policy_options = together((
@@ -58,31 +55,31 @@ policy_options = together((
     click.option("--migration", help="A migration policy, or module:Class."),
     click.option("--scaling", help="A scaler, or module:Class."),
     click.option("--ordering-at", type=click.Choice(["replica", "gateway", "both"]), help="Where orderings act."),
-    click.option("--window", type=_positive, help="Most requests that the gateway sends to a replica at a time."),
+    click.option("--window", type=POSITIVE, help="Most requests that the gateway sends to a replica at a time."),
 ))  # fmt: skip
 
 run_options = together((
     seed_option,
     click.option("--step", type=click.Choice(["stretch", "exact"]), help="exact simulates every iteration."),
-    click.option("--until-s", type=_above_0, help="Stop at this virtual time."),
+    click.option("--until-s", type=ABOVE_0, help="Stop at this virtual time."),
     click.option("--warmup-s", type=click.FloatRange(min=0), help="Metrics exclude requests that arrive earlier."),
 ))  # fmt: skip
 
 fleet_options = together((
     click.option("--model", help="A model of the catalog."),
-    click.option("--model-config", type=_path, help="A Hugging Face config.json instead."),
+    click.option("--model-config", type=PATH, help="A Hugging Face config.json instead."),
     click.option("--gpu", help="A GPU of the catalog."),
-    click.option("--tp", type=_positive, help="Tensor parallel ranks of a replica."),
-    click.option("--pp", type=_positive, help="Pipeline stages of a replica."),
-    click.option("--replicas", type=_positive, help="Number of replicas."),
+    click.option("--tp", type=POSITIVE, help="Tensor parallel ranks of a replica."),
+    click.option("--pp", type=POSITIVE, help="Pipeline stages of a replica."),
+    click.option("--replicas", type=POSITIVE, help="Number of replicas."),
     click.option("--engine", help="An engine profile of the catalog."),
-    click.option("--coefficients", type=_path, help="A file that headway calibrate wrote."),
-    click.option("--max-num-seqs", type=_positive, help="Most sequences that a replica runs at once."),
-    click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
+    click.option("--coefficients", type=PATH, help="A file that headway calibrate wrote."),
+    click.option("--max-num-seqs", type=POSITIVE, help="Most sequences that a replica runs at once."),
+    click.option("--max-num-batched-tokens", type=POSITIVE, help="Token budget of an iteration."),
 ))  # fmt: skip
 
 scenario_options = together((
-    click.argument("scenario", type=_path, required=False),
+    click.argument("scenario", type=PATH, required=False),
     click.option("--builtin", "preset", help="A built-in scenario instead of a file: chat."),
     trace_options, synthetic_options, fleet_options, policy_options, run_options,
 ))  # fmt: skip

@@ -8,14 +8,12 @@ from typing import Any
 
 import click
 
-from headway.cli.output import counting, print_json, print_table
+from headway.cli.output import ABOVE_0, PATH, POSITIVE, counting, no_progress_option, print_json, print_table
 from headway.core.errors import HeadwayError
 from headway.forecast.evaluate import Evaluation, EvaluationSettings, MethodResult
 from headway.forecast.evaluate import evaluate as evaluated
 from headway.workload.series import DemandSeries, read_series
 
-_above_0 = click.FloatRange(min=0, min_open=True)
-_positive = click.IntRange(min=1)
 DEFAULT = EvaluationSettings()
 
 
@@ -25,7 +23,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("series", type=click.Path(path_type=Path))
+@click.argument("series", type=PATH)
 @click.option(
     "--methods",
     default=",".join(DEFAULT.methods),
@@ -35,7 +33,7 @@ def command() -> None:
 )
 @click.option("--only", help="Names of series, separated by commas. Default: all.")
 @click.option("--columns", help="Columns of values, separated by commas. Default: all.")
-@click.option("--step-s", type=_above_0, default=DEFAULT.step_s, show_default=True, help="Step of the forecast.")
+@click.option("--step-s", type=ABOVE_0, default=DEFAULT.step_s, show_default=True, help="Step of the forecast.")
 @click.option(
     "--of",
     type=click.Choice(["max", "mean"]),
@@ -44,16 +42,16 @@ def command() -> None:
     help="How the file's steps within a step are combined.",
 )
 @click.option(
-    "--horizon", type=_positive, default=1, show_default=True, help="Steps ahead: how early GPUs are requested."
+    "--horizon", type=POSITIVE, default=1, show_default=True, help="Steps ahead: how early GPUs are requested."
 )
 @click.option(
     "--season",
-    type=_positive,
+    type=POSITIVE,
     default=DEFAULT.season,
     show_default=True,
     help="Period of the series in steps.",
 )
-@click.option("--warmup", type=click.IntRange(min=1), help="Steps before the first forecast. Default: two seasons.")
+@click.option("--warmup", type=POSITIVE, help="Steps before the first forecast. Default: two seasons.")
 @click.option(
     "--quantiles",
     default=",".join(f"{q:g}" for q in DEFAULT.quantiles),
@@ -62,11 +60,11 @@ def command() -> None:
 )
 @click.option(
     "--capacity",
-    type=_above_0,
+    type=ABOVE_0,
     help="Demand that one instance serves, in the file's unit. Default: a tenth of the largest mean.",
 )
 @click.option(
-    "--gpus", type=_positive, default=DEFAULT.gpus_per_instance, show_default=True, help="GPUs of an instance."
+    "--gpus", type=POSITIVE, default=DEFAULT.gpus_per_instance, show_default=True, help="GPUs of an instance."
 )
 @click.option(
     "--exceeded",
@@ -76,7 +74,7 @@ def command() -> None:
     help="The SLO at which GPU-hours are compared: share of time in which demand may exceed capacity.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option("--no-progress", is_flag=True, help="Show no progress bar.")
+@no_progress_option
 def evaluate(series: Path, only: str | None, columns: str | None, **flags: Any) -> None:
     """Compare methods on past demand: forecast each step from the steps before it, and scale for it.
 

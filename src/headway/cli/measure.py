@@ -10,27 +10,25 @@ from typing import Any
 import click
 
 from headway import catalog
-from headway.cli.output import print_table, progress
+from headway.cli.output import ABOVE_0, PATH, no_progress_option, print_table, progress
 from headway.core.errors import HeadwayError
-
-_path = click.Path(path_type=Path)
 
 
 @click.command()
 @click.option("--model", help="A model of the catalog, whose shapes are timed.")
-@click.option("--model-config", type=_path, help="A Hugging Face config.json instead of --model.")
+@click.option("--model-config", type=PATH, help="A Hugging Face config.json instead of --model.")
 @click.option("--gpu", help="A GPU of the catalog. Default: the GPU that PyTorch reports.")
-@click.option("--out", type=_path, help="File to write or continue. Default: measured-GPU.csv.")
+@click.option("--out", type=PATH, help="File to write or continue. Default: measured-GPU.csv.")
 @click.option("--dry-run", is_flag=True, help="Only print the shapes and the expected time. Needs no PyTorch.")
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="cpu is for trials."
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     help="Stop after this time; run the command again to continue.",
 )
-@click.option("--no-progress", is_flag=True, help="Show no progress bar.")
+@no_progress_option
 def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minutes: float | None, **flags: Any) -> None:
     """Time the operators of a model on a local GPU, for headway calibrate.
 

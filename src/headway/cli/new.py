@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from headway.cli.output import PATH
 from headway.core.errors import HeadwayError
 from headway.scenario.presets import builtin
 from headway.workload.atomic_file import write_text
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), default="scenario.yaml")
+@click.argument("file", type=PATH, default="scenario.yaml")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(file: Path, force: bool) -> None:
     """Write a commented scenario to FILE (scenario.yaml)."""

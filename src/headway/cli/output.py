@@ -1,4 +1,4 @@
-"""Output of all commands: tables and JSON on stdout, progress on stderr."""
+"""Shared by all commands: types of options; tables and JSON on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 PIPE_WIDTH = 200
+
+POSITIVE = click.IntRange(min=1)
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
+PATH = click.Path(path_type=Path)
+PORT = click.IntRange(0, 65535)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+no_progress_option = click.option("--no-progress", is_flag=True, help="Show no progress bar.")
+decisions_option = click.option(
+    "--decisions", type=PATH, help="Write the reason of each routing decision (JSON lines)."
+)
 
 
 def console() -> Console:

@@ -10,7 +10,16 @@ from pathlib import Path
 import click
 
 from headway.cli.flags import ray_option
-from headway.cli.output import console, counting, print_json, print_table, user_cache
+from headway.cli.output import (
+    PATH,
+    POSITIVE,
+    console,
+    counting,
+    no_progress_option,
+    print_json,
+    print_table,
+    user_cache,
+)
 from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
@@ -19,8 +28,6 @@ from headway.reproduce.reproduction import chosen, load, reproduce
 from headway.reproduce.text import listing, render
 from headway.workload.atomic_file import write_text
 
-_path = click.Path(path_type=Path)
-_positive = click.IntRange(min=1)
 FAILED = 1
 """Exit code with --strict if a claim does not hold."""
 
@@ -31,17 +38,17 @@ FAILED = 1
     "--list", "listed", is_flag=True, help="List the systems, or the claims and rules of SYSTEM, and run nothing."
 )
 @click.option("--quick", is_flag=True, help="Use fewer seeds and requests.")
-@click.option("--seeds", type=_positive, help="Number of seeds. Default: the system's.")
+@click.option("--seeds", type=POSITIVE, help="Number of seeds. Default: the system's.")
 @click.option("--claim", "ids", multiple=True, metavar="ID", help="Only this claim. Repeatable.")
-@click.option("--jobs", type=_positive, help="Number of processes. Default: one for each CPU.")
+@click.option("--jobs", type=POSITIVE, help="Number of processes. Default: one for each CPU.")
 @ray_option
-@click.option("--data", type=_path, help="A folder with public traces, for systems that use them.")
+@click.option("--data", type=PATH, help="A folder with public traces, for systems that use them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
-@click.option("--html", type=_path, help="Write claims, figures and tables as one page.")
+@click.option("--html", type=PATH, help="Write claims, figures and tables as one page.")
 @click.option("--strict", is_flag=True, help=f"Exit with {FAILED} if a claim does not hold.")
-@click.option("--cache", type=_path, help="Folder of cached measurements. Default: the user's cache.")
+@click.option("--cache", type=PATH, help="Folder of cached measurements. Default: the user's cache.")
 @click.option("--fresh", is_flag=True, help="Measure everything again, whatever the cache holds.")
-@click.option("--no-progress", is_flag=True, help="Show no progress bar.")
+@no_progress_option
 def command(
     system: str | None, listed: bool, quick: bool, seeds: int | None, ids: tuple[str, ...], jobs: int | None,
     ray: bool, data: Path | None, as_json: bool, html: Path | None, strict: bool, cache: Path | None, fresh: bool,

@@ -14,7 +14,7 @@ from msgspec import Struct, json, structs
 
 from headway import records
 from headway.cli.flags import changes, flag, scenario_file, together, used_flags
-from headway.cli.output import console, print_json
+from headway.cli.output import PATH, console, no_progress_option, print_json
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, read, variants
 from headway.core.errors import HeadwayError
@@ -27,18 +27,17 @@ from headway.scenario.run import assemble, provenance
 from headway.workload.atomic_file import write_text
 
 F = TypeVar("F", bound=Callable[..., Any])
-_path = click.Path(path_type=Path)
 
 output_options = together((
     click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
-    click.option("--out", type=_path, help="Write results.json and the records of every run (Parquet) to this folder."),
-    click.option("--html", type=_path, help="Write a report as one HTML page."),
-    click.option("--no-progress", is_flag=True, help="Show no progress bar."),
+    click.option("--out", type=PATH, help="Write results.json and the records of every run (Parquet) to this folder."),
+    click.option("--html", type=PATH, help="Write a report as one HTML page."),
+    no_progress_option,
 ))  # fmt: skip
 clairvoyant_option = click.option(
     "--clairvoyant", is_flag=True, help="Also show the GPU hours of a plan that knows the trace."
 )
-trace_option = click.option("--trace-out", type=_path, help="Write a trace for Perfetto or Chrome.")
+trace_option = click.option("--trace-out", type=PATH, help="Write a trace for Perfetto or Chrome.")
 
 
 def choose(name: str, scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> Scenario:

@@ -6,12 +6,14 @@ import logging
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct
 
 from headway import scenario
 from headway.cli.flags import scenario_file
+from headway.cli.output import PATH, PORT, decisions_option
 from headway.config.scenario import Scenario
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.specs import Kubernetes, Processes
@@ -28,39 +30,46 @@ _SCHEDULER_S = 1.0
 """Shutdown time of the scheduler; its workers have ended by then."""
 
 
+class ServeOptions(Struct, frozen=True):
+    """The options on listening and on what is recorded."""
+
+    port: int
+    host: str
+    workers: int
+    records: Path | None
+    decisions: Path | None
+    certfile: Path | None
+    keyfile: Path | None
+
+    def tls(self) -> web_server.Tls | None:
+        """The certificate, after a check; None: serve HTTP."""
+        if self.certfile is None:
+            if self.keyfile is not None:
+                raise HeadwayError("--keyfile: needs --certfile")
+            return None
+        tls = web_server.Tls(self.certfile, self.keyfile)
+        tls.check()
+        return tls
+
+
 @click.command()
-@click.argument("fleet", required=False, type=click.Path(path_type=Path))
+@click.argument("fleet", required=False, type=PATH)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, instead of a file: headway.")
 @click.option("--variant", help="One of the file's sets of policies, if it has several.")
 @click.option("--emulated", "is_emulated", is_flag=True, help="Emulate every engine, whatever the file says.")
 @click.option("--emulate-with", default="", help="Further options of headway emulate, for all engines.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free port.")
+@click.option("--port", type=PORT, default=8080, show_default=True, help="0: any free port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 accepts connections from other machines.")
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
     help="Worker processes that relay requests and answers. With several, one more process schedules for all of them.",
 )  # fmt: skip
-@click.option(
-    "--records", type=click.Path(path_type=Path), help="Write records of the requests to this folder, at the end."
-)
-@click.option(
-    "--decisions", type=click.Path(path_type=Path), help="Write the reason of each routing decision (JSON lines)."
-)
-@click.option("--certfile", type=click.Path(path_type=Path), help="Certificate (PEM): serve HTTPS.")
-@click.option("--keyfile", type=click.Path(path_type=Path), help="Private key (PEM), if it is not in the same file.")
+@click.option("--records", type=PATH, help="Write records of the requests to this folder, at the end.")
+@decisions_option
+@click.option("--certfile", type=PATH, help="Certificate (PEM): serve HTTPS.")
+@click.option("--keyfile", type=PATH, help="Private key (PEM), if it is not in the same file.")
 def command(
-    fleet: Path | None,
-    preset: str | None,
-    variant: str | None,
-    is_emulated: bool,
-    emulate_with: str,
-    port: int,
-    host: str,
-    workers: int,
-    records: Path | None,
-    decisions: Path | None,
-    certfile: Path | None,
-    keyfile: Path | None,
+    fleet: Path | None, preset: str | None, variant: str | None, is_emulated: bool, emulate_with: str, **flags: Any
 ) -> None:
     """Serve the engines of the FLEET file as one OpenAI-compatible endpoint.
 
@@ -69,14 +78,13 @@ def command(
     """
     try:
         from headway import serving
-        from headway.gateway.gateway import Gateway
-        from headway.gateway.server.app import application
-        from headway.gateway.telemetry.recording import Recording
-        from headway.gateway.workers.supervisor import WorkerSupervisor
+        from headway.gateway.server import app as _  # noqa: F401
         from headway.serving import emulated_fleet
     except ModuleNotFoundError as error:
         raise web_server.not_installed(str(error.name)) from None
-    file = _file(fleet, preset)
+    file = scenario_file(fleet, preset)
+    if file is None:
+        raise HeadwayError("FLEET is missing; expected a file, or --builtin")
     if emulate_with and not is_emulated:
         raise HeadwayError("--emulate-with: needs --emulated")
 
@@ -85,19 +93,28 @@ def command(
         return emulated_fleet.emulated(read, file, shlex.split(emulate_with)) if is_emulated else read
 
     chosen, plan = serving.load(file, changed)
-    tls = _tls(certfile, keyfile)
+    _serve(chosen, plan, ServeOptions(**flags), file)
+
+
+def _serve(chosen: Scenario, plan: ServingPlan, options: ServeOptions, file: Path) -> None:
+    """Serve until a signal; the records hold the fleet file's text."""
+    from headway.gateway.gateway import Gateway
+    from headway.gateway.server.app import application
+    from headway.gateway.telemetry.recording import Recording
+    from headway.gateway.workers.supervisor import WorkerSupervisor
+
+    host, port, workers, tls = options.host, options.port, options.workers, options.tls()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
     listeners = [web_server.listen(host, port)] if workers == 1 else web_server.listen_shared(host, port, workers)
     supervisor = None if workers == 1 else WorkerSupervisor(listeners, tls)
     decision_writer = None
-    if decisions is not None:
-        decision_writer = BackgroundDecisionFile(DecisionFile(decisions, plan.settings.max_decisions_bytes))
+    if options.decisions is not None:
+        decision_writer = BackgroundDecisionFile(DecisionFile(options.decisions, plan.settings.max_decisions_bytes))
 
     def make() -> Gateway:
-        gateway = Gateway(
-            plan, Recording(enabled=records is not None), None if decision_writer is None else decision_writer.write
-        )
+        recording = Recording(enabled=options.records is not None)
+        gateway = Gateway(plan, recording, None if decision_writer is None else decision_writer.write)
         if supervisor is not None:
             supervisor.start(gateway)
         return gateway
@@ -105,32 +122,15 @@ def command(
     def stopped(gateway: Gateway) -> None:
         if decision_writer is not None:
             decision_writer.close()
-        if records is not None:
-            save(gateway.records(), records, {"fleet": file.read_text(encoding="utf-8")})
-            click.echo(f"wrote {gateway.recording.num_requests:,} requests to {records}", err=True)
+        if options.records is not None:
+            save(gateway.records(), options.records, {"fleet": file.read_text(encoding="utf-8")})
+            click.echo(f"wrote {gateway.recording.num_requests:,} requests to {options.records}", err=True)
 
     _show(chosen, plan, f"{'http' if tls is None else 'https'}://{web_server.address(listeners[0])}", workers)
     if supervisor is None:
         web_server.serve(application(make, stopped), listeners[0], plan.settings.drain_s + 1, tls)
     else:
         web_server.serve(application(make, stopped), supervisor.http, _SCHEDULER_S, on_shutdown=supervisor.stop)
-
-
-def _file(fleet: Path | None, preset: str | None) -> Path:
-    file = scenario_file(fleet, preset)
-    if file is None:
-        raise HeadwayError("FLEET is missing; expected a file, or --builtin")
-    return file
-
-
-def _tls(certfile: Path | None, keyfile: Path | None) -> web_server.Tls | None:
-    if certfile is None:
-        if keyfile is not None:
-            raise HeadwayError("--keyfile: needs --certfile")
-        return None
-    tls = web_server.Tls(certfile, keyfile)
-    tls.check()
-    return tls
 
 
 def _where(served: ServedPool) -> str:
@@ -165,8 +165,8 @@ def _show(chosen: Scenario, plan: ServingPlan, address: str, workers: int) -> No
         click.echo(f"  migration {plan.policies.migration}, by going on from the tokens so far")
     cascade = plan.policies.cascade
     if cascade is not None and plan.judge is not None:
-        by = "by confidence" if plan.judge.by == "confidence" else f"by {plan.judge.model} at {plan.judge.url}"
-        click.echo(f"  {cascade.name}: {' -> '.join(cascade.models)}, {cascade.policy}, judged {by}")
+        criterion = "by confidence" if plan.judge.by == "confidence" else f"by {plan.judge.model} at {plan.judge.url}"
+        click.echo(f"  {cascade.name}: {' -> '.join(cascade.models)}, {cascade.policy}, judged {criterion}")
     for line in replan.start_notes(chosen.spec, chosen.fleet):
         click.echo(f"  {line}")
     if plan.settings.batches is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from headway.cli.flags import scenario_options
-from headway.cli.output import progress
+from headway.cli.output import decisions_option, progress
 from headway.cli.runs import (
     Outputs,
     choose,
@@ -32,9 +32,7 @@ from headway.scenario.run import Progress, run
 @clairvoyant_option
 @output_options
 @trace_option
-@click.option(
-    "--decisions", type=click.Path(path_type=Path), help="Write the reason of each routing decision (JSON lines)."
-)
+@decisions_option
 def command(
     scenario: Path | None, preset: str | None, variant: str | None, clairvoyant: bool, decisions: Path | None,
     **flags: Any,

@@ -11,7 +11,7 @@ from headway import catalog
 from headway.calibration.replay import replay
 from headway.calibration.serving import ServingExperiment, read
 from headway.calibration.validation import OVERALL, ExperimentErrors, LatencyError, Validation, compare, validation
-from headway.cli.output import print_json, print_table, progress
+from headway.cli.output import POSITIVE, no_progress_option, print_json, print_table, progress
 from headway.core.errors import HeadwayError
 
 EXCEEDED = 3
@@ -30,13 +30,13 @@ JUDGED = ("e2e_mean", "itl_mean", "ttft_mean")
 )
 @click.option(
     "--seeds",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     default=2,
     show_default=True,
     help="Simulate each experiment with this many seeds, and pool the requests.",
 )
 @click.option("--skip-bad", is_flag=True, help="Skip experiments with bad rows, and name them.")
-@click.option("--no-progress", is_flag=True, help="Show no progress bar.")  # fmt: skip
+@no_progress_option
 def command(
     measurements: Path, as_json: bool, max_error: float | None, seeds: int, skip_bad: bool, no_progress: bool
 ) -> int:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from headway.cli.flags import changes, seed_option, synthetic_options, together, used_flags
-from headway.cli.output import print_json, print_table
+from headway.cli.output import PATH, POSITIVE, json_option, print_json, print_table
 from headway.config import strict_yaml
 from headway.core.errors import HeadwayError
 from headway.workload.describe import Description, Spread
@@ -22,7 +22,7 @@ from headway.workload.table import Workload
 
 trace_options = together((
     click.option("--format", type=click.Choice(list(FORMATS)), help="Default: detected from the first line."),
-    click.option("--limit", type=click.IntRange(min=1), help="Read at most this many requests."),
+    click.option("--limit", type=POSITIVE, help="Read at most this many requests."),
     click.option("--sort", is_flag=True, help="Sort by arrival. Without it, rows out of order are an error."),
     click.option("--skip-bad", is_flag=True, help="Skip and count bad lines. Without it, they are an error."),
 ))  # fmt: skip
@@ -34,9 +34,9 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @trace_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool, as_json: bool) -> None:
     described = describe_workload(read(file, format, limit=limit, sort=sort, skip_bad=skip_bad))
     if as_json:
@@ -46,8 +46,8 @@ def describe(file: Path, format: str | None, limit: int | None, sort: bool, skip
 
 
 @command.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
+@click.argument("out", type=PATH)
 @trace_options
 def convert(file: Path, out: Path, format: str | None, limit: int | None, sort: bool, skip_bad: bool) -> None:
     """Read the trace FILE and write it to OUT: .parquet, .csv or .csv.gz."""
@@ -56,10 +56,10 @@ def convert(file: Path, out: Path, format: str | None, limit: int | None, sort: 
 
 
 @command.command("generate")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 @synthetic_options
 @seed_option
-@click.option("--spec", type=click.Path(path_type=Path), help="A YAML file with the `workload` section of a scenario.")
+@click.option("--spec", type=PATH, help="A YAML file with the `workload` section of a scenario.")
 def generate_(out: Path, spec: Path | None, seed: int | None, **flags: Any) -> None:
     """Write a synthetic workload to OUT: .parquet, .csv or .csv.gz."""
     _check_name(out)

@@ -30,22 +30,30 @@ class Figure:
     """`data` and `layout` of Plotly as plain values, made by `headway.reproduce.charts`."""
 
 
+Row = list[str | float | None]
+"""Of a table. Numbers are shown with three digits."""
+
+
 @dataclass(frozen=True)
 class PaperTable:
-    """A reproduced table of the paper. Numbers are shown with three digits."""
+    """A reproduced table of the paper."""
 
     label: str
     title: str
     shows: str
     heads: Sequence[str]
-    rows: Sequence[Sequence[str | float | None]]
+    rows: Sequence[Row]
+
+
+Exhibit = Figure | PaperTable
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What `run` returns."""
+    """The result of `run`: findings by claim id, and exhibits in the order of the paper."""
 
     outcomes: Mapping[str, Finding]
-    """By claim id."""
-    exhibits: Sequence[Figure | PaperTable] = ()
-    """In the order of the paper."""
+    exhibits: Sequence[Exhibit] = ()
+
+    def __add__(self, other: Findings) -> Findings:
+        return Findings({**self.outcomes, **other.outcomes}, (*self.exhibits, *other.exhibits))

@@ -7,7 +7,7 @@ from html import escape
 from headway import __version__
 from headway.report.page import DRAW, document, facts, literal, table
 from headway.report.table import seconds, short_number
-from headway.reproduce.findings import Figure, PaperTable
+from headway.reproduce.findings import Exhibit, Figure
 from headway.reproduce.interval import LEVEL
 from headway.reproduce.reproduction import ClaimResult, Reproduced
 from headway.reproduce.text import MARKS, WORDS, counted
@@ -76,7 +76,7 @@ def _row(row: ClaimResult) -> str:
     )
 
 
-def _exhibit(i: int, each: Figure | PaperTable) -> str:
+def _exhibit(i: int, each: Exhibit) -> str:
     head = f"<h3>{escape(each.label)}: {escape(each.title)}</h3><figcaption>{escape(each.shows)}</figcaption>"
     if isinstance(each, Figure):
         return f'<figure>{head}<div class="chart" id="exhibit-{i}"></div></figure>'

@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError, unknown
 from headway.planning.rehearsals import RehearsalCache
 from headway.reproduce import SYSTEMS
 from headway.reproduce.claims import Claim, Value
-from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
+from headway.reproduce.findings import Exhibit, Finding, Findings
 from headway.reproduce.runner import ReportProgress, Runner, processes
 from headway.scenario.ray_cluster import cluster
 
@@ -67,7 +67,7 @@ class Reproduced:
 
     title: str
     result: Reproduction
-    exhibits: Sequence[Figure | PaperTable]
+    exhibits: Sequence[Exhibit]
     num_measured: int
     num_found: int
     """Measurements found in the cache."""

@@ -46,9 +46,13 @@ def differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
-def means_by_seed(cases: Iterable[Sequence[float]]) -> list[float]:
-    """By seed: the mean over cases, each with one value for every seed."""
-    return [fmean(values) for values in zip(*cases, strict=True)]
+def means_by_seed(cases: Iterable[Sequence[float | None]]) -> list[float | None]:
+    """By seed: the mean over cases, each with one value for every seed; None where a case has none."""
+    means: list[float | None] = []
+    for values in zip(*cases, strict=True):
+        numbers = [value for value in values if value is not None]
+        means.append(fmean(numbers) if len(numbers) == len(values) else None)
+    return means
 
 
 def listed_means(values: Mapping[str, Sequence[float]], unit: str = "") -> str:

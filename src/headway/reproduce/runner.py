@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,7 +16,8 @@ import msgspec
 
 from headway.core.errors import HeadwayError
 from headway.planning.rehearsals import RehearsalCache
-from headway.reproduce.tasks import Measurement, Task, cache_key, perform
+from headway.reproduce.claims import Claim
+from headway.reproduce.tasks import Call, Measurement, Task, cache_key, perform
 
 K = TypeVar("K", bound=Hashable)
 ReportProgress = Callable[[int, int], None]
@@ -41,9 +42,10 @@ class Runner:
     num_found: int = 0
     num_known: int = 0
 
-    def wants(self, *claims: str) -> bool:
-        """Whether one of these claims was requested; work that only other claims need can be left out."""
-        return self.claims is None or bool(self.claims.intersection(claims))
+    def wants(self, *claims: Claim | str) -> bool:
+        """Whether one of these claims or ids was requested; work that only other claims need can be left out."""
+        ids = {claim if isinstance(claim, str) else claim.id for claim in claims}
+        return self.claims is None or bool(self.claims & ids)
 
     def run(self, tasks: Mapping[K, Task]) -> dict[K, Measurement]:
         """Measure all tasks. Returns the same keys in the same order, whatever the number of processes.
@@ -64,6 +66,17 @@ class Runner:
                 self.cache.keep(keys[name], results[name])
             self._report_progress()
         return {name: results[name] for name in tasks}
+
+    def repeat(
+        self,
+        name: str,
+        function: Callable[..., Measurement],
+        arguments: Measurement,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Measurement]:
+        """By seed: the measurement of a function that has a `seed` among its arguments."""
+        tasks = {(name, seed): Call(function, arguments | {"seed": seed}) for seed in seeds or self.seeds}
+        return list(self.run(tasks).values())
 
     def _cached(self, key: str) -> Measurement | None:
         cached = self.cache.find(key, dict) if self.cache else None

@@ -8,7 +8,7 @@ from headway.catalog import coefficients
 from headway.core.fleet import Parallel
 from headway.perf.step import StepModel
 from headway.reproduce.cascadia import CLAIMS, claims, outcomes, parts, runs, setup, studies
-from headway.reproduce.findings import Finding
+from headway.reproduce.findings import Finding, PaperTable
 from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Measurement
 from headway.workload.quality_traces import TABLE_2
@@ -121,7 +121,7 @@ def test_weaker_judges_are_compared_with_the_reference() -> None:
         "llama-3.1-70b": of | {"latency_s": 10.5, "quality": 79.0},
     }
     found = studies._weaker([one])
-    values = {name: each.values[0] for name, each in found.items()}
+    values = {name: each.values[0] for name, each in found.outcomes.items()}
     assert values == pytest.approx({
         "judge-mini-routing": 0.1, "judge-mini-latency": 0.0, "judge-llama-routing": 0.0, "judge-llama-latency": 0.05,
         "judge-weak-quality": -1.0,
@@ -130,7 +130,10 @@ def test_weaker_judges_are_compared_with_the_reference() -> None:
 
 def test_errors_of_table_1_are_those_after_one_factor() -> None:
     exact = {" ".join(map(str, shape)): 40 * real for shape, real in parts.TABLE_1.items()}
-    outcome, table = studies._table_1([exact])
-    assert outcome.values == pytest.approx([0.0]) and len(table.rows) == 7
+    measured = studies._table_1([exact])
+    (table,) = measured.exhibits
+    assert isinstance(table, PaperTable)
+    assert measured.outcomes["simulator"].values == pytest.approx([0.0]) and len(table.rows) == 7
     off = exact | {"1 4 1": exact["1 4 1"] * 2}
-    assert studies._table_1([off])[0].values[0] > 0.1
+    doubled = studies._table_1([off]).outcomes["simulator"].values[0]
+    assert doubled is not None and doubled > 0.1

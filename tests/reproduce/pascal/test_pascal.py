@@ -84,7 +84,7 @@ def test_changes_of_tails_by_seed() -> None:
     assert found.worst() == pytest.approx([0.5, -0.25])
     assert found.worst_at() == [256, 0]
     other = Tails([made((0, 200, 20.0), (256, 9, 60.0))] * 2, after)
-    assert other.there(found) == pytest.approx([0.5, 1 - 10 / 60])  # bin 0 with seed 0, bin 256 with seed 1
+    assert other.at_largest_cut_of(found) == pytest.approx([0.5, 1 - 10 / 60])  # bin 0 with seed 0, bin 256 with seed 1
     assert [*found.means()] == [0, 256]
     assert "tails fall in 1 of 2 bins" in found.summary(FCFS)
     assert "0 to 255 reasoning tokens, 200 requests: 45.0 s with FCFS, 20.0 s with PASCAL" in found.summary(FCFS)
@@ -92,7 +92,7 @@ def test_changes_of_tails_by_seed() -> None:
 
 def test_without_bins_there_are_no_values() -> None:
     found = Tails([made()], [made()])
-    assert (found.most(), found.most_s(), found.worst(), found.there(found)) == ([None], [None], [None], [None])
+    assert (found.most(), found.most_s(), found.worst(), found.at_largest_cut_of(found)) == ([None], [None], [None], [None])
     assert found.summary(FCFS) == ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from headway.reproduce import charts
 from headway.reproduce.cascadia import claims, runs, studies
 from headway.reproduce.cascadia.claims import CASES, LLAMA
-from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
+from headway.reproduce.findings import Exhibit, Figure, Finding, Findings, PaperTable, Row
+from headway.reproduce.results import means_by_seed, ratios, reductions
 from headway.reproduce.runner import Runner
 from headway.reproduce.tasks import Call, Measurement
 from headway.workload.quality_traces import TABLE_2
@@ -23,36 +24,24 @@ ROWS = 16
 
 
 def findings(runner: Runner) -> Findings:
-    """Outcomes and exhibits of the parts that are wanted."""
-    outcomes: dict[str, Finding] = {}
-    exhibits: list[Figure | PaperTable] = []
-    if runner.wants(*_ids(END_TO_END)):
+    """The findings of the parts with a requested claim."""
+    result = Findings({})
+    if runner.wants(*END_TO_END):
         cases, rates = _measured(runner, CASES)
-        outcomes |= _end_to_end(cases, runner.seeds)
-        exhibits += _exhibits(cases, rates)
-        first = rates["deepseek", 1]
-        outcomes |= _figure_1(rates, len(runner.seeds))
-        exhibits.insert(0, _exhibit_1(first))
-        if runner.wants(*_ids((*claims.OTHERS, *claims.SARATHI, *claims.SARATHI_ALL))):
+        outcomes = _end_to_end(cases, runner.seeds) | _figure_1(rates, len(runner.seeds))
+        if runner.wants(*claims.OTHERS, *claims.SARATHI, *claims.SARATHI_ALL):
             outcomes |= _other_cases(runner, cases, rates)
-        studied, more = studies.of_deepseek(runner, cases, rates)
-        outcomes |= studied
-        exhibits += more
-    if runner.wants(*_ids((*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES,
-                                *claims.REGRET))):  # fmt: skip
+        result += Findings(outcomes, [_exhibit_1(rates["deepseek", 1]), *_exhibits(cases, rates)])
+        result += studies.of_deepseek(runner, cases, rates)
+    if runner.wants(*claims.FIGURE_7, *claims.ROUTER, *claims.WEAKER, *claims.TRAINED, *claims.CACHES, *claims.REGRET):
         cases, rates = _measured(runner, LLAMA)
-        outcomes["slo-llama"] = _times(cases, "stand-alone", "p95_s")
-        exhibits.append(_exhibit_7(cases, rates))
-        studied, more = studies.of_llama(runner, cases, rates)
-        outcomes |= studied
-        exhibits += more
-    if runner.wants(*_ids(claims.OPTIMALITY)):
-        outcomes |= _optimality(runner)
-    if runner.wants(*_ids((*claims.FIGURE_2, *claims.TABLE_1))):
-        studied, more = studies.of_parts(runner)
-        outcomes |= studied
-        exhibits += more
-    return Findings(outcomes, sorted(exhibits, key=_place))
+        result += Findings({"slo-llama": _times(cases, "stand-alone", "p95_s")}, [_exhibit_7(cases, rates)])
+        result += studies.of_llama(runner, cases, rates)
+    if runner.wants(*claims.OPTIMALITY):
+        result += _optimality(runner)
+    if runner.wants(*claims.FIGURE_2, *claims.TABLE_1):
+        result += studies.of_parts(runner)
+    return Findings(result.outcomes, sorted(result.exhibits, key=_place))
 
 
 END_TO_END = (
@@ -62,14 +51,10 @@ END_TO_END = (
 """All that need the cases of Table 2."""
 
 
-def _place(exhibit: Figure | PaperTable) -> tuple[str, int]:
+def _place(exhibit: Exhibit) -> tuple[str, int]:
     """In the paper's order: figures, then tables."""
     kind, _, number = exhibit.label.partition(" ")
     return kind, int("".join(filter(str.isdigit, number)) or 99)
-
-
-def _ids(of: Sequence[Any]) -> Iterator[str]:
-    return (claim.id for claim in of)
 
 
 def _measured(
@@ -103,13 +88,7 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
     without = all(each["gpus"][-1] == 0 for each in none)
     search_s = [each["search_s"] for each in cases.values()]
     whole_s = fmean(each["plan_s"] for each in cases.values())
-    judged = [
-        [
-            1 - without_s / with_s
-            for without_s, with_s in zip(each["no judge"], _values(each, "cascadia", "p95_s"), strict=True)
-        ]
-        for each in cases.values()
-    ]
+    judged = [reductions(each["no judge"], _values(each, "cascadia", "p95_s")) for each in cases.values()]
     return {
         "slo-stand-alone": _times(cases, "stand-alone", "p95_s"),
         "slo-cascade-serve": _times(cases, "cascade-serve", "p95_s"),
@@ -127,7 +106,7 @@ def _end_to_end(cases: dict[Case, Measurement], seeds: Sequence[int]) -> dict[st
             search_s,
             f"CPU time of each case, cold. Until a rehearsal keeps the quality: {whole_s:.3g} s on average.",
         ),
-        "judge-time": Finding([fmean(each[i] for each in judged) for i in range(len(seeds))], "Mean over the cases."),
+        "judge-time": Finding(means_by_seed(judged), "Mean over the cases."),
     }
 
 
@@ -137,13 +116,13 @@ def _values(case: Measurement, system: str, key: str) -> list[float]:
 
 def _ratios(case: Measurement, other: str, key: str) -> list[float]:
     """By seed: how many times better than another system."""
-    pairs = zip(_values(case, "cascadia", key), _values(case, other, key), strict=True)
-    return [theirs / ours if key == "p95_s" else ours / theirs for ours, theirs in pairs]
+    ours, theirs = _values(case, "cascadia", key), _values(case, other, key)
+    return ratios(theirs, ours) if key == "p95_s" else ratios(ours, theirs)
 
 
 def _times(cases: dict[Case, Measurement], other: str, key: str) -> Finding:
     by_case = {case: _ratios(each, other, key) for case, each in cases.items()}
-    values = [fmean(each) for each in zip(*by_case.values(), strict=True)]
+    values = means_by_seed(by_case.values())
     why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in by_case.items())
     return Finding(values, f"{why}.")
 
@@ -167,7 +146,7 @@ def _saved(cases: dict[Case, Measurement], other: str) -> Finding:
     for case, each in cases.items():
         usd = [32 * 2.67 / 3600 / fmean(_values(each, s, "throughput_rps")) for s in ("cascadia", other)]
         why.append(f"{_name(case)}: ${usd[0]:.6f} a request against ${usd[1]:.6f}")
-    return Finding([fmean(each) for each in zip(*saved.values(), strict=True)], f"{'; '.join(why)}.")
+    return Finding(means_by_seed(saved.values()), f"{'; '.join(why)}.")
 
 
 def _figure_1(rates: Any, num_seeds: int) -> dict[str, Finding]:
@@ -188,7 +167,7 @@ def _other_cases(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> 
         "cost-stand-alone-all": _saved(three, "stand-alone"),
         "cost-cascade-serve-all": _saved(three, "cascade-serve"),
     }
-    if runner.wants(*_ids((*claims.SARATHI, *claims.SARATHI_ALL))):
+    if runner.wants(*claims.SARATHI, *claims.SARATHI_ALL):
         outcomes |= _sarathi(runner, three, rates)
     return outcomes
 
@@ -199,31 +178,32 @@ def _sarathi(runner: Runner, cases: dict[Case, Measurement], rates: Any) -> dict
         case: Call(runs.sarathi, arguments | {"trace": case[1], "rate_rps": rates["deepseek", case[1]]["rate_rps"]})
         for case in cases
     }
-    ratios, chunks = dict[Case, list[float]](), list[str]()
+    by_case, chunks = dict[Case, list[float]](), list[str]()
     for case, measured in runner.run(tasks).items():
         by_chunk = measured["throughput_rps"]
         chunks.append(max(by_chunk, key=lambda chunk: fmean(by_chunk[chunk])))
         ours = _values(cases[case], "cascadia", "throughput_rps")
-        ratios[case] = [each / theirs for each, theirs in zip(ours, by_chunk[chunks[-1]], strict=True)]
-    why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in ratios.items())
-    all_ = [fmean(each) for each in zip(*ratios.values(), strict=True)]
+        by_case[case] = ratios(ours, by_chunk[chunks[-1]])
+    why = "; ".join(f"{_name(case)}: {fmean(each):.2f}x" for case, each in by_case.items())
     best = f"The best chunks are {', '.join(chunks)} tokens."
-    return {"sarathi": Finding(ratios[CASES[0]], best), "sarathi-all": Finding(all_, f"{why}. {best}")}
-
-
-def _optimality(runner: Runner) -> dict[str, Finding]:
-    rows = ROWS // 2 if runner.quick else ROWS
-    measured = runner.run(
-        {("optimality", seed): Call(runs.optimality, {"seed": seed, "num_rows": rows}) for seed in runner.seeds}
-    )
-    each = list(measured.values())
-    effort = [one["all_evaluations"] / max(one["evaluations"], 1) for one in each]
-    seconds = f"{fmean(one['plan_s'] for one in each):.2g} s against {fmean(one['exhaustive_s'] for one in each):.2g} s"
-    why = f"Six GPUs, {rows} requests, every threshold that makes a difference."
     return {
-        "optimality": Finding([one["gap"] for one in each], why),
-        "search-effort": Finding(effort, f"{why} {seconds}."),
+        "sarathi": Finding(by_case[CASES[0]], best),
+        "sarathi-all": Finding(means_by_seed(by_case.values()), f"{why}. {best}"),
     }
+
+
+def _optimality(runner: Runner) -> Findings:
+    rows = ROWS // 2 if runner.quick else ROWS
+    measured = runner.repeat("optimality", runs.optimality, {"num_rows": rows})
+    effort = [run["all_evaluations"] / max(run["evaluations"], 1) for run in measured]
+    plan_s, exhaustive_s = (fmean(run[key] for run in measured) for key in ("plan_s", "exhaustive_s"))
+    why = f"Six GPUs, {rows} requests, every threshold that makes a difference."
+    return Findings(
+        {
+            "optimality": Finding([run["gap"] for run in measured], why),
+            "search-effort": Finding(effort, f"{why} {plan_s:.2g} s against {exhaustive_s:.2g} s."),
+        }
+    )
 
 
 def _exhibit_1(rate: Measurement) -> Figure:
@@ -251,18 +231,18 @@ def _scales(cases: dict[Case, Measurement], rates: Any, systems: Sequence[str]) 
     }
 
 
-def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Figure | PaperTable]:
+def _exhibits(cases: dict[Case, Measurement], rates: Any) -> list[Exhibit]:
     names, scales = [_name(case) for case in cases], _scales(cases, rates, (*SYSTEMS, *ABLATIONS))
     rush = {system: [_values(each, system, "throughput_rps") for each in cases.values()] for system in SYSTEMS}
     ours = [each["plans"]["cascadia"] for each in cases.values()]
     paper = {(row.trace, row.q_min): row for row in TABLE_2}
-    rows: list[list[str | float | None]] = []
+    rows: list[Row] = []
     for case, plan in zip(cases, ours, strict=True):
         row = paper[case[1], case[2]]
         theirs = (*row.thresholds, *row.ratios[1:], *row.gpus)
         mine = (*plan["thresholds"], *plan["ratios"][1:], *plan["gpus"])
         rows.append([_name(case), *(f"{a:.3g} ({b:g})" for a, b in zip(mine, theirs, strict=True))])
-    shapes: list[list[str | float | None]] = [[name, *s["labels"]] for name, s in zip(names, ours, strict=True)]
+    shapes: list[Row] = [[name, *s["labels"]] for name, s in zip(names, ours, strict=True)]
     stages = {size: [[plan["p95_s"][i]] for plan in ours] for i, size in enumerate(("small", "middle", "large"))}
     return [
         Figure(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headway.reproduce.cauchy import beyond, model, scheduling
+from headway.reproduce.cauchy import beyond, claims, model, scheduling
 from headway.reproduce.cauchy import overall as cauchy_overall
 from headway.reproduce.cauchy import transfer as cauchy_transfer
 from headway.reproduce.cauchy.claims import CLAIMS
-from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
+from headway.reproduce.findings import Findings
 from headway.reproduce.runner import Runner
 
 TITLE = "Cauchy: GPU combos, tokens per dollar"
@@ -16,16 +16,12 @@ REPEATS = 20
 __all__ = ["CLAIMS", "QUICK_SEEDS", "SEEDS", "TITLE", "run"]
 
 
-def _ids(*prefixes: str) -> tuple[str, ...]:
-    return tuple(claim.id for claim in CLAIMS if claim.id.startswith(prefixes))
-
-
 def run(runner: Runner) -> Findings:
     """Run the requested parts: goodputs first, then simulations at these rates."""
     seeds, quick, wants = runner.seeds, runner.quick, runner.wants
-    pairs, between, within = (wants(*_ids(prefix)) for prefix in ("fig2-", "fig9-", "table3-"))
-    programs, overall = wants(*_ids("fig8-")), wants(*_ids("fig6-", "fig7-", "fig10-"))
-    transfer = wants(*_ids("fig11-"))
+    pairs, between, within = wants(*claims.PAIRS), wants(*claims.BETWEEN), wants(*claims.WITHIN)
+    programs, overall = wants(*claims.OBJECTIVES), wants(*claims.OVERALL, *claims.AUTOSCALING)
+    transfer = wants(*claims.TRANSFERS)
     repeats = seeds if quick else tuple(range(max(REPEATS, len(seeds))))
     first = scheduling.searches(seeds, quick, pairs, between, within)
     first |= cauchy_overall.profiles(quick) if programs or overall else {}
@@ -35,35 +31,26 @@ def run(runner: Runner) -> Findings:
     second |= cauchy_overall.runs(markets, seeds, quick) if overall else {}
     results = {**first_results, **runner.run(second)}
 
-    outcomes: dict[str, Finding] = model.outcomes()
-    exhibits: list[Figure | PaperTable] = [*model.exhibits(), model.worked_table()]
+    findings = Findings(model.outcomes(), [*model.exhibits(), model.worked_table()])
     if pairs:
         two = scheduling.PairRuns(results, seeds)
-        outcomes |= two.outcomes()
-        exhibits.append(two.figure())
+        findings += Findings(two.outcomes(), [two.figure()])
     whole = cauchy_overall.OverallRuns(results, markets, seeds)
     if overall:
-        outcomes |= whole.outcomes()
-        exhibits += whole.exhibits()
+        findings += Findings(whole.outcomes(), whole.exhibits())
     if programs:
         objectives = cauchy_overall.ObjectivePlans(markets)
-        outcomes |= objectives.outcomes()
-        exhibits.append(objectives.figure())
+        findings += Findings(objectives.outcomes(), [objectives.figure()])
     if between:
         turns = scheduling.BetweenRuns(results, repeats)
-        outcomes |= turns.outcomes()
-        exhibits.append(turns.figure())
+        findings += Findings(turns.outcomes(), [turns.figure()])
     if within:
         inside = scheduling.WithinRuns(results, seeds)
-        outcomes |= inside.outcomes()
-        exhibits.append(inside.table())
+        findings += Findings(inside.outcomes(), [inside.table()])
     if overall:
-        exhibits.append(whole.figure_10())
+        findings += Findings({}, [whole.figure_10()])
     if transfer:
         moves = cauchy_transfer.TransferRuns(results)
-        outcomes |= moves.outcomes()
-        exhibits += moves.figures()
-    exhibits.append(model.network_table())
-    if runner.claims is None:
-        exhibits += beyond.exhibits(markets, whole)
-    return Findings(outcomes, exhibits)
+        findings += Findings(moves.outcomes(), moves.figures())
+    further = beyond.exhibits(markets, whole) if runner.claims is None else []
+    return findings + Findings({}, [model.network_table(), *further])

@@ -16,7 +16,7 @@ from headway.reproduce.cauchy import uncertainty
 from headway.reproduce.cauchy.claims import WORKLOADS
 from headway.reproduce.cauchy.overall import CURVE, SYSTEMS, OverallRuns
 from headway.reproduce.cauchy.setup import GPUS, LIMITS, Market
-from headway.reproduce.findings import Figure, PaperTable
+from headway.reproduce.findings import Exhibit, Figure, PaperTable, Row
 
 FACTORS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Of a price."""
@@ -90,7 +90,7 @@ def limits(markets: Mapping[str, Market]) -> Figure:
 def certainty(markets: Mapping[str, Market]) -> PaperTable:
     """Plans for quantiles of the demand curve."""
     quantiles = (0.5, 0.75, 0.9, 1.0)
-    rows: list[list[str | float | None]] = []
+    rows: list[Row] = []
     levels = sorted(CURVE)
     at = [i / (len(levels) - 1) for i in range(len(levels))]
     for workload, market in markets.items():
@@ -106,7 +106,7 @@ def certainty(markets: Mapping[str, Market]) -> PaperTable:
 
 
 def energy(overall: OverallRuns) -> PaperTable:
-    rows: list[list[str | float | None]] = []
+    rows: list[Row] = []
     for workload, name in WORKLOADS.items():
         for system, label in SYSTEMS.items():
             values = [fmean(overall.measured(workload, system, key)) for key in ("tokens_per_usd", "joules_per_token")]
@@ -118,7 +118,7 @@ def energy(overall: OverallRuns) -> PaperTable:
 
 def alike(markets: Mapping[str, Market]) -> PaperTable:
     """Clusters of one type of GPU, as many as it takes."""
-    rows: list[list[str | float | None]] = []
+    rows: list[Row] = []
     for workload, market in markets.items():
         mixed = cheapest(market, market.candidates).usd_per_hour
         for gpu in GPUS.values():
@@ -132,5 +132,5 @@ def alike(markets: Mapping[str, Market]) -> PaperTable:
     )
 
 
-def exhibits(markets: Mapping[str, Market], overall: OverallRuns) -> list[Figure | PaperTable]:
+def exhibits(markets: Mapping[str, Market], overall: OverallRuns) -> list[Exhibit]:
     return [prices(markets, GPUS["h20"]), limits(markets), certainty(markets), energy(overall), alike(markets)]

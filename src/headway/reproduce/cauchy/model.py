@@ -14,7 +14,7 @@ from headway.reproduce import charts
 from headway.reproduce.cauchy import setup
 from headway.reproduce.cauchy.claims import WORKLOADS
 from headway.reproduce.cauchy.network import network_claims
-from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.findings import Exhibit, Figure, Finding, PaperTable, Row
 
 SECOND_MODEL = "qwen1.5-14b"
 """Of 3.3.3, beside the one that everything is measured with."""
@@ -114,7 +114,7 @@ def _network() -> dict[str, Finding]:
     }
 
 
-def exhibits() -> list[Figure | PaperTable]:
+def exhibits() -> list[Exhibit]:
     """Figure 1, and the formula's rows."""
     parts = {workload: alone(workload) for workload in WORKLOADS}
     series: dict[str, list[list[float]]] = {"prefill": [], "decode": [], "prefill, of a full GPU's time": []}
@@ -130,7 +130,7 @@ def exhibits() -> list[Figure | PaperTable]:
 
 def network_table() -> PaperTable:
     """Eq. 18's rows."""
-    rows: list[list[str | float | None]] = [
+    rows: list[Row] = [
         [
             each.model,
             each.claimed_bytes_per_s / 1e9,
@@ -147,7 +147,7 @@ def network_table() -> PaperTable:
 
 def worked_table() -> PaperTable:
     """3.3.3's first step: coefficients and ranking by Eq. 15, one GPU a phase, for both models and all workloads."""
-    rows: list[list[str | float | None]] = []
+    rows: list[Row] = []
     engine, sizes = catalog.engine(setup.ENGINE), Counts(prefill=(1,), decode=(1,), aggregated=())
     for model in map(catalog.model, (setup.MODEL, SECOND_MODEL)):
         combos, _ = enumerate_combos(model, engine, setup.offers(), sizes)

@@ -29,7 +29,7 @@ from headway.reproduce import charts
 from headway.reproduce.cauchy import melange, setup
 from headway.reproduce.cauchy.claims import WORKLOADS
 from headway.reproduce.cauchy.setup import LIMITS, Market, combo, document, measure, offers, profiled
-from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.findings import Exhibit, Figure, Finding
 from headway.reproduce.results import Key, Results, SeedResults, increases, reductions
 from headway.reproduce.tasks import Call, SimulationTask
 from headway.workload.generate import generate
@@ -195,9 +195,9 @@ class OverallRuns(SeedResults):
             )
             ttft_s, tpot_s = setup.SLOS[workload]
             why = (
-                f"Melange {fmean(theirs) * 1e3:.0f} ms, Cauchy {fmean(ours) * 1e3:.0f} ms, at an hourly {usd}. The SLO "
-                f"allows {ttft_s:g} s to the first token and {tpot_s * 1e3:g} ms between tokens, plans are for the mean "
-                "demand, and Algorithm 1 tolerates 20% more: queues grow as long as they may, or longer."
+                f"Melange {fmean(theirs) * 1e3:.0f} ms, Cauchy {fmean(ours) * 1e3:.0f} ms, at an hourly {usd}. The "
+                f"SLO allows {ttft_s:g} s to the first token and {tpot_s * 1e3:g} ms between tokens, plans are for the "
+                "mean demand, and Algorithm 1 tolerates 20% more: queues grow as long as they may, or longer."
             )
             findings[f"fig6-{key}-{workload}"] = Finding(reductions(ours, theirs), why)
         before, after = (self.measured(workload, system, "p90_s") for system in ("static", "cauchy"))
@@ -217,10 +217,10 @@ class OverallRuns(SeedResults):
             + "."
         )
 
-    def exhibits(self) -> list[Figure | PaperTable]:
+    def exhibits(self) -> list[Exhibit]:
         """Figures 6, 7 and 10."""
         names = list(WORKLOADS.values())
-        figures: list[Figure | PaperTable] = []
+        figures: list[Exhibit] = []
         for name, what in (("e2e_s", "E2E"), ("ttft_s", "TTFT"), ("tbt_s", "time per output token")):
             series = {SYSTEMS[s]: [self.measured(w, s, name) for w in WORKLOADS] for s in ("melange", "star", "cauchy")}
             chart = charts.bars(names, series, f"mean {what} (s)", yaxis={"type": "log"})

@@ -14,7 +14,7 @@ from headway.reproduce import charts
 from headway.reproduce.cauchy import setup
 from headway.reproduce.cauchy.claims import COMBINED, TABLE_3, WORKLOADS
 from headway.reproduce.cauchy.setup import GPUS, document, goodput, measure, split
-from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.findings import Figure, Finding, PaperTable, Row
 from headway.reproduce.results import Key, Results, SeedResults, increases, reductions
 from headway.reproduce.tasks import Call, SimulationTask
 
@@ -224,7 +224,7 @@ class WithinRuns(SeedResults):
 
     def table(self) -> PaperTable:
         """Table 3, with the paper's numbers in brackets."""
-        rows: list[list[str | float | None]] = []
+        rows: list[Row] = []
         for num, (rps, efficiency, e2e) in TABLE_3.items():
             for i, within in enumerate(WITHIN):
                 latencies = [fmean(self.at_load(num, within, name)) for name in ("e2e_s", "ttft_s", "tbt_s")]

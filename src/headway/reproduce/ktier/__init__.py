@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.reproduce.findings import Figure, Finding, Findings, PaperTable
+from headway.reproduce.findings import Exhibit, Finding, Findings
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity as ktier_parity
 from headway.reproduce.ktier import phases, sustained
@@ -39,8 +39,8 @@ def run(runner: Runner) -> Findings:
         tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
     results = runner.run(tasks)
     outcomes: dict[str, Finding] = {}
-    exhibits: list[Figure | PaperTable] = []
-    after: list[Figure | PaperTable] = []
+    exhibits: list[Exhibit] = []
+    after: list[Exhibit] = []
     if runner.wants(*BURST):
         burst = ktier_burst.BurstRuns(results, seeds, quick)
         outcomes |= burst.outcomes()

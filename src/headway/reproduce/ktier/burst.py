@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.findings import Figure, Finding, PaperTable, Row
 from headway.reproduce.ktier import runs as ktier_runs
 from headway.reproduce.ktier.claims import METRICS, MIXES, PRINTED, SCALES, TABLE_TIERS, cost_improvement
 from headway.reproduce.ktier.runs import INFAAS, LLUMLET, UNBOUNDED, VLLM, ktier_policies, scenario
@@ -203,10 +203,10 @@ class BurstRuns(SeedResults):
     def table(self, mix: str) -> PaperTable:
         """Table 2, 3 or 4, the paper's numbers beside ours."""
         heads = ["requests", "K", *(text for words in METRICS.values() for text in (words, "paper"))]
-        rows: list[list[str | float | None]] = []
+        rows: list[Row] = []
         for scale in SCALES:
             for k in TABLE_TIERS:
-                row: list[str | float | None] = [f"{SCALES[scale]:,}", k]
+                row: Row = [f"{SCALES[scale]:,}", k]
                 for metric in METRICS:
                     row += [fmean(self.speed_ups(mix, scale, k, metric)), PRINTED[mix, scale, k].value(metric)]
                 rows.append(row)
@@ -237,10 +237,10 @@ class BurstRuns(SeedResults):
             "tier 0 TTFT p50",
             "tier 3 TTFT p50",
         ]
-        rows: list[list[str | float | None]] = []
+        rows: list[Row] = []
         for name in (BASELINE, *list(PARTS)[:2], KTIER, *list(PARTS)[2:]):
             runs = self.part(name)
-            row: list[str | float | None] = [name]
+            row: Row = [name]
             row += [
                 fmean(run[what][number] for run in runs) for what in ("prefill", "e2e") for number in ("mean", "p99")
             ]

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from headway.report.run import Run
-from headway.reproduce.findings import PaperTable
+from headway.reproduce.findings import PaperTable, Row
 from headway.reproduce.results import Key, Results, SeedResults
 from headway.reproduce.tasks import SimulationTask
 
@@ -71,9 +71,9 @@ def table(results: Results, seeds: Sequence[int]) -> PaperTable:
     heads += [
         f"tier {tier}: {words}" for tier in (0, 1) for words in ("thinks after (s)", "answers after", "ends after")
     ]
-    rows: list[list[str | float | None]] = []
+    rows: list[Row] = []
     for name in ORDERINGS:
-        row: list[str | float | None] = [name]
+        row: Row = [name]
         for tier in ("0", "1"):
             row += [fmean(runs.values(("phases", name), tier, part)) for part in ("begins", "answers", "ends")]
         rows.append(row)

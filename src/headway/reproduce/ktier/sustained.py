@@ -12,7 +12,7 @@ from headway import scenario
 from headway.config.strict_yaml import Places
 from headway.planning.tiers import rehearsal, search
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, Finding, PaperTable
+from headway.reproduce.findings import Exhibit, Figure, Finding, PaperTable, Row
 from headway.reproduce.interval import interval
 from headway.reproduce.ktier import runs
 from headway.reproduce.ktier.runs import INFAAS, LLUMLET, VLLM, ktier_policies
@@ -121,7 +121,7 @@ class SettingRuns:
             CHOICES, DECAYS, seeds, interval, TOLERANCE,
         )  # fmt: skip
 
-    def exhibits(self) -> list[Figure | PaperTable]:
+    def exhibits(self) -> list[Exhibit]:
         """The chart and the table."""
         plan = self.plan
         lines = {
@@ -147,7 +147,7 @@ class SettingRuns:
             "cannot be told from the best",
             "loses too little to matter",
         ]
-        rows: list[list[str | float | None]] = [
+        rows: list[Row] = [
             [s.num_tiers, s.decay, s.mean, *s.loss, "yes" if s.is_tied else "no", "yes" if s.is_enough else "no"]
             for s in plan.settings
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from headway.reproduce.claims import read_claims
-from headway.reproduce.findings import Figure, Findings, PaperTable
+from headway.reproduce.findings import Exhibit, Findings
 from headway.reproduce.pascal import figures, outcomes
 from headway.reproduce.pascal.bench import ALPACA, ARENA, Bench
 from headway.reproduce.runner import Runner
@@ -34,13 +34,13 @@ def run(runner: Runner) -> Findings:
         (_GROUPS["oracle"], lambda b: outcomes.oracle(b, ALPACA, "oracle-gap"), figures.readings),
         (_GROUPS["trace"], lambda b: outcomes.trace(b, [each.id for each in _GROUPS["trace"]]), figures.trace),
     )
-    wanted = [part for part in parts if runner.wants(*(claim.id for claim in part[0]))]
+    wanted = [part for part in parts if runner.wants(*part[0])]
     findings = {name: outcome for _, values, _ in wanted for name, outcome in values(bench).items()}
     exhibits = [each for _, _, charts in wanted for each in charts(bench)]
     return Findings(findings, sorted(exhibits, key=_number))
 
 
-def _number(exhibit: Figure | PaperTable) -> tuple[int, str]:
+def _number(exhibit: Exhibit) -> tuple[int, str]:
     """The paper's order; what goes beyond it comes last."""
     match = re.match(r"Figure (\d+)(.*)", exhibit.label)
     return (int(match[1]), match[2]) if match else (99, "")

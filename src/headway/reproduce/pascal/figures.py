@@ -9,7 +9,7 @@ import numpy as np
 
 from headway.report.charts import Figure as Chart
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, PaperTable
+from headway.reproduce.findings import Exhibit, Figure, PaperTable, Row
 from headway.reproduce.pascal.bench import ALPACA, ARENA, HEAVY, LEVELS, TRACE, Bench
 from headway.reproduce.pascal.runs import (
     FCFS,
@@ -25,7 +25,7 @@ from headway.reproduce.pascal.runs import (
 )
 from headway.reproduce.tasks import Call, Measurement
 
-Exhibits = list[Figure | PaperTable]
+Exhibits = list[Exhibit]
 Seeds = Sequence[Measurement]
 TITLES = {ALPACA: "AlpacaEval 2.0", ARENA: "Arena-Hard"}
 THREE = (FCFS, RR, PASCAL)
@@ -187,8 +187,8 @@ HEADS = (
 )
 
 
-def _rows(systems: Mapping[str, Seeds]) -> list[list[str | float | None]]:
-    rows: list[list[str | float | None]] = []
+def _rows(systems: Mapping[str, Seeds]) -> list[Row]:
+    rows: list[Row] = []
     for name, runs in systems.items():
         tail = fmean(run["ttft_quantiles_s"][99] for run in runs)
         mean = {key: fmean(_values(runs, key)) for key in _COLUMNS}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from headway.reproduce import charts
-from headway.reproduce.findings import Figure, PaperTable
+from headway.reproduce.findings import Exhibit, Figure, PaperTable, Row
 from headway.reproduce.sageserve import orderings, runs, scenes
 from headway.reproduce.sageserve.measures import CAUSES
 from headway.reproduce.sageserve.runs import ALONE, BOUND, DAY, KNOWS, LONG_TERM, PEAK, READING, SCOUT, WHOLE
@@ -14,7 +14,7 @@ from headway.reproduce.sageserve.scenes import LLAMA_2, MODELS, REACTIVE, REGION
 from headway.reproduce.sageserve.table import SageServeRuns
 from headway.reproduce.tasks import Measurement
 
-Exhibits = list[Figure | PaperTable]
+Exhibits = list[Exhibit]
 _COLUMNS = (
     ("instance_hours", "instance-hours"), ("wasted_hours", "starting"), ("starts", "starts"),
     ("spot_hours", "spot hours"), ("kv_use", "KV use"), ("late", "late"), ("ttft_p90_s", "TTFT P90"),
@@ -56,7 +56,7 @@ def _silos(results: SageServeRuns) -> Exhibits:
         for model, label in ((scenes.BLOOM, "Bloom"), (LLAMA_2, "Llama-2")) for name in both
     }  # fmt: skip
     use = {name: [results.of_model(PEAK, name, "kv_use", model) for model in MODELS] for name in both}
-    rows: list[list[str | float | None]] = []
+    rows: list[Row] = []
     for key, label in (
         ("ttft_p95_s", "P95 TTFT (s)"),
         ("e2e_p95_s", "P95 E2E (s)"),
@@ -157,7 +157,7 @@ def _bursts(results: SageServeRuns) -> Exhibits:
 
 
 def _table(results: SageServeRuns, kind: str, label: str, title: str, shows: str) -> PaperTable:
-    rows: list[list[str | float | None]] = [
+    rows: list[Row] = [
         [name, *(fmean(results.of_model(kind, name, key)) for key, _ in _COLUMNS)] for name in results.names(kind)
     ]
     if results.includes(KNOWS, kind) and all(results.values((KNOWS, kind))):
@@ -181,7 +181,7 @@ def _readings(results: SageServeRuns) -> PaperTable:
 def _of_one_seed(
     results: SageServeRuns, kind: str, label: str, title: str, shows: str, columns: Sequence[tuple[str, str]]
 ) -> PaperTable:
-    rows: list[list[str | float | None]] = [
+    rows: list[Row] = [
         [name, *(results.first(kind, name)["models"][LLAMA_2][key] for key, _ in columns)]
         for name in results.names(kind)
     ]
@@ -189,7 +189,7 @@ def _of_one_seed(
 
 
 def _thetas(served: Mapping[str, Measurement]) -> PaperTable:
-    rows: list[list[str | float | None]] = [
+    rows: list[Row] = [
         [f"{model}, {gpu}", each["most"][model], runs.THETA_SHARE * each["most"][model], each["tps"][model]]
         for gpu, each in served.items() for model in each["most"]
     ]  # fmt: skip

@@ -74,8 +74,8 @@ def parts(quick: bool) -> list[RunGroup]:
 
 def measure_all(runner: Runner) -> tuple[Results, Mapping[str, Measurement]]:
     """Runs by kind, strategy and seed; and what instances serve, by GPU."""
-    wanted = [part for part in parts(runner.quick) if runner.wants(*(c.id for c in part.claims))]
-    orders = scenes.ORDERINGS if runner.wants(*(claim.id for claim in _GROUPS["order"])) else ()
+    wanted = [part for part in parts(runner.quick) if runner.wants(*part.claims)]
+    orders = scenes.ORDERINGS if runner.wants(*_GROUPS["order"]) else ()
     served = runner.run({gpu: _theta(gpu) for gpu in dict.fromkeys(part.scene.gpu for part in wanted)})
     seeds = runner.seeds if orders else ()
     factors = runner.run({seed: Call(orderings.overload, {"seed": seed}) for seed in seeds})
