@@ -92,7 +92,7 @@ def test_changes_of_tails_by_seed() -> None:
 
 def test_without_bins_there_are_no_values() -> None:
     found = Tails([made()], [made()])
-    assert (found.most(), found.most_s(), found.worst(), found.at_largest_cut_of(found)) == ([None], [None], [None], [None])
+    assert found.most() == found.most_s() == found.worst() == found.at_largest_cut_of(found) == [None]
     assert found.summary(FCFS) == ""
 
 
