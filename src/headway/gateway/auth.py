@@ -39,20 +39,12 @@ class TokenBucket:
 class Caller:
     """A client with its key's tier and limits. Without a key, there are no limits."""
 
-    def __init__(self, key: Key | None, clock: Callable[[], float]) -> None:
-        self.owner = "" if key is None else key.sha256
-        self.tier = 0 if key is None else key.tier
-        self._key, self._clock = key, clock
-        requests = None if key is None else key.requests_per_minute
-        tokens = None if key is None else key.tokens_per_minute
+    def __init__(self, key: Key, clock: Callable[[], float]) -> None:
+        self.owner, self.tier, self.expires, self._clock = key.sha256, key.tier, key.expires, clock
+        requests, tokens = key.requests_per_minute, key.tokens_per_minute
         self._requests = None if requests is None else TokenBucket(requests, clock())
         self._tokens = None if tokens is None else TokenBucket(tokens, clock())
         self.is_limited = not (requests is tokens is None)
-
-    @property
-    def has_expired(self) -> bool:
-        last_day = None if self._key is None else self._key.expires
-        return last_day is not None and datetime.now(UTC).date() > last_day
 
     def reserve(self, tokens: int) -> None:
         """Withdraw one request and its tokens from the limits. ApiError (429) if a limit is reached."""
@@ -78,7 +70,7 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str | Key], clock: Callable[[], float]) -> None:
         self._callers = [Caller(key if isinstance(key, Key) else Key(sha256=key), clock) for key in keys]
-        self._without_key = Caller(None, clock)
+        self._without_key = Caller(Key(sha256=""), clock)
 
     def authenticate(self, headers: MutableMapping[str, str]) -> Caller:
         """The caller by its key, which is removed from the headers, so that engines do not see it. ApiError (401)."""
@@ -89,7 +81,8 @@ class ApiKeys:
         matches = [caller for caller in self._callers if hmac.compare_digest(digest, caller.owner)]
         if not matches:
             raise _UNKNOWN
-        if matches[0].has_expired:
+        last_day = matches[0].expires
+        if last_day is not None and datetime.now(UTC).date() > last_day:
             raise ApiError(401, "this API key has expired", "expired_api_key")
         return matches[0]
 

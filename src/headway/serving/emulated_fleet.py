@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import socket
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from headway.config.scenario import Scenario
-from headway.config.spec import PoolSpec
+from headway.config.spec import PoolSpec, Spec
 from headway.core.errors import HeadwayError, unknown
 from headway.core.fleet import Combo, Pool, unit_of
 from headway.gateway.fleet.specs import Processes
@@ -30,12 +31,24 @@ def emulated(scenario: Scenario, file: Path, options: Sequence[str] = ()) -> Sce
     A cascade without a judge is judged by confidence. `options` are further ones of `headway emulate`, for all pools.
     HeadwayError without enough free ports.
     """
-    spec, fleet, builder = scenario.spec, scenario.fleet, _SpecBuilder(scenario, file, options)
-    pools = [builder.build(pool_spec, pool, pool) for pool_spec, pool in zip(spec.fleet, fleet.pools, strict=True)]
+    spec, fleet = scenario.spec, scenario.fleet
+    next_port = _PORTS.start
+
+    def emulated_pool(pool_spec: PoolSpec, pool: Pool, deployment: Pool | Combo) -> PoolSpec:
+        """The section of a pool, which is deployed by itself or as a part of a combo."""
+        nonlocal next_port
+        num = _max_deployed(scenario, deployment) * (1 if deployment is pool else pool.replicas)
+        ports = _free_ports(next_port, num)
+        next_port = ports[1] + 1
+        command = (*_command(spec, file, pool), *options, "--port", "{port}")
+        processes = Processes(command=command, ports=ports)
+        return replace(pool_spec, endpoints=(), kubernetes=None, slots="", processes=processes)
+
+    pools = [emulated_pool(pool_spec, pool, pool) for pool_spec, pool in zip(spec.fleet, fleet.pools, strict=True)]
     combos = []
     for combo_spec, combo in zip(spec.combos, fleet.combos, strict=True):
         parts = zip(combo_spec.parts.items(), combo.parts, strict=True)
-        combos.append(replace(combo_spec, **{key: builder.build(part, pool, combo) for (key, part), pool in parts}))
+        combos.append(replace(combo_spec, **{key: emulated_pool(part, pool, combo) for (key, part), pool in parts}))
     cascade = spec.cascade
     if cascade is not None and cascade.judge is None:
         cascade = replace(cascade, judge=Judge(by="confidence"))
@@ -43,68 +56,45 @@ def emulated(scenario: Scenario, file: Path, options: Sequence[str] = ()) -> Sce
     return dataclasses.replace(scenario, spec=spec)
 
 
-class _SpecBuilder:
-    """Builds the sections of pools, each with the command of its engines and with ports of its own."""
+def _command(spec: Spec, file: Path, pool: Pool) -> list[str]:
+    command = [sys.executable, "-m", "headway", "emulate", "--scenario", str(file), "--pool", pool.name]
+    if uses_engine_priority(spec):
+        command += ["--scheduling-policy", "priority"]
+    if spec.cascade is not None and (spec.cascade.judge is None or spec.cascade.judge.by == "confidence"):
+        command += ["--confidence", "0:1"]
+    return command
 
-    def __init__(self, scenario: Scenario, file: Path, options: Sequence[str]) -> None:
-        self._scenario, self._file, self._options = scenario, file, options
-        self._next_port = _PORTS.start
 
-    def build(self, spec: PoolSpec, pool: Pool, deployment: Pool | Combo) -> PoolSpec:
-        """The section of a pool, which is deployed by itself or as a part of a combo."""
-        ports = self._free_ports(self._max_deployed(deployment) * (1 if deployment is pool else pool.replicas))
-        processes = Processes(command=(*self._command(pool), "--port", "{port}"), ports=ports)
-        return replace(spec, endpoints=(), kubernetes=None, slots="", processes=processes)
+def _max_deployed(scenario: Scenario, deployment: Pool | Combo) -> int:
+    """Most replicas, or combos, at a time."""
+    if deployment.max_replicas is not None:
+        return max(deployment.max_replicas, deployment.replicas)
+    num_gpus = Counter[tuple[str, str]]()
+    for pool in unit_of(deployment):
+        num_gpus[pool.region, pool.gpu.name] += pool.parallel.num_gpus
+    limits = [
+        limit // num_gpus[region, gpu] for region, gpu, limit in scenario.fleet.gpu_limits if (region, gpu) in num_gpus
+    ]
+    if limits:
+        return max(min(limits), deployment.replicas)
+    spec = scenario.spec
+    is_replanned = spec.cascade is not None and spec.cascade.replan is not None
+    scales = spec.policies.scaling is not None or is_replanned
+    return deployment.replicas + (_NUM_SCALED_UP if scales else 0)
 
-    def _command(self, pool: Pool) -> list[str]:
-        spec = self._scenario.spec
-        command = [sys.executable, "-m", "headway", "emulate", "--scenario", str(self._file), "--pool", pool.name]
-        if uses_engine_priority(spec):
-            command += ["--scheduling-policy", "priority"]
-        if spec.cascade is not None and (spec.cascade.judge is None or spec.cascade.judge.by == "confidence"):
-            command += ["--confidence", "0:1"]
-        return [*command, *self._options]
 
-    def _max_deployed(self, deployment: Pool | Combo) -> int:
-        """Most replicas, or combos, at a time."""
-        spec = self._scenario.spec
-        if deployment.max_replicas is not None:
-            return max(deployment.max_replicas, deployment.replicas)
-        num_gpus: dict[tuple[str, str], int] = {}
-        for pool in unit_of(deployment):
-            key = pool.region, pool.gpu.name
-            num_gpus[key] = num_gpus.get(key, 0) + pool.parallel.num_gpus
-        limits = [
-            limit // num_gpus[region, gpu]
-            for region, gpu, limit in self._scenario.fleet.gpu_limits
-            if (region, gpu) in num_gpus
-        ]
-        if limits:
-            return max(min(limits), deployment.replicas)
-        is_replanned = spec.cascade is not None and spec.cascade.replan is not None
-        scales = spec.policies.scaling is not None or is_replanned
-        return deployment.replicas + (_NUM_SCALED_UP if scales else 0)
-
-    def _free_ports(self, num: int) -> tuple[int, int]:
-        """The first and the last of `num` free ports in a row. HeadwayError if there are none."""
-        first = self._next_port
-        for port in range(first, _PORTS.stop):
-            if port - first == num:
-                self._next_port = port
-                return first, port - 1
-            if not _is_free(port):
+def _free_ports(first: int, num: int) -> tuple[int, int]:
+    """The first and the last of `num` free ports in a row, from `first` on. HeadwayError if there are none."""
+    for port in range(first, _PORTS.stop):
+        if port - first == num:
+            return first, port - 1
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
                 first = port + 1
-        raise HeadwayError(f"no {num} free ports in a row between {_PORTS.start} and {_PORTS.stop}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    raise HeadwayError(f"no {num} free ports in a row between {_PORTS.start} and {_PORTS.stop}")
 
 
 def pool_of(scenario: Scenario, name: str | None) -> Pool:

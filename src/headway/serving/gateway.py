@@ -39,7 +39,6 @@ QUEUE_MANAGER = {"name": "queue-manager", "interval_s": 0.1}
 
 
 def read(path: Path) -> Scenario:
-    """The scenario of a fleet file."""
     data, places = read_document(path)
     data.setdefault("workload", NO_WORKLOAD)
     return scenario.assemble(data, places, path.parent)
@@ -66,7 +65,10 @@ def plan(scenario: Scenario) -> ServingPlan:
     if spec.roles:
         pools.check_roles(declared, places)
     planners = PlannerProcesses()
-    policies = _with_queue_manager(policies_of(scenario, planners), spec.gateway)
+    policies = policies_of(scenario, planners)
+    batches = spec.gateway.batches
+    if batches is not None and policies.admission is None:
+        policies = replace(policies, admission=resolve.admission({**QUEUE_MANAGER, "batch_tier": batches.tier}))
     _check_oracles(policies, places)
     _check_forecasts(policies, places)
     if spec.policies.ordering_at != "gateway":
@@ -152,13 +154,6 @@ def _checked_settings(scenario: Scenario) -> Settings:
 
 
 # Policies.
-
-
-def _with_queue_manager(policies: Policies, settings: Settings) -> Policies:
-    """The policies; batches without an admission policy get SageServe's."""
-    if settings.batches is None or policies.admission is not None:
-        return policies
-    return replace(policies, admission=resolve.admission({**QUEUE_MANAGER, "batch_tier": settings.batches.tier}))
 
 
 def _is_planned(spec: Spec, each: DeclaredPool) -> bool:

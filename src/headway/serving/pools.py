@@ -110,8 +110,13 @@ def starts(scenario: Scenario, pools: Sequence[DeclaredPool]) -> list[Processes 
                 other = by_port.setdefault(port, each)
                 if other.spec.processes is not each.spec.processes:  # shapes of one pool share their ports
                     raise places.error((*each.at, "processes", "ports"), f"{port} is {other.where}'s, too")
-        elif start is not None:
-            _check_cluster(each, start, places)
+        elif start is not None:  # check the cluster's configuration, without a request to it
+            if find_spec("kubernetes") is None:
+                raise web_server.not_installed("kubernetes", "kubernetes")
+            from headway.gateway.fleet import kubernetes
+
+            with places.at(*each.at, "kubernetes"):
+                kubernetes.check(start)
         found.append(start)
     return found
 
@@ -137,16 +142,6 @@ def _checked_processes(each: DeclaredPool, processes: Processes, base_dir: Path,
     if not folder.is_dir():
         raise places.error((*at, "log"), f"{base_dir / processes.log} is no folder; expected an existing one")
     return replace(processes, log=str(folder))
-
-
-def _check_cluster(each: DeclaredPool, workload: Kubernetes, places: Places) -> None:
-    """Check the cluster's configuration, without a request to it."""
-    if find_spec("kubernetes") is None:
-        raise web_server.not_installed("kubernetes", "kubernetes")
-    from headway.gateway.fleet import kubernetes
-
-    with places.at(*each.at, "kubernetes"):
-        kubernetes.check(workload)
 
 
 def slot_folder(each: DeclaredPool, base_dir: Path, places: Places) -> Path | None:

@@ -69,7 +69,6 @@ async def find_file(store: BatchStore, owner: str, id: str) -> FileObject | None
 
 
 async def list_files(store: BatchStore, owner: str, page: Page, purpose: str | None) -> FileList:
-    """The owner's files, the newest first."""
     query = select(FILES).where(FILES.c.owner == owner)
     if purpose is not None:
         query = query.where(FILES.c.purpose == purpose)

@@ -118,7 +118,6 @@ async def find_batch(store: BatchStore, owner: str, id: str) -> BatchObject | No
 
 
 async def list_batches(store: BatchStore, owner: str, page: Page) -> BatchList:
-    """The owner's batches, the newest first."""
     rows, has_more = await store.page(BATCHES, select(BATCHES).where(BATCHES.c.owner == owner), page)
     return BatchList.of([_batch_object(row) for row in rows], has_more)
 

@@ -54,16 +54,21 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket on this port; 0 for a free port. HeadwayError if the port is taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM, _TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
+        return _listener(family, address)
     except OSError as error:
         raise HeadwayError(f"{host}:{port}: cannot listen: {error.strerror or error}") from None
+
+
+def _listener(family: int, address: Any, *options: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM, _TCP)
+    try:
+        for option in (socket.SO_REUSEADDR, *options):
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 
@@ -78,20 +83,11 @@ def listen_shared(host: str, port: int, num: int) -> list[socket.socket]:
     if sys.platform != "linux":  # other systems give all connections to one of the sockets
         return num * [listen(host, port)]
     with listen(host, port) as exclusive:  # fails if the port is taken, as sockets with SO_REUSEPORT do not
-        family, (host, port) = exclusive.family, exclusive.getsockname()[:2]
-    listeners = []
-    for _ in range(num):
-        listener = socket.socket(family, socket.SOCK_STREAM, _TCP)
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-            listener.setsockopt(socket.SOL_SOCKET, option, 1)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-        listeners.append(listener)
-    return listeners
+        family, address = exclusive.family, exclusive.getsockname()[:2]
+    return [_listener(family, address, socket.SO_REUSEPORT) for _ in range(num)]
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A listening Unix socket."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     listener.listen(_BACKLOG)

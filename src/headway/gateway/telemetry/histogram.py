@@ -35,7 +35,6 @@ class Histogram:
         self.total += total
 
     def clear(self) -> None:
-        """Forget all observations."""
         self.counts.clear()
         self.total = 0.0
 

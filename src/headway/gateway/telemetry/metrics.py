@@ -140,7 +140,6 @@ class PrometheusMetrics:
             self._series[model, pool, tier].histograms[key].merge(counts, total_s)
 
     def count_judgement(self, model: str, outcome: str) -> None:
-        """Count a judgement of a cascade's answer."""
         self._by_model["judgements_total"][model, outcome] += 1
 
     def count_prefill(self, model: str, outcome: str) -> None:

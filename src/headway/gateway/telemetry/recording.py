@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ class Recording:
         self._models: dict[str, int] = {}
         self._regions: dict[str, int] = {}
         if not enabled:
-            self.recorder.requests.write = self.recorder.segments.write = _discard
+            self.recorder.requests.write = self.recorder.segments.write = lambda row: None
 
     @property
     def num_requests(self) -> int:
@@ -102,7 +102,3 @@ class Recording:
                         columns[name] = np.full(len(ids), default_of(name), dtype=dtype_of(name))
                     columns[name][row] = value
         return columns
-
-
-def _discard(row: Iterable[SupportsIndex]) -> None:
-    pass
