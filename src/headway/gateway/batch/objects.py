@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, Protocol, Self, TypeVar
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -17,29 +17,6 @@ PURPOSES = ("batch", "batch_output")
 
 _Count = Annotated[int, Meta(ge=0)]
 _Id = Annotated[str, Meta(pattern=ID_PATTERN)]
-
-
-class _HasId(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-T = TypeVar("T", bound=_HasId)
-
-
-class ObjectPage(Struct, Generic[T], forbid_unknown_fields=True):
-    """A page of a list."""
-
-    object: Literal["list"]
-    data: list[T]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-    @classmethod
-    def of(cls, data: list[T], has_more: bool) -> Self:
-        first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
-        return cls("list", data, first_id, last_id, has_more)
 
 
 class FileObject(Struct, forbid_unknown_fields=True):
@@ -119,6 +96,24 @@ class BatchObject(Struct, forbid_unknown_fields=True):
     request_counts: RequestCounts
     metadata: dict[str, str] | None
     errors: BatchErrorList | None
+
+
+T = TypeVar("T", FileObject, BatchObject)
+
+
+class ObjectPage(Struct, Generic[T], forbid_unknown_fields=True):
+    """A page of a list."""
+
+    object: Literal["list"]
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, data: list[T], has_more: bool) -> Self:
+        first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+        return cls("list", data, first_id, last_id, has_more)
 
 
 class FileList(ObjectPage[FileObject]):
