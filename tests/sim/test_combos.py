@@ -23,7 +23,7 @@ from headway.perf import copies, memory
 from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.least_loaded import LeastLoadedRouter
 from headway.policies.scaling.combos import CombosScaler
-from headway.sim.cluster import NETWORK
+from headway.sim.fabric import NETWORK
 from inside import assert_empty, assert_sound, replicas_of, watched
 from simulation import GPU, MODEL, Made, Scenario, by_request, pool, request, seconds
 

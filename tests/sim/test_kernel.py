@@ -16,7 +16,7 @@ def test_events_are_ordered_by_time_priority_key_and_sequence(events: list[tuple
     kernel, seen = Kernel(), []
     for number, (time_s, priority, key) in enumerate(events):
         kernel.at(time_s, priority, key, lambda now, number: seen.append(number), number)
-    assert kernel.num_events == len(events)
+    assert len(kernel.heap) == len(events)
     kernel.run()
     assert seen == sorted(range(len(events)), key=lambda number: (*events[number], number))
 
@@ -57,6 +57,6 @@ def test_a_run_stops_before_later_events() -> None:
     for time_s in (1.0, 2.0, 3.0):
         kernel.at(time_s, TICK, 0, lambda now, _: seen.append(now))
     kernel.run(2.0)
-    assert (seen, kernel.num_events) == ([1.0, 2.0], 1)
+    assert (seen, len(kernel.heap)) == ([1.0, 2.0], 1)
     kernel.run()
     assert seen == [1.0, 2.0, 3.0]

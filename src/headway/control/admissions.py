@@ -10,7 +10,7 @@ from headway.control.live import HELD, Live
 from headway.control.service import Service
 from headway.core.errors import HeadwayError
 from headway.core.policy import Admission
-from headway.core.view import ReplicaView, RequestView
+from headway.core.view import ReplicaView
 
 Place = Callable[[Live, float], None]
 
@@ -37,13 +37,9 @@ class Admissions:
         return self.service.up_views()
 
     @property
-    def held(self) -> Collection[RequestView]:
+    def held(self) -> Collection[Live]:
         """The held requests, in order of arrival."""
         return self._held.values()
-
-    def held_requests(self) -> list[Live]:
-        """The held requests with their state, in order of arrival."""
-        return list(self._held.values())
 
     def hold(self, live: Live) -> bool:
         """Hold an arriving request if the policy asks for it. Returns whether it is held."""

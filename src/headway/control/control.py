@@ -7,6 +7,7 @@ reports one more thing that can happen to a request or to a replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop
 from operator import attrgetter
 from random import Random
 from typing import cast
@@ -75,7 +76,7 @@ class Control:
             service.hold(live, now)
             self.release_held(service, now)
         elif (replica := service.choose(live, now, exclude)) is not None:
-            self._start(live, replica, now)
+            self.effects.start(live, replica, now)
         elif service.should_reject(live, now, exclude):
             self.end(live, now, Outcome.REJECTED)
         else:
@@ -87,8 +88,8 @@ class Control:
             replica = service.choose(live, now)
             if replica is None:
                 return
-            service.pop_held()
-            self._start(live, replica, now)
+            heappop(service.hold_queue)
+            self.effects.start(live, replica, now)
 
     def on_finished(self, live: Live, now: float) -> None:
         """All tokens of a request are out: it ends, unless a cascade has its answer judged."""
@@ -143,11 +144,6 @@ class Control:
     def _count_demand(self, service: Service, live: Live) -> None:
         if self.scaling is not None:
             self.scaling.count_arrival(live, service.model)
-
-    def _start(self, live: Live, replica: int, now: float) -> None:
-        if live.placed_s != live.placed_s:
-            live.placed_s = now
-        self.effects.start(live, replica, now)
 
     def on_room(self, service: Service, now: float) -> None:
         """A request has left a replica: release held requests, and stop replicas that drained."""
@@ -386,7 +382,7 @@ class Control:
     def held_requests(self) -> list[Live]:
         """Requests in hold queues and those that admission policies hold."""
         held = [live for service in self.services for live in service.held_requests()]
-        return held + [live for admissions in self.admissions.values() for live in admissions.held_requests()]
+        return held + [live for admissions in self.admissions.values() for live in admissions.held]
 
     def write_unfinished(self, unfinished: Sequence[Live], now: float) -> None:
         """Record every request in the system as unfinished: `unfinished` at replicas, and those that control has."""

@@ -101,8 +101,9 @@ class Service:
         self._observer = observer
         self.hold_queue: list[tuple[object, int, Live]] = []
         """Heap of held requests: (rank, id, request). May contain requests that are no longer held."""
-        self._longest_tokens = self._shortest_tokens = sys.maxsize
-        """Unlimited until a replica exists or is announced: no length is known to be too long."""
+        self.longest_tokens = self._shortest_tokens = sys.maxsize
+        """Prompt plus output tokens of the longest request that a member can hold, or that the last member could.
+        Unlimited until a replica exists or is announced: no length is known to be too long."""
         self.refresh()
 
     def add_learner(self, policy: object) -> None:
@@ -115,7 +116,7 @@ class Service:
         self._open = _OpenMembers(self.members, self.names_decoder)
         self._by_id = {member.view.id: member for member in self.members}
         if self.members:
-            self._longest_tokens = max(self._max_tokens(member) for member in self.members)
+            self.longest_tokens = max(self._max_tokens(member) for member in self.members)
             self._shortest_tokens = min(member.max_tokens for member in self.members)
         self._is_limited = self.window is not None or any(m.max_num_waiting is not None for m in self.members)
 
@@ -146,17 +147,12 @@ class Service:
     def announce(self, max_tokens: int) -> None:
         """Expect a replica that can hold requests of this length. It limits `fits` until there is a member."""
         if not self.members:
-            known = 0 if self._longest_tokens == sys.maxsize else self._longest_tokens
-            self._longest_tokens = max(known, max_tokens)
-
-    @property
-    def longest_tokens(self) -> int:
-        """Prompt plus output tokens of the longest request that a member can hold, or that the last member could."""
-        return self._longest_tokens
+            known = 0 if self.longest_tokens == sys.maxsize else self.longest_tokens
+            self.longest_tokens = max(known, max_tokens)
 
     def fits(self, live: Live) -> bool:
         """Whether some replica can hold the request when it has room."""
-        return live.prompt_tokens + live.output_tokens <= self._longest_tokens
+        return live.prompt_tokens + live.output_tokens <= self.longest_tokens
 
     # Placement.
 
@@ -182,6 +178,8 @@ class Service:
             name = type(self.router).__name__
             chosen = replica if replica not in ids else decode
             raise HeadwayError(f"router {name} chose replica {chosen!r}; it was offered {sorted(ids)}")
+        if live.placed_s != live.placed_s:
+            live.placed_s = now
         live.decode_replica = -1
         if opened.has_roles:
             self._set_decoder(live, replica, decode, exclude)
@@ -283,10 +281,6 @@ class Service:
                 return live
             heappop(self.hold_queue)
         return None
-
-    def pop_held(self) -> None:
-        """Remove the first request from the hold queue."""
-        heappop(self.hold_queue)
 
     def has_placeable_waiter(self, now: float) -> bool:
         """Whether a replica that is up could hold the first held request if it had room."""

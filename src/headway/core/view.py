@@ -239,8 +239,8 @@ class OracleReplicaView(ReplicaView, Protocol):
         """True number of output tokens to come, of all requests placed here."""
 
 
-class FleetView(Protocol):
-    """What a router or a migration policy sees."""
+class PolicyView(Protocol):
+    """What every policy sees."""
 
     @property
     def now(self) -> float:
@@ -249,6 +249,10 @@ class FleetView(Protocol):
     @property
     def random(self) -> Random:
         """The policy's own random stream."""
+
+
+class FleetView(PolicyView, Protocol):
+    """What a router or a migration policy sees."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
@@ -258,16 +262,8 @@ class FleetView(Protocol):
         """
 
 
-class AdmissionView(Protocol):
+class AdmissionView(PolicyView, Protocol):
     """What an admission policy sees: one model's replicas and the requests held for them."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the start of the run."""
-
-    @property
-    def random(self) -> Random:
-        """The policy's own random stream."""
 
     @property
     def replicas(self) -> Sequence[ReplicaView]:
@@ -290,16 +286,8 @@ class StageView(Protocol):
         """The model's replicas that are up."""
 
 
-class CascadeView(Protocol):
+class CascadeView(PolicyView, Protocol):
     """What a cascade policy sees."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the start of the run."""
-
-    @property
-    def random(self) -> Random:
-        """The policy's own random stream."""
 
     @property
     def stage(self) -> int:
@@ -378,16 +366,8 @@ class PoolView(PoolCounts, Protocol):
         """Its replicas that are up, draining ones too."""
 
 
-class PoolsView(Protocol):
+class PoolsView(PolicyView, Protocol):
     """What a scaler sees."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the start of the run."""
-
-    @property
-    def random(self) -> Random:
-        """The policy's own random stream."""
 
     @property
     def pools(self) -> Sequence[PoolView]:

@@ -25,13 +25,11 @@ from headway.core.fleet import Pool
 from headway.gateway.upstream.client import Client
 from headway.gateway.upstream.errors import EngineError, UnreachableError
 from headway.perf import memory
-from headway.sim.fabric import Fabric
+from headway.sim.fabric import NETWORK, Fabric
 from headway.sim.kernel import COMMAND, Kernel
 from headway.sim.replica import Replica
 
 PATH = "/emulator/kv"
-NETWORK = "mooncake-h800"
-"""The measured network whose latency a transfer has."""
 _TIMEOUT_S = 600.0
 
 
@@ -117,10 +115,7 @@ class KvExchange:
         self._kept[name] = live.prompt_tokens, blocks
         replica.transit.pin(blocks)
         replica.transit.num_arriving += 1  # requests that wait for blocks wait for these
-        self._kernel.at(now + self.link.keep_s, COMMAND, live.id, self._expire, name)
-
-    def _expire(self, now: float, name: str) -> None:
-        self._drop(name, now)
+        self._kernel.at(now + self.link.keep_s, COMMAND, live.id, self._drop, name)
 
     async def send(self, name: str) -> bool:
         """Send a cache. Returns whether it exists, after it was sent."""
@@ -131,11 +126,11 @@ class KvExchange:
 
     def drop(self, name: str) -> bool:
         """Drop a cache that was fetched. Returns whether it existed."""
-        existed = self._drop(name, self._run())
+        existed = self._drop(self._run(), name)
         self._run()
         return existed
 
-    def _drop(self, name: str, now: float) -> bool:
+    def _drop(self, now: float, name: str) -> bool:
         _, blocks = self._kept.pop(name, (0, 0))
         if blocks:
             self.release(blocks, now)

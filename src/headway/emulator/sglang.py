@@ -65,14 +65,6 @@ class SglangSurface(VllmSurface):
             return _SglangEndpoint(engine, config)
         return _SinglePhaseEndpoint(engine, config, self._phase)
 
-    async def start(self, engine: EmulatedEngine, completions: CompletionsEndpoint) -> None:
-        if isinstance(completions, _SinglePhaseEndpoint):
-            await completions.start(engine)
-
-    def stop(self, completions: CompletionsEndpoint) -> None:
-        if isinstance(completions, _SinglePhaseEndpoint):
-            completions.stop()
-
     def routes(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> list[Route]:
         async def info(request: Request) -> Response:
             bootstrap = {"disaggregation_mode": self._mode, "disaggregation_bootstrap_port": self._port}
@@ -118,13 +110,11 @@ class _SinglePhaseEndpoint(_SglangEndpoint):
         self._server: asyncio.Server | None = None
 
     async def start(self, engine: EmulatedEngine) -> None:
-        """Start a prefill engine's bootstrap server."""
         if self._phase.bootstrap is not None:
             self._bootstrap = BootstrapServer(engine.kv, self._phase.timeout_s)
             self._server = await self._bootstrap.listen(self._phase.bootstrap)
 
     def stop(self) -> None:
-        """Stop the bootstrap server."""
         if self._server is not None:
             self._server.close()
 

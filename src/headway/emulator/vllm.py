@@ -163,12 +163,6 @@ class VllmSurface:
         """Further routes."""
         return []
 
-    async def start(self, engine: EmulatedEngine, completions: CompletionsEndpoint) -> None:
-        """Start the surface's own servers, after the engine was created."""
-
-    def stop(self, completions: CompletionsEndpoint) -> None:
-        """Stop the surface's own servers."""
-
 
 class CompletionsEndpoint:
     """The handler of both completions endpoints."""
@@ -178,6 +172,12 @@ class CompletionsEndpoint:
         self.failures: list[int | str] = []
         """Failures to inject into the next requests: a status, or a name (see `sglang`)."""
         self._num_kept_blocks = 0
+
+    async def start(self, engine: EmulatedEngine) -> None:
+        """Start the endpoint's own servers, after the engine was created."""
+
+    def stop(self) -> None:
+        """Stop the endpoint's own servers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         received_s = self.engine().now
@@ -346,9 +346,9 @@ def application(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         engines.append(make())
-        await surface.start(engine(), completions)
+        await completions.start(engine())
         yield
-        surface.stop(completions)
+        completions.stop()
 
     completions = surface.completions(engine, config)
 

@@ -86,18 +86,13 @@ class Batch:
         self.stall_s = 0.0
         """Time of KV copies that delays the next iteration."""
 
-    @property
-    def num_running(self) -> int:
-        """Requests that prefill or decode."""
-        return len(self.decoding) + len(self.prefilling)
-
     # The queue.
 
     def count_waiting(self, live: Live) -> None:
         """Count a request as waiting: to prefill what it has (again), or to be swapped back in."""
         live.enter(WAITING)
         if self.stalls is not None:
-            self.stalls.pause(live)
+            self.stalls.update(live)
         if not live.swapped_tokens:
             live.target_tokens = tokens = live.prompt_tokens + live.generated_tokens
             live.computed_tokens = 0
@@ -221,13 +216,13 @@ class Batch:
                 self.growing[live.id] = end = tick + self.window - tokens
                 heappush(self._window_ends, (end, live.id))
         if self.stalls is not None:
-            self.stalls.run(live)
+            self.stalls.update(live)
         self.is_changed = True
 
     def stop_decode(self, live: Live, keeps_blocks: bool = False) -> None:
         """Take a decoding request out of the batch. `computed_tokens` becomes the KV tokens that it had.
 
-        With `keeps_blocks`, its blocks stay pinned until `InTransit.release`.
+        With `keeps_blocks`, its blocks stay pinned until `Replica.release`.
         """
         tick, kv, prefixes = self.tick, self.kv, self.prefixes
         grown = tick - live.joined_tick

@@ -87,7 +87,7 @@ def _admit(batch: Batch, budget: int, now: float, whole: bool, reserve: bool = T
     With `reserve`, the blocks that decoding requests need in this iteration are left to them.
     """
     kv, tick, prefixes = batch.kv, batch.tick, batch.prefixes
-    while (live := batch.first_waiting()) is not None:
+    while batch.waiting and (live := batch.first_waiting()) is not None:
         if budget <= 0:
             return
         hit = loaded = 0

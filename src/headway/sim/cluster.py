@@ -25,7 +25,7 @@ from headway.core.pacer import Pacer
 from headway.core.record import Cause, Outcome, Prefixes, Records, ReplicaRecord
 from headway.perf import memory
 from headway.policies.ordering.fcfs import FcfsOrdering
-from headway.sim.fabric import Fabric
+from headway.sim.fabric import NETWORK, Fabric
 from headway.sim.incidents import Incidents
 from headway.sim.kernel import ARRIVAL, BEFORE, COMMAND, TICK, Kernel
 from headway.sim.lifetime import Lifetime
@@ -40,8 +40,6 @@ from headway.workload.sources import RequestSource
 Step = Literal["stretch", "exact"]
 Progress = Callable[[float, int], None]
 
-NETWORK = "mooncake-h800"
-"""The measured network whose latency a transfer has. Its rate is the pool's."""
 _PROGRESS_EVERY = 1 << 11
 
 

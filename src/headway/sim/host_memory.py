@@ -18,11 +18,12 @@ class HostPrefixTier:
     The segment that was used least recently is evicted first, its last blocks first.
     """
 
-    __slots__ = ("_blocks", "_capacity_blocks", "_copy_s", "_used")
+    __slots__ = ("_blocks", "_capacity_blocks", "_used", "load_s")
 
-    def __init__(self, capacity_blocks: int, copy_s: Callable[[int], float]) -> None:
+    def __init__(self, capacity_blocks: int, load_s: Callable[[int], float]) -> None:
         self._capacity_blocks = capacity_blocks
-        self._copy_s = copy_s
+        self.load_s = load_s
+        """Seconds to copy a number of blocks to the GPU."""
         self._blocks: OrderedDict[int, int] = OrderedDict()
         self._used = 0
 
@@ -42,10 +43,6 @@ class HostPrefixTier:
             if left:
                 self._blocks[oldest] = left
                 self._blocks.move_to_end(oldest, last=False)
-
-    def load_s(self, blocks: int) -> float:
-        """Seconds to copy this many blocks to the GPU."""
-        return self._copy_s(blocks)
 
 
 class HostMemory:

@@ -87,41 +87,12 @@ class InTransit:
         batch = self._batch
         batch.stop_decode(live, keeps_blocks=True)
         batch.write_segment(live, now, Cause.MOVED)
-        self._add_leaving(live)
+        self.add_leaving(live)
         if batch.stalls is not None:
-            batch.stalls.pause(live)
+            batch.stalls.update(live)
         live.move.paused(now)
 
-    def _add_leaving(self, live: Live) -> None:
+    def add_leaving(self, live: Live) -> None:
+        """Note that the KV of a request out of the batch and the queue is being copied."""
         live.enter(PAUSED)
         self.leaving[live.id] = live
-
-    def send_waiting(self, live: Live, now: float) -> None:
-        """Take a request out of the queue. Its KV stays in host memory until it is copied."""
-        self._batch.num_waiting -= 1
-        self._add_leaving(live)
-        self._timeline.wake_by(now)
-
-    def release(self, live: Live, now: float) -> None:
-        """Free the KV of a paused request, which has left."""
-        batch = self._batch
-        self._timeline.catch_up(now)
-        del self.leaving[live.id]
-        if live.swapped_tokens:
-            batch.host.drop(live)
-        else:
-            own = live.computed_tokens - live.shared_blocks * batch.kv.block
-            if batch.prefixes is not None:
-                batch.prefixes.release(live, own, batch.tick, live.computed_tokens)
-            batch.kv.pinned -= batch.kv.blocks(own)
-            live.shared_blocks = 0
-
-    def keep(self, live: Live, now: float) -> None:
-        """Let a paused request that stays here hold its blocks while it waits."""
-        del self.leaving[live.id]
-        if not live.swapped_tokens:
-            batch = self._batch
-            own = live.computed_tokens - live.shared_blocks * batch.kv.block
-            live.swapped_tokens = live.computed_tokens
-            batch.hold_blocks(live, batch.kv.blocks(own))
-            self._timeline.wake_by(now)

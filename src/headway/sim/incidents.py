@@ -70,7 +70,7 @@ class Incidents:
         if lifetime.end_s <= now:
             return  # the replica was given back meanwhile
         lifetime.end_down(now)
-        self._replicas[fault.replica].recover()
+        self._replicas[fault.replica].is_up = True
         self._control.on_recovered(fault.replica, now)
 
     def _break_streams(self, now: float, fault: Fault) -> None:

@@ -22,7 +22,7 @@ class Schedulable(Protocol):
     def decide(self, now: float) -> None: ...
 
 
-Action = Callable[[float, Any], None]
+Action = Callable[[float, Any], object]
 Event = tuple[float, int, int, int, Action, Any]
 """(time, priority, key, sequence, action, argument)."""
 
@@ -45,11 +45,6 @@ class Kernel:
         """Call `action(time_s, argument)` at `time_s`."""
         self._sequence += 1
         heappush(self.heap, (time_s, priority, key, self._sequence, action, argument))
-
-    @property
-    def num_events(self) -> int:
-        """Pending events and decisions."""
-        return len(self.heap) + len(self.undecided)
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run until no event is left, or the next one is after `until_s`."""

@@ -204,10 +204,6 @@ class Replica:
         self.is_up = False
         return lost
 
-    def recover(self) -> None:
-        """Serve again, without requests."""
-        self.is_up = True
-
     # Transfers of KV caches (see `transfers`).
 
     def expect(self, live: Live) -> None:
@@ -237,17 +233,35 @@ class Replica:
     def send_waiting(self, live: Live, now: float) -> None:
         """Take a waiting request out of the queue, to copy its KV from host memory."""
         self.unqueue(live)
-        self.transit.send_waiting(live, now)
+        self.batch.num_waiting -= 1
+        self.transit.add_leaving(live)
+        self.timeline.wake_by(now)
 
     def release(self, live: Live, now: float) -> None:
         """Let go of a paused request and its KV."""
-        self.transit.release(live, now)
+        batch = self.batch
+        self.timeline.catch_up(now)
+        del self.transit.leaving[live.id]
+        if live.swapped_tokens:
+            batch.host.drop(live)
+        else:
+            own = live.computed_tokens - live.shared_blocks * batch.kv.block
+            if batch.prefixes is not None:
+                batch.prefixes.release(live, own, batch.tick, live.computed_tokens)
+            batch.kv.pinned -= batch.kv.blocks(own)
+            live.shared_blocks = 0
         self.uncount(live)
         self.timeline.wake_by(now)
 
     def take_back(self, live: Live, now: float) -> None:
         """Put a paused request back into the queue. Its KV is still here."""
-        self.transit.keep(live, now)
+        del self.transit.leaving[live.id]
+        if not live.swapped_tokens:
+            batch = self.batch
+            own = live.computed_tokens - live.shared_blocks * batch.kv.block
+            live.swapped_tokens = live.computed_tokens
+            batch.hold_blocks(live, batch.kv.blocks(own))
+            self.timeline.wake_by(now)
         self.uncount(live)
         self.enqueue(live, now, tokenized=True)
 
@@ -357,12 +371,13 @@ class Replica:
             answer_s = now + live.response_s if live.reasoning_tokens else live.first_token_s
             live.answer_s = max(answer_s, live.first_token_s)
             if batch.stalls is not None:
-                batch.stalls.run(live)
+                batch.stalls.update(live)
         if generated >= live.output_tokens:
             if live.move is not None:
                 live.move.abandon(now, MoveOutcome.ENDED)
             batch.stop_decode(live)
-            self._remove_running(live, now, Cause.FINISHED)
+            batch.write_segment(live, now, Cause.FINISHED)
+            self.uncount(live)
             self._listener.on_finished(live, now)
             return
         if live.reasoning_tokens and live.phase is Phase.REASONING and generated >= live.reasoning_tokens:
@@ -378,7 +393,7 @@ class Replica:
         live.reasoning_end_s = now + live.response_s
         self._requeue(live)
         if self.batch.stalls is not None:
-            self.batch.stalls.run(live)
+            self.batch.stalls.update(live)
         self._listener.on_phase_changed(live, now)
 
     def _requeue(self, live: Live) -> None:
@@ -400,12 +415,9 @@ class Replica:
             self.batch.stop_decode(live)
         else:
             self.batch.stop_prefill(live)
-        self._remove_running(live, now, Cause.CANCELLED)
-        self._listener.on_cancelled(live, now)
-
-    def _remove_running(self, live: Live, now: float, cause: Cause) -> None:
-        self.batch.write_segment(live, now, cause)
+        self.batch.write_segment(live, now, Cause.CANCELLED)
         self.uncount(live)
+        self._listener.on_cancelled(live, now)
 
     # The next iteration.
 
@@ -559,7 +571,7 @@ class Replica:
         if stalls is None:
             stalls = self.batch.stalls = StallTracker(self._pacer)
             for live in self.requests:
-                stalls.add(live)
+                stalls.update(live)
         return stalls.all_on_pace(self.batch.tick + self.timeline.ticks_ahead(now), now)
 
     @property

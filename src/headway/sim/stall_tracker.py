@@ -27,31 +27,20 @@ class StallTracker:
         self._decoding: list[Entry] = []
         self._paused: list[Entry] = []
 
-    def run(self, live: Live) -> None:
-        """Note that a request decodes, or that its answer has changed while it does."""
+    def update(self, live: Live) -> None:
+        """Note that a request at the replica began or ended to decode, or that its answer changed while it decodes."""
         live.pace_version += 1
-        stall_s = self._stall_s(live, live.joined_generated - live.joined_tick)
+        is_decoding = live.stage is DECODING
+        generated = live.joined_generated - live.joined_tick if is_decoding else live.generated_tokens
+        stall_s = self._stall_s(live, generated)
         if stall_s is not None:
-            heappush(self._decoding, (stall_s, live.id, live.pace_version, live))
-
-    def pause(self, live: Live) -> None:
-        """Note that a request is at the replica and does not decode."""
-        live.pace_version += 1
-        stall_s = self._stall_s(live, live.generated_tokens)
-        if stall_s is not None:
-            heappush(self._paused, (stall_s, live.id, live.pace_version, live))
+            entries = self._decoding if is_decoding else self._paused
+            heappush(entries, (stall_s, live.id, live.pace_version, live))
 
     @staticmethod
     def forget(live: Live) -> None:
         """Make the entry of a request void."""
         live.pace_version += 1
-
-    def add(self, live: Live) -> None:
-        """Note the present state of a request."""
-        if live.stage is DECODING:
-            self.run(live)
-        else:
-            self.pause(live)
 
     def all_on_pace(self, tick: int, now: float) -> bool:
         """Whether no reader has stalled."""

@@ -12,20 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Protocol
 
+from headway.control.control import Control
 from headway.control.live import DECODING, NEVER, PAUSED, WAITING, Live
 from headway.control.recorder import Table
 from headway.core.fleet import Handover
 from headway.core.record import MoveOutcome
 from headway.sim.fabric import Fabric, Flow
 from headway.sim.replica import Replica
-
-
-class MoveListener(Protocol):
-    """Receives the ends of moves (control)."""
-
-    def on_moved(self, live: Live, now: float) -> None: ...
 
 
 class Move:
@@ -76,13 +70,13 @@ class KvTransfers:
         fabric: Fabric,
         replicas: Sequence[Replica],
         bytes_per_token: Callable[[int], float],
-        listener: MoveListener,
+        control: Control,
         table: Table,
     ) -> None:
         self._fabric = fabric
         self._replicas = replicas
         self._bytes_per_token = bytes_per_token
-        self._listener = listener
+        self._control = control
         self._pack, self._put = table.pack, table.write
         self._moves: dict[int, Move] = {}
 
@@ -94,7 +88,7 @@ class KvTransfers:
             source.unqueue(live)
             self._write(Move(self, live, source, target, None, now), now, MoveOutcome.DONE)
             target.enqueue(live, now, tokenized=True)
-            self._listener.on_moved(live, now)
+            self._control.on_moved(live, now)
         elif live.stage is WAITING and live.id not in source.batch.resident:
             self._from_host(Move(self, live, source, target, None, now), now)
         elif live.stage is DECODING:
@@ -227,7 +221,7 @@ class KvTransfers:
         ):
             live.first_token_s = now + live.response_s
         target.receive(live, move.reserved, now)
-        self._listener.on_moved(live, now)
+        self._control.on_moved(live, now)
 
     def abandon(self, move: Move, now: float, outcome: MoveOutcome) -> None:
         """Release the reservations at the target."""

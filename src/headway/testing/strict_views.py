@@ -14,7 +14,6 @@ from headway.core.view import (
     OracleReplicaView,
     OracleRequestView,
     PlacedRequestView,
-    PoolCounts,
     PoolsView,
     PoolView,
     ReplicaView,
@@ -97,17 +96,17 @@ class StrictView:
 
 
 def _attributes(protocol: type) -> frozenset[str]:
-    return frozenset(name for name, value in vars(protocol).items() if isinstance(value, property))
+    return frozenset(name for name in dir(protocol) if isinstance(getattr(protocol, name), property))
 
 
-_ORACLE_REQUEST = _attributes(OracleRequestView)
-_ORACLE_REPLICA = _attributes(OracleReplicaView)
+_ORACLE_REQUEST = _attributes(OracleRequestView) - _attributes(RequestView)
+_ORACLE_REPLICA = _attributes(OracleReplicaView) - _attributes(ReplicaView)
 _SHOWN = {
-    "request": _attributes(RequestView) | _ORACLE_REQUEST,
-    "placed": _attributes(RequestView) | _attributes(PlacedRequestView) | _ORACLE_REQUEST,
-    "replica": _attributes(ReplicaView) | _ORACLE_REPLICA,
+    "request": _attributes(OracleRequestView),
+    "placed": _attributes(PlacedRequestView) | _ORACLE_REQUEST,
+    "replica": _attributes(OracleReplicaView),
     "view": _attributes(FleetView),
-    "pool": _attributes(PoolCounts) | _attributes(PoolView),
+    "pool": _attributes(PoolView),
     "pools": _attributes(PoolsView),
     "admission": _attributes(AdmissionView),
     "stage": _attributes(StageView),
