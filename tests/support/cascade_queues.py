@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 import numpy as np
 
 from headway.core.fleet import Engine, Gpu, Model
 from headway.perf.params import weights_bytes
+from headway.planning.cascade.cascadia import best_plan_of
+from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.problem import CascadeProblem, Floats, Lengths, QualityFloor, ReplicaSet, Target
 from headway.planning.cascade.replica_sets import ReplicaSets
+from headway.planning.cascade.search import Search
 from headway.workload.quality import Scores
 
 GPU = Gpu("gpu", 80e9, 2e12, {"bf16": 3e14}, 3e11, 2e10, 2.0, 400.0, 4)
@@ -99,3 +104,13 @@ def problem(
         judge_s=0.1,
         **given,  # type: ignore[arg-type]
     )
+
+
+def searched(new_search: Callable[..., Search]) -> Callable[..., CascadePlan]:
+    """A planner that makes the best plan of a search."""
+
+    def planner(problem: CascadeProblem, *arguments: Any) -> CascadePlan:
+        search = new_search(problem, *arguments)
+        return best_plan_of(search, search.run(problem.target), new_search.__name__)
+
+    return planner

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from cascade_queues import GPU, MIDDLE, SMALL, HonestBounds, Queue, problem
+from cascade_queues import GPU, MIDDLE, SMALL, HonestBounds, Queue, problem, searched
 from headway import catalog
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Parallel
 from headway.core.record import MoveOutcome, Records
 from headway.planning.cascade import stage_simulator as stages
-from headway.planning.cascade.baselines import cascade_serve, stand_alone, uniform_allocation, uniform_parallelism
 from headway.planning.cascade.bounds import NoBounds, StepTimeBounds
 from headway.planning.cascade.cascadia import candidates, plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.planners import cascade_serve, stand_alone, uniform_allocation, uniform_parallelism
 from headway.planning.cascade.problem import (
     CascadeProblem,
     Cheapest,
@@ -169,7 +169,7 @@ def test_candidates_keep_to_each_type_and_baselines_are_those_without_combos() -
     found = [*candidates(search, search.run(target), "test", 6)]
     found.append(stand_alone(made, "small", StageLatencies(queue()), NoBounds(), ALL))
     assert "decode" in roles(found[0])
-    for planner in (uniform_parallelism, uniform_allocation, cascade_serve):
+    for planner in (searched(uniform_parallelism), searched(uniform_allocation), cascade_serve):
         plain, other = (
             planner(each, StageLatencies(queue()), NoBounds(), ALL) for each in (replace(made, combo_kinds={}), made)
         )

@@ -30,7 +30,7 @@ def tables_of(seed: int, num_gpus: int, stages: int, honest: bool) -> tuple[list
         table = LatencyTable(
             sets, lower, guess, num_gpus,
             lambda replicas, m=model, r=rate_rps, x=lengths: queue.p95_latency_s(m, replicas, r, x),
-            GuessCorrection(), 0.1 * i,
+            [GuessCorrection()], 0.1 * i,
         )  # fmt: skip
         found.append(table)
     return found, queue
@@ -61,7 +61,7 @@ def test_a_deployment_is_proved_without_asking_for_everything(
     slowest_first = [sorted(np.round(each.latencies_s, 9).tolist(), reverse=True) for each in (helped, found)]
     assert slowest_first[0] <= slowest_first[1]
     again, _ = tables_of(seed, num_gpus, stages, honest=True)
-    none, at_least = deploy(again, num_gpus, use_all, limit_s=truth.latency_s * 0.9)
+    none, at_least = deploy(again, num_gpus, use_all, limit=truth.latency_s * 0.9)
     assert none is None and at_least >= truth.latency_s * 0.9
 
 

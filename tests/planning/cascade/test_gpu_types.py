@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from cascade_queues import GPU, HonestBounds, Queue, problem
+from cascade_queues import GPU, HonestBounds, Queue, problem, searched
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.allocation import GpuBudget, least_cost, least_max, least_max_milp, least_sum
-from headway.planning.cascade.baselines import cascade_serve, equal_shares, uniform_allocation, uniform_parallelism
 from headway.planning.cascade.bounds import NoBounds
 from headway.planning.cascade.cascadia import candidates, plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
+from headway.planning.cascade.planners import cascade_serve, equal_shares, uniform_allocation, uniform_parallelism
 from headway.planning.cascade.problem import CascadeProblem, Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.replica_sets import all_sets
 from headway.planning.cascade.search import Effort, Search
@@ -179,11 +179,11 @@ def test_candidates_and_baselines_keep_to_each_type() -> None:
     search = Search(asked, StageLatencies(queue()), NoBounds(), Effort(stable_rounds=4))
     found = [*candidates(search, search.run(target), "test", 6)]
     best = plan(asked, StageLatencies(queue()), NoBounds(), ALL)
-    for planner in (uniform_parallelism, uniform_allocation, cascade_serve):
+    for planner in (searched(uniform_parallelism), searched(uniform_allocation), cascade_serve):
         other = planner(asked, StageLatencies(queue()), NoBounds(), ALL)
         assert other.objective >= best.objective - 1e-9
         found.append(other)
-        if planner is uniform_allocation:
+        if other.planner == "uniform_allocation":
             used = tuple(stage.num_gpus > 0 for stage in other.stages)
             for i, stage in enumerate(other.stages):
                 for part in stage.replicas:

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.allocation import budget_of, least_sum
-from headway.planning.cascade.bounds import Bounds, StepTimeBounds
+from headway.planning.cascade.bounds import Bounds
 from headway.planning.cascade.deployment import Deployment, StageLatencies, deployment_of
 from headway.planning.cascade.plan import CascadePlan, HeldOut, StagePlan
 from headway.planning.cascade.problem import CascadeProblem, Floats, LatencyBudget, ReplicaSet, Target
@@ -41,7 +41,7 @@ NUM_PRICES = 12
 def plan(
     problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None, effort: Effort | None = None
 ) -> CascadePlan:
-    """The plan for the problem's target. `bounds`: None = `StepTimeBounds` with one repeat."""
+    """The plan for the problem's target."""
     return plans(problem, [problem.target], latencies, bounds, effort)[0]
 
 
@@ -56,7 +56,7 @@ def plans(
 
     The plans of qualities from low to high are the Pareto curve.
     """
-    search = Search(problem, latencies, bounds or StepTimeBounds(problem.gpu, problem.engine), effort)
+    search = Search(problem, latencies, bounds, effort)
     results = {target: search.run(target) for target in sorted(targets, key=_strictness)}
     return tuple(best_plan_of(search, results[target], "cascadia") for target in targets)
 

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Model
-from headway.planning.cascade.allocation import Allocation, GpuBudget, Gpus, gpus_left, least_cost, least_max
+from headway.planning.cascade.allocation import Allocation, Gpus, gpus_left, least_cost, least_max
 from headway.planning.cascade.problem import Floats, Lengths, ReplicaSet, StageEvaluator
 from headway.planning.cascade.replica_sets import ReplicaSets
 
@@ -77,8 +77,8 @@ class LatencyTable:
     """l(f) of one stage under one load. Arrays over f = 0..N: `lower` is a lower bound, `best` the least evaluated.
 
     With several types of GPU, f is a cell of the `GpuBudget`. `lower[f] == best[f]` where l(f) is known. `guess` is the
-    expected l(f). Sets with combos have a queue and a correction of their own, as guesses leave out how prompts delay
-    decoding, which matters less in combos.
+    expected l(f). Where there are two corrections, sets with combos have a queue and the second correction, as
+    guesses leave out how prompts delay decoding, which matters less in combos.
     """
 
     def __init__(
@@ -88,15 +88,13 @@ class LatencyTable:
         guess: Floats,
         num_gpus: int,
         p95_s: Callable[[ReplicaSet], float],
-        correction: GuessCorrection,
+        corrections: Sequence[GuessCorrection],
         added_s: float = 0.0,
-        combo_correction: GuessCorrection | None = None,
     ) -> None:
-        self.sets, self._p95_s, self._added_s = sets, p95_s, added_s
-        self._corrections = (correction,) if combo_correction is None else (correction, combo_correction)
+        self.sets, self._p95_s, self._corrections, self._added_s = sets, p95_s, corrections, added_s
         self._lower, self._guess = lower + added_s, guess
-        num_queues = len(self._corrections)
-        queue_of_set = sets.cells * num_queues + (0 if combo_correction is None else sets.are_split.astype("i8"))
+        num_queues = len(corrections)
+        queue_of_set = sets.cells * num_queues + (sets.are_split.astype("i8") if num_queues > 1 else 0)
         order = np.lexsort((guess, lower, queue_of_set))
         ends = np.searchsorted(queue_of_set[order], np.arange(num_queues, num_queues * (num_gpus + 1) + 1))
         self._queue = [*[order[:0]] * num_queues, *(order[a:b] for a, b in pairwise(ends.tolist()))]
@@ -154,21 +152,6 @@ class LatencyTable:
             self._open_lower[q, f] = next_lower if is_open else inf
 
 
-class UnusedStage(LatencyTable):
-    """The table of a stage that no request reaches: no GPUs, no latency."""
-
-    def __init__(self, num_gpus: int) -> None:
-        self.best = np.full(num_gpus + 1, inf)
-        self.best[0] = 0.0
-        self.lower = self.best
-        self.best_sets = [None] * (num_gpus + 1)
-        self.num_sets = self.num_evaluated = 0
-
-    @property
-    def guess(self) -> Floats:
-        return self.best
-
-
 class Deployment(Struct, frozen=True):
     """GPUs and replica sets of every stage, for one routing."""
 
@@ -198,74 +181,50 @@ def deployment_of(tables: Sequence[LatencyTable], gpus: tuple[int, ...], bound_s
 
 
 def deploy(
-    tables: Sequence[LatencyTable],
-    num_gpus: Gpus,
-    use_all: bool = False,
-    limit_s: float = inf,
-    gap: float = 0.0,
-    max_evaluations: int | None = None,
-) -> tuple[Deployment | None, float]:
+    tables: Sequence[LatencyTable], gpus: Gpus, use_all: bool = False, limit: float = inf, gap: float = 0.0,
+    max_evaluations: int | None = None, within_s: float | None = None,
+) -> tuple[Deployment | None, float]:  # fmt: skip
     """The fastest deployment, and a lower bound on the latency of any.
 
-    None where there is none, or none below `limit_s`: then the bound is at least that. `gap`: share by which the bound
-    may stay below the latency. `max_evaluations`: the best known deployment is taken after so many.
+    None where there is none, or none below `limit`: then the bound is at least that. `gap`: share by which the bound
+    may stay below the latency. `max_evaluations`: the best known deployment is taken after so many. `within_s`, with a
+    `GpuBudget`: the cheapest deployment with every stage within this latency; limit and bound are costs, $/h.
     """
+
+    def best_of(columns: Sequence[Floats]) -> tuple[Allocation, float] | tuple[None, float]:
+        """An allocation, and the value that is minimised."""
+        if within_s is None or isinstance(gpus, int):
+            allocation = least_max(columns, gpus, use_all)
+            return (None, inf) if allocation is None else (allocation, allocation.latency_s)
+        allocation = least_cost(columns, gpus, within_s)
+        return (None, inf) if allocation is None else (allocation, allocation.usd_per_hour)
+
     started = sum(table.num_evaluated for table in tables)
     while True:
-        low = least_max([table.lower for table in tables], num_gpus, use_all)
-        known = least_max([table.best for table in tables], num_gpus, use_all)
-        if low is None or low.latency_s >= limit_s:
-            return None, inf if low is None else low.latency_s
-        is_spent = _is_spent(tables, started, max_evaluations)
-        if known is not None and (is_spent or low.latency_s >= known.latency_s * (1 - gap) - EPS):
-            return deployment_of(tables, known.gpus, min(low.latency_s, known.latency_s)), low.latency_s
-        _evaluate(tables, low, least_max([table.guess for table in tables], num_gpus, use_all))
-
-
-def deploy_cheapest(
-    tables: Sequence[LatencyTable], budget: GpuBudget, latency_s: float, limit_usd: float = inf, gap: float = 0.0,
-    max_evaluations: int | None = None,
-) -> tuple[Deployment | None, float]:  # fmt: skip
-    """The cheapest deployment with every stage within a latency, and a lower bound on the cost of any, $/h.
-
-    None where there is none, or none below `limit_usd`. `gap` and `max_evaluations` as of `deploy`.
-    """
-    started = sum(table.num_evaluated for table in tables)
-    while True:
-        low = least_cost([table.lower for table in tables], budget, latency_s)
-        known = least_cost([table.best for table in tables], budget, latency_s)
-        if low is None or low.usd_per_hour >= limit_usd:
-            return None, inf if low is None else low.usd_per_hour
-        is_spent = _is_spent(tables, started, max_evaluations)
-        if is_spent and known is None:
-            return None, low.usd_per_hour
-        if known is not None and (is_spent or low.usd_per_hour >= known.usd_per_hour * (1 - gap) - EPS):
-            cheapest = deployment_of(tables, known.gpus, None)
-            return structs.replace(cheapest, usd_per_hour=known.usd_per_hour), low.usd_per_hour
-        guess = least_cost([table.guess for table in tables], budget, latency_s)
-        _evaluate(
-            tables, *(None if each is None else structs.replace(each, latency_s=latency_s) for each in (low, guess))
-        )
-
-
-def _is_spent(tables: Sequence[LatencyTable], started: int, max_evaluations: int | None) -> bool:
-    return max_evaluations is not None and sum(table.num_evaluated for table in tables) - started >= max_evaluations
-
-
-def _evaluate(tables: Sequence[LatencyTable], low: Allocation | None, guess: Allocation | None) -> None:
-    """Evaluate the allocation that is expected to be best; if that is known, the one that the lower bounds allow."""
-    for allocation in (guess, low):
-        if allocation is None:
-            continue
-        open_ = [
-            (table, f)
-            for table, f in zip(tables, allocation.gpus, strict=True)
-            if table.best[f] > allocation.latency_s + EPS and table.can_improve(f)
-        ]
-        for table, f in open_:
-            table.evaluate(f)
-        if open_:
-            return
+        lowest, bound = best_of([table.lower for table in tables])
+        known, value = best_of([table.best for table in tables])
+        if lowest is None or bound >= limit:
+            return None, bound
+        num_evaluated = sum(table.num_evaluated for table in tables) - started
+        is_spent = max_evaluations is not None and num_evaluated >= max_evaluations
+        if known is not None and (is_spent or bound >= value * (1 - gap) - EPS):
+            if within_s is None:
+                return deployment_of(tables, known.gpus, min(bound, value)), bound
+            return structs.replace(deployment_of(tables, known.gpus, None), usd_per_hour=value), bound
+        if is_spent and within_s is not None:
+            return None, bound
+        guess, _ = best_of([table.guess for table in tables])
+        # Evaluate the allocation that is expected to be best; if that is known, the one that the lower bounds allow.
+        for allocation in (guess, lowest):
+            if allocation is None:
+                continue
+            needed_s = allocation.latency_s if within_s is None else within_s
+            pairs = zip(tables, allocation.gpus, strict=True)
+            open_ = [(table, f) for table, f in pairs if table.best[f] > needed_s + EPS and table.can_improve(f)]
+            for table, f in open_:
+                table.evaluate(f)
+            if open_:
+                break
 
 
 def with_spare_gpus(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -23,7 +24,7 @@ from headway.core.errors import HeadwayError
 from headway.perf.params import weights_bytes
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.planners import EFFORT, CascadePlanner, SearchPlanner
+from headway.planning.cascade.planners import SearchPlanner
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import QualityFloor
 from headway.planning.cascade.rehearsal import (
@@ -77,7 +78,7 @@ def regrets(
     target, without_error = request.problem.target, _with_judge(request, JudgeError(0.0, 0.0))
     if not isinstance(target, QualityFloor):
         raise HeadwayError("regret: expected a quality to reach, and no latency")
-    by_truth = best_or_nearest(target, Trials(without_error, latencies, _planner()).run())
+    by_truth = best_or_nearest(target, Trials(without_error, latencies).run())
     return tuple(_regret(request, latencies, error, by_truth.plan, target) for error in errors)
 
 
@@ -88,8 +89,9 @@ def _regret(
     real, truth = _with_judge(request, error), request.problem.scores
     judged = judged_scores(truth, error, request.seed)
     misled = replace(real, problem=replace(real.problem, scores=judged))
-    by_judge = best_or_nearest(target, Trials(misled, latencies, _planner(), rehearse_by_judge).run()).plan
-    informed = Trials(real, latencies, _planner(_informed_routings(truth, judged, request))).run()
+    by_judge = best_or_nearest(target, Trials(misled, latencies, rehearsal=rehearse_by_judge).run()).plan
+    new_search = partial(Search, routings=_informed_routings(truth, judged, request))
+    informed = Trials(real, latencies, SearchPlanner(new_search, "cascadia")).run()
     runs = [(plan, rehearse(real, plan)) for plan in (by_judge, by_truth)]
     best = best_or_nearest(target, informed)
     runs.append((best.plan, best.rehearsed))
@@ -124,9 +126,3 @@ def _informed_routings(truth: Scores, judged: Scores, request: PlanningRequest) 
     routings = cascades(judged, weights)
     final = np.stack([judged.final_stage(levels) for levels in routings.thresholds.tolist()]).astype("i1")
     return of_routes(truth, routings.thresholds, routings.reached, final, weights)
-
-
-def _planner(routings: Routings | None = None) -> CascadePlanner:
-    return SearchPlanner(
-        lambda problem, latencies, bounds: Search(problem, latencies, bounds, EFFORT, routings), "cascadia"
-    )

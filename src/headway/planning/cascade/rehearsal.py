@@ -21,7 +21,7 @@ from headway.metrics.usage import usage
 from headway.planning.cascade.cascadia import with_held_out
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan, StagePlan
-from headway.planning.cascade.planners import CascadePlanner, cascadia
+from headway.planning.cascade.planners import CascadePlanner, SearchPlanner
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import (
     Cheapest,
@@ -31,6 +31,7 @@ from headway.planning.cascade.problem import (
     Target,
     coefficients_key,
 )
+from headway.planning.cascade.search import Search
 from headway.planning.cascade.stage_simulator import bounds_of
 from headway.workload.quality_judges import noisy_score
 from headway.workload.quality_source import QualitySpec, restricted_to
@@ -197,17 +198,18 @@ def tighten_until_met(
     request: PlanningRequest, latencies: StageLatencies, planner: CascadePlanner | None = None
 ) -> RehearsedPlan:
     """The best plan whose rehearsal meets the target; else the one that comes nearest."""
-    return best_or_nearest(request.problem.target, Trials(request, latencies, planner or cascadia()).run())
+    return best_or_nearest(request.problem.target, Trials(request, latencies, planner).run())
 
 
 class Trials:
     """The plans of one planner, for one target after the other, each rehearsed once."""
 
     def __init__(
-        self, request: PlanningRequest, latencies: StageLatencies, planner: CascadePlanner,
+        self, request: PlanningRequest, latencies: StageLatencies, planner: CascadePlanner | None = None,
         rehearsal: Callable[[PlanningRequest, CascadePlan], RehearsalResult] = rehearse,
     ) -> None:  # fmt: skip
-        self.request, self.latencies, self.planner, self.rehearsal = request, latencies, planner, rehearsal
+        self.request, self.latencies, self.rehearsal = request, latencies, rehearsal
+        self.planner: CascadePlanner = planner or SearchPlanner(Search, "cascadia")
         self.results: list[RehearsedPlan] = []
         self._rehearsed: dict[object, RehearsalResult] = {}
 

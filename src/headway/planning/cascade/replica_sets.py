@@ -99,6 +99,7 @@ class ReplicaSets:
         )
 
 
+NO_SETS = ReplicaSets((), np.zeros((0, 0), "i8"))
 StageSets = Callable[[int, tuple[bool, ...]], ReplicaSets]
 """The replica sets of a stage, given which stages get any requests."""
 

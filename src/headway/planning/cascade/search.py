@@ -20,20 +20,18 @@ from msgspec import Struct
 
 from headway.perf.params import weights_bytes
 from headway.planning.cascade.allocation import budget_of, gpus_of
-from headway.planning.cascade.bounds import Bounds
+from headway.planning.cascade.bounds import Bounds, StepTimeBounds
 from headway.planning.cascade.deployment import (
     Deployment,
     GuessCorrection,
     LatencyTable,
     StageLatencies,
-    UnusedStage,
     deploy,
-    deploy_cheapest,
     with_spare_gpus,
 )
 from headway.planning.cascade.plan import Round
 from headway.planning.cascade.problem import CascadeProblem, Cheapest, LatencyBudget, ReplicaSet, Target
-from headway.planning.cascade.replica_sets import StageSets, all_sets
+from headway.planning.cascade.replica_sets import NO_SETS, StageSets, all_sets
 from headway.planning.cascade.routing import Objective, Routings, cascades, proportional
 
 EPS = 1e-9
@@ -86,22 +84,23 @@ class SearchResult:
 class Search:
     """The search of one problem, for one target after the other. Deployments are kept for later targets.
 
-    `routings`: None = those of a cascade's thresholds. `sets_of`: None = all feasible sets of replicas.
+    `bounds`: None = `StepTimeBounds` with one repeat. `routings`: None = those of a cascade's thresholds. `sets_of`:
+    None = all feasible sets of replicas.
     """
 
     def __init__(
-        self, problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds, effort: Effort | None = None,
-        routings: Routings | None = None, sets_of: StageSets | None = None,
+        self, problem: CascadeProblem, latencies: StageLatencies, bounds: Bounds | None = None,
+        effort: Effort | None = None, routings: Routings | None = None, sets_of: StageSets | None = None,
     ) -> None:  # fmt: skip
-        self.problem, self.latencies, self.bounds, self.effort = problem, latencies, bounds, effort or Effort()
+        self.problem, self.latencies, self.effort = problem, latencies, effort or Effort()
+        self.bounds: Bounds = bounds or StepTimeBounds(problem.gpu, problem.engine)
         self.routings = routings or cascades(problem.scores, [weights_bytes(model) for model in problem.models])
         self.sets_of = sets_of or all_sets(problem)
         self._sets_differ = sets_of is not None
         """Whether a stage's sets depend on which stages are used."""
         self._tables: dict[tuple[int, bytes, tuple[bool, ...]], LatencyTable] = {}
-        self._corrections = [GuessCorrection() for _ in problem.models]
-        self._combo_corrections = [
-            GuessCorrection() if problem.combo_kinds.get(model.name) else None for model in problem.models
+        self._corrections = [
+            [GuessCorrection() for _ in range(2 if problem.combo_kinds.get(name) else 1)] for name in problem.names
         ]
         self.gpus = gpus_of(problem)
         self.cheapest: Cheapest | None = None
@@ -139,8 +138,8 @@ class Search:
             gap, most = self.effort.gap, self.effort.max_evaluations
             tables = self.tables(routing)
             if self.cheapest is not None:
-                budget = budget_of(self.problem)
-                solution = deploy_cheapest(tables, budget, self.cheapest.latency_s, limit_s, gap, most)
+                budget, within_s = budget_of(self.problem), self.cheapest.latency_s
+                solution = deploy(tables, budget, limit=limit_s, gap=gap, max_evaluations=most, within_s=within_s)
             else:
                 solution = deploy(tables, self.gpus, self.problem.use_all, limit_s, gap, most)
             known = self.solved[routing] = SolvedRouting(*solution)
@@ -199,7 +198,11 @@ class Search:
         problem = self.problem
         last = self.gpus if isinstance(self.gpus, int) else self.gpus.num_cells - 1
         if not used[stage]:
-            return UnusedStage(last)
+            table = LatencyTable(
+                NO_SETS, np.zeros(0), np.zeros(0), last, lambda replicas: inf, self._corrections[stage]
+            )
+            table.best[0] = table.lower[0] = 0.0
+            return table
         model, lengths = problem.models[stage], problem.lengths(stage, reached)
         rate_rps = problem.rate_rps * len(lengths) / len(reached)
         sets = self.sets_of(stage, used)
@@ -212,7 +215,6 @@ class Search:
             lambda replicas: self.latencies.p95_s(model, replicas, rate_rps, lengths),
             self._corrections[stage],
             self._judge_s(stage),
-            self._combo_corrections[stage],
         )
 
     def _mean_score(self, stage: int) -> float:

@@ -17,7 +17,7 @@ from headway.core.task import InlineTask
 from headway.metrics.summary import summarize
 from headway.perf.params import weights_bytes
 from headway.perf.step import StepModel
-from headway.planning.cascade import baselines, planners
+from headway.planning.cascade import planners
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT
@@ -60,8 +60,8 @@ def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measure
     latencies = StageLatencies(evaluator_of(first))
     plans = {
         "static": tighten_until_met(first, latencies).plan,
-        "cascade-serve": tighten_until_met(first, latencies, planners.cascade_serve).plan,
-        "stand-alone": baselines.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds_of(first), EFFORT),
+        "cascade-serve": tighten_until_met(first, latencies, planners.single(planners.cascade_serve)).plan,
+        "stand-alone": planners.stand_alone(first.problem, DEEPSEEK[-1], latencies, bounds_of(first), EFFORT),
     }
     results: Measurement = {name: [] for name in (*plans, "cascadia")} | {"plans": [], "rate_rps": rate_rps}
     for seed in seeds:
@@ -82,9 +82,7 @@ def _rate_rps(q_min: float, lone_s: float, quick: bool, share: float) -> float:
     """At which the largest model alone needs the SLO scale of Table 5 over the whole run."""
     low, high = 8.0, 64.0
     case = planning_case("deepseek", 1, q_min, quick, (low * high) ** 0.5)
-    plan = baselines.stand_alone(
-        case.problem, DEEPSEEK[-1], StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT
-    )
+    plan = planners.stand_alone(case.problem, DEEPSEEK[-1], StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT)
     for _ in range(HALVINGS):
         middle = (low * high) ** 0.5
         rows, _ = _workload(middle, 0, share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.planning.cascade import baselines
+from headway.planning.cascade import planners
 from headway.planning.cascade.cascadia import plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
@@ -80,7 +80,7 @@ def route_llm(trace: int, rate_rps: float, q_min: float, seeds: list[int], quick
     predicted = misjudged(case.problem.scores, JudgeNoise(spread=NOISE))
     for _ in range(ROUNDS):
         problem = case.problem.with_target(QualityFloor(min(target, 100.0)))
-        last = baselines.route_llm(problem, predicted, latencies, bounds_of(case), EFFORT)
+        last = planners.route_llm(problem, predicted, latencies, bounds_of(case), EFFORT)
         rehearsed = rehearse(case, last)
         if rehearsed.quality is None or rehearsed.quality >= q_min:
             break

@@ -9,16 +9,18 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from headway.core.errors import HeadwayError
-from headway.planning.cascade import baselines, planners
+from headway.planning.cascade import planners
 from headway.planning.cascade.cascadia import plan
 from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.plan import CascadePlan
-from headway.planning.cascade.planners import EFFORT, CascadePlanner
+from headway.planning.cascade.planners import EFFORT, CascadePlanner, SearchPlanner
 from headway.planning.cascade.planning_request import PlanningRequest, with_rate
 from headway.planning.cascade.problem import ReplicaSet
 from headway.planning.cascade.rehearsal import RehearsedPlan, planned_document, rehearse, tighten_until_met
+from headway.planning.cascade.search import Search
 from headway.planning.cascade.stage_simulator import bounds_of, evaluator_of
 from headway.reproduce.cascadia.exhaustive import exhaustive
 from headway.reproduce.cascadia.setup import AWQ_SLOWER, at_once, changed, planning_case
@@ -35,7 +37,7 @@ def rate(cascade: str, trace: int, quick: bool, slower: float = AWQ_SLOWER) -> M
     """The rate of a trace, the latency of a lone request that SLO scales are multiples of, and that of each model."""
     case = planning_case(cascade, trace, 80.0, quick, slower=slower)
     latencies, limits = _latencies(case), bounds_of(case)
-    alone = [baselines.stand_alone(case.problem, name, latencies, limits, EFFORT) for name in case.problem.names]
+    alone = [planners.stand_alone(case.problem, name, latencies, limits, EFFORT) for name in case.problem.names]
     lone = [rehearse(with_rate(case, 0.02), each) for each in alone]
 
     def in_time(rps: float) -> bool:
@@ -62,7 +64,7 @@ def measure(
     """Every system's plan for a case, planned once and simulated with every seed."""
     case = planning_case(cascade, trace, q_min, quick, rate_rps, slower=slower)
     latencies, began = _latencies(case), time.process_time()
-    first = planners.cascadia()
+    first = SearchPlanner(Search, "cascadia")
     first(case.problem, latencies, bounds_of(case))
     search_s = time.process_time() - began
     ours = tighten_until_met(case, latencies, first)
@@ -83,11 +85,11 @@ def _systems(
     case: PlanningRequest, cascade: str, q_min: float, ablations: bool
 ) -> Iterator[tuple[str, CascadePlanner]]:
     alone = case.problem.names[-1 if q_min >= 85 or cascade == "llama" else -2]
-    yield "stand-alone", planners.stand_alone(alone)
-    yield "cascade-serve", planners.cascade_serve
+    yield "stand-alone", planners.single(partial(planners.stand_alone, model=alone))
+    yield "cascade-serve", planners.single(planners.cascade_serve)
     if ablations:
-        yield "uniform parallelism", planners.uniform_parallelism()
-        yield "uniform allocation", planners.uniform_allocation()
+        yield "uniform parallelism", SearchPlanner(planners.uniform_parallelism, "uniform parallelism")
+        yield "uniform allocation", SearchPlanner(planners.uniform_allocation, "uniform allocation")
 
 
 def some_models(trace: int, q_min: float, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
@@ -158,7 +160,7 @@ def _latencies(case: PlanningRequest) -> StageLatencies:
 def sarathi(trace: int, rate_rps: float, seeds: list[int], quick: bool) -> Measurement:
     """The largest model alone on Sarathi-Serve's batching: throughput of each chunk size."""
     case = planning_case("deepseek", trace, 90.0, quick, rate_rps)
-    chosen = baselines.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds_of(case), EFFORT)
+    chosen = planners.stand_alone(case.problem, case.problem.names[-1], _latencies(case), bounds_of(case), EFFORT)
     by_chunk = {}
     for chunk in CHUNKS:
         document = copy.deepcopy(planned_document(case, chosen))

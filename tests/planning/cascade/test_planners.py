@@ -8,9 +8,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from cascade_queues import ENGINE, GPU, MIDDLE, HonestBounds, Queue, problem
+from cascade_queues import ENGINE, GPU, MIDDLE, HonestBounds, Queue, problem, searched
 from headway.core.errors import HeadwayError
-from headway.planning.cascade.baselines import (
+from headway.planning.cascade.bounds import NoBounds
+from headway.planning.cascade.cascadia import plan
+from headway.planning.cascade.deployment import StageLatencies
+from headway.planning.cascade.planners import (
     cascade_serve,
     equal_shares,
     route_llm,
@@ -18,9 +21,6 @@ from headway.planning.cascade.baselines import (
     uniform_allocation,
     uniform_parallelism,
 )
-from headway.planning.cascade.bounds import NoBounds
-from headway.planning.cascade.cascadia import plan
-from headway.planning.cascade.deployment import StageLatencies
 from headway.planning.cascade.problem import LatencyBudget, QualityFloor
 from headway.planning.cascade.replica_sets import feasible_shapes, replica_sets
 from headway.planning.cascade.search import Effort
@@ -50,12 +50,12 @@ def test_ablations_are_never_better() -> None:
     for seed in range(4):
         asked = problem(3, 12, 4.0, QualityFloor(70.0), seed, num_requests=20)
         best = plan(asked, latencies(), HonestBounds(Queue(), seed), ALL)
-        for planner in (uniform_parallelism, uniform_allocation):
-            found = planner(asked, latencies(), HonestBounds(Queue(), seed), ALL)
+        for new_search in (uniform_parallelism, uniform_allocation):
+            found = searched(new_search)(asked, latencies(), HonestBounds(Queue(), seed), ALL)
             assert found.objective >= best.objective - 1e-9
             assert sum(stage.num_gpus for stage in found.stages) <= 12
             worse.append(found.objective / best.objective)
-            if planner is uniform_allocation:
+            if new_search is uniform_allocation:
                 shares = equal_shares(12, tuple(stage.num_gpus > 0 for stage in found.stages))
                 assert all(stage.num_gpus <= share for stage, share in zip(found.stages, shares, strict=True))
     assert max(worse) > 1.05
@@ -108,6 +108,6 @@ def test_one_known_table_serves_all_planners() -> None:
     asked, known = problem(3, 10, 4.0, QualityFloor(70.0), 3, num_requests=20), latencies()
     first = plan(asked, known, HonestBounds(Queue(), 0))
     num = len(known.known)
-    uniform_parallelism(asked, known, HonestBounds(Queue(), 0))
+    searched(uniform_parallelism)(asked, known, HonestBounds(Queue(), 0))
     again = plan(replace(asked), StageLatencies(Queue(), known.known), HonestBounds(Queue(), 0))
     assert again.num_evaluations == 0 and again.stages == first.stages and len(known.known) >= num
