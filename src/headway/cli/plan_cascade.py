@@ -13,11 +13,10 @@ from headway.cli.output import counting, print_json, print_table, user_cache
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
-from headway.planning.cascade.page import LOST, PlottedPlan, page
+from headway.planning.cascade.page import LOST, lost, named_plans, numbers_of, page
 from headway.planning.cascade.planning_request import make_request
 from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFloor, Target
 from headway.planning.cascade.regret import JudgeError
-from headway.planning.cascade.rehearsal import RehearsedPlan
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
 from headway.workload.atomic_file import write_text
@@ -83,9 +82,7 @@ def cascade(
         click.echo(f"wrote {out}", err=True)
     if html is not None:
         command = shlex.join(["headway", *sys.argv[1:]])
-        write_text(
-            html, page(answer.target, answer.chosen.plan, _points(answer), answer.confidence, command, lost(answer))
-        )
+        write_text(html, page(answer, command))
         click.echo(f"wrote {html}", err=True)
     print_json(answer) if as_json else _show(answer)
     click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_cached} known before", err=True)
@@ -119,7 +116,10 @@ def _show(answer: CascadeAnswer) -> None:
         rows.append([stage.model, stage.gpus, stage.shapes, level, f"{stage.processing_ratio:.0%}", p95])
     print_table(heads, rows)
     heads = ["plan", "GPUs per model", "quality", "p95 (s)", "mean (s)", "$/request", "meets the target"]
-    print_table(heads, [_row(name, each) for name, each, _ in _named(answer)])
+    rows = []
+    for name, each, _ in named_plans(answer):
+        rows.append([name, " + ".join(str(stage.num_gpus) for stage in each.plan.stages), *numbers_of(each)])
+    print_table(heads, rows)
     click.echo(answer.chosen.plan.why)
     if answer.confidence is not None:
         low, high = answer.confidence.quality
@@ -134,42 +134,3 @@ def _judge_error(text: str) -> JudgeError:
         return JudgeError(float(bias), float(noise or 0))
     except ValueError as error:
         raise HeadwayError(f"--regret: {text.strip()!r}; expected points as in -9:8 ({error})") from None
-
-
-def lost(answer: CascadeAnswer) -> list[list[object]]:
-    """A row for each plan with each judge."""
-    rows: list[list[object]] = []
-    for each in answer.regrets:
-        plans = {"by its scores": each.by_judge, "by true scores": each.by_truth, "knowing it": each.informed}
-        for name, plan_of in plans.items():
-            done, stages = plan_of.rehearsed, plan_of.plan.stages
-            gpus = " + ".join(str(stage.num_gpus) for stage in stages)
-            losses = [_number(value) for value in (done.quality, done.p95_s, plan_of.short_points, plan_of.slower_s)]
-            rows.append([f"{each.judge_error.bias:+g}, sd {each.judge_error.noise:g}", name, gpus, *losses])
-    return rows
-
-
-def _named(answer: CascadeAnswer) -> list[tuple[str, RehearsedPlan, str]]:
-    named = [("chosen", answer.chosen, "chosen")]
-    named += [(each.plan.planner, each, "alternatives") for each in answer.alternatives]
-    return named + [(f"quality {each.plan.quality:.3g}", each, "curve") for each in answer.curve]
-
-
-def _points(answer: CascadeAnswer) -> list[PlottedPlan]:
-    points = []
-    for name, each, group in _named(answer):
-        done = each.rehearsed
-        points.append(
-            PlottedPlan(name, done.quality, done.p95_s, done.mean_s, done.usd_per_request, each.is_met, group)
-        )
-    return points
-
-
-def _row(name: str, plan: RehearsedPlan) -> list[object]:
-    done, stages = plan.rehearsed, plan.plan.stages
-    shown = [_number(each) for each in (done.quality, done.p95_s, done.mean_s, done.usd_per_request)]
-    return [name, " + ".join(str(stage.num_gpus) for stage in stages), *shown, "yes" if plan.is_met else "no"]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
