@@ -85,12 +85,12 @@ class Last:
 
 
 def test_a_forecaster_knows_past_and_history() -> None:
-    after = long_term_module.WithPast(np.ones(5), Last())
+    after = long_term_module.ForecasterWithPast(np.ones(5), Last())
     assert after.forecast(np.ones(3), 2, (0.5,)).tolist() == [[8.0, 8.0]]
 
 
 def test_a_leak_ends_with_its_series() -> None:
-    until = long_term_module.LeakedSeries(6, Last())
+    until = long_term_module.ForecasterWithPast(np.zeros(0), Last(), 6)
     assert until.forecast(np.ones(4), 2, (0.5,))[0, 0] == 4.0
     history = np.arange(5.0)
     assert until.forecast(history, 2, (0.5,)).tolist() == LastValue().forecast(history, 2, (0.5,)).tolist()

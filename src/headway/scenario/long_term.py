@@ -20,7 +20,7 @@ from headway.config.scenario import Scenario
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Fleet, Pool
-from headway.core.policy import Floats, Forecaster, InstancePlanner, Scaler
+from headway.core.policy import Floats, Forecaster, Scaler
 from headway.core.task import TaskFactory
 from headway.core.view import PoolCounts
 from headway.forecast.methods import LEAK, make
@@ -75,7 +75,7 @@ def scaler(
 ) -> PolicyChoice[Scaler]:
     """The scaler of a specification, with the forecaster and the planner that it names. `tasks` runs its planner."""
     arguments = {} if isinstance(spec, str) else dict(spec)
-    tools = {key: _with_name(arguments.pop(key)) for key in ("forecaster", "planner") if key in arguments}
+    tools = {key: arguments.pop(key) for key in ("forecaster", "planner") if key in arguments}
     choice = resolve.scaler(arguments or spec, loader_of(scenario.base_dir))
     parameters = signature(choice.made_by).parameters
     if tasks is not None and "tasks" in parameters:
@@ -99,13 +99,10 @@ def knows_future(choice: PolicyChoice[Scaler] | None) -> bool:
     return choice is not None and getattr(choice.arguments.get("forecaster"), "cheats", False)
 
 
-def _with_name(spec: Any) -> Any:
-    return {"name": spec} if isinstance(spec, str) else spec
-
-
 def _convert(key: str, spec: Any, kind: type[Any]) -> Any:
+    """The specification; a name alone is short for a mapping with it."""
     try:
-        return msgspec.convert(spec, kind)
+        return msgspec.convert({"name": spec} if isinstance(spec, str) else spec, kind)
     except msgspec.ValidationError as error:
         raise HeadwayError(f"{key}: {error}") from None
 
@@ -119,7 +116,6 @@ class ScenarioDemand:
 
     @cached_property
     def table(self) -> Workload:
-        """The run's own requests."""
         return self._generate(self.scenario.spec.workload)
 
     def _generate(self, workload: WorkloadSpec, seed_offset: int = 0) -> Workload:
@@ -251,36 +247,28 @@ class Forecasters:
         if past is None:
             past = np.zeros(round(self._spec.past_hours * HOUR_S / self._config.step_s))
         if not self.cheats:
-            return WithPast(past, make(self._spec.name, self._season))
+            return ForecasterWithPast(past, make(self._spec.name, self._season))
         series = np.concatenate([past, self._own[model, region]])
-        return WithPast(past, LeakedSeries(len(series), make(self._spec.name, self._season, series)))
+        return ForecasterWithPast(past, make(self._spec.name, self._season, series), len(series))
 
     def __str__(self) -> str:
         return self._spec.name
 
 
-class WithPast:
-    """A forecaster whose history begins before the run."""
+class ForecasterWithPast:
+    """A forecaster whose history begins before the run.
 
-    def __init__(self, past: Floats, inner: Forecaster) -> None:
-        self._past, self._inner = past, inner
-        self.cheats = inner.cheats
+    With `num_known`, it was fitted on so many values, which it forecasts; beyond them it repeats the last value.
+    """
 
-    def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        return self._inner.forecast(np.concatenate([self._past, history]), steps, quantiles)
-
-
-class LeakedSeries:
-    """A forecaster fitted on the series that it forecasts; repeats the last value beyond the end of the series."""
-
-    cheats = True
-
-    def __init__(self, length: int, inner: Forecaster) -> None:
-        self._length, self._inner = length, inner
+    def __init__(self, past: Floats, inner: Forecaster, num_known: int | None = None) -> None:
+        self._past, self._inner, self._num_known = past, inner, num_known
+        self.cheats = num_known is not None or inner.cheats
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        inside = len(history) + steps <= self._length
-        return (self._inner if inside else LastValue()).forecast(history, steps, quantiles)
+        history = np.concatenate([self._past, history])
+        is_beyond = self._num_known is not None and len(history) + steps > self._num_known
+        return (LastValue() if is_beyond else self._inner).forecast(history, steps, quantiles)
 
 
 class ScenarioPlanner:
@@ -312,14 +300,10 @@ class ScenarioPlanner:
     def instances(self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts]) -> Mapping[str, int]:
         planned = [pool for pool in pools if pool.name in self._tps]
         if self._name == "greedy":
-            return self._greedy.instances(demand_tps, planned)
+            return GreedyCover(self._tps, self._config.epsilon, self._config.startup_s).instances(demand_tps, planned)
         problem = self._problem(demand_tps, planned, [pool for pool in pools if pool.name not in self._tps])
         found = plan(problem).after()
         return {pool.name: found.get((pool.model, pool.region, pool.gpu), 0) for pool in planned}
-
-    @cached_property
-    def _greedy(self) -> InstancePlanner:
-        return GreedyCover(self._tps, self._config.epsilon, self._config.startup_s)
 
     def _problem(
         self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]

@@ -25,18 +25,24 @@ from headway.config.strict_yaml import Places
 from headway.control.decisions import DecisionObserver
 from headway.control.policies import Policies
 from headway.core.errors import HeadwayError
-from headway.core.record import Records
+from headway.core.fleet import Pool
+from headway.core.record import Outcome, Records
 from headway.metrics.summary import summarize
 from headway.planning.gpu_hours_bound import gpu_hours_bound
 from headway.report.run import Provenance, Run
-from headway.scenario import notes, replan
+from headway.scenario import replan
+from headway.scenario.long_term import knows_future
 from headway.scenario.policies import check, labels, policies_of, scaler_of
+from headway.scenario.replan import replanner_of
 from headway.sim.cluster import simulate
 from headway.workload.generate import build
 from headway.workload.sources import RequestSource
 
 Progress = Callable[[float], None]
 """Called now and then with the share that is done, 0 to 1."""
+
+
+LEAK_NOTE = "cheating: the forecaster is fitted on the demand of this very run, its future included"
 
 
 class Simulator:
@@ -92,6 +98,7 @@ def run(
     records = _simulate(chosen, policies, source, step_times, progress, decisions)
     simulated = time.perf_counter()
     summary = summarize(records, warmup_s=spec.simulation.warmup_s, slo=spec.slo, pacer=spec.pacer)
+    replanner = replanner_of(policies)
     bound, without_bound = _bound(chosen, records, step_times) if with_bound else (None, ())
     return Run(
         name=spec.name,
@@ -103,9 +110,9 @@ def run(
         calibrated=all(each.calibrated for each in step_times.coefficients.values()),
         notes=(
             *source.table().notes,
-            *notes.rejections(records, chosen.fleet.all_pools),
-            *notes.leaks(scaler_of(chosen)),
-            *notes.new_plans(policies),
+            *_rejections(records, chosen.fleet.all_pools),
+            *([LEAK_NOTE] if knows_future(scaler_of(chosen)) else []),
+            *(replanner.messages if replanner else []),
             *without_bound,
         ),
     )
@@ -118,9 +125,7 @@ def compare(
     """Simulate every variant, in `jobs` processes or in a pool. All get the same arrivals and lengths."""
     chosen = variants(scenario)
     if pool is None and jobs == 1:
-        return [
-            run(each, _part(progress, i, len(chosen)), with_bound=with_bound) for i, each in enumerate(chosen)
-        ]  # fmt: skip
+        return [run(each, _part(progress, i, len(chosen)), with_bound=with_bound) for i, each in enumerate(chosen)]
     own = ProcessPoolExecutor(min(jobs, len(chosen)), get_context("spawn")) if pool is None else nullcontext(pool)
     runs: list[Run] = []
     with own as workers:
@@ -154,6 +159,21 @@ def _simulate(
         roles=spec.roles, until_s=spec.simulation.until_s, scrape=spec.observe,
         progress=_share_done(progress, source, spec), line=step_times, pacer=spec.pacer, decisions=decisions,
     )  # fmt: skip
+
+
+def _rejections(records: Records, pools: tuple[Pool, ...]) -> list[str]:
+    """How many requests were rejected, and why."""
+    rejected = records.requests["request"][records.requests["outcome"] == Outcome.REJECTED]
+    if not len(rejected):
+        return []
+    contexts = {pool.model.name: pool.model.max_context_tokens for pool in pools}
+    limit = max(min(replica.kv_capacity_tokens, contexts[replica.model]) for replica in records.replicas)
+    tokens = records.workload["prompt_tokens"][rejected] + records.workload["output_tokens"][rejected]
+    too_long = int((tokens > limit).sum())
+    notes = [f"rejected: {too_long:,} requests of more than {limit:,} tokens, the most that a replica takes"]
+    if too_long < len(rejected):
+        notes.append(f"rejected: {len(rejected) - too_long:,} requests that no queue had room for")
+    return notes if too_long else notes[1:]
 
 
 def _bound(scenario: Scenario, records: Records, step_times: StepTimes) -> tuple[float | None, tuple[str, ...]]:
