@@ -16,8 +16,8 @@ Subject to         sum_f x_{i,f} = 1                           for every i
 With several types of GPU, f is a vector of a number for each type, and there is a row sum_i sum_f f_t x_{i,f} <= N_t
 for every type t. Such a vector is a *cell*, numbered like the cells of an array with an axis for each type.
 
-`least_max` finds the optimum by bisection over the values of l, as the search needs thousands of allocations;
-`least_max_milp` solves the program as it is written here. Each tests the other.
+`least_max` finds the optimum by dynamic programs and bisection over the values of l, as the search needs thousands of
+allocations; `least_max_milp` solves the program as it is written here. Each tests the other.
 """
 
 from __future__ import annotations
@@ -103,16 +103,6 @@ def budget_of(problem: CascadeProblem) -> GpuBudget:
     return GpuBudget(limits, tuple(offer.price for offer in problem.offers))
 
 
-def gpus_of(problem: CascadeProblem) -> Gpus:
-    """All GPUs of a problem."""
-    return budget_of(problem) if problem.other_offers else problem.num_gpus
-
-
-def gpus_left(gpus: Gpus, taken: int) -> Gpus:
-    """GPUs less those that are taken: a number, or a cell."""
-    return gpus - taken if isinstance(gpus, int) else gpus.without(taken)
-
-
 class Allocation(Struct, frozen=True):
     """GPUs by stage, and the largest latency."""
 
@@ -129,57 +119,22 @@ def least_max(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -
     With several types of GPU, the cheapest of those allocations.
     """
     if isinstance(num_gpus, GpuBudget):
-        return _least_max_within(tables, num_gpus)
+        arrays = [num_gpus.grid(table) for table in tables]
+        floor = max(float(array.min()) for array in arrays)
+        best = None if floor == inf else _split([np.maximum(array, floor) for array in arrays], np.maximum)
+        return None if best is None else least_cost(tables, num_gpus, best[0])
+    if use_all:
+        latency_s = _by_total(tables, num_gpus, np.maximum)[0][num_gpus]
+        within = [np.where(table <= latency_s, 0.0, inf) for table in tables]
+        gpus = None if latency_s == inf else least_sum(within, num_gpus, use_all)
+        return None if gpus is None else _allocation(tables, gpus)
+    # The least value for which few enough GPUs are needed, with no more GPUs than needed.
     values = np.unique(np.concatenate([table[np.isfinite(table)] for table in tables]))
-    if not use_all:
-        return _first_within(tables, values, num_gpus)
-    low, high = 0, len(values)
-    while low < high:
-        middle = (low + high) // 2
-        if _with_sum([table <= values[middle] for table in tables], num_gpus) is None:
-            low = middle + 1
-        else:
-            high = middle
-    gpus = None if low == len(values) else _with_sum([table <= values[low] for table in tables], num_gpus)
-    return None if gpus is None else _allocation(tables, gpus)
-
-
-def _first_within(tables: Sequence[Floats], values: Floats, num_gpus: int) -> Allocation | None:
-    """The least value for which few enough GPUs are needed, with no more GPUs than needed."""
     falling = [np.minimum.accumulate(table)[::-1] for table in tables]
     least = [len(table) - np.searchsorted(table, values, side="right") for table in falling]
     good = (sum(least) <= num_gpus) & np.all([f < len(table) for f, table in zip(least, falling, strict=True)], axis=0)
-    if not good.any():
-        return None
     first = int(good.argmax())
-    return _allocation(tables, tuple(int(f[first]) for f in least))
-
-
-def _with_sum(good: Sequence[np.ndarray], num_gpus: int) -> tuple[int, ...] | None:
-    """One allowed number for each stage, `num_gpus` in all: the reachable sums are the bits of an integer."""
-    reach = [1]
-    for each in good:
-        sums = 0
-        for f in np.flatnonzero(each).tolist():
-            sums |= reach[-1] << f
-        reach.append(sums & ((1 << (num_gpus + 1)) - 1))
-    if not reach[-1] >> num_gpus & 1:
-        return None
-    left, gpus = num_gpus, []
-    for each, before in zip(reversed(good), reversed(reach[:-1]), strict=True):
-        f = next(f for f in np.flatnonzero(each).tolist() if f <= left and before >> (left - f) & 1)
-        gpus.append(f)
-        left -= f
-    return tuple(reversed(gpus))
-
-
-def _least_max_within(tables: Sequence[Floats], budget: GpuBudget) -> Allocation | None:
-    arrays = [budget.grid(table) for table in tables]
-    floor = max(float(array.min()) for array in arrays)
-    if floor == inf:
-        return None
-    best = _split([np.maximum(array, floor) for array in arrays], np.maximum)
-    return None if best is None else least_cost(tables, budget, best[0])
+    return _allocation(tables, tuple(int(f[first]) for f in least)) if good.any() else None
 
 
 def least_cost(tables: Sequence[Floats], budget: GpuBudget, latency_s: float) -> Allocation | None:
@@ -196,14 +151,7 @@ def least_sum(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[i
     if isinstance(num_gpus, GpuBudget):
         best = _split([num_gpus.grid(cost) for cost in costs], np.add)
         return None if best is None else tuple(int(num_gpus.cells(np.array(each))) for each in best[1])
-    total, chosen = np.zeros(1), list[np.ndarray]()
-    for cost in costs:
-        added = np.full((num_gpus + 1, len(cost)), np.inf)
-        for f, each in enumerate(cost.tolist()):
-            ends = min(len(total), num_gpus + 1 - f)
-            added[f : f + ends, f] = total[:ends] + each
-        chosen.append(added.argmin(axis=1))
-        total = added.min(axis=1)
+    total, chosen = _by_total(costs, num_gpus, np.add)
     left = num_gpus if use_all else int(total.argmin())
     if not np.isfinite(total[left]):
         return None
@@ -212,6 +160,17 @@ def least_sum(costs: Sequence[Floats], num_gpus: Gpus, use_all: bool) -> tuple[i
         gpus.append(int(each[left]))
         left -= gpus[-1]
     return tuple(reversed(gpus))
+
+
+def _by_total(costs: Sequence[Floats], num_gpus: int, combine: np.ufunc) -> tuple[Floats, list[Ints]]:
+    """The least combined cost by number of GPUs in all; and of each stage, its GPUs by those of it and all before."""
+    total, chosen = np.append(0.0, np.full(num_gpus, inf)), list[Ints]()
+    for cost in costs:
+        padded = np.append(np.full(len(cost) - 1, inf), total)
+        combined = combine(np.lib.stride_tricks.sliding_window_view(padded, len(cost))[:, ::-1], cost)
+        chosen.append(combined.argmin(axis=1))
+        total = combined.min(axis=1)
+    return total, chosen
 
 
 def _split(arrays: Sequence[Floats], combine: np.ufunc) -> tuple[float, list[Vector]] | None:

@@ -9,7 +9,6 @@ the same quality.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -57,23 +56,18 @@ def plans(
     The plans of qualities from low to high are the Pareto curve.
     """
     search = Search(problem, latencies, bounds, effort)
-    results = {target: search.run(target) for target in sorted(targets, key=_strictness)}
+    strictest_first = sorted(targets, key=lambda t: t.latency_s if isinstance(t, LatencyBudget) else -t.q_min)
+    results = {target: search.run(target) for target in strictest_first}
     return tuple(best_plan_of(search, results[target], "cascadia") for target in targets)
 
 
-def _strictness(target: Target) -> float:
-    return target.latency_s if isinstance(target, LatencyBudget) else -target.q_min
-
-
-def with_held_out(found: CascadePlan, scores: Scores) -> CascadePlan:
+def with_held_out(plan: CascadePlan, scores: Scores) -> CascadePlan:
     """The plan, with the quality and ratios of its thresholds on other requests."""
-    levels = [each.threshold for each in found.stages[:-1]]
-    if found.pre_routed or any(level is None for level in levels):
-        raise HeadwayError(f"{found.planner}: only the thresholds of a cascade hold for other requests")
-    thresholds = [level for level in levels if level is not None]
-    own = scores.stages([stage.model for stage in found.stages])
-    held_out = HeldOut(len(own), own.ratios(thresholds), own.quality(thresholds))
-    return structs.replace(found, held_out=held_out)
+    if plan.pre_routed or any(stage.threshold is None for stage in plan.stages[:-1]):
+        raise HeadwayError(f"{plan.planner}: only the thresholds of a cascade hold for other requests")
+    own = scores.stages([stage.model for stage in plan.stages])
+    held_out = HeldOut(len(own), own.ratios(plan.thresholds), own.quality(plan.thresholds))
+    return structs.replace(plan, held_out=held_out)
 
 
 # From a search to plans.
@@ -197,7 +191,7 @@ def _by_objective_and_sum(search: Search, result: SearchResult, most: int) -> It
     for i in _distant(search, by_sum, most - most // 2):
         if search.cheapest is not None:
             yield from ((i, deployment) for deployment in cheap_to_fast(search, i))
-        elif (deployment := least_sum_deployment(search, i)) is not None:
+        elif deployment := _least_cost_sum(search, i, lambda weight, p95_s: weight * p95_s, EVALUATIONS):
             yield i, deployment
 
 
@@ -242,14 +236,9 @@ def stage_weights(search: Search, routing: int) -> Floats:
     return weights
 
 
-def total_latency_s(found: CascadePlan) -> float:
+def total_latency_s(plan: CascadePlan) -> float:
     """About the p95 of a plan over all requests: the weighted sum of its stages' p95."""
-    return sum(min(stage.processing_ratio / RARE, 1.0) * (stage.p95_latency_s or 0.0) for stage in found.stages)
-
-
-def least_sum_deployment(search: Search, routing: int) -> Deployment | None:
-    """The deployment of a routing with the least weighted sum of the stages' p95; None: none is known."""
-    return _least_cost_sum(search, routing, lambda weight, p95_s: weight * p95_s, EVALUATIONS)
+    return sum(min(stage.processing_ratio / RARE, 1.0) * (stage.p95_latency_s or 0.0) for stage in plan.stages)
 
 
 def cheap_to_fast(search: Search, routing: int) -> list[Deployment]:
@@ -258,17 +247,16 @@ def cheap_to_fast(search: Search, routing: int) -> list[Deployment]:
     What a second is worth rises from one to the next. The sum is more than a p95 over all requests, so that a rehearsal
     has to find which deployments are in time.
     """
-    budget, found = budget_of(search.problem), dict[tuple[ReplicaSet | None, ...], Deployment]()
+    usd, by_sets = budget_of(search.problem).usd, dict[tuple[ReplicaSet | None, ...], Deployment]()
     for usd_per_s in np.geomspace(*USD_PER_S, NUM_PRICES).tolist():
-        deployment = _least_cost_sum(search, routing, partial(_priced, budget.usd, usd_per_s), PRICED_EVALUATIONS)
-        if deployment is not None:
-            usd = float(budget.usd[list(deployment.gpus)].sum())
-            found[deployment.sets] = structs.replace(deployment, usd_per_hour=usd)
-    return list(found.values())
 
+        def cost(weight: float, p95_s: Floats, usd_per_s: float = usd_per_s) -> Floats:
+            return usd + usd_per_s * weight * p95_s
 
-def _priced(usd: Floats, usd_per_s: float, weight: float, p95_s: Floats) -> Floats:
-    return usd + usd_per_s * weight * p95_s
+        if deployment := _least_cost_sum(search, routing, cost, PRICED_EVALUATIONS):
+            price = float(usd[list(deployment.gpus)].sum())
+            by_sets[deployment.sets] = structs.replace(deployment, usd_per_hour=price)
+    return list(by_sets.values())
 
 
 def _least_cost_sum(

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Model
-from headway.planning.cascade.allocation import Allocation, Gpus, gpus_left, least_cost, least_max
+from headway.planning.cascade.allocation import Allocation, Gpus, least_cost, least_max
 from headway.planning.cascade.problem import Floats, Lengths, ReplicaSet, StageEvaluator
 from headway.planning.cascade.replica_sets import ReplicaSets
 
@@ -242,7 +242,8 @@ def with_spare_gpus(
     while len(open_) > 1:
         slowest = max(open_, key=lambda i: (latencies[i], i))
         open_.remove(slowest)
-        left = gpus_left(left, gpus[slowest])
+        taken = gpus[slowest]
+        left = left - taken if isinstance(left, int) else left.without(taken)
         better, _ = deploy([tables[i] for i in open_], left, use_all, gap=gap, max_evaluations=max_evaluations)
         if better is None or better.latency_s > max(latencies[i] for i in open_):
             continue

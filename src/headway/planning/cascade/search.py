@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from headway.perf.params import weights_bytes
-from headway.planning.cascade.allocation import budget_of, gpus_of
+from headway.planning.cascade.allocation import Gpus, budget_of
 from headway.planning.cascade.bounds import Bounds, StepTimeBounds
 from headway.planning.cascade.deployment import (
     Deployment,
@@ -102,7 +102,7 @@ class Search:
         self._corrections = [
             [GuessCorrection() for _ in range(2 if problem.combo_kinds.get(name) else 1)] for name in problem.names
         ]
-        self.gpus = gpus_of(problem)
+        self.gpus: Gpus = budget_of(problem) if problem.other_offers else problem.num_gpus
         self.cheapest: Cheapest | None = None
         self.solved: dict[int, SolvedRouting] = {}
         self._solved_within = {inf: self.solved}
