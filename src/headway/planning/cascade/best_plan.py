@@ -14,7 +14,6 @@ from msgspec import Struct, field, structs
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.cascadia import plans
 from headway.planning.cascade.deployment import StageLatencies
-from headway.planning.cascade.plan import CascadePlan
 from headway.planning.cascade.planners import EFFORT, alternatives
 from headway.planning.cascade.planning_request import PlanningRequest
 from headway.planning.cascade.problem import Floats, QualityFloor, Target
@@ -26,7 +25,7 @@ from headway.planning.cascade.rehearsal import (
     rehearse,
     tighten_until_met,
 )
-from headway.planning.cascade.stage_simulator import LatencyFile, bounds_of
+from headway.planning.cascade.stage_simulator import bounds_of, cached_latencies
 from headway.workload.quality import Scores
 from headway.workload.random_streams import stream
 
@@ -76,20 +75,24 @@ def plan(
     of known latencies. `progress`: called with the number of simulated stages. `compare`: plan the alternatives; one
     that is better is chosen. `curve`: number of plans from low to high quality. `errors`: of judges, for `regrets`.
     """
-    file = LatencyFile(request, folder)
-    latencies = file.latencies
-    latencies.progress = progress
-    try:
-        others = _without_combos(request, latencies, compare)
-        chosen, more = _best(request, latencies, compare, others)
-        others = (*others, *more)
+    with cached_latencies(request, folder) as latencies:
+        latencies.progress = progress
+        without_combos: tuple[RehearsedPlan, ...] = ()
+        if request.problem.combo_kinds:
+            pools_alone = replace(request, problem=replace(request.problem, combo_kinds={}))
+            best, _ = _best(pools_alone, latencies, compare)
+            name = f"{best.plan.planner} without combos"
+            without_combos = (structs.replace(best, plan=structs.replace(best.plan, planner=name)),)
+        chosen, alternative = _best(request, latencies, compare, without_combos)
         pareto = _curve(request, latencies, curve) if curve else ()
-        lost = regrets(request, latencies, errors) if errors else ()
-    finally:
-        file.write()
+        regret = regrets(request, latencies, errors) if errors else ()
+    certainty: PlanConfidence | None = None
+    if len(chosen.plan.stages) > 1 and not chosen.plan.pre_routed:
+        models = [stage.model for stage in chosen.plan.stages]
+        certainty = confidence(request.problem.scores.stages(models), chosen.plan.thresholds)
     return CascadeAnswer(
-        request.problem.target, chosen, others, pareto, _confidence(request, chosen.plan), latencies.num_evaluated,
-        latencies.num_cached, lost,
+        request.problem.target, chosen, (*without_combos, *alternative), pareto, certainty, latencies.num_evaluated,
+        latencies.num_cached, regret,
     )  # fmt: skip
 
 
@@ -105,31 +108,14 @@ def scenario_yaml(answer: CascadeAnswer, request: PlanningRequest) -> str:
 
 
 def _best(
-    request: PlanningRequest, latencies: StageLatencies, compare: bool, others: tuple[RehearsedPlan, ...] = ()
-) -> tuple[RehearsedPlan, tuple[RehearsedPlan, ...]]:
-    """The best of the search's plan, the alternatives and other plans; and the alternatives."""
-    found = tighten_until_met(request, latencies)
-    alternative = _alternatives(request, latencies) if compare else ()
-    return best_or_nearest(request.problem.target, (found, *others, *alternative)), alternative
-
-
-def _without_combos(
-    request: PlanningRequest, latencies: StageLatencies, compare: bool
-) -> tuple[RehearsedPlan, ...]:  # fmt: skip
-    """The best plan without combos where the problem offers them, so that offering combos makes no plan worse."""
-    if not request.problem.combo_kinds:
-        return ()
-    found, _ = _best(replace(request, problem=replace(request.problem, combo_kinds={})), latencies, compare)
-    return (structs.replace(found, plan=structs.replace(found.plan, planner=f"{found.plan.planner} without combos")),)
-
-
-def _alternatives(request: PlanningRequest, latencies: StageLatencies) -> tuple[RehearsedPlan, ...]:
-    """The plans of the alternative planners, tightened and rehearsed in the same way."""
-    found = list[RehearsedPlan]()
-    for planner in alternatives(request.problem):
+    request: PlanningRequest, latencies: StageLatencies, compare: bool, rivals: tuple[RehearsedPlan, ...] = ()
+) -> tuple[RehearsedPlan, list[RehearsedPlan]]:
+    """The best of the search's plan, the alternatives and rival plans; and the alternatives."""
+    searched, rehearsed = tighten_until_met(request, latencies), list[RehearsedPlan]()
+    for planner in alternatives(request.problem) if compare else ():
         with suppress(HeadwayError):  # a planner that finds no plan is no alternative
-            found.append(tighten_until_met(request, latencies, planner))
-    return tuple(found)
+            rehearsed.append(tighten_until_met(request, latencies, planner))
+    return best_or_nearest(request.problem.target, (searched, *rivals, *rehearsed)), rehearsed
 
 
 def _curve(request: PlanningRequest, latencies: StageLatencies, num: int) -> tuple[RehearsedPlan, ...]:
@@ -137,17 +123,11 @@ def _curve(request: PlanningRequest, latencies: StageLatencies, num: int) -> tup
     scores = request.problem.scores
     ends = [float(np.nanmean(scores.scores[:, i])) for i in (0, -1)]
     targets = [QualityFloor(float(q)) for q in np.linspace(min(ends), max(ends) - 0.5, num)]
-    found = []
+    rehearsed = []
     for each in plans(request.problem, targets, latencies, bounds_of(request), EFFORT):
         result = rehearse(request, each)
-        found.append(RehearsedPlan(each, result, result.meets(request.problem.target)))
-    return tuple(found)
-
-
-def _confidence(request: PlanningRequest, found: CascadePlan) -> PlanConfidence | None:
-    if len(found.stages) < 2 or found.pre_routed:
-        return None
-    return confidence(request.problem.scores.stages([stage.model for stage in found.stages]), found.thresholds)
+        rehearsed.append(RehearsedPlan(each, result, result.meets(request.problem.target)))
+    return tuple(rehearsed)
 
 
 def confidence(scores: Scores, thresholds: Sequence[float], seed: int = 0) -> PlanConfidence:

@@ -85,20 +85,29 @@ def make_request(
         offers = (structs.replace(offers[0], limit=num_gpus),)
     if gpus:
         offers = _priced(gpus, offers)
-        entries = _with_prices(entries, pools, offers)
+        prices = {offer.gpu.name: offer.usd_per_hour for offer in offers if offer.usd_per_hour is not None}
+        for i, pool in enumerate(pools):
+            if pool.gpu.name in prices:
+                entries[i] = {**entries[i], "usd_per_gpu_hour": prices[pool.gpu.name]}
     problem = _problem(chosen, scores, offers, target, gpus_per_server, pools[0])
     templates = _template_pools(problem, pools)
     by_pool = StepTimes(chosen).coefficients
     coefficients = {name: by_pool[pools[i].name] for name, i in templates.items()}
     if combos:
-        problem = _with_combo_kinds(problem, coefficients, pools[0].network_bytes_per_s)
+        problem = replace(problem, combo_kinds=combo_kinds_of(problem, coefficients, pools[0].network_bytes_per_s))
+        if not any(problem.combo_kinds.values()):
+            raise HeadwayError(
+                f"--combos: on {problem.hardware} no model has room for two replicas that hold the longest request"
+            )
+    without_combos = {name: value for name, value in chosen.document.items() if name != "combos"}
+    handovers = [combo.parts[0].handover for combo in chosen.fleet.combos if len(combo.parts) > 1]
     return PlanningRequest(
-        problem, simulator, held_out, _with_fleet(chosen.document, entries), base_dir,
+        problem, simulator, held_out, {**without_combos, "fleet": entries}, base_dir,
         policies=structs.replace(simulator.policies(chosen), cascade=None),
         seed=chosen.spec.seed,
         template_pools=templates,
         coefficients=coefficients,
-        handover_settings=_handover_settings(chosen.fleet, pools[0]),
+        handover_settings=HandoverSettings(pools[0].network_bytes_per_s, *handovers[:1]),
         replan=replan,
     )  # fmt: skip
 
@@ -110,21 +119,27 @@ def _score_tables(chosen: Scenario) -> tuple[Scores, Scores]:
         raise places.error(("workload",), "expected arrivals, and quality: what each model's answers score")
     with places.at("workload", "quality"):
         scores = score_table(workload.quality, chosen.base_dir)
-    models = tuple(catalog.model(name) for name in _stage_models(chosen, scores))
-    return scores.stages([model.name for model in models]).split(1 - HELD_OUT, chosen.spec.seed)
+    names = scores.models if chosen.spec.cascade is None else chosen.spec.cascade.models
+    for i, name in enumerate(names):
+        if name not in scores.models:
+            raise unknown("model", name, scores.models, places.where(("cascade", "models", i)))
+    return scores.stages([catalog.model(name).name for name in names]).split(1 - HELD_OUT, chosen.spec.seed)
 
 
 def _problem(
     chosen: Scenario, scores: Scores, offers: tuple[Offer, ...], target: Target, gpus_per_server: int | None,
     first: Pool,
 ) -> CascadeProblem:  # fmt: skip
-    num, span_s = _arrivals(chosen)
+    rows = generate(chosen.spec.workload, chosen.spec.seed, chosen.base_dir)
+    span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
+    if span_s <= 0:
+        raise chosen.places.error(("workload",), "expected two requests or more, at different times")
     return CascadeProblem(
         models=tuple(catalog.model(name) for name in scores.models),
         gpu=offers[0].gpu,
         engine=first.engine,
         num_gpus=offers[0].limit or 0,
-        rate_rps=num / span_s,
+        rate_rps=(len(rows) - 1) / span_s,
         scores=scores,
         target=target,
         gpus_per_server=gpus_per_server,
@@ -154,47 +169,6 @@ def _flat_pools(document: dict[str, Any], fleet: Fleet) -> tuple[tuple[Pool, ...
     return tuple(pools), entries
 
 
-def _with_fleet(document: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The document with these entries as its fleet, and without combos."""
-    without_combos = {name: value for name, value in document.items() if name != "combos"}
-    return {**without_combos, "fleet": entries}
-
-
-def _handover_settings(fleet: Fleet, first: Pool) -> HandoverSettings:
-    split = [combo.parts[0].handover for combo in fleet.combos if len(combo.parts) > 1]
-    return HandoverSettings(first.network_bytes_per_s, *split[:1])
-
-
-def _with_combo_kinds(
-    problem: CascadeProblem, coefficients: Mapping[str, Coefficients], network_bytes_per_s: float
-) -> CascadeProblem:
-    combo_kinds = combo_kinds_of(problem, coefficients, network_bytes_per_s)
-    if not any(combo_kinds.values()):
-        raise HeadwayError(
-            f"--combos: on {problem.hardware} no model has room for two replicas that hold the longest request"
-        )
-    return replace(problem, combo_kinds=combo_kinds)
-
-
-def _stage_models(chosen: Scenario, scores: Scores) -> tuple[str, ...]:
-    """The cascade's models, else the score table's."""
-    cascade = chosen.spec.cascade
-    names = scores.models if cascade is None else cascade.models
-    for i, name in enumerate(names):
-        if name not in scores.models:
-            raise unknown("model", name, scores.models, chosen.places.where(("cascade", "models", i)))
-    return tuple(names)
-
-
-def _arrivals(chosen: Scenario) -> tuple[int, float]:
-    """The number of gaps between requests, and their sum in seconds."""
-    rows = generate(chosen.spec.workload, chosen.spec.seed, chosen.base_dir)
-    span_s = float(rows.arrival_s[-1] - rows.arrival_s[0]) if len(rows) > 1 else 0.0
-    if span_s <= 0:
-        raise chosen.places.error(("workload",), "expected two requests or more, at different times")
-    return len(rows) - 1, span_s
-
-
 def _fleet_offers(pools: tuple[Pool, ...], gpus_per_server: int | None) -> tuple[Offer, ...]:
     """The GPUs of a fleet by type, the first pool's first, each at the price of its first pool."""
     offers = dict[str, Offer]()
@@ -215,17 +189,6 @@ def _priced(gpus: Sequence[Offer], fleet_offers: Sequence[Offer]) -> tuple[Offer
             offer = structs.replace(offer, usd_per_hour=by_name[offer.gpu.name].usd_per_hour)
         priced.append(offer)
     return tuple(priced)
-
-
-def _with_prices(
-    entries: list[dict[str, Any]], pools: tuple[Pool, ...], offers: Sequence[Offer]
-) -> list[dict[str, Any]]:
-    """The entries, at the offers' prices where these have one."""
-    prices = {offer.gpu.name: offer.usd_per_hour for offer in offers if offer.usd_per_hour is not None}
-    return [
-        {**entry, "usd_per_gpu_hour": prices[pool.gpu.name]} if pool.gpu.name in prices else entry
-        for entry, pool in zip(entries, pools, strict=True)
-    ]
 
 
 def _template_pools(problem: CascadeProblem, pools: tuple[Pool, ...]) -> dict[str, int]:

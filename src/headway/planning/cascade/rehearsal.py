@@ -150,7 +150,11 @@ def planned_document(request: PlanningRequest, plan: CascadePlan) -> dict[str, A
     document |= {"combos": combos} if combos else {}
     cascade = document.pop("cascade", {})
     if len(used) > 1:
-        document["cascade"] = {**cascade, "models": list(models), "policy": _policy(plan, used)}
+        levels = [stage.threshold for stage in used[:-1]]
+        policy: dict[str, Any] = {"name": "thresholds", "thresholds": levels}
+        if plan.pre_routed:
+            policy = {"name": "pre-routed", "threshold": levels[0]}
+        document["cascade"] = {**cascade, "models": list(models), "policy": policy}
     return document
 
 
@@ -182,13 +186,6 @@ def _inherited(request: PlanningRequest, model: str, gpu: str) -> dict[str, Any]
     offer = others.get(gpu, problem.offers[0])
     keys = {"gpu": offer.gpu.name} | {name: fleet[0][name] for name in ("engine",) if name in fleet[0]}
     return keys | ({} if offer.usd_per_hour is None else {"usd_per_gpu_hour": offer.usd_per_hour})
-
-
-def _policy(plan: CascadePlan, used: Sequence[StagePlan]) -> dict[str, Any]:
-    levels = [stage.threshold for stage in used[:-1]]
-    if plan.pre_routed:
-        return {"name": "pre-routed", "threshold": levels[0]}
-    return {"name": "thresholds", "thresholds": levels}
 
 
 # Plans whose rehearsal meets the target.
@@ -296,17 +293,16 @@ class Trials:
 
 def best_or_nearest(target: Target, plans: Sequence[RehearsedPlan]) -> RehearsedPlan:
     """The best plan that meets the target; where none does, the one with the least shortfall."""
-    return min(plans, key=lambda each: _order(target, each))
 
+    def order(plan: RehearsedPlan) -> tuple[bool, float, float]:
+        result = plan.rehearsed
+        p95_s, quality = result.p95_s or inf, result.quality or 0.0
+        if isinstance(target, LatencyBudget):
+            return (False, -quality, p95_s) if plan.is_met else (True, p95_s, -quality)
+        if isinstance(target, Cheapest):
+            if plan.is_met:
+                return False, result.usd_per_request or inf, p95_s
+            return True, max(0.0, target.q_min - quality), p95_s
+        return (False, p95_s, -quality) if plan.is_met else (True, -quality, p95_s)
 
-def _order(target: Target, plan: RehearsedPlan) -> tuple[bool, float, float]:
-    """A sort key: whether the target is missed, then how good the plan is, or its shortfall."""
-    result = plan.rehearsed
-    p95_s, quality = result.p95_s or inf, result.quality or 0.0
-    if isinstance(target, LatencyBudget):
-        return (False, -quality, p95_s) if plan.is_met else (True, p95_s, -quality)
-    if isinstance(target, Cheapest):
-        if plan.is_met:
-            return False, result.usd_per_request or inf, p95_s
-        return True, max(0.0, target.q_min - quality), p95_s
-    return (False, p95_s, -quality) if plan.is_met else (True, -quality, p95_s)
+    return min(plans, key=order)

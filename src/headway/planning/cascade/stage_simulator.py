@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil, inf
 from pathlib import Path
@@ -117,18 +118,17 @@ def _other_gpus(problem: CascadeProblem) -> dict[str, Gpu]:
     return {offer.gpu.name: offer.gpu for offer in problem.other_offers}
 
 
-class LatencyFile:
-    """The latencies of a request's stages, in a cache under a digest of all that they depend on."""
-
-    def __init__(self, request: PlanningRequest, folder: Path | None) -> None:
-        problem = request.problem
-        facts = [problem.models, problem.gpu, problem.engine, request.document.get("policies"), request.seed]
-        facts += [num_repeats(problem), request.handover_settings, sorted(request.coefficients.items())]
-        self._key = content_key(facts + [offer.gpu for offer in problem.other_offers])
-        self._cache = RehearsalCache(folder)
-        known = self._cache.find(self._key, dict[str, float | None]) or {}  # JSON has no infinity
-        latencies = {key: inf if value is None else value for key, value in known.items()}
-        self.latencies = StageLatencies(evaluator_of(request), latencies)
-
-    def write(self) -> None:
-        self._cache.keep(self._key, self.latencies.known)
+@contextmanager
+def cached_latencies(request: PlanningRequest, folder: Path | None) -> Iterator[StageLatencies]:
+    """The latencies of a request's stages, which a cache keeps under a digest of all that they depend on."""
+    problem = request.problem
+    facts = [problem.models, problem.gpu, problem.engine, request.document.get("policies"), request.seed]
+    facts += [num_repeats(problem), request.handover_settings, sorted(request.coefficients.items())]
+    key, cache = content_key(facts + [offer.gpu for offer in problem.other_offers]), RehearsalCache(folder)
+    known = cache.find(key, dict[str, float | None]) or {}  # JSON has no infinity
+    latencies = {name: inf if value is None else value for name, value in known.items()}
+    stage_latencies = StageLatencies(evaluator_of(request), latencies)
+    try:
+        yield stage_latencies
+    finally:
+        cache.keep(key, stage_latencies.known)
