@@ -17,6 +17,12 @@ from headway.config.strict_yaml import Key, Places
 from headway.core.fleet import Combo, Engine, Fleet, Model, Parallel, Pool, Role
 from headway.perf import memory
 
+LEAST_SETTINGS = {
+    "max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0,
+    "host_memory_bytes": 0, "kv_offload_bytes": 0, "schedule_lag": 0, "watermark": 0,
+}  # fmt: skip
+"""Least values of an engine's settings."""
+
 
 def fleet_of(spec: Spec, base_dir: Path, places: Places) -> Fleet:
     """Every pool and combo. HeadwayError where one is invalid; paths are relative to `base_dir`."""
@@ -121,20 +127,14 @@ def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:
     if changed.schedule_lag > 1:
         raise places.error((*key, "schedule_lag"), f"{changed.schedule_lag}; expected 0 or 1")
     for field_name in changes:
-        _check_setting(field_name, getattr(changed, field_name), places, (*key, field_name))
+        value = getattr(changed, field_name)
+        if (least := LEAST_SETTINGS.get(field_name)) is not None and value is not None and value < least:
+            raise places.error((*key, field_name), f"{value}; expected {least} or more")
+        if field_name in ("gpu_memory_utilization", "kv_dtype_bytes") and value <= 0:
+            raise places.error((*key, field_name), f"{value}; expected more than 0")
+        if field_name in ("gpu_memory_utilization", "watermark") and value > 1:
+            raise places.error((*key, field_name), f"{value}; expected 1 at most")
     return changed
-
-
-def _check_setting(name: str, value: object, places: Places, key: Key) -> None:
-    """HeadwayError where an engine setting is out of range."""
-    low = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size_tokens": 1, "max_num_waiting": 0}
-    low |= {"host_memory_bytes": 0, "kv_offload_bytes": 0, "schedule_lag": 0, "watermark": 0}
-    if name in low and isinstance(value, int | float) and value < low[name]:
-        raise places.error(key, f"{value}; expected {low[name]} or more")
-    if name in ("gpu_memory_utilization", "kv_dtype_bytes") and not (isinstance(value, float | int) and value > 0):
-        raise places.error(key, f"{value}; expected more than 0")
-    if name in ("gpu_memory_utilization", "watermark") and isinstance(value, float | int) and value > 1:
-        raise places.error(key, f"{value}; expected 1 at most")
 
 
 def _check(fleet: Fleet, places: Places) -> None:

@@ -71,11 +71,9 @@ class GpuBudget:
 
     def cells(self, vectors: Ints) -> Ints:
         """The cells of vectors: [..., type] -> [...]."""
-        cells: Ints = np.ravel_multi_index(tuple(np.moveaxis(vectors, -1, 0)), self.shape)
-        return cells
+        return np.asarray(np.ravel_multi_index(tuple(np.moveaxis(vectors, -1, 0)), self.shape))
 
     def vector(self, cell: int) -> Vector:
-        """GPUs of each type."""
         return tuple(int(n) for n in np.unravel_index(cell, self.shape))
 
     def without(self, cell: int) -> GpuBudget:
@@ -85,8 +83,7 @@ class GpuBudget:
     @cached_property
     def usd(self) -> Floats:
         """The price per hour of each cell."""
-        usd: Floats = np.tensordot(np.array(self.usd_per_hour), np.indices(self.shape), axes=1).ravel()
-        return usd
+        return np.asarray(np.tensordot(np.array(self.usd_per_hour), np.indices(self.shape), axes=1).ravel())
 
     def grid(self, table: Floats) -> Floats:
         """A table by cells as an array with an axis for each type, up to the GPUs that are left."""
@@ -133,8 +130,10 @@ def least_max(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -
     falling = [np.minimum.accumulate(table)[::-1] for table in tables]
     least = [len(table) - np.searchsorted(table, values, side="right") for table in falling]
     good = (sum(least) <= num_gpus) & np.all([f < len(table) for f, table in zip(least, falling, strict=True)], axis=0)
+    if not good.any():
+        return None
     first = int(good.argmax())
-    return _allocation(tables, tuple(int(f[first]) for f in least)) if good.any() else None
+    return _allocation(tables, tuple(int(f[first]) for f in least))
 
 
 def least_cost(tables: Sequence[Floats], budget: GpuBudget, latency_s: float) -> Allocation | None:
@@ -224,8 +223,7 @@ def _best_of_each(taken: Ints, values: Floats, shape: Vector) -> Ints:
     """The first best row of those that take the same cell."""
     cells = np.ravel_multi_index(tuple(taken.T), shape) if len(taken) else np.zeros(0, "i8")
     order = np.lexsort((values, cells))
-    rows: Ints = order[np.unique(cells[order], return_index=True)[1]]
-    return rows
+    return np.asarray(order[np.unique(cells[order], return_index=True)[1]])
 
 
 def least_max_milp(tables: Sequence[Floats], num_gpus: Gpus, use_all: bool = False) -> Allocation | None:

@@ -160,8 +160,7 @@ def _threshold_interval(
 
 def _given_scores(scores: Scores, final: np.ndarray) -> Floats:
     """The scores of the answers that are given."""
-    given: Floats = scores.scores[np.arange(len(scores)), final]
-    return given
+    return np.asarray(scores.scores[np.arange(len(scores)), final])
 
 
 def _interval(values: Floats) -> Interval:

@@ -187,8 +187,7 @@ class _SetBounds:
     def _after_prompts(self, j: int, room: Floats) -> Floats:
         """The time of replicas that the prompts which must be in time leave."""
         prompts_s = np.sort(self.lengths.computed_tokens * self.shapes[j].prompt_token_s)
-        left: Floats = np.maximum(room - float(prompts_s[: floor(self.needed)].sum()), 0.0)
-        return left
+        return np.asarray(np.maximum(room - float(prompts_s[: floor(self.needed)].sum()), 0.0))
 
     def eligible(self, grid: Floats) -> Floats:
         """[set, L]: requests that some shape of the set could serve alone in time; all for sets of many shapes."""
@@ -200,8 +199,7 @@ class _SetBounds:
         kinds = self.sets.counts > 0
         one, num_kinds = kinds.argmax(axis=1), kinds.sum(axis=1)
         other = num - 1 - kinds[:, ::-1].argmax(axis=1)
-        found: Floats = np.where((num_kinds <= 2)[:, None], both[one, other], float(self.alone.shape[1]))
-        return found
+        return np.asarray(np.where((num_kinds <= 2)[:, None], both[one, other], float(self.alone.shape[1])))
 
 
 def _found(rows: Floats, values: Floats) -> Ints:
@@ -209,8 +207,7 @@ def _found(rows: Floats, values: Floats) -> Ints:
     most = 1.0 + max(float(values.max()), float(np.where(np.isfinite(rows), rows, 0.0).max()))
     apart = 2 * most * np.arange(len(rows))[:, None]
     at = np.searchsorted((np.minimum(rows, most) + apart).ravel(), (values + apart).ravel(), side="right")
-    found: Ints = at.reshape(values.shape) - rows.shape[1] * np.arange(len(rows))[:, None]
-    return found
+    return np.asarray(at.reshape(values.shape) - rows.shape[1] * np.arange(len(rows))[:, None])
 
 
 class _ShapeBounds:
@@ -280,8 +277,7 @@ class _ShapeBounds:
         """Latency of each request without any other, given the time of its prompt."""
         steps = lengths.output_tokens - 1
         contexts = steps * (lengths.prompt_tokens + steps / 2) * self.per_token_s
-        found: Floats = prefill_s + steps * float(self.base_s.min()) + contexts
-        return found
+        return np.asarray(prefill_s + steps * float(self.base_s.min()) + contexts)
 
     def charged_s(self, lengths: Lengths, grid: Floats, prefill_s: Floats) -> Floats:
         """[request, L]: the least that a request in time is charged for decoding."""
@@ -294,8 +290,7 @@ class _ShapeBounds:
             wide = t > a + b
             slowest = np.where(wide, b * a / np.where(wide, t - a, 1.0), a)
             part = np.maximum(part, b + np.maximum(a / seats, slowest))
-        found: Floats = np.where(steps > 0, steps * (part + context_s), 0.0)
-        return found
+        return np.asarray(np.where(steps > 0, steps * (part + context_s), 0.0))
 
 
 def _count(work_s: Floats, room: Floats) -> Floats:
@@ -307,5 +302,4 @@ def _count(work_s: Floats, room: Floats) -> Floats:
     following = np.where(at > last, np.inf, ordered[rows, np.minimum(at, last)])
     left = room - np.where(at > 0, total[rows, np.maximum(at - 1, 0)], 0.0)
     part = np.where(np.isfinite(following), left / np.maximum(following, 1e-12), 0.0)
-    found: Floats = (at + np.clip(part, 0.0, 1.0)).T
-    return found
+    return np.asarray((at + np.clip(part, 0.0, 1.0)).T)

@@ -232,8 +232,7 @@ def _sum_order(search: Search, result: SearchResult, routing: int, deployment: D
 
 def stage_weights(search: Search, routing: int) -> Floats:
     """About how much a second at each stage adds to a p95 over all requests."""
-    weights: Floats = np.clip(search.routings.ratios[routing] / RARE, 1e-9, 1.0)
-    return weights
+    return np.asarray(np.clip(search.routings.ratios[routing] / RARE, 1e-9, 1.0))
 
 
 def total_latency_s(plan: CascadePlan) -> float:

@@ -111,14 +111,12 @@ class LatencyTable:
     @property
     def guess(self) -> Floats:
         """The best latency evaluated, or the expected latency of the next set if that is less."""
-        guess: Floats = np.minimum(self.best, self._expected(slice(None)).min(axis=0))
-        return guess
+        return np.asarray(np.minimum(self.best, self._expected(slice(None)).min(axis=0)))
 
     def _expected(self, f: slice) -> Floats:
         """[queue, f]: of the next set; infinite where it cannot be better than the best evaluated."""
         ratios = np.array([[correction.ratio] for correction in self._corrections])
-        expected: Floats = np.maximum(self._open_guess[:, f] * ratios + self._added_s, self._open_lower[:, f])
-        return expected
+        return np.asarray(np.maximum(self._open_guess[:, f] * ratios + self._added_s, self._open_lower[:, f]))
 
     def can_improve(self, f: int) -> bool:
         """Whether another set of f GPUs could be better than the best evaluated."""

@@ -44,7 +44,6 @@ _Sample = Sequence[float] | npt.NDArray[np.generic]
 
 
 def planning_target(config: Replan) -> Target:
-    """The target of plans."""
     if config.latency_s is not None:
         return LatencyBudget(config.latency_s)
     assert config.quality is not None
@@ -249,7 +248,6 @@ class Replanner:
         self._audited: dict[int, AuditedRequest] = {}
 
     def __str__(self) -> str:
-        """As tables show it."""
         return f"every {self.config.every_s:g} s"
 
     def arrived(self, request: RequestView, now: float) -> None:

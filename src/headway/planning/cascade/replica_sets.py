@@ -68,8 +68,7 @@ class ReplicaSets:
         sizes = np.zeros((len(self.shapes), max(len(self.type_names), 1)), "i8")
         for j, shape in enumerate(self.shapes):
             sizes[j, self.types[j] if self.types else 0] = shape.num_gpus
-        vectors: Ints = self.counts @ sizes
-        return vectors
+        return np.asarray(self.counts @ sizes)
 
     @cached_property
     def cells(self) -> Ints:

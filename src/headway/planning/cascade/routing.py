@@ -16,8 +16,6 @@ from headway.workload.quality import Scores
 MOST_CELLS = 6_000_000
 """Most routings times requests held at a time."""
 MOST_ROUTINGS = 12_000
-
-
 Number = float | Floats
 
 
@@ -54,7 +52,6 @@ class Objective:
         return float(self.of(latency_s, quality))
 
     def of(self, latency_s: Number, quality: Number) -> Number:
-        """J of arrays."""
         target = self.target
         if not isinstance(target, LatencyBudget):
             return penalised_latency(latency_s, quality, target.q_min, self.utopia, self.nadir, target.mu)
@@ -140,11 +137,10 @@ def of_routes(
 
 
 def _levels(scores: Floats, most: int) -> Floats:
-    found = np.unique(np.concatenate([[0.0, 100.0], scores[~np.isnan(scores)]]))
-    if len(found) <= most:
-        return found
-    thinned: Floats = found[np.unique(np.round(np.linspace(0, len(found) - 1, most)).astype("i8"))]
-    return thinned
+    levels = np.unique(np.concatenate([[0.0, 100.0], scores[~np.isnan(scores)]]))
+    if len(levels) <= most:
+        return levels
+    return np.asarray(levels[np.unique(np.round(np.linspace(0, len(levels) - 1, most)).astype("i8"))])
 
 
 def proportional(routings: Routings) -> int:

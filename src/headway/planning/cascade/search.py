@@ -111,7 +111,6 @@ class Search:
         """The routings with the fewest and the most stages per request."""
 
     def run(self, target: Target) -> SearchResult:
-        """Search for a target."""
         evaluated, cached = self.latencies.num_evaluated, self.latencies.num_cached
         self.set_target(target)
         rounds = _Rounds(self, self.objective(target))
@@ -167,7 +166,6 @@ class Search:
         return Deployment(deployment.gpus, deployment.sets, tuple(times), max(times, default=inf), None)
 
     def tables(self, routing: int) -> list[LatencyTable]:
-        """l_i(f) of every stage."""
         reached = self.routings.reached[routing]
         used = tuple(reached.any(axis=1).tolist())
         return [self._table(i, reached[i], used) for i in range(len(used))]
