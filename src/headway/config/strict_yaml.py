@@ -82,8 +82,8 @@ def parse(text: str, file: str) -> tuple[dict[str, Any], Places]:
     except (yaml.YAMLError, ValueError) as error:
         raise HeadwayError(f"{file}: not valid YAML: {error}") from None
     if not isinstance(data, dict):
-        found = "nothing" if data is None else f"a {type(data).__name__}"
-        raise HeadwayError(f"{file}: expected keys and values, found {found}")
+        kind = "nothing" if data is None else f"a {type(data).__name__}"
+        raise HeadwayError(f"{file}: expected keys and values, found {kind}")
     return data, places
 
 
@@ -165,9 +165,8 @@ def _explained(error: msgspec.ValidationError, data: Any, to: Any, places: Place
 
 def _key(path: str) -> Key:
     """The key of msgspec's path `$.fleet[0].gpu`; it ends before a free key, which msgspec writes `[...]`."""
-    found = re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]|(\[\.\.\.\])", path)
     key: list[str | int] = []
-    for name, index, free in found:
+    for name, index, free in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]|(\[\.\.\.\])", path):
         if free:
             break
         key.append(name or int(index))
@@ -221,13 +220,10 @@ def _children(t: msgspec.inspect.Type, step: str | int, data: Any) -> Iterator[m
 
 def plain(value: Any) -> Any:
     """A Struct as a document holds it: plain values, without keys whose value is None."""
-    return _without_none(msgspec.to_builtins(value))
-
-
-def _without_none(value: Any) -> Any:
+    value = msgspec.to_builtins(value)
     if isinstance(value, dict):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
-    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value
+        return {key: plain(each) for key, each in value.items() if each is not None}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def dump(document: Mapping[str, Any]) -> str:

@@ -72,13 +72,15 @@ class _PlannedPool:
 def best_timetable(scenario: Scenario, tps: Mapping[str, float] | None = None) -> OracleTimetable | None:
     """The best timetable for a scenario's first variant; None if no headroom serves the trace in time.
 
-    `tps`: input tokens per second that a replica serves in time, by pool or model; else a simulation measures it.
-    Takes about ten simulations of the scenario. HeadwayError for a fleet with combos, or a model without requests.
+    `tps`: input tokens per second that a replica serves in time, by pool or model; else the scaler's own, or a
+    simulation measures it. Takes about ten simulations of the scenario. HeadwayError for a fleet with combos, or a model without requests.
     """
     chosen = variants(scenario)[0]
     if chosen.fleet.combos:
         raise HeadwayError("the clairvoyant plan: expected pools; combos are not planned for")
-    plan = _planner(chosen, tps or _own_tps(chosen))
+    scaling = chosen.spec.policies.scaling
+    own_tps = scaling.get("plan", {}).get("tps", {}) if isinstance(scaling, dict) else {}
+    plan = _planner(chosen, tps or own_tps)
     gpu_hours: dict[tuple[float, float], float | None] = {}
     timetables: dict[float, dict[str, list[int]]] = {}
 
@@ -126,13 +128,6 @@ def _lead_times_s(scenario: Scenario) -> list[float]:
         return [new_s]
     acquire_s = new_s if provisioning.acquire_s is None else provisioning.acquire_s
     return sorted({provisioning.reclaim_s, max(provisioning.redeploy_s, acquire_s)})
-
-
-def _own_tps(scenario: Scenario) -> dict[str, float]:
-    """`tps` of the scenario's own scaler."""
-    scaling = scenario.spec.policies.scaling
-    plan = scaling.get("plan", {}) if isinstance(scaling, dict) else {}
-    return dict(plan.get("tps", {}))
 
 
 def _planner(scenario: Scenario, tps: Mapping[str, float]) -> Callable[[float], dict[str, list[int]]]:

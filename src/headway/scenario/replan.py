@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from headway.planning.cascade.planners import EFFORT, MAX_CANDIDATES
 from headway.planning.cascade.problem import CascadeProblem, QualityFloor
 from headway.planning.cascade.replanning import CascadeSetup, ModelShape, Period, Replanner, planning_target
 from headway.planning.cascade.replica_sets import ReplicaSets, StageSets, all_sets, feasible_shapes, with_shapes
-from headway.planning.cascade.search import Search, SearchResult
+from headway.planning.cascade.search import Search
 from headway.planning.cascade.stage_simulator import StageSimulator, num_repeats
 from headway.policies import resolve
 from headway.policies.cascade.replanned import ReplannedCascade
@@ -49,14 +49,19 @@ def with_empty_pools(spec: Spec, fleet: Fleet, places: Places) -> Spec:
         return spec
     config, pools = spec.cascade.replan, _cascade_pools(spec.cascade, fleet)
     _check(spec, fleet, config, pools, places)
-    specs = [replace(each, min_replicas=0) if pool in pools else each for each, pool in _with_specs(spec, fleet)]
+    specs = [
+        replace(each, min_replicas=0) if pool in pools else each
+        for each, pool in zip(spec.fleet, fleet.pools, strict=True)
+    ]
     existing = _by_shape(pools)
     for pool in {pool.model.name: pool for pool in reversed(pools)}.values():
         like = spec.fleet[fleet.pools.index(pool)]
         shapes = _possible_shapes(like, pool, config, pools)
-        specs += [
-            _empty_pool(like, pool, each) for each in shapes if (pool.model.name, each.tp, each.pp) not in existing
-        ]
+        for shape in shapes:
+            if (pool.model.name, shape.tp, shape.pp) not in existing:
+                name = f"{pool.name}-tp{shape.tp}" + (f"-pp{shape.pp}" if shape.pp > 1 else "")
+                specs.append(replace(like, name=name, tp=shape.tp, pp=shape.pp, replicas=0, min_replicas=0,
+                                     kv_capacity_tokens=None))  # fmt: skip
     return replace(spec, fleet=tuple(specs))
 
 
@@ -97,7 +102,10 @@ def add_replanning(scenario: Scenario, policies: Policies, tasks: TaskFactory | 
 
 @dataclass(frozen=True)
 class UnrehearsedPlanner:
-    """Plans for observed scores and an observed rate. Plans are not rehearsed: that takes too long while serving."""
+    """Plans for observed scores and an observed rate. Plans are not rehearsed: that takes too long while serving.
+
+    Of the candidates that reach a quality, the one with the least latency over all stages of a request.
+    """
 
     problem: Callable[..., CascadeProblem]
     """Takes `scores` and `rate_rps`."""
@@ -114,31 +122,21 @@ class UnrehearsedPlanner:
         num = num_repeats(problem)
         stage = StageSimulator(problem.gpu, problem.engine, self.policies, self.seed, num, self.coefficients)
         bounds = StepTimeBounds(problem.gpu, problem.engine, num, self.coefficients)
-        search = Search(problem, StageLatencies(stage), bounds, EFFORT, sets_of=self._allowed_sets(problem))
-        return _least_total_latency(search, search.run(problem.target))
+        sets_of: StageSets | None = None
+        if (shapes := self.shapes) is not None:
+            every = all_sets(problem)
 
-    def _allowed_sets(self, problem: CascadeProblem) -> StageSets | None:
-        if self.shapes is None:
-            return None
-        every, allowed = all_sets(problem), self.shapes
+            def sets_of(stage: int, used: tuple[bool, ...]) -> ReplicaSets:
+                return with_shapes(every(stage, used), shapes[problem.names[stage]])
 
-        def sets_of(stage: int, used: tuple[bool, ...]) -> ReplicaSets:
-            return with_shapes(every(stage, used), allowed[problem.names[stage]])
-
-        return sets_of
-
-
-def _least_total_latency(search: Search, result: SearchResult) -> CascadePlan:
-    """Of the candidates that reach the quality, the one with the least latency over all stages of a request.
-
-    The candidate with the least maximum alone gives each stage as few GPUs as the slowest stage's latency allows, and
-    the stages' latencies add up.
-    """
-    found = candidates(search, result, "cascadia", MAX_CANDIDATES)
-    feasible = [each for each in found if each.status != "infeasible"]
-    if not feasible or not isinstance(result.objective.target, QualityFloor):
-        return found[0]
-    return min(feasible, key=total_latency_s)
+        search = Search(problem, StageLatencies(stage), bounds, EFFORT, sets_of=sets_of)
+        plans = candidates(search, search.run(problem.target), "cascadia", MAX_CANDIDATES)
+        feasible = [plan for plan in plans if plan.status != "infeasible"]
+        if not feasible or not isinstance(problem.target, QualityFloor):
+            return plans[0]
+        # The candidate with the least maximum gives each stage as few GPUs as the slowest stage's latency allows, and
+        # the latencies of the stages of a request add up.
+        return min(feasible, key=total_latency_s)
 
 
 def following(policies: Policies, cascade: CascadeConfig, planner: Replanner, num_gpus: int) -> Policies:
@@ -176,7 +174,7 @@ def start_notes(spec: Spec, fleet: Fleet) -> list[str]:
     config, pools = spec.cascade.replan, _cascade_pools(spec.cascade, fleet)
     aim = f"quality {config.quality:g}" if config.quality is not None else f"a p95 latency of {config.latency_s:g} s"
     notes = [f"planned anew every {config.every_s:g} s if need be, for {aim} on {_num_gpus(config, pools)} GPUs"]
-    for pool_spec, pool in _with_specs(spec, fleet):
+    for pool_spec, pool in zip(spec.fleet, fleet.pools, strict=True):
         if pool in pools and pool.replicas:
             words = ("{tp}", "{pp}")
             fixed = [word for word, can in zip(words, can_reshape(pool_spec), strict=True) if not can]
@@ -186,10 +184,6 @@ def start_notes(spec: Spec, fleet: Fleet) -> list[str]:
                 why = processes if pool_spec.processes else "as pods do"
                 notes.append(f"replicas of {pool.name} keep their {' and '.join(word[1:3] for word in fixed)}, {why}")
     return notes
-
-
-def _with_specs(spec: Spec, fleet: Fleet) -> Iterator[tuple[PoolSpec, Pool]]:
-    return zip(spec.fleet, fleet.pools, strict=True)
 
 
 def _cascade_pools(cascade: CascadeSpec, fleet: Fleet) -> list[Pool]:
@@ -213,13 +207,6 @@ def _possible_shapes(spec: PoolSpec, pool: Pool, config: Replan, pools: list[Poo
     )
     own = pool.parallel
     return [each for each in shapes if (other_tp or each.tp == own.tp) and (other_pp or each.pp == own.pp)]
-
-
-def _empty_pool(like: PoolSpec, pool: Pool, shape: Parallel) -> PoolSpec:
-    name = f"{pool.name}-tp{shape.tp}" + (f"-pp{shape.pp}" if shape.pp > 1 else "")
-    return replace(
-        like, name=name, tp=shape.tp, pp=shape.pp, replicas=0, min_replicas=0, kv_capacity_tokens=None,
-    )  # fmt: skip
 
 
 def _thresholds(cascade: CascadeSpec, places: Places, base_dir: Path) -> tuple[float, ...]:
@@ -258,7 +245,7 @@ def _check(spec: Spec, fleet: Fleet, config: Replan, pools: list[Pool], places: 
     if config.num_gpus is not None and config.num_gpus < used:
         raise places.error((*AT, "num_gpus"), f"{config.num_gpus}; expected {used} or more, as many as `fleet` has")
     seen: dict[ModelShape, str] = {}
-    for i, (pool_spec, pool) in enumerate(_with_specs(spec, fleet)):
+    for i, (pool_spec, pool) in enumerate(zip(spec.fleet, fleet.pools, strict=True)):
         if pool in pools:
             _check_pool(pool_spec, pool, pools[0], seen, ("fleet", i), places)
 

@@ -43,6 +43,7 @@ LIMITS = (1.25, 2.0, inf)
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 TypedShape = tuple[int, Parallel]
 """A shape on a type of GPU."""
+RoleShape = tuple[Role, TypedShape]
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,75 +300,50 @@ def with_combos(
     """
     if not kinds:
         return mixed
-    columns = _ComboColumns(mixed, kinds)
     most = len(offers) if max_types is None else max_types
     limits = [offer.limit or 0 for offer in offers]
-    rows = [row for kind in kinds for row in columns.rows(kind, limits) if columns.num_types(kind) <= most]
-    counts = np.zeros((len(mixed), len(columns.shapes)), "i8")
-    counts[:, : len(mixed.shapes)] = mixed.counts
-    with_combo = np.array(rows, "i8").reshape(len(rows), len(columns.shapes))
+    names = mixed.type_names or ("",)
+    pairs = [
+        ((names.index(kind.prefill_gpu), kind.prefill), (names.index(kind.decode_gpu), kind.decode)) for kind in kinds
+    ]
+    mixed_shapes = zip(mixed.types or (0,) * len(mixed.shapes), mixed.shapes, strict=True)
+    columns: list[RoleShape] = [("mixed", each) for each in mixed_shapes]
+    columns += dict.fromkeys((role, pair[i]) for i, role in enumerate(ROLES) for pair in pairs)
+    column_of = {each: j for j, each in enumerate(columns)}
+    rows = []
+    for kind, pair in zip(kinds, pairs, strict=True):
+        if len({t for t, _ in pair}) <= most:
+            for nums in _combo_counts(kind, pair, limits):
+                rows.append([0] * len(columns))
+                for each, num in nums.items():
+                    rows[-1][column_of[each]] = num
+    counts = np.pad(mixed.counts, ((0, 0), (0, len(columns) - len(mixed.shapes))))
     return replace(
         mixed,
-        shapes=tuple(shape for _, shape in columns.shapes),
-        counts=np.concatenate([counts, np.unique(with_combo, axis=0) if len(with_combo) else with_combo]),
-        types=tuple(t for t, _ in columns.shapes) if mixed.type_names else (),
-        roles=columns.roles,
+        shapes=tuple(shape for _, (_, shape) in columns),
+        counts=np.concatenate([counts, np.unique(np.array(rows, "i8"), axis=0)]) if rows else counts,
+        types=tuple(t for _, (t, _) in columns) if mixed.type_names else (),
+        roles=tuple(role for role, _ in columns),
     )
 
 
-class _ComboColumns:
-    """The columns of sets with combos: shapes of mixed replicas, then of prefill replicas, then of decode replicas."""
-
-    def __init__(self, mixed: ReplicaSets, kinds: Sequence[ComboShapes]) -> None:
-        self.type_names = mixed.type_names
-        types = mixed.types or (0,) * len(mixed.shapes)
-        self.mixed = {each: j for j, each in enumerate(zip(types, mixed.shapes, strict=True))}
-        pairs = [self.parts(kind) for kind in kinds]
-        parts = list(dict.fromkeys((role, pair[i]) for i, role in enumerate(ROLES) for pair in pairs))
-        self.of_part = {part: len(self.mixed) + j for j, part in enumerate(parts)}
-        self.shapes = (*self.mixed, *(shape for _, shape in parts))
-        mixed_role: Role = "mixed"
-        self.roles = (*(mixed_role for _ in self.mixed), *(role for role, _ in parts))
-
-    def parts(self, kind: ComboShapes) -> tuple[TypedShape, TypedShape]:
-        """The shapes that prefill and decode."""
-        return (self._type(kind.prefill_gpu), kind.prefill), (self._type(kind.decode_gpu), kind.decode)
-
-    def _type(self, gpu: str) -> int:
-        return self.type_names.index(gpu) if gpu else 0
-
-    def num_types(self, kind: ComboShapes) -> int:
-        return len({t for t, _ in self.parts(kind)})
-
-    def rows(self, kind: ComboShapes, limits: Sequence[int]) -> Iterator[list[int]]:
-        """Counts of every column."""
-        parts = self.parts(kind)
-        middle = sqrt(kind.least * kind.most)
-        for nums in _balanced(kind.least, kind.most, parts, limits):
-            row = [0] * len(self.shapes)
-            for role, part, count in zip(ROLES, parts, nums, strict=True):
-                row[self.of_part[role, part]] = count
-            yield row
-            if nums[0] not in (max(1, floor(middle * nums[1])), max(1, ceil(middle * nums[1]))):
-                continue
-            left = _gpus_left(parts, nums, limits)
-            for t, shape in dict.fromkeys(parts):
-                for num_mixed in range(1, left[t] // shape.num_gpus + 1):
-                    beside = row.copy()
-                    beside[self.mixed[t, shape]] = num_mixed
-                    yield beside
-
-
-def _balanced(
-    least: float, most: float, parts: tuple[TypedShape, TypedShape], limits: Sequence[int]
-) -> Iterator[tuple[int, int]]:
-    """Numbers of prefill and decode replicas within the ratios, and within the GPUs of each type."""
-    decode_type, decode = parts[1]
-    for num_decode in range(1, limits[decode_type] // decode.num_gpus + 1):
-        for num_prefill in range(max(1, floor(least * num_decode)), max(1, ceil(most * num_decode)) + 1):
-            if min(_gpus_left(parts, (num_prefill, num_decode), limits)) < 0:
+def _combo_counts(
+    kind: ComboShapes, pair: tuple[TypedShape, TypedShape], limits: Sequence[int]
+) -> Iterator[dict[RoleShape, int]]:
+    """Numbers of replicas by role and shape, within the kind's ratios and the GPUs of each type."""
+    prefill, decode = pair
+    middle = sqrt(kind.least * kind.most)
+    for num_decode in range(1, limits[decode[0]] // decode[1].num_gpus + 1):
+        for num_prefill in range(max(1, floor(kind.least * num_decode)), max(1, ceil(kind.most * num_decode)) + 1):
+            left = _gpus_left(pair, (num_prefill, num_decode), limits)
+            if min(left) < 0:
                 break
-            yield num_prefill, num_decode
+            nums: dict[RoleShape, int] = {("prefill", prefill): num_prefill, ("decode", decode): num_decode}
+            yield nums
+            if num_prefill in (max(1, floor(middle * num_decode)), max(1, ceil(middle * num_decode))):
+                for t, shape in dict.fromkeys(pair):
+                    for num_mixed in range(1, left[t] // shape.num_gpus + 1):
+                        yield {**nums, ("mixed", (t, shape)): num_mixed}
 
 
 def _gpus_left(parts: tuple[TypedShape, TypedShape], nums: tuple[int, int], limits: Sequence[int]) -> list[int]:
