@@ -12,9 +12,9 @@ from headway.catalog import coefficients, engine, gpu, model, model_from_config
 from headway.catalog.coefficients import Coefficients
 from headway.catalog.load import coefficients_in
 from headway.config import strict_yaml
-from headway.config.spec import DEFAULT_ENGINE, ComboSpec, ModelFile, PoolSpec, Spec
+from headway.config.spec import DEFAULT_ENGINE, ComboSpec, PoolSpec, Spec
 from headway.config.strict_yaml import Key, Places
-from headway.core.fleet import Combo, Engine, Fleet, Model, Parallel, Pool, Role
+from headway.core.fleet import Combo, Engine, Fleet, Parallel, Pool, Role
 from headway.perf import memory
 
 LEAST_SETTINGS = {
@@ -84,7 +84,7 @@ def _replicas(spec: PoolSpec, at: Key, places: Places, units: int) -> int:
 
 def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, units: int = 1) -> Pool:
     with places.at(*at, "model"):
-        shape = _model(spec.model, base_dir)
+        shape = model(spec.model) if isinstance(spec.model, str) else model_from_config(base_dir / spec.model.config)
     with places.at(*at, "gpu"):
         accelerator = gpu(spec.gpu)
     pool = Pool(
@@ -106,10 +106,6 @@ def _pool(spec: PoolSpec, at: Key, name: str, base_dir: Path, places: Places, un
         memory.plan(pool.model, pool.gpu, pool.engine, pool.parallel)
     _coefficients(spec, pool, at, base_dir, places)
     return pool
-
-
-def _model(spec: str | ModelFile, base_dir: Path) -> Model:
-    return model(spec) if isinstance(spec, str) else model_from_config(base_dir / spec.config)
 
 
 def _engine(spec: str | dict[str, Any], key: Key, places: Places) -> Engine:

@@ -156,12 +156,12 @@ class ScenarioDemand:
         rows = tier < config.batch_tier
         size = (int(pair.max(initial=0)) + 1) * steps
         tokens = np.bincount((pair * steps + at)[rows], table.prompt_tokens[rows], size).reshape(-1, steps)
-        found: dict[Cell, Floats] = {}
+        series: dict[Cell, Floats] = {}
         for each in np.flatnonzero(np.bincount(pair)):
             m, r = divmod(int(each), num_regions)
             cell = self._cell(table.models[m] if table.models else "", table.regions[r] if table.regions else "")
-            found[cell] = found.get(cell, 0.0) + tokens[each] / config.step_s
-        return found
+            series[cell] = series.get(cell, 0.0) + tokens[each] / config.step_s
+        return series
 
     def _cell(self, model: str, region: str) -> Cell:
         """The fleet's names for a workload's model and region; its only model or region serves all requests."""
@@ -294,16 +294,16 @@ class ScenarioPlanner:
         by_name = self._config.tps
         if not by_name:
             return {name: self._demand.served_tps(pool) for name, pool in self._pools.items()}
-        found = {name: by_name.get(name, by_name.get(pool.model.name)) for name, pool in self._pools.items()}
-        return {name: tps for name, tps in found.items() if tps is not None}
+        tps = {name: by_name.get(name, by_name.get(pool.model.name)) for name, pool in self._pools.items()}
+        return {name: each for name, each in tps.items() if each is not None}
 
     def instances(self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts]) -> Mapping[str, int]:
         planned = [pool for pool in pools if pool.name in self._tps]
         if self._name == "greedy":
             return GreedyCover(self._tps, self._config.epsilon, self._config.startup_s).instances(demand_tps, planned)
         problem = self._problem(demand_tps, planned, [pool for pool in pools if pool.name not in self._tps])
-        found = plan(problem).after()
-        return {pool.name: found.get((pool.model, pool.region, pool.gpu), 0) for pool in planned}
+        counts = plan(problem).after()
+        return {pool.name: counts.get((pool.model, pool.region, pool.gpu), 0) for pool in planned}
 
     def _problem(
         self, demand_tps: Mapping[Cell, Sequence[float]], pools: Sequence[PoolCounts], unplanned: Sequence[PoolCounts]

@@ -195,14 +195,14 @@ class _SetBounds:
         first, second = np.triu_indices(num)
         faster = np.sort(np.minimum(self.alone[first], self.alone[second]), axis=1)
         both = np.zeros((num, num, len(grid)))
-        both[first, second] = both[second, first] = _found(faster, np.broadcast_to(grid, (len(faster), len(grid))))
+        both[first, second] = both[second, first] = _num_up_to(faster, np.broadcast_to(grid, (len(faster), len(grid))))
         kinds = self.sets.counts > 0
         one, num_kinds = kinds.argmax(axis=1), kinds.sum(axis=1)
         other = num - 1 - kinds[:, ::-1].argmax(axis=1)
         return np.asarray(np.where((num_kinds <= 2)[:, None], both[one, other], float(self.alone.shape[1])))
 
 
-def _found(rows: Floats, values: Floats) -> Ints:
+def _num_up_to(rows: Floats, values: Floats) -> Ints:
     """[row, value]: how many elements of each rising row are no larger than that row's values."""
     most = 1.0 + max(float(values.max()), float(np.where(np.isfinite(rows), rows, 0.0).max()))
     apart = 2 * most * np.arange(len(rows))[:, None]
@@ -222,8 +222,8 @@ class _ShapeBounds:
     def sizes(self) -> Ints:
         """Batch sizes at which step times are sampled."""
         most = self.engine.max_num_seqs
-        found: Ints = np.unique(np.concatenate([np.arange(1, 9), np.geomspace(8, max(most, 8), 24)]).astype("i8"))
-        return np.unique(np.append(found[found <= most], most))
+        sizes: Ints = np.unique(np.concatenate([np.arange(1, 9), np.geomspace(8, max(most, 8), 24)]).astype("i8"))
+        return np.unique(np.append(sizes[sizes <= most], most))
 
     @cached_property
     def base_s(self) -> Floats:
@@ -246,9 +246,9 @@ class _ShapeBounds:
                 hull.pop()
             hull.append(i)
         sloped = [(self.base_s[i] - self._slope(i, j) * self.sizes[i], self._slope(i, j)) for i, j in pairwise(hull)]
-        found = [(float(a), b) for a, b in sloped if a > 0 and b > 0]
-        step = max(1, -(-len(found) // MOST_LINES))
-        return tuple(found[::step]) or ((float(self.base_s.min()), 0.0),)
+        rising = [(float(a), b) for a, b in sloped if a > 0 and b > 0]
+        step = max(1, -(-len(rising) // MOST_LINES))
+        return tuple(rising[::step]) or ((float(self.base_s.min()), 0.0),)
 
     def _slope(self, i: int, j: int) -> float:
         return float((self.base_s[j] - self.base_s[i]) / (self.sizes[j] - self.sizes[i]))
@@ -264,8 +264,8 @@ class _ShapeBounds:
     def prompts(self) -> tuple[Ints, Floats]:
         """Prompt lengths, and the least time of a prompt that long or longer, alone."""
         sizes: Ints = np.unique(np.round(2.0 ** (np.arange(35) / 2)).astype("i8"))
-        found = np.array([self.line(0, 0, [(n, 0)])[0] for n in sizes.tolist()])
-        return sizes, SLACK * np.minimum.accumulate(found[::-1])[::-1]
+        times_s = np.array([self.line(0, 0, [(n, 0)])[0] for n in sizes.tolist()])
+        return sizes, SLACK * np.minimum.accumulate(times_s[::-1])[::-1]
 
     def prefill_s(self, tokens: Floats) -> Floats:
         """The least time of one prompt alone: that of a shorter one, and no less than its tokens' time."""
@@ -297,7 +297,7 @@ def _count(work_s: Floats, room: Floats) -> Floats:
     """[replicas, L]: the most requests whose work, the cheapest first, fits into the replicas' time; parts count."""
     ordered = np.sort(work_s.T, axis=1)
     total = np.cumsum(ordered, axis=1)
-    at = _found(total, room)
+    at = _num_up_to(total, room)
     rows, last = np.arange(len(room))[:, None], ordered.shape[1] - 1
     following = np.where(at > last, np.inf, ordered[rows, np.minimum(at, last)])
     left = room - np.where(at > 0, total[rows, np.maximum(at - 1, 0)], 0.0)

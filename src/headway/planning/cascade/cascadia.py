@@ -83,11 +83,11 @@ def best_plan_of(search: Search, result: SearchResult, planner: str) -> CascadeP
             f"{problem.names[0]}, however few go on to larger models"
         )
     evaluated, cached = search.latencies.num_evaluated, search.latencies.num_cached
-    found = plan_of(search, best, search.with_spare_gpus(best), result, planner)
+    plan = plan_of(search, best, search.with_spare_gpus(best), result, planner)
     return structs.replace(
-        found,
-        num_evaluations=found.num_evaluations + search.latencies.num_evaluated - evaluated,
-        num_remembered=found.num_remembered + search.latencies.num_cached - cached,
+        plan,
+        num_evaluations=plan.num_evaluations + search.latencies.num_evaluated - evaluated,
+        num_remembered=plan.num_remembered + search.latencies.num_cached - cached,
     )
 
 
@@ -158,14 +158,14 @@ def _why(search: Search, routing: int, deployment: Deployment, objective: Object
 
 
 def candidates(search: Search, result: SearchResult, planner: str, most: int) -> tuple[CascadePlan, ...]:
-    """The best plan of a search, and about `most` others: half by objective or sum, half near the best."""
-    found = [best_plan_of(search, result, planner)]
+    """The best plan of a search, and about `most` further: half by objective or sum, half near the best."""
+    best_plan = best_plan_of(search, result, planner)
     best = search.best(result.objective)
     assert best is not None  # else `best_plan_of` raises
     deployed = [*_least_work(search, result), *_by_objective_and_sum(search, result, most // 2)]
     deployed += _near(search, best, most - most // 2)
-    found += [plan_of(search, i, deployment, result, planner) for i, deployment in deployed]
-    different = {(each.thresholds, each.stages): each for each in found}
+    further = [plan_of(search, i, deployment, result, planner) for i, deployment in deployed]
+    different = {(each.thresholds, each.stages): each for each in (best_plan, *further)}
     return tuple(different.values())
 
 
@@ -213,13 +213,13 @@ def _near(search: Search, best: int, most: int) -> Iterator[tuple[int, Deploymen
 
 def _distant(search: Search, routings: Sequence[int], most: int) -> list[int]:
     """The first routings that keep a distance from each other."""
-    ratios, found = search.routings.ratios, list[int]()
+    ratios, chosen = search.routings.ratios, list[int]()
     for i in routings:
-        if all(np.abs(ratios[i] - ratios[other]).max() >= MIN_DISTANCE for other in found):
-            found.append(i)
-        if len(found) == most:
+        if all(np.abs(ratios[i] - ratios[other]).max() >= MIN_DISTANCE for other in chosen):
+            chosen.append(i)
+        if len(chosen) == most:
             break
-    return found
+    return chosen
 
 
 def _sum_order(search: Search, result: SearchResult, routing: int, deployment: Deployment) -> tuple[bool, float]:

@@ -226,7 +226,7 @@ def deploy(
 
 
 def with_spare_gpus(
-    tables: Sequence[LatencyTable], num_gpus: Gpus, found: Deployment, use_all: bool = False, gap: float = 0.0,
+    tables: Sequence[LatencyTable], num_gpus: Gpus, deployment: Deployment, use_all: bool = False, gap: float = 0.0,
     max_evaluations: int | None = None,
 ) -> Deployment:  # fmt: skip
     """The same largest latency, with spare GPUs given to the stages where they help most.
@@ -234,7 +234,7 @@ def with_spare_gpus(
     The slowest stage keeps its GPUs and the other stages are deployed again, and so on. `gap` and `max_evaluations` as
     of `deploy`.
     """
-    gpus, sets, latencies = list(found.gpus), list(found.sets), list(found.latencies_s)
+    gpus, sets, latencies = list(deployment.gpus), list(deployment.sets), list(deployment.latencies_s)
     open_ = list(range(len(tables)))
     left = num_gpus
     while len(open_) > 1:
@@ -247,4 +247,4 @@ def with_spare_gpus(
             continue
         for at, i in enumerate(open_):
             gpus[i], sets[i], latencies[i] = better.gpus[at], better.sets[at], better.latencies_s[at]
-    return Deployment(tuple(gpus), tuple(sets), tuple(latencies), max(latencies), found.bound_s)
+    return Deployment(tuple(gpus), tuple(sets), tuple(latencies), max(latencies), deployment.bound_s)

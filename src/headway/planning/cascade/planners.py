@@ -106,7 +106,6 @@ def cascade_serve(
     per second, but every request has the lengths of the average request of the average model. The replicas of a model
     are alike. The latencies of the plan are those of the real requests.
     """
-    _check_target(problem, "cascade-serve")
     scores = problem.scores
     outputs = np.full_like(scores.output_tokens, max(1, round(float(scores.output_tokens.mean()))))
     prompts = np.full_like(scores.prompt_tokens, max(1, round(float(scores.prompt_tokens.mean()))))
@@ -130,17 +129,11 @@ def route_llm(
     quality with the least work, whatever the latency; the deployment is tuned by the same search. `predicted`: the
     scores that the router predicts for the problem's requests, row by row.
     """
-    _check_target(problem, "route-llm")
     if len(predicted) != len(problem.scores):
         raise HeadwayError(f"route-llm: {len(predicted)} predictions for {len(problem.scores)} requests")
     routed = replace(problem, judge_s=0.0)
     search = Search(routed, latencies, bounds, effort, _pre_routings(routed, predicted.stages(problem.names)))
     return structs.replace(_least_work_plan(search, search, "route-llm"), pre_routed=True)
-
-
-def _check_target(problem: CascadeProblem, planner: str) -> None:
-    if not isinstance(problem.target, QualityFloor):
-        raise HeadwayError(f"{planner}: plans without latencies; expected a quality to reach, not a latency budget")
 
 
 def _pre_routings(problem: CascadeProblem, predicted: Scores) -> Routings:
@@ -165,7 +158,8 @@ def _least_work_plan(tuned: Search, real: Search, planner: str) -> CascadePlan:
     """
     evaluated, cached = real.latencies.num_evaluated, real.latencies.num_cached
     routings, target = real.routings, real.problem.target
-    assert isinstance(target, QualityFloor)
+    if not isinstance(target, QualityFloor):
+        raise HeadwayError(f"{planner}: plans without latencies; expected a quality to reach, not a latency budget")
     shortfall = np.maximum(target.q_min - 1e-9 - routings.quality, 0.0)
     unservable = np.zeros(len(routings), np.bool_)
     for i in np.lexsort((routings.work, shortfall)).tolist():

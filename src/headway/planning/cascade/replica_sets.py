@@ -135,7 +135,7 @@ def feasible_shapes(
     A tensor-parallel group lies within a server: its size is a power of two that divides the server's, so that groups
     of any sizes fill servers without gaps. Stages of a pipeline may lie in different servers.
     """
-    found, reason = [], f"{model.name}: no shape of at most {num_gpus} GPUs"
+    feasible, reason = [], f"{model.name}: no shape of at most {num_gpus} GPUs"
     for tp in (2**i for i in range(server.bit_length())):
         if server % tp:
             break
@@ -146,9 +146,9 @@ def feasible_shapes(
                 reason = str(error)
             else:
                 if tp * pp <= num_gpus:
-                    found.append(Parallel(tp, pp))
-    found.sort(key=lambda shape: (shape.num_gpus, shape.pp))
-    return tuple(found), "" if found else reason
+                    feasible.append(Parallel(tp, pp))
+    feasible.sort(key=lambda shape: (shape.num_gpus, shape.pp))
+    return tuple(feasible), "" if feasible else reason
 
 
 def replica_sets(shapes: Sequence[Parallel], num_gpus: int, max_kinds: int | None) -> ReplicaSets:

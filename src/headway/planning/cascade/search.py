@@ -146,12 +146,12 @@ class Search:
 
     def with_spare_gpus(self, routing: int) -> Deployment:
         """The deployment of a solved routing, with spare GPUs given to the stages where they help most."""
-        found = self.solved[routing].deployment
-        assert found is not None
-        if found.usd_per_hour is not None:
-            return found
-        effort, use_all = self.effort, self.problem.use_all
-        return with_spare_gpus(self.tables(routing), self.gpus, found, use_all, effort.gap, effort.max_evaluations)
+        deployment = self.solved[routing].deployment
+        assert deployment is not None
+        if deployment.usd_per_hour is not None:
+            return deployment
+        gap, most = self.effort.gap, self.effort.max_evaluations
+        return with_spare_gpus(self.tables(routing), self.gpus, deployment, self.problem.use_all, gap, most)
 
     def latency_s(self, routing: int, stage: int, replicas: ReplicaSet) -> float:
         """p95 of a stage of any routing on any replicas, judging included."""
@@ -168,7 +168,13 @@ class Search:
     def tables(self, routing: int) -> list[LatencyTable]:
         reached = self.routings.reached[routing]
         used = tuple(reached.any(axis=1).tolist())
-        return [self._table(i, reached[i], used) for i in range(len(used))]
+        tables = []
+        for i in range(len(used)):
+            key = (i, np.packbits(reached[i]).tobytes(), used if self._sets_differ else ())
+            if key not in self._tables:
+                self._tables[key] = self._new_table(i, reached[i], used)
+            tables.append(self._tables[key])
+        return tables
 
     @property
     def num_sets(self) -> int:
@@ -185,12 +191,6 @@ class Search:
 
     def _judge_s(self, stage: int) -> float:
         return self.problem.judge_s if stage < len(self.problem.models) - 1 else 0.0
-
-    def _table(self, stage: int, reached: np.ndarray, used: tuple[bool, ...]) -> LatencyTable:
-        key = (stage, np.packbits(reached).tobytes(), used if self._sets_differ else ())
-        if key not in self._tables:
-            self._tables[key] = self._new_table(stage, reached, used)
-        return self._tables[key]
 
     def _new_table(self, stage: int, reached: np.ndarray, used: tuple[bool, ...]) -> LatencyTable:
         problem = self.problem
@@ -218,8 +218,7 @@ class Search:
     def _mean_score(self, stage: int) -> float:
         """The quality where all requests get the answer of one stage."""
         scores = self.problem.scores.scores[:, stage]
-        known = scores[~np.isnan(scores)]
-        return float(known.mean()) if len(known) else 0.0
+        return 0.0 if np.isnan(scores).all() else float(scores[~np.isnan(scores)].mean())
 
 
 class _Rounds:
@@ -259,12 +258,10 @@ class _Rounds:
             return False
         if not (self._open() & ~self.unservable).any():
             return True
-        return num_stable >= stable_rounds * (1 if self._is_met() else UNMET)
-
-    def _is_met(self) -> bool:
         deployment = None if self.best is None else self.search.solved[self.best].deployment
         quality = 0.0 if self.best is None else float(self.routings.quality[self.best])
-        return deployment is not None and self.objective.met(deployment.minimised, quality)
+        is_met = deployment is not None and self.objective.met(deployment.minimised, quality)
+        return num_stable >= stable_rounds * (1 if is_met else UNMET)
 
     def _reaches_quality(self) -> np.ndarray:
         """Routings with the quality. Solved routings without it do not rule out the routings near them."""
