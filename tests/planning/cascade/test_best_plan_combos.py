@@ -180,5 +180,5 @@ def test_a_plan_with_combos_can_be_served(folder: Path, served: dict[str, Any]) 
 def test_engines_that_hand_nothing_over_are_refused_with_the_reason(folder: Path, served: dict[str, Any]) -> None:
     path = folder / "refused.yaml"
     path.write_text(yaml.safe_dump(served).replace("vllm-v1", "llama.cpp"))
-    with pytest.raises(HeadwayError, match=r"combos\[0\].*gives its KV cache to no other; expected vLLM"):
+    with pytest.raises(HeadwayError, match=r"combos\[0\].*cannot transfer its KV cache; expected vLLM"):
         serving.load(path)
