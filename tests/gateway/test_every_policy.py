@@ -18,8 +18,8 @@ from starlette.types import Message
 
 from headway import serving as composition
 from headway.core.errors import HeadwayError
+from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.gateway import Gateway
-from headway.gateway.plan import ServingPlan
 from headway.gateway.relay.request import CHAT, read_request
 from headway.gateway.relay.writer import AsgiWriter
 from headway.gateway.telemetry.recording import Recording

@@ -23,8 +23,7 @@ from headway.records.parquet import save
 from headway.scenario import replan
 
 if TYPE_CHECKING:
-    from headway.gateway.fleet.specs import ServedPool
-    from headway.gateway.plan import ServingPlan
+    from headway.gateway.fleet.specs import ServedPool, ServingPlan
 
 _SCHEDULER_S = 1.0
 """Shutdown time of the scheduler; its workers have ended by then."""

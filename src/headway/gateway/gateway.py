@@ -22,7 +22,7 @@ from headway.gateway.errors import ApiError
 from headway.gateway.fleet.membership import LiveFleet
 from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.fleet.scaling import LiveScaling
-from headway.gateway.plan import ServingPlan
+from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.relay.relay import Relay
 from headway.gateway.relay.request import ClientRequest, Features
 from headway.gateway.relay.writer import ResponseWriter
@@ -62,13 +62,8 @@ class Gateway:
         self.decisions = self._observe_decisions(decision_log)
         self.request_metrics = PrometheusMetrics()
         self._scorer = None if plan.judge is None else AnswerScorer(plan.judge)
-        self.fleet = LiveFleet(
-            self, plan.pools, plan.policies.ordering(), plan.pacer, self.clock, self.settings.stale_s
-        )
-        self.scaling = LiveScaling(
-            self, self.fleet, plan.policies, plan.seed, self.settings.hold_s, plan.gpu_limits, plan.planned_gpus,
-            plan.planner_news,
-        )  # fmt: skip
+        self.fleet = LiveFleet(self, plan, self.clock)
+        self.scaling = LiveScaling(self, self.fleet, plan)
         self.driver = Driver(
             self.clock,
             self.replicas,

@@ -16,8 +16,7 @@ from headway.config.scenario import read as read_document
 from headway.config.spec import Spec
 from headway.config.strict_yaml import Places
 from headway.control.policies import Policies
-from headway.gateway.fleet.specs import ServedPool
-from headway.gateway.plan import ServingPlan
+from headway.gateway.fleet.specs import ServedPool, ServingPlan
 from headway.gateway.server import web_server
 from headway.gateway.server.admin import is_address
 from headway.gateway.settings import Judge, Settings

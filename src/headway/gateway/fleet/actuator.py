@@ -14,7 +14,7 @@ class Actuator(Protocol):
         """Start, or find, the replicas that exist at first."""
 
     def add(self) -> None:
-        """Start one more replica."""
+        """Start another replica."""
 
     def cancel(self, num: int) -> None:
         """Give up so many replicas that have no process or pod, or that fail to start."""
@@ -32,17 +32,17 @@ class Actuator(Protocol):
 class ActuatorHost(Protocol):
     """Scaling, as actuators report to it. Pools are given by name."""
 
-    def replica_created(self, pool: str, url: str, is_awaited: bool = True) -> LiveReplica:
-        """A replica exists, or soon will. `is_awaited`: it has not been reported as failed."""
+    def replica_created(self, pool: str, url: str) -> LiveReplica:
+        """A replica exists, or soon will."""
 
     def replica_lost(self, replica: LiveReplica) -> bool:
         """A replica has ended by itself. Returns whether to start another one in its place."""
 
     def start_failed(self, pool: str, why: str) -> None:
-        """An awaited replica fails to start."""
+        """A replica fails to start. Attempts go on."""
 
-    def start_recovered(self, pool: str) -> None:
-        """A failed replica is up, or given up."""
+    def start_recovered(self, pool: str, num_given_up: int = 0) -> None:
+        """A failed replica is up, or was given up; `num_given_up` is 1 if the actuator gave it up by itself."""
 
     def wants_failed(self, pool: str) -> bool:
         """A failed replica is still wanted."""
@@ -50,11 +50,8 @@ class ActuatorHost(Protocol):
     def has_room(self, pool: str) -> bool:
         """The GPUs for one more replica are available."""
 
-    def pods_requested(self, pool: str, num: int) -> None:
-        """So many pods were requested of a cluster in all."""
-
-    def expect(self, pool: str, num: int) -> None:
-        """So many replicas are requested and not up."""
+    def pods_requested(self, pool: str, num: int, num_not_up: int) -> None:
+        """So many pods were requested of a cluster in all, and so many of those that it has or will have are not up."""
 
     def retire(self, replica: LiveReplica) -> None:
         """Drain a replica, then have it stopped."""

@@ -15,8 +15,7 @@ class ComboInstance:
     def __init__(self, number: int, served: ServedPool) -> None:
         self.number, self.name = number, served.deployment.name
         self.members: list[LiveReplica] = []
-        parts = served.combo.parts if served.combo is not None else ()
-        self._num_wanted = {part.name: part.replicas for part in parts} or {served.pool.name: 1}
+        self._num_wanted = served.unit
         self.is_announced = False
         """Control knows the instance, as all of it was up."""
 
@@ -48,7 +47,7 @@ class ComboInstances:
             self._instances.append(instance)
         instance.members.append(replica)
         self._by_replica[replica.id] = instance
-        replica.combo, replica.deployment, replica.role = instance.number, name, served.pool.role
+        replica.combo, replica.deployment = instance.number, name
         if served.combo is not None:
             replica.is_of_combo, replica.goodput_rps = True, served.combo.goodput_rps
             replica.is_single_phase = replica.adapter.dual_dispatch and replica.role != "mixed"

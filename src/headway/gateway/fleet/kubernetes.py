@@ -16,10 +16,9 @@ from msgspec import Struct
 from urllib3.exceptions import HTTPError
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Pool
 from headway.gateway.fleet.actuator import ActuatorHost
 from headway.gateway.fleet.replica import LiveReplica
-from headway.gateway.fleet.specs import Kubernetes
+from headway.gateway.fleet.specs import Kubernetes, ServedPool
 
 log = logging.getLogger("headway.gateway")
 _TIMEOUT_S = 10.0
@@ -145,8 +144,8 @@ class Pods:
     are emptied in place of others, and pods that were emptied for nothing are used again.
     """
 
-    def __init__(self, pool: Pool, spec: Kubernetes, host: ActuatorHost) -> None:
-        self._pool, self._spec, self._host = pool, spec, host
+    def __init__(self, served: ServedPool, spec: Kubernetes, host: ActuatorHost) -> None:
+        self._pool, self._spec, self._host = served.pool, spec, host
         self._api = WorkloadApi(spec)
         self._used: dict[str, tuple[Pod, LiveReplica]] = {}
         """By uid, the pods that are replicas."""
@@ -158,7 +157,7 @@ class Pods:
         """By uid, last pods of a StatefulSet that were subtracted from the request."""
         self._up: set[int] = set()
         """Replicas that are up."""
-        self._num_requested = pool.replicas
+        self._num_requested = served.num_initial
         """Pods requested, as the cluster last said."""
         self._num_more = 0
         """Pods to request in addition; negative: fewer."""
@@ -168,8 +167,7 @@ class Pods:
 
     def start_initial(self) -> None:
         """Find the pods that exist. Their number is the cluster's."""
-        self._host.pods_requested(self._pool.name, self._num_requested)
-        self._host.expect(self._pool.name, self._num_requested)
+        self._report_requested()
         self._task = asyncio.create_task(self._follow())
 
     def add(self) -> None:
@@ -234,13 +232,13 @@ class Pods:
 
     def _request_more(self, num: int) -> None:
         self._num_more += num
-        self._host.pods_requested(self._pool.name, self._num_requested + self._num_more - self._num_owed)
-        self._report_expected()
+        self._report_requested()
         self._changed.set()
 
-    def _report_expected(self) -> None:
-        """Report how many requested pods are not up, failed ones included."""
-        self._host.expect(self._pool.name, max(self._num_requested + self._num_more - len(self._up), 0))
+    def _report_requested(self) -> None:
+        """Report how many pods are requested, and how many of them are not up, failed ones included."""
+        num = self._num_requested + self._num_more
+        self._host.pods_requested(self._pool.name, num - self._num_owed, max(num - len(self._up), 0))
 
     async def _follow(self) -> None:
         while True:
@@ -277,10 +275,9 @@ class Pods:
             else:
                 self._request_more(-1)
         num_requested += self._num_more
-        self._host.pods_requested(self._pool.name, num_requested - self._num_owed)
         self._use(running, num_requested)
         self._report_failures(pods, num_requested)
-        self._report_expected()
+        self._report_requested()
 
     def _use(self, pods: list[Pod], num_requested: int) -> None:
         """Use new pods, and those that were emptied but stay, as others were deleted in their place."""
@@ -311,4 +308,4 @@ class Pods:
         """Report that a failed pod is up or given up."""
         if self._failures.reported.pop(uid, None) is not None:
             self._host.start_recovered(self._pool.name)
-            self._report_expected()
+            self._report_requested()

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
-
-from msgspec import Struct
 
 from headway.control.control import Control
 from headway.control.service import Service
 from headway.core.errors import unknown
-from headway.core.fleet import Pool, Role, RoleChange
-from headway.core.pacer import Pacer
-from headway.core.policy import Ordering
+from headway.core.fleet import Role, RoleChange
 from headway.core.record import ReplicaRecord
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.combos import ComboInstances, in_order
 from headway.gateway.fleet.replica import LiveReplica, Slots
-from headway.gateway.fleet.specs import ServedPool
+from headway.gateway.fleet.specs import ServedPool, ServingPlan
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.health import HealthMonitor
-from headway.sim.lifetime import role_intervals
 
 Status = Literal["up", "starting", "down", "draining", "leaving"]
 
@@ -52,54 +47,16 @@ class FleetHost(Protocol):
     def health(self) -> HealthMonitor[LiveReplica]: ...
 
 
-class ReplicaLifetime(Struct):
-    """When a replica existed, and in which roles."""
-
-    pool: Pool
-    start_s: float
-    end_s: float | None = None
-    """None: it still exists."""
-    down: tuple[tuple[float, float], ...] = ()
-    """While it started; unknown for engines that others start."""
-    origin: str = "initial"
-    """As in `ReplicaRecord`."""
-    roles: list[tuple[float, Role]] = []
-    """Each role, with its start."""
-
-    def record(self, replica: LiveReplica, now: float) -> ReplicaRecord:
-        """The replica's row. It is charged throughout: the gateway does not know the cost of an engine that is down."""
-        pool, num_gpus = self.pool, self.pool.parallel.num_gpus
-        end_s = now if self.end_s is None else self.end_s
-        return ReplicaRecord(
-            replica.id, pool.name, pool.model.name, pool.gpu.name, pool.region, num_gpus, pool.usd_per_hour,
-            pool.gpu.watts * num_gpus, replica.kv_blocks_total * replica.block_size_tokens, replica.max_num_seqs,
-            ((self.start_s, end_s),), tuple((start_s, min(to_s, end_s)) for start_s, to_s in self.down), self.origin,
-            for_prefill=role_intervals(self.roles, "prefill", end_s),
-            for_decode=role_intervals(self.roles, "decode", end_s),
-        )  # fmt: skip
-
-
 class LiveFleet:
     """All replicas that the gateway has or had. A replica's id is its index in `replicas`."""
 
-    def __init__(
-        self,
-        host: FleetHost,
-        pools: Sequence[ServedPool],
-        ordering: Ordering,
-        pacer: Pacer,
-        clock: Clock,
-        stale_s: float,
-    ) -> None:
-        """Creates the replicas at the pools' endpoints. Metrics older than `stale_s` are unknown."""
-        self._host, self._clock, self._stale_s = host, clock, stale_s
-        self._ordering, self._pacer = ordering, pacer
-        self.pools = {served.pool.name: served for served in pools}
+    def __init__(self, host: FleetHost, plan: ServingPlan, clock: Clock) -> None:
+        """Creates the replicas at the pools' endpoints."""
+        self._host, self._plan, self._clock = host, plan, clock
+        self._ordering = plan.policies.ordering()
+        self.pools = {served.pool.name: served for served in plan.pools}
         self.replicas: list[LiveReplica] = []
-        self.lifetimes: list[ReplicaLifetime] = []
         self.combos = ComboInstances()
-        self.starting: set[int] = set()
-        """Replicas that exist and have not been up yet."""
         self.num_failed: Counter[str] = Counter()
         """By pool, wanted replicas that fail to start."""
         self.last_failures: dict[str, str] = {}
@@ -108,22 +65,19 @@ class LiveFleet:
         """Called with each replica that is removed."""
         self._leaving: set[int] = set()
         """Replicas to be removed once they are empty."""
-        self._removed: set[int] = set()
-        for served, url in in_order(pools):
+        for served, url in in_order(plan.pools):
             self.create(served, url)
 
     def create(self, served: ServedPool, url: str) -> LiveReplica:
         """Create a replica that neither the driver nor the health monitor knows."""
         replica = LiveReplica(
-            len(self.replicas), served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering, self._pacer,
-            self._clock, self._stale_s,
+            len(self.replicas), served.pool, url, ADAPTERS[served.api], served.kv_blocks, self._ordering,
+            self._plan.pacer, self._clock, self._plan.settings.stale_s,
         )  # fmt: skip
         self.combos.join(replica, served)
         if served.slots is not None:
             replica.kv_folder, replica.slots = served.slots, Slots()
         self.replicas.append(replica)
-        now = self._clock.now
-        self.lifetimes.append(ReplicaLifetime(served.pool, now, roles=[(now, replica.role)]))
         return replica
 
     def connect(self, replica: LiveReplica) -> None:
@@ -133,12 +87,12 @@ class LiveFleet:
 
     def present(self) -> list[LiveReplica]:
         """All replicas that have not been removed."""
-        return [replica for replica in self.replicas if replica.id not in self._removed]
+        return [replica for replica in self.replicas if not replica.is_removed]
 
     def records(self) -> list[ReplicaRecord]:
-        now = self._clock.now
-        pairs = zip(self.replicas, self.lifetimes, strict=True)
-        return [lifetime.record(replica, now) for replica, lifetime in pairs]
+        """All replicas' rows. They are charged throughout: the gateway does not know what an engine costs while it is
+        down."""
+        return [replica.record(self.pools[replica.pool].pool, self._clock.now) for replica in self.replicas]
 
     def status(self, replica: LiveReplica) -> Status:
         if replica.id in self._leaving:
@@ -147,7 +101,7 @@ class LiveFleet:
             return "draining"
         if self._host.health.is_up(replica):
             return "up"
-        return "starting" if replica.id in self.starting else "down"
+        return "starting" if replica.is_starting else "down"
 
     def failed(self) -> list[tuple[str, int, str]]:
         """Pools with wanted replicas that fail to start: the pool, how many replicas, and why the last start failed."""
@@ -155,10 +109,9 @@ class LiveFleet:
 
     def find(self, id: int) -> LiveReplica:
         """The replica with this id. ApiError if it does not exist."""
-        replica = next((replica for replica in self.present() if replica.id == id), None)
-        if replica is None:
+        if not 0 <= id < len(self.replicas) or self.replicas[id].is_removed:
             raise ApiError(404, f"there is no worker {id}", "not_found", "id")
-        return replica
+        return self.replicas[id]
 
     def add(self, pool: str, url: str) -> LiveReplica:
         """Add a replica to a pool. It gets requests once it is healthy."""
@@ -186,7 +139,7 @@ class LiveFleet:
 
     def record_role(self, replica: int, role: Role, now: float) -> None:
         """Note a change of a replica's role in its lifetime."""
-        self.lifetimes[replica].roles.append((now, role))
+        self.replicas[replica].lifetime.set_role(role, now)
 
     def schedule_roles(self, changes: Iterable[RoleChange]) -> None:
         """Change roles at the times that the fleet file gives."""
@@ -220,10 +173,10 @@ class LiveFleet:
                 continue  # removed meanwhile, as a consequence of another one's removal
             replica = self.replicas[id]
             self._leaving.discard(id)
-            self._removed.add(id)
+            replica.is_removed = True
             self._host.driver.remove(replica)
             replica.client.close()
             self.combos.leave(replica)
-            self.lifetimes[id].end_s = self._clock.now
+            replica.lifetime.end(self._clock.now)
             for callback in self.on_removed:
                 callback(replica)

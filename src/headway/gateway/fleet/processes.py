@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Pool
 from headway.gateway.fleet.actuator import ActuatorHost
 from headway.gateway.fleet.local_resources import HOST, Gpus, Ports, free_port
 from headway.gateway.fleet.replica import LiveReplica
-from headway.gateway.fleet.specs import Processes
+from headway.gateway.fleet.specs import Processes, ServedPool
 
 log = logging.getLogger("headway.gateway")
 ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER")
@@ -48,17 +47,18 @@ class _ReplicaSlot:
 class LocalProcesses:
     """Starts and stops one pool's processes. Satisfies `Actuator`."""
 
-    def __init__(self, pool: Pool, spec: Processes, host: ActuatorHost, ports: Ports, gpus: Gpus | None = None) -> None:
+    def __init__(
+        self, served: ServedPool, spec: Processes, host: ActuatorHost, ports: Ports, gpus: Gpus | None
+    ) -> None:
         """`gpus` are shared with other pools; None: a port's position in its range determines its GPUs."""
-        self._pool, self._spec, self._host = pool, spec, host
+        self._pool, self._num_initial, self._spec, self._host = served.pool, served.num_initial, spec, host
         self._ports, self._gpus = ports, gpus
         self._slots: set[_ReplicaSlot] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_replica: dict[int, _ReplicaSlot] = {}
 
     def start_initial(self) -> None:
-        self._host.expect(self._pool.name, self._pool.replicas)
-        for _ in range(self._pool.replicas):
+        for _ in range(self._num_initial):
             self.add()
 
     def add(self) -> None:
@@ -119,7 +119,7 @@ class LocalProcesses:
                 async with asyncio.timeout(pause_s):
                     await slot.stops.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        self._recover(slot)
+        self._recover(slot, num_given_up=0 if slot.stops.is_set() else 1)
         self._slots.discard(slot)
 
     def _count_failure(self, slot: _ReplicaSlot) -> None:
@@ -130,10 +130,10 @@ class LocalProcesses:
                       self._pool.name, slot.num_failures, slot.why)  # fmt: skip
             self._host.start_failed(self._pool.name, slot.why)
 
-    def _recover(self, slot: _ReplicaSlot) -> None:
+    def _recover(self, slot: _ReplicaSlot, num_given_up: int = 0) -> None:
         if slot.has_failed:
             slot.has_failed = False
-            self._host.start_recovered(self._pool.name)
+            self._host.start_recovered(self._pool.name, num_given_up)
 
     async def _run(self, slot: _ReplicaSlot) -> None:
         """Run one process to its end, on the GPUs that it takes."""
@@ -164,7 +164,7 @@ class LocalProcesses:
                 await self._end(keeper)
                 return
             url = f"http://{HOST}:{port}"
-            replica = self._host.replica_created(self._pool.name, url, is_awaited=not slot.has_failed)
+            replica = self._host.replica_created(self._pool.name, url)
             self._by_replica[replica.id] = slot
             logging_task = asyncio.create_task(_log_output(keeper, replica.name))
             try:

@@ -9,9 +9,11 @@ from headway.control.live import Live
 from headway.core.fleet import Pool, Role
 from headway.core.pacer import Pacer
 from headway.core.policy import Ordering, QueuedOrdering
+from headway.core.record import ReplicaRecord
 from headway.gateway.clock import Clock
 from headway.gateway.upstream.dialects import Adapter, Load
 from headway.gateway.upstream.engine import EngineEndpoint
+from headway.sim.lifetime import Lifetime
 
 
 class ReplicaReservation:
@@ -117,7 +119,12 @@ class LiveReplica(EngineEndpoint):
         self.is_of_combo = False
         self.goodput_rps: float | None = None
         self.kv_blocks_host = self.head_demand_blocks = 0
-        self.is_draining = False
+        self.is_draining = self.is_removed = False
+        self.is_starting = False
+        """The gateway has started the replica, and it has not been up yet."""
+        self.is_initial = True
+        """The replica belongs to the initial fleet, or others started it."""
+        self.lifetime = Lifetime(self.role, clock.now)
         self._queued = ordering if isinstance(ordering, QueuedOrdering) else None
         self._pacer, self._clock, self._stale_s = pacer, clock, stale_s
         self._reservations: dict[int, ReplicaReservation] = {}
@@ -142,6 +149,15 @@ class LiveReplica(EngineEndpoint):
     def max_request_tokens(self) -> int:
         """Prompt and output tokens of the longest request that fits."""
         return min(self.kv_blocks_total * self.block_size_tokens + 1, self.max_context_tokens)
+
+    def record(self, pool: Pool, now: float) -> ReplicaRecord:
+        num_gpus, lifetime = pool.parallel.num_gpus, self.lifetime
+        return ReplicaRecord(
+            self.id, self.pool, self.model, self.gpu, self.region, num_gpus, pool.usd_per_hour,
+            pool.gpu.watts * num_gpus, self.kv_blocks_total * self.block_size_tokens, self.max_num_seqs,
+            lifetime.up(now), lifetime.down(now), "initial" if self.is_initial else "new",
+            for_prefill=lifetime.with_role("prefill", now), for_decode=lifetime.with_role("decode", now),
+        )  # fmt: skip
 
     # The gateway's own counts.
 

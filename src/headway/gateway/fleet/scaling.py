@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from math import ceil, inf
+from math import ceil
 from random import Random
-
-from msgspec.structs import replace
 
 from headway.control.live import Live
 from headway.control.observe import MutablePoolsView
-from headway.control.policies import Policies
 from headway.control.scaling import PoolState, Scaling, Unit
-from headway.control.service import Service
+from headway.control.service import Member, Service
 from headway.core.errors import HeadwayError
-from headway.core.fleet import Combo, Pool, unit_of
+from headway.core.fleet import Combo
 from headway.core.policy import Scaler
 from headway.gateway.fleet.actuator import Actuator
-from headway.gateway.fleet.combo_readiness import ComboReadiness
-from headway.gateway.fleet.combos import combos_of
+from headway.gateway.fleet.combos import ComboInstance
 from headway.gateway.fleet.local_resources import Gpus, Ports
 from headway.gateway.fleet.membership import FleetHost, LiveFleet
 from headway.gateway.fleet.processes import LocalProcesses
 from headway.gateway.fleet.replica import LiveReplica
-from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool
+from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool, ServingPlan
 
 log = logging.getLogger("headway.gateway")
 MAX_DEMAND_CELLS = 10_000
@@ -121,55 +117,42 @@ class ScalingWithFailures(Scaling):
 
 
 class LiveScaling:
-    """All pools whose replicas the gateway starts. Satisfies `control.effects.ScalingEffects` and `ActuatorHost`."""
+    """All pools whose replicas the gateway starts. Satisfies `control.effects.ScalingEffects` and `ActuatorHost`.
 
-    def __init__(
-        self,
-        host: FleetHost,
-        fleet: LiveFleet,
-        policies: Policies,
-        seed: int,
-        hold_s: float,
-        gpu_limits: GpuLimits,
-        planned_gpus: int | None,
-        news: Callable[[], Sequence[str]],
-    ) -> None:
-        """`planned_gpus` GPUs of this machine are shared by the models of the cascade. `news`: see
-        ScalingWithFailures."""
-        self._host, self._fleet, self._policies = host, fleet, policies
-        self._seed, self._hold_s, self._gpu_limits, self._news = seed, hold_s, gpu_limits, news
+    Control learns of a unit (a pool's replica, or one instance of a combo) when all of it is up, as in a simulation.
+    """
+
+    def __init__(self, host: FleetHost, fleet: LiveFleet, plan: ServingPlan) -> None:
+        self._host, self._fleet, self._plan = host, fleet, plan
         self._pools = fleet.pools
-        self._deployments: dict[str, Pool | Combo] = {s.deployment.name: s.deployment for s in self._pools.values()}
-        self._combos = combos_of(list(self._pools.values()))
+        self._deployments = {served.deployment.name: served.deployment for served in plan.pools}
+        self._units = {served.deployment.name: served.unit for served in plan.pools}
         self._ports: dict[tuple[int, int], Ports] = {}
-        self._gpus = None if planned_gpus is None else Gpus(planned_gpus)
+        self._gpus = None if plan.planned_gpus is None else Gpus(plan.planned_gpus)
         self._actuators = {name: self._actuator(s) for name, s in self._pools.items() if s.start is not None}
         self._scaling: Scaling | None = None
         self._states: dict[str, PoolState] = {}
+        """The scaler's counts by deployment; empty without a scaler."""
         self._num_initial_left = {name: served.num_initial for name, served in self._pools.items()}
         """By pool, how many of the next replicas belong to the initial fleet."""
-        self._readiness = ComboReadiness(host, fleet, self._combos, self._states)
-        self._unawaited: set[int] = set()
-        """Starting replicas that are counted as failed."""
+        self._waiting: set[int] = set()
+        """Replicas that are up, and whose instances are not."""
+        self._num_pods: dict[str, int] = {}
+        """By pool, how many pods were requested of a cluster; pools that are processes are not in it."""
         self._start_took_s: dict[str, float] = {}
         """By model, the time that the last replica took to start."""
         fleet.on_removed.append(self._replica_removed)
 
     def _actuator(self, served: ServedPool) -> Actuator:
-        pool = replace(served.pool, replicas=served.num_initial)
         if isinstance(served.start, Processes):
-            spec = served.start
-            ports = self._ports.setdefault(spec.ports, Ports(*spec.ports))  # shared by pools of a model's shapes
-            return LocalProcesses(pool, spec, self, ports, self._gpus_of(served))
+            ports = served.start.ports  # shared by pools of a model's shapes
+            cascade = self._plan.policies.cascade
+            gpus = self._gpus if cascade is not None and served.pool.model.name in cascade.models else None
+            return LocalProcesses(served, served.start, self, self._ports.setdefault(ports, Ports(*ports)), gpus)
         assert isinstance(served.start, Kubernetes)
         from headway.gateway.fleet.kubernetes import Pods
 
-        return Pods(pool, served.start, self)
-
-    def _gpus_of(self, served: ServedPool) -> Gpus | None:
-        cascade = self._policies.cascade
-        is_planned = cascade is not None and served.pool.model.name in cascade.models
-        return self._gpus if is_planned else None
+        return Pods(served, served.start, self)
 
     def configure(self, services: dict[str, Service]) -> Scaling | None:
         """Create control's scaling over these services. None if the fleet file has no scaler."""
@@ -177,7 +160,8 @@ class LiveScaling:
             pool = served.pool
             cached_tokens = served.kv_blocks * pool.engine.block_size_tokens + 1
             services[pool.model.name].announce(min(cached_tokens, pool.model.max_context_tokens))
-        if self._policies.scaler is None:
+        plan = self._plan
+        if plan.policies.scaler is None:
             return None
         self._states |= {name: PoolState(deployment, services) for name, deployment in self._deployments.items()}
         holding_gpus = frozenset(
@@ -185,14 +169,14 @@ class LiveScaling:
             if served.combo is not None or isinstance(served.start, Kubernetes)
         )  # fmt: skip
         self._scaling = ScalingWithFailures(
-            self._policies.scaler(), MutablePoolsView(Random(f"{self._seed}/scaler")), list(self._states.values()),
-            self, self._gpu_limits, self._give_up, holding_gpus, self._news,
+            plan.policies.scaler(), MutablePoolsView(Random(f"{plan.seed}/scaler")), list(self._states.values()),
+            self, plan.gpu_limits, self._give_up, holding_gpus, plan.planner_news,
         )  # fmt: skip
         return self._scaling
 
     def start(self) -> None:
-        for combo in self._combos:
-            self.expect(combo.name, combo.replicas)
+        for name, state in self._states.items():
+            state.num_starting = self._deployments[name].replicas
         for actuator in self._actuators.values():
             actuator.start_initial()
 
@@ -205,21 +189,22 @@ class LiveScaling:
 
     def start_replica(self, deployment: str, now: float) -> None:
         """Start one more replica of a pool, or one more instance of a combo."""
-        for pool in unit_of(self._deployments[deployment]):
-            self._actuators[pool.name].add()
+        for pool, num in self._units[deployment].items():
+            for _ in range(num):
+                self._actuators[pool].add()
 
     def _give_up(self, state: PoolState) -> None:
-        """Give up a failed unit, and remove what exists of it."""
-        parts = unit_of(self._deployments[state.name])
-        is_combo = parts[0].name not in self._states
-        members = self._readiness.give_up(state.name) if is_combo else []
+        """Give up a failed unit, the newest one that control does not know, and remove what exists of it."""
+        members: list[LiveReplica] = []
+        if isinstance(self._deployments[state.name], Combo):
+            instances = [each for each in self._fleet.combos.named(state.name) if not each.is_announced]
+            members = instances[-1].members[:] if instances else []
         for member in members:
+            self._leave(member)
             self._remove(member, at_once=True)
-        for part in parts:
-            num = part.replicas if is_combo else 1
-            self._actuators[part.name].cancel(num - sum(member.pool == part.name for member in members))
-        if is_combo:
-            self._readiness.recount(state.name, num_given_up=1)
+        for pool, num in self._units[state.name].items():
+            self._actuators[pool].cancel(num - sum(member.pool == pool for member in members))
+        self._recount(state.name, num_given_up=1)
 
     def drain(self, replica: int, on: bool) -> None:
         """Start or stop draining a replica."""
@@ -231,18 +216,18 @@ class LiveScaling:
         self._remove(stopped, at_once=False)
         if not any(member.is_up for member in self._host.driver.services[stopped.model].members):
             log.warning("%s: its last replica stops before another one is up: requests wait, each for up to %g s",
-                        stopped.model, self._hold_s)  # fmt: skip
+                        stopped.model, self._plan.settings.hold_s)  # fmt: skip
 
     def expected_s(self, model: str) -> int:
         """Estimate when another replica of a model is up, by the last start; 1 if none is known."""
         if model not in self._start_took_s:
             return 1
-        now, fleet = self._host.driver.now, self._fleet
-        starts_s = [fleet.lifetimes[id].start_s for id in fleet.starting if fleet.replicas[id].model == model]
+        now, replicas = self._host.driver.now, self._fleet.present()
+        starts_s = [each.lifetime.start_s for each in replicas if each.is_starting and each.model == model]
         return max(ceil(self._start_took_s[model] - (now - min(starts_s, default=now))), 1)
 
     def _remove(self, replica: LiveReplica, at_once: bool) -> None:
-        if replica in self._fleet.present():
+        if not replica.is_removed:
             self._fleet.remove(replica, at_once)
 
     # Events of replicas.
@@ -250,100 +235,100 @@ class LiveScaling:
     def replica_up(self, replica: LiveReplica) -> None:
         """A replica was found healthy, for the first time or again."""
         driver = self._host.driver
-        if replica.id not in self._fleet.starting:
-            if not self._readiness.waits(replica):
+        if not replica.is_starting:
+            if replica.id not in self._waiting:
                 driver.replica_up(replica)
             return
-        self._fleet.starting.discard(replica.id)
-        lifetime = self._fleet.lifetimes[replica.id]
-        lifetime.down = ((lifetime.start_s, driver.now),)
-        self._start_took_s[replica.model] = driver.now - lifetime.start_s
+        replica.is_starting = False
+        replica.lifetime.end_down(driver.now)
+        self._start_took_s[replica.model] = driver.now - replica.lifetime.start_s
         self._actuators[replica.pool].replica_up(replica)
-        self._await_again(replica)
+        instance = self._fleet.combos.of(replica)
         if self._scaling is None:
             driver.replica_up(replica)
-        elif replica.is_of_combo:
-            self._readiness.replica_up(replica)
-            self._recount(replica.pool)
+        elif instance.is_announced:
+            self._add_to_announced(instance, replica)
         else:
-            member = driver.services[replica.model].member(replica.id)
-            assert member is not None
-            member.is_up = True
-            driver.control.on_unit_started(replica.pool, [member], driver.now)
+            self._waiting.add(replica.id)
+            if instance.is_complete and self._waiting.issuperset(member.id for member in instance.members):
+                self._announce(instance)
+        self._recount(replica.deployment)
+
+    def _announce(self, instance: ComboInstance) -> None:
+        """Report a unit that is up to control."""
+        instance.is_announced = True
+        members = [self._member(replica) for replica in instance.members]
+        for replica, member in zip(instance.members, members, strict=True):
+            self._waiting.discard(replica.id)
+            member.is_up = self._host.health.is_up(replica)
+        self._host.driver.control.on_unit_started(instance.name, members, self._host.driver.now)
+
+    def _add_to_announced(self, instance: ComboInstance, replica: LiveReplica) -> None:
+        self._states[instance.name].members.append(self._member(replica))
+        self._host.driver.replica_up(replica)
+
+    def _member(self, replica: LiveReplica) -> Member:
+        member = self._host.driver.services[replica.model].member(replica.id)
+        assert member is not None
+        return member
+
+    def _leave(self, replica: LiveReplica) -> None:
+        """Free the place of a replica that another one replaces, or that was given up."""
+        self._fleet.combos.leave(replica)
+        self._waiting.discard(replica.id)
+        replica.is_starting = False
 
     def _replica_removed(self, replica: LiveReplica) -> None:
-        state = self._states.get(replica.deployment)
-        if replica.id in self._fleet.starting:
-            self._fleet.starting.discard(replica.id)
-            self._await_again(replica)
-            if state is not None and not replica.is_of_combo:
-                state.num_starting -= 1
+        """A replica was removed. The rest of an instance that was starting is used as it is."""
+        state, instance = self._states.get(replica.deployment), self._fleet.combos.of(replica)
+        was_starting = replica.is_starting or replica.id in self._waiting
+        self._leave(replica)
         if state is not None:
             _remove_member(state, replica)
-            if replica.is_of_combo:
-                self._readiness.replica_removed(replica)
-                self._recount(replica.pool)
+            if was_starting and not instance.is_announced:
+                instance.is_announced = True
+                state.num_starting -= 1
+                for each in [each for each in instance.members if each.id in self._waiting]:
+                    self._waiting.discard(each.id)
+                    self._add_to_announced(instance, each)
+            self._recount(replica.deployment)
         if replica.pool in self._actuators:
             self._actuators[replica.pool].stop(replica)
 
     # Events that actuators report.
 
-    def replica_created(self, pool: str, url: str, is_awaited: bool = True) -> LiveReplica:
+    def replica_created(self, pool: str, url: str) -> LiveReplica:
         fleet = self._fleet
         replica = fleet.create(fleet.pools[pool], url)
-        lifetime = fleet.lifetimes[replica.id]
-        lifetime.down = ((lifetime.start_s, inf),)
-        if self._num_initial_left[pool] > 0:
-            self._num_initial_left[pool] -= 1
-        else:
-            lifetime.origin = "new"
-        fleet.starting.add(replica.id)
-        if not is_awaited:
-            self._unawaited.add(replica.id)
+        replica.lifetime.start_down(replica.lifetime.start_s)
+        replica.is_starting = True
+        replica.is_initial = self._num_initial_left[pool] > 0
+        self._num_initial_left[pool] -= replica.is_initial
         fleet.connect(replica)
         return replica
 
     def replica_lost(self, replica: LiveReplica) -> bool:
         """Its requests continue elsewhere if they can. It is replaced unless it drained."""
-        was_up, is_awaited = replica.id not in self._fleet.starting, replica.id not in self._unawaited
-        self._fleet.starting.discard(replica.id)
-        self._unawaited.discard(replica.id)
         state, is_replaced = self._states.get(replica.deployment), not replica.is_draining
-        if replica.is_of_combo:
-            self._readiness.replica_lost(replica, is_replaced)
-        elif state is not None:
-            if was_up:
-                _remove_member(state, replica)
-            if is_awaited:
-                state.num_starting += is_replaced - (not was_up)
+        instance = self._fleet.combos.of(replica)
+        if is_replaced:
+            self._leave(replica)
+        if state is not None:
+            _remove_member(state, replica)
+            if is_replaced and instance.is_announced and not instance.members:
+                state.num_starting += 1  # the whole instance has ended, and starts anew
         self._remove(replica, at_once=True)
-        self._recount(replica.pool)
+        self._recount(replica.deployment)
         return is_replaced
 
     def start_failed(self, pool: str, why: str) -> None:
         self._fleet.num_failed[pool] += 1
         self._fleet.last_failures[pool] = why
-        if (state := self._states.get(pool)) is not None:
-            state.num_failed += 1
-            state.num_starting -= 1
-        self._recount(pool)
+        self._recount(self._pools[pool].deployment.name)
 
-    def start_recovered(self, pool: str) -> None:
+    def start_recovered(self, pool: str, num_given_up: int = 0) -> None:
         self._fleet.num_failed[pool] -= 1
-        if (state := self._states.get(pool)) is not None:
-            state.num_failed -= 1
-        self._recount(pool)
-
-    def _recount(self, pool: str) -> None:
-        """Recount the instances of the combo that the pool is a part of."""
-        self._readiness.recount(self._pools[pool].deployment.name)
-
-    def _await_again(self, replica: LiveReplica) -> None:
-        """Count a replica that had failed as starting, before it is counted as up or removed."""
-        if replica.id in self._unawaited:
-            self._unawaited.discard(replica.id)
-            if (state := self._states.get(replica.pool)) is not None:
-                state.num_starting += 1
+        self._recount(self._pools[pool].deployment.name, num_given_up)
 
     def wants_failed(self, pool: str) -> bool:
         state = self._states.get(pool)
@@ -353,23 +338,46 @@ class LiveScaling:
         state = self._states.get(pool)
         return state is None or self._scaling is None or self._scaling.has_room(state)
 
-    def pods_requested(self, pool: str, num: int) -> None:
-        self._readiness.pods_requested(pool, num)
-
-    def expect(self, pool: str, num: int) -> None:
-        """So many replicas of a pool are requested and not up; of a part of a combo, its instances are recounted."""
-        if pool in self._states:
-            self._states[pool].num_starting = max(num - self._states[pool].num_failed, 0)
-        elif (served := self._pools.get(pool)) is not None and served.combo is not None:
-            self._readiness.expect(served.combo)
+    def pods_requested(self, pool: str, num: int, num_not_up: int) -> None:
+        self._num_pods[pool] = num
+        name = self._pools[pool].deployment.name
+        state, unit = self._states.get(name), self._units[name]
+        if state is None or not self._num_pods.keys() >= unit.keys():
+            return
+        if self._pools[pool].combo is None:
+            state.num_starting = max(num_not_up - state.num_failed, 0)
+        else:
+            num_units = min(self._num_pods[part] // num for part, num in unit.items())
+            num_known = len({member.view.combo for member in state.members})
+            state.num_starting, state.num_failed = max(num_units - num_known, 0), 0
+        self._recount(name)
 
     def retire(self, replica: LiveReplica) -> None:
         """Drain a replica, then have it stopped."""
-        if replica.pool in self._states:
-            _remove_member(self._states[replica.pool], replica)
+        if (state := self._states.get(replica.deployment)) is not None and not replica.is_of_combo:
+            _remove_member(state, replica)
         elif replica.is_of_combo:
             self._fleet.combos.leave(replica)  # its place is free for another one while its requests end
         self._remove(replica, at_once=False)
+
+    def _recount(self, name: str, num_given_up: int = 0) -> None:
+        """Recount unannounced units: one with a part that failed counts as failed, the rest as starting."""
+        state, unit = self._states.get(name), self._units[name]
+        if state is None:
+            return
+        if self._num_pods.keys() >= unit.keys():
+            num_given_up = 0  # the requested pods have been reduced already
+        num_unannounced = state.num_starting + state.num_failed - num_given_up
+        announced = [instance for instance in self._fleet.combos.named(name) if instance.is_announced]
+        num_failed = max(-(-self._num_failed(pool, num, announced) // num) for pool, num in unit.items())
+        state.num_failed = min(num_failed, num_unannounced)
+        state.num_starting = num_unannounced - state.num_failed
+
+    def _num_failed(self, pool: str, num: int, announced: Sequence[ComboInstance]) -> int:
+        """Failed replicas of a pool with `num` replicas per unit, without those that announced instances lack."""
+        members = [member for instance in announced for member in instance.members]
+        num_present = sum(member.pool == pool and not member.is_starting for member in members)
+        return max(self._fleet.num_failed[pool] - (len(announced) * num - num_present), 0)
 
 
 def _remove_member(state: PoolState, replica: LiveReplica) -> None:

@@ -1,14 +1,17 @@
-"""How a fleet file says where a pool's replicas are, or how they are started. Imports nothing that a gateway needs."""
+"""What a gateway serves, as a fleet file gives it: pools, how their replicas are started, policies and settings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from headway.core.fleet import Combo, Pool
-from headway.gateway.settings import Api
+from headway.control.policies import Policies
+from headway.core.fleet import Combo, Pool, RoleChange
+from headway.core.pacer import Pacer
+from headway.gateway.settings import Api, Judge, Settings
 
 _Seconds = Annotated[float, Meta(gt=0)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -43,7 +46,6 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """For `headway serve`: replicas are the pods of a workload, and scaling sets their number."""
 
     name: str
-    """Name of the workload."""
     kind: Literal["Deployment", "StatefulSet"] = "Deployment"
     namespace: str = "default"
     port: _Port = 8000
@@ -79,6 +81,37 @@ class ServedPool(Struct, frozen=True):
         return self.pool if self.combo is None else self.combo
 
     @property
+    def unit(self) -> dict[str, int]:
+        """The replicas of one unit by pool: of one instance of the combo, else one replica."""
+        return {self.pool.name: 1} if self.combo is None else {part.name: part.replicas for part in self.combo.parts}
+
+    @property
     def num_initial(self) -> int:
         """Replicas at the start, over all instances of a combo."""
         return self.pool.replicas * (1 if self.combo is None else self.combo.replicas)
+
+
+class ServingPlan(Struct, frozen=True):
+    """The parts of a fleet file that a gateway needs."""
+
+    pools: tuple[ServedPool, ...]
+    names: dict[str, tuple[str, ...]]
+    """The names that requests may use, by model."""
+    policies: Policies
+    pacer: Pacer
+    seed: int
+    settings: Settings
+    sends_priority: bool
+    """Requests to engines carry their tier as `priority`."""
+    judge: Judge | None = None
+    """Scores the cascade's answers; None without a cascade."""
+    gpu_limits: tuple[tuple[str, str, int], ...] = ()
+    """(region, GPU, number of GPUs) where scaling is limited."""
+    roles: tuple[RoleChange, ...] = ()
+    """Scheduled changes of replicas' roles, in seconds from the start."""
+    planned_gpus: int | None = None
+    """GPUs of this machine that the cascade's replicas share, if a planner chooses the replicas."""
+    planner_news: Callable[[], Sequence[str]] = tuple
+    """Returns all messages of the planner so far, for the log."""
+    stop_planners: Callable[[], None] = lambda: None
+    """Ends the processes that compute plans."""
