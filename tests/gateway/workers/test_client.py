@@ -20,7 +20,7 @@ from headway.gateway.scheduling.in_flight import ReleaseReason, RequestEndedErro
 from headway.gateway.upstream.errors import RefusedError, UnreachableError
 from headway.gateway.workers import protocol
 from headway.gateway.workers.client import PendingRequest, RemoteHealth, RemoteScheduler
-from headway.gateway.workers.protocol import Assigned, Released, RequestState
+from headway.gateway.workers.protocol import Assigned, Released
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 REPLICA = protocol.ReplicaInfo(0, "pool", "m", "http://h:1", "vllm", "name", 4096, None)
@@ -39,8 +39,8 @@ class _Scheduler:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def assign(self, number: int, replica: int | None = 0, needs_score: bool = False) -> None:
-        state = RequestState(0.5, 7, "m", 0, Phase.ANSWERING, -1, needs_score, False, False, 0, 0, 1.0, 1.0)
-        self.client._receive([REPLICA, Assigned(number, replica, state)])
+        state = (0.5, 7, "m", 0, Phase.ANSWERING, -1, needs_score, False, False, 0, 0, 1.0, 1.0)
+        self.client._receive([REPLICA, Assigned(number, replica, *state)])
 
     async def submit(self, number: int = 0, **assigned: Any) -> PendingRequest:
         """A request that is accepted and assigned."""

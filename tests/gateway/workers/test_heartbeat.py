@@ -26,8 +26,7 @@ from worker_fleet import (
 )
 
 pytest.importorskip("httptools")
-from headway.gateway.workers.heartbeat import HeartbeatMonitor
-from headway.gateway.workers.protocol import FromScheduler, FromWorker, Heartbeat, Link, WorkerLeaving
+from headway.gateway.workers.protocol import FromScheduler, FromWorker, Heartbeat, HeartbeatMonitor, Link, WorkerLeaving
 
 HANG_S = 1.0
 

@@ -155,8 +155,6 @@ class Pods:
         """Pods of a StatefulSet that are no longer needed and not subtracted from the request yet."""
         self._given_up: set[str] = set()
         """By uid, last pods of a StatefulSet that were subtracted from the request."""
-        self._up: set[int] = set()
-        """Replicas that are up."""
         self._num_requested = served.num_initial
         """Pods requested, as the cluster last said."""
         self._num_more = 0
@@ -176,11 +174,9 @@ class Pods:
     def stop(self, replica: LiveReplica) -> None:
         """Request one pod less: this one, if it is a Deployment's."""
         pod = next((pod for pod, used in self._used.values() if used is replica), None)
-        self._up.discard(replica.id)
-        if pod is None:
-            return
-        del self._used[pod.uid]
-        self._give_up(pod)
+        if pod is not None:
+            del self._used[pod.uid]
+            self._give_up(pod)
 
     def cancel(self, num: int) -> None:
         """Request so many pods less, failed ones first, then those that are not used."""
@@ -221,7 +217,10 @@ class Pods:
     def replica_up(self, replica: LiveReplica) -> None:
         for pod in [pod for pod, used in self._used.values() if used is replica]:
             self._recover(pod.uid)
-        self._up.add(replica.id)
+
+    def _up(self) -> set[str]:
+        """The uids of pods that are up, or were."""
+        return {uid for uid, (_, replica) in self._used.items() if not replica.is_starting}
 
     async def close(self) -> None:
         """Stop following the pods, which stay as they are."""
@@ -238,7 +237,7 @@ class Pods:
     def _report_requested(self) -> None:
         """Report how many pods are requested, and how many of them are not up, failed ones included."""
         num = self._num_requested + self._num_more
-        self._host.pods_requested(self._pool.name, num - self._num_owed, max(num - len(self._up), 0))
+        self._host.pods_requested(self._pool.name, num - self._num_owed, max(num - len(self._up()), 0))
 
     async def _follow(self) -> None:
         while True:
@@ -269,7 +268,6 @@ class Pods:
         running_uids = {pod.uid for pod in running}
         for uid in [uid for uid in self._used if uid not in running_uids]:
             _, replica = self._used.pop(uid)
-            self._up.discard(replica.id)
             if self._host.replica_lost(replica):
                 log.warning("%s is gone; its workload starts another one", replica.name)
             else:
@@ -291,7 +289,7 @@ class Pods:
             self._used[pod.uid] = pod, self._host.replica_created(self._pool.name, f"http://{host}:{self._spec.port}")
 
     def _report_failures(self, pods: list[Pod], num_requested: int) -> None:
-        up = {uid for uid, (_, replica) in self._used.items() if replica.id in self._up}
+        up = self._up()
         starting = [pod for pod in pods if pod.uid not in up and pod.uid not in self._leaving]
         num_missing = num_requested - len(up) - len(starting)
         failed = self._failures.find(starting, num_missing, asyncio.get_running_loop().time())

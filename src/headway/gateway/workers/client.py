@@ -70,8 +70,9 @@ class PendingRequest(InFlightRequest):
             live.answer_s, live.reasoning_end_s,
         )  # fmt: skip
 
-    def update(self, state: protocol.RequestState, replica: EngineEndpoint | None) -> None:
+    def update(self, state: protocol.Assigned, replica: EngineEndpoint | None) -> None:
         """Take over the scheduler's state; `replica` is None while the request is held."""
+        self.slot = state.slot
         live = self.live
         if state.stage_index != live.stage_index:
             live.generated_tokens = live.reasoning_tokens = 0  # type: ignore[misc]  # of a frozen base, thawed here
@@ -125,14 +126,11 @@ class RemoteScheduler:
         self._is_report_due = False
         self._next_report_s = 0.0
         """On the event loop's clock, the earliest time of the next report."""
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self._request_handlers: dict[type[Any], Callable[[PendingRequest, Any], None]] = {
             protocol.Assigned: self._assigned,
             protocol.RequestRefused: self._refused,
             protocol.RequestEnded: self._ended,
             protocol.AbortRequest: self._abort,
-            protocol.ReplicaInfo: self._update_replica,
-            protocol.ReplicaRemoved: self._remove_replica,
-            protocol.Heartbeat: lambda message: None,
         }
 
     @property
@@ -275,34 +273,32 @@ class RemoteScheduler:
 
     def _receive(self, messages: list[protocol.FromScheduler]) -> None:
         for message in messages:
-            self._handlers[type(message)](message)
+            if isinstance(message, protocol.ReplicaInfo):
+                self._update_replica(message)
+            elif isinstance(message, protocol.ReplicaRemoved):
+                if (replica := self._replicas.pop(message.id, None)) is not None:
+                    replica.client.close()
+            elif not isinstance(message, protocol.Heartbeat) and message.number in self.requests:
+                self._request_handlers[type(message)](self.requests[message.number], message)
 
-    def _assigned(self, message: protocol.Assigned) -> None:
-        request = self.requests.get(message.number)
-        if request is not None:
-            request.slot = message.slot
-            prefill = message.prefill_replica
-            request.prefill_leg = None if prefill is None else PrefillLeg(self._replicas[prefill])
-            request.update(message.state, None if message.replica is None else self._replicas[message.replica])
+    def _assigned(self, request: PendingRequest, message: protocol.Assigned) -> None:
+        prefill = message.prefill_replica
+        request.prefill_leg = None if prefill is None else PrefillLeg(self._replicas[prefill])
+        request.update(message, None if message.replica is None else self._replicas[message.replica])
 
-    def _refused(self, message: protocol.RequestRefused) -> None:
-        request = self.requests.get(message.number)
-        if request is not None:
-            request.complete_reply(ApiError(
-                message.status, message.message, message.code, message.param, message.retry_after_s
-            ))  # fmt: skip
+    def _refused(self, request: PendingRequest, message: protocol.RequestRefused) -> None:
+        request.complete_reply(ApiError(
+            message.status, message.message, message.code, message.param, message.retry_after_s
+        ))  # fmt: skip
 
-    def _ended(self, message: protocol.RequestEnded) -> None:
-        request = self.requests.get(message.number)
-        if request is not None:
-            request.retry_after_s = message.retry_after_s
-            self._end(request, message.outcome, ReleaseReason.ACKNOWLEDGED)
+    def _ended(self, request: PendingRequest, message: protocol.RequestEnded) -> None:
+        request.retry_after_s = message.retry_after_s
+        self._end(request, message.outcome, ReleaseReason.ACKNOWLEDGED)
 
-    def _abort(self, message: protocol.AbortRequest) -> None:
-        request = self.requests.get(message.number)
-        if request is not None and message.is_prefill_leg_only:
+    def _abort(self, request: PendingRequest, message: protocol.AbortRequest) -> None:
+        if message.is_prefill_leg_only:
             request.abort_prefill_leg(message.why)
-        elif request is not None and request.is_streaming:
+        elif request.is_streaming:
             request.move_target = None if message.target is None else self._replicas[message.target]
             request.abort(message.why)
 
@@ -315,11 +311,6 @@ class RemoteScheduler:
             self._replicas[info.id] = replica
         replica.reported_model, replica.max_context_tokens = info.reported_model, info.max_context_tokens
         replica.bootstrap_port = info.bootstrap_port
-
-    def _remove_replica(self, message: protocol.ReplicaRemoved) -> None:
-        replica = self._replicas.pop(message.id, None)
-        if replica is not None:
-            replica.client.close()
 
     # The scheduler is gone, hangs, or answers again.
 

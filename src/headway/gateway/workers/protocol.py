@@ -22,6 +22,10 @@ from headway.gateway.settings import Api, Judge, Settings
 from headway.gateway.telemetry.metrics import HistogramCounts
 
 _LENGTH = 4
+MAX_MISSED = 5
+"""Periods without a message after which the other end counts as hanging."""
+_START_FACTOR = 5
+"""So many times longer may pass before the first message, as a process has to start."""
 
 
 class WorkerConfig(Struct):
@@ -67,8 +71,6 @@ class RequestArrived(Struct, array_like=True, tag=0, gc=False):
 
 
 class ProgressReport(Struct, array_like=True, tag=1, gc=False):
-    """A stream has brought tokens."""
-
     number: int
     progress: Progress
 
@@ -135,9 +137,12 @@ FromWorker = (
 # From the scheduler.
 
 
-class RequestState(Struct, array_like=True, gc=False):
-    """A request as control knows it."""
+class Assigned(Struct, array_like=True, tag=0, gc=False):
+    """A request is accepted, and placed at a replica or held: its state as control knows it."""
 
+    number: int
+    replica: int | None
+    """None: the request is held."""
     arrival_s: float
     prompt_tokens: int
     model: str
@@ -151,15 +156,6 @@ class RequestState(Struct, array_like=True, gc=False):
     moves: int
     placed_s: float
     enqueued_s: float
-
-
-class Assigned(Struct, array_like=True, tag=0, gc=False):
-    """A request is accepted, and placed at a replica or held."""
-
-    number: int
-    replica: int | None
-    """None: it is held."""
-    state: RequestState
     slot: int | None = None
     prefill_replica: int | None = None
     """The prefill replica of a dual dispatch."""
@@ -177,8 +173,6 @@ class RequestRefused(Struct, array_like=True, tag=1, gc=False):
 
 
 class RequestEnded(Struct, array_like=True, tag=2, gc=False):
-    """Control has ended a request."""
-
     number: int
     outcome: Outcome
     retry_after_s: int = 1
@@ -241,8 +235,6 @@ def _receive_exactly(link: socket.socket, size: int) -> bytes:
 
 
 class Link(asyncio.Protocol):
-    """One end of the socket."""
-
     def __init__(self, kind: Any, on_messages: Callable[[list[Any]], None], on_lost: Callable[[], None]) -> None:
         """`kind` is the union of the messages to receive. `on_messages` is called with each frame's, and `on_lost` when
         the other end is gone, unless this end was closed."""
@@ -309,3 +301,39 @@ class Link(asyncio.Protocol):
             self._transport.abort()
             self._transport = None
             self._on_lost()
+
+
+class HeartbeatMonitor:
+    """One end's heartbeats. Periods are counted rather than timed: after a pause of the whole machine, neither end is
+    taken to hang."""
+
+    def __init__(
+        self,
+        link: Link,
+        hang_s: float,
+        on_silent: Callable[[], None],
+        on_responsive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_silent` is called after `hang_s` without a message, `on_responsive` at the first message after that."""
+        self._link, self._period_s = link, hang_s / MAX_MISSED
+        self._on_silent, self._on_responsive = on_silent, on_responsive
+        self._num_missed = -_START_FACTOR * MAX_MISSED
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._period_s, self._beat)
+        self._link.send(Heartbeat())
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _beat(self) -> None:
+        self.start()
+        has_received, self._link.has_received = self._link.has_received, False
+        was_silent = self._num_missed >= MAX_MISSED
+        self._num_missed = 0 if has_received else self._num_missed + 1
+        if has_received and was_silent:
+            self._on_responsive()
+        elif self._num_missed == MAX_MISSED:
+            self._on_silent()

@@ -20,7 +20,7 @@ from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, Relea
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
-from headway.gateway.workers.protocol import Assigned, Link, Progress, Released, RequestState
+from headway.gateway.workers.protocol import Assigned, Link, Progress, Released
 
 log = logging.getLogger("headway.gateway")
 _POLICY_FAILED = ApiError(500, "a policy failed", "policy_error")
@@ -89,15 +89,17 @@ class WorkerSession:
         gateway.fleet.on_removed.append(self._replica_removed)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             protocol.RequestArrived: self._arrived,
-            protocol.ProgressReport: self._progressed,
-            protocol.Released: self._released,
-            protocol.AnswerScored: self._scored,
             protocol.RequestFailed: self._failed,
             protocol.RequestSucceeded: self._succeeded,
             protocol.MetricsReport: lambda message: gateway.request_metrics.merge(message.counts),
             protocol.WorkerLeaving: lambda message: self._on_leaving(),
             protocol.Heartbeat: lambda message: None,
-            protocol.PrefillLegDone: self._prefill_leg_done,
+        }
+        self._request_handlers: dict[type[Any], Callable[[RemoteRequest, Any], None]] = {
+            protocol.ProgressReport: lambda request, message: self._apply(request, message.progress),
+            protocol.Released: self._released,
+            protocol.AnswerScored: self._scored,
+            protocol.PrefillLegDone: lambda request, message: self._driver.prefill_leg_done(request),
         }
 
     # To the worker.
@@ -106,18 +108,17 @@ class WorkerSession:
         """Have the worker send the request to its replica."""
         assert request.replica is not None and request.reservation is not None
         self.send_replica(request.replica)
-        prefill = None
+        message = self._assigned(request, request.replica.id)
+        message.slot = request.reservation.slot
         if request.prefill_leg is not None:
             self.send_replica(request.prefill_leg.replica)
-            prefill = request.prefill_leg.replica.id
-        self.link.send(Assigned(
-            request.number, request.replica.id, self._state(request), request.reservation.slot, prefill
-        ))  # fmt: skip
+            message.prefill_replica = request.prefill_leg.replica.id
+        self.link.send(message)
 
     def _send_held(self, request: RemoteRequest) -> None:
         """Tell the worker that the request is held, unless it has been placed or has ended."""
         if request.outcome is None and (request.reservation is None or request.reservation.waits_for_slot):
-            self.link.send(Assigned(request.number, None, self._state(request)))
+            self.link.send(self._assigned(request, None))
 
     def send_end(self, request: RemoteRequest) -> None:
         """Tell the worker that control has ended the request."""
@@ -140,21 +141,24 @@ class WorkerSession:
         if self._sent_replicas.pop(replica.id, None) is not None:
             self.link.send(protocol.ReplicaRemoved(replica.id))
 
-    def _state(self, request: RemoteRequest) -> RequestState:
+    def _assigned(self, request: RemoteRequest, replica: int | None) -> Assigned:
         live = request.live
         request.needs_score = self._driver.needs_score(live)
-        return RequestState(
-            live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase, live.stage_index,
-            request.needs_score, request.is_prefill_only, request.has_stored_kv, live.attempt, live.moves,
-            live.placed_s, live.enqueued_s,
+        return Assigned(
+            request.number, replica, live.arrival_s, live.prompt_tokens, live.model, live.tier, live.phase,
+            live.stage_index, request.needs_score, request.is_prefill_only, request.has_stored_kv, live.attempt,
+            live.moves, live.placed_s, live.enqueued_s,
         )  # fmt: skip
 
     # From the worker.
 
-    def _receive(self, messages: list[protocol.FromWorker]) -> None:
+    def _receive(self, messages: list[Any]) -> None:
         for message in messages:
             with logged(f"a worker's {type(message).__name__} message could not be handled"):
-                self._handlers[type(message)](message)
+                if (handle := self._handlers.get(type(message))) is not None:
+                    handle(message)
+                elif (request := self._requests.get(message.number)) is not None:
+                    self._request_handlers[type(message)](request, message)
 
     def _arrived(self, message: protocol.RequestArrived) -> None:
         number = message.number
@@ -180,11 +184,6 @@ class WorkerSession:
                 request.wake()
             self._send_held(request)
 
-    def _progressed(self, message: protocol.ProgressReport) -> None:
-        request = self._requests.get(message.number)
-        if request is not None:
-            self._apply(request, message.progress)
-
     def _apply(self, request: RemoteRequest, progress: Progress) -> None:
         """Update the request, unless it has ended or is at no replica."""
         live, reservation = request.live, request.reservation
@@ -208,14 +207,7 @@ class WorkerSession:
             live.reasoning_end_s = progress.reasoning_end_s
             self._driver.phase_changed(live)
 
-    def _prefill_leg_done(self, message: protocol.PrefillLegDone) -> None:
-        if (request := self._requests.get(message.number)) is not None:
-            self._driver.prefill_leg_done(request)
-
-    def _released(self, message: Released) -> None:
-        request = self._requests.get(message.number)
-        if request is None:
-            return
+    def _released(self, request: RemoteRequest, message: Released) -> None:
         request.is_unstreamed |= message.is_unstreamed
         self._apply(request, message.progress)
         request.is_assigned = False
@@ -250,9 +242,8 @@ class WorkerSession:
             used_tokens = request.escalated_tokens + live.prompt_tokens + live.generated_tokens
             self._gateway.settle(request, request.num_chars, request.counted_prompt_tokens or None, used_tokens)
 
-    def _scored(self, message: protocol.AnswerScored) -> None:
-        request = self._requests.get(message.number)
-        if request is None or request.outcome is not None:
+    def _scored(self, request: RemoteRequest, message: protocol.AnswerScored) -> None:
+        if request.outcome is not None:
             return
         live = request.live
         used_tokens, stage = live.prompt_tokens + live.generated_tokens, live.stage_index

@@ -16,8 +16,7 @@ from typing import Any
 
 from headway.gateway.gateway import Gateway
 from headway.gateway.server import web_server
-from headway.gateway.workers.heartbeat import HeartbeatMonitor
-from headway.gateway.workers.protocol import WorkerConfig, frame
+from headway.gateway.workers.protocol import HeartbeatMonitor, WorkerConfig, frame
 from headway.gateway.workers.session import WorkerSession
 
 log = logging.getLogger("headway.gateway")

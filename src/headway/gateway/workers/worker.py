@@ -27,8 +27,7 @@ from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.server import web_server
 from headway.gateway.server.completions import CompletionsApp
 from headway.gateway.workers.client import RemoteHealth, RemoteScheduler
-from headway.gateway.workers.heartbeat import HeartbeatMonitor
-from headway.gateway.workers.protocol import WorkerConfig, WorkerLeaving, receive_config
+from headway.gateway.workers.protocol import HeartbeatMonitor, WorkerConfig, WorkerLeaving, receive_config
 from headway.gateway.workers.proxy import Proxy
 
 if TYPE_CHECKING:
