@@ -12,9 +12,9 @@ from headway.control.recorder import Recorder
 from headway.core.fleet import Pool, Role
 from headway.core.pacer import Pacer
 from headway.core.record import Outcome
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.policies.ordering.fcfs import FcfsOrdering

@@ -14,7 +14,7 @@ import pytest
 import asgi
 import serving
 from asgi import Engine, Inside, Reply, whole
-from headway.gateway.fleet.replica import LiveReplica
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream import client, health
 from scripted import CHUNK, OK, framed
 from serving import MODEL

@@ -20,7 +20,6 @@ from headway.gateway.auth import ApiKeys, Caller
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.membership import LiveFleet
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.fleet.scaling import LiveScaling
 from headway.gateway.fleet.specs import ServingPlan
 from headway.gateway.relay.relay import Relay
@@ -28,6 +27,7 @@ from headway.gateway.relay.request import ClientRequest, Features
 from headway.gateway.relay.writer import ResponseWriter
 from headway.gateway.scheduling.driver import Driver
 from headway.gateway.scheduling.in_flight import InFlightRequest, ReleaseReason
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.scorer import AnswerScorer
 from headway.gateway.telemetry.metrics import PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
@@ -233,7 +233,9 @@ class Gateway:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         service, model = self._service(features)
         live = self._live(features, model, deadline_s)
-        if not service.fits(live) and not any(each.fits(live) for each in self._services_of(service, model)):
+        cascade = self.driver.cascade
+        stages = cascade.stages if cascade is not None and model == cascade.config.name else ()
+        if not service.fits(live) and not any(stage.service.fits(live) for stage in stages):
             wanted = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
             raise ApiError(400, f"{wanted} are more than {service.longest_tokens:,}", "context_length_exceeded")
         if len(service.hold_queue) >= self.settings.max_held and self._is_hold_queue_full(service):
@@ -259,11 +261,6 @@ class Gateway:
             what = f"{features.model!r} answers chats and completions only, as its replicas do one phase each"
             raise ApiError(400, what, "invalid_value", "model")
         return service, service.model
-
-    def _services_of(self, service: Service, model: str) -> list[Service]:
-        """The services that may answer: all stages of a cascade, else the service itself."""
-        cascade = self.driver.cascade
-        return [service] if model == service.model or cascade is None else [stage.service for stage in cascade.stages]
 
     def names(self) -> list[str]:
         """The models that requests may name, and the cascade."""

@@ -14,8 +14,8 @@ from headway.core.fleet import Combo, Pool
 from headway.core.pacer import Pacer
 from headway.gateway.clock import Clock
 from headway.gateway.fleet.combos import ComboInstances, combos_of, in_order
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.fleet.specs import ServedPool
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.policies.ordering.fcfs import FcfsOrdering
 

@@ -14,7 +14,7 @@ pytest.importorskip("httptools")
 
 from asgi import Inside
 from combo_fleets import pair_file
-from headway.gateway.fleet.replica import LiveReplica
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream.client import Connection
 from held import check_idle, gateway_before_held, run_steps
 

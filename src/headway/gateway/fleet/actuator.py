@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headway.gateway.fleet.replica import LiveReplica
+from headway.gateway.scheduling.replica import LiveReplica
 
 
 class Actuator(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headway.core.fleet import Combo
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.fleet.specs import ServedPool
+from headway.gateway.scheduling.replica import LiveReplica
 
 
 class ComboInstance:

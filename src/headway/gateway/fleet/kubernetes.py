@@ -17,8 +17,8 @@ from urllib3.exceptions import HTTPError
 
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.actuator import ActuatorHost
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.fleet.specs import Kubernetes, ServedPool
+from headway.gateway.scheduling.replica import LiveReplica
 
 log = logging.getLogger("headway.gateway")
 _TIMEOUT_S = 10.0

@@ -6,43 +6,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
-from headway.control.control import Control
-from headway.control.service import Service
 from headway.core.errors import unknown
 from headway.core.fleet import Role, RoleChange
 from headway.core.record import ReplicaRecord
 from headway.gateway.clock import Clock
 from headway.gateway.errors import ApiError
 from headway.gateway.fleet.combos import ComboInstances, in_order
-from headway.gateway.fleet.replica import LiveReplica, Slots
 from headway.gateway.fleet.specs import ServedPool, ServingPlan
+from headway.gateway.scheduling.driver import Driver
+from headway.gateway.scheduling.replica import LiveReplica, Slots
 from headway.gateway.upstream.dialects import ADAPTERS
 from headway.gateway.upstream.health import HealthMonitor
 
 Status = Literal["up", "starting", "down", "draining", "leaving"]
 
 
-class FleetScheduler(Protocol):
-    """The driver, as far as the fleet uses it (`scheduling.driver.Driver`)."""
-
-    services: dict[str, Service]
-
-    @property
-    def control(self) -> Control: ...
-    @property
-    def now(self) -> float: ...
-    def add(self, replica: LiveReplica) -> None: ...
-    def remove(self, replica: LiveReplica) -> None: ...
-    def drain(self, replica: LiveReplica, on: bool) -> None: ...
-    def replica_up(self, replica: LiveReplica) -> None: ...
-    def fail_over(self, replica: LiveReplica) -> None: ...
-
-
 class FleetHost(Protocol):
     """The gateway, as far as the fleet uses it: the parts that are created after the first replicas."""
 
     @property
-    def driver(self) -> FleetScheduler: ...
+    def driver(self) -> Driver: ...
     @property
     def health(self) -> HealthMonitor[LiveReplica]: ...
 

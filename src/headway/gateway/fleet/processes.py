@@ -18,8 +18,8 @@ from typing import Any
 from headway.core.errors import HeadwayError
 from headway.gateway.fleet.actuator import ActuatorHost
 from headway.gateway.fleet.local_resources import HOST, Gpus, Ports, free_port
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.fleet.specs import Processes, ServedPool
+from headway.gateway.scheduling.replica import LiveReplica
 
 log = logging.getLogger("headway.gateway")
 ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER")

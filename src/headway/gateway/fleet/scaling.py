@@ -19,8 +19,8 @@ from headway.gateway.fleet.combos import ComboInstance
 from headway.gateway.fleet.local_resources import Gpus, Ports
 from headway.gateway.fleet.membership import FleetHost, LiveFleet
 from headway.gateway.fleet.processes import LocalProcesses
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.fleet.specs import Kubernetes, Processes, ServedPool, ServingPlan
+from headway.gateway.scheduling.replica import LiveReplica
 
 log = logging.getLogger("headway.gateway")
 MAX_DEMAND_CELLS = 10_000

@@ -16,9 +16,9 @@ from headway.control.service import Member, Service
 from headway.core.fleet import Role
 from headway.core.record import Cause, Outcome
 from headway.gateway.clock import Clock
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.scheduling.control import LiveControl
 from headway.gateway.scheduling.in_flight import InFlightRequest, PrefillLeg, ReleaseReason
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.metrics import PrometheusMetrics

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from headway.gateway.errors import ApiError
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.gateway import Gateway
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.server.bodies import read_json
 from headway.gateway.server.routes import Access, Endpoint, path_id, query
 from headway.gateway.server.schema import EngineLoad, FailedPool, NewRole, NewWorker, ReplicaList, ReplicaState

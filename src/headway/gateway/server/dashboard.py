@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from headway import __version__
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.gateway import Gateway
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.server.admin import replica_state
 from headway.gateway.server.routes import Access, Endpoint, json_response
 from headway.gateway.server.schema import DashboardData, HeldRequests, ReplicaRow

@@ -14,9 +14,9 @@ from headway.control.live import DECODING, Live
 from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.gateway.errors import ApiError, logged
-from headway.gateway.fleet.replica import LiveReplica
 from headway.gateway.gateway import Gateway
 from headway.gateway.scheduling.in_flight import RESUMES, InFlightRequest, ReleaseReason
+from headway.gateway.scheduling.replica import LiveReplica
 from headway.gateway.upstream.engine import EngineEndpoint
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol

@@ -14,7 +14,7 @@ from headway.core.fleet import Pool
 from headway.core.pacer import Pacer
 from headway.core.request import Phase, Segment
 from headway.gateway.clock import Clock
-from headway.gateway.fleet.replica import LiveReplica, ReplicaReservation, Slots
+from headway.gateway.scheduling.replica import LiveReplica, ReplicaReservation, Slots
 from headway.gateway.upstream.dialects import ADAPTERS, Load
 from headway.policies.ordering.pascal import PascalOrdering
 
