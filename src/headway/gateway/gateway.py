@@ -102,15 +102,14 @@ class Gateway:
         """The observer for the decision log and the dashboard; None without both."""
         if log is None and not self.settings.has_dashboard:
             return None
-        decisions = DecisionObserver(self._request_id, time() - self.clock.now)
+        decisions = DecisionObserver(
+            lambda live: self.driver.requests[live.id].request_id or str(live.id), time() - self.clock.now
+        )
         if log is not None:
             decisions.listeners.append(log)
         if self.settings.has_dashboard:
             self.rolling_stats = RollingStats(decisions)
         return decisions
-
-    def _request_id(self, live: Live) -> str:
-        return self.driver.requests[live.id].request_id or str(live.id)
 
     def _make_relays(self) -> tuple[Tracing | None, Callable[..., Relay]]:
         if not self.settings.tracing:
@@ -129,7 +128,6 @@ class Gateway:
 
     @property
     def replicas(self) -> list[LiveReplica]:
-        """All replicas that the gateway has or had, by id."""
         return self.fleet.replicas
 
     @property
@@ -193,7 +191,6 @@ class Gateway:
         )  # fmt: skip
 
     def end(self, client_request: ClientRequest, relay: Relay) -> None:
-        """Settle a request whose relay has ended."""
         self.settle(relay.in_flight, len(client_request.text), relay.prompt_tokens, relay.used_tokens)
 
     def admit(
@@ -263,7 +260,6 @@ class Gateway:
         return service, service.model
 
     def names(self) -> list[str]:
-        """The models that requests may name, and the cascade."""
         cascade = self.driver.cascade
         return [*self.plan.names, *([] if cascade is None else [cascade.config.name])]
 
@@ -318,7 +314,6 @@ class Gateway:
     # Reports.
 
     def metrics_page(self) -> str:
-        """The gateway's metrics in Prometheus' text format."""
         in_flight: list[Sample] = []
         up: list[Sample] = []
         for replica in self.fleet.present():
@@ -338,7 +333,6 @@ class Gateway:
         ])  # fmt: skip
 
     def records(self) -> Records:
-        """The records of all requests and replicas so far."""
         cascade = self.driver.cascade
         judge_usd = 0.0 if cascade is None else cascade.config.judge_usd
         return self.recording.records(self.fleet.records(), self.clock.now, judge_usd)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
-from headway.core.fleet import Combo
 from headway.gateway.fleet.specs import ServedPool
 from headway.gateway.scheduling.replica import LiveReplica
 
@@ -34,7 +34,7 @@ class ComboInstances:
 
     def __init__(self) -> None:
         self._instances: list[ComboInstance] = []
-        self._num = 0
+        self._numbers = count(1)
         self._by_replica: dict[int, ComboInstance] = {}
 
     def join(self, replica: LiveReplica, served: ServedPool) -> None:
@@ -42,8 +42,7 @@ class ComboInstances:
         name, pool = served.deployment.name, served.pool.name
         instance = next((each for each in self._instances if each.name == name and each.lacks(pool)), None)
         if instance is None:
-            self._num += 1
-            instance = ComboInstance(self._num, served)
+            instance = ComboInstance(next(self._numbers), served)
             self._instances.append(instance)
         instance.members.append(replica)
         self._by_replica[replica.id] = instance
@@ -74,14 +73,10 @@ def in_order(pools: Sequence[ServedPool]) -> Iterator[tuple[ServedPool, str]]:
     for served in pools:
         if served.combo is None:
             yield from ((served, url) for url in served.endpoints)
-    for combo in combos_of(pools):
+    combos = {served.combo.name: served.combo for served in pools if served.combo is not None}
+    for combo in combos.values():
         parts = [served for served in pools if served.combo is combo]
         for instance in range(combo.replicas):
             for part in parts:
                 num = part.pool.replicas
                 yield from ((part, url) for url in part.endpoints[instance * num : (instance + 1) * num])
-
-
-def combos_of(pools: Sequence[ServedPool]) -> list[Combo]:
-    """The combos that these are parts of."""
-    return list({served.combo.name: served.combo for served in pools if served.combo is not None}.values())

@@ -123,7 +123,6 @@ class PodFailures:
         """Reasons of the failures that the host knows, by uid or number."""
 
     def find(self, starting: list[Pod], num_missing: int, now: float) -> dict[str, str]:
-        """The pods that count as failed, with the reasons."""
         self.starting = {pod.uid: pod for pod in starting}
         wanted = [*self.starting, *map(str, range(num_missing))]
         self._since_s = {uid: self._since_s.get(uid, now) for uid in wanted}

@@ -34,7 +34,6 @@ class LiveFleet:
     """All replicas that the gateway has or had. A replica's id is its index in `replicas`."""
 
     def __init__(self, host: FleetHost, plan: ServingPlan, clock: Clock) -> None:
-        """Creates the replicas at the pools' endpoints."""
         self._host, self._plan, self._clock = host, plan, clock
         self._ordering = plan.policies.ordering()
         self.pools = {served.pool.name: served for served in plan.pools}
@@ -69,7 +68,6 @@ class LiveFleet:
         self._host.health.add(replica)
 
     def present(self) -> list[LiveReplica]:
-        """All replicas that have not been removed."""
         return [replica for replica in self.replicas if not replica.is_removed]
 
     def records(self) -> list[ReplicaRecord]:
@@ -121,11 +119,9 @@ class LiveFleet:
         self._host.driver.control.change_role(replica.id, role, self._clock.now, is_ready=True)
 
     def record_role(self, replica: int, role: Role, now: float) -> None:
-        """Note a change of a replica's role in its lifetime."""
         self.replicas[replica].lifetime.set_role(role, now)
 
     def schedule_roles(self, changes: Iterable[RoleChange]) -> None:
-        """Change roles at the times that the fleet file gives."""
         for change in changes:
             self._clock.at(change.at_s, self._change_role, change)
 

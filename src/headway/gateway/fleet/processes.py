@@ -53,8 +53,7 @@ class LocalProcesses:
         """`gpus` are shared with other pools; None: a port's position in its range determines its GPUs."""
         self._pool, self._num_initial, self._spec, self._host = served.pool, served.num_initial, spec, host
         self._ports, self._gpus = ports, gpus
-        self._slots: set[_ReplicaSlot] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[_ReplicaSlot, asyncio.Task[None]] = {}
         self._by_replica: dict[int, _ReplicaSlot] = {}
 
     def start_initial(self) -> None:
@@ -63,14 +62,11 @@ class LocalProcesses:
 
     def add(self) -> None:
         slot = _ReplicaSlot()
-        self._slots.add(slot)
-        task = asyncio.create_task(self._keep(slot))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[slot] = asyncio.create_task(self._keep(slot))
 
     def cancel(self, num: int) -> None:
         """Give up so many replicas that have no process at present, failed ones first."""
-        idle = [slot for slot in self._slots if slot not in self._by_replica.values() and not slot.stops.is_set()]
+        idle = [slot for slot in self._tasks if slot not in self._by_replica.values() and not slot.stops.is_set()]
         for slot in sorted(idle, key=lambda slot: not slot.has_failed)[: max(num, 0)]:
             self._stop(slot)
 
@@ -90,15 +86,13 @@ class LocalProcesses:
         self._recover(slot)
 
     async def close(self) -> None:
-        for slot in self._slots:
+        for slot in self._tasks:
             slot.stops.set()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await asyncio.gather(*self._tasks.values())
 
     # One replica.
 
     async def _keep(self, slot: _ReplicaSlot) -> None:
-        """Run processes, one after the other, until the replica is to stop."""
         pause_s, name = FIRST_PAUSE_S, self._pool.name
         while not slot.stops.is_set() and (not slot.has_failed or self._host.wants_failed(name)):
             slot.is_up.clear()
@@ -120,7 +114,7 @@ class LocalProcesses:
                     await slot.stops.wait()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         self._recover(slot, num_given_up=0 if slot.stops.is_set() else 1)
-        self._slots.discard(slot)
+        del self._tasks[slot]
 
     def _count_failure(self, slot: _ReplicaSlot) -> None:
         slot.num_failures += 1
@@ -230,7 +224,6 @@ class LocalProcesses:
 
 
 def substitute(argument: str, values: dict[str, Any]) -> str:
-    """Substitute `{placeholders}` in one argument."""
     for name, value in values.items():
         argument = argument.replace(f"{{{name}}}", str(value))
     return argument

@@ -66,7 +66,6 @@ class ScalingWithFailures(Scaling):
                 self._give_up(other)
 
     def _num_holding(self, pool: PoolState) -> int:
-        """Failed units that hold GPUs."""
         return pool.num_failed if pool.name in self._holding_gpus else 0
 
     def _num_gpus(self, region: str, gpu: str) -> int:
@@ -207,7 +206,6 @@ class LiveScaling:
         self._recount(state.name, num_given_up=1)
 
     def drain(self, replica: int, on: bool) -> None:
-        """Start or stop draining a replica."""
         self._host.driver.drain(self._fleet.replicas[replica], on)
 
     def stop_replica(self, replica: int, now: float) -> None:
@@ -255,7 +253,6 @@ class LiveScaling:
         self._recount(replica.deployment)
 
     def _announce(self, instance: ComboInstance) -> None:
-        """Report a unit that is up to control."""
         instance.is_announced = True
         members = [self._member(replica) for replica in instance.members]
         for replica, member in zip(instance.members, members, strict=True):

@@ -62,7 +62,6 @@ class Slots:
         self._waiting: deque[ReplicaReservation] = deque()
 
     def resize(self, num: int) -> None:
-        """Set the number of slots."""
         self._free = [free for free in self._free if free < num] + list(range(self._num, num))
         self._num = num
         self._assign()
@@ -74,7 +73,6 @@ class Slots:
         self._assign()
 
     def leave(self, reservation: ReplicaReservation) -> None:
-        """Free the request's slot, or remove it from those that wait."""
         if reservation.waits_for_slot:
             self._waiting.remove(reservation)
         elif reservation.slot is not None and reservation.slot < self._num:
@@ -162,7 +160,6 @@ class LiveReplica(EngineEndpoint):
     # The gateway's own counts.
 
     def reserve(self, live: Live) -> ReplicaReservation:
-        """Count a request as placed here."""
         reservation = ReplicaReservation(self, live)
         self._reservations[live.id] = reservation
         self.num_by_tier[live.tier] = self.num_by_tier.get(live.tier, 0) + 1
@@ -176,7 +173,6 @@ class LiveReplica(EngineEndpoint):
         return reservation
 
     def remove(self, reservation: ReplicaReservation) -> None:
-        """Count the request as placed here no longer."""
         live = reservation.live
         del self._reservations[live.id]
         self.num_by_tier[live.tier] -= 1
@@ -195,7 +191,6 @@ class LiveReplica(EngineEndpoint):
 
     @property
     def num_in_flight(self) -> int:
-        """Requests placed here and not yet ended."""
         return len(self._reservations)
 
     @property
@@ -216,7 +211,6 @@ class LiveReplica(EngineEndpoint):
     # The engine's own counts, which include requests that others sent.
 
     def update_load(self, load: Load) -> None:
-        """Record the load that the engine reports."""
         self._load, self.seen_s = load, self._clock.now
 
     @property

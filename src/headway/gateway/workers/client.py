@@ -90,7 +90,6 @@ class PendingRequest(InFlightRequest):
         self.wake()
 
     def complete_reply(self, error: ApiError | None) -> None:
-        """Let whoever waits for the scheduler's reply go on, or raise the error there."""
         reply, self.reply = self.reply, None
         if reply is not None and not reply.done():
             if error is None:
@@ -135,7 +134,6 @@ class RemoteScheduler:
 
     @property
     def now(self) -> float:
-        """Seconds since the gateway started."""
         return self._clock.now
 
     async def submit(self, client_request: ClientRequest, owner: str, request_id: str) -> PendingRequest:
@@ -320,7 +318,6 @@ class RemoteScheduler:
         self._on_lost()
 
     def set_silent(self) -> None:
-        """Reject requests until the scheduler answers again."""
         log.error("the scheduler does not answer: requests are rejected until it does")
         self.is_silent = True
         self._reject_waiting(_HANGS)
@@ -330,7 +327,6 @@ class RemoteScheduler:
         self.is_silent = False
 
     def _reject_waiting(self, error: ApiError) -> None:
-        """Reject all requests that need the scheduler to go on."""
         for request in list(self.requests.values()):
             request.complete_reply(error)
             if request.reservation is None:

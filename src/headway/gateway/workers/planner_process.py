@@ -26,8 +26,6 @@ _PARENT_CHECK_S = 0.5
 
 
 class PlannerProcesses:
-    """A gateway's planner processes. Satisfies `core.task.TaskFactory`."""
-
     def __init__(self) -> None:
         self._planners: list[PlannerProcess] = []
 
@@ -129,7 +127,6 @@ def _exit_with(parent: int) -> None:
 
 
 def main() -> None:
-    """`python -m headway.gateway.workers.planner_process FD PARENT`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICE)
     threading.Thread(target=_exit_with, args=(int(sys.argv[2]),), daemon=True).start()

@@ -92,8 +92,6 @@ class AnswerScored(Struct, array_like=True, tag=3, gc=False):
 
 
 class RequestFailed(Struct, array_like=True, tag=4, gc=False):
-    """A request failed at a replica."""
-
     replica: int
     message: str
     status: int
@@ -103,8 +101,6 @@ class RequestFailed(Struct, array_like=True, tag=4, gc=False):
 
 
 class RequestSucceeded(Struct, array_like=True, tag=5, gc=False):
-    """A replica has answered a request."""
-
     replica: int
 
 
@@ -213,7 +209,6 @@ FromScheduler = Assigned | RequestRefused | RequestEnded | AbortRequest | Replic
 
 
 def frame(message: object) -> bytes:
-    """One message, or a list of them, with its length."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(_LENGTH) + data
 
@@ -283,7 +278,6 @@ class Link(asyncio.Protocol):
         self._unsent.append(message)
 
     def flush(self) -> None:
-        """Send the unsent messages now."""
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None:
             self._transport.write(frame(unsent))

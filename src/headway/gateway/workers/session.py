@@ -84,8 +84,8 @@ class WorkerSession:
         self._gateway, self._driver, self._on_leaving = gateway, gateway.driver, on_leaving
         self.link = Link(protocol.FromWorker, self._receive, self._lost)
         self._requests: dict[int, RemoteRequest] = {}
-        self._sent_replicas: dict[int, tuple[str | None, int, int]] = {}
-        """By replica, the changeable part of what the worker was last sent."""
+        self._sent_replicas: dict[int, protocol.ReplicaInfo] = {}
+        """By replica, what the worker was last sent."""
         gateway.fleet.on_removed.append(self._replica_removed)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             protocol.RequestArrived: self._arrived,
@@ -105,7 +105,6 @@ class WorkerSession:
     # To the worker.
 
     def send_assigned(self, request: RemoteRequest) -> None:
-        """Have the worker send the request to its replica."""
         assert request.replica is not None and request.reservation is not None
         self.send_replica(request.replica)
         message = self._assigned(request, request.replica.id)
@@ -121,7 +120,6 @@ class WorkerSession:
             self.link.send(self._assigned(request, None))
 
     def send_end(self, request: RemoteRequest) -> None:
-        """Tell the worker that control has ended the request."""
         assert request.outcome is not None
         is_rejected = request.outcome is Outcome.REJECTED
         retry_after_s = self._gateway.scaling.expected_s(request.live.model) if is_rejected else 1
@@ -129,13 +127,14 @@ class WorkerSession:
 
     def send_replica(self, replica: EngineEndpoint) -> None:
         """Send a replica's data if the worker does not have them."""
-        state = replica.reported_model, replica.max_context_tokens, replica.bootstrap_port
-        if self._sent_replicas.get(replica.id) != state:
-            self._sent_replicas[replica.id] = state
-            self.link.send(protocol.ReplicaInfo(
-                replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, *state[:2],
-                None if replica.kv_folder is None else str(replica.kv_folder), replica.bootstrap_port,
-            ))  # fmt: skip
+        info = protocol.ReplicaInfo(
+            replica.id, replica.pool, replica.model, replica.url, replica.adapter.api, replica.reported_model,
+            replica.max_context_tokens, None if replica.kv_folder is None else str(replica.kv_folder),
+            replica.bootstrap_port,
+        )  # fmt: skip
+        if self._sent_replicas.get(replica.id) != info:
+            self._sent_replicas[replica.id] = info
+            self.link.send(info)
 
     def _replica_removed(self, replica: LiveReplica) -> None:
         if self._sent_replicas.pop(replica.id, None) is not None:
@@ -234,7 +233,6 @@ class WorkerSession:
         self._driver.release(request, reason)
 
     def _drop(self, request: RemoteRequest) -> None:
-        """Free all that the request holds, and charge its caller."""
         try:
             self._driver.drop(request)
         finally:

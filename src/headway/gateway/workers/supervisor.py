@@ -42,7 +42,6 @@ class WorkerSupervisor:
         self._is_stopping = False
 
     def start(self, gateway: Gateway) -> None:
-        """Start the workers. Called in the scheduler's event loop."""
         self._gateway = gateway
         self._keepers = [asyncio.create_task(self._keep(index)) for index in range(len(self._listeners))]
 
@@ -63,7 +62,6 @@ class WorkerSupervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _keep(self, index: int) -> None:
-        """Run workers at one socket, one after the other."""
         pause_s, loop = _FIRST_PAUSE_S, asyncio.get_running_loop()
         while not self._is_stopping:
             started_s = loop.time()

@@ -56,7 +56,6 @@ class Worker:
     async def begin(
         self, client_request: ClientRequest, caller: Caller, writer: ResponseWriter, request_id: str
     ) -> Relay:
-        """Have the scheduler accept a request. ApiError if it does not."""
         client_request.wants_explanation &= self.settings.explain
         request = await self.scheduler.submit(client_request, caller.owner, request_id)
         return self._new_relay(
@@ -117,7 +116,6 @@ class WorkerApplication:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def leave(self) -> None:
-        """Tell the scheduler that no more connections are accepted."""
         self.worker().scheduler.link.send(WorkerLeaving())
 
     def _scheduler_lost(self) -> None:
@@ -135,7 +133,6 @@ class WorkerApplication:
 
 
 def main() -> None:
-    """Serve until SIGTERM, or until the scheduler is gone."""
     link, listener = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:])
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("headway").setLevel(logging.INFO)
