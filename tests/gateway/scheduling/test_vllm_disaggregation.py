@@ -33,7 +33,7 @@ from headway.gateway.upstream.errors import EngineError
 def test_only_one_sequence_of_several_tokens_is_split(path: str, body: dict[str, Any], can: bool) -> None:
     messages = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {}
     asked = read_request(path, json.dumps({"model": "m", **messages, **body}).encode(), {})
-    assert vllm_disaggregation.can_be_split(asked) is can
+    assert asked.can_be_split is can
 
 
 def test_the_bodies_for_the_prefill_and_the_decode_replica() -> None:

@@ -214,7 +214,7 @@ class Relay:
     def _phase_body(self, body: dict[str, Any]) -> dict[str, Any]:
         """The body for a replica that may run only one phase of the request."""
         in_flight = self.in_flight
-        self._is_prefill = in_flight.is_prefill_only and vllm_disaggregation.can_be_split(self._request)
+        self._is_prefill = in_flight.is_prefill_only and self._request.can_be_split
         if self._is_prefill:
             return vllm_disaggregation.prefill_body(body)
         return vllm_disaggregation.decode_body(body, self._kv_params if in_flight.has_stored_kv else None)

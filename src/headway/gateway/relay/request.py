@@ -28,6 +28,8 @@ _STATEFUL_OPTIONS = frozenset((
     "structured_outputs", "grammar", "json_schema", "tools", "functions", "min_tokens", "best_of",
 ))  # fmt: skip
 """Options that depend on all tokens so far, or on a parser's state: the answer cannot continue on another engine."""
+_UNSPLITTABLE_OPTIONS = ("echo", "prompt_logprobs", "use_beam_search")
+"""Options that need the prompt's own computation, or several sequences."""
 _FORWARDED_HEADERS = ("authorization", "traceparent", "tracestate", "x-api-key", "anthropic-version", "anthropic-beta")
 _SERVICE_TIERS = {"priority": 0, "auto": 0, "default": 0, "flex": 1}
 _JSON_TYPES = {
@@ -92,6 +94,15 @@ class ClientRequest(Struct, kw_only=True):
     """The client asked for headers about hold time, attempt and tier."""
     received_s: float | None = None
     """When the last byte came; None once the gateway's overhead has been measured."""
+
+    @property
+    def can_be_split(self) -> bool:
+        """The request is one sequence of several tokens, so that one replica can prefill it and another decode it."""
+        body = self.body
+        if self.is_passthrough or self.max_tokens == 1 or any(body.get(name) for name in _UNSPLITTABLE_OPTIONS):
+            return False
+        is_single = self.is_chat or self.prompt_ids is not None or isinstance(body.get("prompt"), str)
+        return is_single and body.get("n") in (None, 1) and body.get("best_of") in (None, 1)
 
     def features(self, arrival_s: float) -> Features:
         """What control reads of the request, which arrived at `arrival_s`."""

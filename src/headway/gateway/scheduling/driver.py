@@ -95,18 +95,15 @@ class Driver:
 
     def arm_hold_timeout(self, request: InFlightRequest) -> None:
         """Start the hold timeout if no replica is up."""
-        if request.live.stage is HELD and request.outcome is None and not self._any_up(request):
+        if request.live.stage is HELD and request.outcome is None and not self.services[request.live.model].any_up:
             if request.hold_timeout is not None:
                 request.hold_timeout.cancel()
             request.hold_timeout = self._clock.at(self.now + self._hold_s, self._hold_expired, request)
             request.timers.append(request.hold_timeout)
 
     def _hold_expired(self, now: float, request: InFlightRequest) -> None:
-        if request.live.stage is HELD and not self._any_up(request):
+        if request.live.stage is HELD and not self.services[request.live.model].any_up:
             self.control.reject(request.live, now)
-
-    def _any_up(self, request: InFlightRequest) -> bool:
-        return self.services[request.live.model].any_up
 
     def sending(self, request: InFlightRequest, read_s: float) -> None:
         self._metrics.count_send(request, read_s, self._clock.now)

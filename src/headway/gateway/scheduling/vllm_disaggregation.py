@@ -9,7 +9,7 @@ fetched once: after a decode replica may have fetched it, it is not offered to a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -24,21 +24,6 @@ _STORE_KV: Params = {
 }  # fmt: skip
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 _ANSWER_OPTIONS = ("stream", "stream_options", "return_token_ids", "logprobs", "top_logprobs")
-_UNSPLITTABLE = ("echo", "prompt_logprobs", "use_beam_search")
-"""Options that need the prompt's own computation, or several sequences."""
-
-
-class SplittableRequest(Protocol):
-    """The properties of a client's request that decide whether it can be split."""
-
-    body: dict[str, Any]
-    max_tokens: int | None
-    prompt_ids: list[int] | None
-
-    @property
-    def is_chat(self) -> bool: ...
-    @property
-    def is_passthrough(self) -> bool: ...
 
 
 class PrefillAnswer(Struct):
@@ -55,15 +40,6 @@ class PrefillAnswer(Struct):
 
 class _PrefillUsage(Struct):
     prompt_tokens: int = 0
-
-
-def can_be_split(request: SplittableRequest) -> bool:
-    """The request is one sequence of several tokens, so that another replica can decode it."""
-    body = request.body
-    if request.is_passthrough or request.max_tokens == 1 or any(body.get(name) for name in _UNSPLITTABLE):
-        return False
-    is_single = request.is_chat or request.prompt_ids is not None or isinstance(body.get("prompt"), str)
-    return is_single and body.get("n") in (None, 1) and body.get("best_of") in (None, 1)
 
 
 def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
