@@ -14,7 +14,7 @@ QUALITY_90 = (CASES[0], *OTHER_CASES[:2])
 """The cases of Tables 4 and 7."""
 _GROUPS = read_claims(__package__)
 (
-    FIGURE_1, FIGURE_2, TABLE_1, END_TO_END, OTHERS, SHAPE, SIZES, DRIFT, SARATHI, SARATHI_ALL, FIGURE_7, ROUTER,
+    FIGURE_1, FIGURE_2, TABLE_1, END_TO_END, OTHER_COSTS, SHAPE, SIZES, DRIFT, SARATHI, SARATHI_ALL, FIGURE_7, ROUTER,
     OPTIMALITY, WEAKER, JUDGE, TRAINED, CACHES, BUDGET, SOME, REGRET,
 ) = _GROUPS.values()  # fmt: skip
 CLAIMS = tuple(claim for group in _GROUPS.values() for claim in group)

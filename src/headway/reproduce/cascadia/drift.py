@@ -42,12 +42,12 @@ from headway.workload.sources import TraceSource
 from headway.workload.table import Workload, concat
 
 MINUTES = (8, 16, 10)
-"""Of traces 1, 2 and 3."""
+"""Length of each segment: traces 1, 2 and 3."""
 ALONE = 16.37
-"""The stand-alone model's SLO scale of Table 5, which says how much comes in."""
+"""The stand-alone model's SLO scale in Table 5; the arrival rate is chosen to reproduce it."""
 HALVINGS = 5
 PERIOD_S = 300.0
-"""How often the workload is looked at."""
+"""Interval between two observations of the workload."""
 LOADED_BYTES_PER_S = 2.1e9
 """Of one GPU; a reconfiguration takes 2 to 20 s (appendix G)."""
 
@@ -79,7 +79,7 @@ def drift(q_min: float, lone_s: float, seeds: list[int], quick: bool) -> Measure
 
 
 def _rate_rps(q_min: float, lone_s: float, quick: bool, share: float) -> float:
-    """At which the largest model alone needs the SLO scale of Table 5 over the whole run."""
+    """The rate at which the largest model alone needs the SLO scale of Table 5 over the whole run."""
     low, high = 8.0, 64.0
     case = planning_case("deepseek", 1, q_min, quick, (low * high) ** 0.5)
     plan = planners.stand_alone(case.problem, DEEPSEEK[-1], StageLatencies(evaluator_of(case)), bounds_of(case), EFFORT)
@@ -93,7 +93,7 @@ def _rate_rps(q_min: float, lone_s: float, quick: bool, share: float) -> float:
 
 
 def _workload(rate_rps: float, seed: int, share: float) -> tuple[Workload, list[float]]:
-    """The segments one after the other, and when each ends."""
+    """The segments one after the other, and the end time of each."""
     parts, ends_s = list[Workload](), list[float]()
     for trace, minutes in zip((1, 2, 3), MINUTES, strict=True):
         start_s, span_s = (ends_s[-1] if ends_s else 0.0), 60.0 * minutes * share
@@ -168,7 +168,7 @@ def _pools(case: PlanningRequest, counts: Mapping[ModelShape, int]) -> dict[Mode
 
 
 def _measured(records: Records, ends_s: list[float], lone_s: float) -> Measurement:
-    """Over all, and trace by trace."""
+    """Measurements over the whole run, and p95 by trace."""
     summary = summarize(records)
     arrival_s = records.workload["arrival_s"][records.requests["request"]]
     latency_s = records.requests["end_s"] - arrival_s

@@ -18,7 +18,7 @@ from headway.planning.cascade.routing import Routings
 from headway.planning.cascade.search import Effort, Search, SearchResult, SolvedRouting
 
 Best = dict[tuple[int, ...], tuple[float, ReplicaSet | None]]
-"""Of one stage, by its number of GPUs of each type: the least latency, and with which replicas."""
+"""Of one stage, by its number of GPUs of each type: the least latency, and the replicas that reach it."""
 
 
 def exhaustive(problem: CascadeProblem, latencies: StageLatencies, routings: Routings | None = None) -> CascadePlan:
@@ -38,7 +38,7 @@ def exhaustive(problem: CascadeProblem, latencies: StageLatencies, routings: Rou
 
 
 def _best_deployment(search: Search, routing: int) -> Deployment | None:
-    """The best of all allocations of a routing."""
+    """The best deployment of all allocations of a routing."""
     problem, routings = search.problem, search.routings
     used = tuple(routings.reached[routing].any(axis=1).tolist())
     stages = [_stage(search, i, routing, used) for i in range(len(used))]
@@ -57,7 +57,7 @@ def _best_deployment(search: Search, routing: int) -> Deployment | None:
 def _deployment(
     search: Search, stages: Sequence[tuple[float, ReplicaSet | None]], vectors: Sequence[tuple[int, ...]]
 ) -> Deployment | None:
-    """As a deployment; None where it is not in time."""
+    """The deployment of these stages; None if it exceeds the latency limit."""
     problem, times = search.problem, tuple(latency_s for latency_s, _ in stages)
     gpus = tuple(sum(each) if isinstance(search.gpus, int) else int(search.gpus.cells(np.array(each)))
                  for each in vectors)  # fmt: skip

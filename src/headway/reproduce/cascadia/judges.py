@@ -21,16 +21,16 @@ from headway.workload.quality import Scores
 from headway.workload.quality_judges import GPT_4O_MINI, LLAMA_70B, JudgeNoise, LinearJudge, misjudged, trained
 
 NOISE = 15.0
-"""Points by which a router in front is off, as the policy `pre-routed` has it unless told otherwise."""
+"""Points by which the predictions of a router are off: the default of the policy `pre-routed`."""
 HIT_RATE = 0.5
 """Of prompt tokens, where prefix caching is on."""
 ROUNDS = 8
 OFF = (JudgeError(-9.0, 8.0), JudgeError(9.0, 8.0))
-"""Judges: as much too low as Table 6's weaker ones are at a score of 96, and as much too high."""
+"""Judges whose scores are too low, as those of Table 6's weaker judges at a score of 96, or as much too high."""
 
 
 def weaker(rate_rps: float, seed: int, quick: bool) -> Measurement:
-    """The Llama cascade on trace 1 at quality 80, planned by what each judge says (appendix K)."""
+    """The Llama cascade on trace 1 at quality 80, planned by the scores of each judge (appendix K)."""
     case = planning_case("llama", 1, 80.0, quick, rate_rps, seed)
     latencies = StageLatencies(evaluator_of(case))
     reference = case.problem.scores
@@ -66,7 +66,7 @@ def _plan(case: PlanningRequest, scores: Scores, latencies: StageLatencies) -> C
 
 
 def trained_judge(rate_rps: float, seed: int, quick: bool) -> Measurement:
-    """A judge that learned from 70% of the answers: what the reference says of the 30% that it lets through (N)."""
+    """A judge trained on 70% of the answers: the reference's quality on the other 30%, routed by it (N)."""
     case = planning_case("llama", 1, 80.0, quick, rate_rps, seed)
     unseen, judged = trained(case.problem.scores, LinearJudge(), seed=seed)
     chosen = _plan(case, judged, StageLatencies(evaluator_of(case)))

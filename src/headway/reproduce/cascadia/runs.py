@@ -30,7 +30,7 @@ SCALE = 12.0
 """The SLO scale that the largest model alone needs at the rate of a trace: 11.88 in the paper's example (4.2)."""
 HALVINGS = 4
 CHUNKS = (256, 512, 1024, 2048)
-"""Of Sarathi-Serve, the best of which counts (appendix F)."""
+"""Chunk sizes of Sarathi-Serve; the best one counts (appendix F)."""
 
 
 def rate(cascade: str, trace: int, quick: bool, slower: float = AWQ_SLOWER) -> Measurement:
@@ -120,7 +120,7 @@ def _run(case: PlanningRequest, cascade_plan: CascadePlan, seed: int) -> Measure
 
 
 def throughput_rps(case: PlanningRequest, cascade_plan: CascadePlan, seed: int) -> float | None:
-    """What is done by the time 95% are, when all come at once."""
+    """Requests per second until 95% are complete, if all arrive at once."""
     rush = rehearse(at_once(case), cascade_plan, seed)
     return None if not rush.p95_s else 0.95 * rush.num_completed / rush.p95_s
 

@@ -26,11 +26,10 @@ AWQ_SLOWER = 1.76
 """How much slower 671B with AWQ weights was on 8 H100 than the catalog's kernels, which are newer: 16.1 ms for each
 token of a lone request (vLLM in July 2025, tenstorrent/tt-inference-server issue 356) against 9.1 ms."""
 AT_ONCE_RPS = 1e4
-"""All requests within a second: who is done how soon is a matter of throughput."""
+"""All requests arrive within a second, so that latencies depend on throughput alone."""
 AT_ONCE = 1600
-"""Requests for a throughput."""
 ROWS = 400
-"""Of a score table, half of which plans are made on."""
+"""Rows of a score table; plans use half of them."""
 ARRIVALS_S, QUICK_ARRIVALS_S = 150.0, 45.0
 
 
@@ -38,7 +37,7 @@ def planning_case(
     cascade: str, trace: int, q_min: float, quick: bool, rate_rps: float = 20.0, seed: int = 0,
     slower: float = AWQ_SLOWER,
 ) -> PlanningRequest:  # fmt: skip
-    """A case of the paper on its 32 GPUs. `slower`: the 671B model, than the catalog has it."""
+    """A case of the paper on its 32 GPUs. `slower`: factor on the catalog's step times of the 671B model."""
     document, _ = strict_yaml.read(builtin("cascadia"))
     quality = {"trace": trace, "cascade": cascade, "num_requests": ROWS}
     span_s = QUICK_ARRIVALS_S if quick else ARRIVALS_S
@@ -70,7 +69,7 @@ def changed(case: PlanningRequest, **cascade: Any) -> PlanningRequest:
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Gone when the process ends."""
+    """A folder that is deleted when the process ends."""
     return tempfile.TemporaryDirectory(prefix="headway-")
 
 

@@ -15,7 +15,7 @@ Subject to              sum over k of n_bk = A                          for ever
 
 Melange has one 0-1 variable for each slice; counting the slices of a bucket, which are alike, gives the same optimum.
 It has no fallback either; here, where not all can be served, the plan leaves out the smallest rate, at the least price.
-What stands for a bucket is the mean size of its requests, and edges beyond 250 tokens are our choice.
+A bucket is represented by the mean size of its requests, and edges beyond 250 tokens are our choice.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from headway.planning.solver import Floats, Status, dot, integers, minimise, new
 PROMPT_EDGES = (0, 25, 100, 250, 500, 1000, 2000, 4000, 8000)
 OUTPUT_EDGES = (0, 25, 100, 250, 500, 1000, 2000)
 SLICES = 4
-"""Of each bucket; more change little, say its authors."""
+"""Slices of each bucket; by the authors, more change little."""
 
 
 class SizeBucket(Struct, frozen=True, forbid_unknown_fields=True):

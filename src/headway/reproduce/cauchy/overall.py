@@ -64,7 +64,7 @@ def runs(markets: Mapping[str, Market], seeds: Sequence[int], quick: bool) -> di
 
 
 def systems(market: Market, quick: bool) -> dict[str, dict[str, Any]]:
-    """The four of them on one workload."""
+    """The scenarios of the four systems on one workload."""
     pace = PACE[market.workload] / (2 if quick else 1)
     step_s = STEP_S * pace
     rates = [round(share * market.demand_rps, 3) for share in CURVE]
@@ -73,7 +73,7 @@ def systems(market: Market, quick: bool) -> dict[str, dict[str, Any]]:
     base["workload"]["arrivals"] = {"kind": "curve", "rates": rates, "step_s": step_s}
     routing = {"name": "cauchy"}
     plain, whole = market.plan(aggregated=True), market.plan()
-    # Who routes does not know how long an answer will be, so goodput is of the whole mix, not of the plan's buckets.
+    # The router does not know output lengths, so goodput is that for the whole mix, not for the plan's buckets.
     goodput_by_label = ScaledEstimate(market).goodput_by_label
     mixed = [(each.combo, each.count, goodput_by_label[each.combo.label]) for each in melange_plan(market).combos]
     start_s = 90 * pace
@@ -134,7 +134,7 @@ class ScaledEstimate:
         self.goodput_by_label = {each.combo.label: each.goodput_rps for each in market.aggregated}
 
     def goodput_rps(self, combo: GpuCombo, workload: WorkloadPattern, slo: ServiceSlo) -> float:
-        """As `Profiler` says; nothing where nothing is known of the instance."""
+        """See `Profiler`; 0 if the instance has no simulated goodput."""
         whole = self.estimate.goodput_rps(combo, self.service.pattern, slo)
         factor = self.goodput_by_label.get(combo.label, 0.0) / whole if whole else 0.0
         return factor * self.estimate.goodput_rps(combo, workload, slo)
@@ -208,7 +208,7 @@ class OverallRuns(SeedResults):
         return findings | {f"fig10-{workload}": Finding(reductions(after, before), why)}
 
     def plans(self, workload: str) -> str:
-        """Who deploys what for the mean demand."""
+        """The deployments of all systems for the mean demand."""
         market = self.markets[workload]
         plans = {"Melange": melange_plan(market), "CAUCHY*": market.plan(aggregated=True), "Cauchy": market.plan()}
         return (

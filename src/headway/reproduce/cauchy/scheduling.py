@@ -98,7 +98,7 @@ def unlike(results: Results, workload: str, seed: int) -> list[dict[str, Any]]:
 
 
 def bounds(first: str, second: str) -> str:
-    """What holds the pair back, by the step-time model."""
+    """The bottleneck of the pair, by the step-time model."""
     service = setup.profiled_service("sharegpt").service
     speeds = [InstanceSpeed(service.model, catalog.gpu(GPUS[name]), service.engine, 1) for name in (first, second)]
     prefill, decode, alone = (

@@ -1,4 +1,4 @@
-"""Cauchy's cluster and services (section 4.1): what is profiled, what is asked for, and fleets as scenarios.
+"""Cauchy's cluster and services (section 4.1): profiles, demand, and fleets as scenarios.
 
 The paper's rates (54, 50 and 6 requests/s) are of no use here: one combo of H800 and H20 serves ten times its figure
 in our step-time model. And they do not fit its own goodputs: at 2.14 requests/s a combo, 50 requests/s would take 23
@@ -124,7 +124,7 @@ class Market:
 
     @property
     def aggregated(self) -> tuple[ComboCandidate, ...]:
-        """Combos that do not split."""
+        """Candidates whose combo does not split prefill and decode."""
         return tuple(each for each in self.candidates if each.combo.aggregated is not None)
 
     @property
@@ -133,7 +133,7 @@ class Market:
 
     @property
     def tokens(self) -> float:
-        """Of a request, on average."""
+        """Mean prompt and output tokens of a request."""
         return self.service.pattern.prompt_tokens + self.service.pattern.output_tokens
 
     def plan(self, objective: Objective = "co", aggregated: bool = False) -> ComboPlan:
@@ -167,7 +167,7 @@ def split(name: str, pair: str, num_decode: int = 1, **fields: Any) -> dict[str,
 
 Within = Literal["opportunistic", "strict"]
 PRECISION = 1.005
-"""Between a rate that is served and one that is not."""
+"""Ratio between a rate that misses the goal and one that meets it, at the end of the search."""
 ATTAINED = 0.9
 
 
@@ -186,7 +186,7 @@ def goodput(
 
 
 def near(workload: str, combos: list[dict[str, Any]], within: Within, seed: int, rate: float, quick: bool) -> Strains:
-    """How close this rate is to the goodput."""
+    """How close the fleet is to its limits at this rate."""
     num = max(round(rate * span_s(profiled_service(workload).service)), 600 if quick else 1500)
     policies = {"routing": {"name": "cauchy", "within": within}}
     contents = document(workload, rate, num, fleet=[], combos=combos, policies=policies, seed=seed)

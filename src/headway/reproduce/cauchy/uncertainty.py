@@ -81,7 +81,7 @@ def frontier(
     quantiles: Sequence[float] = DEFAULT_QUANTILES,
     time_limit_s: float = 10.0,
 ) -> tuple[Robust, ...]:
-    """Cost against the chance of being enough. The problem's own demands are not looked at."""
+    """Cost against the chance of being enough. The problem's own demands are ignored."""
     return tuple(robust(problem, demands, quantile, time_limit_s) for quantile in quantiles)
 
 

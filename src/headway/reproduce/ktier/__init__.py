@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.reproduce.findings import Exhibit, Finding, Findings
+from headway.reproduce.findings import Exhibit, Findings
 from headway.reproduce.ktier import burst as ktier_burst
 from headway.reproduce.ktier import parity as ktier_parity
 from headway.reproduce.ktier import phases, sustained
@@ -34,31 +34,24 @@ def run(runner: Runner) -> Findings:
         tasks |= ktier_burst.tasks(seeds, quick)
     if runner.wants(*SUSTAINED):
         tasks |= sustained.load_tasks(seeds, quick)
-    whole = runner.claims is None
-    if whole:
+    is_full = runner.claims is None
+    if is_full:
         tasks |= sustained.setting_tasks(seeds, quick) | phases.tasks(seeds, quick)
     results = runner.run(tasks)
-    outcomes: dict[str, Finding] = {}
-    exhibits: list[Exhibit] = []
-    after: list[Exhibit] = []
+    findings, after = Findings({}), list[Exhibit]()
     if runner.wants(*BURST):
         burst = ktier_burst.BurstRuns(results, seeds, quick)
-        outcomes |= burst.outcomes()
-        exhibits += burst.figures("uniform")
-        after = [figure for mix in MIXES[1:] for figure in burst.figures(mix)]
+        findings += Findings(burst.outcomes(), burst.figures("uniform"))
+        after = [burst.table("uniform"), *(figure for mix in MIXES[1:] for figure in burst.figures(mix))]
         after += [burst.table(mix) for mix in MIXES[1:]] + [burst.sweep(), burst.parts()]
     if runner.wants(*PARITY):
         parity = ktier_parity.ParityRuns(results, seeds)
-        outcomes |= parity.outcomes()
-        exhibits += parity.figures()
-    if runner.wants(*BURST):
-        exhibits.append(burst.table("uniform"))
-    exhibits += after
+        findings += Findings(parity.outcomes(), parity.figures())
+    findings += Findings({}, after)
     if runner.wants(*SUSTAINED):
         load = sustained.SustainedRuns(results, seeds)
-        outcomes |= load.outcomes()
-        exhibits += load.figures()
-    if whole:
-        exhibits += sustained.SettingRuns(results, seeds).exhibits() if len(seeds) > 1 else []
-        exhibits.append(phases.table(results, seeds))
-    return Findings(outcomes, exhibits)
+        findings += Findings(load.outcomes(), load.figures())
+    if is_full:
+        settings = sustained.SettingRuns(results, seeds).exhibits() if len(seeds) > 1 else []
+        findings += Findings({}, [*settings, phases.table(results, seeds)])
+    return findings

@@ -30,7 +30,7 @@ PARTS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     ALL_IN: (ktier_policies(4, seats=8192), UNBOUNDED),
     FEW: (INFAAS, VLLM | {"max_num_seqs": PUBLIC_SEATS}),
 }
-"""What each piece does: (policies, engine), four uniform tiers, 10,000 requests."""
+"""Ablations: (policies, engine), four uniform tiers, 10,000 requests."""
 
 
 def tiers_swept(quick: bool) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def scenario(
     quick: bool = False,
     **pool: Any,
 ) -> dict[str, Any]:
-    """What a scenario file holds. Where it has to be quick: half the fleet, half the requests, half the rate."""
+    """The scenario document. `quick`: half the fleet, half the requests, half the rate."""
     half = 2 if quick else 1
     return {
         "workload": {

@@ -147,7 +147,7 @@ def heavy(bench: Bench) -> Exhibits:
 
 
 def readings(bench: Bench) -> Exhibits:
-    """What else the paper's text may mean, and what oracles do."""
+    """Other readings of the paper's text, and orderings with an oracle."""
     names = (*THREE, NO_MIGRATION, NON_ADAPTIVE, *READINGS)
     runs = dict(zip(names, bench.runs(ALPACA, "high", *names, most=SKETCHED), strict=True))
     shows = f"AlpacaEval 2.0, high rate, means of {SKETCHED} seeds at most. Turns in a circle: whoever has used up a "

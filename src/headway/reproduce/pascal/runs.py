@@ -57,7 +57,7 @@ READINGS: Mapping[str, Mapping[str, Any]] = {
     "host memory does not count: PASCAL": {"routing": "pascal", "ordering": _TURNS, "migration": "pascal"},
     "both: PASCAL": {"routing": "pascal", "ordering": "pascal", "migration": "pascal"},
 }
-"""What else the paper's text may mean."""
+"""Other readings of the paper's text."""
 
 BIN_TOKENS = 256
 TPOT_ONLY = Pacer(ttfat_s=None, tpot_s=0.1)
@@ -69,7 +69,7 @@ LENGTHS = (128, 256, 512, 1024, 2048)
 
 
 def served(workload: Document, system: str, *, replicas: int = 8, kv_capacity_tokens: int | None = None) -> Document:
-    """What a scenario file says: the paper's model and GPUs (III-A, V-A), 100 Gbit/s between replicas."""
+    """The scenario document: the paper's model and GPUs (III-A, V-A), 100 Gbit/s between replicas."""
     pool: Document = {
         "model": "deepseek-r1-distill-qwen-32b",
         "gpu": "h100-96gb",
@@ -84,7 +84,7 @@ def served(workload: Document, system: str, *, replicas: int = 8, kv_capacity_to
 
 
 def measure(run: Run) -> Measurement:
-    """All that section V asks of a run."""
+    """The measurements of section V."""
     records, summary = run.records, run.summary
     ended = records.requests
     request = ints(ended, "request")

@@ -47,7 +47,7 @@ class RunGroup:
 
 
 def parts(quick: bool) -> list[RunGroup]:
-    """All of them, but for orderings. Quick ones are too short to mean anything."""
+    """All groups except orderings. With `quick`, runs are too short for conclusions."""
     lone = (scenes.LLAMA_2,)
     peak = Scene(from_hour=scenes.THURSDAY + 11, hours=3.0)
     one = replace(peak, models=lone, hours=2.0)

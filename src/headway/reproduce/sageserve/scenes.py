@@ -60,7 +60,7 @@ BURST_S = (5700.0, 7200.0)
 
 @dataclass(frozen=True)
 class Scene:
-    """What a strategy is put into."""
+    """The workload and fleet of a run."""
 
     theta: Mapping[str, float] = field(default_factory=dict)
     """Input tokens per second that an instance serves in time, by model."""
