@@ -42,7 +42,7 @@ def test_gaps_are_those_between_tokens(run: Run) -> None:
     if len(expected):
         fractions = np.linspace(0, 1, 33)
         assert gaps.quantiles_s(fractions) == pytest.approx(np.quantile(expected, fractions), abs=1e-12)
-        assert gaps.mean_s() == pytest.approx(expected.mean(), rel=1e-12)
+        assert gaps.histogram.mean_s == pytest.approx(expected.mean(), rel=1e-12)
 
 
 @settings(max_examples=30, deadline=None)
@@ -131,9 +131,9 @@ def test_quantiles_of_runs_match_the_expanded_sample(
     assert gaps.total == len(written)
     if written:
         assert gaps.quantiles_s(fractions) == pytest.approx(np.quantile(written, fractions), abs=1e-12)
-        assert gaps.mean_s() == pytest.approx(np.mean(written))
+        assert gaps.histogram.mean_s == pytest.approx(np.mean(written))
     else:
-        assert np.isnan(gaps.mean_s()) and np.isnan(gaps.quantiles_s(fractions)).all()
+        assert np.isnan(gaps.histogram.mean_s) and np.isnan(gaps.quantiles_s(fractions)).all()
 
 
 def test_short_parts_are_put_together_without_a_trace() -> None:

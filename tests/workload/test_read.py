@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -72,24 +73,24 @@ def test_azure_2024_has_a_time_zone(tmp_path: Path) -> None:
 
 
 def test_gzip_windows_lines_a_byte_order_mark_and_no_last_line_end_make_no_difference(tmp_path: Path) -> None:
-    expected = list(read(put(tmp_path, AZURE)).rows(Request))
+    expected = list(starmap(Request, read(put(tmp_path, AZURE)).tuples()))
     windows = b"\xef\xbb\xbf" + AZURE.strip().replace("\n", "\r\n").encode()
-    assert list(read(put(tmp_path, windows)).rows(Request)) == expected
-    assert list(read(put(tmp_path, gzip.compress(windows), "no-suffix")).rows(Request)) == expected
+    assert list(starmap(Request, read(put(tmp_path, windows)).tuples())) == expected
+    assert list(starmap(Request, read(put(tmp_path, gzip.compress(windows), "no-suffix")).tuples())) == expected
     spaced = AZURE.replace("\n2023", "\n\n2023")
-    assert list(read(put(tmp_path, spaced)).rows(Request)) == expected
+    assert list(starmap(Request, read(put(tmp_path, spaced)).tuples())) == expected
 
 
 def test_burstgpt_counts_failures_and_knows_models(tmp_path: Path) -> None:
     workload = read(put(tmp_path, BURST))
     assert workload.arrival_s.tolist() == [0, 40, 113]
-    assert [r.model for r in workload.rows(Request)] == ["ChatGPT", "ChatGPT", "GPT-4"]
+    assert [r.model for r in starmap(Request, workload.tuples())] == ["ChatGPT", "ChatGPT", "GPT-4"]
     assert workload.notes == ("1 rows with zero tokens (failed requests) skipped",)
     assert len(read(put(tmp_path, BURST_SESSIONS))) == 1
 
 
 def test_mooncake_blocks_become_prefix_segments(tmp_path: Path) -> None:
-    rows = list(read(put(tmp_path, MOONCAKE, "trace.jsonl")).rows(Request))
+    rows = list(starmap(Request, read(put(tmp_path, MOONCAKE, "trace.jsonl")).tuples()))
     assert [r.arrival_s for r in rows] == [0, 0.25, 0.25]
     assert rows[0].prefix == (Segment(46, 512), Segment(47, 512), Segment(48, 76))
     assert rows[1].prefix == (Segment(46, 512), Segment(47, 512))

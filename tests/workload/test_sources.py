@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from itertools import starmap
 from random import Random
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_trace_source_plays_its_rows() -> None:
     workload = plain(20_000, tier=np.arange(20_000) % 3)
     source = TraceSource(workload)
     assert source.num_requests == 20_000 and not source.reactive
-    assert [r for r, _, _ in drive(source, after(3))] == list(workload.rows(Request))
+    assert [r for r, _, _ in drive(source, after(3))] == list(starmap(Request, workload.tuples()))
     assert source.peek_s() is None
     with pytest.raises(IndexError):
         source.pop(Request)
@@ -66,7 +67,7 @@ def test_the_table_of_a_trace_holds_what_was_issued() -> None:
     source = TraceSource(plain(5))
     assert len(source.table()) == 0
     issued = [source.pop(Request) for _ in range(3)]
-    assert list(source.table().rows(Request)) == issued
+    assert list(starmap(Request, source.table().tuples())) == issued
     assert TraceSource(plain(0)).peek_s() is None
 
 
@@ -84,7 +85,7 @@ def test_a_closed_loop_keeps_its_clients_busy(concurrency: int, num: int, think_
     # The k-th end brings the request k + concurrency.
     assert [r.arrival_s for r, _, _ in seen[concurrency:]] == ends[: max(num - concurrency, 0)]
     assert all(r.deadline_s is not None and abs(r.deadline_s - r.arrival_s - 4) < 1e-9 for r, _, _ in seen)
-    assert list(source.table().validate().rows(Request)) == [r for r, _, _ in seen]
+    assert list(starmap(Request, source.table().validate().tuples())) == [r for r, _, _ in seen]
 
 
 def test_closed_loop_needs_at_least_one_client() -> None:
@@ -121,7 +122,7 @@ def test_prompt_of_a_turn_contains_the_conversation() -> None:
     )  # fmt: skip
     assert [r.output_id for r in seen] == [3, 9, 11, 5, 7]
     assert all(r.timeout_s == 9 and r.deadline_s == r.arrival_s + 7 for r in seen)
-    assert list(source.table().validate().rows(Request)) == seen
+    assert list(starmap(Request, source.table().validate().tuples())) == seen
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.REJECTED])
@@ -156,7 +157,7 @@ def test_sessions_chain_and_the_table_agrees(seed: int, num: int, grouped: bool)
     )
     assert source.num_requests == len(seen)
     table = source.table().validate()
-    assert list(table.rows(Request)) == [r for r, _, _ in seen]
+    assert list(starmap(Request, table.tuples())) == [r for r, _, _ in seen]
     last: dict[int, Request] = {}
     for request, _, _ in seen:
         assert sum(s.tokens for s in request.prefix) == request.prompt_tokens

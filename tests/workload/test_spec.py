@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_a_short_section_makes_a_trace() -> None:
     assert len(workload) == 5000 and set(workload.columns) == {"arrival_s", "prompt_tokens", "output_tokens"}
     source = build(spec(SYNTHETIC), 1)
     assert isinstance(source, TraceSource)
-    assert issue(source) == list(workload.rows(Request))
+    assert issue(source) == list(starmap(Request, workload.tuples()))
 
 
 def test_lengths_as_numbers_and_names() -> None:
@@ -93,7 +93,7 @@ regions: eu-west
 timeout_s: 90
 """
     )
-    rows = list(workload.rows(Request))
+    rows = list(starmap(Request, workload.tuples()))
     assert {(r.tier, r.slo_ttft_s, r.slo_e2e_s, r.timeout_s, r.region) for r in rows} == {
         (0, 1.0, 60.0, 90.0, "eu-west"), (2, 4.0, 60.0, 20.0, "eu-west"),
     }  # fmt: skip
@@ -112,8 +112,8 @@ def test_prefix_groups_share_their_beginning() -> None:
     text = (
         SYNTHETIC + "prefixes: {num_groups: 4, prefix_tokens: {kind: uniform, min: 50, max: 90}, share: 0.8, skew: 1}"
     )
-    rows = list(made(text).validate().rows(Request))
-    bare = list(made(SYNTHETIC).rows(Request))
+    rows = list(starmap(Request, made(text).validate().tuples()))
+    bare = list(starmap(Request, made(SYNTHETIC).tuples()))
     seen: dict[int, list[int]] = {}
     for row, without in zip(rows, bare, strict=True):
         assert row.prompt_tokens == without.prompt_tokens + sum(s.tokens for s in row.prefix)
@@ -141,7 +141,7 @@ def test_sessions_react_and_flatten() -> None:
 def test_sessions_keep_one_tier_and_one_system_prompt_each() -> None:
     text = SESSIONS + "tiers: [{tier: 0}, {tier: 1}]\nprefixes: {num_groups: 3, prefix_tokens: 70}\n"
     flat = made(text).validate()
-    pairs = {(r.session_id, r.tier, r.prefix[0]) for r in flat.rows(Request)}
+    pairs = {(r.session_id, r.tier, r.prefix[0]) for r in starmap(Request, flat.tuples())}
     assert len(pairs) == describe(flat).num_sessions
     assert {p[2].id for p in pairs} == {0, 1, 2} and {p[2].tokens for p in pairs} == {70}
     assert len({p[1] for p in pairs}) == 2
@@ -186,9 +186,9 @@ def test_model_names_of_other_peoples_traces_are_left_out_unless_mapped(tmp_path
     header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     (tmp_path / "b.csv").write_text(header + "0,GPT-4,1,2,3,API log\n1,ChatGPT,1,2,3,API log\n")
     plain = generate(spec("trace: b.csv"), 1, tmp_path)
-    assert [r.model for r in plain.rows(Request)] == ["", ""] and "GPT-4, ChatGPT" in plain.notes[-1]
+    assert [r.model for r in starmap(Request, plain.tuples())] == ["", ""] and "GPT-4, ChatGPT" in plain.notes[-1]
     mapped = generate(spec("trace: {path: b.csv, models: {GPT-4: x, ChatGPT: x}}"), 1, tmp_path)
-    assert [r.model for r in mapped.rows(Request)] == ["x", "x"] and mapped.models == ("x",)
+    assert [r.model for r in starmap(Request, mapped.tuples())] == ["x", "x"] and mapped.models == ("x",)
 
 
 def test_arrivals_of_a_trace_with_other_lengths(tmp_path: Path) -> None:
@@ -334,10 +334,13 @@ def test_every_key_of_the_section_has_a_docstring_and_a_place_in_the_schema() ->
 def test_generated_workload_round_trips(tmp_path: Path) -> None:
     workload = generate(spec("{builtin: chat-sessions, num_requests: 500}"), 4)
     to_csv(workload, tmp_path / "w.csv.gz")
-    assert list(read(tmp_path / "w.csv.gz").rows(Request)) == list(workload.rows(Request))
+    assert list(starmap(Request, read(tmp_path / "w.csv.gz").tuples())) == list(starmap(Request, workload.tuples()))
     to_parquet(workload, tmp_path / "w.parquet")
     again = read(tmp_path / "w.parquet")
-    assert list(again.rows(Request)) == list(workload.rows(Request)) and again.notes == workload.notes
+    assert (
+        list(starmap(Request, again.tuples())) == list(starmap(Request, workload.tuples()))
+        and again.notes == workload.notes
+    )
 
 
 def test_more_than_memory_holds_is_an_error_in_words() -> None:

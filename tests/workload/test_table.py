@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -68,27 +69,27 @@ EXPECTED = [
 
 
 def test_rows_fill_every_field_of_a_request_in_its_order() -> None:
-    assert list(full().rows(Request)) == EXPECTED
+    assert list(starmap(Request, full().tuples())) == EXPECTED
 
 
 def test_rows_leave_out_defaults_at_the_end() -> None:
-    made = list(plain(3).rows(lambda *fields: fields))
+    made = list(plain(3).tuples())
     assert made == [(0, 0.0, 10, 7), (1, 0.5, 11, 7), (2, 1.0, 12, 7)]
-    assert next(plain(3, tier=[0, 1, 2]).rows(lambda *fields: fields, 2)) == (2, 1.0, 12, 7, "", 2)
+    assert next(plain(3, tier=[0, 1, 2]).tuples(2)) == (2, 1.0, 12, 7, "", 2)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, None), (8191, 8194), (5, 5), (19_990, 99_999), (0, 8192)])
 def test_rows_of_a_part_are_those_of_the_whole(start: int, stop: int | None) -> None:
     workload = plain(20_000, slo_ttft_s=np.where(np.arange(20_000) % 3 == 0, NONE, 1.5))
-    assert list(workload.rows(Request, start, stop)) == list(workload.rows(Request))[start:stop]
+    assert list(starmap(Request, workload.tuples(start, stop))) == list(starmap(Request, workload.tuples()))[start:stop]
 
 
 def test_slices_take_and_concat_agree_on_every_column() -> None:
     workload = full()
     again = concat([workload.slice(0, 1), workload.slice(1, 1), workload.slice(1, 3)])
-    assert list(again.rows(Request)) == EXPECTED
-    assert list(workload.take(np.array([2, 0])).rows(lambda id, *rest: rest)) == [
-        tuple(getattr(EXPECTED[i], f) for f in Request.__struct_fields__[1:]) for i in (2, 0)
+    assert list(starmap(Request, again.tuples())) == EXPECTED
+    assert [rest for _, *rest in workload.take(np.array([2, 0])).tuples()] == [
+        [getattr(EXPECTED[i], f) for f in Request.__struct_fields__[1:]] for i in (2, 0)
     ]
     assert len(workload.head(99)) == 3
 
@@ -97,7 +98,7 @@ def test_concat_gives_defaults_to_parts_without_a_column_and_joins_names() -> No
     one = Workload(plain(1).columns | {"model": np.array([0])}, ("x",))
     two = Workload(plain(2).columns | {"model": np.array([1, 0])}, ("x", "y"))
     joined = concat([plain(1), two, one, full().head(1)])
-    rows = list(joined.rows(Request))
+    rows = list(starmap(Request, joined.tuples()))
     assert [r.model for r in rows] == ["", "y", "x", "x", "b"]
     assert [r.tier for r in rows] == [0, 0, 0, 0, 2]
     assert [r.timeout_s for r in rows] == [None] * 4 + [60.0]
@@ -164,10 +165,10 @@ def test_files_round_trip(tmp_path: Path, name: str) -> None:
     write = to_parquet if name.endswith("parquet") else to_csv
     write(full(), path)
     again = read(path).validate()
-    assert list(again.rows(Request)) == EXPECTED
+    assert list(starmap(Request, again.tuples())) == EXPECTED
     assert list(tmp_path.iterdir()) == [path]
     write(plain(5), path)
-    assert list(read(path).rows(Request)) == list(plain(5).rows(Request))
+    assert list(starmap(Request, read(path).tuples())) == list(starmap(Request, plain(5).tuples()))
 
 
 @settings(max_examples=30, deadline=None)
@@ -237,7 +238,7 @@ def test_retier_follows_the_mix_and_the_seed() -> None:
 
 def test_with_slo_touches_only_its_tier() -> None:
     workload = with_slo(plain(3, tier=[0, 1, 0]), ttft_s=9.0)
-    rows = list(with_slo(workload, tier=1, ttft_s=2.0, deadline_after_s=4.0, timeout_s=7.0).rows(Request))
+    rows = list(starmap(Request, with_slo(workload, tier=1, ttft_s=2.0, deadline_after_s=4.0, timeout_s=7.0).tuples()))
     assert [(r.slo_ttft_s, r.deadline_s, r.timeout_s) for r in rows] == [
         (9.0, None, None), (2.0, 4.5, 7.0), (9.0, None, None),
     ]  # fmt: skip

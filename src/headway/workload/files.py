@@ -21,37 +21,21 @@ from pyarrow import csv as arrow_csv
 from headway.core.errors import HeadwayError, unknown
 from headway.core.record import REQUEST_COLUMNS, Prefixes
 from headway.workload.atomic_file import open_atomic
-from headway.workload.readers.csv_table import (
-    ID,
-    OPTIONAL,
-    SECONDS,
-    SMALL,
-    TEXT,
-    TOKENS,
-    CellType,
-    CsvTable,
-    header_of,
-    read_table,
-)
+from headway.workload.readers import csv_table
+from headway.workload.readers.csv_table import CellType, CsvTable, header_of, read_table
 from headway.workload.readers.shared import NO_ARRIVALS, ReadOptions, first_line
 from headway.workload.table import DTYPES, LENGTH, QUALITY, REQUIRED, Prefix, Workload, default_of, dtype_of, is_column
 
 NOTES = b"headway.notes"
 PREFIX_COLUMNS = ("prefix_ids", "prefix_tokens")
-PARQUET_MAGIC = "PAR1"
 CSV_ROWS = 1 << 18
 CSV_REQUIRED = ("prompt_tokens", "output_tokens")
 CELL_TYPES: dict[str, CellType] = {
-    "arrival_s": SECONDS,
-    "prompt_tokens": TOKENS,
-    "output_tokens": TOKENS,
-    "reasoning_tokens": TOKENS,
-    "model": TEXT,
-    "region": TEXT,
-    "prefix": TEXT,
-    "tier": SMALL,
-    "session_id": ID,
-    "output_id": ID,
+    "arrival_s": csv_table.SECONDS,
+    "tier": csv_table.SMALL,
+    **dict.fromkeys(("prompt_tokens", "output_tokens", "reasoning_tokens"), csv_table.TOKENS),
+    **dict.fromkeys(("model", "region", "prefix"), csv_table.TEXT),
+    **dict.fromkeys(("session_id", "output_id"), csv_table.ID),
 }
 
 
@@ -181,10 +165,6 @@ def _prefix_text(workload: Workload) -> list[str] | None:
     return [" ".join(pairs[a:b]) for a, b in pairwise(ends)]
 
 
-def is_parquet(line: str) -> bool:
-    return line.startswith(PARQUET_MAGIC)
-
-
 def read_parquet(path: Path, options: ReadOptions) -> Workload:
     """Read and validate a Parquet file. It has no lines to skip: a bad row is an error."""
     workload = from_parquet(path)
@@ -195,17 +175,13 @@ def read_parquet(path: Path, options: ReadOptions) -> Workload:
     return workload.validate(str(path))
 
 
-def is_csv(line: str) -> bool:
-    return set(CSV_REQUIRED) <= set(header_of(line))
-
-
 def read_csv(path: Path, options: ReadOptions) -> Workload:
     header = header_of(first_line(path))
     for name in header:
         if name != "prefix" and not is_column(name):
             raise unknown("column", name, [*DTYPES, "prefix", f"{QUALITY}MODEL"], f"{path}: line 1")
     timed = "arrival_s" in header
-    columns = {name: CELL_TYPES.get(name, OPTIONAL) for name in [*CSV_REQUIRED, *header]}
+    columns = {name: CELL_TYPES.get(name, csv_table.OPTIONAL) for name in [*CSV_REQUIRED, *header]}
     table = read_table(path, columns, "arrival_s", structs.replace(options, sort=options.sort or not timed))
     codes = table.columns.pop("prefix", None)
     workload = Workload(
@@ -219,15 +195,13 @@ def read_csv(path: Path, options: ReadOptions) -> Workload:
 
 
 def _parse_prefix(path: Path, table: CsvTable, codes: Iterable[int]) -> Prefix:
-    parsed = [_parse_segments(path, text) for text in table.names["prefix"]]
+    parsed = []
+    for text in table.names["prefix"]:
+        try:
+            parsed.append([(int(i), int(t)) for i, t in (pair.split(":") for pair in text.split())])
+        except ValueError:
+            raise HeadwayError(f"{path}: column prefix: {text!r}; expected id:tokens pairs, as in 7:512 8:40") from None
     rows = [parsed[code] for code in codes]
     pairs = np.array([pair for row in rows for pair in row], "i8").reshape(-1, 2)
     offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype("i8")
     return Prefix(offsets, pairs[:, 0].copy(), pairs[:, 1].astype("i4"))
-
-
-def _parse_segments(path: Path, text: str) -> list[tuple[int, int]]:
-    try:
-        return [(int(i), int(t)) for i, t in (pair.split(":") for pair in text.split())]
-    except ValueError:
-        raise HeadwayError(f"{path}: column prefix: {text!r}; expected id:tokens pairs, as in 7:512 8:40") from None

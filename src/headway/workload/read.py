@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from headway.core.errors import HeadwayError, unknown
 from headway.workload import files
-from headway.workload.readers import csv_traces, mooncake, servegen
+from headway.workload.readers import mooncake, servegen
+from headway.workload.readers.csv_table import header_of
+from headway.workload.readers.csv_traces import AZURE, BURSTGPT, MOONCAKE_LENGTHS
 from headway.workload.readers.shared import ReadOptions, first_line
 from headway.workload.table import Workload
 
+
+def _with_columns(names: Iterable[str]) -> Callable[[str], bool]:
+    return lambda line: set(names) <= set(header_of(line))
+
+
 FORMATS: dict[str, tuple[Callable[[str], bool], Callable[[Path, ReadOptions], Workload]]] = {
-    "headway-parquet": (files.is_parquet, files.read_parquet),
-    "headway-csv": (files.is_csv, files.read_csv),
-    "azure": (csv_traces.is_azure, csv_traces.read_azure),
+    "headway-parquet": (lambda line: line.startswith("PAR1"), files.read_parquet),
+    "headway-csv": (_with_columns(files.CSV_REQUIRED), files.read_csv),
+    "azure": (lambda line: header_of(line) == AZURE.names, AZURE.read),
     "mooncake": (mooncake.matches, mooncake.read),
-    "mooncake-lengths": (csv_traces.is_mooncake_lengths, csv_traces.read_mooncake_lengths),
-    "burstgpt": (csv_traces.is_burstgpt, csv_traces.read_burstgpt),
-    "servegen": (servegen.matches, servegen.read),
+    "mooncake-lengths": (_with_columns(MOONCAKE_LENGTHS.names), MOONCAKE_LENGTHS.read),
+    "burstgpt": (_with_columns(BURSTGPT.names), BURSTGPT.read),
+    "servegen": (_with_columns(servegen.LENGTHS), servegen.read),
 }
 """By name: whether a first line is of this format, and the reader."""
 

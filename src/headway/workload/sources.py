@@ -13,6 +13,7 @@ from headway.core.errors import HeadwayError
 from headway.core.record import Outcome
 from headway.core.request import Request
 from headway.workload.table import FIELDS, Workload
+from headway.workload.transform import arriving_at
 
 R = TypeVar("R", bound=Request)
 DEADLINE = FIELDS.index("deadline_s")
@@ -96,12 +97,7 @@ class IssuedRows:
 
     def table(self) -> Workload:
         """The rows issued so far, in the order of request ids."""
-        rows, arrival_s = np.array(self.rows, "i8"), np.array(self.arrivals, "f8")
-        table = self.plan.take(rows)
-        deadline_s = table.columns.get("deadline_s")
-        if deadline_s is not None:
-            deadline_s = deadline_s + (arrival_s - table.arrival_s)
-        return table.with_columns({"arrival_s": arrival_s} | ({} if deadline_s is None else {"deadline_s": deadline_s}))
+        return arriving_at(self.plan.take(np.array(self.rows, "i8")), np.array(self.arrivals, "f8"))
 
 
 class ClosedLoop:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, repeat
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.errors import HeadwayError, unknown
-from headway.core.request import Segment
+from headway.core.request import Request, Segment
 
 R = TypeVar("R")
 Floats = npt.NDArray[np.float64]
@@ -46,15 +46,10 @@ MAX_TOKENS = 10_000_000
 """The longest prompt or output allowed. It exceeds every model's context, so a larger value is a mistake in a file."""
 CHUNK_ROWS = 8192
 
-FIELDS = (
-    "id", "arrival_s", "prompt_tokens", "output_tokens", "model", "tier", "reasoning_tokens", "region",
-    "session_id", "prefix", "output_id", "slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "deadline_s", "timeout_s",
-    "quality", "lengths",
-)  # fmt: skip
-"""The fields of `core.request.Request`, in its order."""
-FIELD_DEFAULTS: dict[str, Any] = {
-    "model": "", "tier": 0, "reasoning_tokens": 0, "region": "", "prefix": (), "quality": (), "lengths": (),
-}  # fmt: skip
+FIELDS = Request.__struct_fields__
+FIELD_DEFAULTS = dict(zip(FIELDS[::-1], Request.__struct_defaults__[::-1], strict=False))
+FIELD_PREFIXES = {"quality": QUALITY, "lengths": LENGTH}
+"""Fields of `Request` with a value for each model -> begin of the names of their columns."""
 
 
 def default_of(name: str) -> float | int:
@@ -93,10 +88,6 @@ class Prefix:
         offsets = np.concatenate(([0], np.cumsum(counts)))
         at = np.arange(offsets[-1]) + np.repeat(self.offsets[index] - offsets[:-1], counts)
         return Prefix(offsets, self.ids[at], self.tokens[at])
-
-
-def _no_prefix(num_rows: int) -> Prefix:
-    return Prefix(np.zeros(num_rows + 1, "i8"), np.zeros(0, "i8"), np.zeros(0, "i4"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,13 +143,9 @@ class Workload:
             raise unknown("workload column", name, [*DTYPES, f"{QUALITY}MODEL"])
         return np.full(len(self), default_of(name), dtype_of(name))
 
-    @property
-    def quality_models(self) -> tuple[str, ...]:
-        return tuple(n.removeprefix(QUALITY) for n in self.columns if n.startswith(QUALITY))
-
-    @property
-    def length_models(self) -> tuple[str, ...]:
-        return tuple(n.removeprefix(LENGTH) for n in self.columns if n.startswith(LENGTH))
+    def _columns_of(self, prefix: str) -> list[str]:
+        """The columns with a value for each model: `prefix` is `QUALITY` or `LENGTH`."""
+        return [name for name in self.columns if name.startswith(prefix)]
 
     def slice(self, start: int, stop: int) -> Workload:
         """Rows `start` to `stop`, as views."""
@@ -193,29 +180,25 @@ class Workload:
 
         HeadwayError names `where`, the first bad row (counted from 0) and the column.
         """
-        _check_arrivals(self, where)
-        _check_tokens(self, where)
-        _check_seconds(self, where)
-        _check_codes(self, where)
+        for key, (is_valid, expected) in CHECKS:
+            for name in self._columns_of(key) if key.endswith(":") else [key] * (key in self.columns):
+                _require(is_valid(self.columns[name], self), name, self.columns[name], expected, where)
+        for name, names in (("model", self.models), ("region", self.regions)):
+            codes = self.columns.get(name)
+            if codes is not None:
+                _require((codes >= 0) & (codes < len(names)), name, codes, f"a code below {len(names)}", where)
         if self.prefix is not None:
             _check_prefix(self, self.prefix, where)
         return self
 
-    def rows(self, make: Callable[..., R], start: int = 0, stop: int | None = None) -> Iterator[R]:
-        """Yield `make(*fields)` for each row, positional in `Request`'s order, without defaults at the end."""
-        return chain.from_iterable(map(make, *chunk) for chunk in self._chunks(start, stop))
-
     def tuples(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[Any, ...]]:
-        """Yield the same fields as plain tuples."""
-        return chain.from_iterable(zip(*chunk, strict=False) for chunk in self._chunks(start, stop))
-
-    def _chunks(self, start: int, stop: int | None) -> Iterator[list[Iterable[Any]]]:
-        """For each chunk of rows, one iterable per field; the first one, of ids, has the chunk's length."""
+        """Yield the fields of each row, positional in `Request`'s order, without defaults at the end."""
         names = _present_fields(self)
         end = len(self) if stop is None else min(stop, len(self))
         for a in range(start, end, CHUNK_ROWS):
             b = min(a + CHUNK_ROWS, end)
-            yield [range(a, b), *(_field_values(self, name, a, b) for name in names[1:])]
+            # Constant fields repeat without end; the ids end the rows.
+            yield from zip(range(a, b), *(_field_values(self, name, a, b) for name in names[1:]), strict=False)
 
 
 def concat(parts: Sequence[Workload]) -> Workload:
@@ -249,10 +232,10 @@ def _recoded(part: Workload, column: str, names: tuple[str, ...]) -> Workload:
 
 
 def _concat_prefix(parts: Sequence[Workload]) -> Prefix:
-    held = [p.prefix if p.prefix is not None else _no_prefix(len(p)) for p in parts]
-    counts = np.concatenate([np.diff(p.offsets) for p in held])
+    counts = [np.zeros(len(p), "i8") if p.prefix is None else np.diff(p.prefix.offsets) for p in parts]
+    held = [p.prefix for p in parts if p.prefix is not None]
     return Prefix(
-        np.concatenate(([0], np.cumsum(counts))).astype("i8"),
+        np.concatenate(([0], np.cumsum(np.concatenate(counts)))).astype("i8"),
         np.concatenate([p.ids for p in held]),
         np.concatenate([p.tokens for p in held]),
     )
@@ -263,10 +246,7 @@ def _present_fields(workload: Workload) -> tuple[str, ...]:
     present = {"id", *workload.columns}
     if workload.prefix is not None:
         present.add("prefix")
-    if workload.quality_models:
-        present.add("quality")
-    if workload.length_models:
-        present.add("lengths")
+    present |= {field for field, prefix in FIELD_PREFIXES.items() if workload._columns_of(prefix)}
     last = max(i for i, name in enumerate(FIELDS) if name in present)
     return FIELDS[: last + 1]
 
@@ -274,10 +254,8 @@ def _present_fields(workload: Workload) -> tuple[str, ...]:
 def _field_values(workload: Workload, name: str, a: int, b: int) -> Any:
     if name == "prefix" and workload.prefix is not None:
         return _segments(workload, a, b)
-    if name == "quality" and workload.quality_models:
-        return _quality(workload, a, b)
-    if name == "lengths" and workload.length_models:
-        return _lengths(workload, a, b)
+    if name in FIELD_PREFIXES and workload._columns_of(FIELD_PREFIXES[name]):
+        return _pairs_by_model(workload, FIELD_PREFIXES[name], a, b)
     column = workload.columns.get(name)
     if column is None:
         return repeat(FIELD_DEFAULTS.get(name))
@@ -313,17 +291,13 @@ def _segments(workload: Workload, a: int, b: int) -> list[tuple[Segment, ...]]:
     return [tuple(segments[i:j]) for i, j in pairwise(ends)]
 
 
-def _quality(workload: Workload, a: int, b: int) -> list[tuple[tuple[str, float], ...]]:
-    models = workload.quality_models
-    scores = np.stack([workload.columns[f"{QUALITY}{m}"][a:b] for m in models], axis=1).tolist()
+def _pairs_by_model(workload: Workload, prefix: str, a: int, b: int) -> list[tuple[tuple[str, Any], ...]]:
+    """(model, value) pairs of each row, without the models that have no value."""
+    columns = {name.removeprefix(prefix): workload.columns[name][a:b] for name in workload._columns_of(prefix)}
+    rows = np.stack(list(columns.values()), axis=1).tolist()
+    absent = default_of(prefix)
     # NaN, which is not equal to itself, marks an unknown score.
-    return [tuple((m, s) for m, s in zip(models, row, strict=True) if s == s) for row in scores]
-
-
-def _lengths(workload: Workload, a: int, b: int) -> list[tuple[tuple[str, int], ...]]:
-    models = workload.length_models
-    tokens = np.stack([workload.columns[f"{LENGTH}{m}"][a:b] for m in models], axis=1).tolist()
-    return [tuple((m, n) for m, n in zip(models, row, strict=True) if n >= 0) for row in tokens]
+    return [tuple((m, v) for m, v in zip(columns, row, strict=True) if v == v and v != absent) for row in rows]
 
 
 def _require(good: npt.NDArray[np.bool_], column: str, values: npt.NDArray[Any], expected: str, where: str) -> None:
@@ -334,58 +308,41 @@ def _require(good: npt.NDArray[np.bool_], column: str, values: npt.NDArray[Any],
     raise HeadwayError(f"{prefix}row {row}, column {column}: {values[row]}; expected {expected}")
 
 
-def _check_arrivals(workload: Workload, where: str) -> None:
-    arrival_s = workload.arrival_s
-    good = np.isfinite(arrival_s) & (arrival_s >= 0)
-    _require(good, "arrival_s", arrival_s, "seconds from 0", where)
-    if len(arrival_s) > 1:
-        good = np.concatenate(([True], np.diff(arrival_s) >= 0))
-        expected = "a time not before that of the row above; say sort=True (--sort) to sort by arrival"
-        _require(good, "arrival_s", arrival_s, expected, where)
+def _is_none_or_positive(seconds: npt.NDArray[Any], _: Workload) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.isnan(seconds) | (np.isfinite(seconds) & (seconds > 0)))
 
 
-def _check_tokens(workload: Workload, where: str) -> None:
-    for name in ("prompt_tokens", "output_tokens"):
-        tokens = workload.columns[name]
-        _require((tokens >= 1) & (tokens <= MAX_TOKENS), name, tokens, f"1 to {MAX_TOKENS:,}", where)
-    reasoning = workload.columns.get("reasoning_tokens")
-    if reasoning is not None:
-        good = (reasoning >= 0) & (reasoning <= workload.output_tokens)
-        _require(good, "reasoning_tokens", reasoning, "0 to the row's output_tokens", where)
-
-
-def _check_seconds(workload: Workload, where: str) -> None:
-    for name in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "timeout_s"):
-        column = workload.columns.get(name)
-        if column is not None:
-            good = np.isnan(column) | (np.isfinite(column) & (column > 0))
-            _require(good, name, column, "seconds above 0, or nothing", where)
-    deadline_s = workload.columns.get("deadline_s")
-    if deadline_s is not None:
-        good = np.isnan(deadline_s) | (np.isfinite(deadline_s) & (deadline_s >= workload.arrival_s))
-        _require(good, "deadline_s", deadline_s, "a time not before the row's arrival_s, or nothing", where)
-    for model in workload.quality_models:
-        name = f"{QUALITY}{model}"
-        column = workload.columns[name]
-        _require(~np.isinf(column), name, column, "a number, or nothing", where)
-    for model in workload.length_models:
-        name = f"{LENGTH}{model}"
-        column = workload.columns[name]
-        _require((column == -1) | (column >= 1), name, column, "tokens from 1, or -1 for none", where)
-
-
-def _check_codes(workload: Workload, where: str) -> None:
-    tier = workload.columns.get("tier")
-    if tier is not None:
-        _require(tier >= 0, "tier", tier, "0 (most urgent) or more", where)
-    for name, names in (("model", workload.models), ("region", workload.regions)):
-        codes = workload.columns.get(name)
-        if codes is not None:
-            _require((codes >= 0) & (codes < len(names)), name, codes, f"a code below {len(names)}", where)
-    for name in ("session_id", "output_id"):
-        ids = workload.columns.get(name)
-        if ids is not None:
-            _require(ids >= -1, name, ids, "an id from 0, or -1 for none", where)
+_Check = tuple[Callable[[npt.NDArray[Any], Workload], npt.NDArray[np.bool_]], str]
+_TOKENS: _Check = (lambda tokens, _: (tokens >= 1) & (tokens <= MAX_TOKENS), f"1 to {MAX_TOKENS:,}")
+_SECONDS: _Check = (_is_none_or_positive, "seconds above 0, or nothing")
+_ID: _Check = (lambda ids, _: ids >= -1, "an id from 0, or -1 for none")
+CHECKS: tuple[tuple[str, _Check], ...] = (
+    ("arrival_s", (lambda at_s, _: np.isfinite(at_s) & (at_s >= 0), "seconds from 0")),
+    ("arrival_s", (
+        lambda at_s, _: np.diff(at_s, prepend=at_s[:1]) >= 0,
+        "a time not before that of the row above; say sort=True (--sort) to sort by arrival",
+    )),
+    ("prompt_tokens", _TOKENS),
+    ("output_tokens", _TOKENS),
+    ("reasoning_tokens", (
+        lambda tokens, w: (tokens >= 0) & (tokens <= w.output_tokens),
+        "0 to the row's output_tokens",
+    )),
+    ("slo_ttft_s", _SECONDS),
+    ("slo_tpot_s", _SECONDS),
+    ("slo_e2e_s", _SECONDS),
+    ("timeout_s", _SECONDS),
+    ("deadline_s", (
+        lambda at_s, w: np.isnan(at_s) | (np.isfinite(at_s) & (at_s >= w.arrival_s)),
+        "a time not before the row's arrival_s, or nothing",
+    )),
+    (QUALITY, (lambda scores, _: ~np.isinf(scores), "a number, or nothing")),
+    (LENGTH, (lambda tokens, _: (tokens == -1) | (tokens >= 1), "tokens from 1, or -1 for none")),
+    ("tier", (lambda tiers, _: tiers >= 0, "0 (most urgent) or more")),
+    ("session_id", _ID),
+    ("output_id", _ID),
+)  # fmt: skip
+"""Column, or the begin of its name -> which values are valid, and what is expected."""
 
 
 def _check_prefix(workload: Workload, prefix: Prefix, where: str) -> None:

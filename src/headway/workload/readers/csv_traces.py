@@ -1,66 +1,50 @@
 """Public CSV traces with one header line: Azure, BurstGPT, and Mooncake cut down to lengths.
 
 Azure LLM inference traces of 2023 and 2024 (Azure/AzurePublicDataset) have timestamps with seven digits of a second
-(2023) or a time zone (2024). BurstGPT (HPMLL/BurstGPT) has arrivals in seconds and the name of a model. Mooncake cut
-down to lengths (kvcache-ai/Mooncake) has arrivals in milliseconds and does not say which blocks requests share.
+(2023) or a time zone (2024). BurstGPT (HPMLL/BurstGPT) has arrivals in seconds and the name of a model, and session
+columns in newer files. Mooncake cut down to lengths (kvcache-ai/Mooncake) has arrivals in milliseconds and does not say
+which blocks requests share.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from headway.workload.readers.csv_table import SECONDS, TEXT, TIME, TOKENS, header_of, read_table
+from msgspec import Struct
+
+from headway.workload.readers.csv_table import SECONDS, TEXT, TIME, TOKENS, CellType, read_table
 from headway.workload.readers.shared import ReadOptions, normalised, without_failures
 from headway.workload.table import Workload
 
-AZURE = {"TIMESTAMP": TIME, "ContextTokens": TOKENS, "GeneratedTokens": TOKENS}
-BURSTGPT = {"Timestamp": SECONDS, "Model": TEXT, "Request tokens": TOKENS, "Response tokens": TOKENS}
-MOONCAKE_LENGTHS = {"timestamp_ms": SECONDS, "input_length": TOKENS, "output_length": TOKENS}
+
+class CsvTrace(Struct, frozen=True):
+    """A format: the file's column and its cells, by column of the workload."""
+
+    columns: dict[str, tuple[str, CellType]]
+    ticks_per_s: float
+    """Unit of the arrivals."""
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.columns.values()]
+
+    def read(self, path: Path, options: ReadOptions) -> Workload:
+        """Read a file of this format. Rows of zero tokens are failures: skipped and counted."""
+        table = read_table(path, dict(self.columns.values()), self.columns["arrival_s"][0], options)
+        columns = {name: table.columns[own] for name, (own, _) in self.columns.items()}
+        if self.columns["arrival_s"][1] is TIME:
+            columns["arrival_s"] = columns["arrival_s"] - columns["arrival_s"].min()
+        columns["arrival_s"] = columns["arrival_s"] / self.ticks_per_s
+        models = table.names[self.columns["model"][0]] if "model" in self.columns else ()
+        workload = Workload(columns, models=models, notes=tuple(table.notes))
+        return normalised(without_failures(workload), path, options)
 
 
-def is_azure(line: str) -> bool:
-    return header_of(line) == list(AZURE)
+def _trace(arrival: str, cells: CellType, ticks_per_s: float, prompt: str, output: str, model: str = "") -> CsvTrace:
+    columns = {"arrival_s": (arrival, cells), **({"model": (model, TEXT)} if model else {})}
+    return CsvTrace(columns | {"prompt_tokens": (prompt, TOKENS), "output_tokens": (output, TOKENS)}, ticks_per_s)
 
 
-def read_azure(path: Path, options: ReadOptions) -> Workload:
-    """Read arrivals, prompts and outputs. Rows of zero tokens are skipped and counted."""
-    table = read_table(path, AZURE, "TIMESTAMP", options)
-    nanoseconds = table.columns["TIMESTAMP"]
-    columns = {
-        "arrival_s": (nanoseconds - nanoseconds.min()) / 1e9,
-        "prompt_tokens": table.columns["ContextTokens"],
-        "output_tokens": table.columns["GeneratedTokens"],
-    }
-    return normalised(without_failures(Workload(columns, notes=tuple(table.notes))), path, options)
-
-
-def is_burstgpt(line: str) -> bool:
-    """Newer files have session columns besides."""
-    return set(BURSTGPT) <= set(header_of(line))
-
-
-def read_burstgpt(path: Path, options: ReadOptions) -> Workload:
-    """Read arrivals, models, prompts and outputs. Rows of zero tokens are failures: skipped and counted."""
-    table = read_table(path, BURSTGPT, "Timestamp", options)
-    columns = {
-        "arrival_s": table.columns["Timestamp"],
-        "prompt_tokens": table.columns["Request tokens"],
-        "output_tokens": table.columns["Response tokens"],
-        "model": table.columns["Model"],
-    }
-    workload = Workload(columns, models=table.names["Model"], notes=tuple(table.notes))
-    return normalised(without_failures(workload), path, options)
-
-
-def is_mooncake_lengths(line: str) -> bool:
-    return set(MOONCAKE_LENGTHS) <= set(header_of(line))
-
-
-def read_mooncake_lengths(path: Path, options: ReadOptions) -> Workload:
-    table = read_table(path, MOONCAKE_LENGTHS, "timestamp_ms", options)
-    columns = {
-        "arrival_s": table.columns["timestamp_ms"] / 1e3,
-        "prompt_tokens": table.columns["input_length"],
-        "output_tokens": table.columns["output_length"],
-    }
-    return normalised(without_failures(Workload(columns, notes=tuple(table.notes))), path, options)
+AZURE = _trace("TIMESTAMP", TIME, 1e9, "ContextTokens", "GeneratedTokens")
+BURSTGPT = _trace("Timestamp", SECONDS, 1.0, "Request tokens", "Response tokens", "Model")
+MOONCAKE_LENGTHS = _trace("timestamp_ms", SECONDS, 1e3, "input_length", "output_length")

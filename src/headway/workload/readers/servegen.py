@@ -21,10 +21,6 @@ WINDOW = "window_start_s"
 LENGTHS = {"input_tokens": TOKENS, "reason_tokens": TOKENS, "answer_tokens": TOKENS}
 
 
-def matches(line: str) -> bool:
-    return set(LENGTHS) <= set(header_of(line))
-
-
 def read(path: Path, options: ReadOptions) -> Workload:
     """Read prompts, reasoning and answers, with arrivals spread evenly over their window."""
     timed = WINDOW in header_of(first_line(path))
