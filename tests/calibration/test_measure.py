@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from headway import catalog
 from headway.calibration.fit import fit_all
@@ -19,7 +20,7 @@ from headway.core.errors import HeadwayError
 
 LLAMA = catalog.model("llama-3.1-8b")
 H100 = catalog.gpu("h100")
-ON = plan.device(H100, 2)
+ON = replace(H100, gpus_per_node=2)
 
 
 class Clock:
@@ -84,11 +85,11 @@ def test_the_first_eighth_of_a_plan_has_all_kinds() -> None:
 
 
 def test_plan_notes_skipped_operators() -> None:
-    _, notes = plan.sweep(catalog.model("deepseek-v3"), plan.device(catalog.gpu("a10"), 1))
+    _, notes = plan.sweep(catalog.model("deepseek-v3"), replace(catalog.gpu("a10"), gpus_per_node=1))
     text = "; ".join(notes)
     assert "latent attention; not timed" in text and "mixtures of experts are not timed" in text
     assert "one GPU: no all-reduce" in text
-    assert "fp8" not in {each.dtype for each in plan.sweep(LLAMA, plan.device(catalog.gpu("a100"), 1))[0]}
+    assert "fp8" not in {each.dtype for each in plan.sweep(LLAMA, replace(catalog.gpu("a100"), gpus_per_node=1))[0]}
 
 
 def test_on_the_cpu_large_shapes_are_left_out() -> None:

@@ -175,11 +175,9 @@ class TableRows:
     def numbers(self, name: str) -> Floats:
         """A column as numbers; NaN for cells that are not numbers."""
         if name not in self._numbers:
-            values = self._table[name].to_pylist()
-            try:
-                self._numbers[name] = np.array(values, dtype=np.float64)
-            except ValueError:
-                self._numbers[name] = np.array([_number(value) for value in values])
+            self._numbers[name] = np.array(
+                [_number(value) for value in self._table[name].to_pylist()], dtype=np.float64
+            )
         return self._numbers[name]
 
 
@@ -279,21 +277,16 @@ def _of_gpu(table: pa.Table, form: TableFormat, gpu: Gpu, left_out: dict[str, in
     matching = np.zeros(len(names), dtype=bool)
     for name in dict.fromkeys(names):
         here = names == name
-        known = _gpu_name(str(name))
-        if known == gpu.name:
-            matching |= here
-        elif known is None:
+        try:
+            measured_on = catalog.gpu(SYSTEMS.get(str(name), str(name))).name
+        except HeadwayError:
             count_skipped(left_out, f"of unknown GPU {str(name)!r}", here)
+            continue
+        if measured_on == gpu.name:
+            matching |= here
         else:
-            count_skipped(left_out, f"of {known}", here)
+            count_skipped(left_out, f"of {measured_on}", here)
     return matching, []
-
-
-def _gpu_name(name: str) -> str | None:
-    try:
-        return catalog.gpu(SYSTEMS.get(name, name)).name
-    except HeadwayError:
-        return None
 
 
 def _check_header(path: Path, form: TableFormat, header: list[str]) -> None:

@@ -16,7 +16,7 @@ from headway import catalog
 from headway.calibration.operators import Floats
 from headway.calibration.serving import ServingExperiment
 from headway.calibration.solve import Coefficient, FitResult, solve
-from headway.catalog.coefficients import Coefficients, Overhead
+from headway.catalog.coefficients import Coefficients
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Gpu, Model, Parallel
 from headway.perf.step import StepModel
@@ -85,42 +85,40 @@ def tpot_s(load: ServedLoad, gpu: Gpu, engine: str, coefficients: Coefficients) 
     before = load.cached_tokens + (new - chunk) // 2
     mixed_s = step.line(num, context, [(chunk, before)], context)[0]
     per_s = load.rate_rps * chunks
-    found_s = decode_s
+    step_s = decode_s
     for _ in range(ROUNDS):
-        share = min(1.0, per_s * found_s)
-        found_s = (1 - share) * decode_s + share * mixed_s
-    return found_s
+        share = min(1.0, per_s * step_s)
+        step_s = (1 - share) * decode_s + share * mixed_s
+    return step_s
 
 
 def fit_overhead(
-    all_loads: Sequence[ServedLoad], gpu: Gpu, engine: str, known: Coefficients
+    all_loads: Sequence[ServedLoad], gpu: Gpu, engine: str, catalogued: Coefficients
 ) -> tuple[FitResult, list[str]]:
-    """Fit the engine's overhead by least relative error over all loads, on the kernels of `known`.
+    """Fit the engine's overhead by least relative error over all loads, on the kernels of `catalogued`.
 
-    Coefficients that the loads do not determine keep the values of `known`. HeadwayError for too few loads, for loads
-    that are faster than the kernels alone, and if `solve` fails.
+    Coefficients that the loads do not determine keep the values of `catalogued`. HeadwayError for too few loads, for
+    loads that are faster than the kernels alone, and if `solve` fails.
     """
     if len(all_loads) < MIN_LOADS:
         raise HeadwayError(f"{len(all_loads)} served loads; expected at least {MIN_LOADS}, at different rates")
     ordered = sorted(all_loads, key=lambda load: (load.model.name, load.tp, load.rate_rps, load.name))
     seconds = np.array([load.tpot_s for load in ordered])
-    bare = replace(known.overhead, step_s=0.0, layer_s=0.0, sequence_s=0.0)
-    _check_possible(ordered, seconds, predicted_tpot_s(ordered, gpu, engine, replace(known, overhead=bare)), gpu)
+    bare = replace(catalogued.overhead, step_s=0.0, layer_s=0.0, sequence_s=0.0)
+    _check_possible(ordered, seconds, predicted_tpot_s(ordered, gpu, engine, replace(catalogued, overhead=bare)), gpu)
     chosen, notes = _distinguishable(ordered)
 
     def model(p: Floats) -> Floats:
-        return predicted_tpot_s(ordered, gpu, engine, replace(known, overhead=_overhead(known.overhead, chosen, p)))
+        fitted = {c.name: float(value) for c, value in zip(chosen, p, strict=True)}
+        overhead = replace(catalogued.overhead, **fitted)
+        return predicted_tpot_s(ordered, gpu, engine, replace(catalogued, overhead=overhead))
 
-    fixed = {c.name: getattr(known.overhead, c.name) for c in (STEP, LAYER, SEQUENCE) if c not in chosen}
+    fixed = {c.name: getattr(catalogued.overhead, c.name) for c in (STEP, LAYER, SEQUENCE) if c not in chosen}
     return solve(f"overhead.{engine}", chosen, model, seconds, fixed), notes
 
 
 def predicted_tpot_s(all_loads: Sequence[ServedLoad], gpu: Gpu, engine: str, coefficients: Coefficients) -> Floats:
     return np.array([tpot_s(load, gpu, engine, coefficients) for load in all_loads])
-
-
-def _overhead(known: Overhead, chosen: Sequence[Coefficient], p: Floats) -> Overhead:
-    return replace(known, **{c.name: float(value) for c, value in zip(chosen, p, strict=True)})
 
 
 def _distinguishable(all_loads: Sequence[ServedLoad]) -> tuple[tuple[Coefficient, ...], list[str]]:
@@ -140,17 +138,12 @@ def _distinguishable(all_loads: Sequence[ServedLoad]) -> tuple[tuple[Coefficient
 
 def _check_possible(all_loads: Sequence[ServedLoad], seconds: Floats, bare_s: Floats, gpu: Gpu) -> None:
     ratios = seconds / bare_s
-    if np.median(ratios) < 0.5:
-        raise HeadwayError(
-            f"times per token are {np.median(ratios):.2g} of what the kernels alone take on {gpu.name} (median); are"
-            " units, GPU, model and tp right?"
-        )
-    if np.median(ratios) > 50:
-        raise HeadwayError(
-            f"times per token are {np.median(ratios):.0f} times what the kernels take on {gpu.name} (median); are"
-            " units, GPU, model and tp right?"
-        )
     usual = float(np.median(ratios))
+    if not 0.5 <= usual <= 50:
+        times = (
+            f"{usual:.2g} of what the kernels alone take" if usual < 0.5 else f"{usual:.0f} times what the kernels take"
+        )
+        raise HeadwayError(f"times per token are {times} on {gpu.name} (median); are units, GPU, model and tp right?")
     odd = [load.name for load, ratio in zip(all_loads, ratios, strict=True) if not usual / 50 < ratio < usual * 50]
     if odd:
         raise HeadwayError(

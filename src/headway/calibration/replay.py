@@ -118,7 +118,9 @@ def replay(
     pools = fleet(experiment, profile)
     bounds = np.cumsum([0.0] + [stage.duration_s for stage in experiment.stages])
     bounds[-1] = math.inf
-    line = None if coefficients is None else _lines(coefficients)
+    line: Callable[[Pool], Line] | None = None
+    if coefficients is not None:
+        line = lambda pool: StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients).line  # noqa: E731
     parts: list[tuple[Floats, Floats, Floats]] = []
     unfinished = 0
     for seed in seeds:
@@ -128,23 +130,14 @@ def replay(
         done = requests["outcome"] == Outcome.FINISHED
         unfinished += int(np.count_nonzero(~done))
         arrival_s = table.arrival_s[requests["request"][done].astype("i8")]
-        parts.append(
-            (arrival_s, _ms(requests["first_token_s"][done] - arrival_s), _ms(requests["end_s"][done] - arrival_s))
-        )
+        ttft_s, e2e_s = (requests[name][done] - arrival_s for name in ("first_token_s", "end_s"))
+        parts.append((arrival_s, np.asarray(ttft_s, "f8") * 1e3, np.asarray(e2e_s, "f8") * 1e3))
     arrival_s, ttft_ms, e2e_ms = (np.concatenate(column) for column in zip(*parts, strict=True))
     overall = _latencies(experiment, ttft_ms, e2e_ms)
     masks = [(arrival_s >= low) & (arrival_s < high) for low, high in pairwise(bounds)]
     return ReplayResult(overall, tuple(_latencies(experiment, ttft_ms[m], e2e_ms[m]) for m in masks), unfinished)
 
 
-def _lines(coefficients: Coefficients) -> Callable[[Pool], Line]:
-    return lambda pool: StepModel(pool.model, pool.gpu, pool.engine, pool.parallel, coefficients).line
-
-
 def _latencies(experiment: ServingExperiment, ttft_ms: Floats, e2e_ms: Floats) -> SimulatedLatencies:
     gaps = experiment.output_tokens - 1
     return SimulatedLatencies(e2e_ms, ttft_ms, (e2e_ms - ttft_ms) / gaps if gaps else np.full(len(e2e_ms), np.nan))
-
-
-def _ms(seconds: npt.NDArray[np.generic]) -> Floats:
-    return np.asarray(seconds, dtype=np.float64) * 1e3

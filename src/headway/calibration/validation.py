@@ -11,17 +11,8 @@ from msgspec import Struct, field
 from headway.calibration.replay import ReplayResult, SimulatedLatencies
 from headway.calibration.serving import MeasuredLatencies, ServingExperiment
 
-OVERALL = {
-    "e2e_mean": "e2e_mean_ms",
-    "itl_mean": "itl_mean_ms",
-    "tpot_mean": "tpot_mean_ms",
-    "ttft_mean": "ttft_mean_ms",
-    "e2e_p90": "e2e_p90_ms",
-    "e2e_p99": "e2e_p99_ms",
-    "ttft_p90": "ttft_p90_ms",
-    "ttft_p99": "ttft_p99_ms",
-}
-"""Key of an error -> latency. `tpot` is the time per token computed from E2E and TTFT."""
+OVERALL = ("e2e_mean", "itl_mean", "tpot_mean", "ttft_mean", "e2e_p90", "e2e_p99", "ttft_p90", "ttft_p99")
+"""Keys of the errors. `tpot` is the time per token computed from E2E and TTFT."""
 
 
 class LatencyError(Struct, frozen=True):
@@ -78,35 +69,26 @@ def compare(experiment: ServingExperiment, replayed: ReplayResult, calibrated: b
         num_unfinished=replayed.num_unfinished,
         errors=pairs(experiment.measured, replayed.overall, tokens),
         stages=[
-            pairs(stage.measured, found, tokens)
-            for stage, found in zip(experiment.stages, replayed.stages, strict=True)
+            pairs(stage.measured, simulated, tokens)
+            for stage, simulated in zip(experiment.stages, replayed.stages, strict=True)
         ],
     )
 
 
-def pairs(measured: MeasuredLatencies, found: SimulatedLatencies, output_tokens: int) -> dict[str, LatencyError]:
-    """Errors by the keys of `OVERALL`. The time per token of single-token outputs is omitted."""
-    tpot_ms = measured.tpot_ms(output_tokens)
-    real = {key: tpot_ms if key == "tpot_mean" else getattr(measured, name) for key, name in OVERALL.items()}
-    predicted = _predicted(found)
-    return {
-        key: LatencyError(real[key], predicted[key], (predicted[key] / real[key] - 1) * 100)
-        for key in OVERALL
-        if isfinite(predicted[key]) and real[key] > 0
-    }
+def pairs(measured: MeasuredLatencies, simulated: SimulatedLatencies, output_tokens: int) -> dict[str, LatencyError]:
+    """Errors by the keys of `OVERALL`; none without a request. The time per token of single-token outputs is omitted.
 
-
-def _predicted(found: SimulatedLatencies) -> dict[str, float]:
-    """All outputs have the same length, so the mean gap between tokens equals the mean time per token."""
-    if not len(found.e2e_ms):
-        return dict.fromkeys(OVERALL, float("nan"))
-    tpot = float(found.tpot_ms.mean())
-    predicted = {"e2e_mean": float(found.e2e_ms.mean()), "itl_mean": tpot, "tpot_mean": tpot}
-    predicted["ttft_mean"] = float(found.ttft_ms.mean())
-    for kind, values in (("e2e", found.e2e_ms), ("ttft", found.ttft_ms)):
-        for share in (90, 99):
-            predicted[f"{kind}_p{share}"] = float(np.percentile(values, share))
-    return predicted
+    All outputs have the same length, so the mean gap between tokens equals the mean time per token.
+    """
+    errors = {}
+    for key in OVERALL if len(simulated.e2e_ms) else ():
+        real = measured.tpot_ms(output_tokens) if key == "tpot_mean" else getattr(measured, f"{key}_ms")
+        kind, statistic = key.split("_")
+        values = getattr(simulated, f"{'tpot' if kind == 'itl' else kind}_ms")
+        predicted = float(values.mean() if statistic == "mean" else np.percentile(values, int(statistic[1:])))
+        if isfinite(predicted) and real > 0:
+            errors[key] = LatencyError(real, predicted, (predicted / real - 1) * 100)
+    return errors
 
 
 def validation(compared: Sequence[ExperimentErrors], refused: Sequence[str] = ()) -> Validation:

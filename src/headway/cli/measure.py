@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from headway import catalog
 from headway.cli.output import ABOVE_0, PATH, no_progress_option, print_table, progress
@@ -49,7 +50,7 @@ def command(gpu: str | None, out: Path | None, dry_run: bool, device: str, minut
         if accelerator is None and device == "cuda":
             accelerator = _catalog_gpu(kernels.gpu_name)
     num_gpus = kernels.num_gpus if kernels else (accelerator.gpus_per_node if accelerator and device == "cuda" else 1)
-    on = plan.CPU if device == "cpu" or accelerator is None else plan.device(accelerator, num_gpus)
+    on = plan.CPU if device == "cpu" or accelerator is None else replace(accelerator, gpus_per_node=num_gpus)
     operations, notes = plan.sweep(model, on)
     name = accelerator.name if accelerator is not None else "cpu"
     _print_plan(operations, notes, plan.seconds(operations, on), f"{model.name} on {name}")

@@ -24,7 +24,7 @@ def answer_metrics(records: Records, chosen: Sample) -> AnswerMetrics:
     finished = chosen.finished
     ids = chosen.id[finished]
     judged = _judged(records, ids)
-    return AnswerMetrics(_quality(records, ids, chosen.replica[finished]), judged, judged * records.judge_usd)
+    return AnswerMetrics(_quality(records, ids, chosen.column("replica")[finished]), judged, judged * records.judge_usd)
 
 
 def _quality(records: Records, ids: Integers, replicas: Integers) -> float | None:

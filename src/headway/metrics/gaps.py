@@ -157,10 +157,6 @@ class Gaps:
     def total(self) -> int:
         return self.histogram.total
 
-    def mean_s(self) -> float:
-        """NaN for an empty sample."""
-        return self.histogram.mean_s
-
     def quantiles_s(self, fractions: Sequence[float] | Floats) -> Floats:
         """Exact; NaN for an empty sample."""
         if not self.total:

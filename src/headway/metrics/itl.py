@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.core.record import Records
-from headway.metrics.columns import Mask, Rows
+from headway.metrics.columns import Mask, Rows, rows_by_code
 from headway.metrics.gaps import GapHistogram, GapRuns, Gaps, QuantileReader, Window, single_gaps
-from headway.metrics.latency import FRACTIONS, Distribution, gap_distribution
+from headway.metrics.latency import QUANTILES, Distribution, gap_distribution
 from headway.metrics.tokens import SegmentEnds, TokenSegments, clocks, segment_parts
 
 Codes = npt.NDArray[np.integer]
@@ -79,8 +79,7 @@ def _resumed(ends: SegmentEnds, groupings: Sequence[Codes]) -> dict[Key, GapRuns
     by_set: dict[Key, GapRuns] = {}
     for which, group in enumerate(groupings):
         code = group[requests]
-        for one in np.unique(code[code >= 0]).tolist():
-            by_set[which, one] = single_gaps(gaps_s[code == one])
+        by_set |= {(which, one): single_gaps(gaps_s[rows]) for one, rows in rows_by_code(code, code >= 0).items()}
     return by_set
 
 
@@ -91,7 +90,7 @@ def _read_quantiles(
     histograms: dict[Key, GapHistogram],
     over: dict[Key, GapRuns],
 ) -> dict[Key, Distribution]:
-    quantiles = {key: QuantileReader(each, (*FRACTIONS, 1.0)) for key, each in histograms.items() if each.total}
+    quantiles = {key: QuantileReader(each, QUANTILES) for key, each in histograms.items() if each.total}
     for replica, clock in clocks(records.stretches):
         rows = segments.by_replica.get(replica)
         if rows is None:
@@ -103,12 +102,10 @@ def _read_quantiles(
                 quantiles[key].read(each)
     for key in quantiles.keys() & over.keys():
         quantiles[key].read(over[key])
-    return {key: _distribution(histograms[key], reader) for key, reader in quantiles.items()}
-
-
-def _distribution(histogram: GapHistogram, reader: QuantileReader) -> Distribution:
-    p50, p90, p95, p99, top = reader.values_s().tolist()
-    return Distribution(histogram.total, histogram.mean_s, p50, p90, p95, p99, top)
+    return {
+        key: Distribution(histograms[key].total, histograms[key].mean_s, *reader.values_s().tolist())
+        for key, reader in quantiles.items()
+    }
 
 
 def _disjoint(windows: Sequence[Window]) -> list[Window]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct
@@ -13,7 +14,10 @@ from headway.metrics.columns import Floats, Integers, Mask, Rows, floats, intege
 from headway.metrics.gaps import Gaps
 from headway.metrics.qoe import Phases, phases
 
-FRACTIONS = (0.5, 0.9, 0.95, 0.99)
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
+"""Those of `Distribution`, in its order."""
+SloKind = Literal["ttft", "tpot", "e2e"]
+SLO_KINDS: tuple[SloKind, ...] = ("ttft", "tpot", "e2e")
 
 
 class Distribution(Struct, frozen=True):
@@ -55,48 +59,22 @@ class Sample:
         own = rows if isinstance(self.rows, slice) else self.rows[rows]
         return Sample(self.records, own, self.slo, None if self.phases is None else self.phases[rows])
 
+    def column(self, name: str) -> Integers:
+        """A column of `Records.requests`."""
+        return integers(self.records.requests, name, self.rows)
+
     @property
     def id(self) -> Integers:
         """Request ids, which are rows of the workload table."""
-        return self._integers("request")
-
-    @property
-    def outcome(self) -> Integers:
-        return self._integers("outcome")
+        return self.column("request")
 
     @property
     def finished(self) -> Mask:
-        return np.asarray(self.outcome == Outcome.FINISHED)
-
-    @property
-    def replica(self) -> Integers:
-        """Id of the last replica; -1: none."""
-        return self._integers("replica")
-
-    @property
-    def generated_tokens(self) -> Integers:
-        return self._integers("generated_tokens")
+        return np.asarray(self.column("outcome") == Outcome.FINISHED)
 
     @property
     def prompt_tokens(self) -> Integers:
         return integers(self.records.workload, "prompt_tokens", self.id)
-
-    @property
-    def cached_prompt_tokens(self) -> Integers:
-        return self._integers("cached_prompt_tokens")
-
-    @property
-    def preemptions(self) -> Integers:
-        return self._integers("preemptions")
-
-    @property
-    def moves(self) -> Integers:
-        return self._integers("moves")
-
-    @property
-    def attempts(self) -> Integers:
-        """1 + the number of crashes."""
-        return self._integers("attempts")
 
     @property
     def ttft_s(self) -> Floats:
@@ -114,7 +92,7 @@ class Sample:
     @property
     def tpot_s(self) -> Floats:
         """Mean time between tokens, for finished requests with several tokens."""
-        generated = self.generated_tokens
+        generated = self.column("generated_tokens")
         table = self.records.requests
         values_s = floats(table, "end_s", self.rows) - floats(table, "first_token_s", self.rows)
         np.divide(values_s, generated - 1, out=values_s, where=generated > 1)
@@ -130,37 +108,20 @@ class Sample:
 
     @property
     def queueing_s(self) -> Floats:
-        """Arrival to first admission."""
         return self._since_arrival_s("admitted_s")
 
-    @property
-    def slo_ttft_s(self) -> Floats:
-        """NaN = no SLO."""
-        return self._slo("slo_ttft_s", self.slo.ttft_s)
-
-    @property
-    def slo_tpot_s(self) -> Floats:
-        return self._slo("slo_tpot_s", self.slo.tpot_s)
-
-    @property
-    def slo_e2e_s(self) -> Floats:
-        """A request's own E2E SLO, else its deadline, else the default."""
-        own, workload = self._slo("slo_e2e_s", None), self.records.workload
-        if "deadline_s" in workload:
-            ids = self.id
+    def slo_s(self, kind: SloKind) -> Floats:
+        """A request's own SLO, for E2E else its deadline; else the default. NaN = no SLO."""
+        workload, ids, name = self.records.workload, self.id, f"slo_{kind}_s"
+        own = floats(workload, name, ids) if name in workload else _no_values(len(self))
+        if kind == "e2e" and "deadline_s" in workload:
             own = np.where(np.isnan(own), floats(workload, "deadline_s", ids) - floats(workload, "arrival_s", ids), own)
-        return _with_default(own, self.slo.e2e_s)
-
-    def _integers(self, name: str) -> Integers:
-        return integers(self.records.requests, name, self.rows)
+        default_s = getattr(self.slo, f"{kind}_s")
+        return own if default_s is None else np.where(np.isnan(own), default_s, own)
 
     def _since_arrival_s(self, name: str) -> Floats:
         values_s = floats(self.records.workload, "arrival_s", self.id)
         return np.subtract(floats(self.records.requests, name, self.rows), values_s, out=values_s)
-
-    def _slo(self, name: str, default_s: float | None) -> Floats:
-        workload = self.records.workload
-        return _with_default(floats(workload, name, self.id) if name in workload else _no_values(len(self)), default_s)
 
 
 def sample(records: Records, warmup_s: float, slo: DefaultSlo | None, pacer: Pacer | None = None) -> Sample:
@@ -180,10 +141,6 @@ def _no_values(size: int) -> Floats:
     return np.broadcast_to(np.nan, size)
 
 
-def _with_default(own: Floats, default_s: float | None) -> Floats:
-    return own if default_s is None else np.where(np.isnan(own), default_s, own)
-
-
 def slo_masks(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
     """Masks (has this SLO, met it) by kind of SLO; `all` = all SLOs of the request.
 
@@ -191,9 +148,9 @@ def slo_masks(chosen: Sample) -> dict[str, tuple[Mask, Mask]]:
     """
     finished = chosen.finished
     all_met, has_any = finished.copy(), np.zeros(len(finished), dtype=np.bool_)
-    result = {}
-    for kind in ("ttft", "tpot", "e2e"):
-        limit_s = getattr(chosen, f"slo_{kind}_s")
+    result: dict[str, tuple[Mask, Mask]] = {}
+    for kind in SLO_KINDS:
+        limit_s = chosen.slo_s(kind)
         has = ~np.isnan(limit_s)
         ok = _within(chosen, kind, limit_s) & finished & has if has.any() else has
         all_met &= ok | ~has
@@ -216,13 +173,11 @@ def distribution(values: Floats) -> Distribution | None:
     if not len(values):
         return None
     mean = float(values.mean())  # before np.quantile reorders the values, which may change the rounding
-    p50, p90, p95, p99, top = np.quantile(values, (*FRACTIONS, 1.0), overwrite_input=True).tolist()
-    return Distribution(len(values), mean, p50, p90, p95, p99, top)
+    return Distribution(len(values), mean, *np.quantile(values, QUANTILES, overwrite_input=True).tolist())
 
 
-def gap_distribution(gaps: Gaps | None) -> Distribution | None:
+def gap_distribution(gaps: Gaps) -> Distribution | None:
     """Distribution of a weighted sample; None if it is empty."""
-    if gaps is None or not gaps.total:
+    if not gaps.total:
         return None
-    p50, p90, p95, p99, top = gaps.quantiles_s((*FRACTIONS, 1.0)).tolist()
-    return Distribution(gaps.total, gaps.mean_s(), p50, p90, p95, p99, top)
+    return Distribution(gaps.total, gaps.histogram.mean_s, *gaps.quantiles_s(QUANTILES).tolist())

@@ -12,7 +12,6 @@ from headway.metrics.gaps import Gaps
 from headway.metrics.tokens import inter_token_gaps
 from headway.metrics.usage import integrals
 
-MAX_POINTS = 1000
 CDF_POINTS = 400
 
 
@@ -50,7 +49,7 @@ def bin_middles_s(edges_s: Floats) -> Floats:
     return (edges_s[1:] + edges_s[:-1]) / 2
 
 
-def fleet_load(records: Records, *, bins: int = MAX_POINTS - 1) -> FleetLoad:
+def fleet_load(records: Records, *, bins: int) -> FleetLoad:
     """Waiting and running requests in `bins` equal parts of the run."""
     edges_s = np.linspace(0.0, max(records.end_s, 1e-9), bins + 1)
     table, segments = records.requests, records.segments
@@ -69,9 +68,10 @@ def fleet_load(records: Records, *, bins: int = MAX_POINTS - 1) -> FleetLoad:
     )
 
 
-def _by(edges_s: Floats, events_s: Floats) -> Ints:
+def _by(edges_s: Floats, events_s: Floats, weights: Floats | None = None) -> Ints:
+    """The number, or the sum of the weights, of the events by each edge."""
     first = np.searchsorted(edges_s, events_s)
-    return np.asarray(np.cumsum(np.bincount(first, minlength=len(edges_s) + 1)[: len(edges_s)]))
+    return np.asarray(np.cumsum(np.bincount(first, weights, minlength=len(edges_s) + 1)[: len(edges_s)]))
 
 
 def _sojourn_s(edges_s: Floats, from_s: Floats, to_s: Floats) -> Floats:
@@ -81,13 +81,10 @@ def _sojourn_s(edges_s: Floats, from_s: Floats, to_s: Floats) -> Floats:
 
 def _since_s(edges_s: Floats, events_s: Floats) -> Floats:
     """The sum of (edge - event) over the events by each edge."""
-    first = np.searchsorted(edges_s, events_s)
-    happened = np.cumsum(np.bincount(first, minlength=len(edges_s) + 1)[: len(edges_s)])
-    times_s = np.cumsum(np.bincount(first, events_s, minlength=len(edges_s) + 1)[: len(edges_s)])
-    return np.asarray(happened * edges_s - times_s)
+    return np.asarray(_by(edges_s, events_s) * edges_s - _by(edges_s, events_s, events_s))
 
 
-def replica_timelines(records: Records, *, bins: int = MAX_POINTS) -> ReplicaTimelines:
+def replica_timelines(records: Records, *, bins: int) -> ReplicaTimelines:
     """KV use, batch size and waiting requests of each replica in `bins` equal parts of the run."""
     edges_s = np.linspace(0.0, max(records.end_s, 1e-9), bins + 1)
     rows = rows_by_code(records.stretches["replica"])
@@ -144,18 +141,14 @@ class Cdf:
     percent: Floats
 
 
-def cdf(values: Floats | Gaps, *, points: int = CDF_POINTS) -> Cdf | None:
+def cdf(values: Floats | Gaps) -> Cdf | None:
     """The cumulative distribution, denser in the tail; None if there are no values. NaN are ignored."""
-    even, tail = np.linspace(0.0, 1.0, max(points // 2, 2)), 1 - np.geomspace(1, 1e-4, points - points // 2)
+    even, tail = np.linspace(0.0, 1.0, CDF_POINTS // 2), 1 - np.geomspace(1, 1e-4, CDF_POINTS // 2)
     fractions = np.unique(np.concatenate([even, tail]))
     if isinstance(values, Gaps):
-        if not values.total:
-            return None
-        return Cdf(values.curve_s(fractions), 100 * fractions)
+        return Cdf(values.curve_s(fractions), 100 * fractions) if values.total else None
     values = values[~np.isnan(values)]
-    if not len(values):
-        return None
-    return Cdf(np.quantile(values, fractions), 100 * fractions)
+    return Cdf(np.quantile(values, fractions), 100 * fractions) if len(values) else None
 
 
 def itl_gaps(records: Records, warmup_s: float = 0.0) -> Gaps:

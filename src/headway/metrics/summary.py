@@ -144,12 +144,12 @@ ALL_REQUESTS = -1
 def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float) -> RequestMetrics:
     attained = slo_masks(chosen)
     has_slo, good = attained["all"]
-    outcomes = np.bincount(chosen.outcome, minlength=len(Outcome)).tolist()
-    output_tokens = int(chosen.generated_tokens.sum())
+    outcomes = np.bincount(chosen.column("outcome"), minlength=len(Outcome)).tolist()
+    output_tokens = int(chosen.column("generated_tokens").sum())
     prompt_tokens, ttft_s, queueing_s = chosen.prompt_tokens, chosen.ttft_s, chosen.queueing_s
     total_tokens = output_tokens + int(prompt_tokens.sum(where=~np.isnan(ttft_s)))
     admitted = ~np.isnan(queueing_s)
-    cached = _ratio(int(chosen.cached_prompt_tokens.sum(where=admitted)), int(prompt_tokens.sum(where=admitted)))
+    cached_tokens = int(chosen.column("cached_prompt_tokens").sum(where=admitted))
     phases = chosen.phases
     return RequestMetrics(
         num_requests=len(chosen),
@@ -176,10 +176,10 @@ def _request_metrics(chosen: Sample, itl_s: Distribution | None, window_s: float
         output_tokens_per_s=_ratio(output_tokens, window_s),
         total_tokens_per_s=_ratio(total_tokens, window_s),
         output_tokens=output_tokens,
-        preemptions=int(chosen.preemptions.sum()),
-        moves=int(chosen.moves.sum()),
-        retries=int(np.maximum(chosen.attempts - 1, 0).sum()),
-        cached_prompt_share=cached,
+        preemptions=int(chosen.column("preemptions").sum()),
+        moves=int(chosen.column("moves").sum()),
+        retries=int(np.maximum(chosen.column("attempts") - 1, 0).sum()),
+        cached_prompt_share=_ratio(cached_tokens, int(prompt_tokens.sum(where=admitted))),
     )
 
 
@@ -242,7 +242,7 @@ def _models(records: Records, chosen: Sample) -> Groups:
     by_id = np.full(max((each.id for each in records.replicas), default=0) + 1, -1, dtype=np.int16)
     for each in records.replicas:
         by_id[each.id] = code_of[each.model]
-    replica = chosen.replica
+    replica = chosen.column("replica")
     code = np.where(replica >= 0, by_id[replica], code)
     return _several({names[c]: rows for c, rows in rows_by_code(code).items() if c >= 0 and names[c]})
 
@@ -262,7 +262,7 @@ def _several(groups: Groups) -> Groups:
 def _replicas(
     records: Records, chosen: Sample, itl: ItlDistributions, used: ReplicaUsage, window_s: float
 ) -> dict[str, ReplicaMetrics]:
-    rows = rows_by_code(chosen.replica)
+    rows = rows_by_code(chosen.column("replica"))
     no_rows = np.empty(0, dtype=np.intp)
     result = {}
     for position, replica in enumerate(records.replicas):

@@ -156,15 +156,13 @@ def inter_token_gaps(records: Records, group: npt.NDArray[np.integer]) -> dict[i
     ends = SegmentEnds(segments)
     for replica, clock in clocks(records.stretches):
         rows = segments.by_replica.get(replica, _NO_ROWS)
-        code = group[segments.request(rows)]
-        for one in np.unique(code):
-            parts.setdefault(int(one), []).extend(segment_parts(clock, segments, rows[code == one]))
+        for one, positions in rows_by_code(group[segments.request(rows)]).items():
+            parts.setdefault(one, []).extend(segment_parts(clock, segments, rows[positions]))
         ends.add(clock, replica)
     gaps_s, requests = ends.resumptions()
-    code = group[requests]
-    for one in np.unique(code):
-        parts.setdefault(int(one), []).append(single_gaps(gaps_s[code == one]))
-    return {one: Gaps(found) for one, found in parts.items()}
+    for one, positions in rows_by_code(group[requests]).items():
+        parts.setdefault(one, []).append(single_gaps(gaps_s[positions]))
+    return {one: Gaps(group_parts) for one, group_parts in parts.items()}
 
 
 def segment_parts(clock: TickClock, segments: TokenSegments, rows: Rows, near: NearRows | None = None) -> list[GapRuns]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil
 
 from msgspec import Struct
@@ -10,12 +9,7 @@ from msgspec.structs import replace
 
 from headway.core.errors import HeadwayError
 from headway.core.fleet import Engine, Gpu, Model, Parallel
-from headway.perf.params import (
-    kv_bytes_per_token_layer,
-    linear_bytes,
-    routed_bytes,
-    weights_bytes,
-)
+from headway.perf.params import kv_bytes_per_token_layer, linear_bytes, routed_bytes, weights_bytes
 
 GIB = 2**30
 
@@ -149,10 +143,8 @@ def _kv_bytes_per_token_layer_gpu(model: Model, engine: Engine, tp: int) -> floa
 def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) -> HeadwayError:
     need = _needed_bytes_gpu(model, engine, parallel)
     have = gpu.memory_bytes * engine.gpu_memory_utilization
-    fits = next(
-        (tp for tp in _tps(model, gpu) if _needed_bytes_gpu(model, engine, replace(parallel, tp=tp)) <= have),
-        None,
-    )
+    possible = [tp for tp in range(1, gpu.gpus_per_node + 1) if _heads_divide(model, tp)]
+    fits = next((tp for tp in possible if _needed_bytes_gpu(model, engine, replace(parallel, tp=tp)) <= have), None)
     dp = f", dp {parallel.dp}" if parallel.dp > 1 else ""
     hint = f"smallest tp that fits: {fits}" if fits else f"no tp up to {gpu.gpus_per_node} fits; raise pp, too"
     return HeadwayError(
@@ -164,7 +156,3 @@ def _does_not_fit(model: Model, gpu: Gpu, engine: Engine, parallel: Parallel) ->
 def _needed_bytes_gpu(model: Model, engine: Engine, parallel: Parallel) -> float:
     block = _kv_bytes_per_token_gpu(model, engine, parallel) * engine.block_size_tokens
     return _weights_bytes_gpu(model, parallel) + _activation_bytes_gpu(model, engine, parallel) + block
-
-
-def _tps(model: Model, gpu: Gpu) -> Iterator[int]:
-    return (tp for tp in range(1, gpu.gpus_per_node + 1) if _heads_divide(model, tp))

@@ -102,7 +102,8 @@ def _requests_table(records: Records) -> pa.Table:
     arrays: dict[str, pa.Array] = {}
     for name, column in records.workload.items():
         names = getattr(records, NAMES[name]) if name in NAMES else ()
-        arrays[name] = _named(column, names) if names else pa.array(column)
+        codes = pa.array(column.astype(np.int32)) if names else pa.array(column)
+        arrays[name] = pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())) if names else codes
     if records.prefixes is not None:
         arrays |= prefix_lists(records.prefixes)
     ids = records.requests["request"].astype(np.int64)
@@ -115,10 +116,6 @@ def _requests_table(records: Records) -> pa.Table:
         placed[ids] = column
         arrays[name] = pa.array(placed, mask=absent) if absent.any() else pa.array(placed)
     return pa.table(arrays)
-
-
-def _named(codes: np.ndarray[Any, Any], names: tuple[str, ...]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names, pa.string()))
 
 
 def _replicas_table(replicas: tuple[ReplicaRecord, ...]) -> pa.Table:

@@ -12,7 +12,7 @@ from headway.report import charts
 from headway.report.describe import DEFINITIONS
 from headway.report.page import COLORS, DRAW, chart, document, facts, literal, table
 from headway.report.run import Provenance, Run, named_by_policies
-from headway.report.table import COLUMNS, UNCALIBRATED, Cell, compare, seconds, short_number
+from headway.report.table import COLUMNS, UNCALIBRATED, compare, seconds, short_number
 from headway.workload.atomic_file import write_text
 
 JS = """
@@ -40,6 +40,7 @@ if (run) { run.addEventListener("change", showReplicas); quantity.addEventListen
 """
 """Hides runs and switches the replica heatmap."""
 
+BEST_CELL = '<td class="best">'
 MOST_COLUMNS = 15
 """Most columns of the comparison, so that it fits a laptop screen."""
 
@@ -128,10 +129,6 @@ def _swatch(run: int) -> str:
     return f'<span class="swatch" style="background:{COLORS[run % len(COLORS)]}"></span>'
 
 
-def _cell(cell: Cell) -> str:
-    return f'<td class="best">{escape(cell.text)}</td>' if cell.best else f"<td>{escape(cell.text)}</td>"
-
-
 def _comparison(runs: Sequence[Run]) -> str:
     compared = compare(runs).limited_to(MOST_COLUMNS)
     rows = []
@@ -139,7 +136,8 @@ def _comparison(runs: Sequence[Run]) -> str:
         names = "".join(
             f'<td class="name">{_swatch(index) if i == 0 else ""}{escape(text)}</td>' for i, text in enumerate(label)
         )
-        rows.append(names + "".join(_cell(cell) for cell in cells))
+        values = "".join(f"{BEST_CELL if cell.best else '<td>'}{escape(cell.text)}</td>" for cell in cells)
+        rows.append(names + values)
     heads = [*compared.kinds, *(column.title for column in compared.columns)]
     marked = any(cell.best for row in compared.cells for cell in row)
     legend = '<p class="quiet">The best value of a column is green.</p>' if marked else ""
@@ -163,10 +161,9 @@ def _latency(figures: dict[str, charts.Figure]) -> str:
         "itl": ("Inter-token latency", "Share of all gaps between tokens within a time."),
         "e2e": ("End-to-end latency", "Share of finished requests within a time."),
     }
-    figures_shown = [chart(name, *words) for name, words in titles.items() if name in figures]
-    if not figures_shown:
-        return '<section>\n<h2>Latency</h2>\n<p class="quiet">No request got a token.</p>\n</section>'
-    return f'<section>\n<h2>Latency</h2>\n<div class="grid">{"".join(figures_shown)}</div>\n</section>'
+    shown = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
+    content = f'<div class="grid">{shown}</div>' if shown else '<p class="quiet">No request got a token.</p>'
+    return f"<section>\n<h2>Latency</h2>\n{content}\n</section>"
 
 
 def _load(figures: dict[str, charts.Figure]) -> str:
@@ -176,8 +173,8 @@ def _load(figures: dict[str, charts.Figure]) -> str:
         "kv": ("KV use", "KV tokens of decoding requests as a share of capacity, over replicas that are up."),
         "progress": ("Arrivals and completions", "Dotted: arrived. A growing distance is a growing backlog."),
     }
-    found = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
-    return f'<section>\n<h2>Load over time</h2>\n<div class="grid two">{found}</div>\n</section>'
+    shown = "".join(chart(name, *words) for name, words in titles.items() if name in figures)
+    return f'<section>\n<h2>Load over time</h2>\n<div class="grid two">{shown}</div>\n</section>'
 
 
 def _replicas(runs: Sequence[Run]) -> str:

@@ -28,9 +28,7 @@ class Column:
 def short_number(value: float) -> str:
     """Three significant digits, with thousands separated."""
     size = abs(value)
-    if size == 0 or value == int(value):
-        return f"{value:,.0f}"
-    if size >= 100:
+    if value == int(value) or size >= 100:
         return f"{value:,.0f}"
     return f"{value:,.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"
 
@@ -144,14 +142,10 @@ def compare(runs: Sequence[Run]) -> Comparison:
     kinds = tuple(dict.fromkeys(kind for run in runs for kind in run.policies)) or ("run",)
     return Comparison(
         kinds=kinds,
-        labels=tuple(_label(run, kinds) for run in runs),
+        labels=tuple(tuple(run.policies.get(k, "") for k in kinds) if run.policies else (run.name,) for run in runs),
         columns=columns,
         cells=tuple(zip(*by_column, strict=True)) if by_column else tuple(() for _ in runs),
     )
-
-
-def _label(run: Run, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(run.policies.get(kind, "") for kind in kinds) if run.policies else (run.name,)
 
 
 def _has_data(key: str, flat: Sequence[dict[str, float | int | None]]) -> bool:
@@ -194,12 +188,9 @@ def _table(runs: Sequence[Run], compared: Comparison) -> Table:
     for column in compared.columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     for label, cells in zip(compared.labels, compared.cells, strict=True):
-        table.add_row(*map(escape, label), *map(_marked, cells))
+        texts = (f"[bold green]{cell.text}{BEST}[/]" if cell.best else f"{cell.text} " for cell in cells)
+        table.add_row(*map(escape, label), *texts)
     return table
-
-
-def _marked(cell: Cell) -> str:
-    return f"[bold green]{cell.text}{BEST}[/]" if cell.best else f"{cell.text} "
 
 
 def render(runs: Sequence[Run], *, width: int, color: bool = False) -> str:

@@ -38,8 +38,11 @@ def write(run: Run, provenance: Provenance, path: Path, *, max_events: int = MAX
     with open_atomic(path) as file:
         file.write(b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(about))
         file.write(b',"traceEvents":[')
-        for i, chunk in enumerate(_chunks(events(run.records, until_s))):
-            file.write((b",\n" if i else b"\n") + msgspec.json.encode(chunk)[1:-1])
+        remaining = events(run.records, until_s)
+        separator = b"\n"
+        while chunk := list(islice(remaining, CHUNK_EVENTS)):
+            file.write(separator + msgspec.json.encode(chunk)[1:-1])
+            separator = b",\n"
         file.write(b"\n]}\n")
     return note
 
@@ -70,19 +73,9 @@ def _until_s(records: Records, max_events: int) -> float:
     return float(np.partition(every_s, max_events)[max_events])
 
 
-def _chunks(found: Iterator[Event]) -> Iterator[list[Event]]:
-    while chunk := list(islice(found, CHUNK_EVENTS)):
-        yield chunk
-
-
 def _process(pid: int, name: str, order: int) -> Event:
-    return {
-        "ph": "M",
-        "pid": pid,
-        "tid": 0,
-        "name": "process_name",
-        "args": {"name": name, "sort_index": order},
-    }
+    args = {"name": name, "sort_index": order}
+    return {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": args}
 
 
 def _us(time_s: float) -> float:
@@ -99,15 +92,7 @@ def _slice(replica: int, name: str, start_s: float, duration_s: float, args: dic
 def _stretches(records: Records, until_s: float) -> Iterator[Event]:
     table = records.stretches
     rows = np.flatnonzero(floats(table, "start_s") < until_s)
-    names = (
-        "replica",
-        "start_s",
-        "iterations",
-        "num_decode",
-        "prefill_tokens",
-        "context_tokens",
-        "num_waiting",
-    )
+    names = ("replica", "start_s", "iterations", "num_decode", "prefill_tokens", "context_tokens", "num_waiting")
     chosen = {name: column[rows] for name, column in table.items()}
     duration_s = integrals(chosen)[0].tolist()
     columns = [chosen[name].tolist() for name in names]

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from headway.calibration.operators import SHAPES, OperatorKind
 from headway.core.fleet import Gpu, Model
+from headway.perf.operators import peak_flops
 
 GIB = 2**30
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -40,28 +41,15 @@ class OperatorCase(Struct, frozen=True):
         return dict(zip(SHAPES[self.kind], self.shape, strict=True))
 
 
-class Device(Struct, frozen=True):
-    memory_bytes: float
-    flops: dict[str, float]
-    bandwidth_bytes_per_s: float
-    host_bytes_per_s: float
-    link_bytes_per_s: float
-    num_gpus: int = 1
-
-
-CPU = Device(4 * GIB, {"bf16": 1e11}, 1e10, 1e10, 1e10)
+CPU = Gpu("cpu", 4 * GIB, 1e10, {"bf16": 1e11}, 1e10, 1e10, usd_per_hour=0.0, watts=0.0, gpus_per_node=1)
 """Round numbers, for trial runs on a CPU."""
 
 
-def device(gpu: Gpu, num_gpus: int) -> Device:
-    return Device(
-        gpu.memory_bytes, gpu.peak_flops, gpu.bandwidth_bytes_per_s, gpu.host_link_bytes_per_s, gpu.link_bytes_per_s,
-        num_gpus,
-    )  # fmt: skip
+def sweep(model: Model, on: Gpu) -> tuple[list[OperatorCase], list[str]]:
+    """Return the operators to time, coarse shapes first so that a partial sweep is useful, and notes.
 
-
-def sweep(model: Model, on: Device) -> tuple[list[OperatorCase], list[str]]:
-    """Return the operators to time, coarse shapes first so that a partial sweep is useful, and notes."""
+    `on.gpus_per_node` is the number of GPUs of this machine.
+    """
     fitting: dict[OperatorCase, None] = {}
     too_large = 0
     for operation in _interleaved(_all(model, on)):
@@ -74,24 +62,24 @@ def sweep(model: Model, on: Device) -> tuple[list[OperatorCase], list[str]]:
         notes.append(f"{model.name}: PyTorch has no kernel for decoding with latent attention; not timed")
     if model.moe is not None:
         notes.append(f"{model.name}: mixtures of experts are not timed; their coefficients stay the catalog's")
-    if on.num_gpus == 1:
+    if on.gpus_per_node == 1:
         notes.append("one GPU: no all-reduce")
     return list(fitting), notes
 
 
-def seconds(operations: Iterable[OperatorCase], on: Device) -> float:
+def seconds(operations: Iterable[OperatorCase], on: Gpu) -> float:
     return sum(OPERATOR_S + ROUNDS * 2 * least_s(operation, on) for operation in operations)
 
 
-def least_s(operation: OperatorCase, on: Device) -> float:
+def least_s(operation: OperatorCase, on: Gpu) -> float:
     """Seconds of the operator at the device's peaks."""
     s = operation.columns()
     if operation.kind == "all_reduce":
         return 2 * s["num_bytes"] / on.link_bytes_per_s
     if operation.kind == "host_copy":
-        return s["num_bytes"] / on.host_bytes_per_s
-    peak = on.flops.get(operation.dtype) or on.flops.get("bf16") or max(on.flops.values())
-    return max(num_bytes(operation) / on.bandwidth_bytes_per_s, _flops(operation.kind, s) / peak)
+        return s["num_bytes"] / on.host_link_bytes_per_s
+    compute_s = _flops(operation.kind, s) / peak_flops(on, operation.dtype)
+    return max(num_bytes(operation) / on.bandwidth_bytes_per_s, compute_s)
 
 
 def num_bytes(operation: OperatorCase) -> float:
@@ -114,9 +102,9 @@ def _flops(kind: OperatorKind, s: dict[str, float]) -> float:
     return 0.0
 
 
-def _all(model: Model, on: Device) -> Iterator[list[OperatorCase]]:
+def _all(model: Model, on: Gpu) -> Iterator[list[OperatorCase]]:
     for dtype in ("bf16", "fp8"):
-        if dtype in on.flops:
+        if dtype in on.peak_flops:
             matrices = sorted({each for tp in DEGREES for each in matrices_of(model, tp)})
             yield [OperatorCase("gemm", dtype, (m, n, k)) for m, (n, k) in product(TOKENS, matrices)]
     heads = sorted({(model.num_heads // tp, max(1, model.num_kv_heads // tp)) for tp in _degrees(model)}, reverse=True)
@@ -132,7 +120,7 @@ def _all(model: Model, on: Device) -> Iterator[list[OperatorCase]]:
         ]
     yield [OperatorCase("device_copy", "", (size,)) for size in COPIES]
     yield [OperatorCase("host_copy", "", (size,)) for size in COPIES]
-    degrees = [num for num in DEGREES[1:] if num <= on.num_gpus]
+    degrees = [num for num in DEGREES[1:] if num <= on.gpus_per_node]
     yield [OperatorCase("all_reduce", "", (num, size)) for size, num in product(MESSAGES, degrees)]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from msgspec import Struct
 
@@ -76,8 +77,8 @@ def run(
     `KernelError` if the device cannot run it.
     """
     rows = read_file(path, gpu)
-    known = {row.operation for row in rows}
-    waiting = [operation for operation in operations if operation not in known]
+    already = {row.operation for row in rows}
+    waiting = [operation for operation in operations if operation not in already]
     failures: dict[str, int] = {}
     start_s = saved_s = clock()
     done = 0
@@ -97,9 +98,9 @@ def run(
                 write_file(path, rows)
                 saved_s = clock()
     finally:
-        if len(rows) > len(known):
+        if len(rows) > len(already):
             write_file(path, rows)
-    return SweepResult(len(rows) - len(known), len(operations) - len(waiting), len(waiting) - done, failures)
+    return SweepResult(len(rows) - len(already), len(operations) - len(waiting), len(waiting) - done, failures)
 
 
 def time_s(kernel: TimedKernel, clock: Callable[[], float]) -> float:
@@ -156,12 +157,11 @@ def write_file(path: Path, rows: Iterable[TimedOperator]) -> None:
 
 
 def _row(values: dict[str, str], path: Path, line: int) -> TimedOperator:
-    for kind, names in SHAPES.items():
-        if kind == values["operator"]:
-            try:
-                shape = tuple(float(values[name]) for name in names)
-                operation = OperatorCase(kind, values["dtype"], shape)
-                return TimedOperator(operation, float(values["latency_s"]), values["gpu"], values["software"])
-            except (ValueError, TypeError, KeyError):
-                raise HeadwayError(f"{path}:{line}: not as headway measure writes it; give another --out") from None
-    raise HeadwayError(f"{path}:{line}: unknown operator {values['operator']!r}; give another --out")
+    kind: Any = values["operator"]
+    if kind not in SHAPES:
+        raise HeadwayError(f"{path}:{line}: unknown operator {kind!r}; give another --out")
+    try:
+        operation = OperatorCase(kind, values["dtype"], tuple(float(values[name]) for name in SHAPES[kind]))
+        return TimedOperator(operation, float(values["latency_s"]), values["gpu"], values["software"])
+    except (ValueError, TypeError, KeyError):
+        raise HeadwayError(f"{path}:{line}: not as headway measure writes it; give another --out") from None

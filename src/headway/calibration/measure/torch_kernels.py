@@ -57,7 +57,8 @@ class TorchKernels:
             if self._cuda and operation.kind in GRAPHED:
                 return self._graph(call)
         except (RuntimeError, AttributeError, TypeError, NotImplementedError) as error:
-            raise KernelError(_first_line(error)) from None
+            reason = str(error).strip().split("\n", 1)[0][:120]
+            raise KernelError(reason or type(error).__name__) from None
         return TimedKernel(_counted(call), self._wait)
 
     def _wait(self) -> None:
@@ -131,7 +132,3 @@ def _counted(call: Callable[[int], object]) -> Callable[[], object]:
     """A function that calls `call` with 0, 1, 2, ..."""
     count = iter(range(1 << 62))
     return lambda: call(next(count))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:120] or type(error).__name__

@@ -130,8 +130,9 @@ def strains(measured: Sample, end_s: float, attainment: float) -> Strains:
     each request. Waits that grow with time show that a rate is too high before SLOs are missed. `end_s`: the end of
     arrivals. The first life is not counted.
     """
-    ttft = _log_ratio(measured.ttft_s, measured.slo_ttft_s)
-    tpot, e2e = _log_ratio(measured.tpot_s, measured.slo_tpot_s), _log_ratio(measured.e2e_s, measured.slo_e2e_s)
+    ttft = _log_ratio(measured.ttft_s, measured.slo_s("ttft"))
+    tpot = _log_ratio(measured.tpot_s, measured.slo_s("tpot"))
+    e2e = _log_ratio(measured.e2e_s, measured.slo_s("e2e"))
     worst = np.maximum(ttft, np.maximum(tpot, e2e))
     worst[~measured.finished] = inf
     late = [float(np.quantile(each, attainment, method="inverted_cdf")) for each in (worst, ttft)]

@@ -198,7 +198,7 @@ def near(workload: str, combos: list[dict[str, Any]], within: Within, seed: int,
 def measure(run: Run) -> dict[str, Any]:
     """Tokens, dollars and latencies of a run."""
     summary, chosen = run.summary, sample(run.records, 0.0, None)
-    tokens = int(chosen.prompt_tokens[chosen.finished].sum() + chosen.generated_tokens[chosen.finished].sum())
+    tokens = int(chosen.prompt_tokens[chosen.finished].sum() + chosen.column("generated_tokens")[chosen.finished].sum())
     assert summary.ttft_s and summary.e2e_s and summary.tpot_s
     ups = [(sum(to_s - from_s for from_s, to_s in each.up), each.watts) for each in run.records.replicas]
     return {

@@ -100,7 +100,10 @@ def measure(run: Run) -> dict[str, Any]:
     chosen = sample(run.records, 0.0, None)
     tier: Ints = run.records.workload["tier"][chosen.id].astype(np.int64)
     latencies = {"prefill": chosen.ttft_s, "e2e": chosen.e2e_s, "decode": chosen.e2e_s - chosen.ttft_s}
-    measured: dict[str, Any] = {"moves": int(chosen.moves.sum()), "preemptions": int(chosen.preemptions.sum())}
+    measured: dict[str, Any] = {
+        "moves": int(chosen.column("moves").sum()),
+        "preemptions": int(chosen.column("preemptions").sum()),
+    }
     measured |= {name: _numbers(values_s) for name, values_s in latencies.items()}
     measured["finished"] = bool(chosen.finished.all())
     measured["tiers"] = {
