@@ -41,8 +41,8 @@ class CsvTrace(Struct, frozen=True):
 
 
 def _trace(arrival: str, cells: CellType, ticks_per_s: float, prompt: str, output: str, model: str = "") -> CsvTrace:
-    columns = {"arrival_s": (arrival, cells), **({"model": (model, TEXT)} if model else {})}
-    return CsvTrace(columns | {"prompt_tokens": (prompt, TOKENS), "output_tokens": (output, TOKENS)}, ticks_per_s)
+    columns = {"arrival_s": (arrival, cells), "prompt_tokens": (prompt, TOKENS), "output_tokens": (output, TOKENS)}
+    return CsvTrace(columns | ({"model": (model, TEXT)} if model else {}), ticks_per_s)
 
 
 AZURE = _trace("TIMESTAMP", TIME, 1e9, "ContextTokens", "GeneratedTokens")
