@@ -17,7 +17,9 @@ from headway.core.fleet import Model
 
 NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
 """Required keys of vLLM's file."""
-METRICS = ("prompt_token_count", "output_token_count", "request_latency", "time_to_first_token_ms")
+METRICS = (
+    "prompt_token_count", "output_token_count", "request_latency", "time_to_first_token_ms", "requests_per_second",
+)  # fmt: skip
 """Required metrics of guidellm's file, each with `successful: {mean: ...}`."""
 SHORTEST_S = 1e-4
 """Shortest plausible time per token."""
@@ -91,8 +93,8 @@ def _documents(path: Path) -> list[Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise HeadwayError(f"{path}: cannot be read as text: {error}") from None
     try:
-        found = json.loads(text)  # json accepts the NaN that load generators write
-        return found if isinstance(found, list) else [found]
+        document = json.loads(text)  # json accepts the NaN that load generators write
+        return document if isinstance(document, list) else [document]
     except ValueError as error:
         try:
             return [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -123,10 +125,10 @@ def _guidellm(run: Mapping[str, Any], where: str) -> dict[str, float]:
     metrics = run["metrics"]
     if not isinstance(metrics, dict):
         raise HeadwayError(f"{where}: metrics: expected an object")
-    missing = [name for name in (*METRICS, "requests_per_second") if name not in metrics]
+    missing = [name for name in METRICS if name not in metrics]
     if missing:
         raise HeadwayError(f"{where}: metrics: missing {', '.join(missing)}")
-    mean = {name: _mean(metrics, name) for name in metrics}
+    mean = {name: _mean(value) for name, value in metrics.items()}
     e2e_s, ttft_s, tokens = mean["request_latency"], mean["time_to_first_token_ms"] / 1e3, mean["output_token_count"]
     return {
         "rate_rps": mean["requests_per_second"],
@@ -139,9 +141,8 @@ def _guidellm(run: Mapping[str, Any], where: str) -> dict[str, float]:
     }
 
 
-def _mean(metrics: Mapping[str, Any], name: str) -> float:
-    """Mean over the requests that succeeded."""
-    value = metrics[name]
+def _mean(value: Any) -> float:
+    """Mean of a metric over the requests that succeeded."""
     if isinstance(value, dict):
         value = value.get("successful", value)
     return _number(value, "mean") if isinstance(value, dict) else math.nan
@@ -191,9 +192,9 @@ def _model(run: Mapping[str, Any], where: str) -> Model:
     name = name or (worker or {}).get("backend_model")
     if not isinstance(name, str):
         raise HeadwayError(f"{where}: names no model; give --model")
-    for each in (name, name.rstrip("/").rsplit("/", 1)[-1]):
+    for candidate in (name, name.rstrip("/").rsplit("/", 1)[-1]):
         try:
-            return catalog.model(each)
+            return catalog.model(candidate)
         except HeadwayError as error:
             mistake = error
     raise HeadwayError(f"{where}: {mistake}; or give --model")

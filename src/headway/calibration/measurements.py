@@ -51,16 +51,16 @@ def read(paths: Sequence[Path], gpu: Gpu, settings: BenchmarkSettings) -> Measur
     """Read the measurements of `gpu`. HeadwayError if a file is not recognised, or no file has usable measurements."""
     files: list[FileSummary] = []
     samples: list[OperatorSamples] = []
-    loads_found: list[ServedLoad] = []
+    served: list[ServedLoad] = []
     for path in paths:
         if benchmarks.is_benchmark(path):
-            more, skipped = benchmarks.read(path, settings)
-            loads_found += more
-            files.append(FileSummary(str(path), "benchmark", len(more) + len(skipped), len(more), notes=tuple(skipped)))
+            runs, skipped = benchmarks.read(path, settings)
+            served += runs
+            files.append(FileSummary(str(path), "benchmark", len(runs) + len(skipped), len(runs), notes=tuple(skipped)))
         elif sum(mark in header_of(first_line(path)) for mark in SERVING_MARKS) >= 2:
-            file, more = _serving(path, gpu)
+            file, stage_loads = _serving(path, gpu)
             files.append(file)
-            loads_found += more
+            served += stage_loads
         else:
             file, file_samples = _operators(path, gpu)
             files.append(file)
@@ -68,12 +68,16 @@ def read(paths: Sequence[Path], gpu: Gpu, settings: BenchmarkSettings) -> Measur
     merged, again = _merged(samples)
     if again:
         files.append(FileSummary("all files together", "operators", 0, 0, again))
-    if not samples and not loads_found:
-        raise HeadwayError(f"nothing that can be used for {gpu.name}: {'; '.join(map(_left, files))}")
-    return Measurements(tuple(files), tuple(merged), tuple(_loads_once(loads_found)))
+    if not samples and not served:
+        raise HeadwayError(f"nothing that can be used for {gpu.name}: {'; '.join(map(_reasons, files))}")
+    once: dict[tuple[object, ...], ServedLoad] = {}  # The same numbers in several files count once.
+    for load in served:
+        key = (load.model.name, load.tp, load.rate_rps, load.prompt_tokens, load.output_tokens, load.tpot_s)
+        once.setdefault(key, load)
+    return Measurements(tuple(files), tuple(merged), tuple(once.values()))
 
 
-def _left(file: FileSummary) -> str:
+def _reasons(file: FileSummary) -> str:
     why = (*(f"{num:,} {why}" for why, num in file.left_out.items()), *file.notes)
     return f"{file.file}: {', '.join(why) or 'no rows'}"
 
@@ -110,12 +114,3 @@ def _merged(samples: Sequence[OperatorSamples]) -> tuple[list[OperatorSamples], 
             one = operators.deduplicated(OperatorSamples(one.kind, one.dtype, shape, seconds, software), again)
         merged.append(one)
     return merged, again
-
-
-def _loads_once(found: Sequence[ServedLoad]) -> list[ServedLoad]:
-    """Drop loads with the same numbers in several files."""
-    seen: dict[tuple[object, ...], ServedLoad] = {}
-    for load in found:
-        key = (load.model.name, load.tp, load.rate_rps, load.prompt_tokens, load.output_tokens, load.tpot_s)
-        seen.setdefault(key, load)
-    return list(seen.values())

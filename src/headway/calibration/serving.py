@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ from headway.perf.memory import check_shape
 
 T = TypeVar("T")
 CsvRow = dict[str, str]
+"""Cells by column."""
 
 LATENCIES = (
     "e2e_mean_ms", "e2e_p90_ms", "e2e_p99_ms", "ttft_mean_ms", "ttft_p90_ms", "ttft_p99_ms", "itl_mean_ms",
@@ -34,6 +35,8 @@ OPTIONAL = (
     "set", "folder", "workload", "precision", "cpu_kv_offload", "gpu_mem_util", "dp", "engine",
     "tpot_from_e2e_ms", "mean_concurrency_est",
 )  # fmt: skip
+SETTINGS = (*REQUIRED[:8], *OPTIONAL[3:8])
+"""Columns in which all rows of an experiment agree."""
 SUMMARY = "summary"
 DTYPES = {"": "", "FP16": "bf16", "BF16": "bf16", "FP8": "fp8", "INT4": "int4"}
 OFFLOAD_BYTES = 32e9
@@ -114,17 +117,19 @@ def read(path: Path, skip_bad: bool = False) -> tuple[list[ServingExperiment], l
     mixed units, duplicates) unless `skip_bad`, which skips the experiments of bad rows.
     """
     rows = list(_rows(path))
-    problems: list[str] = []
-    bad: set[str] = set()
-    for exp_id, line, what in _problems(rows):
-        problems.append(f"line {line}: experiment {exp_id}: {what}")
-        bad.add(exp_id)
+    groups: dict[str, list[tuple[int, CsvRow]]] = {}
+    for line, row in rows:
+        groups.setdefault(row["exp_id"], []).append((line, row))
+    found = list(_problems(rows, groups))
+    problems = [f"line {line}: experiment {exp_id}: {what}" for exp_id, line, what in found]
+    count = f"{len(problems)} bad row{'' if len(problems) == 1 else 's'}"
     if problems and not skip_bad:
         named = "; ".join(problems[:NAMED]) + ("; ..." if len(problems) > NAMED else "")
-        raise HeadwayError(f"{path}: {_count(len(problems), 'bad row')}: {named}; --skip-bad leaves them out")
-    good = [_experiment(group) for exp_id, group in _grouped(rows).items() if exp_id not in bad]
+        raise HeadwayError(f"{path}: {count}: {named}; --skip-bad leaves them out")
+    bad = {exp_id for exp_id, _, _ in found}
+    good = [_experiment([row for _, row in group]) for exp_id, group in groups.items() if exp_id not in bad]
     if not good:
-        raise HeadwayError(f"{path}: no usable experiment; {_count(len(problems), 'bad row')}")
+        raise HeadwayError(f"{path}: no usable experiment; {count}")
     return good, problems
 
 
@@ -150,7 +155,9 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise unknown("column", others[0], (*REQUIRED, *OPTIONAL), f"{path}: line 1")
 
 
-def _problems(rows: list[tuple[int, CsvRow]]) -> Iterator[tuple[str, int, str]]:
+def _problems(
+    rows: list[tuple[int, CsvRow]], groups: dict[str, list[tuple[int, CsvRow]]]
+) -> Iterator[tuple[str, int, str]]:
     """Yield (experiment, line, problem) for every bad row, one problem per row."""
     seen: dict[tuple[str, str], int] = {}
     for line, row in rows:
@@ -163,26 +170,15 @@ def _problems(rows: list[tuple[int, CsvRow]]) -> Iterator[tuple[str, int, str]]:
             _check(row)
         except (_BadRowError, HeadwayError) as error:
             yield row["exp_id"], line, str(error)
-    for exp_id, group in _grouped(rows).items():
+    for exp_id, group in groups.items():
         line = group[0][0]
+        changed = [name for name in SETTINGS if len({row.get(name) for _, row in group}) > 1]
         if sum(row["stage"] == SUMMARY for _, row in group) != 1:
             yield exp_id, line, f"needs one row with stage {SUMMARY!r}"
         elif len(group) < 2:
             yield exp_id, line, "has no stage, only a summary"
-        elif changed := _changed([row for _, row in group]):
-            yield exp_id, line, f"{changed} differs between its rows"
-
-
-def _grouped(rows: list[tuple[int, CsvRow]]) -> dict[str, list[tuple[int, CsvRow]]]:
-    groups: dict[str, list[tuple[int, CsvRow]]] = {}
-    for line, row in rows:
-        groups.setdefault(row["exp_id"], []).append((line, row))
-    return groups
-
-
-def _changed(rows: list[CsvRow]) -> str | None:
-    own = (*REQUIRED[:8], *OPTIONAL[3:8])
-    return next((name for name in own if len({row.get(name) for row in rows}) > 1), None)
+        elif changed:
+            yield exp_id, line, f"{changed[0]} differs between its rows"
 
 
 def _check(row: CsvRow) -> None:
@@ -197,29 +193,25 @@ def _check(row: CsvRow) -> None:
     _check_latencies(experiment.measured, experiment.output_tokens)
 
 
-def _check_latencies(found: MeasuredLatencies, output_tokens: int) -> None:
+def _check_latencies(latencies: MeasuredLatencies, output_tokens: int) -> None:
     for kind in ("e2e", "ttft"):
-        mean, p90, p99 = (getattr(found, f"{kind}_{name}_ms") for name in ("mean", "p90", "p99"))
+        mean, p90, p99 = (getattr(latencies, f"{kind}_{name}_ms") for name in ("mean", "p90", "p99"))
         if p99 < p90 or p99 < mean / SLOWEST_RATIO:
             raise _BadRowError(f"{kind}_p99_ms {p99:g} is below {kind}_p90_ms {p90:g}: mixed units or columns swapped")
         if p90 * SLOWEST_RATIO**2 < mean or mean * SLOWEST_RATIO**2 < p90:
             raise _BadRowError(f"{kind}_p90_ms {p90:g} beside {kind}_mean_ms {mean:g}: mixed units")
-    if found.e2e_mean_ms < found.ttft_mean_ms:
-        raise _BadRowError(
-            f"e2e_mean_ms {found.e2e_mean_ms:g} is below ttft_mean_ms {found.ttft_mean_ms:g}: mixed units?"
-        )
-    if found.itl_mean_ms < SHORTEST_MS or found.ttft_mean_ms < SHORTEST_MS:
+    e2e_ms, ttft_ms, itl_ms = latencies.e2e_mean_ms, latencies.ttft_mean_ms, latencies.itl_mean_ms
+    if e2e_ms < ttft_ms:
+        raise _BadRowError(f"e2e_mean_ms {e2e_ms:g} is below ttft_mean_ms {ttft_ms:g}: mixed units?")
+    if itl_ms < SHORTEST_MS or ttft_ms < SHORTEST_MS:
         raise _BadRowError(f"latencies below {SHORTEST_MS} ms: seconds in a column of milliseconds?")
     if output_tokens > 1:
-        ratio = found.itl_mean_ms / max(found.tpot_ms(output_tokens), 1e-9)
+        ratio = itl_ms / max(latencies.tpot_ms(output_tokens), 1e-9)
         if not 1 / SLOWEST_RATIO < ratio < SLOWEST_RATIO:
-            raise _BadRowError(
-                f"itl_mean_ms {found.itl_mean_ms:g} is {ratio:.3g}x what e2e_mean_ms implies: mixed units"
-            )
+            raise _BadRowError(f"itl_mean_ms {itl_ms:g} is {ratio:.3g}x what e2e_mean_ms implies: mixed units")
 
 
-def _experiment(group: list[tuple[int, CsvRow]]) -> ServingExperiment:
-    rows = [row for _, row in group]
+def _experiment(rows: list[CsvRow]) -> ServingExperiment:
     summary = next(row for row in rows if row["stage"] == SUMMARY)
     stages = sorted((row for row in rows if row is not summary), key=lambda row: int(row["stage"]))
     return _settings(summary, tuple(map(_stage, stages)), _measured(summary))
@@ -234,6 +226,7 @@ def _measured(row: CsvRow) -> MeasuredLatencies:
 
 
 def _settings(row: CsvRow, stages: tuple[LoadStage, ...], measured: MeasuredLatencies) -> ServingExperiment:
+    engine = row.get("engine", "").split()  # The version may follow the name.
     utilization = _optional(row, "gpu_mem_util", float)
     if utilization is not None and utilization > 1:
         raise _BadRowError(f"gpu_mem_util {utilization:g}; expected a share, above 0 and at most 1")
@@ -241,10 +234,10 @@ def _settings(row: CsvRow, stages: tuple[LoadStage, ...], measured: MeasuredLate
         id=row["exp_id"],
         workload=row.get("workload", ""),
         model=_model(row),
-        gpu=_gpu(row["gpu"]),
+        gpu=_catalogued(catalog.gpu, (row["gpu"], f"{row['gpu']}gb")) or catalog.gpu(row["gpu"]),
         tp=_number(row, "tp", int),
         dp=_optional(row, "dp", int) or 1,
-        engine=_engine(row.get("engine", "")),
+        engine=catalog.engine(engine[0] if engine else "vllm-v1").name,
         max_num_batched_tokens=_number(row, "max_num_batched_tokens", int),
         gpu_memory_utilization=utilization,
         kv_offload_bytes=_offload(row.get("cpu_kv_offload", "")),
@@ -289,19 +282,12 @@ def _offload(text: str) -> float:
     raise _BadRowError(f"cpu_kv_offload is {text!r}; expected yes, no or GiB")
 
 
-def _engine(text: str) -> str:
-    """The catalog's engine by the first word, which precedes the version."""
-    name = text.split()[0] if text else "vllm-v1"
-    return catalog.engine(name).name
-
-
-def _gpu(name: str) -> Gpu:
-    """The catalog's GPU by name, with or without the unit of its memory."""
-    with suppress(HeadwayError):
-        return catalog.gpu(name)
-    with suppress(HeadwayError):
-        return catalog.gpu(f"{name}gb")
-    return catalog.gpu(name)
+def _catalogued(look_up: Callable[[str], T], names: Iterable[str]) -> T | None:
+    """The catalog's entry of the first name that it has."""
+    for name in names:
+        with suppress(HeadwayError):
+            return look_up(name)
+    return None
 
 
 def _model(row: CsvRow) -> Model:
@@ -310,7 +296,7 @@ def _model(row: CsvRow) -> Model:
     precision = row.get("precision", "").upper()
     if precision not in DTYPES:
         raise unknown("precision", precision, [key for key in DTYPES if key])
-    model = next((found for one in _names(name) if (found := _known(one))), None) or catalog.model(name)
+    model = _catalogued(catalog.model, _names(name)) or catalog.model(name)
     return replace(model, dtype=DTYPES[precision]) if precision else model
 
 
@@ -321,16 +307,6 @@ def _names(name: str) -> Iterator[str]:
     short = base.rsplit("/", 1)[-1]
     yield short
     for model in catalog.models():
-        if any(short.lower() == known.rsplit("/", 1)[-1].lower() for known in (model.hf_id, *model.aliases)):
+        if any(short.lower() == alias.rsplit("/", 1)[-1].lower() for alias in (model.hf_id, *model.aliases)):
             yield model.name
     yield re.sub(r"(-(instruct|chat|it|hf|base|v0\.\d))+$", "", short, flags=re.IGNORECASE)
-
-
-def _known(name: str) -> Model | None:
-    with suppress(HeadwayError):
-        return catalog.model(name)
-    return None
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -69,8 +69,6 @@ class Errors(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MethodResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of one method."""
-
     method: str
     cheats: bool
     """Whether the method used the values it forecasts."""
@@ -84,8 +82,6 @@ class MethodResult(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Evaluation(Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of an evaluation."""
-
     question: EvaluationSettings
     series: tuple[str, ...]
     num_forecasts: int

@@ -24,7 +24,6 @@ class Blend:
         self.cheats = any(part.cheats for part in self.parts)
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """See `Forecaster`."""
         forecasts = [part.forecast(history, steps, quantiles) for part in self.parts]
         return np.asarray(np.mean(forecasts, axis=0), "f8")
 

@@ -41,7 +41,6 @@ class StatsModel:
         self._fitted: Any = None
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """See `Forecaster`."""
         num = self._fit_on(len(history))
         if num < LEAST or np.ptp(history[:num]) == 0:  # nothing to fit
             return LastValue().forecast(history, steps, quantiles)

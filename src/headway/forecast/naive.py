@@ -17,8 +17,7 @@ class LastValue:
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
         """See `Forecaster`; the median is the last value."""
-        rows = [history[-1] + _spread(history, step + 1, quantiles) for step in range(steps)]
-        return np.asarray(np.maximum(np.array(rows).T.reshape(len(quantiles), steps), 0.0), "f8")
+        return _forecast(history, [(len(history) - 1, step + 1) for step in range(steps)], quantiles)
 
 
 class SeasonalNaive:
@@ -39,11 +38,15 @@ class SeasonalNaive:
         """See `Forecaster`; the median is the value a season before."""
         if len(history) < self.season:
             return LastValue().forecast(history, steps, quantiles)
-        rows = []
-        for step in range(steps):
-            same = history[len(history) - self.season + step % self.season]
-            rows.append(same + _spread(history, self.season * (step // self.season + 1), quantiles))
-        return np.asarray(np.maximum(np.array(rows).T.reshape(len(quantiles), steps), 0.0), "f8")
+        first = len(history) - self.season
+        sources = [(first + step % self.season, self.season * (step // self.season + 1)) for step in range(steps)]
+        return _forecast(history, sources, quantiles)
+
+
+def _forecast(history: Floats, sources: Sequence[tuple[int, int]], quantiles: Sequence[float]) -> Floats:
+    """Quantiles of each step from its (position of the past value, number of steps since)."""
+    rows = [history[position] + _spread(history, lag, quantiles) for position, lag in sources]
+    return np.asarray(np.maximum(np.array(rows).T.reshape(len(quantiles), len(sources)), 0.0), "f8")
 
 
 def _spread(history: Floats, lag: int, quantiles: Sequence[float]) -> Floats:

@@ -11,19 +11,21 @@ WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.25 / 8}
 
 def num_params(model: Model) -> float:
     """All parameters except biases."""
-    per_layers = model.num_layers * (attention_params(model) + 2 * model.hidden_size)
-    dense = num_dense_layers(model) * dense_mlp_params(model)
-    moe = num_moe_layers(model) * (_num_experts(model) * expert_params(model) + moe_shared_params(model))
-    return per_layers + dense + moe + _embeddings(model) + model.hidden_size
+    return _layer_params(model, _num_experts(model)) + _embeddings(model) + model.hidden_size
 
 
 def active_params(model: Model) -> float:
     """Parameters used for one token: only chosen experts, and no embedding look-up."""
-    chosen = model.moe.experts_per_token if model.moe else 0
+    num_experts = model.moe.experts_per_token if model.moe else 0
+    return _layer_params(model, num_experts) + model.vocab_size * model.hidden_size
+
+
+def _layer_params(model: Model, num_experts: int) -> float:
+    """Parameters of all layers with `num_experts` routed experts in each mixture."""
     per_layers = model.num_layers * (attention_params(model) + 2 * model.hidden_size)
     dense = num_dense_layers(model) * dense_mlp_params(model)
-    moe = num_moe_layers(model) * (chosen * expert_params(model) + moe_shared_params(model))
-    return per_layers + dense + moe + model.vocab_size * model.hidden_size
+    moe = num_moe_layers(model) * (num_experts * expert_params(model) + moe_shared_params(model))
+    return per_layers + dense + moe
 
 
 def weights_bytes(model: Model) -> float:

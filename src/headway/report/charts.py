@@ -50,11 +50,7 @@ def layout(x: str, y: str, height: int = 300, **more: Any) -> dict[str, Any]:
     base = {
         "height": height,
         "margin": {"l": 52, "r": 10, "t": 8, "b": 44},
-        "font": {
-            "family": "system-ui, -apple-system, Segoe UI, Roboto, Arial, sans-serif",
-            "size": 12,
-            "color": INK,
-        },
+        "font": {"family": "system-ui, -apple-system, Segoe UI, Roboto, Arial, sans-serif", "size": 12, "color": INK},
         "paper_bgcolor": "#fff",
         "plot_bgcolor": "#fff",
         "showlegend": False,
@@ -81,12 +77,8 @@ def distributions(runs: Sequence[Run]) -> dict[str, Figure]:
     for index, run in enumerate(runs):
         warmup_s = run.summary.warmup_s
         chosen = sample(run.records, warmup_s, None)
-        found = {
-            "ttft": cdf(chosen.ttft_s),
-            "itl": cdf(itl_gaps(run.records, warmup_s)),
-            "e2e": cdf(chosen.e2e_s),
-        }
-        for name, curve in found.items():
+        values: dict[str, Any] = {"ttft": chosen.ttft_s, "itl": itl_gaps(run.records, warmup_s), "e2e": chosen.e2e_s}
+        for name, curve in ((name, cdf(column)) for name, column in values.items()):
             if curve is not None:
                 x = numbers(curve.value_s * (1000.0 if name == "itl" else 1.0))
                 hover = f"%{{y:.2f}}% within %{{x:.4g}} {'ms' if name == 'itl' else 's'}"
@@ -121,15 +113,14 @@ def over_time(runs: Sequence[Run]) -> dict[str, Figure]:
     unit_s, unit = time_unit(max(run.records.end_s for run in runs))
     lines: dict[str, list[dict[str, Any]]] = {"waiting": [], "running": [], "kv": [], "progress": []}
     for index, run in enumerate(runs):
-        found = fleet_load(run.records, bins=LOAD_BINS)
-        x, edges = numbers(bin_middles_s(found.edges_s) / unit_s), numbers(found.edges_s / unit_s)
+        load = fleet_load(run.records, bins=LOAD_BINS)
+        x, edges = numbers(bin_middles_s(load.edges_s) / unit_s), numbers(load.edges_s / unit_s)
         at = f"%{{y:,.4~g}} at %{{x:.4g}} {unit}"
-        lines["waiting"].append(_trace(index, run.name, x, numbers(found.waiting, 3), f"waiting: {at}"))
-        lines["running"].append(_trace(index, run.name, x, numbers(found.running, 3), f"running: {at}"))
-        arrived = _trace(index, run.name, edges, found.arrived.tolist(), f"arrived: {at}")
+        lines["waiting"].append(_trace(index, run.name, x, numbers(load.waiting, 3), f"waiting: {at}"))
+        lines["running"].append(_trace(index, run.name, x, numbers(load.running, 3), f"running: {at}"))
+        arrived = _trace(index, run.name, edges, load.arrived.tolist(), f"arrived: {at}")
         arrived["line"] = {"color": "#aab2ba", "width": 1.4, "dash": "dot"}
-        completed = _trace(index, run.name, edges, found.completed.tolist(), f"completed: {at}")
-        lines["progress"] += [arrived, completed]
+        lines["progress"] += [arrived, _trace(index, run.name, edges, load.completed.tolist(), f"completed: {at}")]
         busy = replica_timelines(run.records, bins=LOAD_BINS)
         share = 100 * _fleet_kv_use(run, busy)
         hover = f"KV: %{{y:.1f}}% at %{{x:.4g}} {unit}"
