@@ -12,20 +12,15 @@ from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError
 from headway.policies import ADMISSIONS, CASCADES, MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
-from headway.testing.admissions import ADMISSION_CHECKS
-from headway.testing.cascades import CASCADE_CHECKS
-from headway.testing.migrations import MIGRATION_CHECKS
-from headway.testing.orderings import ORDERING_CHECKS
-from headway.testing.routers import ROUTER_CHECKS
-from headway.testing.scalers import SCALER_CHECKS
+from headway.testing import kinds, orderings
 
 KINDS: tuple[tuple[Any, dict[str, Any], tuple[Callable[..., None], ...]], ...] = (
-    (resolve.router, ROUTERS, ROUTER_CHECKS),
-    (resolve.ordering, ORDERINGS, ORDERING_CHECKS),
-    (resolve.migration, MIGRATIONS, MIGRATION_CHECKS),
-    (resolve.scaler, SCALERS, SCALER_CHECKS),
-    (resolve.admission, ADMISSIONS, ADMISSION_CHECKS),
-    (resolve.cascade, CASCADES, CASCADE_CHECKS),
+    (resolve.router, ROUTERS, kinds.ROUTERS.checks),
+    (resolve.ordering, ORDERINGS, orderings.ORDERINGS.checks),
+    (resolve.migration, MIGRATIONS, kinds.MIGRATIONS.checks),
+    (resolve.scaler, SCALERS, kinds.SCALERS.checks),
+    (resolve.admission, ADMISSIONS, kinds.ADMISSIONS.checks),
+    (resolve.cascade, CASCADES, kinds.CASCADES.checks),
 )
 """Of each kind: the function that resolves a name, the policies by name, and their checks."""
 

@@ -11,13 +11,16 @@ itself, a lambda that passes arguments, or what `headway.policies.resolve` retur
 of the views that a policy read, such as `replica.num_waiting`.
 """
 
-from headway.testing.admissions import admission_reads, check_admission
-from headway.testing.cascades import cascade_reads, check_cascade
-from headway.testing.migrations import check_migration, migration_reads
-from headway.testing.orderings import check_ordering, ordering_reads
-from headway.testing.routers import check_router, router_reads
-from headway.testing.scalers import check_scaler, scaler_reads
+from headway.testing.kinds import ADMISSIONS, CASCADES, MIGRATIONS, ROUTERS, SCALERS
+from headway.testing.orderings import ORDERINGS
 from headway.testing.strict_views import BrokenPolicyError
+
+check_admission, admission_reads = ADMISSIONS.check, ADMISSIONS.reads
+check_cascade, cascade_reads = CASCADES.check, CASCADES.reads
+check_migration, migration_reads = MIGRATIONS.check, MIGRATIONS.reads
+check_ordering, ordering_reads = ORDERINGS.check, ORDERINGS.reads
+check_router, router_reads = ROUTERS.check, ROUTERS.reads
+check_scaler, scaler_reads = SCALERS.check, SCALERS.reads
 
 __all__ = [
     "BrokenPolicyError", "admission_reads", "cascade_reads", "check_admission", "check_cascade", "check_migration",

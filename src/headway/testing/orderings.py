@@ -1,34 +1,46 @@
-"""Checks of orderings: `check_ordering(MyOrdering)`."""
+"""The trial of orderings, and the rules of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import combinations
 from random import Random
 from typing import Any
 
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
-from headway.testing.purity import forbid_side_effects
 from headway.testing.stories import draw_request, progress
 from headway.testing.strict_views import BrokenPolicyError, PolicyCall, request_view
-from headway.testing.trial import SEEDS, Check, Make, check_released, is_oracle, pickled, run_checks
+from headway.testing.trial import Conformance, Make, Trial, common_checks, is_oracle, pickled
 
 _NOW = 1000.0
 
 
-def check_ordering(make: Make, seeds: Iterable[int] = SEEDS) -> None:
-    """Run every check of an ordering on requests drawn with these seeds. Raises BrokenPolicyError."""
-    run_checks(ORDERING_CHECKS, make, seeds)
+@dataclass(frozen=True)
+class RankedRequest:
+    """A request that waits at a time. No request ends."""
+
+    request: dict[str, Any]
+    ended: None = None
 
 
-def ordering_reads(make: Make, seeds: Iterable[int] = range(20)) -> set[str]:
-    """The attributes that an ordering reads, such as `request.tier`."""
-    ordering = make()
-    call = PolicyCall(is_oracle(ordering))
-    for seed in seeds:
-        for values in _requests(seed):
-            _rank(ordering, values, _NOW, call)
-    return call.reads
+def draw_requests(seed: int, num: int = 24) -> list[RankedRequest]:
+    """Requests of all ages and lengths."""
+    rng = Random(seed)
+    return [RankedRequest(draw_request(rng, id, _NOW)) for id in range(num)]
+
+
+class OrderingTrial(Trial[Ordering, RankedRequest]):
+    draw_story = staticmethod(draw_requests)
+    num_steps = 24
+
+    def decide(self, step: RankedRequest, call: PolicyCall) -> tuple[Any, ...]:
+        request = request_view(step.request, call)
+        decisions = [self.policy.rank(request, _NOW)]
+        if isinstance(self.policy, MovingOrdering):
+            decisions.append(self.policy.next_change(request, _NOW))
+        if isinstance(self.policy, SteppedOrdering):
+            decisions.append(self.policy.next_change_tokens(request))
+        return tuple(decisions)
 
 
 def states_how_it_preempts(make: Make, seed: int) -> None:
@@ -57,7 +69,7 @@ def ranks_compare(make: Make, seed: int) -> None:
             raise BrokenPolicyError(f"ranks {one!r} and {other!r} have no order; is there a NaN among them?")
 
 
-def is_deterministic(make: Make, seed: int) -> None:
+def ranks_repeat(make: Make, seed: int) -> None:
     """A fresh, a used and a pickled instance give the same ranks."""
     used, fresh = make(), make()
     requests = _requests(seed)
@@ -117,47 +129,21 @@ def ranks_by_its_queues(make: Make, seed: int) -> None:
             raise BrokenPolicyError(f"rank {rank!r} of a request in queue {queue} does not begin with its queue")
 
 
-def leaves_requests_alone(make: Make, seed: int) -> None:
-    """The ordering neither changes a request nor keeps it after the call."""
-    ordering = make()
-    for values in _requests(seed):
-        call = PolicyCall(is_oracle(ordering))
-        _rank(ordering, values, _NOW, call)
-        check_released(call)
-
-
-def has_no_side_effects(make: Make, seed: int) -> None:
-    """The ordering uses no clock, environment, I/O or randomness."""
-    ordering = make()
-    for values in _requests(seed):
-        request = request_view(values, PolicyCall(is_oracle(ordering)))
-        with forbid_side_effects():
-            ordering.rank(request, _NOW)
-            if isinstance(ordering, MovingOrdering):
-                ordering.next_change(request, _NOW)
-            if isinstance(ordering, SteppedOrdering):
-                ordering.next_change_tokens(request)
-
-
-ORDERING_CHECKS: tuple[Check, ...] = (
-    states_how_it_preempts,
-    ranks_compare,
-    is_deterministic,
-    announces_changes_with_time,
-    announces_changes_with_tokens,
-    ranks_by_its_queues,
-    leaves_requests_alone,
-    has_no_side_effects,
-)
+ORDERINGS = Conformance(
+    OrderingTrial,
+    (
+        states_how_it_preempts, ranks_compare, ranks_repeat, announces_changes_with_time,
+        announces_changes_with_tokens, ranks_by_its_queues, *common_checks(OrderingTrial),
+    ),
+)  # fmt: skip
 
 
 def _requests(seed: int) -> list[dict[str, Any]]:
-    rng = Random(seed)
-    return [draw_request(rng, id, _NOW) for id in range(24)]
+    return [step.request for step in draw_requests(seed)]
 
 
-def _rank(ordering: Ordering, values: dict[str, Any], now: float, call: PolicyCall | None = None) -> Any:
-    return ordering.rank(request_view(values, call or PolicyCall(is_oracle(ordering))), now)
+def _rank(ordering: Ordering, values: dict[str, Any], now: float) -> Any:
+    return ordering.rank(request_view(values, PolicyCall(is_oracle(ordering))), now)
 
 
 def _next_change(ordering: Ordering, values: dict[str, Any], now: float) -> float:

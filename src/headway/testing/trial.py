@@ -6,9 +6,10 @@ import gc
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from headway.core.policy import Learner
 from headway.core.record import Ended
@@ -17,8 +18,6 @@ from headway.testing.strict_views import BrokenPolicyError, PolicyCall
 
 
 class StoryStep(Protocol):
-    """One moment of a story."""
-
     @property
     def ended(self) -> Ended | None:
         """A request that ended just before, for a policy that learns."""
@@ -29,24 +28,28 @@ S = TypeVar("S", bound=StoryStep)
 Make = Callable[[], Any]
 Check = Callable[[Make, int], None]
 """Raises BrokenPolicyError if the policies that the first argument makes break a rule; the second is a seed."""
-SEEDS = range(8)
+SHORT_STORY = 24
+"""Steps of the checks that examine each call closely."""
 
 
 class Trial(ABC, Generic[P, S]):
     """One policy, called at each step of a story with views that record and restrict what it does."""
 
+    draw_story: ClassVar[Callable[[int, int], Sequence[Any]]]
+    """The moments at which a policy of this kind is called, from a seed and the number of steps."""
+    num_steps: ClassVar[int]
+
     def __init__(self, policy: P, random: Random) -> None:
         self.policy, self.random = policy, random
         self.reads: set[str] = set()
 
-    @staticmethod
-    @abstractmethod
-    def draw_story(seed: int, num_steps: int) -> Sequence[S]:
-        """The moments at which a policy of this kind is called."""
-
     @abstractmethod
     def decide(self, step: S, call: PolicyCall) -> Any:
         """Call the policy with the views of one step. Returns its decisions, checked for their types."""
+
+    def check_decision(self, step: S, decision: Any) -> None:
+        """Raise BrokenPolicyError if the decisions of this step are not possible."""
+        return
 
     def play(self, step: S) -> Any:
         """Let the policy learn, then decide. Afterwards the views of the call can no longer be read."""
@@ -62,39 +65,50 @@ class Trial(ABC, Generic[P, S]):
         return type(self)(policy, Random(1))
 
 
-def run_checks(checks: Iterable[Check], make: Make, seeds: Iterable[int]) -> None:
-    """Run every check with every seed."""
-    checks = tuple(checks)
-    for seed in seeds:
-        for check in checks:
-            check(make, seed)
+@dataclass(frozen=True)
+class Conformance:
+    """The checks that one kind of policy must pass."""
+
+    trial: type[Trial[Any, Any]]
+    checks: tuple[Check, ...]
+
+    def check(self, make: Make, seeds: Iterable[int] = range(8)) -> None:
+        """Run every check on stories drawn with these seeds. Raises BrokenPolicyError."""
+        for seed in seeds:
+            for check in self.checks:
+                check(make, seed)
+
+    def reads(self, make: Make, seeds: Iterable[int] = range(20)) -> set[str]:
+        """The attributes that a policy reads, such as `replica.num_waiting`."""
+        reads: set[str] = set()
+        for seed in seeds:
+            played = self.trial(make(), Random(seed))
+            for step in self.trial.draw_story(seed, self.trial.num_steps):
+                played.play(step)
+            reads |= played.reads
+        return reads
 
 
-def reads_of(trial: type[Trial[Any, Any]], make: Make, seeds: Iterable[int], num_steps: int) -> set[str]:
-    """The attributes that a policy reads, such as `replica.num_waiting`."""
-    reads: set[str] = set()
-    for seed in seeds:
+def common_checks(trial: type[Trial[Any, Any]]) -> tuple[Check, ...]:
+    """The checks that do not depend on the kind of policy."""
+
+    def decides_what_is_possible(make: Make, seed: int) -> None:
+        """Every decision keeps the rules of its kind."""
         played = trial(make(), Random(seed))
-        for step in trial.draw_story(seed, num_steps):
-            played.play(step)
-        reads |= played.reads
-    return reads
-
-
-def common_checks(trial: type[Trial[Any, Any]], num_steps: int) -> tuple[Check, ...]:
-    """The checks that do not depend on the kind of policy; `num_steps` is the length of a story."""
+        for step in trial.draw_story(seed, trial.num_steps):
+            played.check_decision(step, played.play(step))
 
     def is_deterministic(make: Make, seed: int) -> None:
         """The same views and the same random stream lead to the same decisions."""
-        steps = trial.draw_story(seed, num_steps)
+        steps = trial.draw_story(seed, trial.num_steps)
         first, second = trial(make(), Random(seed)), trial(make(), Random(seed))
         if [first.play(step) for step in steps] != [second.play(step) for step in steps]:
             raise BrokenPolicyError("decided differently on the same views with the same random stream")
 
     def survives_pickling(make: Make, seed: int) -> None:
         """A pickled copy, made when fresh or in the middle of a run, goes on as the original does."""
-        steps = trial.draw_story(seed, num_steps)
-        middle = num_steps // 2
+        steps = trial.draw_story(seed, trial.num_steps)
+        middle = trial.num_steps // 2
         played = trial(pickled(make()), Random(seed))
         for step in steps[:middle]:
             played.play(step)
@@ -106,7 +120,7 @@ def common_checks(trial: type[Trial[Any, Any]], num_steps: int) -> tuple[Check, 
     def leaves_views_alone(make: Make, seed: int) -> None:
         """The policy neither changes a view nor keeps one after the call."""
         played = trial(make(), Random(seed))
-        for step in trial.draw_story(seed, 12):
+        for step in trial.draw_story(seed, SHORT_STORY):
             learn(played.policy, step.ended)
             call = PolicyCall(is_oracle(played.policy))
             played.decide(step, call)
@@ -116,12 +130,12 @@ def common_checks(trial: type[Trial[Any, Any]], num_steps: int) -> tuple[Check, 
     def has_no_side_effects(make: Make, seed: int) -> None:
         """The policy uses no clock, environment or I/O, and no randomness but `view.random`."""
         played = trial(make(), Random(seed))
-        for step in trial.draw_story(seed, 20):
+        for step in trial.draw_story(seed, SHORT_STORY):
             with forbid_side_effects():
                 learn(played.policy, step.ended)
                 played.decide(step, PolicyCall(is_oracle(played.policy)))
 
-    return is_deterministic, survives_pickling, leaves_views_alone, has_no_side_effects
+    return decides_what_is_possible, is_deterministic, survives_pickling, leaves_views_alone, has_no_side_effects
 
 
 def states_its_interval(make: Make, seed: int) -> None:
