@@ -120,6 +120,20 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def check_complete(used: Mapping[str, Any]) -> None:
+    """Raise HeadwayError if options without a scenario file lack a workload or a model."""
+    for name in ("limit", "rate_scale"):
+        if name in used and "trace" not in used:
+            raise HeadwayError(f"{flag(name)}: goes with --trace")
+    if not used.keys() & {"trace", "workload", "prompt_tokens", "output_tokens"}:
+        raise HeadwayError(
+            "no workload: give a SCENARIO, --trace, --workload,"
+            " or --rate, --num-requests, --prompt-tokens and --output-tokens"
+        )
+    if not used.keys() & {"model", "model_config"}:
+        raise HeadwayError("--model or --model-config is missing; headway catalog models lists names")
+
+
 def changes(flags: Mapping[str, Any], num_pools: int = 1) -> Changes:
     """The scenario values that the used flags set, for a scenario with `num_pools` pools."""
     used = used_flags(flags)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 import click
 
 from headway import catalog
-from headway.cli.flags import changes, flag, scenario_file, synthetic_options, together, trace_options, used_flags
-from headway.cli.output import console, counting, print_json, user_cache
+from headway.cli.flags import changes, check_complete, scenario_file, synthetic_options, trace_options, used_flags
+from headway.cli.output import console, print_json
 from headway.cli.plan_cascade import cascade
 from headway.cli.plan_combos import combos
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write
 from headway.cli.plan_tiers import tiers
 from headway.config import strict_yaml
 from headway.config.scenario import read
@@ -26,51 +26,11 @@ from headway.planning.capacity.problem import Situation, Targets
 from headway.planning.capacity.text import render
 from headway.policies import resolve
 from headway.scenario import Simulator
-from headway.workload.atomic_file import write_text
 
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)
-_above_0 = click.FloatRange(min=0, min_open=True)
+_above_0 = (click.FloatRange(min=0, min_open=True),)
 DEFAULT_NUM_REQUESTS = 2000
-INFEASIBLE = 3
-
-candidate_options = together((
-    click.option("--gpus", help="GPU types to choose from, separated by commas; default: the scenario's."),
-    click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from."),
-    click.option("--routing", help="Routers to choose from, separated by commas."),
-    click.option("--ordering", help="Orderings to choose from, separated by commas."),
-    click.option("--max-replicas", type=_positive, default=64, show_default=True, help="Most replicas to try."),
-))  # fmt: skip
-
-target_options = together((
-    click.option("--ttft-p99", type=_above_0, help="Seconds: 99th percentile of the time to the first token."),
-    click.option("--tpot-p99", type=_above_0, help="Seconds: of the mean time per output token after the first."),
-    click.option("--e2e-p99", type=_above_0, help="Seconds: of the time to the last token."),
-    click.option("--attainment", type=click.FloatRange(min=0, max=1, min_open=True),
-                 help="Least share of requests that meet all of their SLOs; 0.99 without any target."),
-    click.option("--what-if", default="load=3,lose=1", show_default=True,
-                 help="Repeat with load=N times the requests, lose=N replicas, lose-region=N regions."),
-))  # fmt: skip
-
-model_options = together((
-    click.option("--model", help="A model of the catalog."),
-    click.option("--model-config", type=_path, help="A Hugging Face config.json in place of --model."),
-    click.option("--engine", help="An engine profile of the catalog."),
-    click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed."),
-    click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once."),
-    click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration."),
-    click.option("--warmup-s", type=click.FloatRange(min=0), help="Targets ignore requests that arrive before."),
-    click.option("--seed", type=int, help="Random seed; default: 0."),
-))  # fmt: skip
-
-result_options = together((
-    click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables."),
-    click.option("--out", type=_path, help="Write the plan as a scenario that headway simulate runs."),
-    click.option("--html", type=_path, help="Write the plan as an HTML page."),
-    click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
-    click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
-    click.option("--no-progress", is_flag=True, help="No progress bar."),
-))  # fmt: skip
 
 
 @click.group()
@@ -88,10 +48,34 @@ command.add_command(cascade)
 @click.option("--builtin", "preset", help="A scenario that comes with Headway, in place of a file: chat.")
 @trace_options
 @synthetic_options
-@model_options
-@candidate_options
-@target_options
-@result_options
+@click.option("--model", help="A model of the catalog.")
+@click.option("--model-config", type=_path, help="A Hugging Face config.json in place of --model.")
+@click.option("--engine", help="An engine profile of the catalog.")
+@click.option("--coefficients", type=_path, help="A file of headway calibrate, for the first GPU listed.")
+@click.option("--max-num-seqs", type=_positive, help="Sequences that a replica runs at once.")
+@click.option("--max-num-batched-tokens", type=_positive, help="Token budget of an iteration.")
+@click.option("--warmup-s", type=click.FloatRange(min=0), help="Targets ignore requests that arrive before.")
+@click.option("--seed", type=int, help="Random seed; default: 0.")
+@click.option("--gpus", help="GPU types to choose from, separated by commas; default: the scenario's.")
+@click.option("--tp", default="1,2,4,8", show_default=True, help="Tensor parallel degrees to choose from.")
+@click.option("--routing", help="Routers to choose from, separated by commas.")
+@click.option("--ordering", help="Orderings to choose from, separated by commas.")
+@click.option("--max-replicas", type=_positive, default=64, show_default=True, help="Most replicas to try.")
+@click.option("--ttft-p99", type=_above_0, help="Seconds: 99th percentile of the time to the first token.")
+@click.option("--tpot-p99", type=_above_0, help="Seconds: of the mean time per output token after the first.")
+@click.option("--e2e-p99", type=_above_0, help="Seconds: of the time to the last token.")
+@click.option(
+    "--attainment",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    help="Least share of requests that meet all of their SLOs; 0.99 without any target.",
+)
+@click.option(
+    "--what-if",
+    default="load=3,lose=1",
+    show_default=True,
+    help="Repeat with load=N times the requests, lose=N replicas, lose-region=N regions.",
+)
+@plan_options  # fmt: skip
 def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     """Find the cheapest GPU type, parallelism, policies and number of replicas that meet SLOs for a workload.
 
@@ -101,23 +85,18 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
     the targets.
     """
     options = _options(flags)
-    output = {name: flags.pop(name) for name in ("as_json", "out", "html", "cache", "no_cache", "no_progress")}
+    output = PlanOutput(**{name: flags.pop(name) for name in PlanOutput.__struct_fields__})
     document, places, base_dir = _document(scenario, preset, flags)
-    cache_dir = None if output["no_cache"] else output["cache"] or user_cache("capacity")
-    with counting("rehearsing", not output["no_progress"]) as progress:
-        best, rehearsal = plan(document, places, base_dir, options, Simulator(), cache_dir, progress)
-    if output["html"] is not None:
-        line = shlex.join(["headway", *sys.argv[1:]])
-        write_text(output["html"], page(best, str(document.get("name", "capacity")), line))
-    if output["out"] is not None and best.choice is not None:
-        write_text(output["out"], scenario_yaml(best, rehearsal))
-    if output["as_json"]:
+    with output.counting("rehearsing") as progress:
+        best, rehearsal = plan(document, places, base_dir, options, Simulator(), output.cache_dir("capacity"), progress)
+    if output.html is not None:
+        write(output.html, page(best, str(document.get("name", "capacity")), command_line()))
+    if output.out is not None and best.choice is not None:
+        write(output.out, scenario_yaml(best, rehearsal))
+    if output.as_json:
         print_json(best)
     else:
         click.echo(render(best, width=console().width, color=sys.stdout.isatty()), nl=False)
-    for path in (output["html"], output["out"] if best.choice is not None else None):
-        if path is not None:
-            click.echo(f"wrote {path}", err=True)
     counted = f"{rehearsal.num_simulated} simulated, {rehearsal.num_found} found in the cache"
     click.echo(f"rehearsals: {counted}", err=True)
     return 0 if best.choice is not None else INFEASIBLE
@@ -202,23 +181,9 @@ def _document(scenario: Path | None, preset: str | None, flags: dict[str, Any]) 
         pools = data.get("fleet")
         num_pools, base_dir = len(pools) if isinstance(pools, list) else 0, file.parent
     else:
-        _check_complete(flags)
+        check_complete(used_flags(flags))
         data, places, num_pools, base_dir = {"name": "capacity", "workload": {}, "fleet": [{}]}, Places(), 1, Path()
     data, places = strict_yaml.change(data, places, changes(flags, num_pools))
     if file is None and "builtin" not in data["workload"] and "trace" not in data["workload"]:
         data["workload"].setdefault("num_requests", DEFAULT_NUM_REQUESTS)
     return data, places, base_dir
-
-
-def _check_complete(flags: dict[str, Any]) -> None:
-    """Raise HeadwayError if the options do not make a scenario."""
-    used = used_flags(flags)
-    for name in ("limit", "rate_scale"):
-        if name in used and "trace" not in used:
-            raise HeadwayError(f"{flag(name)}: goes with --trace")
-    if not used.keys() & {"trace", "workload", "prompt_tokens", "output_tokens"}:
-        raise HeadwayError(
-            "no workload: give a SCENARIO, --trace, --workload, or --rate, --prompt-tokens and --output-tokens"
-        )
-    if not used.keys() & {"model", "model_config"}:
-        raise HeadwayError("--model or --model-config is missing; headway catalog models lists names")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from headway.cli.flags import gpu_offer, scenario_file
-from headway.cli.output import counting, print_json, print_table, user_cache
+from headway.cli.output import print_json, print_table
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.planning.cascade.best_plan import CascadeAnswer, plan, scenario_yaml
@@ -19,9 +19,7 @@ from headway.planning.cascade.problem import Cheapest, LatencyBudget, QualityFlo
 from headway.planning.cascade.regret import JudgeError
 from headway.planning.combos.problem import Offer
 from headway.scenario import Simulator
-from headway.workload.atomic_file import write_text
 
-INFEASIBLE = 3
 _path = click.Path(path_type=Path)
 
 
@@ -45,17 +43,11 @@ _path = click.Path(path_type=Path)
 @click.option("--curve", type=click.IntRange(min=0), default=0, help="Plan for this many more qualities, low to high.")
 @click.option("--regret", metavar="BIAS:NOISE,...", help="Losses of plans whose judge has such errors, in points.")
 @click.option("--no-alternatives", is_flag=True, help="Plan without alternatives to compare with.")
-@click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs.")
-@click.option("--html", type=_path, help="Write the plan as an HTML page.")
-@click.option("--cache", type=_path, help="Folder of cached latencies; default: the user's cache folder.")
-@click.option("--no-cache", is_flag=True, help="Simulate without the cache.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
+@plan_options
 def cascade(
     scenario: Path | None, preset: str | None, quality: float | None, latency: float | None, gpus: str | None,
     gpus_per_server: int | None, combos: bool, rps: float | None, curve: int, regret: str | None,
-    no_alternatives: bool, out: Path | None, html: Path | None, cache: Path | None, no_cache: bool, as_json: bool,
-    no_progress: bool,
+    no_alternatives: bool, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find thresholds, GPUs per model and replica shapes of a cascade, for a quality, a latency or both.
 
@@ -72,19 +64,17 @@ def cascade(
         gpus_per_server=gpus_per_server, rps=rps, combos=combos,
     )  # fmt: skip
     errors = [_judge_error(each) for each in regret.split(",")] if regret else []
-    folder = None if no_cache else cache or user_cache("cascades")
-    with counting("simulating", not no_progress) as progress:
+    output = PlanOutput(**outputs)
+    with output.counting("simulating") as progress:
         answer = plan(
-            request, folder, progress and (lambda num: progress(num, num)), not no_alternatives, curve, errors
-        )
-    if out is not None:
-        write_text(out, scenario_yaml(answer, request))
-        click.echo(f"wrote {out}", err=True)
-    if html is not None:
-        command = shlex.join(["headway", *sys.argv[1:]])
-        write_text(html, page(answer, command))
-        click.echo(f"wrote {html}", err=True)
-    print_json(answer) if as_json else _show(answer)
+            request, output.cache_dir("cascades"), progress and (lambda num: progress(num, num)), not no_alternatives,
+            curve, errors,
+        )  # fmt: skip
+    if output.out is not None:
+        write(output.out, scenario_yaml(answer, request))
+    if output.html is not None:
+        write(output.html, page(answer, command_line()))
+    print_json(answer) if output.as_json else _show(answer)
     click.echo(f"latencies: {answer.num_simulated} simulated, {answer.num_cached} known before", err=True)
     return 0 if answer.chosen.is_met else INFEASIBLE
 

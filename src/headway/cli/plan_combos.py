@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from headway.cli.flags import gpu_offer
-from headway.cli.output import counting, print_json, print_table, user_cache
+from headway.cli.output import print_json, print_table
+from headway.cli.plan_output import INFEASIBLE, PlanOutput, command_line, plan_options, write
 from headway.config.scenario import read
 from headway.core.errors import HeadwayError
 from headway.planning.combos.page import millions, page
@@ -18,9 +18,7 @@ from headway.planning.combos.plan import ComboAnswer, ComboOptions, plan, scenar
 from headway.planning.combos.problem import ComboPlan, Counts
 from headway.planning.combos.rehearsal import ATTAINMENT, MOST_REQUESTS
 from headway.scenario import Simulator
-from headway.workload.atomic_file import write_text
 
-INFEASIBLE = 3
 _path = click.Path(path_type=Path)
 
 
@@ -58,21 +56,16 @@ _path = click.Path(path_type=Path)
     show_default=True,
     help="Most requests of one simulation of a profile.",
 )
-@click.option("-o", "--out", type=_path, help="Write the plan as a scenario (with several: a folder).")
-@click.option("--html", type=_path, help="Write the plan as an HTML page.")
-@click.option("--cache", type=_path, help="Folder of cached profiles; default: the user's cache folder.")
-@click.option("--no-cache", is_flag=True, help="Profile without the cache.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of a table.")
-@click.option("--no-progress", is_flag=True, help="No progress bar.")  # fmt: skip
+@plan_options
 def combos(
     scenarios: tuple[Path, ...], gpus: str, rps: str | None, objective: str, gpus_per_server: int | None,
-    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, out: Path | None,
-    html: Path | None, cache: Path | None, no_cache: bool, as_json: bool, no_progress: bool,
+    aggregated_only: bool, sizes: int, attainment: float, profile_requests: int, **outputs: Any,
 ) -> int:  # fmt: skip
     """Find which GPUs should prefill and which decode, and how many of such combos, for the most tokens per dollar.
 
     Each SCENARIO is a service: its workload, the model and engine of its first pool, and its `slo`. Simulations
-    measure the goodput of combos within that SLO. All services share the given GPUs. Exit code 3: the GPUs cannot
+    measure the goodput of combos within that SLO. All services share the given GPUs. With several SCENARIOs, --out is
+    a folder. Exit code 3: the GPUs cannot
     meet the demand, and the plan serves what it can.
     """
     rates = _rates(rps, len(scenarios))
@@ -88,19 +81,18 @@ def combos(
         num_requests=profile_requests,
         per_pair=sizes or None,
     )
-    cache_dir = None if no_cache else cache or user_cache("combos")
-    with counting("profiling", not no_progress) as progress:
-        answer = plan(services, options, simulator, cache_dir, progress)
-    if html is not None:
-        write_text(html, page(answer.plan, answer.selection, answer.others, shlex.join(["headway", *sys.argv[1:]])))
-    for each in services if out is not None else ():
-        assert out is not None
-        file = out if len(services) == 1 else out / f"{each.service.name}.yaml"
-        if any(chosen.service == each.service.name for chosen in answer.plan.combos):
+    output = PlanOutput(**outputs)
+    with output.counting("profiling") as progress:
+        answer = plan(services, options, simulator, output.cache_dir("combos"), progress)
+    if output.html is not None:
+        write(output.html, page(answer.plan, answer.selection, answer.others, command_line()))
+    planned = {chosen.service for chosen in answer.plan.combos}
+    for each in services:
+        if output.out is not None and each.service.name in planned:
+            file = output.out if len(services) == 1 else output.out / f"{each.service.name}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, scenario_yaml(answer, each))
-            click.echo(f"wrote {file}", err=True)
-    print_json(answer) if as_json else _show(answer, options)
+            write(file, scenario_yaml(answer, each))
+    print_json(answer) if output.as_json else _show(answer, options)
     click.echo(f"profiles: {answer.num_simulated} simulations, {answer.num_found} combos found in the cache", err=True)
     return INFEASIBLE if answer.plan.status == "short" else 0
 

@@ -13,7 +13,7 @@ import click
 from msgspec import Struct, json, structs
 
 from headway import records
-from headway.cli.flags import changes, flag, scenario_file, together, used_flags
+from headway.cli.flags import changes, check_complete, scenario_file, together, used_flags
 from headway.cli.output import PATH, console, no_progress_option, print_json
 from headway.config import strict_yaml
 from headway.config.scenario import Scenario, read, variants
@@ -48,25 +48,11 @@ def choose(name: str, scenario: Path | None, preset: str | None, flags: dict[str
         pools = data.get("fleet")
         num_pools = len(pools) if isinstance(pools, list) else 0
         return assemble(data, places, file.parent, changes(flags, num_pools))
-    _check_complete(used_flags(flags))
+    check_complete(used_flags(flags))
+    if flags.get("gpu") is None:
+        raise HeadwayError("--gpu is missing; headway catalog gpus lists names")
     data = {"name": name, "workload": {}, "fleet": [{}]}
     return assemble(data, strict_yaml.Places(), Path(), changes(flags))
-
-
-def _check_complete(used: dict[str, Any]) -> None:
-    """Refuse options that do not make a whole scenario by themselves."""
-    for name in ("limit", "rate_scale"):
-        if name in used and "trace" not in used:
-            raise HeadwayError(f"{flag(name)}: goes with --trace")
-    if not used.keys() & {"trace", "workload", "prompt_tokens", "output_tokens"}:
-        raise HeadwayError(
-            "no workload: give a SCENARIO, --trace, --workload,"
-            " or --rate, --num-requests, --prompt-tokens and --output-tokens"
-        )
-    if not used.keys() & {"model", "model_config"}:
-        raise HeadwayError("--model or --model-config is missing; headway catalog models lists names")
-    if "gpu" not in used:
-        raise HeadwayError("--gpu is missing; headway catalog gpus lists names")
 
 
 class Outputs(Struct, frozen=True):

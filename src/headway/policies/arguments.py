@@ -7,22 +7,25 @@ from math import isfinite
 from headway.core.errors import HeadwayError
 
 
-def require_at_least(name: str, value: float, lowest: float) -> None:
-    """Refuse a number that is below `lowest`, infinite or NaN."""
-    if not isfinite(value) or value < lowest:
-        raise HeadwayError(f"{name}: expected a number of at least {lowest:g}, got {value!r}")
+def require_at_least(lowest: float, /, **values: float) -> None:
+    """Refuse numbers that are below `lowest`, infinite or NaN."""
+    for name, value in values.items():
+        if not isfinite(value) or value < lowest:
+            raise HeadwayError(f"{name}: expected a number of at least {lowest:g}, got {value!r}")
 
 
-def require_between(name: str, value: float, lowest: float, highest: float) -> None:
-    """Refuse a number outside of `lowest` to `highest`, or NaN."""
-    if not lowest <= value <= highest:
-        raise HeadwayError(f"{name}: expected a number from {lowest:g} to {highest:g}, got {value!r}")
+def require_between(lowest: float, highest: float, /, **values: float) -> None:
+    """Refuse numbers outside of `lowest` to `highest`, and NaN."""
+    for name, value in values.items():
+        if not lowest <= value <= highest:
+            raise HeadwayError(f"{name}: expected a number from {lowest:g} to {highest:g}, got {value!r}")
 
 
-def require_above(name: str, value: float, bound: float) -> None:
-    """Refuse a number that is not above `bound`, infinite or NaN."""
-    if not isfinite(value) or value <= bound:
-        raise HeadwayError(f"{name}: expected a number above {bound:g}, got {value!r}")
+def require_above(bound: float, /, **values: float) -> None:
+    """Refuse numbers that are not above `bound`, infinite or NaN."""
+    for name, value in values.items():
+        if not isfinite(value) or value <= bound:
+            raise HeadwayError(f"{name}: expected a number above {bound:g}, got {value!r}")
 
 
 def require_callable(name: str, value: object, verb: str | None = None) -> None:

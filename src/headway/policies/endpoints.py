@@ -55,7 +55,7 @@ class Silos:
     """
 
     def __init__(self, batch_tier: int, interactive_suffix: str, batch_suffix: str) -> None:
-        require_at_least("batch_tier", batch_tier, 1)
+        require_at_least(1, batch_tier=batch_tier)
         self._batch_tier = batch_tier
         self._suffixes = (interactive_suffix, batch_suffix)
         self.are_there = bool(interactive_suffix or batch_suffix)

@@ -24,10 +24,10 @@ class Headroom:
     """
 
     def __init__(self, num_tiers: int = 4, h_max: float = 0.2, decay: Decay = 1.0, kind: Kind = "exponential") -> None:
-        require_at_least("num_tiers", num_tiers, 1)
-        require_between("h_max", h_max, 0, 1)
+        require_at_least(1, num_tiers=num_tiers)
+        require_between(0, 1, h_max=h_max)
         if decay != "auto":
-            require_at_least("decay", decay, 0)
+            require_at_least(0, decay=decay)
         self.shares = _shares(num_tiers, h_max, decay, kind)
         """By tier; later tiers have the last value."""
 
@@ -73,8 +73,7 @@ class AdaptiveHeadroom(Headroom):
         highest: float = 2.0,
     ) -> None:
         super().__init__(num_tiers, h_max, decay, kind)
-        require_above("target", target, 0)
-        require_above("step", step, 0)
+        require_above(0, target=target, step=step)
         self._start = self.shares
         self._factors = [1.0] * len(self.shares)
         self._target, self._step, self._lowest, self._highest = target, step, lowest, highest

@@ -41,14 +41,12 @@ class QueueManagerAdmission:
         interval_s: float = 1.0,
         interactive_suffix: str = "",
     ) -> None:
-        require_between("threshold", threshold, 0, 1)
-        require_between("low_threshold", low_threshold, 0, threshold)
-        require_at_least("urgent_after_s", urgent_after_s, 0)
-        require_above("default_deadline_s", default_deadline_s, 0)
-        require_at_least("margin_s", margin_s, 0)
-        require_above("interval_s", interval_s, 0)
+        require_between(0, 1, threshold=threshold)
+        require_between(0, threshold, low_threshold=low_threshold)
+        require_at_least(0, urgent_after_s=urgent_after_s, margin_s=margin_s)
+        require_above(0, default_deadline_s=default_deadline_s, interval_s=interval_s)
         self._silos = Silos(batch_tier, interactive_suffix, "")
-        require_between("urgent_tier", urgent_tier, 0, batch_tier)
+        require_between(0, batch_tier, urgent_tier=urgent_tier)
         self.interval_s = interval_s
         self._threshold, self._low_threshold = threshold, low_threshold
         self._urgent_after_s, self._margin_s = urgent_after_s, margin_s

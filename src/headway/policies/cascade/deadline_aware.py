@@ -18,7 +18,7 @@ class DeadlineAwareCascade(ThresholdsCascade):
 
     def __init__(self, thresholds: float | list[float] = 80.0, weight: float = 0.05) -> None:
         super().__init__(thresholds)
-        require_above("weight", weight, 0)
+        require_above(0, weight=weight)
         self._weight = min(weight, 1.0)
         self._usual_s: dict[str, float] = {}
         self._started: dict[int, tuple[str, float]] = {}

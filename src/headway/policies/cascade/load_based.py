@@ -17,10 +17,10 @@ class LoadBasedCascade:
     """
 
     def __init__(self, threshold: float = 80.0, lowest: float = 0.0, calm: float = 0.5, full: float = 1.0) -> None:
-        require_between("threshold", threshold, 0, 100)
-        require_between("lowest", lowest, 0, threshold)
-        require_at_least("calm", calm, 0)
-        require_above("full", full, calm)
+        require_between(0, 100, threshold=threshold)
+        require_between(0, threshold, lowest=lowest)
+        require_at_least(0, calm=calm)
+        require_above(calm, full=full)
         self._threshold, self._lowest = threshold, lowest
         self._calm, self._full = calm, full
 

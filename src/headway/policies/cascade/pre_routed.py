@@ -18,8 +18,8 @@ class PreRoutedCascade:
     oracle = True
 
     def __init__(self, threshold: float = 80.0, noise: float = 15.0) -> None:
-        require_between("threshold", threshold, 0, 100)
-        require_at_least("noise", noise, 0)
+        require_between(0, 100, threshold=threshold)
+        require_at_least(0, noise=noise)
         self._threshold, self._noise = threshold, noise
 
     def enter(self, request: RequestView, view: CascadeView) -> int:

@@ -19,7 +19,7 @@ class ThresholdsCascade:
         if not values:
             raise HeadwayError("thresholds: expected one for each stage but the last")
         for threshold in values:
-            require_between("thresholds", threshold, 0, 100)
+            require_between(0, 100, thresholds=threshold)
         self._thresholds = thresholds
 
     def enter(self, request: RequestView, view: CascadeView) -> int:

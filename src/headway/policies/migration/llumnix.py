@@ -41,11 +41,11 @@ class LlumnixMigration:
         headroom: Literal["exponential", "binary", "none"] = "exponential",
         adaptive: bool = False,
     ) -> None:
-        require_above("interval_s", interval_s, 0)
-        require_at_least("threshold", threshold, 0)
-        require_at_least("evacuations", evacuations, 1)
+        require_above(0, interval_s=interval_s)
+        require_at_least(0, threshold=threshold)
+        require_at_least(1, evacuations=evacuations)
         if stage_blocks is not None:
-            require_at_least("stage_blocks", stage_blocks, 1)
+            require_at_least(1, stage_blocks=stage_blocks)
         self.interval_s: float | None = interval_s
         self._threshold = threshold
         self._stage_blocks = stage_blocks

@@ -27,7 +27,7 @@ class PascalMigration:
     interval_s: float | None = None
 
     def __init__(self, adaptive: bool = True, quantum_tokens: int = 500, host_counts: bool = False) -> None:
-        require_at_least("quantum_tokens", quantum_tokens, 1)
+        require_at_least(1, quantum_tokens=quantum_tokens)
         self._adaptive = adaptive
         self._host_counts = host_counts
         self._quantum_tokens = quantum_tokens

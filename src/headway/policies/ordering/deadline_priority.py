@@ -28,10 +28,9 @@ class DeadlinePriorityOrdering:
     def __init__(
         self, tau_n_s: float = 10.0, tau_p_s: float = 1.0, batch_tier: int = 2, default_deadline_s: float = 60.0
     ) -> None:
-        require_at_least("tau_n_s", tau_n_s, 0)
-        require_at_least("tau_p_s", tau_p_s, 0)
-        require_at_least("batch_tier", batch_tier, 1)
-        require_above("default_deadline_s", default_deadline_s, 0)
+        require_at_least(0, tau_n_s=tau_n_s, tau_p_s=tau_p_s)
+        require_at_least(1, batch_tier=batch_tier)
+        require_above(0, default_deadline_s=default_deadline_s)
         self._tau_n_s, self._tau_p_s = tau_n_s, tau_p_s
         self._batch_tier = batch_tier
         self._default_deadline_s = default_deadline_s

@@ -16,7 +16,7 @@ class EdfOrdering:
     quantum: int | None = None
 
     def __init__(self, default_deadline_s: float = 60.0, preemptive: bool = False) -> None:
-        require_above("default_deadline_s", default_deadline_s, 0)
+        require_above(0, default_deadline_s=default_deadline_s)
         self._default_deadline_s = default_deadline_s
         self.preemptive = preemptive
 

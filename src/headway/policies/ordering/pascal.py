@@ -23,8 +23,8 @@ class PascalOrdering:
     preemptive: bool = True
 
     def __init__(self, quantum_tokens: int = 500, demotion_tokens: int = 5000, by_quanta: bool = False) -> None:
-        require_at_least("quantum_tokens", quantum_tokens, 1)
-        require_at_least("demotion_tokens", demotion_tokens, 0)
+        require_at_least(1, quantum_tokens=quantum_tokens)
+        require_at_least(0, demotion_tokens=demotion_tokens)
         self.quantum: int | None = None if by_quanta else quantum_tokens
         self._quantum_tokens = quantum_tokens
         self._demotion_tokens = demotion_tokens

@@ -22,7 +22,7 @@ class PriorityFirstOrdering:
 
     def __init__(self, classes: tuple[int, ...] = (1, 2)) -> None:
         for tier in classes:
-            require_at_least("classes", tier, 1)
+            require_at_least(1, classes=tier)
         if any(one >= next_one for one, next_one in pairwise(classes)):
             raise HeadwayError(f"classes: expected tiers from low to high, got {list(classes)}")
         self._classes = tuple(classes)

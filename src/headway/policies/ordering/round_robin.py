@@ -15,7 +15,7 @@ class RoundRobinOrdering:
     preemptive: bool = True
 
     def __init__(self, quantum_tokens: int = 500) -> None:
-        require_at_least("quantum_tokens", quantum_tokens, 1)
+        require_at_least(1, quantum_tokens=quantum_tokens)
         self.quantum: int | None = quantum_tokens
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:

@@ -24,7 +24,7 @@ class TierPromotionOrdering:
         if not self._quotas_s:
             raise HeadwayError("quota_s: expected a number of seconds, or one for each tier")
         for value in self._quotas_s:
-            require_above("quota_s", value, 0)
+            require_above(0, quota_s=value)
         self.preemptive = preemptive
 
     def rank(self, request: RequestView, now: float) -> tuple[int, float]:

@@ -26,7 +26,7 @@ class TiersAndPhasesOrdering:
         phases_first: bool = False,
         by_quanta: bool = False,
     ) -> None:
-        require_at_least("num_tiers", num_tiers, 1)
+        require_at_least(1, num_tiers=num_tiers)
         self._phases = PascalOrdering(quantum_tokens, demotion_tokens, by_quanta)
         self.quantum = self._phases.quantum
         self.num_queues = self._phases.num_queues * num_tiers

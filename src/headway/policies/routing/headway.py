@@ -45,7 +45,7 @@ class HeadwayRouter:
     """A replica for one phase may get a whole request."""
 
     def __init__(self, far: float = 1.5) -> None:
-        require_at_least("far", far, 1)
+        require_at_least(1, far=far)
         self._far = far
         self._inside = CauchyRouter()
 

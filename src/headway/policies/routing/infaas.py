@@ -45,9 +45,9 @@ class InfaasRouter:
         interference_factor: float = 1.5,
     ) -> None:
         for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma), ("overload_share", overload_share)):
-            require_at_least(name, value, 0)
-        require_between("ewma_weight", ewma_weight, 0, 1)
-        require_at_least("interference_factor", interference_factor, 1)
+            require_at_least(0, **{name: value})
+        require_between(0, 1, ewma_weight=ewma_weight)
+        require_at_least(1, interference_factor=interference_factor)
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
         self._weight = ewma_weight
         self._overload_share = overload_share

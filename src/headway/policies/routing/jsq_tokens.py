@@ -20,8 +20,8 @@ class JsqTokensRouter:
     """
 
     def __init__(self, prior_output_tokens: float = 256.0, prior_num_requests: float = 16.0) -> None:
-        require_at_least("prior_output_tokens", prior_output_tokens, 1)
-        require_above("prior_num_requests", prior_num_requests, 0)
+        require_at_least(1, prior_output_tokens=prior_output_tokens)
+        require_above(0, prior_num_requests=prior_num_requests)
         self._mean = prior_output_tokens
         self._count = prior_num_requests
 

@@ -17,7 +17,7 @@ class LeastKvRouter:
     """
 
     def __init__(self, block_size_tokens: int = 16) -> None:
-        require_at_least("block_size_tokens", block_size_tokens, 1)
+        require_at_least(1, block_size_tokens=block_size_tokens)
         self._blocks_per_token = 1.0 / block_size_tokens
 
     def route(self, request: RequestView, view: FleetView) -> Placement:

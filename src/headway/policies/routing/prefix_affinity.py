@@ -23,9 +23,8 @@ class PrefixAffinityRouter:
     """
 
     def __init__(self, load_factor: float = 1.25, spare_requests: int = 4, num_segments: int = 1) -> None:
-        require_at_least("load_factor", load_factor, 1)
-        require_at_least("spare_requests", spare_requests, 0)
-        require_at_least("num_segments", num_segments, 1)
+        require_at_least(1, load_factor=load_factor, num_segments=num_segments)
+        require_at_least(0, spare_requests=spare_requests)
         self._load_factor = load_factor
         self._spare_requests = spare_requests
         self._num_segments = num_segments

@@ -36,7 +36,7 @@ class SageServeRouter:
         prior_output_tokens: float = 256.0,
         prior_num_requests: float = 16.0,
     ) -> None:
-        require_between("threshold", threshold, 0, 1)
+        require_between(0, 1, threshold=threshold)
         self._threshold = threshold
         self._preference = tuple(preference)
         self._silos = Silos(batch_tier, interactive_suffix, batch_suffix)

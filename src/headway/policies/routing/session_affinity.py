@@ -18,7 +18,7 @@ class SessionAffinityRouter:
     """
 
     def __init__(self, max_sessions: int = 200_000) -> None:
-        require_at_least("max_sessions", max_sessions, 1)
+        require_at_least(1, max_sessions=max_sessions)
         self._max_sessions = max_sessions
         self._homes: OrderedDict[int, int] = OrderedDict()
 

@@ -38,12 +38,9 @@ class ChironScaler:
         batch_suffix: str = "-batch",
         interval_s: float = 5.0,
     ) -> None:
-        require_above("theta", theta, 0)
-        require_between("theta", theta, 0, 1)
-        require_at_least("cooldown_s", cooldown_s, 0)
-        require_at_least("batch_request_s", batch_request_s, 0)
-        require_above("batch_deadline_s", batch_deadline_s, 0)
-        require_above("interval_s", interval_s, 0)
+        require_above(0, theta=theta, batch_deadline_s=batch_deadline_s, interval_s=interval_s)
+        require_between(0, 1, theta=theta)
+        require_at_least(0, cooldown_s=cooldown_s, batch_request_s=batch_request_s)
         self.interval_s = interval_s
         self._theta, self._cooldown_s = theta, cooldown_s
         self._replicas_per_batch_request = batch_request_s / batch_deadline_s

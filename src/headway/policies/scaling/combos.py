@@ -53,15 +53,13 @@ class CombosScaler:
         planner: ComboPlanner | None = None,
         tasks: TaskFactory | None = None,
     ) -> None:
-        require_at_least("ratio", ratio, 0)
-        require_above("local_window_s", local_window_s, 0)
-        require_at_least("global_window_s", global_window_s, local_window_s)
-        require_at_least("grace_s", grace_s, 0)
-        require_above("interval_s", interval_s, 0)
+        require_at_least(0, ratio=ratio, grace_s=grace_s)
+        require_above(0, local_window_s=local_window_s, interval_s=interval_s)
+        require_at_least(local_window_s, global_window_s=global_window_s)
         for name, num in (gpu_limits or {}).items():
-            require_at_least(f"gpu_limits: {name}", num, 0)
+            require_at_least(0, **{f"gpu_limits: {name}": num})
         for name, efficiency in (cost_efficiency or {}).items():
-            require_above(f"cost_efficiency: {name}", efficiency, 0)
+            require_above(0, **{f"cost_efficiency: {name}": efficiency})
         if planner is not None and not callable(getattr(planner, "best", None)):
             raise HeadwayError(f"planner: expected an object with a method `best`, got {planner!r}")
         self.interval_s = interval_s

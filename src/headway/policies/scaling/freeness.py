@@ -31,8 +31,8 @@ class FreenessScaler:
         cooldown_s: float = 10.0,
         normalised: bool = False,
     ) -> None:
-        require_above("interval_s", interval_s, 0)
-        require_at_least("cooldown_s", cooldown_s, 0)
+        require_above(0, interval_s=interval_s)
+        require_at_least(0, cooldown_s=cooldown_s)
         low, high = (0.1, 0.6) if normalised else (-0.5, 1.5)
         self._out_below = low if out_below is None else out_below
         self._in_above = high if in_above is None else in_above

@@ -34,7 +34,7 @@ class LongTermImmediateScaler:
         planner: InstancePlanner | None = None,
         tasks: TaskFactory | None = None,
     ) -> None:
-        require_above("interval_s", interval_s, 0)
+        require_above(0, interval_s=interval_s)
         require_callable("forecaster", forecaster)
         require_callable("planner", planner, "instances")
         require_callable("tasks", tasks)
@@ -67,7 +67,7 @@ class LongTermUtilizationScaler:
         planner: InstancePlanner | None = None,
         tasks: TaskFactory | None = None,
     ) -> None:
-        require_above("interval_s", interval_s, 0)
+        require_above(0, interval_s=interval_s)
         require_callable("forecaster", forecaster)
         require_callable("planner", planner, "instances")
         require_callable("tasks", tasks)
@@ -118,9 +118,9 @@ class LongTermGapScaler(LongTermUtilizationScaler):
     ) -> None:
         super().__init__(plan, out_above, in_below, cooldown_s, pending_guard, interval_s, forecaster, planner, tasks)
         self._period_s = (plan or Planning()).period_s
-        require_between("last_s", last_s, 0, self._period_s)
-        require_at_least("burst", burst, 1)
-        require_between("lull", lull, 0, 1)
+        require_between(0, self._period_s, last_s=last_s)
+        require_at_least(1, burst=burst)
+        require_between(0, 1, lull=lull)
         self._last_s, self._burst, self._lull = last_s, burst, lull
 
     def _step(self, pool: PoolView, target: int, now: float) -> int:

@@ -17,9 +17,9 @@ class ReactiveRule:
     """
 
     def __init__(self, out_above: float, in_below: float, cooldown_s: float, pending_guard: bool) -> None:
-        require_between("out_above", out_above, 0, 1)
-        require_between("in_below", in_below, 0, out_above)
-        require_at_least("cooldown_s", cooldown_s, 0)
+        require_between(0, 1, out_above=out_above)
+        require_between(0, out_above, in_below=in_below)
+        require_at_least(0, cooldown_s=cooldown_s)
         self._out_above, self._in_below = out_above, in_below
         self._cooldown_s = cooldown_s
         self._guard = pending_guard
@@ -86,7 +86,7 @@ class ReactiveScaler:
         pending_guard: bool = True,
         interval_s: float = 5.0,
     ) -> None:
-        require_above("interval_s", interval_s, 0)
+        require_above(0, interval_s=interval_s)
         self.interval_s = interval_s
         self._reaction = ReactiveRule(out_above, in_below, cooldown_s, pending_guard)
 

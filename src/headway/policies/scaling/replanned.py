@@ -17,8 +17,8 @@ class ReplannedScaler:
     """
 
     def __init__(self, planner: CascadeReplanner, num_gpus: int, interval_s: float = 2.0) -> None:
-        require_at_least("num_gpus", num_gpus, 1)
-        require_above("interval_s", interval_s, 0)
+        require_at_least(1, num_gpus=num_gpus)
+        require_above(0, interval_s=interval_s)
         self.interval_s = interval_s
         self._planner, self._num_gpus = planner, num_gpus
 

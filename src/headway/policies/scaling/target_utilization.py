@@ -33,13 +33,11 @@ class TargetUtilizationScaler:
     ) -> None:
         for name, target in (("kv_use", kv_use), ("in_flight", in_flight)):
             if target is not None:
-                require_above(name, target, 0)
+                require_above(0, **{name: target})
         if kv_use is None and in_flight is None:
             raise HeadwayError("kv_use, in_flight: expected a target for at least one of them")
-        require_at_least("tolerance", tolerance, 0)
-        require_at_least("stabilization_s", stabilization_s, 0)
-        require_at_least("cooldown_s", cooldown_s, 0)
-        require_above("interval_s", interval_s, 0)
+        require_at_least(0, tolerance=tolerance, stabilization_s=stabilization_s, cooldown_s=cooldown_s)
+        require_above(0, interval_s=interval_s)
         self.interval_s = interval_s
         self._kv_use, self._in_flight = kv_use, in_flight
         self._tolerance, self._stabilization_s, self._cooldown_s = tolerance, stabilization_s, cooldown_s

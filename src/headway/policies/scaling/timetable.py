@@ -25,12 +25,11 @@ class TimetableScaler:
         interval_s: float = 5.0,
     ) -> None:
         for name, steps in (counts or {}).items():
-            require_at_least(f"counts: {name}: steps", len(steps), 1)
+            require_at_least(1, **{f"counts: {name}: steps": len(steps)})
             for number in steps:
-                require_at_least(f"counts: {name}", number, 0)
-        require_above("step_s", step_s, 0)
-        require_at_least("ahead_s", ahead_s, 0)
-        require_above("interval_s", interval_s, 0)
+                require_at_least(0, **{f"counts: {name}": number})
+        require_above(0, step_s=step_s, interval_s=interval_s)
+        require_at_least(0, ahead_s=ahead_s)
         self.interval_s = interval_s
         self._counts = counts or {}
         self._step_s, self._ahead_s = step_s, ahead_s

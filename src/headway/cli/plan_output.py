@@ -1,0 +1,56 @@
+"""Options of all `headway plan` commands for their output and their cache, and what the options do."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import click
+from msgspec import Struct
+
+from headway.cli.flags import together
+from headway.cli.output import counting, user_cache
+from headway.workload.atomic_file import write_text
+
+INFEASIBLE = 3
+"""Exit code of a command that finds no plan."""
+_path = click.Path(path_type=Path)
+
+plan_options = together((
+    click.option("-o", "--out", type=_path, help="Write the plan as a scenario that headway simulate runs."),
+    click.option("--html", type=_path, help="Write the plan as an HTML page."),
+    click.option("--cache", type=_path, help="Folder of cached simulations; default: the user's cache folder."),
+    click.option("--no-cache", is_flag=True, help="Simulate without the cache."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables."),
+    click.option("--no-progress", is_flag=True, help="No progress bar."),
+))  # fmt: skip
+
+
+class PlanOutput(Struct, frozen=True):
+    """The values of `plan_options`."""
+
+    out: Path | None
+    html: Path | None
+    cache: Path | None
+    no_cache: bool
+    as_json: bool
+    no_progress: bool
+
+    def cache_dir(self, name: str) -> Path | None:
+        return None if self.no_cache else self.cache or user_cache(name)
+
+    def counting(self, doing: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
+        return counting(doing, not self.no_progress)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, and say so on stderr."""
+    write_text(path, text)
+    click.echo(f"wrote {path}", err=True)
+
+
+def command_line() -> str:
+    return shlex.join(["headway", *sys.argv[1:]])
