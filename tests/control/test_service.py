@@ -12,7 +12,7 @@ from headway.control.live import ENDED, HELD, Live
 from headway.core.decision import Placement
 from headway.core.errors import HeadwayError
 from headway.core.view import FleetView, RequestView
-from headway.policies.ordering.edf import EdfOrdering
+from headway.policies.ordering.deadlines import EdfOrdering
 
 
 def offered(run: Any, live: Live | None = None) -> list[int]:

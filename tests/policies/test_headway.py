@@ -15,8 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.core.request import Phase
 from headway.metrics.columns import ints
 from headway.policies.migration.headway import HeadwayMigration
-from headway.policies.ordering.pascal import PascalOrdering
-from headway.policies.ordering.tiers_and_phases import TiersAndPhasesOrdering
+from headway.policies.ordering.phases import PascalOrdering, TiersAndPhasesOrdering
 from headway.policies.routing.headway import HeadwayRouter
 from headway.reproduce import united
 from headway.reproduce.runner import Runner

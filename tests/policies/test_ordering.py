@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from fakes import FakeRequest
 from headway.core.policy import MovingOrdering, Ordering, SteppedOrdering
 from headway.policies import ORDERINGS
-from headway.policies.ordering.edf import EdfOrdering
+from headway.policies.ordering.deadlines import EdfOrdering
 from headway.policies.ordering.fcfs import FcfsOrdering
-from headway.policies.ordering.priority import PriorityOrdering
-from headway.policies.ordering.round_robin import RoundRobinOrdering
-from headway.policies.ordering.shortest_remaining import ShortestRemainingOrdering
-from headway.policies.ordering.shortest_to_answer import ShortestToAnswerOrdering
+from headway.policies.ordering.oracle import ShortestRemainingOrdering, ShortestToAnswerOrdering
+from headway.policies.ordering.tiers import PriorityOrdering
+from headway.policies.ordering.time_sharing import RoundRobinOrdering
 
 
 def served(ordering: Ordering, requests: list[FakeRequest]) -> list[int]:

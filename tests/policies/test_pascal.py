@@ -13,10 +13,9 @@ from headway.core.decision import Move
 from headway.core.policy import QueuedOrdering, SteppedOrdering
 from headway.core.request import Phase
 from headway.policies.migration.pascal import PascalMigration
-from headway.policies.ordering.fewest_quanta import FewestQuantaOrdering
-from headway.policies.ordering.pascal import PascalOrdering
-from headway.policies.routing.least_footprint import LeastFootprintRouter
-from headway.policies.routing.pascal import PascalRouter
+from headway.policies.ordering.phases import PascalOrdering
+from headway.policies.ordering.time_sharing import FewestQuantaOrdering
+from headway.policies.routing.kv import LeastFootprintRouter, PascalRouter
 
 replicas = st.lists(
     st.builds(

@@ -14,7 +14,7 @@ import pytest
 from fakes import FakeRequest, fleet
 from headway.core.errors import HeadwayError
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS, resolve
-from headway.policies.ordering.edf import EdfOrdering
+from headway.policies.ordering.deadlines import EdfOrdering
 
 MINE = """
 from headway.core.decision import Placement

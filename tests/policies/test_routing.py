@@ -14,14 +14,11 @@ from headway.core.policy import Router
 from headway.core.record import Outcome
 from headway.core.request import Segment
 from headway.policies import ROUTERS
-from headway.policies.routing.jsq_tokens import JsqTokensRouter
-from headway.policies.routing.jsq_tokens_oracle import JsqTokensOracleRouter
-from headway.policies.routing.least_kv import LeastKvRouter
-from headway.policies.routing.least_loaded import LeastLoadedRouter
-from headway.policies.routing.power_of_two import PowerOfTwoRouter
-from headway.policies.routing.prefix_affinity import PrefixAffinityRouter
+from headway.policies.routing.affinity import PrefixAffinityRouter, SessionAffinityRouter
+from headway.policies.routing.jsq_tokens import JsqTokensOracleRouter, JsqTokensRouter
+from headway.policies.routing.kv import LeastKvRouter
+from headway.policies.routing.least_loaded import LeastLoadedRouter, PowerOfTwoRouter
 from headway.policies.routing.round_robin import RoundRobinRouter
-from headway.policies.routing.session_affinity import SessionAffinityRouter
 
 REQUEST = FakeRequest()
 

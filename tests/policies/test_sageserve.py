@@ -15,9 +15,8 @@ from headway.core.errors import HeadwayError
 from headway.core.view import RequestView
 from headway.policies.admission.queue_manager import QueueManagerAdmission
 from headway.policies.endpoints import effective_use, fullest_use, is_below
-from headway.policies.ordering.deadline_priority import DeadlinePriorityOrdering
-from headway.policies.ordering.edf import EdfOrdering
-from headway.policies.ordering.priority_first import PriorityFirstOrdering
+from headway.policies.ordering.deadlines import DeadlinePriorityOrdering, EdfOrdering
+from headway.policies.ordering.tiers import PriorityFirstOrdering
 from headway.policies.routing.sageserve import SageServeRouter
 
 HOUR_S = 3600.0

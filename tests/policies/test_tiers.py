@@ -15,10 +15,8 @@ from headway.core.errors import HeadwayError
 from headway.core.policy import MovingOrdering, Ordering, QueuedOrdering, SteppedOrdering
 from headway.core.request import Phase
 from headway.policies import resolve
-from headway.policies.ordering.pascal import PascalOrdering
-from headway.policies.ordering.priority import PriorityOrdering
-from headway.policies.ordering.tier_promotion import TierPromotionOrdering
-from headway.policies.ordering.tiers_and_phases import TiersAndPhasesOrdering
+from headway.policies.ordering.phases import PascalOrdering, TiersAndPhasesOrdering
+from headway.policies.ordering.tiers import PriorityOrdering, TierPromotionOrdering
 
 
 def served(ordering: Ordering, requests: list[FakeRequest], now: float = 100.0) -> list[int]:

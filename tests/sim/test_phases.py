@@ -11,9 +11,9 @@ from headway.core.record import MoveOutcome, Records
 from headway.core.request import Request
 from headway.policies.migration.pascal import PascalMigration
 from headway.policies.ordering.fcfs import FcfsOrdering
-from headway.policies.ordering.pascal import PascalOrdering
-from headway.policies.ordering.round_robin import RoundRobinOrdering
-from headway.policies.routing.pascal import PascalRouter
+from headway.policies.ordering.phases import PascalOrdering
+from headway.policies.ordering.time_sharing import RoundRobinOrdering
+from headway.policies.routing.kv import PascalRouter
 from simulation import Made, Scenario, by_request, play, pool, request, seconds
 
 

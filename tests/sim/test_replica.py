@@ -17,8 +17,8 @@ from headway.core.request import Request, Segment
 from headway.core.view import FleetView, RequestView
 from headway.metrics.tokens import token_times
 from headway.perf import copies, memory
-from headway.policies.ordering.priority import PriorityOrdering
-from headway.policies.ordering.round_robin import RoundRobinOrdering
+from headway.policies.ordering.tiers import PriorityOrdering
+from headway.policies.ordering.time_sharing import RoundRobinOrdering
 from simulation import GPU, MODEL, Demoting, Scenario, by_request, pool, request, seconds
 
 pytestmark = pytest.mark.parametrize("step", ["stretch", "exact"])

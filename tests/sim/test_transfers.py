@@ -24,7 +24,7 @@ from headway.metrics.tokens import token_times
 from headway.perf import memory
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.ordering.fcfs import FcfsOrdering
-from headway.policies.ordering.priority import PriorityOrdering
+from headway.policies.ordering.tiers import PriorityOrdering
 from headway.sim.fabric import NETWORK, Fabric
 from headway.sim.kernel import COMMAND, Kernel
 from inside import assert_empty, assert_sound, replicas_of, watched

@@ -38,10 +38,10 @@ from headway.core.view import AdmissionView, FleetView, PoolsView, RequestView
 from headway.perf.step import StepModel
 from headway.policies import MIGRATIONS, ORDERINGS, ROUTERS, SCALERS
 from headway.policies.cascade.thresholds import ThresholdsCascade
-from headway.policies.ordering.edf import EdfOrdering
+from headway.policies.ordering.deadlines import EdfOrdering
 from headway.policies.ordering.fcfs import FcfsOrdering
-from headway.policies.ordering.priority import PriorityOrdering
-from headway.policies.ordering.round_robin import RoundRobinOrdering
+from headway.policies.ordering.tiers import PriorityOrdering
+from headway.policies.ordering.time_sharing import RoundRobinOrdering
 from headway.policies.routing.round_robin import RoundRobinRouter
 from headway.policies.scaling.combos import CombosScaler
 from headway.sim.cluster import Cluster, Step

@@ -18,7 +18,7 @@ from headway.gateway.server import web_server
 from headway.gateway.upstream.dialects import api_of
 from headway.perf import memory
 from headway.policies.ordering.fcfs import FcfsOrdering
-from headway.policies.ordering.priority import PriorityOrdering
+from headway.policies.ordering.tiers import PriorityOrdering
 from headway.sim.timeline import Line
 
 

@@ -11,34 +11,23 @@ from headway.policies.cascade.thresholds import ThresholdsCascade
 from headway.policies.migration.headway import HeadwayMigration
 from headway.policies.migration.llumnix import LlumnixMigration
 from headway.policies.migration.pascal import PascalMigration
-from headway.policies.ordering.deadline_priority import DeadlinePriorityOrdering
-from headway.policies.ordering.edf import EdfOrdering
+from headway.policies.ordering.deadlines import DeadlinePriorityOrdering, EdfOrdering
 from headway.policies.ordering.fcfs import FcfsOrdering
-from headway.policies.ordering.fewest_quanta import FewestQuantaOrdering
-from headway.policies.ordering.pascal import PascalOrdering
-from headway.policies.ordering.priority import PriorityOrdering
-from headway.policies.ordering.priority_first import PriorityFirstOrdering
-from headway.policies.ordering.round_robin import RoundRobinOrdering
-from headway.policies.ordering.shortest_remaining import ShortestRemainingOrdering
-from headway.policies.ordering.shortest_to_answer import ShortestToAnswerOrdering
-from headway.policies.ordering.tier_promotion import TierPromotionOrdering
-from headway.policies.ordering.tiers_and_phases import TiersAndPhasesOrdering
+from headway.policies.ordering.oracle import ShortestRemainingOrdering, ShortestToAnswerOrdering
+from headway.policies.ordering.phases import PascalOrdering, TiersAndPhasesOrdering
+from headway.policies.ordering.tiers import PriorityFirstOrdering, PriorityOrdering, TierPromotionOrdering
+from headway.policies.ordering.time_sharing import FewestQuantaOrdering, RoundRobinOrdering
+from headway.policies.routing.affinity import PrefixAffinityRouter, SessionAffinityRouter
 from headway.policies.routing.cauchy import CauchyRouter
 from headway.policies.routing.freest import FreestRouter
 from headway.policies.routing.headway import HeadwayRouter
 from headway.policies.routing.infaas import InfaasRouter
-from headway.policies.routing.jsq_tokens import JsqTokensRouter
-from headway.policies.routing.jsq_tokens_oracle import JsqTokensOracleRouter
-from headway.policies.routing.least_footprint import LeastFootprintRouter
-from headway.policies.routing.least_kv import LeastKvRouter
-from headway.policies.routing.least_loaded import LeastLoadedRouter
-from headway.policies.routing.pascal import PascalRouter
-from headway.policies.routing.power_of_two import PowerOfTwoRouter
-from headway.policies.routing.prefix_affinity import PrefixAffinityRouter
+from headway.policies.routing.jsq_tokens import JsqTokensOracleRouter, JsqTokensRouter
+from headway.policies.routing.kv import LeastFootprintRouter, LeastKvRouter, PascalRouter
+from headway.policies.routing.least_loaded import LeastLoadedRouter, PowerOfTwoRouter
 from headway.policies.routing.random import RandomRouter
 from headway.policies.routing.round_robin import RoundRobinRouter
 from headway.policies.routing.sageserve import SageServeRouter
-from headway.policies.routing.session_affinity import SessionAffinityRouter
 from headway.policies.scaling.chiron import ChironScaler
 from headway.policies.scaling.combos import CombosScaler
 from headway.policies.scaling.freeness import FreenessScaler

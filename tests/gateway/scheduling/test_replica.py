@@ -16,7 +16,7 @@ from headway.core.request import Phase, Segment
 from headway.gateway.clock import Clock
 from headway.gateway.scheduling.replica import LiveReplica, ReplicaReservation, Slots
 from headway.gateway.upstream.dialects import ADAPTERS, Load
-from headway.policies.ordering.pascal import PascalOrdering
+from headway.policies.ordering.phases import PascalOrdering
 
 
 def test_a_view_has_exact_counts_and_the_engines_metrics_only_while_they_are_fresh() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import cast
 
 from headway.core.decision import Placement
 from headway.core.record import Ended, Outcome
-from headway.core.view import FleetView, ReplicaView, RequestView
+from headway.core.view import FleetView, OracleReplicaView, ReplicaView, RequestView
 from headway.policies.arguments import require_above, require_at_least
 
 
@@ -49,3 +50,26 @@ class JsqTokensRouter:
         if record.outcome is Outcome.FINISHED:
             self._count += 1
             self._mean += (record.generated_tokens - self._mean) / self._count
+
+
+class JsqTokensOracleRouter:
+    """The replica with the fewest tokens left, prompt and output, which only an oracle knows.
+
+    This is `jsq-tokens` with perfect estimates: the bound on what length prediction can gain. Among equals, the first
+    in the view wins.
+    """
+
+    oracle = True
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        replicas = cast("Sequence[OracleReplicaView]", view.replicas)
+        chosen = replicas[0].id
+        least = inf
+        for replica in replicas:
+            left = replica.prefill_tokens_left
+            if left < least:
+                left += replica.output_tokens_left
+                if left < least:
+                    least = left
+                    chosen = replica.id
+        return Placement(chosen)

@@ -1,4 +1,4 @@
-"""Join the replica with the fewest requests."""
+"""Routing by the number of requests."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def least_loaded(replicas: Sequence[ReplicaView]) -> int:
                     break
                 least = load
     return chosen
+
+
+class PowerOfTwoRouter:
+    """The less loaded of two different replicas drawn at random.
+
+    Load is that of `least-loaded`; among equals, the first drawn wins. Two draws are enough to avoid the longest
+    queues, and random enough that routers with stale views do not all choose the same replica.
+    """
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        replicas = view.replicas
+        num_replicas = len(replicas)
+        if num_replicas == 1:
+            return Placement(replicas[0].id)
+        random = view.random.random
+        i = int(random() * num_replicas)
+        j = int(random() * (num_replicas - 1))
+        first, second = replicas[i], replicas[j if j < i else j + 1]
+        first_load = max(first.num_in_flight, first.num_waiting + first.num_running)
+        second_load = max(second.num_in_flight, second.num_waiting + second.num_running)
+        return Placement(first.id if first_load <= second_load else second.id)

@@ -1,12 +1,52 @@
-"""Tiers without starvation."""
+"""Orderings by tier of service."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from headway.core.errors import HeadwayError
 from headway.core.view import RequestView
-from headway.policies.arguments import require_above
+from headway.policies.arguments import require_above, require_at_least
+
+
+class PriorityOrdering:
+    """By tier, 0 first, and by arrival within a tier.
+
+    With `preemptive`, an urgent waiting request takes the place of a less urgent running one. Without it, tiers decide
+    only which request is admitted next and which is preempted when memory runs out, as in vLLM.
+    """
+
+    quantum: int | None = None
+
+    def __init__(self, preemptive: bool = True) -> None:
+        self.preemptive = preemptive
+
+    def rank(self, request: RequestView, now: float) -> tuple[int, float]:
+        return request.tier, request.arrival_s
+
+
+class PriorityFirstOrdering:
+    """By class of tiers, and by arrival within a class; running requests are not preempted.
+
+    A new class begins at each tier of `classes`. The default, 1 and 2, is SageServe's PF with batch work behind:
+    interactive-fast (tier 0), then interactive-normal (1), then the rest. `classes: [2]` is SageServe's FCFS: both
+    interactive tiers alike, and batch requests only when no interactive request waits.
+    """
+
+    quantum: int | None = None
+    preemptive = False
+
+    def __init__(self, classes: tuple[int, ...] = (1, 2)) -> None:
+        for tier in classes:
+            require_at_least(1, classes=tier)
+        if any(one >= next_one for one, next_one in pairwise(classes)):
+            raise HeadwayError(f"classes: expected tiers from low to high, got {list(classes)}")
+        self._classes = tuple(classes)
+
+    def rank(self, request: RequestView, now: float) -> tuple[int, float]:
+        tier = request.tier
+        return sum(tier >= first for first in self._classes), request.arrival_s
 
 
 class TierPromotionOrdering:

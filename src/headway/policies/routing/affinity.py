@@ -1,7 +1,8 @@
-"""Requests with a common prefix go to the replica that caches it, as far as its load allows."""
+"""Requests with a common prefix, or of one session, go to the replica that caches it."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from math import ceil
 
 from headway.core.decision import Placement
@@ -55,3 +56,33 @@ def _scrambled(number: int) -> int:
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
     return (number ^ (number >> 31)) >> 34
+
+
+class SessionAffinityRouter:
+    """A session stays with its replica while that exists; a new session goes to the least loaded replica.
+
+    The `max_sessions` most recently used sessions are remembered. A request without a session goes to the least loaded
+    replica.
+    """
+
+    def __init__(self, max_sessions: int = 200_000) -> None:
+        require_at_least(1, max_sessions=max_sessions)
+        self._max_sessions = max_sessions
+        self._homes: OrderedDict[int, int] = OrderedDict()
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        session = request.session_id
+        replicas = view.replicas
+        if session is None:
+            return Placement(least_loaded(replicas))
+        homes = self._homes
+        home = homes.get(session)
+        if home is not None:
+            homes.move_to_end(session)
+            for replica in replicas:
+                if replica.id == home:
+                    return Placement(home)
+        homes[session] = home = least_loaded(replicas)
+        if len(homes) > self._max_sessions:
+            homes.popitem(last=False)
+        return Placement(home)

@@ -1,4 +1,4 @@
-"""Join the replica whose KV cache has the most room."""
+"""Routing by the KV cache in use."""
 
 from __future__ import annotations
 
@@ -35,3 +35,29 @@ class LeastKvRouter:
                     fewest = replica.num_in_flight
                     chosen = replica.id
         return Placement(chosen)
+
+
+class LeastFootprintRouter:
+    """The replica with the smallest KV footprint: blocks on the GPU, and blocks of preempted requests in host memory.
+
+    Among equals, the lowest id wins. This is the placement of the PASCAL paper's baselines (section V-A). Unlike
+    `least-kv`, it counts held blocks, not shares of the capacity, and no waiting prompts.
+    """
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        selected = min(view.replicas, key=lambda i: (i.kv_blocks_used + i.kv_blocks_host, i.id))
+        return Placement(selected.id)
+
+
+class PascalRouter:
+    """The replica with the smallest KV footprint, GPU and host, of those whose answers keep their pace.
+
+    If no replica's answers keep their pace, all replicas are eligible. Among equals, the lowest id wins. The policy
+    places new requests, which begin to reason; the migration policy of the same name decides where they answer. Source:
+    PASCAL, Algorithm 1.
+    """
+
+    def route(self, request: RequestView, view: FleetView) -> Placement:
+        eligible = [i for i in view.replicas if i.answers_on_pace] or view.replicas
+        selected = min(eligible, key=lambda i: (i.kv_blocks_used + i.kv_blocks_host, i.id))
+        return Placement(selected.id)
