@@ -57,7 +57,6 @@ def _beyond(here: Trial, before: Trial | None, width: float) -> float:
 
 
 def _step(here: Trial, before: Trial | None) -> float:
-    """The estimated distance to the first limit."""
     steps = []
     for i, strain in enumerate(here[1]):
         slope = SLOPE

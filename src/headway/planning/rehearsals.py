@@ -22,8 +22,6 @@ NOT_SIMULATING = ("cli", "report", "reproduce")
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """The content of one file."""
-
     key: str
     result: msgspec.Raw
 
@@ -38,7 +36,6 @@ class RehearsalCache:
     """Find no result, so that everything is simulated again."""
     num_found: int = 0
     notes: list[str] = field(default_factory=list)
-    """One for each ignored file."""
 
     def find(self, key: str, kind: Any) -> Any:
         """The result under a key, decoded as `kind`; None if there is none."""

@@ -94,7 +94,6 @@ class AdaptiveHeadroom(Headroom):
 
 
 def headroom_of(num_tiers: int, h_max: float, decay: Decay, kind: Kind, adaptive: bool) -> Headroom:
-    """The headroom for the arguments of a policy."""
     cls = AdaptiveHeadroom if adaptive else Headroom
     return cls(num_tiers, h_max, decay, kind)
 

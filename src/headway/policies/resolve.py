@@ -128,7 +128,6 @@ def _resolved(
 
 
 def _users_class(kind: str, name: str, load: LoadModule) -> type[Any]:
-    """The class that `module:Class` names."""
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise HeadwayError(f"{kind} {name!r}: expected module:Class")

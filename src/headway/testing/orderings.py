@@ -24,7 +24,6 @@ class RankedRequest:
 
 
 def draw_requests(seed: int, num: int = 24) -> list[RankedRequest]:
-    """Requests of all ages and lengths."""
     rng = Random(seed)
     return [RankedRequest(draw_request(rng, id, _NOW)) for id in range(num)]
 

@@ -142,8 +142,6 @@ def _with_phase_over(rng: Random, step: FleetStep) -> FleetStep:
 
 @dataclass(frozen=True)
 class AdmissionStep:
-    """One moment of an admission policy."""
-
     now: float
     arriving: list[dict[str, Any]]
     cancelled_share: float
@@ -176,7 +174,6 @@ class CascadeStep:
     now: float
     request: dict[str, Any]
     stages: dict[str, list[dict[str, Any]]]
-    """Replicas by model."""
     stage: int
     """Index of the stage whose answer was judged; never the last stage."""
     score: float
@@ -204,8 +201,6 @@ def draw_cascade_story(seed: int, num_steps: int = 30) -> list[CascadeStep]:
 
 @dataclass(frozen=True)
 class PoolsStep:
-    """One moment of a scaler."""
-
     now: float
     pools: list[dict[str, Any]]
     arrived: dict[tuple[str, str, int], tuple[int, int]]
@@ -250,7 +245,6 @@ def _draw_pool(rng: Random, name: str) -> dict[str, Any]:
 
 
 def draw_ended(rng: Random, id: int, now: float) -> Ended:
-    """A request that ended at `now` with a random outcome."""
     outcome = rng.choice(tuple(Outcome))
     generated = 0 if outcome is Outcome.REJECTED else rng.randrange(1, 2000)
     replica = -1 if outcome is Outcome.REJECTED else rng.randrange(24)

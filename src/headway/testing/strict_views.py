@@ -122,7 +122,6 @@ def request_view(values: Values, call: PolicyCall, *, placed: bool = False) -> R
 
 
 def fleet_view(now: float, random: Random, replicas: Sequence[Values], call: PolicyCall) -> FleetView:
-    """A fleet as a router or a migration policy sees it."""
     values = {"now": now, "random": random, "replicas": _replica_views("view.replicas", replicas, call)}
     return cast(FleetView, call.view("view", values))
 
@@ -134,7 +133,6 @@ def pools_view(
     arrived: Mapping[tuple[str, str, int], tuple[int, int]],
     call: PolicyCall,
 ) -> PoolsView:
-    """Pools as a scaler sees them."""
     views = [
         call.view("pool", {**pool, "replicas": _replica_views("pool.replicas", pool["replicas"], call)})
         for pool in pools

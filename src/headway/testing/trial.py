@@ -162,7 +162,6 @@ def learn(policy: object, ended: Ended | None) -> None:
 
 
 def pickled(policy: P) -> P:
-    """A copy of the policy, made with pickle."""
     try:
         return pickle.loads(pickle.dumps(policy))  # type: ignore[no-any-return]
     except BrokenPolicyError:

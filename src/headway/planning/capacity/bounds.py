@@ -78,8 +78,6 @@ def _tail(values: Floats) -> float:
 
 
 class _UnloadedReplica:
-    """The fastest times of one kind of replica."""
-
     def __init__(self, pool: Pool, step: StepModel, kv_tokens: int) -> None:
         self.engine, self.line, self.kv_tokens = pool.engine, step.line, kv_tokens
         self.window = pool.model.sliding_window_tokens or 0

@@ -17,7 +17,6 @@ GLYPHS = "●■◆▲✚⬢"
 
 
 def page(plan: CapacityPlan, title: str, command: str) -> str:
-    """The whole page, self-contained."""
     picture = _picture(plan)
     charts = {"attainment": _chart(plan, "attainment"), "goodput": _chart(plan, "goodput_rps")} if picture else {}
     answer = "".join(f"<p>{escape(line)}</p>" for line in sentences(plan))
@@ -55,7 +54,6 @@ def _cell(value: str, head: str, kind: str) -> str:
 
 
 def _all_candidates(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: every candidate with its status."""
     rows = []
     for result in plan.options:
         bound = "-" if result.bound_usd_per_hour is None else f"${result.bound_usd_per_hour:,.2f}"
@@ -68,7 +66,6 @@ def _all_candidates(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
 
 
 def _picture(plan: CapacityPlan) -> str:
-    """Both charts; empty without a rehearsal."""
     if not any(result.points for result in plan.options):
         return ""
     return f"""<section><h2>What every candidate costs and reaches</h2>
@@ -94,7 +91,6 @@ def _legend(plan: CapacityPlan) -> str:
 
 
 def _chart(plan: CapacityPlan, key: str) -> dict[str, Any]:
-    """Cost against one metric, with a line for each candidate."""
     gpus = list(dict.fromkeys(result.candidate.gpu for result in plan.options))
     tps = sorted({result.candidate.parallel.tp for result in plan.options})
     lines = []

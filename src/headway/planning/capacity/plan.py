@@ -149,7 +149,6 @@ def _candidates(spec: Spec, options: CapacityOptions) -> Iterator[CapacityCandid
 
 
 def _names(key: str, policies: PolicySpec | list[PolicySpec]) -> tuple[str, ...]:
-    """The names of a scenario's policies of one kind."""
     names = [each for each in listed(policies) if isinstance(each, str)]
     if len(names) < len(listed(policies)):
         raise HeadwayError(f"policies.{key}: a policy with arguments cannot be planned with yet; expected names")

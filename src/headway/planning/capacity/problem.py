@@ -100,8 +100,6 @@ class CandidateBounds(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CapacityProblem(Struct, frozen=True, forbid_unknown_fields=True):
-    """Candidates, targets and what-ifs of a plan."""
-
     candidates: tuple[CapacityCandidate, ...]
     targets: Targets
     least_replicas: int = 1
@@ -115,12 +113,9 @@ class RehearsedSize(Struct, frozen=True, forbid_unknown_fields=True):
     replicas: int
     measured: RehearsalMetrics
     misses: tuple[str, ...]
-    """Missed targets."""
 
 
 class CandidateResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """A candidate after the search."""
-
     candidate: CapacityCandidate
     status: Literal["feasible", "open", "infeasible", "pruned"]
     """`feasible`: `replicas` is its smallest number. `open`: more expensive than the plan, so not settled. `pruned`:

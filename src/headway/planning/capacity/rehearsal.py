@@ -50,7 +50,6 @@ class CapacityRehearsal:
         return self.cache.get(_key(chosen), RehearsalMetrics, lambda: self._simulate(chosen))
 
     def scenario(self, candidate: CapacityCandidate, replicas: int, situation: Situation) -> Scenario:
-        """The scenario of a rehearsal."""
         document = fleet_document(self.document, candidate, replicas, self.regions)
         document["workload"] = _with_load(document["workload"], situation.load)
         in_regions = sum(_shares(replicas, len(self.regions))[: situation.lost_regions])

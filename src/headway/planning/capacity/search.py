@@ -60,12 +60,10 @@ class _CandidateSearch:
 
     @property
     def usd(self) -> float:
-        """Dollars per replica and hour."""
         return self.candidate.usd_per_replica_hour
 
     @property
     def bound_usd(self) -> float:
-        """A lower bound on its cost."""
         return self.low * self.usd if self.low <= self.most else inf
 
     @property

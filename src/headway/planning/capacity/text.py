@@ -18,7 +18,6 @@ UNCALIBRATED = "Step times are not calibrated for the plan's GPU and engine: tru
 
 
 def shown(name: str, value: float | None) -> str:
-    """A readable value of a target."""
     if value is None:
         return "-"
     return percent(value) if name == "attainment" else seconds(value)
@@ -38,7 +37,6 @@ def describe(targets: Targets) -> str:
 
 
 def headline(plan: CapacityPlan) -> str:
-    """The plan in a sentence."""
     if plan.choice is None:
         return f"No candidate meets {describe(plan.targets)}."
     chosen, replicas = plan.choice.candidate, plan.choice.replicas
@@ -50,7 +48,6 @@ def headline(plan: CapacityPlan) -> str:
 
 
 def sentences(plan: CapacityPlan) -> Iterator[str]:
-    """Sentences below the headline."""
     if plan.choice is None:
         yield from (
             f"{NAMES[each.slo]}: the best is {shown(each.slo, each.best)} ({each.where}); asked for"
@@ -119,7 +116,6 @@ def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
 
 
 def what_ifs_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows, one per situation."""
     names = _shown_slos(plan)
     heads = ["what if", *(NAMES[name] for name in names), "goodput/s", "still met", "replicas needed", "$/h then"]
     rows = []

@@ -238,7 +238,6 @@ class Efficiencies:
         return self._served(combo, goodput) if goodput > 0 else 0.0
 
     def candidate(self, combo: GpuCombo, goodput_rps: float) -> ComboCandidate:
-        """The combo with all of its cost-efficiencies."""
         served = self._served(combo, goodput_rps)
         others = (self.closed_form(combo), self.of_shape(combo), self.step(combo))
         return ComboCandidate(self.service.name, combo, goodput_rps, served, *others)

@@ -25,11 +25,9 @@ MOST_NODES = 60_000
 MOST_COVERS = 1_200
 """Of all services together, to choose plans from."""
 ROUNDS = 24
-"""Of prices for GPUs."""
 FIRST = 0.001
 """Share of the bound by which the first covers may exceed the cheapest; doubled in each round."""
 WIDENINGS = 12
-"""Rounds of more expensive covers."""
 SMALLEST = 1 / 300
 """Share of a demand that the smallest candidate may serve; with smaller ones there are too many covers."""
 ENOUGH = 1e-9
@@ -139,7 +137,6 @@ class Covers:
         return None
 
     def _is_closed(self, cost: float, bound: float) -> bool:
-        """Whether no plan lies between."""
         return cost - bound <= self.step + 1e-9 * abs(cost)
 
     def _first_prices(self) -> Floats | None:

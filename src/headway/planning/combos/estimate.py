@@ -18,8 +18,6 @@ from headway.planning.combos.problem import DEFAULT_NETWORK_BYTES_PER_S, GpuComb
 
 
 class InstanceSpeed:
-    """Prefill and decode times of one instance."""
-
     def __init__(self, model: Model, gpu: Gpu, engine: Engine, tp: int, own: Coefficients | None = None) -> None:
         parallel = Parallel(tp)
         self.engine, self.model = engine, model
@@ -118,7 +116,6 @@ class FluidEstimate:
         self._speeds: dict[tuple[str, str, int], InstanceSpeed] = {}
 
     def speed(self, model: str, group: Group) -> InstanceSpeed:
-        """The speed of one instance of a group."""
         key = (model, group.gpu, group.tp)
         if key not in self._speeds:
             self._speeds[key] = InstanceSpeed(self.models[model], self.gpus[group.gpu], self.engine, group.tp)

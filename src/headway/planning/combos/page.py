@@ -13,7 +13,6 @@ HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "
 
 
 def page(plan: ComboPlan, selection: Selection, others: dict[str, ComboPlan], command: str) -> str:
-    """The whole page, self-contained."""
     services = list(dict.fromkeys(each.service for each in selection.candidates))
     charts = {f"service-{i}": _picture(plan, selection, name) for i, name in enumerate(services)}
     drawn = "".join(chart(f"service-{i}", name, _CAPTION) for i, name in enumerate(services))
@@ -35,7 +34,6 @@ _CAPTION = "A point is one combo. Filled: in the plan. Points to the left and up
 
 
 def headline(plan: ComboPlan) -> str:
-    """The plan and its price in one line."""
     if not plan.combos:
         return "No combo serves anything in time"
     combos = ", ".join(f"{each.count} x {each.combo.label}" for each in plan.combos)
@@ -120,5 +118,4 @@ def _cells(words: tuple[str, ...], numbers: list[str]) -> str:
 
 
 def millions(value: float | None) -> str:
-    """Tokens per dollar, in millions."""
     return "-" if value is None else f"{value / 1e6:.3g} M"

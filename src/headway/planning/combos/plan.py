@@ -61,8 +61,6 @@ class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class ComboAnswer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The plan, its candidates, and plans with each of the other objectives."""
-
     plan: ComboPlan
     selection: Selection
     others: dict[str, ComboPlan]
@@ -115,7 +113,6 @@ def plan(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> ComboAnswer:
-    """The deployment for these services together."""
     cache = RehearsalCache(cache_dir)
     profiler = GoodputProfiler(
         {each.service.name: each for each in scenarios}, simulator, cache, options.attainment, options.num_requests,
@@ -147,7 +144,6 @@ def plan(
 def problem_of(
     scenarios: Sequence[ServiceScenario], candidates: Sequence[ComboCandidate], options: ComboOptions
 ) -> ComboProblem:
-    """The deployment program of these services."""
     demands = []
     for each in scenarios:
         pattern = each.service.pattern

@@ -71,12 +71,10 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def gpus(self) -> dict[str, int]:
-        """Number of GPUs by type."""
         return add_gpus((group.gpu, group.num_gpus) for group in self.groups)
 
     @property
     def phases(self) -> tuple[Group, Group]:
-        """The group that prefills and the group that decodes."""
         return self.groups[0], self.groups[-1]
 
     @property
@@ -86,8 +84,6 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Offer(Struct, frozen=True, forbid_unknown_fields=True):
-    """Available GPUs of one type."""
-
     gpu: Gpu
     limit: int | None = None
     """How many there are; None: no limit."""
@@ -150,9 +146,7 @@ class ServiceSlo(Struct, frozen=True, forbid_unknown_fields=True):
     """Latency limits of a service; None: no limit."""
 
     ttft_s: float | None = None
-    """Time to the first token."""
     tpot_s: float | None = None
-    """Mean time per output token after the first."""
 
     def __post_init__(self) -> None:
         for field in ("ttft_s", "tpot_s"):
@@ -208,7 +202,6 @@ class Selection(Struct, frozen=True, forbid_unknown_fields=True):
 
     candidates: tuple[ComboCandidate, ...]
     rejected: dict[str, tuple[Rejected, ...]]
-    """By service."""
 
 
 class ServiceDemand(Struct, frozen=True, forbid_unknown_fields=True):
@@ -249,8 +242,6 @@ class PlannedCombo(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceGoodput(Struct, frozen=True, forbid_unknown_fields=True):
-    """Demand and goodput of a service under the plan."""
-
     service: str
     demand_rps: float
     goodput_rps: float
@@ -269,8 +260,6 @@ class ComboBinding(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The deployment."""
-
     status: Literal["optimal", "feasible", "short"]
     """`feasible`: demands are met, but the time limit ended the proof of the optimum. `short`: demands cannot be met,
     or no plan was found in time; the plan serves what it can, and `why` says what is missing."""
@@ -283,7 +272,6 @@ class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Between the two, relative to the objective."""
     combos: tuple[PlannedCombo, ...]
     gpus: dict[str, int]
-    """GPUs in use, by type."""
     usd_per_hour: float
     tokens_per_usd: float | None
     """Tokens of the served demands per dollar; None: unknown lengths, or the plan costs nothing."""
@@ -294,7 +282,6 @@ class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def add_gpus(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Numbers of GPUs summed by type."""
     total: dict[str, int] = {}
     for gpu, number in numbers:
         total[gpu] = total.get(gpu, 0) + number

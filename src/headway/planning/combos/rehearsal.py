@@ -118,7 +118,6 @@ class GoodputProfiler:
 
 
 def span_s(service: ComboService) -> float:
-    """Duration of a profile's arrivals."""
     decode_s = service.pattern.output_tokens * (service.slo.tpot_s or PATIENCE_S)
     return max(HORIZON_S, LIVES * ((service.slo.ttft_s or 0.0) + decode_s))
 

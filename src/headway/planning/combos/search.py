@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 ROUNDING = 1e-9
 """Relative; far below the tolerance of a demand."""
 Numbers = dict[ComboCandidate, int]
-"""How many of each candidate are deployed."""
 
 
 def deploy(problem: ComboProblem, time_limit_s: float = 10.0, explain: bool = True) -> ComboPlan:
@@ -240,7 +239,6 @@ class DeploymentProgram:
         return Solution(first.status, tuple(solution.of(x)), first.bound), float(solution.of(y).sum())
 
     def _served_shares(self, limits: Floats) -> tuple[Model, Any, Any]:
-        """The model of the fallback, with x and y."""
         model = new_model()
         x, y = integers(model, self._upper(limits)), reals(model, np.ones(len(self.demands)))
         for share, served in zip(self.shares, y, strict=True):
@@ -274,12 +272,10 @@ class DeploymentProgram:
         return sum(number * self.sign * self.weights[each] for each, number in numbers.items())
 
     def gpus(self, numbers: Numbers) -> dict[str, int]:
-        """GPUs in use, by type."""
         used = ((gpu, num * number) for each, number in numbers.items() for gpu, num in each.combo.gpus.items())
         return dict(sorted(add_gpus(used).items()))
 
     def goodputs(self, numbers: Numbers) -> tuple[ServiceGoodput, ...]:
-        """Demand, goodput and shortfall of every service."""
         services = []
         for demand in self.problem.demands:
             goodput = sum(n * each.goodput_rps for each, n in numbers.items() if each.service == demand.service)
@@ -298,7 +294,6 @@ class DeploymentProgram:
         binding: tuple[ComboBinding, ...],
         why: str = "",
     ) -> ComboPlan:
-        """The plan that deploys these numbers of candidates."""
         usd = sum(number * each.combo.usd_per_hour for each, number in numbers.items())
         services = self.goodputs(numbers)
         ordered = sorted(numbers, key=lambda each: (each.service, -numbers[each], each.combo.label))

@@ -57,8 +57,6 @@ class InstanceKind(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PresentInstances(Struct, frozen=True, forbid_unknown_fields=True):
-    """Instances that run before the plan."""
-
     model: str
     region: str
     gpu: str
@@ -70,8 +68,6 @@ RegionDemand = dict[str, dict[str, tuple[float, ...]]]
 
 
 class RegionProblem(Struct, frozen=True, forbid_unknown_fields=True):
-    """Demand, prices, present instances and limits."""
-
     kinds: tuple[InstanceKind, ...]
     regions: tuple[str, ...]
     demand: tuple[RegionDemand, ...]
@@ -96,7 +92,6 @@ class RegionProblem(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """In the order of `kinds`."""
         return tuple(dict.fromkeys(kind.model for kind in self.kinds))
 
 
@@ -124,8 +119,6 @@ class RegionBinding(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RegionPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """Instances by period, and their cost."""
-
     status: Literal["optimal", "feasible", "short"]
     """`feasible`: the gap or the time limit ended the proof. `short`: demand cannot be met; `why` says where."""
     objective_usd: float
@@ -215,5 +208,4 @@ def check(problem: RegionProblem) -> None:
 
 
 def places(problem: RegionProblem) -> tuple[tuple[InstanceKind, str], ...]:
-    """Pairs of an instance kind and a region."""
     return tuple(product(problem.kinds, problem.regions))

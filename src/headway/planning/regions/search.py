@@ -172,7 +172,6 @@ class _RegionProgram:
         return [max(0.0, each.at_least - float(self.gains(each) @ solution.x[each.period])) for each in every]
 
     def plan(self, solution: _RegionSolution, status: PlanStatus) -> RegionPlan:
-        """The plan of a solution, from whole numbers."""
         x = solution.x
         assert x is not None
         before = np.vstack([self.n, x[:-1]])

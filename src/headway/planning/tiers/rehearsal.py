@@ -81,7 +81,6 @@ class TierRehearsal:
         return run.summary.slo_attainment
 
     def _trace(self, num_tiers: int, seed: int) -> Path:
-        """The file of the merged workload."""
         if (num_tiers, seed) not in self._traces:
             workload = self.scenario.spec.workload
             if workload.concurrency is not None or workload.sessions is not None:

@@ -33,12 +33,9 @@ Interval = Callable[[Sequence[float]], "tuple[float, float] | None"]
 
 @dataclass(frozen=True)
 class TierSetting:
-    """A setting and its values."""
-
     num_tiers: int
     decay: float
     values: tuple[float, ...]
-    """One per seed."""
     loss: tuple[float, float]
     """Interval of the loss against the best setting; (0, 0) for that setting itself."""
     is_tied: bool
@@ -56,9 +53,7 @@ class TierPlan:
     """The best and the chosen setting, among all."""
 
     best: TierSetting
-    """The highest mean."""
     chosen: TierSetting
-    """The simplest setting that is enough."""
     settings: tuple[TierSetting, ...]
     """All settings, in the order of evaluation."""
 

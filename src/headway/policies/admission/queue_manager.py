@@ -81,7 +81,6 @@ class QueueManagerAdmission:
                 yield Release(request.id, self._urgent_tier)
 
     def _urgent_s(self, request: RequestView) -> float:
-        """The time at which a request becomes urgent."""
         deadline_s = request.deadline_s
         if deadline_s is None:
             deadline_s = request.arrival_s + self._default_deadline_s

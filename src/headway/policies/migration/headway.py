@@ -35,7 +35,6 @@ class HeadwayMigration:
 
 
 def _is_full(replica: ReplicaView) -> bool:
-    """Whether a request waits that the replica cannot start."""
     if not replica.num_waiting:
         return False
     free_blocks = replica.kv_blocks_total - replica.kv_blocks_used

@@ -64,7 +64,6 @@ class LlumnixMigration:
         return moves
 
     def at_phase(self, request: RequestView, view: FleetView) -> Move | None:
-        """Return None: phases do not matter here."""
         return None
 
     def learn(self, record: Ended) -> None:
@@ -142,7 +141,6 @@ class _Destination:
         )
 
     def add_arrival(self, request: PlacedRequestView) -> None:
-        """Account for a request that moves here."""
         self.freeness = self.freeness_with(request)
         self._free_blocks -= self._blocks(request)
         self._num_running += 1

@@ -35,14 +35,12 @@ class WorkloadClass(Struct, frozen=True, forbid_unknown_fields=True):
             raise HeadwayError(f"classes: max_prompt_tokens: expected at least min_prompt_tokens ({least}), got {most}")
 
     def matches(self, request: RequestView) -> bool:
-        """Whether the request belongs to this class."""
         if self.tiers is not None and request.tier not in self.tiers:
             return False
         tokens = request.prompt_tokens
         return tokens >= self.min_prompt_tokens and (self.max_prompt_tokens is None or tokens <= self.max_prompt_tokens)
 
     def includes(self, replica: ReplicaView) -> bool:
-        """Whether the replica belongs to a combo of this class."""
         return any(replica.pool in (name, f"{name}-prefill", f"{name}-decode") for name in self.combos)
 
 

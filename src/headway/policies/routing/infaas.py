@@ -67,7 +67,6 @@ class InfaasRouter:
         return Placement(min(costs)[2])
 
     def state(self, replica: ReplicaView, mean_s: float) -> State:
-        """The state of the replica in a fleet whose mean usual time is `mean_s`."""
         if replica.is_draining:
             return State.INACTIVE
         if replica.num_waiting > self._overload_share * replica.max_num_seqs:

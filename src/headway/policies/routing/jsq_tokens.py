@@ -30,7 +30,6 @@ class JsqTokensRouter:
         return Placement(self.shortest(view.replicas))
 
     def shortest(self, replicas: Sequence[ReplicaView]) -> int:
-        """The id of the replica with the fewest tokens left."""
         mean = self._mean
         chosen = replicas[0].id
         least = inf

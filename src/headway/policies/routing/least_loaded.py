@@ -21,7 +21,6 @@ class LeastLoadedRouter:
 
 
 def least_loaded(replicas: Sequence[ReplicaView]) -> int:
-    """The id of the least loaded replica."""
     chosen = replicas[0].id
     least = inf
     for replica in replicas:

@@ -54,7 +54,6 @@ class SageServeRouter:
     def _in_region(
         self, request: RequestView, replicas: Sequence[ReplicaView], is_batch: bool
     ) -> Sequence[ReplicaView]:
-        """The replicas of the region that the request goes to."""
         own = [replica for replica in replicas if replica.region == request.region]
         if own and not is_batch and is_below(self._threshold, own):
             return own  # mostly it is so, and the others need no look
@@ -69,13 +68,11 @@ class SageServeRouter:
         return regions[min(uses, key=lambda region: uses[region])]
 
     def _in_order(self, request: RequestView, regions: Iterable[str]) -> Iterable[str]:
-        """The regions in order of preference."""
         there = dict.fromkeys(regions)
         return dict.fromkeys([one for one in (request.region, *self._preference, *there) if one in there])
 
 
 def _least_full_pool(replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
-    """The replicas of the least utilised pool; the first among equals."""
     if len({replica.pool for replica in replicas}) == 1:
         return replicas
     pools: dict[str, list[ReplicaView]] = {}

@@ -11,8 +11,6 @@ _LITTLE = 1e-9
 
 @dataclass(frozen=True)
 class ComboKind:
-    """One kind of combo that may be deployed."""
-
     name: str
     goodput_rps: float
     cost: float

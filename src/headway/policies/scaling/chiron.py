@@ -77,7 +77,6 @@ class ChironScaler:
         return {}
 
     def _batch(self, pools: Sequence[PoolView]) -> dict[str, int]:
-        """The batch replicas that an endpoint's batch requests need."""
         shared = [pool for pool in pools if self._silos.serves(pool.name, is_batch=True)]
         own = [pool for pool in shared if not self._silos.serves(pool.name, is_batch=False)]
         requests = sum(self._num(replica, batch=True) for pool in shared for replica in pool.replicas)
@@ -91,7 +90,6 @@ class ChironScaler:
         return wanted
 
     def _num(self, replica: ReplicaView, batch: bool) -> int:
-        """Interactive, or batch, requests of a replica."""
         return sum(num for tier, num in replica.num_by_tier.items() if self._silos.is_batch_tier(tier) == batch)
 
 

@@ -216,7 +216,6 @@ class CombosScaler:
         return left
 
     def _cost(self, pool: PoolView) -> float:
-        """The contribution of one combo to the objective."""
         if self._cost_efficiency is None:
             return pool.usd_per_hour
         if pool.name not in self._cost_efficiency:
@@ -240,8 +239,6 @@ class _LaterError(Exception):
 
 
 class _ComboSearch:
-    """The search: by the planner if there is one."""
-
     def __init__(self, planner: ComboPlanner | None) -> None:
         self._planner = planner
 
@@ -252,12 +249,9 @@ class _ComboSearch:
 
 
 class _ModelState:
-    """The state of the algorithm for one model."""
-
     def __init__(self, now: float, longest_s: float) -> None:
         self.arrivals = ArrivalCounts(longest_s)
         self.last_s = now
-        """Time of the last step."""
         self.leaves_s: float | None = None
         """End of the grace period before combos are removed."""
         self.target: dict[str, int] | None = None
@@ -269,8 +263,6 @@ class _ModelState:
 
 @dataclass(frozen=True, eq=False)
 class _Question:
-    """A question to the search."""
-
     state: _ModelState
     purpose: _Purpose
     at_s: float
@@ -281,8 +273,6 @@ class _Question:
 
 @dataclass(frozen=True)
 class ComboCounts:
-    """The combos of one pool."""
-
     name: str
     goodput_rps: float
     """Of one combo."""
@@ -314,7 +304,6 @@ class ComboCounts:
 
 
 def count_combos(pool: PoolView, cost: float) -> ComboCounts:
-    """The present counts of a pool."""
     draining = {replica.combo for replica in pool.replicas if replica.is_draining}
     return ComboCounts(
         pool.name, pool.goodput_rps or 0.0, cost, pool.gpus, pool.num_serving, pool.num_starting, len(draining),

@@ -15,8 +15,6 @@ HOUR_S = 3600.0
 
 @dataclass
 class _Place:
-    """A pool and its planned number of replicas."""
-
     name: str
     model: str
     region: str

@@ -151,8 +151,6 @@ class HourlyPlanner:
 
 
 class _Cell:
-    """The demand for a model from a region."""
-
     def __init__(self, config: Planning, nothing_until_s: float) -> None:
         self.interactive = StepRates(config.step_s, nothing_until_s)
         self.batch = StepRates(config.step_s, nothing_until_s)
@@ -170,10 +168,7 @@ class _Cell:
 
 @dataclass(frozen=True)
 class _History:
-    """The past demand of one cell."""
-
     interactive_tps: Floats
-    """By step."""
     beta_tps: float
     until_s: float
 
@@ -249,7 +244,6 @@ class SameTimeYesterday:
         return self
 
     def forecast(self, history: Floats, steps: int, quantiles: Sequence[float]) -> Floats:
-        """See `Forecaster`."""
         lag = self._day if len(history) >= self._day else 1
         forecast = np.resize(history[-lag:], steps)
         misses = history[lag:] - history[:-lag]

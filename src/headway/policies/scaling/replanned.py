@@ -68,7 +68,6 @@ class ReplannedScaler:
 
 
 def _kept_by_model(pools: Sequence[PoolView], have: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
-    """Replicas by model that are planned and exist."""
     kept: dict[str, int] = {}
     for pool in pools:
         both = min(have[pool.name], wanted[pool.name])
