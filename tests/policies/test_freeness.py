@@ -21,7 +21,6 @@ from headway.policies.freeness import (
     free_share,
     freeness,
     full_freeness,
-    normal_freeness,
     violated_slo,
 )
 from headway.policies.routing.freest import FreestRouter
@@ -170,14 +169,14 @@ def test_freeness_by_hand() -> None:
     replica = FakeReplica(
         kv_blocks_total=1000, kv_blocks_used=300, head_demand_blocks=50, num_running=10, num_by_tier={0: 4, 3: 7, 1: 0}
     )
-    assert normal_freeness(replica) == 65.0
+    assert freeness(replica) == 65.0
     assert full_freeness(replica, Headroom()) == pytest.approx((650 - 200 - 200 * exp(-3)) / 10)
     assert full_freeness(replica, Headroom(kind="binary")) == 45.0
     assert free_share(replica) == 0.65
     replica.num_running = 0
-    assert normal_freeness(replica) == 650.0  # B counts as 1
+    assert freeness(replica) == 650.0  # B counts as 1
     replica.is_draining = True
-    assert normal_freeness(replica) == full_freeness(replica, Headroom()) == -inf
+    assert freeness(replica) == full_freeness(replica, Headroom()) == -inf
 
 
 @given(replica=replicas, more=st.integers(1, 100))
@@ -191,7 +190,7 @@ def test_freeness_falls_as_a_replica_fills(replica: FakeReplica, more: int) -> N
         assert full_freeness(used, headroom) == full_freeness(tiered, headroom) == -inf
     else:
         assert full_freeness(used, headroom) == full_freeness(wanted, headroom) < here
-        assert full_freeness(tiered, headroom) <= here <= normal_freeness(replica)
+        assert full_freeness(tiered, headroom) <= here <= freeness(replica)
         assert free_share(used) < free_share(replica) <= 1
 
 

@@ -112,10 +112,9 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
 def _show(answer: ComboAnswer, options: ComboOptions) -> None:
     """Print candidates, the plan, and the plans of the other objectives."""
     heads = ["service", "combo", "$/h", "goodput/s", "tokens/$", "Eq. 15", "step times", "planned"]
-    counts = {(each.service, each.combo.label): each.count for each in answer.plan.combos}
     rows = []
     for each in answer.selection.candidates:
-        count = counts.get((each.service, each.combo.label), 0)
+        count = answer.plan.counts.get((each.service, each.combo.label), 0)
         efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
         shown = [millions(value) for value in efficiencies]
         rows.append([each.service, each.combo.label, f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}",

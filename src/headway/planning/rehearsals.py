@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +39,7 @@ class RehearsalCache:
         """The result under a key, decoded as `kind`; None if there is none."""
         if self.folder is None or self.fresh:
             return None
-        file = self._file(self.folder, key)
+        file = self.folder / f"{key}.json"
         if not file.exists():
             return None
         try:
@@ -59,18 +57,15 @@ class RehearsalCache:
         """Write a result. HeadwayError where the folder cannot be written."""
         if self.folder is not None:
             entry = _Entry(key, msgspec.Raw(msgspec.json.encode(result)))
-            write_text(self._file(self.folder, key), msgspec.json.encode(entry).decode())
+            write_text(self.folder / f"{key}.json", msgspec.json.encode(entry).decode())
 
     def get(self, key: str, kind: type[T], simulate: Callable[[], T]) -> T:
         """The result under a key, simulated and kept if there is none."""
-        known: T | None = self.find(key, kind)
-        if known is None:
-            known = simulate()
-            self.keep(key, known)
-        return known
-
-    def _file(self, folder: Path, key: str) -> Path:
-        return folder / f"{key}.json"
+        result: T | None = self.find(key, kind)
+        if result is None:
+            result = simulate()
+            self.keep(key, result)
+        return result
 
 
 def content_key(facts: Any, paths: Iterable[Path] = (), digests: Iterable[bytes] = ()) -> str:
@@ -92,20 +87,9 @@ def _file_digest(path: Path, _changed_ns: int) -> bytes:
 @cache
 def _code() -> str:
     digest = hashlib.sha256()
-    for entry in _entries(files("headway")):
-        if entry.name not in NOT_SIMULATING:
-            for text in _sources(entry):
-                digest.update(text)
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*")):
+        part = path.relative_to(package).parts[0]
+        if part not in NOT_SIMULATING and path.suffix in (".py", ".json", ".yaml", ".csv"):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _sources(entry: Traversable) -> Iterator[bytes]:
-    if entry.is_dir():
-        for inner in _entries(entry):
-            yield from _sources(inner)
-    elif entry.name.endswith((".py", ".json", ".yaml", ".csv")):
-        yield entry.read_bytes()
-
-
-def _entries(folder: Traversable) -> list[Traversable]:
-    return sorted(folder.iterdir(), key=lambda each: each.name)

@@ -137,11 +137,6 @@ def full_freeness(replica: ReplicaView, headroom: Headroom) -> float:
     return freeness(replica, headroom.share(tier for tier, num in replica.num_by_tier.items() if num > 0))
 
 
-def normal_freeness(replica: ReplicaView) -> float:
-    """Freeness without headroom, for scaling (section 3.4)."""
-    return freeness(replica)
-
-
 def free_share(replica: ReplicaView) -> float:
     """Normal freeness as a share of an empty replica's, `(M - sum of V) / M`: at most 1, whatever M and B are."""
     total = max(replica.kv_blocks_total, 1)

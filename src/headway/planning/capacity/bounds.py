@@ -18,7 +18,7 @@ from headway.core.errors import HeadwayError
 from headway.core.fleet import Pool
 from headway.perf import memory
 from headway.perf.step import StepModel
-from headway.planning.capacity.problem import CandidateBounds, Targets
+from headway.planning.capacity.problem import LATENCY_SLOS, SLO_NAMES, CandidateBounds, Targets
 
 Floats = npt.NDArray[np.float64]
 SLACK = 0.9
@@ -26,7 +26,6 @@ TAIL = 0.01
 """Share of requests above a 99th percentile."""
 MOST_TOKENS = 2**18
 """Tokens of the largest iteration considered; larger ones are no cheaper per token."""
-WORDS = {"ttft_p99_s": "TTFT", "tpot_p99_s": "TPOT", "e2e_p99_s": "E2E"}
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,11 @@ def lower_bounds(
         tpot_p99_s=replica.decode_s(_tail(np.where(requests.output_tokens > 1, requests.prompt_tokens, -1.0))),
         e2e_p99_s=_tail(replica.alone_s(requests)),
     )
-    for name in WORDS:
+    for name in LATENCY_SLOS:
         least_s = getattr(unloaded, name)
         target = getattr(targets, name)
         if target is not None and SLACK * least_s > target:
-            reason = f"{WORDS[name]} p99 is {least_s:.3g} s at best, unloaded; the target is {target:g} s"
+            reason = f"{SLO_NAMES[name]} is {least_s:.3g} s at best, unloaded; the target is {target:g} s"
             return structs.replace(unloaded, reason=reason)
     return structs.replace(unloaded, least_replicas=replica.fewest(requests, targets))
 
@@ -112,7 +111,7 @@ class _UnloadedReplica:
 
     def fewest(self, requests: ArrivingRequests, targets: Targets) -> int:
         """Fewest replicas: the work of the requests that must be in time, over the available time."""
-        limits = [getattr(targets, name) for name in WORDS]
+        limits = [getattr(targets, name) for name in LATENCY_SLOS]
         if requests.span_s is None or not any(limits):
             return 1
         share = 1 - TAIL * sum(limit is not None for limit in limits)

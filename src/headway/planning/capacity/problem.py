@@ -8,8 +8,10 @@ from msgspec import Struct
 
 from headway.core.fleet import Parallel
 
-SLOS = ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "attainment")
-"""The fields of `Targets`."""
+SLO_NAMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "attainment"}
+"""The fields of `Targets`, as in messages."""
+SLOS = tuple(SLO_NAMES)
+LATENCY_SLOS = SLOS[:3]
 
 
 class Targets(Struct, frozen=True, forbid_unknown_fields=True):

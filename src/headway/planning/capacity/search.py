@@ -23,6 +23,7 @@ from math import ceil, inf
 
 from headway.core.errors import HeadwayError
 from headway.planning.capacity.problem import (
+    SLO_NAMES,
     SLOS,
     BestReached,
     CandidateBounds,
@@ -42,7 +43,6 @@ from headway.planning.capacity.problem import (
 Progress = Callable[[int, int], None]
 """Called with the number of rehearsals done, and the number expected in all."""
 AS_ASKED = Situation()
-WORDS = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "attainment"}
 GAIN = 0.05
 """Share by which a missed target must come nearer for a doubling of replicas to count as a gain."""
 
@@ -275,7 +275,7 @@ def _result(each: _CandidateSearch) -> CandidateResult:
         status = "infeasible"
         missed = sizes[-1].misses if sizes else ()
         if missed:
-            reason = f"misses {', '.join(WORDS[name] for name in missed)} with {each.most} replicas"
+            reason = f"misses {', '.join(SLO_NAMES[name] for name in missed)} with {each.most} replicas"
         else:
             reason = f"the work takes {each.low} replicas or more; {each.most} are allowed"
     else:

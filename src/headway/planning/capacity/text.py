@@ -10,10 +10,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from headway.planning.capacity.problem import SLOS, CandidateResult, CapacityPlan, RehearsalMetrics, Targets
+from headway.planning.capacity.problem import SLO_NAMES, SLOS, CandidateResult, CapacityPlan, RehearsalMetrics, Targets
 from headway.report.table import dollars, percent, seconds, short_number
 
-NAMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99", "e2e_p99_s": "E2E p99", "attainment": "SLO met"}
+NAMES = SLO_NAMES | {"attainment": "SLO met"}
 UNCALIBRATED = "Step times are not calibrated for the plan's GPU and engine: trust the order, not the numbers."
 
 

@@ -62,12 +62,11 @@ def _gpu_types(candidate: ComboCandidate) -> str:
 
 
 def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, Any]:
-    counts = _counts(plan)
     some = [each for each in selection.candidates if each.service == service]
     traces = []
     for i, types in enumerate(dict.fromkeys(map(_gpu_types, some))):
         here = [each for each in some if _gpu_types(each) == types]
-        planned = [bool(counts.get((service, each.combo.label))) for each in here]
+        planned = [bool(plan.counts.get((service, each.combo.label))) for each in here]
         traces.append({
             "type": "scatter", "mode": "markers", "name": types,
             "x": [each.combo.usd_per_hour for each in here], "y": [each.goodput_rps for each in here],
@@ -81,15 +80,10 @@ def _picture(plan: ComboPlan, selection: Selection, service: str) -> dict[str, A
     return {"data": traces, "layout": layout("$/h", "goodput (requests/s)", 380, showlegend=True)}
 
 
-def _counts(plan: ComboPlan) -> dict[tuple[str, str], int]:
-    return {(each.service, each.combo.label): each.count for each in plan.combos}
-
-
 def _rows(plan: ComboPlan, selection: Selection) -> list[str]:
-    counts = _counts(plan)
     rows = []
     for each in selection.candidates:
-        count = counts.get((each.service, each.combo.label), 0)
+        count = plan.counts.get((each.service, each.combo.label), 0)
         words = (each.service, each.combo.label, str(count or ""))
         efficiencies = (each.tokens_per_usd, each.closed_form_tokens_per_usd, each.step_tokens_per_usd)
         numbers = [f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}", *map(millions, efficiencies)]

@@ -280,6 +280,11 @@ class ComboPlan(Struct, frozen=True, forbid_unknown_fields=True):
     why: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Number of each combo, by service and label."""
+        return {(each.service, each.combo.label): each.count for each in self.combos}
+
 
 def add_gpus(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from headway.core.errors import unknown
 from headway.core.view import PoolCounts
@@ -11,22 +10,6 @@ from headway.policies.endpoints import within_bounds
 
 _LITTLE = 1e-9
 HOUR_S = 3600.0
-
-
-@dataclass
-class _Place:
-    name: str
-    model: str
-    region: str
-    tps: float
-    usd_per_hour: float
-    now: int
-    most: int
-    num: int
-
-    @property
-    def capacity_tps(self) -> float:
-        return self.tps * self.num
 
 
 class GreedyCover:
@@ -47,37 +30,36 @@ class GreedyCover:
         self, demand_tps: Mapping[tuple[str, str], Sequence[float]], pools: Sequence[PoolCounts]
     ) -> Mapping[str, int]:
         self._check(pools)
-        places = [self._place(pool) for pool in pools if self._tps_of(pool)]
-        for model in dict.fromkeys(place.model for place in places):
-            own = [place for place in places if place.model == model]
+        planned = [pool for pool in pools if self._tps_of(pool)]
+        counts = {pool.name: within_bounds(pool, 0) for pool in planned}
+        for model in dict.fromkeys(pool.model for pool in planned):
+            own = [pool for pool in planned if pool.model == model]
             demand = {region: windows for (name, region), windows in demand_tps.items() if name == model}
             peaks = {region: max(windows, default=0.0) for region, windows in demand.items()}
             for region, peak in peaks.items():
-                self._add([place for place in own if place.region == region], self._epsilon * peak, peaks)
-            self._add(own, max(map(sum, zip(*demand.values(), strict=True)), default=0.0), peaks)
-        return {place.name: place.num for place in places}
+                self._add([pool for pool in own if pool.region == region], self._epsilon * peak, peaks, counts)
+            self._add(own, max(map(sum, zip(*demand.values(), strict=True)), default=0.0), peaks, counts)
+        return counts
 
-    def _add(self, places: Sequence[_Place], tps: float, peaks: Mapping[str, float]) -> None:
-        """Add replicas until the places serve `tps`, or until none may be added."""
-        while _capacity(places) < tps * (1 - _LITTLE):
-            growing = [place for place in places if place.num < place.most]
+    def _add(self, pools: Sequence[PoolCounts], tps: float, peaks: Mapping[str, float], counts: dict[str, int]) -> None:
+        """Add replicas until the pools serve `tps`, or until none may be added."""
+
+        def capacity_tps(pools: Iterable[PoolCounts]) -> float:
+            return sum(self._tps_of(pool) * counts[pool.name] for pool in pools)
+
+        while capacity_tps(pools) < tps * (1 - _LITTLE):
+            growing = [pool for pool in pools if counts[pool.name] < pool.max_replicas]
             if not growing:
                 return
-            deficits = {p.region: peaks.get(p.region, 0.0) - _capacity(q for q in places if q.region == p.region)
+            deficits = {p.region: peaks.get(p.region, 0.0) - capacity_tps(q for q in pools if q.region == p.region)
                      for p in growing}  # fmt: skip
-            min(growing, key=lambda place: (self._usd_per_tps(place), -deficits[place.region], place.name)).num += 1
+            cheapest = min(growing, key=lambda p: (self._usd_per_tps(p, counts[p.name]), -deficits[p.region], p.name))
+            counts[cheapest.name] += 1
 
-    def _usd_per_tps(self, place: _Place) -> float:
-        """The price of a token per second with one more replica."""
-        hours = 1.0 if place.num < place.now else 1.0 + self._startup_hours
-        return place.usd_per_hour * hours / place.tps
-
-    def _place(self, pool: PoolCounts) -> _Place:
-        now = pool.num_serving + pool.num_starting
-        return _Place(
-            pool.name, pool.model, pool.region, self._tps_of(pool), pool.usd_per_hour, now, pool.max_replicas,
-            within_bounds(pool, 0),
-        )  # fmt: skip
+    def _usd_per_tps(self, pool: PoolCounts, count: int) -> float:
+        """The price of a token per second with one more replica than `count`."""
+        hours = 1.0 if count < pool.num_serving + pool.num_starting else 1.0 + self._startup_hours
+        return pool.usd_per_hour * hours / self._tps_of(pool)
 
     def _tps_of(self, pool: PoolCounts) -> float:
         return self._tps.get(pool.name, self._tps.get(pool.model, 0.0))
@@ -87,7 +69,3 @@ class GreedyCover:
         for name in self._tps:
             if name not in names:
                 raise unknown("pool or model", name, names, "tps")
-
-
-def _capacity(places: Iterable[_Place]) -> float:
-    return sum(place.capacity_tps for place in places)

@@ -8,7 +8,7 @@ from statistics import fmean
 from headway.core.errors import HeadwayError
 from headway.core.view import PoolsView, PoolView
 from headway.policies.arguments import require_above, require_at_least
-from headway.policies.freeness import free_share, normal_freeness
+from headway.policies.freeness import free_share, freeness
 
 
 class FreenessScaler:
@@ -40,7 +40,7 @@ class FreenessScaler:
             raise HeadwayError(f"out_below: expected less than in_above ({self._in_above}), got {self._out_below}")
         self.interval_s = interval_s
         self._cooldown_s = cooldown_s
-        self._freeness = free_share if normalised else normal_freeness
+        self._freeness = free_share if normalised else freeness
         self._stepped_s: dict[str, float] = {}
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:

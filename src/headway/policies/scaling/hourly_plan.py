@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -105,7 +106,8 @@ class HourlyPlanner:
         self._seen_s = view.now
         if view.now >= self._until_s and self._cells and not self._is_planning:
             self._until_s = (view.now // self._config.period_s + 1) * self._config.period_s
-            self._task.start({cell: self._history(each) for cell, each in self._cells.items()}, _snapshots(view.pools))
+            snapshots = msgspec.convert(view.pools, list[_PoolSnapshot], from_attributes=True)
+            self._task.start({cell: self._history(each) for cell, each in self._cells.items()}, snapshots)
             self._is_planning = True
         if not self._is_planning or self._task.is_busy:
             return False
@@ -216,16 +218,6 @@ class _PoolSnapshot(Struct, frozen=True):
     num_down: int
     min_replicas: int
     max_replicas: int
-
-
-def _snapshots(pools: Sequence[PoolView]) -> list[_PoolSnapshot]:
-    return [
-        _PoolSnapshot(
-            pool.name, pool.model, pool.gpu, pool.region, pool.usd_per_hour, dict(pool.gpus), pool.num_serving,
-            pool.num_starting, pool.num_down, pool.min_replicas, pool.max_replicas,
-        )
-        for pool in pools
-    ]  # fmt: skip
 
 
 class SameTimeYesterday:

@@ -47,7 +47,7 @@ class LongTermImmediateScaler:
         return {pool.name: within_bounds(pool, targets[pool.name]) for pool in view.pools if pool.name in targets}
 
 
-class LongTermUtilizationScaler:
+class LongTermUtilizationScaler(LongTermImmediateScaler):
     """LT-U: the plan of `lt-i` is approached one replica at a time, and only when memory asks for it.
 
     A pool below its planned number grows while its utilisation is above `out_above`; a pool above it shrinks while its
@@ -67,12 +67,7 @@ class LongTermUtilizationScaler:
         planner: InstancePlanner | None = None,
         tasks: TaskFactory | None = None,
     ) -> None:
-        require_above(0, interval_s=interval_s)
-        require_callable("forecaster", forecaster)
-        require_callable("planner", planner, "instances")
-        require_callable("tasks", tasks)
-        self.interval_s = interval_s
-        self._hourly = HourlyPlanner(plan, forecaster, planner, tasks)
+        super().__init__(plan, interval_s, forecaster, planner, tasks)
         self._reaction = ReactiveRule(out_above, in_below, cooldown_s, pending_guard)
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
