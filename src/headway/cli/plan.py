@@ -103,7 +103,6 @@ def capacity(scenario: Path | None, preset: str | None, **flags: Any) -> int:
 
 
 def _options(flags: dict[str, Any]) -> CapacityOptions:
-    """The options of the plan, which are removed from the flags."""
     limits = {name: flags.pop(name) for name in ("ttft_p99", "tpot_p99", "e2e_p99")}
     gpus, routings, orderings = (_listed(flags.pop(name), f"--{name}") for name in ("gpus", "routing", "ordering"))
     for name in gpus:
@@ -129,7 +128,6 @@ def _is_built_in(name: str) -> bool:
 
 
 def _check_name(find: Callable[[str], object], name: str, option: str) -> None:
-    """Raise HeadwayError with the option if there is no such name."""
     try:
         find(name)
     except HeadwayError as error:
@@ -174,7 +172,6 @@ def _situations(text: str) -> Iterator[Situation]:
 
 
 def _document(scenario: Path | None, preset: str | None, flags: dict[str, Any]) -> tuple[dict[str, Any], Places, Path]:
-    """The document of a scenario file, or one made of the options."""
     file = scenario_file(scenario, preset)
     if file is not None:
         data, places = read(file)

@@ -110,7 +110,6 @@ def _rates(text: str | None, num: int) -> Sequence[float | None]:
 
 
 def _show(answer: ComboAnswer, options: ComboOptions) -> None:
-    """Print candidates, the plan, and the plans of the other objectives."""
     heads = ["service", "combo", "$/h", "goodput/s", "tokens/$", "Eq. 15", "step times", "planned"]
     rows = []
     for each in answer.selection.candidates:

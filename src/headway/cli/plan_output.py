@@ -47,7 +47,6 @@ class PlanOutput(Struct, frozen=True):
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file, and say so on stderr."""
     write_text(path, text)
     click.echo(f"wrote {path}", err=True)
 

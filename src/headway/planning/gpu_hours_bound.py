@@ -84,8 +84,6 @@ class PeakRates(Struct, frozen=True):
 
 
 class FluidPool(Struct, frozen=True):
-    """A pool of fractional replicas."""
-
     model: str
     region: str
     gpu: str
@@ -195,7 +193,6 @@ def _fluid_pools(pools: Sequence[Pool], steps: Callable[[Pool], StepModel], reco
 
 
 def _peak_rates(pool: Pool, step: StepModel, longest_tokens: int, shares_prefixes: bool) -> PeakRates:
-    """Peak rates over every size of a batch."""
     engine, ranks = pool.engine, pool.parallel.dp
     most = max(engine.max_num_batched_tokens, longest_tokens, engine.max_num_seqs) + engine.max_num_seqs
     least_s = np.array([step.least_s(num) for num in range(1, min(most, MOST_TOKENS) + 1)])
@@ -257,7 +254,6 @@ class _Trace:
 
 
 def _longest_tokens(pool: Pool) -> int:
-    """The longest request that a replica can hold."""
     blocks = kv_blocks(pool)
     held = (blocks - int(pool.engine.watermark * blocks)) * pool.engine.block_size_tokens + 1
     return min(held, pool.model.max_context_tokens)

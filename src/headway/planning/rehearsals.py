@@ -60,7 +60,6 @@ class RehearsalCache:
             write_text(self.folder / f"{key}.json", msgspec.json.encode(entry).decode())
 
     def get(self, key: str, kind: type[T], simulate: Callable[[], T]) -> T:
-        """The result under a key, simulated and kept if there is none."""
         result: T | None = self.find(key, kind)
         if result is None:
             result = simulate()

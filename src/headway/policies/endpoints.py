@@ -67,12 +67,10 @@ class Silos:
         return tier >= self._batch_tier
 
     def serves(self, pool: str, is_batch: bool) -> bool:
-        """Whether a pool serves batch (or interactive) requests."""
         excluded = self._suffixes[0 if is_batch else 1]
         return not (excluded and pool.endswith(excluded))
 
     def serving(self, replicas: Sequence[ReplicaView], is_batch: bool) -> Sequence[ReplicaView]:
-        """The replicas that serve batch (or interactive) requests."""
         if not self.are_there:
             return replicas
         return [replica for replica in replicas if self.serves(replica.pool, is_batch)]

@@ -46,7 +46,6 @@ class PolicyChoice(Generic[P]):
 
     @property
     def oracle(self) -> bool:
-        """Whether the policy reads what only an oracle knows."""
         return bool(getattr(self.made_by, "oracle", False))
 
     def __str__(self) -> str:
@@ -154,7 +153,6 @@ def _import_from_here(name: str) -> ModuleType:
 
 
 def _arguments(where: str, made_by: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The constructor's arguments, converted to the types of its annotations."""
     parameters = inspect.signature(made_by).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         for name in given:

@@ -53,7 +53,6 @@ def progress(generated: int, reasoning: int) -> dict[str, Any]:
 
 
 def draw_placed(rng: Random, request: dict[str, Any], replica: int) -> dict[str, Any]:
-    """The request with the attributes of one that is at a replica."""
     is_waiting = rng.random() < 0.5
     has_kv = not is_waiting or rng.random() < 0.5
     flags = {"is_waiting": is_waiting, "is_running": not is_waiting and rng.random() < 0.7, "has_kv": has_kv}

@@ -35,7 +35,6 @@ class PolicyCall:
         self.oracle = oracle
         self.is_over = False
         self.reads: set[str] = set()
-        """Attributes, such as `replica.num_waiting`."""
         self._views: list[weakref.ref[StrictView]] = []
         self._lists: list[tuple[str, list[StrictView], list[int]]] = []
 
@@ -54,7 +53,6 @@ class PolicyCall:
         return views
 
     def check_unchanged(self) -> None:
-        """Raise BrokenPolicyError if the policy changed a list of a view."""
         for name, views, ids in self._lists:
             if list(map(id, views)) != ids:
                 raise BrokenPolicyError(f"changed {name}: sort a copy instead")
@@ -64,7 +62,6 @@ class PolicyCall:
         self._lists.clear()
 
     def has_live_views(self) -> bool:
-        """Whether anything still references a view of this call."""
         return any(view() is not None for view in self._views)
 
 
@@ -155,7 +152,6 @@ def admission_view(
 def cascade_view(
     now: float, random: Random, stage: int, stages: Mapping[str, Sequence[Values]], call: PolicyCall
 ) -> CascadeView:
-    """The models of a cascade with their replicas, at one of its stages."""
     views = [
         call.view("stage", {"model": model, "replicas": _replica_views("stage.replicas", replicas, call)})
         for model, replicas in stages.items()

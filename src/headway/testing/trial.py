@@ -90,8 +90,6 @@ class Conformance:
 
 
 def common_checks(trial: type[Trial[Any, Any]]) -> tuple[Check, ...]:
-    """The checks that do not depend on the kind of policy."""
-
     def decides_what_is_possible(make: Make, seed: int) -> None:
         """Every decision keeps the rules of its kind."""
         played = trial(make(), Random(seed))
@@ -151,12 +149,10 @@ def check_interval(interval_s: object, otherwise: str = "") -> None:
 
 
 def is_oracle(policy: object) -> bool:
-    """Whether the policy declares that it reads what only an oracle knows."""
     return bool(getattr(policy, "oracle", False))
 
 
 def learn(policy: object, ended: Ended | None) -> None:
-    """Pass the ended request, if there is one, to a policy that learns."""
     if ended is not None and isinstance(policy, Learner):
         policy.learn(ended)
 

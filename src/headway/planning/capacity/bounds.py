@@ -72,7 +72,6 @@ def lower_bounds(
 
 
 def _tail(values: Floats) -> float:
-    """The order statistic at or below the 99th percentile."""
     return float(np.quantile(values, 1 - TAIL, method="lower"))
 
 
@@ -82,7 +81,6 @@ class _UnloadedReplica:
         self.window = pool.model.sliding_window_tokens or 0
 
     def prefill_s(self, tokens: float) -> float:
-        """Seconds of prefill of a prompt alone."""
         left, before, total_s = max(int(tokens), 1), 0, 0.0
         most = self.engine.max_num_batched_tokens if self.engine.batching == "chunked" else left
         while left > 0:

@@ -37,7 +37,6 @@ same arrivals and lengths.</p><p class="quiet">Command: <code>{escape(command)}<
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], names: Sequence[str]) -> str:
-    """A table whose columns with these heads are text."""
     kinds = ["name" if head in names else "" for head in heads]
     top = "".join(f'<th class="{kind}">{escape(head)}</th>' for head, kind in zip(heads, kinds, strict=True))
     lines = "\n".join(

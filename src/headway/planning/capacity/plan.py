@@ -221,8 +221,6 @@ def _slo(own: dict[str, Any] | None, targets: Targets) -> dict[str, float]:
 
 
 def _with_absolute_paths(document: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
-    """The document with paths that are valid from any folder."""
-
     def absolute(section: Any) -> Any:
         if not isinstance(section, dict):
             return section

@@ -110,8 +110,6 @@ class CapacityProblem(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RehearsedSize(Struct, frozen=True, forbid_unknown_fields=True):
-    """The rehearsal of a candidate with some number of replicas."""
-
     replicas: int
     measured: RehearsalMetrics
     misses: tuple[str, ...]
@@ -153,8 +151,6 @@ class BestReached(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CapacityPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The cheapest fleet, or why there is none."""
-
     status: Literal["optimal", "infeasible"]
     """`optimal`: the cheapest of the candidates, provided that more replicas are never worse (see `monotone`)."""
     targets: Targets

@@ -147,7 +147,6 @@ def _key(chosen: Scenario) -> str:
 
 
 def _paths(section: Any) -> Iterator[str]:
-    """Files that a workload and a fleet are read from."""
     if isinstance(section, list | tuple):
         for each in section:
             yield from _paths(each)

@@ -127,7 +127,6 @@ class _CapacitySearch:
 
 
 def _gains(before: RehearsedSize, after: RehearsedSize) -> bool:
-    """Whether a target that is still missed came nearer."""
     for name in after.misses:
         old, new = getattr(before.measured, name), getattr(after.measured, name)
         if new is not None and (old is None or abs(new - old) > GAIN * abs(old)):
@@ -141,7 +140,6 @@ def _below(limit: float) -> float:
 
 
 def _most_below(limit: float, each: _CandidateSearch) -> int:
-    """The most replicas that cost less than the limit."""
     if each.usd <= 0:
         return each.most
     return min(each.most, max(ceil(_below(limit) / each.usd) - 1, each.low))

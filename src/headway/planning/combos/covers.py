@@ -47,12 +47,10 @@ class _Demand:
     use: Floats
 
     def cheapest(self, prices: Floats) -> tuple[float, dict[int, int]] | None:
-        """The cheapest cover with these prices of GPUs added."""
         covers = self._search(self.cost + prices @ self.use, None)
         return None if covers is None else covers[-1]
 
     def within(self, prices: Floats, budget: float) -> list[tuple[float, dict[int, int]]] | None:
-        """All covers that cost no more than `budget`."""
         return self._search(self.cost + prices @ self.use, budget)
 
     def _search(self, cost: Floats, budget: float | None) -> list[tuple[float, dict[int, int]]] | None:

@@ -64,13 +64,11 @@ class InstanceSpeed:
         return batch / self.step_s(pattern, batch)
 
     def prefill_rps(self, pattern: WorkloadPattern, slo: ServiceSlo) -> float:
-        """Prompts per second within the limit of the first token."""
         if self.kv_tokens < pattern.prompt_tokens:
             return 0.0
         return 1.0 / self.prompt_s(pattern, _limit(slo.ttft_s))
 
     def decode_rps(self, pattern: WorkloadPattern, slo: ServiceSlo) -> float:
-        """Answers per second within the limit per token."""
         if pattern.output_tokens <= 1:
             return inf
         return self._answers_rps(pattern, slo, 0.0)

@@ -46,8 +46,6 @@ OBJECTIVES: tuple[Objective, ...] = ("co", "mc", "mce")
 
 
 class ComboOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """GPUs to plan with, what to try, and the objective."""
-
     offers: tuple[Offer, ...]
     counts: Counts
     objective: Objective = "co"

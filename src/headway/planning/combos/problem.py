@@ -217,8 +217,6 @@ class ServiceDemand(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ComboProblem(Struct, frozen=True, forbid_unknown_fields=True):
-    """Demands, candidates, limits and the objective of a deployment."""
-
     demands: tuple[ServiceDemand, ...]
     candidates: tuple[ComboCandidate, ...]
     limits: dict[str, int] = {}
@@ -229,8 +227,6 @@ class ComboProblem(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlannedCombo(Struct, frozen=True, forbid_unknown_fields=True):
-    """A combo of the plan, deployed `count` times."""
-
     service: str
     combo: GpuCombo
     count: int

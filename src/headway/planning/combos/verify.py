@@ -15,7 +15,6 @@ def verify(problem: ComboProblem, plan: ComboPlan) -> None:
 
 
 def faults(problem: ComboProblem, plan: ComboPlan) -> tuple[str, ...]:
-    """Everything in a plan that contradicts its problem or its own combos."""
     return (*_combos(problem, plan), *_limits(problem, plan), *_served(problem, plan), *_sums(problem, plan))
 
 

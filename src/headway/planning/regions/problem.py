@@ -40,8 +40,6 @@ NOTHING_TPS = 1e-6
 
 
 class InstanceKind(Struct, frozen=True, forbid_unknown_fields=True):
-    """An instance of a model on a type of GPU."""
-
     model: str
     gpu: str
     tps: float
@@ -136,7 +134,6 @@ class RegionPlan(Struct, frozen=True, forbid_unknown_fields=True):
     why: str = ""
 
     def after(self, period: int = 0) -> dict[tuple[str, str, str], int]:
-        """Instances by model, region and GPU type."""
         return {(c.model, c.region, c.gpu): c.after for c in self.changes if c.period == period}
 
 

@@ -49,7 +49,6 @@ def plan(problem: RegionProblem, time_limit_s: float = 10.0, gap: float = 0.01, 
 
 
 def _short_plan(program: _RegionProgram) -> RegionPlan:
-    """The least shortfall, at its least cost."""
     every = tuple(requirements(program.problem))
     first = program.solve(every, max_shortfall=inf)
     least = program.shortfalls(first, every)
@@ -103,7 +102,6 @@ class _RegionProgram:
         ]
 
     def gains(self, each: Requirement) -> Floats:
-        """Contribution of one instance in each place to a requirement."""
         value = np.ones(self.num) if each.kind == "least" else self.theta
         here = (self.models == each.model) & np.isin(self.regions, each.regions)
         return np.asarray(np.where(here, value, 0.0))
@@ -167,7 +165,6 @@ class _RegionProgram:
         return _RegionSolution(solution.status, np.vstack(after), solution.bound)
 
     def shortfalls(self, solution: _RegionSolution, every: Sequence[Requirement]) -> list[float]:
-        """How much is missing of each requirement."""
         assert solution.x is not None
         return [max(0.0, each.at_least - float(self.gains(each) @ solution.x[each.period])) for each in every]
 

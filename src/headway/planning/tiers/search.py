@@ -39,9 +39,7 @@ class TierSetting:
     loss: tuple[float, float]
     """Interval of the loss against the best setting; (0, 0) for that setting itself."""
     is_tied: bool
-    """These seeds do not distinguish it from the best."""
     is_enough: bool
-    """The whole interval is within the tolerance."""
 
     @property
     def mean(self) -> float:
@@ -50,12 +48,9 @@ class TierSetting:
 
 @dataclass(frozen=True)
 class TierPlan:
-    """The best and the chosen setting, among all."""
-
     best: TierSetting
     chosen: TierSetting
     settings: tuple[TierSetting, ...]
-    """All settings, in the order of evaluation."""
 
     @property
     def tied(self) -> tuple[TierSetting, ...]:

@@ -135,7 +135,6 @@ class _Destination:
         return self._freeness(self._free_blocks, self._num_running + 1, self._tiers)
 
     def freeness_with(self, request: PlacedRequestView) -> float:
-        """The freeness once the request runs here."""
         return self._freeness(
             self._free_blocks - self._blocks(request), self._num_running + 1, self._tiers | {request.tier}
         )

@@ -45,7 +45,6 @@ class PascalOrdering:
         return used_up if demoted is None else min(used_up, demoted)
 
     def _served(self, request: RequestView) -> int:
-        """Tokens that the request has generated in its present queue."""
         if request.phase is Phase.ANSWERING:
             return request.answer_tokens
         left = self._left(request)

@@ -79,7 +79,6 @@ class TierPromotionOrdering:
         return next((promoted_s for promoted_s in self._promotions(request) if promoted_s > now), None)
 
     def _promotions(self, request: RequestView) -> Iterator[float]:
-        """The times at which the request rises, tier by tier."""
         at_s = request.arrival_s
         last = len(self._quotas_s) - 1
         for tier in range(request.tier, 0, -1):

@@ -143,7 +143,6 @@ class CauchyRouter:
         return Placement(first.id, last.id)
 
     def _has_room(self, first: ReplicaView, last: ReplicaView) -> bool:
-        """Whether a prefill replica may decode this request too."""
         if _is_idle(first):
             return not _is_idle(last)
         busy = first.prefill_tokens_left > 0 or first.num_waiting > 0

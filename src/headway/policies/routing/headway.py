@@ -17,8 +17,6 @@ Combos = Mapping[int, Sequence[ReplicaView]]
 
 @dataclass(frozen=True)
 class ComboView:
-    """The replicas of one combo, as a view."""
-
     now: float
     random: Random
     replicas: Sequence[ReplicaView]
@@ -63,7 +61,6 @@ class HeadwayRouter:
         return Placement(inside.replica, inside.decode, scored)
 
     def _scores(self, request: RequestView, combos: Combos) -> Mapping[int, float]:
-        """How full each combo would be with the request."""
         weights = _weights(combos)
         near = {id: 1.0 if combo[0].region == request.region else self._far for id, combo in combos.items()}
         return {id: near[id] * (request.prompt_tokens + _tokens(combo)) / weights[id] for id, combo in combos.items()}
@@ -83,5 +80,4 @@ def _weights(combos: Combos) -> Mapping[int, float]:
 
 
 def _room(combo: Sequence[ReplicaView]) -> int:
-    """KV tokens that the decoding replicas can hold."""
     return sum(each.kv_blocks_total * each.block_size_tokens for each in combo if each.role != "prefill")

@@ -76,7 +76,6 @@ class InfaasRouter:
         return State.ACTIVE
 
     def learn(self, record: Ended) -> None:
-        """Update the replica's usual time; requests that did not finish are ignored."""
         if record.outcome is Outcome.FINISHED:
             took_s = record.end_s - record.arrival_s
             before_s = self._usual_s.get(record.replica, took_s)

@@ -45,7 +45,6 @@ class JsqTokensRouter:
         return chosen
 
     def learn(self, record: Ended) -> None:
-        """Update the mean output length; requests that did not finish are ignored."""
         if record.outcome is Outcome.FINISHED:
             self._count += 1
             self._mean += (record.generated_tokens - self._mean) / self._count

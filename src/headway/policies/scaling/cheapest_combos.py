@@ -50,7 +50,6 @@ class _BranchAndBound:
         self._short, self._cost = float("inf"), float("inf")
 
     def go(self, i: int, counts: tuple[int, ...], left_rps: float, cost: float, gpus: dict[str, int]) -> None:
-        """Try all counts of the kinds from i on."""
         short = left_rps if left_rps > _LITTLE else 0.0
         if self._beats(short, cost):
             self.best, self._short, self._cost = counts, short, cost

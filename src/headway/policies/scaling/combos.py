@@ -70,7 +70,6 @@ class CombosScaler:
         require_callable("tasks", tasks)
         self._task = (tasks or InlineTask)(_ComboSearch(planner))
         self._pending: _Question | None = None
-        """The question that the task works on."""
         self._models: dict[str, _ModelState] = {}
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
@@ -136,7 +135,6 @@ class CombosScaler:
         return {stock.name: max(stock.num + more[stock.name], stock.fewest) for stock in stocks if more[stock.name]}
 
     def _best_anew(self, state: _ModelState, stocks: Sequence[ComboCounts], left: Counter[str]) -> dict[str, int]:
-        """The best combos for the present demand (line 24)."""
         gpus = Counter(left)
         for stock in stocks:
             for gpu in gpus:
@@ -198,7 +196,6 @@ class CombosScaler:
         return self._best(state, purpose, demand_rps, stocks, most, gpus)
 
     def _failed_recently(self, question: _Question) -> bool:
-        """Whether the same question failed within this window."""
         failed = question.state.failed.get(question.purpose)
         window_s = self._local_s if question.purpose == "out" else self._global_s
         if failed is None or question.at_s - failed.at_s + _LITTLE >= window_s:
@@ -223,7 +220,6 @@ class CombosScaler:
         return pool.usd_per_hour / self._cost_efficiency[pool.name]
 
     def _check(self, pools: Sequence[PoolView]) -> None:
-        """Refuse configured names that the view does not have."""
         gpus = {gpu for pool in pools for gpu in pool.gpus}
         for gpu in self._gpu_limits:
             if gpu not in gpus:
@@ -258,7 +254,6 @@ class _ModelState:
         """Target of a refinement under way."""
         self.now = now
         self.failed: dict[_Purpose, _Question] = {}
-        """Failed questions, until one is answered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +274,6 @@ class ComboCounts:
     cost: float
     """Of one combo, in the unit of the objective."""
     gpus: Mapping[str, int]
-    """Of one combo, by type."""
     num_serving: int
     num_starting: int
     num_draining: int

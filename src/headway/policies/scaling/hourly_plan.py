@@ -23,8 +23,6 @@ Cell = tuple[str, str]
 
 
 class Planning(Struct, frozen=True, forbid_unknown_fields=True):
-    """How demand is forecast and covered."""
-
     tps: dict[str, float] = {}
     """Input tokens per second that one replica serves within its SLOs, by pool or model; other pools are not planned.
     """
@@ -65,7 +63,6 @@ class Planning(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def quantile(self) -> float:
-        """The quantile of the forecast to plan for."""
         return self.miss_to_idle / (self.miss_to_idle + 1.0)
 
 
@@ -145,7 +142,6 @@ class HourlyPlanner:
             self._cells[cell].push(view.now, interactive, batch)
 
     def _history(self, cell: _Cell) -> _History:
-        """The series to forecast, and beta."""
         steps = round(self._config.period_s / self._config.step_s)
         lately, rates = cell.batch.rates[-steps:], cell.interactive.rates
         beta_tps = self._config.buffer * sum(lately) / len(lately)
@@ -162,7 +158,6 @@ class _Cell:
         self.expected_tps: Sequence[float] = ()
 
     def push(self, now: float, interactive: int, batch: int) -> None:
-        """Record the input tokens since the start."""
         self.interactive.push(now, interactive)
         self.batch.push(now, batch)
         self.recent.push(now, interactive)

@@ -42,7 +42,6 @@ class ReactiveRule:
         return use is not None and use >= self._in_below
 
     def may_shrink(self, pool: PoolView) -> bool:
-        """Whether the pool would not be too full with one replica less."""
         if self._guard and pool.num_starting:
             return False
         use = self._use(pool, pool.num_serving - 1)
