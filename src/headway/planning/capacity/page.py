@@ -104,7 +104,13 @@ def _chart(plan: CapacityPlan, key: str) -> dict[str, Any]:
         shapes.append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * target, "y1": 100 * target,
                        "line": {"color": QUIET, "width": 1, "dash": "dot"}})  # fmt: skip
     if plan.choice is not None:
-        lines += [_star(plan.choice, each, key) for each in plan.choice.points if each.replicas == plan.choice.replicas]
+        chosen = [point for point in plan.choice.points if point.replicas == plan.choice.replicas]
+        lines += [{
+            "type": "scatter", "mode": "markers", "name": "the plan", "x": [plan.choice.usd_per_hour],
+            "y": [_y(point, key)], "marker": {"symbol": "star", "size": 19, "color": "#f0b14a",
+            "line": {"width": 1.4, "color": INK}},
+            "text": [_hover(plan.choice, point)], "hovertemplate": "%{text}<extra>the plan</extra>",
+        } for point in chosen]  # fmt: skip
     axes = _layout(key)
     axes["xaxis"] |= {"range": [0, _widest_usd(plan)]}
     return {"data": lines, "layout": axes | {"shapes": shapes}}
@@ -130,14 +136,6 @@ def _line(result: CandidateResult, key: str, color: str, symbol: str) -> dict[st
         },
         "text": [_hover(result, point) for point in result.points],
         "hovertemplate": "%{text}<extra></extra>",
-    }  # fmt: skip
-
-
-def _star(result: CandidateResult, point: RehearsedSize, key: str) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "markers", "name": "the plan", "x": [result.usd_per_hour], "y": [_y(point, key)],
-        "marker": {"symbol": "star", "size": 19, "color": "#f0b14a", "line": {"width": 1.4, "color": INK}},
-        "text": [_hover(result, point)], "hovertemplate": "%{text}<extra>the plan</extra>",
     }  # fmt: skip
 
 

@@ -231,13 +231,14 @@ def _runners_up(
     for each in searches:
         if each.candidate.gpu != best.candidate.gpu:
             by_gpu.setdefault(each.candidate.gpu, []).append(each)
-    results = [_result(search.cheapest(among) or max(among, key=_how_telling)) for among in by_gpu.values()]
+    results = []
+    for among in by_gpu.values():
+        # of an infeasible GPU: a rehearsed candidate before a bounded one before a merely large one
+        telling = max(
+            among, key=lambda one: (bool(one.sizes), one.bounds.ttft_p99_s is not None, one.candidate.parallel.num_gpus)
+        )
+        results.append(_result(search.cheapest(among) or telling))
     return tuple(sorted(results, key=lambda each: inf if each.usd_per_hour is None else each.usd_per_hour))
-
-
-def _how_telling(each: _CandidateSearch) -> tuple[bool, bool, int]:
-    """Rehearsed before bounded before merely large."""
-    return bool(each.sizes), each.bounds.ttft_p99_s is not None, each.candidate.parallel.num_gpus
 
 
 def _what_if(search: _CapacitySearch, best: _CandidateSearch, replicas: int, situation: Situation) -> WhatIf:

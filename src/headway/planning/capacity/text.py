@@ -23,17 +23,11 @@ def shown(name: str, value: float | None) -> str:
     return percent(value) if name == "attainment" else seconds(value)
 
 
-def _targets(targets: Targets) -> Iterator[tuple[str, float]]:
-    for name in SLOS:
-        value = getattr(targets, name)
-        if value is not None:
-            yield name, value
-
-
 def describe(targets: Targets) -> str:
     """Targets as in "TTFT p99 <= 2 s, SLO met >= 99.0%"."""
     signs = {"attainment": "≥"}
-    return ", ".join(f"{NAMES[name]} {signs.get(name, '≤')} {shown(name, value)}" for name, value in _targets(targets))
+    limits = {name: value for name in SLOS if (value := getattr(targets, name)) is not None}
+    return ", ".join(f"{NAMES[name]} {signs.get(name, '≤')} {shown(name, value)}" for name, value in limits.items())
 
 
 def headline(plan: CapacityPlan) -> str:
@@ -87,10 +81,6 @@ def _shown_slos(plan: CapacityPlan) -> list[str]:
     return [name for name in SLOS if name != "attainment" or has]
 
 
-def _planned_metrics(result: CandidateResult) -> RehearsalMetrics | None:
-    return next((point.measured for point in result.points if point.replicas == result.replicas), None)
-
-
 def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
     """Heads and rows: the plan and the cheapest of each other GPU; without a plan, why each GPU and tp is ruled out."""
     if plan.choice is None:
@@ -104,13 +94,14 @@ def candidates_table(plan: CapacityPlan) -> tuple[list[str], list[list[str]]]:
     rows = []
     for result in (plan.choice, *plan.runners_up):
         number = result.replicas
+        planned = next((point.measured for point in result.points if point.replicas == number), None)
         note = "the plan" if result is plan.choice else result.reason
         rows.append([
             result.candidate.gpu, str(result.candidate.parallel.tp), result.candidate.policy,
             "-" if number is None else str(number),
             "-" if number is None else str(number * result.candidate.parallel.num_gpus),
             "-" if result.usd_per_hour is None else dollars(result.usd_per_hour),
-            *_values(_planned_metrics(result), names), note,
+            *_values(planned, names), note,
         ])  # fmt: skip
     return heads, rows
 

@@ -13,6 +13,15 @@ HEADS = ("service", "combo", "planned", "$/h", "goodput/s", "tokens/$ served", "
 
 
 def page(plan: ComboPlan, selection: Selection, others: dict[str, ComboPlan], command: str) -> str:
+    other_rows = [
+        _cells((name, headline(other)), [f"{other.usd_per_hour:.2f}", millions(other.tokens_per_usd)])
+        for name, other in others.items()
+    ]
+    rejected_rows = [
+        _cells((service, each.what, each.reason), [])
+        for service, rejected in selection.rejected.items()
+        for each in rejected
+    ]
     services = list(dict.fromkeys(each.service for each in selection.candidates))
     charts = {f"service-{i}": _picture(plan, selection, name) for i, name in enumerate(services)}
     drawn = "".join(chart(f"service-{i}", name, _CAPTION) for i, name in enumerate(services))
@@ -24,8 +33,8 @@ def page(plan: ComboPlan, selection: Selection, others: dict[str, ComboPlan], co
 </header>
 <section><h2>What every candidate costs and serves</h2>{drawn}</section>
 <section><h2>Candidates</h2>{table(HEADS, 3, _rows(plan, selection))}</section>
-<section><h2>Other objectives</h2>{table(("objective", "combos", "$/h", "tokens/$"), 2, _others(others))}</section>
-<section><h2>Left out</h2>{table(("service", "what", "why"), 3, _rejected(selection))}</section>
+<section><h2>Other objectives</h2>{table(("objective", "combos", "$/h", "tokens/$"), 2, other_rows)}</section>
+<section><h2>Left out</h2>{table(("service", "what", "why"), 3, rejected_rows)}</section>
 <footer><p class="quiet">Command: <code>{escape(command)}</code></p></footer>"""
     return document("combos", body, f"const charts = {literal(charts)};\n{DRAW}")
 
@@ -89,21 +98,6 @@ def _rows(plan: ComboPlan, selection: Selection) -> list[str]:
         numbers = [f"{each.combo.usd_per_hour:.2f}", f"{each.goodput_rps:.3g}", *map(millions, efficiencies)]
         rows.append(_cells(words, numbers))
     return rows
-
-
-def _others(others: dict[str, ComboPlan]) -> list[str]:
-    return [
-        _cells((name, headline(other)), [f"{other.usd_per_hour:.2f}", millions(other.tokens_per_usd)])
-        for name, other in others.items()
-    ]
-
-
-def _rejected(selection: Selection) -> list[str]:
-    return [
-        _cells((service, each.what, each.reason), [])
-        for service, rejected in selection.rejected.items()
-        for each in rejected
-    ]
 
 
 def _cells(words: tuple[str, ...], numbers: list[str]) -> str:

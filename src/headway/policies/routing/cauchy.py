@@ -130,7 +130,9 @@ class CauchyRouter:
         return next(replica for replica in able if replica.id == chosen)
 
     def _opportunistic(self, combo: Combo) -> Placement:
-        first = min(_prefill(combo), key=_pending)
+        first = min(
+            _prefill(combo), key=lambda each: (not _is_idle(each), each.prefill_tokens_left, _load(each), each.id)
+        )
         decode = _decode(combo)
         if not decode:
             return Placement(first.id)
@@ -192,7 +194,3 @@ def _load(replica: ReplicaView) -> int:
 
 def _is_idle(replica: ReplicaView) -> bool:
     return _load(replica) == 0
-
-
-def _pending(replica: ReplicaView) -> tuple[bool, int, int, int]:
-    return not _is_idle(replica), replica.prefill_tokens_left, _load(replica), replica.id

@@ -76,8 +76,8 @@ def _weights(combos: Combos) -> Mapping[int, float]:
     """The capacity of each combo: its goodput, or its KV cache in tokens if no combo is profiled."""
     if any(combo[0].goodput_rps for combo in combos.values()):
         return goodput_weights(combos)
-    return {id: max(_room(combo), 1) for id, combo in combos.items()}
-
-
-def _room(combo: Sequence[ReplicaView]) -> int:
-    return sum(each.kv_blocks_total * each.block_size_tokens for each in combo if each.role != "prefill")
+    decoding = {id: [each for each in combo if each.role != "prefill"] for id, combo in combos.items()}
+    return {
+        id: max(sum(each.kv_blocks_total * each.block_size_tokens for each in combo), 1)
+        for id, combo in decoding.items()
+    }
