@@ -76,8 +76,7 @@ def _weights(combos: Combos) -> Mapping[int, float]:
     """The capacity of each combo: its goodput, or its KV cache in tokens if no combo is profiled."""
     if any(combo[0].goodput_rps for combo in combos.values()):
         return goodput_weights(combos)
-    decoding = {id: [each for each in combo if each.role != "prefill"] for id, combo in combos.items()}
     return {
-        id: max(sum(each.kv_blocks_total * each.block_size_tokens for each in combo), 1)
-        for id, combo in decoding.items()
+        id: max(sum(each.kv_blocks_total * each.block_size_tokens for each in combo if each.role != "prefill"), 1)
+        for id, combo in combos.items()
     }
