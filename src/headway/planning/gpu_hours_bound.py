@@ -129,7 +129,6 @@ def gpu_hours_bound(
     warmup_s: float = 0.0,
     slo: DefaultSlo | None = None,
     to_the_end: bool = True,
-    allowed: float = ALLOWED,
 ) -> float | None:
     """GPU-hours from `warmup_s` to the end of a run that no plan for the same fleet and trace goes below.
 
@@ -148,7 +147,7 @@ def gpu_hours_bound(
         here = [pool for pool in fleet.pools if (pool.region, pool.gpu.name) == (region, gpu)]
         limits[region, gpu] = float(max(count, sum(pool.replicas * pool.parallel.num_gpus for pool in here)))
     pools = _fluid_pools(fleet.pools, steps, records)
-    return least_gpu_hours(works, pools, limits, PaidSpan(warmup_s, records.end_s), allowed)
+    return least_gpu_hours(works, pools, limits, PaidSpan(warmup_s, records.end_s), ALLOWED)
 
 
 def serves(
@@ -158,7 +157,6 @@ def serves(
     warmup_s: float = 0.0,
     slo: DefaultSlo | None = None,
     to_the_end: bool = True,
-    allowed: float = ALLOWED,
 ) -> bool:
     """Whether a run serves its trace in time, as defined above."""
     trace = _Trace(records, slo or DefaultSlo(), warmup_s, to_the_end)
@@ -173,22 +171,22 @@ def serves(
     for tier in np.unique(trace.group[held]):
         for at_s, by_s in ((first_s, trace.first_by_s), (done_s, trace.done_by_s)):
             due = held & (trace.group == tier) & np.isfinite(by_s)
-            if (at_s[due] > by_s[due]).sum() > (0.0 if tier < 0 else allowed * due.sum()):
+            if (at_s[due] > by_s[due]).sum() > (0.0 if tier < 0 else ALLOWED * due.sum()):
                 return False
     return True
 
 
 def _fluid_pools(pools: Sequence[Pool], steps: Callable[[Pool], StepModel], records: Records) -> list[FluidPool]:
     longest = int(records.workload["prompt_tokens"].max(initial=1))
-    known: dict[str, PeakRates] = {}
+    peaks: dict[str, PeakRates] = {}
     fluid = []
     for pool in pools:
         key = repr(structs.replace(pool, name="", region="", replicas=1, min_replicas=1, max_replicas=None))
-        if key not in known:
+        if key not in peaks:
             shares_prefixes = pool.engine.prefix_caching and records.prefixes is not None
-            known[key] = _peak_rates(pool, steps(pool), longest, shares_prefixes)
+            peaks[key] = _peak_rates(pool, steps(pool), longest, shares_prefixes)
         least = float(min(pool.min_replicas, pool.replicas))
-        fluid.append(FluidPool(pool.model.name, pool.region, pool.gpu.name, pool.parallel.num_gpus, least, known[key]))
+        fluid.append(FluidPool(pool.model.name, pool.region, pool.gpu.name, pool.parallel.num_gpus, least, peaks[key]))
     return fluid
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Model = Highs
     Expression = highs_linear_expression
+else:
+    Model = Expression = Any
 
 Floats = npt.NDArray[np.float64]
 CENT = 0.01

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import TypeVar
 
 from headway.core.view import PoolCounts, ReplicaView, RequestView
 from headway.policies.arguments import require_at_least
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by key, in order of appearance."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def effective_use(replicas: Iterable[ReplicaView]) -> float:
@@ -22,10 +35,7 @@ def effective_use(replicas: Iterable[ReplicaView]) -> float:
 
 def fullest_use(replicas: Iterable[ReplicaView]) -> float:
     """The highest `effective_use` of a role: a combo is full when its prefill or its decode replicas are."""
-    by_role: dict[str, list[ReplicaView]] = {}
-    for replica in replicas:
-        by_role.setdefault(replica.role, []).append(replica)
-    return max(map(effective_use, by_role.values()), default=1.0)
+    return max(map(effective_use, grouped(replicas, attrgetter("role")).values()), default=1.0)
 
 
 def is_below(threshold: float, replicas: Sequence[ReplicaView]) -> bool:

@@ -84,10 +84,10 @@ def fleet_document(
 ) -> dict[str, Any]:
     """A scenario's document with this fleet and these policies in place of its own."""
     first = document["fleet"][0]
-    kept = {name: first[name] for name in ("model", "engine", "pp", "ep", "dp") if name in first}
+    common = {name: first[name] for name in ("model", "engine", "pp", "ep", "dp") if name in first}
     if catalog.gpu(first["gpu"]).name == candidate.gpu:
-        kept |= {name: first[name] for name in ("usd_per_gpu_hour", "coefficients") if name in first}
-    pool = {**kept, "gpu": candidate.gpu, "tp": candidate.parallel.tp}
+        common |= {name: first[name] for name in ("usd_per_gpu_hour", "coefficients") if name in first}
+    pool = {**common, "gpu": candidate.gpu, "tp": candidate.parallel.tp}
     if regions:
         shares = zip(regions, _shares(replicas, len(regions)), strict=True)
         fleet = [{"name": region, **pool, "replicas": n, "region": region} for region, n in shares if n]

@@ -227,12 +227,9 @@ def _runners_up(
     search: _CapacitySearch, searches: Sequence[_CandidateSearch], best: _CandidateSearch
 ) -> tuple[CandidateResult, ...]:
     """The cheapest candidate of each other GPU, settled; of an infeasible GPU, the candidate that tells the most."""
-    by_gpu: dict[str, list[_CandidateSearch]] = {}
-    for each in searches:
-        if each.candidate.gpu != best.candidate.gpu:
-            by_gpu.setdefault(each.candidate.gpu, []).append(each)
     results = []
-    for among in by_gpu.values():
+    for gpu in dict.fromkeys(each.candidate.gpu for each in searches if each.candidate.gpu != best.candidate.gpu):
+        among = [each for each in searches if each.candidate.gpu == gpu]
         # of an infeasible GPU: a rehearsed candidate before a bounded one before a merely large one
         telling = max(
             among, key=lambda one: (bool(one.sizes), one.bounds.ttft_p99_s is not None, one.candidate.parallel.num_gpus)

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from headway.planning.solver import CENT, Floats, dot, integers, minimise, new_model, reals
-
-if TYPE_CHECKING:
-    from headway.planning.solver import Expression, Model
+from headway.planning.solver import CENT, Expression, Floats, Model, dot, integers, minimise, new_model, reals
 
 MOST_NODES = 60_000
 """Of one search for covers; beyond it the whole program goes to the solver."""

@@ -62,7 +62,7 @@ class GpuCombo(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.prefill is None) != (self.decode is None) or (self.prefill is None) == (self.aggregated is None):
             raise ValueError("a combo has prefill and decode, or aggregated")
-        _check_least("usd_per_hour", self.usd_per_hour)
+        _require_at_least(0, usd_per_hour=self.usd_per_hour)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -97,13 +97,9 @@ class Offer(Struct, frozen=True, forbid_unknown_fields=True):
     """Paid for after an interruption until the combo serves again."""
 
     def __post_init__(self) -> None:
-        if self.limit is not None:
-            _check_least("limit", self.limit)
-        _check_least("usd_per_hour", self.price)
-        for field in ("interruptions_per_hour", "restart_s"):
-            _check_least(field, getattr(self, field))
-        if self.gpus_per_server is not None:
-            _check_least("gpus_per_server", self.gpus_per_server, 1)
+        _require_at_least(0, limit=self.limit, usd_per_hour=self.price, restart_s=self.restart_s)
+        _require_at_least(0, interruptions_per_hour=self.interruptions_per_hour)
+        _require_at_least(1, gpus_per_server=self.gpus_per_server)
 
     @property
     def price(self) -> float:
@@ -126,7 +122,7 @@ class Counts(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether separate prefill and decode groups may be of one type."""
 
     def __post_init__(self) -> None:
-        _check_least("counts", min((*self.prefill, *self.decode, *self.aggregated), default=1), 1)
+        _require_at_least(1, counts=min((*self.prefill, *self.decode, *self.aggregated), default=1))
 
 
 class WorkloadPattern(Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,8 +134,7 @@ class WorkloadPattern(Struct, frozen=True, forbid_unknown_fields=True):
     output_tokens: float
 
     def __post_init__(self) -> None:
-        for field in ("prompt_tokens", "output_tokens"):
-            _check_least(field, getattr(self, field), 1)
+        _require_at_least(1, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens)
 
 
 class ServiceSlo(Struct, frozen=True, forbid_unknown_fields=True):
@@ -213,7 +208,7 @@ class ServiceDemand(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt and output, for the plan's tokens per dollar; None: unknown."""
 
     def __post_init__(self) -> None:
-        _check_least("rps", self.rps)
+        _require_at_least(0, rps=self.rps)
 
 
 class ComboProblem(Struct, frozen=True, forbid_unknown_fields=True):
@@ -326,6 +321,8 @@ def tokens_per_usd(
     return total / usd_per_hour if usd_per_hour > 0 else None
 
 
-def _check_least(name: str, value: float, least: int = 0) -> None:
-    if not least <= value < inf:
-        raise ValueError(f"{name}: {value}; expected {least} or more")
+def _require_at_least(least: int, /, **values: float | None) -> None:
+    """Raise ValueError for numbers below `least` or infinite; None is ignored."""
+    for name, value in values.items():
+        if value is not None and not least <= value < inf:
+            raise ValueError(f"{name}: {value}; expected {least} or more")

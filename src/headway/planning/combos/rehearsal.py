@@ -73,9 +73,9 @@ class GoodputProfiler:
         chosen = self._service(combo, workload, slo)
         gpus = [catalog.gpu(group.gpu) for group in combo.groups]
         key = content_key([self._document(chosen, combo, 1.0), self.attainment, gpus])
-        known: float | None = self.cache.find(key, float)
-        if known is not None:
-            return known
+        cached: float | None = self.cache.find(key, float)
+        if cached is not None:
+            return cached
         goodput = self._search(chosen, combo)
         self.cache.keep(key, goodput)
         if self.progress is not None:
@@ -165,13 +165,13 @@ def fleet_sections(
         else:
             roles = ("aggregated",) if group is not None else ("prefill", "decode")
             parts = {role: _pool(chosen, each) for role, each in zip(roles, combo.groups, strict=True)}
-            more: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": round(goodput_rps, 4)}
-            more |= {} if group is not None else {"handover": chosen.handover}
-            sections.append({"name": name, "replicas": count, **parts, **more})
+            rate: dict[str, Any] = {} if goodput_rps is None else {"goodput_rps": round(goodput_rps, 4)}
+            handover = {} if group is not None else {"handover": chosen.handover}
+            sections.append({"name": name, "replicas": count, **parts, **rate, **handover})
     return {"fleet": fleet, "combos": sections, "policies": {"routing": "cauchy"}}
 
 
 def _pool(chosen: ServiceScenario, group: Group) -> dict[str, Any]:
     first = chosen.document["fleet"][0]
-    kept = {name: first[name] for name in ("model", "engine", "network_bytes_per_s") if name in first}
-    return {**kept, "gpu": group.gpu, "tp": group.tp, "replicas": group.instances}
+    common = {name: first[name] for name in ("model", "engine", "network_bytes_per_s") if name in first}
+    return {**common, "gpu": group.gpu, "tp": group.tp, "replicas": group.instances}

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import structs
@@ -50,10 +50,7 @@ from headway.planning.combos.problem import (
     check,
     tokens_per_usd,
 )
-from headway.planning.solver import Floats, Solution, dot, integers, minimise, new_model, reals
-
-if TYPE_CHECKING:
-    from headway.planning.solver import Model
+from headway.planning.solver import Floats, Model, Solution, dot, integers, minimise, new_model, reals
 
 ROUNDING = 1e-9
 """Relative; far below the tolerance of a demand."""

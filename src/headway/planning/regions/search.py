@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct, structs
@@ -21,10 +21,7 @@ from headway.planning.regions.problem import (
     places,
     requirements,
 )
-from headway.planning.solver import Floats, Status, dot, integers, minimise, new_model, reals
-
-if TYPE_CHECKING:
-    from headway.planning.solver import Expression
+from headway.planning.solver import Expression, Floats, Status, dot, integers, minimise, new_model, reals
 
 PROVED = 1e-9
 """A gap within rounding."""

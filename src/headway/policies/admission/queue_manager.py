@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf
+from operator import attrgetter
 
 from headway.core.decision import Release
 from headway.core.view import AdmissionView, ReplicaView, RequestView
 from headway.policies.arguments import require_above, require_at_least, require_between
-from headway.policies.endpoints import Silos, effective_use
+from headway.policies.endpoints import Silos, effective_use, grouped
 
 
 class QueueManagerAdmission:
@@ -88,10 +89,8 @@ class QueueManagerAdmission:
 
     def _regions_with_room(self, replicas: Sequence[ReplicaView], most: int) -> list[str]:
         """The region of each requested release, least utilised endpoint first; at most `most` entries."""
-        endpoints: dict[str, list[ReplicaView]] = {}
-        for replica in self._silos.serving(replicas, is_batch=True):
-            if not replica.is_draining:
-                endpoints.setdefault(replica.region, []).append(replica)
+        staying = (replica for replica in self._silos.serving(replicas, is_batch=True) if not replica.is_draining)
+        endpoints = grouped(staying, attrgetter("region"))
         regions: list[str] = []
         uses = {region: effective_use(endpoint) for region, endpoint in endpoints.items()} if most > 0 else {}
         for region in sorted(uses, key=lambda region: uses[region]):

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from statistics import fmean
 
 from headway.core.view import ReplicaView
+from headway.policies.endpoints import grouped
 
 _LITTLE = 1e-9
 
 
 def by_combo(replicas: Iterable[ReplicaView]) -> dict[int, list[ReplicaView]]:
     """Replicas by combo, combos in ascending order."""
-    found: dict[int, list[ReplicaView]] = {}
-    for replica in replicas:
-        found.setdefault(replica.combo, []).append(replica)
-    return dict(sorted(found.items()))
+    return dict(sorted(grouped(replicas, attrgetter("combo")).items()))
 
 
 def goodput_weights(combos: Mapping[int, Sequence[ReplicaView]]) -> dict[int, float]:
     """Each combo's share of the total goodput. A combo without a profile counts as the mean of the profiled ones."""
     profiled = {combo: replicas[0].goodput_rps or 0.0 for combo, replicas in combos.items()}
-    known = [goodput_rps for goodput_rps in profiled.values() if goodput_rps > 0]
-    mean = fmean(known) if known else 1.0
+    positive = [goodput_rps for goodput_rps in profiled.values() if goodput_rps > 0]
+    mean = fmean(positive) if positive else 1.0
     weights = {combo: goodput_rps if goodput_rps > 0 else mean for combo, goodput_rps in profiled.items()}
     total = sum(weights.values())
     return {combo: weight / total for combo, weight in weights.items()}

@@ -44,8 +44,7 @@ class InfaasRouter:
         overload_share: float = 0.1,
         interference_factor: float = 1.5,
     ) -> None:
-        for name, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma), ("overload_share", overload_share)):
-            require_at_least(0, **{name: value})
+        require_at_least(0, alpha=alpha, beta=beta, gamma=gamma, overload_share=overload_share)
         require_between(0, 1, ewma_weight=ewma_weight)
         require_at_least(1, interference_factor=interference_factor)
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
@@ -83,5 +82,5 @@ class InfaasRouter:
 
     def _mean_s(self, replicas: Sequence[ReplicaView]) -> float:
         """The mean of the replicas' usual times; 0 until a request has finished."""
-        known = [self._usual_s[replica.id] for replica in replicas if replica.id in self._usual_s]
-        return sum(known) / len(known) if known else 0.0
+        usual_s = [self._usual_s[replica.id] for replica in replicas if replica.id in self._usual_s]
+        return sum(usual_s) / len(usual_s) if usual_s else 0.0

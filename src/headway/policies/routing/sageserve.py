@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from headway.core.decision import Placement
 from headway.core.record import Ended
 from headway.core.view import FleetView, ReplicaView, RequestView
 from headway.policies.arguments import require_between
-from headway.policies.endpoints import Silos, effective_use, is_below
+from headway.policies.endpoints import Silos, effective_use, grouped, is_below
 from headway.policies.routing.jsq_tokens import JsqTokensRouter
 
 
@@ -57,9 +58,7 @@ class SageServeRouter:
         own = [replica for replica in replicas if replica.region == request.region]
         if own and not is_batch and is_below(self._threshold, own):
             return own  # mostly it is so, and the others need no look
-        regions: dict[str, list[ReplicaView]] = {}
-        for replica in replicas:
-            regions.setdefault(replica.region, []).append(replica)
+        regions = grouped(replicas, attrgetter("region"))
         uses: dict[str, float] = {}
         for region in self._in_order(request, regions):
             uses[region] = effective_use(regions[region])
@@ -75,7 +74,4 @@ class SageServeRouter:
 def _least_full_pool(replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
     if len({replica.pool for replica in replicas}) == 1:
         return replicas
-    pools: dict[str, list[ReplicaView]] = {}
-    for replica in replicas:
-        pools.setdefault(replica.pool, []).append(replica)
-    return min(pools.values(), key=effective_use)
+    return min(grouped(replicas, attrgetter("pool")).values(), key=effective_use)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from operator import attrgetter
 
 from headway.core.view import PoolsView, PoolView, ReplicaView
 from headway.policies.arguments import require_above, require_at_least, require_between
-from headway.policies.endpoints import Silos, within_bounds
+from headway.policies.endpoints import Silos, grouped, within_bounds
 
 
 class ChironScaler:
@@ -48,9 +49,7 @@ class ChironScaler:
         self._stepped_s: dict[tuple[str, str], float] = {}
 
     def scale(self, view: PoolsView) -> Mapping[str, int]:
-        endpoints: dict[tuple[str, str], list[PoolView]] = {}
-        for pool in view.pools:
-            endpoints.setdefault((pool.model, pool.region), []).append(pool)
+        endpoints = grouped(view.pools, attrgetter("model", "region"))
         wanted: dict[str, int] = {}
         for endpoint, pools in endpoints.items():
             last_s = self._stepped_s.get(endpoint)
@@ -66,7 +65,7 @@ class ChironScaler:
         """One replica more or less in an endpoint's interactive or mixed pools."""
         own = [pool for pool in pools if self._silos.serves(pool.name, is_batch=False)]
         own.sort(key=lambda pool: self._silos.serves(pool.name, is_batch=True))  # mixed ones last
-        busy = sum(self._num(replica, batch=False) > 0 for pool in own for replica in _staying(pool))
+        busy = sum(self._num(r, batch=False) > 0 for pool in own for r in pool.replicas if not r.is_draining)
         num = sum(map(_number, own))
         if busy > self._theta * num:
             growing = [pool for pool in own if _number(pool) < pool.max_replicas]
@@ -95,7 +94,3 @@ class ChironScaler:
 
 def _number(pool: PoolView) -> int:
     return pool.num_serving + pool.num_starting
-
-
-def _staying(pool: PoolView) -> list[ReplicaView]:
-    return [replica for replica in pool.replicas if not replica.is_draining]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from headway.core.policy import CascadeReplanner
@@ -26,26 +27,28 @@ class ReplannedScaler:
         planned = self._planner.replicas(view.now)
         pools = [pool for pool in view.pools if pool.name in planned]
         wanted = {pool.name: min(max(planned[pool.name], pool.min_replicas), pool.max_replicas) for pool in pools}
-        have = {pool.name: pool.num_serving + pool.num_starting for pool in pools}
+        counts = {pool.name: pool.num_serving + pool.num_starting for pool in pools}
         needed = {pool.model for pool in pools if wanted[pool.name]}
         if needed <= {pool.model for pool in pools if pool.num_serving}:
             self._planner.adopt()
-        free = self._num_gpus - sum(_gpus(pool) * _num_held(pool) for pool in pools)
-        missing = [pool for pool in pools if have[pool.name] < wanted[pool.name]]
-        kept = _kept_by_model(pools, have, wanted)
-        for pool in sorted(missing, key=lambda each: (kept.get(each.model, 0) > 0, _gpus(each))):
-            while have[pool.name] < wanted[pool.name] and _gpus(pool) <= free:
-                have[pool.name] += 1
+        free = self._num_gpus - sum(_gpus(pool) * (_num_up(pool) + pool.num_starting + pool.num_down) for pool in pools)
+        missing = [pool for pool in pools if counts[pool.name] < wanted[pool.name]]
+        staying: Counter[str] = Counter()
+        for pool in pools:
+            staying[pool.model] += min(counts[pool.name], wanted[pool.name])
+        for pool in sorted(missing, key=lambda each: (staying[each.model] > 0, _gpus(each))):
+            while counts[pool.name] < wanted[pool.name] and _gpus(pool) <= free:
+                counts[pool.name] += 1
                 free -= _gpus(pool)
-        short = min((_gpus(pool) for pool in missing if have[pool.name] < wanted[pool.name]), default=None)
-        self._drop(pools, wanted, have, needed, free, short)
-        return have
+        short = min((_gpus(pool) for pool in missing if counts[pool.name] < wanted[pool.name]), default=None)
+        self._drop(pools, wanted, counts, needed, free, short)
+        return counts
 
     def _drop(
         self,
         pools: Sequence[PoolView],
         wanted: Mapping[str, int],
-        have: dict[str, int],
+        counts: dict[str, int],
         needed: set[str],
         free: int,
         short: int | None,
@@ -53,35 +56,23 @@ class ReplannedScaler:
         """Drain replicas until the next addition has room; without a pending addition, drain all redundant ones."""
         coming = free + sum(_gpus(pool) * (_num_up(pool) - pool.num_serving) for pool in pools)
         serving = {model: sum(pool.num_serving for pool in pools if pool.model == model) for model in needed}
-        surplus = [pool for pool in pools if have[pool.name] > wanted[pool.name]]
-        changing = coming > free or any(have[pool.name] > pool.num_serving for pool in pools)
+        surplus = [pool for pool in pools if counts[pool.name] > wanted[pool.name]]
+        changing = coming > free or any(counts[pool.name] > pool.num_serving for pool in pools)
         for last in (False,) if changing else (False, True):
             for pool in surplus:
-                while have[pool.name] > wanted[pool.name] and (short is None or coming < short):
+                while counts[pool.name] > wanted[pool.name] and (short is None or coming < short):
                     if not last and serving.get(pool.model, 2) < 2:
                         break
-                    have[pool.name] -= 1
+                    counts[pool.name] -= 1
                     serving[pool.model] = serving.get(pool.model, 1) - 1
                     coming += _gpus(pool)
             if short is None:
                 return
 
 
-def _kept_by_model(pools: Sequence[PoolView], have: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
-    kept: dict[str, int] = {}
-    for pool in pools:
-        both = min(have[pool.name], wanted[pool.name])
-        kept[pool.model] = kept.get(pool.model, 0) + both
-    return kept
-
-
 def _num_up(pool: PoolView) -> int:
     """Replicas that are up, draining ones included."""
     return len({replica.combo for replica in pool.replicas})
-
-
-def _num_held(pool: PoolView) -> int:
-    return _num_up(pool) + pool.num_starting + pool.num_down
 
 
 def _gpus(pool: PoolView) -> int:
