@@ -29,7 +29,7 @@ from headway.scenario import Simulator
 
 _path = click.Path(path_type=Path)
 _positive = click.IntRange(min=1)
-_above_0 = (click.FloatRange(min=0, min_open=True),)
+_above_0 = click.FloatRange(min=0, min_open=True)
 DEFAULT_NUM_REQUESTS = 2000
 
 
