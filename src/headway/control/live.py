@@ -114,7 +114,6 @@ class Live(Request, frozen=False, gc=False):  # type: ignore[misc]  # msgspec al
 
     @property
     def is_running(self) -> bool:
-        """Whether the request decodes."""
         return self.stage is DECODING
 
     @property

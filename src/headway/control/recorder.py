@@ -36,7 +36,6 @@ class _Column:
         self._rows = bytearray()
 
     def extend(self, values: npt.NDArray[Any]) -> None:
-        """Append values."""
         if values.dtype.itemsize > self._dtype.itemsize:
             if not _fits(values, self._dtype):
                 self._widen(values.dtype)

@@ -135,7 +135,6 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one replica."""
         return self.tp * self.pp * self.dp
 
 
@@ -189,7 +188,6 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def usd_per_hour(self) -> float:
-        """Price of one replica."""
         price = self.gpu.usd_per_hour if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour
         return price * self.parallel.num_gpus
 

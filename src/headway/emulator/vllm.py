@@ -160,7 +160,6 @@ class VllmSurface:
         return CompletionsEndpoint(engine, config)
 
     def routes(self, engine: Callable[[], EmulatedEngine], config: SurfaceConfig) -> list[Route]:
-        """Further routes."""
         return []
 
 

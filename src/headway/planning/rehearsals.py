@@ -1,4 +1,4 @@
-"""The results of simulations, kept in a folder, each under a digest of everything that it depends on."""
+"""Rehearsals: what planners need of a simulator, and a cache of results, each under a digest of its inputs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,36 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from headway import __version__
+from headway.config.scenario import Scenario
+from headway.control.policies import Policies
+from headway.core.record import Records
+from headway.report.run import Run
 from headway.workload.atomic_file import write_text
 
 T = TypeVar("T")
 NOT_SIMULATING = ("cli", "report", "reproduce")
 """Parts of Headway on which no simulation depends."""
+
+
+class Simulator(Protocol):
+    """Simulates scenarios that have one variant. Can be pickled, for worker processes.
+
+    Every method raises HeadwayError where the scenario cannot be run.
+    """
+
+    def run(self, scenario: Scenario) -> Run:
+        """Simulate, and summarize the records."""
+
+    def records(self, scenario: Scenario) -> Records:
+        """Simulate."""
+
+    def policies(self, scenario: Scenario) -> Policies:
+        """The scenario's policies, resolved."""
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ LEAK_NOTE = "cheating: the forecaster is fitted on the demand of this very run, 
 
 
 class Simulator:
-    """Simulates scenarios for planners. Satisfies `planning.simulator.Simulator`."""
+    """Simulates scenarios for planners. Satisfies `planning.rehearsals.Simulator`."""
 
     def run(self, scenario: Scenario) -> Run:
         return run(_with_empty_pools(scenario))

@@ -119,7 +119,6 @@ class Batch:
         return [entry[2] for entry in self.waiting if entry[2].stage is WAITING]
 
     def rerank(self, now: float) -> None:
-        """Rank the queue again."""
         self.waiting = [(self.rank(live, now), live.id, live) for live in self.waiting_requests()]
         for rank, _, live in self.waiting:
             live.rank = rank

@@ -90,7 +90,6 @@ class HostMemory:
         return True
 
     def unreserve(self, tokens: int) -> None:
-        """Give back reserved capacity."""
         self.used_tokens -= tokens
 
     def receive(self, live: Live, reserved_tokens: int, tokens: int) -> None:

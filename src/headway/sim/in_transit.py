@@ -22,7 +22,6 @@ class InTransit:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all transfers."""
         self.num_arriving = 0
         """Requests on their way here, without those in `expected`."""
         self.expected: dict[int, Live] = {}
@@ -51,7 +50,6 @@ class InTransit:
         self.reserved_blocks += blocks
 
     def unreserve(self, blocks: int, now: float) -> None:
-        """Give back reserved blocks."""
         batch = self._batch
         self._timeline.catch_up(now)
         if batch.prefixes is not None:

@@ -69,7 +69,6 @@ class KvCache:
             self._pending.append(~residue)
 
     def used(self, tick: int) -> int:
-        """Blocks held by requests."""
         if self._pending:
             self._update_slack()
         block = self.block

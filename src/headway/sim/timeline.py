@@ -46,7 +46,6 @@ class Timeline:
         self.reset()
 
     def reset(self) -> None:
-        """Start without an epoch."""
         self.opened_s = self.start_s = self.a_s = self.b_s = 0.0
         self.valid: int | None = None
         """Boundary up to which `a_s` and `b_s` hold; None = any."""

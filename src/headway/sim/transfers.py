@@ -22,7 +22,7 @@ from headway.sim.fabric import Fabric, Flow
 from headway.sim.replica import Replica
 
 
-class Move:
+class KvMove:
     """One request's move; `Live.move` refers to it while it lasts."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class KvTransfers:
         self._bytes_per_token = bytes_per_token
         self._control = control
         self._pack, self._put = table.pack, table.write
-        self._moves: dict[int, Move] = {}
+        self._moves: dict[int, KvMove] = {}
 
     def begin(self, live: Live, target_id: int, stage_blocks: int | None, now: float) -> None:
         """Move a request that decodes, or that waits without KV on the GPU; other requests stay."""
@@ -86,13 +86,13 @@ class KvTransfers:
         if live.stage is WAITING and not live.swapped_tokens:
             source.remove_waiting(live, now)
             source.unqueue(live)
-            self._write(Move(self, live, source, target, None, now), now, MoveOutcome.DONE)
+            self._write(KvMove(self, live, source, target, None, now), now, MoveOutcome.DONE)
             target.enqueue(live, now, tokenized=True)
             self._control.on_moved(live, now)
         elif live.stage is WAITING and live.id not in source.batch.resident:
-            self._from_host(Move(self, live, source, target, None, now), now)
+            self._from_host(KvMove(self, live, source, target, None, now), now)
         elif live.stage is DECODING:
-            move = Move(self, live, source, target, stage_blocks, now)
+            move = KvMove(self, live, source, target, stage_blocks, now)
             if stage_blocks is None:
                 self._stop(move, now)
             else:
@@ -102,7 +102,7 @@ class KvTransfers:
     def hand_over(self, live: Live, target_id: int, handover: Handover, num_layers: int, now: float) -> None:
         """Move the KV of a computed prompt to a decode replica if it has room; else the request stays."""
         source, target = self._replicas[live.replica], self._replicas[target_id]
-        move = Move(self, live, source, target, None, now)
+        move = KvMove(self, live, source, target, None, now)
         move.handover, move.num_layers = handover, num_layers
         if handover.mode == "layerwise":
             num_bytes = live.computed_tokens * self._bytes_per_token(source.id)
@@ -111,12 +111,12 @@ class KvTransfers:
             move.ahead_bytes = min(sent, num_bytes * (1 - 1 / num_layers))
         self._stop(move, now)
 
-    def _register(self, move: Move) -> None:
+    def _register(self, move: KvMove) -> None:
         move.live.move = move
         self._moves[move.live.id] = move
         move.target.transit.num_arriving += 1
 
-    def _from_host(self, move: Move, now: float) -> None:
+    def _from_host(self, move: KvMove, now: float) -> None:
         """Copy a preempted request's KV from host memory to host memory if the target has room."""
         live, source = move.live, move.source
         tokens = live.swapped_tokens
@@ -128,7 +128,7 @@ class KvTransfers:
         source.send_waiting(live, now)
         self._send(move, tokens, now)
 
-    def _stop(self, move: Move, now: float) -> None:
+    def _stop(self, move: KvMove, now: float) -> None:
         live, target = move.live, move.target
         # The running iteration gives one more token, if there is one.
         tokens = move.source.transit.kv_tokens(live, now) + 1
@@ -146,7 +146,7 @@ class KvTransfers:
         self._register(move)
         move.source.transit.pause(live, now)
 
-    def _next_stage(self, move: Move, now: float) -> None:
+    def _next_stage(self, move: KvMove, now: float) -> None:
         live, block = move.live, move.target.batch.kv.block
         stage_tokens = (move.stage_blocks or 1) * block
         left = move.source.transit.kv_tokens(live, now) - move.copied_tokens
@@ -158,7 +158,7 @@ class KvTransfers:
             move.abandon(now, MoveOutcome.FULL)
 
     @staticmethod
-    def _reserve(move: Move, tokens: int, now: float) -> bool:
+    def _reserve(move: KvMove, tokens: int, now: float) -> bool:
         """Reserve blocks for this many tokens in all."""
         more = move.target.batch.kv.blocks(tokens) - move.reserved
         if more > 0 and not move.target.transit.reserve(more, now):
@@ -166,7 +166,7 @@ class KvTransfers:
         move.reserved += max(more, 0)
         return True
 
-    def paused(self, move: Move, now: float) -> None:
+    def paused(self, move: KvMove, now: float) -> None:
         """Copy the rest of the KV of a request that is out of its batch."""
         tokens = move.live.computed_tokens
         if move.stage_blocks is not None and not self._reserve(move, tokens + 1, now):
@@ -181,28 +181,28 @@ class KvTransfers:
             now += move.source.response_s + move.target.tokenize_s * move.live.prompt_tokens
         self._send(move, tokens - move.copied_tokens, now)
 
-    def _send(self, move: Move, tokens: int, now: float) -> None:
+    def _send(self, move: KvMove, tokens: int, now: float) -> None:
         source = move.source
         num_bytes = tokens * self._bytes_per_token(source.id)
         move.copied_tokens += tokens
         move.num_bytes += num_bytes
         self._stream(move, num_bytes - move.ahead_bytes, now)
 
-    def _stream(self, move: Move, num_bytes: float, now: float) -> None:
+    def _stream(self, move: KvMove, num_bytes: float, now: float) -> None:
         sent = partial(self._sent, move)
         limit = inf if move.handover is None else _limit(move.handover)
         if move.handover is not None:
             now += move.handover.degree * move.handover.stream_overhead_s
         move.flow = self._fabric.send(move.live.id, move.source.id, move.target.id, num_bytes, now, sent, limit)
 
-    def _sent(self, move: Move, now: float) -> None:
+    def _sent(self, move: KvMove, now: float) -> None:
         move.flow = None
         if move.live.stage is PAUSED:
             self._commit(move, now)
         else:
             self._next_stage(move, now)
 
-    def _commit(self, move: Move, now: float) -> None:
+    def _commit(self, move: KvMove, now: float) -> None:
         live, source, target = move.live, move.source, move.target
         tokens = live.computed_tokens
         self._forget(move)
@@ -223,7 +223,7 @@ class KvTransfers:
         target.receive(live, move.reserved, now)
         self._control.on_moved(live, now)
 
-    def abandon(self, move: Move, now: float, outcome: MoveOutcome) -> None:
+    def abandon(self, move: KvMove, now: float, outcome: MoveOutcome) -> None:
         """Release the reservations at the target."""
         self._forget(move)
         if move.flow is not None:
@@ -234,7 +234,7 @@ class KvTransfers:
             move.target.batch.host.unreserve(move.host_tokens)
         self._write(move, now, outcome)
 
-    def _forget(self, move: Move) -> None:
+    def _forget(self, move: KvMove) -> None:
         if move.is_sent:
             move.target.unexpect(move.live)
             move.source.count(move.live)
@@ -262,7 +262,7 @@ class KvTransfers:
             else:
                 self._resume(move, again_s, now)
 
-    def _resume(self, move: Move, again_s: float, now: float) -> None:
+    def _resume(self, move: KvMove, again_s: float, now: float) -> None:
         """Send again what has not arrived: everything, or the incomplete layers."""
         flow, handover = move.flow, move.handover
         assert flow is not None and handover is not None
@@ -279,7 +279,7 @@ class KvTransfers:
         for move in list(self._moves.values()):
             self._write(move, now, MoveOutcome.UNFINISHED)
 
-    def _write(self, move: Move, now: float, outcome: MoveOutcome) -> None:
+    def _write(self, move: KvMove, now: float, outcome: MoveOutcome) -> None:
         row = self._pack(
             move.live.id, move.source.id, move.target.id, move.start_s, move.paused_s, now, move.copied_tokens,
             move.num_bytes, outcome,
@@ -287,7 +287,7 @@ class KvTransfers:
         self._put(row)
 
 
-def _by_age(move: Move) -> tuple[float, int]:
+def _by_age(move: KvMove) -> tuple[float, int]:
     return move.start_s, move.live.id
 
 

@@ -96,7 +96,6 @@ class PrefillLeg:
         self.abort(why)
 
     def abort(self, why: str) -> None:
-        """Break off the connection."""
         if self.connection is not None:
             self.connection.abort(why)
 

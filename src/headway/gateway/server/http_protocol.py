@@ -98,7 +98,6 @@ class TransportWriter:
             gone()
 
     def close(self) -> None:
-        """End `watch`."""
         self._on_disconnect = None
 
     def disconnected(self) -> None:

@@ -119,7 +119,6 @@ class RollingStats:
 
     @property
     def decisions(self) -> list[Decision]:
-        """The newest decisions first."""
         return list(reversed(self._decisions))
 
     def rates(self, now: float) -> RecentRates:

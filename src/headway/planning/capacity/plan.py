@@ -30,8 +30,7 @@ from headway.planning.capacity.problem import (
 )
 from headway.planning.capacity.rehearsal import CapacityRehearsal, fleet_document
 from headway.planning.capacity.search import Progress, cheapest_fleet
-from headway.planning.rehearsals import RehearsalCache
-from headway.planning.simulator import Simulator
+from headway.planning.rehearsals import RehearsalCache, Simulator
 from headway.workload.generate import generate
 from headway.workload.spec import resolved
 

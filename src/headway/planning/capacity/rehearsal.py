@@ -18,8 +18,7 @@ from headway.config.strict_yaml import Places
 from headway.metrics.columns import Floats
 from headway.metrics.latency import sample, slo_masks
 from headway.planning.capacity.problem import CapacityCandidate, RehearsalMetrics, Situation, Targets
-from headway.planning.rehearsals import RehearsalCache, content_key
-from headway.planning.simulator import Simulator
+from headway.planning.rehearsals import RehearsalCache, Simulator, content_key
 
 FRACTION = 0.99
 

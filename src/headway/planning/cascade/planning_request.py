@@ -20,7 +20,7 @@ from headway.core.fleet import Fleet, Pool
 from headway.planning.cascade.problem import CascadeProblem, HandoverSettings, Target, coefficients_key
 from headway.planning.cascade.replica_sets import combo_kinds_of
 from headway.planning.combos.problem import Offer
-from headway.planning.simulator import Simulator
+from headway.planning.rehearsals import Simulator
 from headway.workload.generate import generate
 from headway.workload.quality import Scores
 from headway.workload.quality_source import score_table

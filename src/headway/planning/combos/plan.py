@@ -37,8 +37,7 @@ from headway.planning.combos.rehearsal import (
 )
 from headway.planning.combos.search import deploy
 from headway.planning.combos.verify import verify
-from headway.planning.rehearsals import RehearsalCache
-from headway.planning.simulator import Simulator
+from headway.planning.rehearsals import RehearsalCache, Simulator
 from headway.workload.generate import generate
 from headway.workload.spec import WorkloadSpec, resolved
 

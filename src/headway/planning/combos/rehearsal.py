@@ -18,8 +18,7 @@ from headway.metrics.latency import DefaultSlo, Sample, sample
 from headway.planning.combos.estimate import FluidEstimate
 from headway.planning.combos.problem import ComboService, GpuCombo, Group, ServiceSlo, WorkloadPattern
 from headway.planning.highest_rate import SLOPE, Strains, highest
-from headway.planning.rehearsals import RehearsalCache, content_key
-from headway.planning.simulator import Simulator
+from headway.planning.rehearsals import RehearsalCache, Simulator, content_key
 from headway.planning.solver import Floats
 
 Progress = Callable[[int, int], None]

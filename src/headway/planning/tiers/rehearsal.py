@@ -15,7 +15,7 @@ from headway.config.scenario import Scenario, assemble
 from headway.config.spec import PolicySpecs
 from headway.config.strict_yaml import Places
 from headway.core.errors import HeadwayError
-from headway.planning.simulator import Simulator
+from headway.planning.rehearsals import Simulator
 from headway.planning.tiers import search
 from headway.planning.tiers.search import Interval, TierPlan
 from headway.workload.files import to_parquet
