@@ -73,7 +73,8 @@ class LiveFleet:
     def records(self) -> list[ReplicaRecord]:
         """All replicas' rows. They are charged throughout: the gateway does not know what an engine costs while it is
         down."""
-        return [replica.record(self.pools[replica.pool].pool, self._clock.now) for replica in self.replicas]
+        now = self._clock.now
+        return [replica.record(self.pools[replica.pool].pool, now) for replica in self.replicas]
 
     def status(self, replica: LiveReplica) -> Status:
         if replica.id in self._leaving:
