@@ -46,6 +46,7 @@ class Kubernetes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """For `headway serve`: replicas are the pods of a workload, and scaling sets their number."""
 
     name: str
+    """Name of the workload."""
     kind: Literal["Deployment", "StatefulSet"] = "Deployment"
     namespace: str = "default"
     port: _Port = 8000
