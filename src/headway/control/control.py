@@ -165,7 +165,9 @@ class Control:
 
     def _write(self, live: Live, end_s: float, outcome: Outcome) -> None:
         if outcome is not _FINISHED:
-            # Tokens that were on their way when the client gave up never arrived.
+            # The client gave up first: a later placement did not happen, and later tokens never arrived.
+            if live.placed_s > end_s:
+                live.placed_s = NEVER
             if live.first_token_s > end_s:
                 live.first_token_s = NEVER
             if live.answer_s > end_s:
