@@ -37,6 +37,8 @@ class Engine:
         self.num_open = 0
         """Completions in progress."""
         self.bodies: list[dict[str, Any]] = []
+        self.num_prompt_tokens: int | None = None
+        """What /tokenize counts; None: there is no such path."""
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def listen(self) -> str:
@@ -53,6 +55,8 @@ class Engine:
                 body = await reader.readexactly(int(length))
                 if head.startswith(b"GET"):
                     writer.write(whole(b'{"data":[]}'))
+                elif head.startswith(b"POST /tokenize") and self.num_prompt_tokens is not None:
+                    writer.write(whole(b'{"count":%d}' % self.num_prompt_tokens))
                 elif await self._answer(body, reader, writer):
                     return
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

@@ -33,6 +33,7 @@ from headway.gateway.telemetry.metrics import PrometheusMetrics, Sample
 from headway.gateway.telemetry.recording import Recording
 from headway.gateway.telemetry.rolling_stats import RollingStats
 from headway.gateway.upstream.dialects import ADAPTERS, Load
+from headway.gateway.upstream.engine import count_prompt
 from headway.gateway.upstream.health import HealthMonitor
 from headway.gateway.upstream.kv_snapshot import delete_stale
 
@@ -172,6 +173,11 @@ class Gateway:
     ) -> Relay:
         """Admit a client's request. ApiError if it is invalid, or exceeds its caller's limits."""
         client_request.wants_explanation &= self.settings.explain
+        if client_request.prompt_ids is None:
+            engines = self._engines_of(client_request.model)
+            client_request.counted_tokens = await count_prompt(
+                client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
+            )
         features = client_request.features(self.clock.now)
         request = self.admit(features, lambda live: InFlightRequest(live, request_id), caller)
         return self._relay(client_request, request, writer)
@@ -218,7 +224,7 @@ class Gateway:
             self._tokens_per_char += _RATIO_WEIGHT * (min(ratio, 2.0) - self._tokens_per_char)
 
     def prompt_tokens(self, features: Features) -> int:
-        """Tokens of the prompt: exact if it came as token ids, else estimated from its length."""
+        """Tokens of the prompt: exact if it came as token ids or was counted, else estimated from its length."""
         if features.prompt_tokens is not None:
             return features.prompt_tokens
         return max(1, round(features.num_chars * self._tokens_per_char))
@@ -229,12 +235,14 @@ class Gateway:
         if self.is_closing:
             raise ApiError(503, "the gateway is shutting down", "shutting_down", retry_after_s=1)
         service, model = self._service(features)
-        live = self._live(features, model, deadline_s)
         cascade = self.driver.cascade
         stages = cascade.stages if cascade is not None and model == cascade.config.name else ()
-        if not service.fits(live) and not any(stage.service.fits(live) for stage in stages):
-            wanted = f"about {live.prompt_tokens:,} prompt tokens and {live.output_tokens:,} to come"
-            raise ApiError(400, f"{wanted} are more than {service.longest_tokens:,}", "context_length_exceeded")
+        longest = max([service.longest_tokens, *(stage.service.longest_tokens for stage in stages)])
+        live = self._live(features, model, deadline_s, longest)
+        if live.prompt_tokens + live.output_tokens > longest:
+            prompt = "a prompt" if features.prompt_tokens is None else f"{live.prompt_tokens:,} prompt tokens"
+            wanted = f"{prompt} and {live.output_tokens:,} tokens to come"
+            raise ApiError(400, f"{wanted} are more than {longest:,}", "context_length_exceeded")
         if len(service.hold_queue) >= self.settings.max_held and self._is_hold_queue_full(service):
             raise ApiError(429, f"{service.model}: too many requests are waiting", "queue_full", retry_after_s=1)
         request = new_request(live)
@@ -259,6 +267,11 @@ class Gateway:
             raise ApiError(400, what, "invalid_value", "model")
         return service, service.model
 
+    def _engines_of(self, model: str) -> list[LiveReplica]:
+        """The replicas that may hold a request for this model."""
+        service = self.driver.services.get(model)
+        return [] if service is None else [replica for replica in self.replicas if replica.model == service.model]
+
     def names(self) -> list[str]:
         cascade = self.driver.cascade
         return [*self.plan.names, *([] if cascade is None else [cascade.config.name])]
@@ -275,12 +288,16 @@ class Gateway:
         heapify(service.hold_queue)
         return len(service.hold_queue) >= self.settings.max_held
 
-    def _live(self, features: Features, model: str, deadline_s: float | None) -> Live:
+    def _live(self, features: Features, model: str, deadline_s: float | None, longest: int) -> Live:
+        """The request as control sees it. An estimate of its prompt is at most what fits into `longest` tokens."""
+        prompt_tokens, output_tokens = self.prompt_tokens(features), features.max_tokens or 1
+        if features.prompt_tokens is None:  # an estimate does not refuse the request: the engine may
+            prompt_tokens = max(1, min(prompt_tokens, longest - output_tokens))
         # Messages of two workers may come in another order than their requests did.
         self._last_arrival_s = now = max(features.arrival_s, self._last_arrival_s)
         live = Live(
-            id=next(self._ids), arrival_s=now, prompt_tokens=self.prompt_tokens(features),
-            output_tokens=features.max_tokens or 1, model=model, tier=features.tier, region=features.region,
+            id=next(self._ids), arrival_s=now, prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens, model=model, tier=features.tier, region=features.region,
             session_id=features.session_id, prefix=features.prefix, slo_ttft_s=features.slo_ttft_s,
             slo_tpot_s=features.slo_tpot_s, timeout_s=deadline_s or self.settings.timeout_s,
             deadline_s=None if deadline_s is None else now + deadline_s,

@@ -95,6 +95,28 @@ def test_chats_are_rendered_by_engines_that_can() -> None:
         run(endpoint("llama.cpp", {"/apply-template": b"{}"}).render_chat({}))
 
 
+@pytest.mark.parametrize(
+    ("api", "pages", "counted", "sent"),
+    [
+        ("vllm", {"/tokenize": b'{"count":7}'}, 7, {"messages": [1], "model": "qwen"}),
+        ("vllm", {"/tokenize": b"none"}, None, {"messages": [1], "model": "qwen"}),
+        ("vllm", {}, None, {"messages": [1], "model": "qwen"}),
+        ("llama.cpp", {"/tokenize": b'{"tokens":[1,2]}', "/apply-template": b'{"prompt":"<hi>"}'}, 2,
+         {"content": "<hi>", "add_special": True, "model": "qwen"}),
+        ("llama.cpp", {"/tokenize": b'{"tokens":[1,2]}'}, None, None),
+        ("openai", {}, None, None),
+    ],
+)  # fmt: skip
+def test_a_prompt_is_counted_by_engines_that_can(
+    api: Api, pages: dict[str, bytes], counted: int | None, sent: Any
+) -> None:
+    bodies: list[Any] = []
+    assert (
+        run(endpoint(api, pages, bodies).count_tokens({"messages": [1], "temperature": 0, "stream": True})) == counted
+    )
+    assert sent is None or bodies[-1] == sent
+
+
 def test_the_number_of_slots() -> None:
     assert run(endpoint("llama.cpp", {"/props": b'{"total_slots":4}'}).read_num_slots(5.0)) == 4
     for pages in ({}, {"/props": b"{}"}, {"/props": b'{"total_slots":0}'}):

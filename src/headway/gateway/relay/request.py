@@ -52,7 +52,7 @@ class Features(Struct, array_like=True, gc=False):
     num_chars: int
     """Characters of the prompt's text."""
     prompt_tokens: int | None
-    """None unless the prompt was given as token ids."""
+    """None unless the prompt was given as token ids, or an engine has counted it."""
     max_tokens: int | None
     tier: int
     region: str
@@ -92,6 +92,8 @@ class ClientRequest(Struct, kw_only=True):
     """Header lines that are forwarded to the engine."""
     wants_explanation: bool = False
     """The client asked for headers about hold time, attempt and tier."""
+    counted_tokens: int | None = None
+    """The prompt's tokens, if an engine has counted them."""
     received_s: float | None = None
     """When the last byte came; None once the gateway's overhead has been measured."""
 
@@ -106,12 +108,12 @@ class ClientRequest(Struct, kw_only=True):
 
     def features(self, arrival_s: float) -> Features:
         """What control reads of the request, which arrived at `arrival_s`."""
-        num_ids = None if self.prompt_ids is None else len(self.prompt_ids)
+        num_tokens = self.counted_tokens if self.prompt_ids is None else len(self.prompt_ids)
         session_id = None
         if self.session is not None:
             session_id = _number(hashlib.sha1(_bytes(self.session), usedforsecurity=False).digest())
         return Features(
-            arrival_s, self.model, self.is_passthrough, len(self.text), num_ids, self.max_tokens, self.tier,
+            arrival_s, self.model, self.is_passthrough, len(self.text), num_tokens, self.max_tokens, self.tier,
             self.region, session_id, self.prefix() if len(self.text) >= _BLOCK_TOKENS else (),
             self.slo_ttft_s, self.slo_tpot_s,
         )  # fmt: skip

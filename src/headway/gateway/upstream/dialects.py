@@ -33,6 +33,8 @@ class Adapter(Struct, frozen=True):
     gives_token_ids: bool = False
     template: str | None = None
     """The path that renders a chat as a prompt. Such an engine accepts all options of a chat with a prompt, too."""
+    tokenize: str | None = None
+    """The path that counts the tokens of a prompt, and of a chat in the format of its requests."""
     continue_options: dict[str, bool] | None = None
     """Options that continue the last message of a chat instead of answering it; None: the engine cannot."""
     transfers_kv: bool = False
@@ -51,6 +53,7 @@ ADAPTERS: dict[Api, Adapter] = {
         token_options={"return_token_ids": True},
         token_fields=("token_ids", "prompt_token_ids", "prompt_text"),
         gives_token_ids=True,
+        tokenize="/tokenize",
         continue_options={"continue_final_message": True, "add_generation_prompt": False},
         transfers_kv=True,
     ),
@@ -71,6 +74,7 @@ ADAPTERS: dict[Api, Adapter] = {
         token_options={"timings_per_token": True},
         token_fields=("timings",),
         template="/apply-template",
+        tokenize="/tokenize",
     ),
     "openai": Adapter("openai", health="/v1/models", metrics=None),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,9 @@ from headway.gateway.upstream.errors import EngineError, RefusedError
 
 _DEFAULT_BOOTSTRAP_PORT = 8998
 _TEMPLATE_TIMEOUT_S = 5.0
+_COUNT_TIMEOUT_S = 2.0
+_COUNTED_FIELDS = ("prompt", "messages", "tools", "chat_template_kwargs", "add_special_tokens", "add_generation_prompt")
+"""The fields of a request on which the number of its prompt's tokens depends."""
 
 
 class _Models(msgspec.Struct):
@@ -31,6 +35,13 @@ class _LlamaProps(msgspec.Struct):
 
 class _Prompt(msgspec.Struct):
     prompt: str
+
+
+class _Tokens(msgspec.Struct):
+    """vLLM counts the tokens, llama.cpp lists them."""
+
+    count: int | None = None
+    tokens: list[Any] | None = None
 
 
 class _SglangInfo(msgspec.Struct):
@@ -64,6 +75,11 @@ class EngineEndpoint:
     def name(self) -> str:
         """The name in logs and headers."""
         return f"{self.pool}/{self.id}"
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output tokens of the longest request that fits."""
+        return self.max_context_tokens
 
     async def check_health(self, timeout_s: float) -> None:
         """EngineError if the health check fails."""
@@ -121,6 +137,26 @@ class EngineEndpoint:
         except msgspec.MsgspecError:
             raise EngineError("rendered no prompt of a chat") from None
 
+    async def count_tokens(self, body: dict[str, Any]) -> int | None:
+        """The tokens of a request's prompt, counted by the engine; None: it does not count them, or not in time."""
+        if self.adapter.tokenize is None:
+            return None
+        asked = {name: body[name] for name in _COUNTED_FIELDS if name in body}
+        try:
+            if self.adapter.template is not None:  # such an engine counts texts only
+                text = body.get("prompt") if "messages" not in body else await self.render_chat(body)
+                if not isinstance(text, str):
+                    return None
+                asked = {"content": text, "add_special": True}
+            asked["model"] = self.reported_model or self.model
+            path, sent = self.adapter.tokenize, msgspec.json.encode(asked)
+            status, data = await self.client.fetch(path, _COUNT_TIMEOUT_S, sent)
+            told = msgspec.json.decode(data, type=_Tokens) if status == 200 else _Tokens()
+        except (EngineError, *DECODE_ERRORS):
+            return None
+        count = told.count if told.count is not None else len(told.tokens or ())
+        return count if count > 0 else None
+
     async def read_num_slots(self, timeout_s: float) -> int:
         """The number of llama.cpp's slots. EngineError if the server does not report it."""
         status, data = await self.client.fetch("/props", timeout_s)
@@ -145,3 +181,19 @@ class EngineEndpoint:
             mode = {"null": "both phases"}.get(info.disaggregation_mode, info.disaggregation_mode)
             raise EngineError(f"was started for {mode} (--disaggregation-mode), expected {role}")
         self.bootstrap_port = info.disaggregation_bootstrap_port or _DEFAULT_BOOTSTRAP_PORT
+
+
+async def count_prompt(
+    body: dict[str, Any], num_chars: int, output_tokens: int, engines: Sequence[EngineEndpoint]
+) -> int | None:
+    """The prompt's tokens as an engine counts them, if they may decide which of the engines can hold the request.
+
+    None: its length decides nothing, as it fits all of them or they hold equally much, or no engine counts.
+    """
+    limits = {engine.max_request_tokens for engine in engines}
+    if len(limits) < 2 or num_chars + output_tokens <= min(limits):
+        return None
+    for engine in engines:
+        if engine.adapter.tokenize is not None:
+            return await engine.count_tokens(body)
+    return None

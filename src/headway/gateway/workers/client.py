@@ -24,7 +24,7 @@ from headway.gateway.scheduling.scorer import AnswerScorer, ConfidenceMeter
 from headway.gateway.telemetry.histogram import Histogram
 from headway.gateway.telemetry.metrics import PrometheusMetrics
 from headway.gateway.upstream.dialects import ADAPTERS
-from headway.gateway.upstream.engine import EngineEndpoint
+from headway.gateway.upstream.engine import EngineEndpoint, count_prompt
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, RefusedError, UnreachableError
 from headway.gateway.workers import protocol
 from headway.gateway.workers.protocol import Link, Progress, Released
@@ -140,6 +140,13 @@ class RemoteScheduler:
         """Have the scheduler accept a request. ApiError if it does not."""
         if self.is_silent:
             raise _HANGS
+        if client_request.prompt_ids is None:
+            engines = [
+                each for each in self._replicas.values() if client_request.model in (each.model, each.reported_model)
+            ]
+            client_request.counted_tokens = await count_prompt(
+                client_request.body, len(client_request.text), client_request.max_tokens or 1, engines
+            )
         number, now = next(self._numbers), self.now
         live = Live(
             number, now, 0, client_request.max_tokens or 1, client_request.model, client_request.tier,
