@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("httptools")
 
 from headway.core.errors import HeadwayError
+from headway.gateway.upstream import client as client_module
 from headway.gateway.upstream.client import Client, Connection
 from headway.gateway.upstream.errors import BrokenOffError, EngineError, UnreachableError
 from in_memory import InMemoryTransport, ServerExchange
@@ -73,6 +74,25 @@ def test_a_connection_is_kept_for_the_next_request_once_its_response_is_complete
         client.release(connection)  # the response has not been read
         await client.fetch("/health", 5.0)
         assert transport.num_connections == 2
+
+    run(story())
+
+
+def test_a_burst_of_requests_leaves_a_bounded_number_of_idle_connections() -> None:
+    num, most = 300, client_module._MAX_IDLE_CONNECTIONS
+
+    async def story() -> None:
+        client, transport = client_of(lambda exchange: exchange.answer(b"{}"))
+        connections = [await client.request("GET", "/health") for _ in range(num)]
+        for connection in connections:
+            await connection.read(100)
+            client.release(connection)
+        await asyncio.sleep(0)
+        assert sum(connection.is_lost for connection in connections) == num - most
+        for connection in [await client.request("GET", "/health") for _ in range(most)]:
+            await connection.read(100)
+            client.release(connection)
+        assert transport.num_connections == num
 
     run(story())
 

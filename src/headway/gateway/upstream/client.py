@@ -17,6 +17,8 @@ _MAX_BUFFERED_BYTES = 1 << 18
 """Body bytes read and not consumed; beyond this, reading pauses, so that a slow client costs no memory."""
 _MAX_OVERHEAD_BYTES = 1 << 18
 """Bytes of headers, or of framing between two pieces of a body."""
+_MAX_IDLE_CONNECTIONS = 256
+"""Idle connections kept to one server: a burst of streams would leave one open for each of them."""
 JSON = "Content-Type: application/json\r\n"
 
 OnData = Callable[[bytes], bool]
@@ -323,8 +325,8 @@ class Client:
             raise UnreachableError(f"cannot be reached: {error.strerror or error}") from None
 
     def release(self, connection: Connection) -> None:
-        """Keep a connection whose response is complete for the next request; close any other."""
-        if connection.is_reusable:
+        """Keep a connection whose response is complete for the next request, if there is room; close any other."""
+        if connection.is_reusable and len(self._idle) < _MAX_IDLE_CONNECTIONS:
             self._idle.append(connection)
         else:
             connection.abort("given up")
